@@ -1,0 +1,266 @@
+"""The doors: the functions a user calls, each a docstring and a few lines.
+
+Owns the public documentation of every argument. Must not know how anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from numpy.typing import NDArray
+
+from regard import dispatch
+from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
+from regard.explanation import Explanation
+from regard.problem import Problem
+from regard.request import make_request
+from regard.walkthrough import OPTIONS, explain_arrays, explain_problem
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+
+class OutputWeights(NamedTuple):
+    """What `attention` returns with `return_weights`."""
+
+    output: Array
+    weights: Array
+
+
+class OutputLse(NamedTuple):
+    """What `attention` returns with `return_lse`."""
+
+    output: Array
+    lse: Array
+
+
+class OutputWeightsLse(NamedTuple):
+    """What `attention` returns with `return_weights` and `return_lse`."""
+
+    output: Array
+    weights: Array
+    lse: Array
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    offset: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    precision: Literal["working", "exact"] = "working",
+    return_weights: bool = False,
+    return_lse: bool = False,
+    out: Array | None = None,
+    kernel: str | None = None,
+    threads: int | None = None,
+) -> Any:
+    r"""Scaled dot-product attention: softmax(scale·Q·Kᵀ + bias)·V over the visible keys.
+
+    scores = Q·Kᵀ → × scale → softcap → + bias → mask → softmax → · V, in this order, where
+    B is batch, H query heads, G key heads, L queries, S keys, D key width, E value width.
+
+    Parameters
+    ----------
+    query : array_like, (…, H, L, D)
+        Also (L, D) without heads, or one query (D,).
+    key : array_like, (…, G, S, D)
+        H must be a multiple of G; query head h reads key head h // (H // G).
+    value : array_like, (…, G, S, E)
+        E may differ from D. Leading axes broadcast by NumPy's rules, without a copy.
+    mask : array_like of bool or mask, broadcastable to (…, H, L, S), optional
+        True = attend. Or rules from `regard.masks`, combined with ``&``, ``|`` and ``~``.
+    bias : array_like, broadcastable to (…, H, L, S), optional
+        Added after scale and softcap. −inf hides a key exactly as False in a mask does.
+    causal : bool
+        Query i sees key j only if j ≤ i + offset.
+    window : (left, right), optional
+        Query i sees keys i + offset − left … i + offset + right; None is unbounded.
+    offset : int, (B,) ints or "end", optional
+        Query i stands at position i + offset. Needed when L ≠ S and causal or window is used:
+        0 aligns the first query with the first key, "end" the last with the last.
+    scale : float, optional
+        1/√D if None. Applied once, to Q·Kᵀ only.
+    softcap : float, optional
+        c·tanh(x / c) on the scaled scores, before bias and mask.
+    sink : float or array_like (H,), optional
+        A logit that joins the maximum and the sum of its row and carries no value; 0 is softmax1.
+    precision : {"working", "exact"}
+        "exact" accumulates float32 and half inputs in float64 and rounds once.
+    return_weights, return_lse : bool
+        Return the weights (…, H, L, S), the log-sum-exp (…, H, L) too.
+    out : ndarray, optional
+        Where to write the output: its exact shape and dtype. May overlap an input.
+    kernel : str, optional
+        Which kernel answers; it is never replaced by another. See `regard.show_config`.
+    threads : int, optional
+        At most so many threads of regard's own. The result does not depend on it.
+
+    Returns
+    -------
+    ndarray, (…, H, L, E), or a named tuple (output[, weights][, lse])
+        In the dtype of the inputs; mixed ones promote by NumPy's rules, integers give float64.
+        A row that sees no key is 0, its weights are 0, its lse is −inf (or the sink).
+
+    Raises
+    ------
+    ShapeError, OptionError
+        Both ValueError: shapes that do not fit, options that make no sense.
+    DtypeError
+        A TypeError: complex, object, longdouble or masked arrays, masks that are not boolean.
+
+    Notes
+    -----
+    What stands in a hidden key or value (NaN, infinity, garbage) cannot change one byte of the
+    result. Arrays in (B, L, H, D) order cost no copy: ``query.swapaxes(-3, -2)`` is a view.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> query = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> value = np.array([[10.0, 0.0], [0.0, 10.0]])
+    >>> attention(query, query, value, causal=True).round(3)
+    array([[10.   ,  0.   ],
+           [ 3.302,  6.698]])
+    """
+    request = _checked(
+        lambda: make_request(
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            causal=causal,
+            window=window,
+            offset=offset,
+            scale=scale,
+            softcap=softcap,
+            sink=sink,
+            precision=precision,
+            return_weights=return_weights,
+            return_lse=return_lse,
+            out=out,
+            threads=threads,
+        ),
+        query=query,
+        key=key,
+        value=value,
+    )
+    result = dispatch.run(request, kernel)
+    if result.weights is not None and result.lse is not None:
+        return OutputWeightsLse(result.output, result.weights, result.lse)
+    if result.weights is not None:
+        return OutputWeights(result.output, result.weights)
+    if result.lse is not None:
+        return OutputLse(result.output, result.lse)
+    return result.output
+
+
+def explain(
+    query: Any,
+    key: Any = None,
+    value: Any = None,
+    *,
+    softmax: Literal["shifted", "unshifted"] | None = None,
+    query_labels: Sequence[str] | None = None,
+    key_labels: Sequence[str] | None = None,
+    key_features: Sequence[str] | None = None,
+    value_features: Sequence[str] | None = None,
+    title: str | None = None,
+    **options: Any,
+) -> Explanation:
+    """Every step of one attention, each number traceable to its source.
+
+    Parameters
+    ----------
+    query : array_like, (…, H, L, D), or a Problem
+        With a `Problem`, key, value and labels come from it and options override its own.
+    key, value : array_like, (…, G, S, D) and (…, G, S, E)
+        As for `attention`.
+    softmax : {"shifted", "unshifted"}, optional
+        Whether each row's maximum is subtracted before exp. Textbooks often leave it out; then
+        scores above 709 overflow.
+    query_labels, key_labels : sequence of str, optional
+        Names of the rows of query and of key and value; numbers if not given.
+    key_features, value_features : sequence of str, optional
+        Names of the columns.
+    title : str, optional
+        Shown with every view.
+    **options
+        mask, bias, causal, window, offset, scale, softcap and sink, as for `attention`.
+
+    Returns
+    -------
+    Explanation
+        The steps in float64, computed when asked for; printing it gives a short table.
+
+    Raises
+    ------
+    ShapeError, OptionError, DtypeError
+        As for `attention`; labels that are too many or too few are a ShapeError.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.eye(2)
+    >>> explanation = explain(x, x, x, query_labels=["a", "b"], key_labels=["a", "b"])
+    >>> explanation.steps["weights"].value.round(3)
+    array([[0.67, 0.33],
+           [0.33, 0.67]])
+    >>> print(explanation.why("scaled", "a", "a"))
+    A_s[a, a] = 0.70710678    A_s = A / √D
+      A[a, a] · scale = 1 × 0.70710678
+    """
+    if isinstance(query, Problem):
+        named = {"key": key, "value": value, "query_labels": query_labels}
+        named |= {"key_labels": key_labels, "key_features": key_features}
+        named |= {"value_features": value_features}
+        for name, argument in named.items():
+            if argument is not None:
+                raise OptionError(
+                    f"{name} comes from the problem; use problem.replace to change it"
+                )
+        if softmax is not None:
+            options["softmax"] = softmax
+        if title is not None:
+            options["title"] = title
+        return explain_problem(query, **options)
+    if key is None or value is None:
+        raise OptionError("explain needs query, key and value, or a Problem alone")
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown:
+        raise TypeError(f"explain() got an unexpected keyword argument {unknown[0]!r}")
+    return _checked(
+        lambda: explain_arrays(
+            query,
+            key,
+            value,
+            softmax=softmax or "shifted",
+            labels={"L": query_labels, "S": key_labels, "D": key_features, "E": value_features},
+            title=title or "",
+            **options,
+        ),
+        query=query,
+        key=key,
+        value=value,
+    )
+
+
+def _checked(check: Callable[[], T], **arrays: Any) -> T:
+    """Run the checks of one call; an error gets the shapes of the call once."""
+    try:
+        return check()
+    except (ShapeError, OptionError, DtypeError) as error:
+        raise with_shapes(error, arrays) from None

@@ -1,0 +1,57 @@
+"""Which kernel answers a request, and why the others were passed over.
+
+Owns the best-first list of kernels. Must not know how any of them computes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from regard.errors import OptionError, safe_text
+from regard.kernels import reference
+from regard.request import Request, Result
+
+
+class Kernel(Protocol):
+    """What a kernel module offers."""
+
+    name: str
+
+    def supports(self, request: Request) -> str | None:
+        """None: yes; else the reason in words."""
+
+    def run(self, request: Request) -> Result:
+        """The answer."""
+
+
+# Best first.
+KERNELS: tuple[Kernel, ...] = (reference,)
+
+
+def kernel_names() -> tuple[str, ...]:
+    """The names that `kernel=` accepts."""
+    return tuple(kernel.name for kernel in KERNELS)
+
+
+def choose(request: Request, name: str | None = None) -> Kernel:
+    """The kernel of that name, or the first that supports the request.
+
+    A kernel that the caller named is never replaced: if it cannot answer, that is an error.
+    """
+    if name is None:
+        return next(kernel for kernel in KERNELS if kernel.supports(request) is None)
+    for kernel in KERNELS:
+        if kernel.name == name:
+            reason = kernel.supports(request)
+            if reason is not None:
+                raise OptionError(f'kernel "{name}" cannot answer this call: {reason}')
+            return kernel
+    known = ", ".join(f'"{known}"' for known in kernel_names())
+    raise OptionError(
+        f"kernel must be one of {known} (None: the best that fits), not {safe_text(repr(name), 60)}"
+    )
+
+
+def run(request: Request, kernel: str | None = None) -> Result:
+    """The answer of the chosen kernel."""
+    return choose(request, kernel).run(request)

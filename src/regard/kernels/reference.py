@@ -1,0 +1,323 @@
+"""The reference kernel: runs the textbook's steps in order, in NumPy.
+
+Owns the evaluation of declared steps: block by block (some rows of one head), on demand, so that
+one row of a long call costs one block. Can keep every intermediate, which is what an explanation
+reads. Must not know any formula: those stand in `steps`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.masks import Block, Mask
+from regard.request import Request, Result
+from regard.steps import LETTERS, Ref, Step, compute, merging, projecting, textbook
+
+Array = NDArray[Any]
+Rows = range | tuple[int, ...]
+
+name = "reference"
+
+# Cells of one block of scores: about 2 MiB in float64, so that a handful of steps stay in cache.
+BLOCK_CELLS = 2**18
+# What a run may keep of what it has computed before it starts to forget.
+KEPT_BYTES = 2**28
+
+
+def supports(request: Request) -> str | None:
+    """None: the textbook answers every request."""
+    return None
+
+
+def run(request: Request) -> Result:
+    """The answer in the working dtype, or in float64 rounded once for precision="exact"."""
+    steps = textbook(_given(request), masked=request.rules is not None)
+    working = Run.of_request(steps, request, request.accumulator)
+    output = np.empty((*request.shape[:-1], request.value.shape[-1]), request.dtype)
+    weights = np.empty(request.shape, request.dtype) if request.return_weights else None
+    lse = np.empty(request.shape[:-1], request.lse_dtype) if request.return_lse else None
+    results = {"output": output, "weights": weights, "lse": lse}
+    wide: Run | None = None
+
+    for batch in np.ndindex(*request.lead):
+        for head in range(request.shape[-3]):
+            for rows in working.row_blocks():
+                blocks = {
+                    step: working.block(step, batch, head, rows)
+                    for step, array in results.items()
+                    if array is not None
+                }
+                redo = _overflowed(working, request, batch, head, rows, blocks["output"])
+                if redo.any():
+                    wide = wide or Run.of_request(steps, request, np.dtype(np.longdouble))
+                    again = tuple(int(row) for row in np.asarray(rows)[redo])
+                    for step, block in blocks.items():
+                        block = block.astype(np.longdouble)
+                        block[redo] = wide.block(step, batch, head, again)
+                        blocks[step] = block
+                    wide.forget()
+                with np.errstate(all="ignore"):
+                    for step, block in blocks.items():
+                        results[step][(*batch, head)][rows.start : rows.stop] = block  # type: ignore[index]
+                working.forget()
+    if request.out is not None:
+        request.out[...] = request.natural(output)
+    return Result(
+        output=request.out if request.out is not None else request.natural(output),
+        weights=None if weights is None else request.natural(weights),
+        lse=None if lse is None else request.natural(lse),
+    )
+
+
+def _overflowed(
+    working: Run, request: Request, batch: tuple[int, ...], head: int, rows: range, output: Array
+) -> NDArray[np.bool_]:
+    """The rows that left the working range although a wider one could hold them.
+
+    float16, bfloat16 and float32 promise finite results for finite inputs, but q·k may overflow
+    float32. A row that a NaN or an infinity of the inputs reaches is redone too, to the same end.
+    """
+    if request.dtype == np.float64:
+        return np.zeros(len(rows), dtype=np.bool_)
+    scaled = np.isfinite(working.block("scaled", batch, head, rows))
+    if request.rules is not None:
+        scaled |= ~working.block("visible", batch, head, rows)
+    finite: NDArray[np.bool_] = scaled.all(axis=-1) & np.isfinite(output).all(axis=-1)
+    return ~finite
+
+
+def _given(request: Request) -> set[str]:
+    optional = {"bias": request.bias, "softcap": request.softcap, "sink": request.sink}
+    present = {name for name, value in optional.items() if value is not None}
+    return {"queries", "keys", "values", *present}
+
+
+def project(inputs: Mapping[str, Array], heads: Mapping[str, int], dtype: np.dtype[Any]) -> Run:
+    """A run of the steps from embeddings to queries, keys and values."""
+    lead = inputs["embeddings"].shape[:-2]
+    return Run(projecting(set(inputs)), inputs, heads, lead=lead, dtype=dtype)
+
+
+def unite(inputs: Mapping[str, Array], dtype: np.dtype[Any]) -> Run:
+    """A run of the steps from every head's output to the projected output."""
+    output = inputs["output"]
+    steps = merging(set(inputs))
+    return Run(steps, inputs, {}, lead=output.shape[:-3], dtype=dtype)
+
+
+class Run:
+    """Declared steps over given arrays, evaluated block by block when asked.
+
+    A block is some rows of one head of one batch element: an array with the step's axes without
+    H and G, and with L restricted to those rows.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        inputs: Mapping[str, Array],
+        heads: Mapping[str, int],
+        *,
+        dtype: np.dtype[Any],
+        lead: tuple[int, ...] = (),
+        rules: Mask | None = None,
+        offset: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.steps = {step.name: step for step in steps}
+        self.inputs = inputs
+        self.lead = lead
+        self.rules = rules
+        self.offset = np.zeros(lead, np.int64) if offset is None else offset
+        self.dtype = dtype
+        self.sizes = _sizes(steps, inputs, heads)
+        self._kept: dict[tuple[Any, ...], Array] = {}
+        self._kept_bytes = 0
+
+    @classmethod
+    def of_request(cls, steps: Sequence[Step], request: Request, dtype: np.dtype[Any]) -> Run:
+        """The run of a checked call whose arrays have all their axes."""
+        inputs: dict[str, Array] = {
+            "queries": request.query,
+            "keys": request.key,
+            "values": request.value,
+            "scale": np.asarray(request.scale),
+        }
+        if request.bias is not None:
+            inputs["bias"] = np.broadcast_to(request.bias, request.shape)
+        if request.softcap is not None:
+            inputs["softcap"] = np.asarray(request.softcap)
+        if request.sink is not None:
+            inputs["sink"] = request.sink
+        return cls(
+            steps,
+            inputs,
+            {},
+            dtype=dtype,
+            lead=request.lead,
+            rules=request.rules,
+            offset=request.offset,
+        )
+
+    def row_blocks(self) -> list[range]:
+        """The rows cut into blocks, anchored at row 0 whichever rows are asked for."""
+        rows = self.sizes.get("L", 1)
+        length = max(1, BLOCK_CELLS // max(self.sizes.get("S", 1), 1))
+        return [range(start, min(start + length, rows)) for start in range(0, rows, length)]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a step's whole value, leading axes included."""
+        own = tuple(self.sizes[axis] for axis in self.steps[name].axes)
+        return (*(self.lead if self._batched(name) else ()), *own)
+
+    def value(self, name: str) -> Array:
+        """A step's whole value, put together from its blocks."""
+        step = self.steps[name]
+        dtype = np.dtype(np.bool_) if step.op == "visible" else self.dtype
+        whole = np.empty(self.shape(name), dtype)
+        lead = self.lead if self._batched(name) else ()
+        head_axis = next((axis for axis in ("H", "G") if axis in step.axes), None)
+        blocks = self.row_blocks() if "L" in step.axes else [range(1)]
+        for batch in np.ndindex(*lead):
+            for head in range(self.sizes[head_axis] if head_axis else 1):
+                for rows in blocks:
+                    block = self.block(name, batch, head, rows)
+                    at = (*batch, head) if head_axis else batch
+                    target = whole[(*at, ...)]  # a view, of a single number too
+                    if "L" in step.axes:
+                        target[rows.start : rows.stop] = block
+                    else:
+                        target[...] = block
+        return whole
+
+    def row(self, name: str, batch: tuple[int, ...], head: int, row: int) -> Array:
+        """One row of a step with an L axis; without one, the block itself."""
+        if "L" not in self.steps[name].axes:
+            return self.block(name, batch, head, range(1))
+        rows = next(rows for rows in self.row_blocks() if row in rows)
+        return np.asarray(self.block(name, batch, head, rows)[row - rows.start])
+
+    def block(self, name: str, batch: tuple[int, ...], head: int, rows: Rows | None) -> Array:
+        """Some rows of one head (a key head for a step with axis G); None: all rows."""
+        step = self.steps[name]
+        key = (
+            name,
+            batch if self._batched(name) else (),
+            head if {"H", "G"} & set(step.axes) else 0,
+            rows if "L" in step.axes or step.op == "visible" else None,
+        )
+        block = self._kept.get(key)
+        if block is None:
+            block = self._compute(step, batch, head, rows)
+            if self._kept_bytes > KEPT_BYTES:
+                self.forget()
+            self._kept[key] = block
+            self._kept_bytes += block.nbytes
+        return block
+
+    def forget(self) -> None:
+        """Drop what was computed; it is computed again when asked for."""
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def _compute(self, step: Step, batch: tuple[int, ...], head: int, rows: Rows | None) -> Array:
+        match step.op:
+            case "given":
+                return self._given_block(step, batch, head, rows)
+            case "visible":
+                return self._visible(step, batch, head, rows)
+            case "split":
+                width = self.sizes[step.axes[-1]]
+                packed = self._operand(step, step.operands[0], batch, head, rows)
+                return packed[..., head * width : (head + 1) * width]
+            case "merge":
+                own = step.operands[0].step
+                heads = range(self.sizes["H"])
+                return np.concatenate([self.block(own, batch, h, rows) for h in heads], axis=-1)
+        letters = tuple(LETTERS[axis] for axis in step.axes if axis not in ("H", "G"))
+        operands = [
+            (self._operand(step, ref, batch, head, rows), self._letters(ref))
+            for ref in step.operands
+        ]
+        visible = None
+        if step.over == "visible":
+            visible = self._visible(self.steps["visible"], batch, head, rows)
+        return compute(step, letters, operands, visible, self.dtype)
+
+    def _letters(self, ref: Ref) -> tuple[str, ...]:
+        axes = self.steps[ref.step].axes
+        return tuple(
+            letter for letter, axis in zip(ref.index, axes, strict=True) if axis not in ("H", "G")
+        )
+
+    def _operand(
+        self, step: Step, ref: Ref, batch: tuple[int, ...], head: int, rows: Rows | None
+    ) -> Array:
+        """The block of an operand that belongs to a block of `step`."""
+        axes = self.steps[ref.step].axes
+        index = dict(zip(axes, ref.index, strict=True))
+        if index.get("G", "").startswith("h"):
+            head = head // (self.sizes["H"] // self.sizes["G"])
+        # Keys made from the same embeddings as the queries (index j on the axis L): all rows.
+        if index.get("L") == "j":
+            rows = None
+        return self.block(ref.step, batch, head, rows)
+
+    def _given_block(
+        self, step: Step, batch: tuple[int, ...], head: int, rows: Rows | None
+    ) -> Array:
+        array = self.inputs[step.name]
+        if array.ndim > len(step.axes):
+            array = array[batch]
+        for axis in ("H", "G"):
+            if axis in step.axes:
+                array = array[head]
+        if "L" in step.axes and rows is not None:
+            array = array[rows.start : rows.stop] if isinstance(rows, range) else array[list(rows)]
+        if not step.axes:
+            return np.asarray(array)  # a scalar keeps its own precision
+        with np.errstate(all="ignore"):
+            # Contiguous, so that the memory layout of the caller cannot choose the order of sums.
+            return np.asarray(array, dtype=self.dtype, order="C")
+
+    def _visible(self, step: Step, batch: tuple[int, ...], head: int, rows: Rows | None) -> Array:
+        queries, keys = self.sizes.get("L", 1), self.sizes["S"]
+        assert self.rules is not None and rows is not None
+        asked = np.asarray(rows if "L" in step.axes else (0,), dtype=np.int64)
+        shape = (*self.lead, self.sizes.get("H", 1), queries, keys)
+        at = Block(shape, batch, head, asked, int(self.offset[batch]))
+        cells = np.broadcast_to(self.rules.block(at), (len(asked), keys))
+        return cells if "L" in step.axes else cells[0]
+
+    def _batched(self, name: str) -> bool:
+        """Whether a step's value has the leading axes: weight matrices, for one, do not."""
+        if not self.lead:
+            return False
+        step = self.steps[name]
+        if step.op == "given":
+            return self.inputs[name].ndim > len(step.axes)
+        return step.op == "visible" or any(self._batched(ref.step) for ref in step.operands)
+
+
+def _sizes(
+    steps: Sequence[Step], inputs: Mapping[str, Array], heads: Mapping[str, int]
+) -> dict[str, int]:
+    """How long each axis is, from the given arrays and the stated numbers of heads."""
+    sizes = dict(heads)
+    for step in steps:
+        if step.op == "given":
+            shape = inputs[step.name].shape
+            sizes.update(zip(step.axes, shape[len(shape) - len(step.axes) :], strict=True))
+    for packed, head_axis, width in (("HD", "H", "D"), ("GD", "G", "D"), ("GE", "G", "E")):
+        if packed in sizes:
+            sizes[width] = sizes[packed] // sizes[head_axis]
+    # Self-attention: the keys come from the same rows as the queries.
+    if "S" not in sizes and "L" in sizes:
+        sizes["S"] = sizes["L"]
+    if "H" in sizes and "E" in sizes:
+        sizes["HE"] = sizes["H"] * sizes["E"]
+    return {axis: math.trunc(size) for axis, size in sizes.items()}

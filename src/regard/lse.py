@@ -1,0 +1,159 @@
+"""Softmax on its own, and the exact merging of partial attentions.
+
+Both run the textbook's own operations. Must not know requests or kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.errors import DtypeError, OptionError, ShapeError
+from regard.request import as_array
+from regard.steps import Ref, Step, compute
+
+Array = NDArray[Any]
+
+
+class Merged(NamedTuple):
+    """What `merge` returns."""
+
+    output: Array
+    lse: Array
+
+
+def softmax(scores: Any, *, axis: int = -1) -> Array:
+    """exp(x − max x) / Σ exp(x − max x) along one axis.
+
+    Parameters
+    ----------
+    scores : array_like
+        Any shape. −∞ means absent: its weight is 0, and a slice of nothing but −∞ gives zeros.
+    axis : int
+        The axis along which the weights sum to one.
+
+    Returns
+    -------
+    ndarray
+        The same shape and float dtype; integers give float64. Half types are computed in float32.
+
+    Raises
+    ------
+    DtypeError
+        If the scores are complex, objects or wider than float64.
+
+    References
+    ----------
+    Blanchard, Higham, Higham, "Accurately computing the log-sum-exp and softmax functions",
+    IMA Journal of Numerical Analysis 41 (2021): subtracting the maximum is safe and as accurate.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> softmax([0.0, 0.0, -np.inf])
+    array([0.5, 0.5, 0. ])
+    """
+    array = as_array("scores", scores)
+    dtype = np.dtype(np.float64) if array.dtype.kind in "biu" else array.dtype.newbyteorder("=")
+    if array.ndim == 0:
+        raise ShapeError("scores is a single number; softmax needs at least one axis")
+    if not -array.ndim <= axis < array.ndim:
+        raise OptionError(f"axis is {axis} but scores has {array.ndim} axes")
+    working = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    rows = np.moveaxis(array, axis, -1).astype(working)
+    weights = _weights(rows.reshape(-1, rows.shape[-1]), working)[0].reshape(rows.shape)
+    return np.moveaxis(weights, -1, axis).astype(dtype, copy=False)
+
+
+def _weights(rows: Array, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+    """Weights, maximum and sum of every row, by the textbook's operations."""
+    cells, row = ("i", "j"), ("i",)
+    visible = rows != -np.inf
+
+    def run(op: Any, letters: tuple[str, ...], *operands: tuple[Array, tuple[str, ...]]) -> Array:
+        refs = tuple(Ref("", own) for _, own in operands)
+        step = Step("", "", "", "", (), op, refs, over="visible")
+        return compute(step, letters, operands, visible, dtype)
+
+    maximum = run("max", row, (rows, cells))
+    shifted = run("subtract", cells, (rows, cells), (maximum, row))
+    exponentials = run("exp", cells, (shifted, cells))
+    sums = run("sum", row, (exponentials, cells))
+    return run("divide", cells, (exponentials, cells), (sums, row)), maximum, sums
+
+
+def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
+    """Combine attention over disjoint sets of keys into attention over all of them, exactly.
+
+    output = Σ_p exp(lse_p − lse)·output_p with lse = ln Σ_p exp(lse_p).
+
+    Parameters
+    ----------
+    outputs : sequence of array_like
+        One per part, each (…, L, E).
+    lses : sequence of array_like
+        One per part, each (…, L): the natural logarithm of the part's sum of exponentials, as
+        `attention(..., return_lse=True)` gives it. −∞ says that the part saw no key. A sink
+        belongs to one part only.
+
+    Returns
+    -------
+    Merged
+        A named tuple (output, lse). Where every part is empty: 0 and −∞. Computed in float64 and
+        rounded once.
+
+    Raises
+    ------
+    ShapeError
+        If the parts differ in shape or number.
+
+    Examples
+    --------
+    >>> import numpy as np, regard
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.normal(size=(3, 4, 6, 2))
+    >>> parts = [
+    ...     regard.attention(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in ((0, 2), (2, 6))
+    ... ]
+    >>> whole = merge([p.output for p in parts], [p.lse for p in parts]).output
+    >>> bool(np.allclose(whole, regard.attention(q, k, v)))
+    True
+    """
+    parts = [as_array(f"outputs[{number}]", output) for number, output in enumerate(outputs)]
+    logs = [as_array(f"lses[{number}]", lse) for number, lse in enumerate(lses)]
+    if not parts:
+        raise ShapeError("outputs is empty; there must be at least one part to merge")
+    if len(parts) != len(logs):
+        raise ShapeError(f"there are {len(parts)} outputs but {len(logs)} lses; they must match")
+    for number, (output, lse) in enumerate(zip(parts, logs, strict=True)):
+        if output.shape != parts[0].shape:
+            raise ShapeError(
+                f"outputs[{number}] has shape {output.shape} but outputs[0] has "
+                f"{parts[0].shape}; they must match"
+            )
+        if lse.shape != output.shape[:-1]:
+            raise ShapeError(
+                f"lses[{number}] has shape {lse.shape} but must have {output.shape[:-1]}, "
+                "one number per row of its output"
+            )
+    dtype = np.result_type(*(part.dtype for part in parts))
+    lse_dtype = np.result_type(*(lse.dtype for lse in logs))
+    if dtype.kind in "biu" or lse_dtype.kind in "biu":
+        raise DtypeError("outputs and lses must be floating point, as attention returns them")
+    wide = np.dtype(np.float64)
+    by_part = np.stack([lse.astype(wide).ravel() for lse in logs], axis=-1)  # (rows, parts)
+    weights, maximum, sums = _weights(by_part, wide)
+    output = np.zeros((by_part.shape[0], parts[0].shape[-1]), wide)
+    with np.errstate(all="ignore"):
+        for number, part in enumerate(parts):
+            share = weights[:, number, None]
+            term = share * part.reshape(output.shape).astype(wide)
+            # A part that saw no key is absent, whatever stands in its output.
+            output += np.where(by_part[:, number, None] == -np.inf, 0, term)
+        lse = maximum + np.log(sums)
+    return Merged(
+        output.reshape(parts[0].shape).astype(dtype), lse.reshape(logs[0].shape).astype(lse_dtype)
+    )

@@ -1,0 +1,372 @@
+"""One call of attention, checked and normalised once; everything below trusts it.
+
+Owns what every argument of `regard.attention` may be (dtypes, shapes, options) and the words of
+refusal. Must not know how the answer is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.masks import AllowedByBias, Causal, Mask, Window, as_mask, check_broadcast
+
+Array = NDArray[Any]
+
+# What may stand in query, key and value. bfloat16 is known by name: ml_dtypes is not needed here.
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Arrays (…, H, L, D), (…, G, S, D), (…, G, S, E) with common leading axes, and the options.
+
+    `squeeze` names the axes that normalising added: 1 for a missing head axis, 2 for that of a
+    single query too.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    mask: Mask | None
+    bias: Array | None
+    offset: NDArray[np.int64]  # one per batch element, shaped like the leading axes
+    scale: float
+    default_scale: bool
+    softcap: float | None
+    sink: Array | None  # (…, H)
+    dtype: np.dtype[Any]  # of output and weights
+    precision: Literal["working", "exact"]
+    has_heads: bool
+    has_rows: bool
+    return_weights: bool = False
+    return_lse: bool = False
+    out: Array | None = None
+    threads: int | None = None
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading (batch) axes."""
+        return self.query.shape[:-3]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the scores: (…, H, L, S)."""
+        return (*self.query.shape[:-1], self.key.shape[-2])
+
+    @property
+    def accumulator(self) -> np.dtype[Any]:
+        """The dtype in which the call is computed."""
+        if self.precision == "exact" or self.dtype == np.float64:
+            return np.dtype(np.float64)
+        return np.dtype(np.float32)
+
+    @property
+    def lse_dtype(self) -> np.dtype[Any]:
+        """Of the log-sum-exp: float32 for half types, else the result's."""
+        return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+
+    @property
+    def rules(self) -> Mask | None:
+        """Every rule that may hide a key, −inf in the bias included."""
+        if self.bias is None:
+            return self.mask
+        allowed = AllowedByBias(self.bias)
+        return allowed if self.mask is None else self.mask & allowed
+
+    def natural(self, array: Array) -> Array:
+        """A result (…, H, L, X) or (…, H, L) without the axes that the caller did not have."""
+        trailing = array.ndim - len(self.lead) - 2
+        last = (slice(None),) * trailing
+        rows = (slice(None),) if self.has_rows else (0,)
+        heads = (slice(None),) if self.has_heads else (0,)
+        return array[(..., *heads, *rows, *last)]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a kernel returns, in the caller's shapes and dtypes."""
+
+    output: Array
+    weights: Array | None = None
+    lse: Array | None = None
+
+
+def make_request(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    causal: bool = False,
+    window: Any = None,
+    offset: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
+    sink: Any = None,
+    precision: Any = "working",
+    return_weights: bool = False,
+    return_lse: bool = False,
+    out: Any = None,
+    threads: Any = None,
+) -> Request:
+    """Check one call and bring it into one form."""
+    arrays = {"query": query, "key": key, "value": value}
+    arrays = {name: as_array(name, array) for name, array in arrays.items()}
+    dtype = _result_dtype(arrays)
+    has_rows = arrays["query"].ndim != 1
+    has_heads = max(array.ndim for array in arrays.values()) > 2
+    q, k, v = _matched(arrays)
+    lead = q.shape[:-3]
+    shape = (*q.shape[:-1], k.shape[-2])
+    shown = len(lead) + has_heads + has_rows + 1  # axes of the scores that the caller sees
+
+    rules = _rules(mask, _flag("causal", causal), window)
+    if rules is not None:
+        rules.check(shape, shown)
+    if precision not in ("working", "exact"):
+        raise OptionError(
+            f'precision must be "working" or "exact", not {safe_text(repr(precision), 60)}'
+        )
+    if precision == "exact" and dtype == np.float64:
+        raise OptionError(
+            'precision="exact" accumulates in float64, but the inputs are float64 already; '
+            "there is nothing wider: leave precision out"
+        )
+    request = Request(
+        query=q,
+        key=k,
+        value=v,
+        mask=rules,
+        bias=_bias(bias, shape, shown),
+        offset=_offset(offset, rules, lead, q.shape[-2], k.shape[-2]),
+        scale=_scale(scale, q.shape[-1]),
+        default_scale=scale is None,
+        softcap=_softcap(softcap),
+        sink=_sink(sink, q.shape[:-2]),
+        dtype=dtype,
+        precision=precision,
+        has_heads=has_heads,
+        has_rows=has_rows,
+        return_weights=_flag("return_weights", return_weights),
+        return_lse=_flag("return_lse", return_lse),
+        threads=_threads(threads),
+    )
+    if out is None:
+        return request
+    natural = request.natural(np.broadcast_to(np.zeros((), dtype), (*shape[:-1], v.shape[-1])))
+    return _with_out(request, out, natural.shape)
+
+
+# --- arrays ------------------------------------------------------------------------------------
+
+
+def as_array(name: str, value: Any) -> Array:
+    """An ndarray of a supported kind, or an error that names the argument."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise DtypeError(
+            f"{name} is a MaskedArray, whose mask would be lost; pass {name}.data and a mask="
+        )
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        device = getattr(value, "device", None)
+        hint = f"; it is on {device}: bring it to the CPU first (.cpu())" if device else ""
+        raise DtypeError(
+            f"{name} is a {type(value).__name__} that NumPy cannot read: "
+            f"{safe_text(error, 120)}{hint}"
+        ) from None
+    if array.dtype.kind in "biu" or array.dtype.name in FLOATS:
+        return array
+    wide = " (it would lose digits)" if array.dtype.kind in "fc" else ""
+    raise DtypeError(
+        f"{name} has dtype {safe_text(array.dtype, 60)}, which is not supported{wide}; "
+        f"convert it to one of {', '.join(FLOATS)}"
+    )
+
+
+def _result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
+    dtype = np.result_type(*(array.dtype for array in arrays.values()))
+    return np.dtype(np.float64) if dtype.kind in "biu" else dtype.newbyteorder("=")
+
+
+def _matched(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
+    """The three arrays with a head axis each and the same leading axes, nothing copied."""
+    for name, array in arrays.items():
+        least = 1 if name == "query" else 2
+        if array.ndim < least:
+            raise ShapeError(
+                f"{name} has {array.ndim} axes but needs at least {least}: "
+                + (
+                    "(D,), (L, D) or (…, H, L, D)"
+                    if least == 1
+                    else "(S, width) or (…, G, S, width)"
+                )
+            )
+    query, key, value = (
+        array.reshape((1,) * max(0, 3 - array.ndim) + array.shape) for array in arrays.values()
+    )
+    if key.shape[-1] != query.shape[-1]:
+        raise ShapeError(
+            f"key is {key.shape[-1]} wide but query is {query.shape[-1]} wide; "
+            "their last axes must match (D)"
+        )
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeError(
+            f"key has {key.shape[-2]} rows but value has {value.shape[-2]}; they must match"
+        )
+    if key.shape[-3] != value.shape[-3]:
+        raise ShapeError(
+            f"key has {key.shape[-3]} heads but value has {value.shape[-3]}; they must match"
+        )
+    heads, groups = query.shape[-3], key.shape[-3]
+    if heads != groups and (groups == 0 or heads % groups):
+        raise ShapeError(
+            f"query has {heads} heads but key has {groups}; "
+            "the number of query heads must be a multiple of the number of key heads"
+        )
+    try:
+        lead = np.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    except ValueError:
+        raise ShapeError(
+            f"the leading axes of query {query.shape[:-3]}, key {key.shape[:-3]} and value "
+            f"{value.shape[:-3]} do not broadcast together; align from the right, each 1 or equal"
+        ) from None
+    q, k, v = (np.broadcast_to(a, (*lead, *a.shape[-3:])) for a in (query, key, value))
+    return q, k, v
+
+
+# --- options -----------------------------------------------------------------------------------
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise DtypeError(f"{name} must be True or False, not {safe_text(repr(value), 60)}")
+    return bool(value)
+
+
+def _rules(mask: Any, causal: bool, window: Any) -> Mask | None:
+    """mask, causal and window as one rule: a key must pass all of them."""
+    rules: list[Mask] = [] if mask is None else [as_mask(mask)]
+    if causal:
+        rules.append(Causal())
+    if window is not None:
+        if not isinstance(window, (tuple, list)) or len(window) != 2:
+            raise DtypeError(
+                "window must be a pair (left, right) of ints, None for unbounded, not "
+                f"{safe_text(repr(window), 60)}"
+            )
+        rules.append(Window(*window))
+    combined: Mask | None = None
+    for rule in rules:
+        combined = rule if combined is None else combined & rule
+    return combined
+
+
+def _offset(
+    offset: Any, rules: Mask | None, lead: tuple[int, ...], queries: int, keys: int
+) -> NDArray[np.int64]:
+    if offset is None:
+        if queries != keys and rules is not None and rules.uses_position:
+            raise OptionError(
+                f"causal and window compare positions, but there are {queries} queries and "
+                f'{keys} keys: pass offset=0 (query 0 stands at key 0) or offset="end" '
+                "(the last query stands at the last key)"
+            )
+        offset = 0
+    if isinstance(offset, str):
+        if offset != "end":
+            raise OptionError(
+                f'offset must be an int, ints or "end", not {safe_text(repr(offset), 60)}'
+            )
+        offset = keys - queries
+    array = np.asarray(offset)
+    if array.dtype.kind not in "iu":
+        raise DtypeError(
+            f'offset must be an int, an array of ints or "end", not {safe_text(repr(offset), 60)}'
+        )
+    if array.size and not -(2**62) < int(array.min()) <= int(array.max()) < 2**62:
+        raise OptionError(f"offset {safe_text(repr(offset), 60)} is beyond any position")
+    check_broadcast("offset", array.shape, lead)
+    return np.broadcast_to(array.astype(np.int64), lead)
+
+
+def _number(name: str, value: Any) -> float:
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "iuf":
+        raise DtypeError(f"{name} must be a number, not {safe_text(repr(value), 60)}")
+    return float(array)
+
+
+def _scale(scale: Any, width: int) -> float:
+    if scale is None:
+        return 1 / math.sqrt(width) if width else 1.0  # without width every score is 0 anyway
+    number = _number("scale", scale)
+    if not math.isfinite(number):
+        raise OptionError(f"scale is {number}; it must be a finite number (None: 1/√{width})")
+    return number
+
+
+def _softcap(softcap: Any) -> float | None:
+    if softcap is None:
+        return None
+    number = _number("softcap", softcap)
+    if not (math.isfinite(number) and number > 0):
+        raise OptionError(f"softcap is {number}; it must be positive and finite (None: no cap)")
+    return number
+
+
+def _real(name: str, value: Any) -> Array:
+    array = as_array(name, value)
+    if array.dtype == np.bool_:
+        raise DtypeError(f"{name} is added to the scores and must be numbers; booleans go to mask=")
+    return array
+
+
+def _bias(bias: Any, shape: tuple[int, ...], shown: int) -> Array | None:
+    if bias is None:
+        return None
+    array = _real("bias", bias)
+    check_broadcast("bias", array.shape, shape, shown)
+    return array
+
+
+def _sink(sink: Any, shape: tuple[int, ...]) -> Array | None:
+    if sink is None:
+        return None
+    array = _real("sink", sink)
+    check_broadcast("sink", array.shape, shape)
+    if not np.isfinite(array.astype(np.float64)).all():
+        raise OptionError("sink must be finite; leave it out (sink=None) where there is none")
+    return np.broadcast_to(array, shape)
+
+
+def _threads(threads: Any) -> int | None:
+    if threads is None:
+        return None
+    if isinstance(threads, (bool, np.bool_)) or not isinstance(threads, (int, np.integer)):
+        raise DtypeError(f"threads must be an int, not {safe_text(repr(threads), 60)}")
+    if threads < 1:
+        raise OptionError(
+            f"threads is {threads}; it must be 1 or more (None: all that may be used)"
+        )
+    return int(threads)
+
+
+def _with_out(request: Request, out: Any, shape: tuple[int, ...]) -> Request:
+    if not isinstance(out, np.ndarray):
+        raise DtypeError(f"out must be an ndarray, not {type(out).__name__}")
+    if out.shape != shape:
+        raise ShapeError(f"out has shape {out.shape} but the output has {shape}; they must match")
+    if out.dtype != request.dtype:
+        raise DtypeError(f"out has dtype {out.dtype} but the output has {request.dtype}")
+    if not out.flags.writeable:
+        raise OptionError("out is read-only; pass an array that may be written")
+    return replace(request, out=out)

@@ -1,0 +1,234 @@
+"""From arrays or a problem to an explanation.
+
+Owns how a call becomes a run of the textbook in float64 with labels on its axes, and how the
+library's own kernel is asked for the same numbers. Must not know views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard import dispatch
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.explanation import Explanation, KernelCheck
+from regard.kernels.reference import Run
+from regard.masks import Boolean, Lengths, Mask, Segments, as_mask
+from regard.problem import Problem
+from regard.request import Request, make_request
+from regard.steps import projecting, textbook
+
+Array = NDArray[Any]
+Softmax = Literal["shifted", "unshifted"]
+
+PROJECTED = ("embeddings", "context", "W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
+OPTIONS = ("mask", "bias", "causal", "window", "offset", "scale", "softcap", "sink")
+
+
+def explain_arrays(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    softmax: Softmax = "shifted",
+    labels: Mapping[str, Sequence[str] | None],
+    title: str = "",
+    **options: Any,
+) -> Explanation:
+    """Explain one call of attention on ready queries, keys and values.
+
+    `labels` names axes by their letter: L queries, S keys, D and E features.
+    """
+    check_softmax(softmax)
+    request = make_request(query, key, value, **options)
+    inputs = {
+        "queries": natural(request, request.query, "HL"),
+        "keys": natural(request, request.key, "H"),
+        "values": natural(request, request.value, "H"),
+    }
+    run = _run(request, inputs, {}, softmax)
+    return Explanation(
+        run,
+        title=str(title),
+        labels=_checked_labels(labels, run, request),
+        rebuild=lambda rule: explain_arrays(
+            query,
+            key,
+            value,
+            softmax=softmax,
+            labels=labels,
+            title=title,
+            **{**options, "mask": with_rule(options.get("mask"), rule)},
+        ),
+        check_kernel=partial(check_kernel, request, run),
+    )
+
+
+def explain_problem(problem: Problem, mask: Any = None, **overrides: Any) -> Explanation:
+    """Explain a problem; `overrides` replace its fields, `mask` joins its own rules."""
+    if overrides:
+        unknown = [name for name in overrides if name not in (*OPTIONS, "softmax", "title")]
+        if unknown:
+            raise OptionError(
+                f"{safe_text(unknown[0], 60)} cannot be overridden when a problem is explained; "
+                f"only {', '.join((*OPTIONS, 'softmax', 'title'))} can"
+            )
+        problem = problem.replace(**overrides)
+    given = {name: getattr(problem, name) for name in PROJECTED}
+    inputs = {name: array for name, array in given.items() if array is not None}
+    heads = {}
+    if problem.embeddings is not None:
+        if problem.heads is not None:
+            heads = {"H": problem.heads, "G": problem.key_heads or problem.heads}
+        steps = projecting(set(inputs), heads=bool(heads))
+        project = Run(steps, inputs, heads, dtype=np.dtype(np.float64))
+        queries, keys, values = (project.value(name) for name in ("queries", "keys", "values"))
+    else:
+        assert problem.queries is not None and problem.keys is not None
+        assert problem.values is not None
+        queries, keys, values = problem.queries, problem.keys, problem.values
+    options = {name: getattr(problem, name) for name in OPTIONS if name != "mask"}
+    request = make_request(queries, keys, values, mask=_problem_rules(problem, mask), **options)
+    if problem.embeddings is None:
+        inputs |= {
+            "queries": natural(request, request.query, "HL"),
+            "keys": natural(request, request.key, "H"),
+            "values": natural(request, request.value, "H"),
+        }
+    run = _run(request, inputs, heads, problem.softmax)
+    names = {
+        "L": problem.query_labels,
+        "S": problem.key_labels,
+        "M": problem.embedding_features,
+        "N": problem.context_features,
+        "D": problem.key_features,
+        "E": problem.value_features,
+        "F": problem.output_features,
+    }
+    return Explanation(
+        run,
+        title=problem.title,
+        note=problem.note,
+        labels={axis: labels for axis, labels in names.items() if labels is not None},
+        row_notes=problem.row_notes,
+        problem=problem,
+        rebuild=lambda rule: explain_problem(problem, with_rule(mask, rule)),
+        check_kernel=partial(check_kernel, request, run),
+    )
+
+
+def _problem_rules(problem: Problem, extra: Any) -> Mask | None:
+    rules: list[Mask] = []
+    if problem.mask is not None:
+        rules.append(Boolean(problem.mask))
+    if problem.lengths is not None:
+        rules.append(Lengths(problem.lengths))
+    if problem.query_segments is not None:
+        rules.append(Segments(problem.query_segments, problem.key_segments))
+    combined = None if extra is None else as_mask(extra)
+    for rule in reversed(rules):
+        combined = rule if combined is None else rule & combined
+    return combined
+
+
+def with_rule(mask: Any, rule: Mask) -> Mask:
+    """One more rule on top of what was asked for."""
+    return rule if mask is None else as_mask(mask) & rule
+
+
+def check_softmax(softmax: Any) -> None:
+    """The two ways of taking exp that an explanation can show."""
+    if softmax not in ("shifted", "unshifted"):
+        raise OptionError(
+            f'softmax must be "shifted" or "unshifted", not {safe_text(repr(softmax), 60)}'
+        )
+
+
+def _run(
+    request: Request, inputs: Mapping[str, Array], heads: Mapping[str, int], softmax: Softmax
+) -> Run:
+    """The whole textbook of one call over the arrays in the caller's own axes, in float64."""
+    optional: dict[str, Array] = {}
+    if request.bias is not None:
+        optional["bias"] = natural(request, np.broadcast_to(request.bias, request.shape), "HL")
+    if request.softcap is not None:
+        optional["softcap"] = np.asarray(request.softcap)
+    if request.sink is not None:
+        optional["sink"] = request.sink if request.has_heads else request.sink[..., 0]
+    steps = textbook(
+        {*inputs, *optional},
+        heads=request.has_heads,
+        rows=request.has_rows,
+        masked=request.rules is not None,
+        softmax=softmax,
+        default_scale=request.default_scale,
+    )
+    return Run(
+        steps,
+        {**inputs, **optional, "scale": np.asarray(request.scale)},
+        heads,
+        dtype=np.dtype(np.float64),
+        lead=request.lead,
+        rules=request.rules,
+        offset=request.offset,
+    )
+
+
+def natural(request: Request, array: Array, added: str) -> Array:
+    """An array (…, H or G, L or S, X) without the axes that normalising added."""
+    if "L" in added and not request.has_rows:
+        array = array[..., 0, :]
+        return array if request.has_heads else array[..., 0, :]
+    return array if request.has_heads else array[..., 0, :, :]
+
+
+def _checked_labels(
+    labels: Mapping[str, Sequence[str] | None], run: Run, request: Request
+) -> dict[str, tuple[str, ...]]:
+    arguments = {"L": "query_labels", "S": "key_labels", "D": "key_features", "E": "value_features"}
+    counts = {
+        "L": ("query", "rows", request.query.shape[-2]),
+        "S": ("key", "rows", request.key.shape[-2]),
+        "D": ("key", "columns", request.key.shape[-1]),
+        "E": ("value", "columns", request.value.shape[-1]),
+    }
+    checked = {}
+    for axis, names in labels.items():
+        if names is None:
+            continue
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise DtypeError(f"{arguments[axis]} must be a sequence of strings")
+        array, what, size = counts[axis]
+        if len(names) != size:
+            raise ShapeError(
+                f"{arguments[axis]} has {len(names)} names but {array} has {size} {what}; "
+                "each needs one"
+            )
+        checked[axis] = tuple(names)
+    return checked
+
+
+# --- the library's own kernel beside the explanation -------------------------------------------
+
+_MANTISSA = {"float16": (10, -14), "bfloat16": (7, -126), "float32": (23, -126)}
+
+
+def check_kernel(request: Request, run: Run) -> KernelCheck:
+    """What the best kernel answers to the same request, and how far it is from float64."""
+    kernel = dispatch.choose(request)
+    result = kernel.run(replace(request, return_lse=True))
+    exact = run.value("output")
+    bits, least = _MANTISSA.get(request.dtype.name, (52, -1022))
+    with np.errstate(all="ignore"):
+        _, exponent = np.frexp(exact)
+        ulp = np.ldexp(1.0, np.maximum(exponent - 1, least) - bits)
+        difference = np.abs(result.output.astype(np.float64) - exact) / ulp
+    known = difference[np.isfinite(difference)]
+    assert result.lse is not None
+    largest = float(known.max()) if known.size else 0.0
+    return KernelCheck(kernel.name, result.output, result.lse, largest)
