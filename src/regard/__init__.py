@@ -1,14 +1,22 @@
 """Attention on NumPy arrays that can show where every number came from."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from regard import masks
 from regard.api import attention, explain
-from regard.derivation import Derivation
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
-from regard.explanation import Explanation
 from regard.lse import merge, softmax
-from regard.problem import Expectation, Problem, RandomMatrices
+
+if TYPE_CHECKING:
+    from regard.config import show_config
+    from regard.derivation import Derivation
+    from regard.explanation import Explanation
+    from regard.formats import load_problem
+    from regard.multihead import MultiHeadAttention
+    from regard.problem import Expectation, Problem, RandomMatrices
+
+    __version__: str
 
 __all__ = [
     "Derivation",
@@ -16,6 +24,7 @@ __all__ = [
     "Expectation",
     "Explanation",
     "LabelError",
+    "MultiHeadAttention",
     "OptionError",
     "Problem",
     "ProblemError",
@@ -24,19 +33,41 @@ __all__ = [
     "__version__",
     "attention",
     "explain",
+    "load_problem",
     "masks",
     "merge",
+    "show_config",
     "softmax",
 ]
 
+# What plain attention does not need is loaded when it is first asked for.
+_LAZY = {
+    "Derivation": "derivation",
+    "Expectation": "problem",
+    "Explanation": "explanation",
+    "MultiHeadAttention": "multihead",
+    "Problem": "problem",
+    "RandomMatrices": "problem",
+    "load_problem": "formats",
+    "show_config": "config",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name != "__version__":
-        raise AttributeError(f"module 'regard' has no attribute {name!r}")
-    # Looked up when asked for: importlib.metadata costs more than the rest of the import.
-    from importlib.metadata import PackageNotFoundError, version
+    if name in _LAZY:
+        value = getattr(import_module(f"regard.{_LAZY[name]}"), name)
+    elif name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
 
-    try:
-        return version("regard")
-    except PackageNotFoundError:  # a source tree that was never installed
-        return "0+unknown"
+        try:
+            value = version("regard")
+        except PackageNotFoundError:  # a source tree that was never installed
+            value = "0+unknown"
+    else:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,18 +6,19 @@ Owns the public documentation of every argument. Must not know how anything is c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from regard import dispatch
 from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
-from regard.explanation import Explanation
-from regard.problem import Problem
 from regard.request import make_request
-from regard.walkthrough import OPTIONS, explain_arrays, explain_problem
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from regard.explanation import Explanation
+
+    Array = NDArray[Any]
+
 T = TypeVar("T")
 
 
@@ -223,6 +224,10 @@ def explain(
     A_s[a, a] = 0.70710678    A_s = A / √D
       A[a, a] · scale = 1 × 0.70710678
     """
+    # Explaining loads as much again as computing; a plain `import regard` does not pay for it.
+    from regard.problem import Problem
+    from regard.walkthrough import OPTIONS, explain_arrays, explain_problem
+
     if isinstance(query, Problem):
         named = {"key": key, "value": value, "query_labels": query_labels}
         named |= {"key_labels": key_labels, "key_features": key_features}

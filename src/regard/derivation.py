@@ -1,55 +1,53 @@
 """One number and the numbers that made it.
 
-Owns `Derivation`: the operands of one cell with their values and labels, the operation and the
-result, as text, LaTeX and one NumPy line. Every rendering interprets the declared operation of the
-step; no formula stands here twice. Must not know where values come from or how they are shown.
+Owns `Derivation` and how a declaration is read for one cell: which operands, grouped into which
+terms, judged by which rules. Must not know kernels or how anything is shown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from regard.arithmetic import as_latex, as_numpy, as_text
 from regard.errors import LabelError, safe_text
-from regard.masks import Verdict
-from regard.steps import Step
+from regard.labels import Labels
+from regard.masks import Block, Mask, Verdict
+from regard.steps import INDEX_MAPS, Ref, Step
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 
-def format_number(value: float, digits: int = 8) -> str:
-    """A number with at most `digits` decimals; very large and small ones in scientific form.
+class Values(Protocol):
+    """Where an explanation's numbers come from, block by block."""
 
-    >>> format_number(0.5053029375), format_number(1.10228985e-13), format_number(-math.inf)
-    ('0.50530294', '1.10228985e-13', '−∞')
-    """
-    value = float(value)
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if value == 0:
-        return "−0" if math.copysign(1, value) < 0 else "0"
-    size = abs(value)
-    if value == int(value) and size < 1e15:
-        return str(int(value)).replace("-", "−")
-    if size < 10.0 ** -min(4, digits) or size >= 1e9:
-        mantissa, exponent = f"{value:.{digits}e}".split("e")
-        trimmed = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-        return f"{trimmed}e{exponent}".replace("-", "−", int(value < 0))
-    fixed = f"{value:.{digits}f}"
-    if "." in fixed:
-        fixed = fixed.rstrip("0").rstrip(".")
-    return fixed.replace("-", "−")
+    steps: dict[str, Step]
+    sizes: dict[str, int]
+    lead: tuple[int, ...]
+    rules: Mask | None
+    offset: NDArray[np.int64]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a step's whole value."""
 
-def numpy_literal(value: float) -> str:
-    """A number as Python source that gives exactly this float64 back."""
-    value = float(value)
-    if math.isnan(value):
-        return "np.nan"
-    if math.isinf(value):
-        return "np.inf" if value > 0 else "-np.inf"
-    return repr(value)
+    def value(self, name: str) -> Array:
+        """A step's whole value."""
+
+    def row(self, name: str, batch: tuple[int, ...], head: int, row: int) -> Array:
+        """One row of a step."""
+
+    def block(self, name: str, batch: tuple[int, ...], head: int, rows: range) -> Array:
+        """Some rows of one head of a step."""
+
+    def row_blocks(self) -> list[range]:
+        """The rows cut into blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Operand:
     @property
     def name(self) -> str:
         """Such as ``P[she, likes]``."""
-        return _cell_name(self.symbol, self.labels)
+        return cell_name(self.symbol, self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class Term:
     value: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Derivation:
     """Why one cell has its value.
 
@@ -94,7 +92,6 @@ class Derivation:
     operands: tuple[Operand, ...] = ()
     terms: tuple[Term, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    note: str = ""
     opener: Callable[[Operand], Derivation] | None = field(default=None, repr=False)
 
     @property
@@ -115,7 +112,13 @@ class Derivation:
     @property
     def name(self) -> str:
         """Such as ``O[she, 2]``."""
-        return _cell_name(self.symbol, self.labels)
+        return cell_name(self.symbol, self.labels)
+
+    @property
+    def note(self) -> str:
+        """Which rules hide the cell, if any do."""
+        names = [name for verdict in self.verdicts for name in verdict.hidden_by()]
+        return "hidden by: " + ", ".join(safe_text(name, 80) for name in names) if names else ""
 
     def open(self, operand: int) -> Derivation:
         """The derivation of one operand."""
@@ -149,214 +152,127 @@ class Derivation:
             case "select":
                 return values[1] if values[0] else -math.inf
             case "subtract":
-                return values[0] - values[1] if not self._hidden else -math.inf
+                return values[0] - values[1] if not self.hidden else -math.inf
             case "exp":
                 return _exp(values[0])
             case "divide":
-                return 0.0 if self._hidden or values[1] == 0 else values[0] / values[1]
+                return 0.0 if self.hidden or values[1] == 0 else values[0] / values[1]
+            case "inverse_root":
+                return 1 / math.sqrt(values[0]) if values[0] else 1.0
             case "log":
                 return -math.inf if values[0] == 0 else _log(values[0])
         raise NotImplementedError(self.op)
 
     @property
-    def _hidden(self) -> bool:
+    def hidden(self) -> bool:
+        """Whether a rule hides this cell."""
         return any(not verdict.visible for verdict in self.verdicts)
-
-    # --- renderings ----------------------------------------------------------------------------
 
     def text(self, digits: int = 8) -> str:
         """The arithmetic as lines of text, terms aligned, rounding said."""
-        head = f"{safe_text(self.name, 200)} = {format_number(self.value, digits)}"
-        lines = [f"{head}    {self.declared.formula}"]
-        lines += [f"  {line}" for line in self._body(digits)]
-        if self.note:
-            lines.append(f"  {self.note}")
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _body(self, digits: int) -> list[str]:
-        def show(value: float) -> str:
-            return format_number(value, digits)
-
-        operands = self.operands
-        shown = [show(operand.value) for operand in operands]
-        names = [safe_text(operand.name, 80) for operand in operands]
-        verdicts = [
-            f"{safe_text(leaf.rule, 80)}: {'visible' if leaf.visible else 'hidden'} ({leaf.detail})"
-            for verdict in self.verdicts
-            for leaf in verdict.leaves()
-        ]
-        match self.op:
-            case "given":
-                return ["a given number"]
-            case "visible":
-                return verdicts
-            case "dot" | "sum" | "max":
-                return self._terms(digits)
-            case "multiply":
-                return [f"{names[0]} · {names[1]} = {shown[0]} × {shown[1]}"]
-            case "cap":
-                return [f"c·tanh({names[0]} / c) = {shown[1]} × tanh({shown[0]} / {shown[1]})"]
-            case "add":
-                return [f"{' + '.join(names)} = {' + '.join(shown)}"]
-            case "select":
-                if operands[0].value:
-                    return [f"visible, so {names[1]} = {shown[1]}"]
-                return ["hidden, so −∞", *verdicts]
-            case "subtract":
-                if self._hidden:
-                    return ["hidden, so −∞", *verdicts]
-                return [f"{names[0]} − {names[1]} = {shown[0]} − {_bracketed(shown[1])}"]
-            case "exp":
-                return [f"exp({names[0]}) = exp({shown[0]})"]
-            case "divide":
-                if self._hidden:
-                    return ["hidden, so 0", *verdicts]
-                return [f"{names[0]} / {names[1]} = {shown[0]} / {shown[1]}"]
-            case "log":
-                return [f"ln({names[0]}) = ln({shown[0]})"]
-            case "split" | "merge":
-                return [f"the same number as {names[0]} = {shown[0]}"]
-        raise NotImplementedError(self.op)
-
-    def _terms(self, digits: int) -> list[str]:
-        """One line per term, the result below, and what the printed rounding leaves out."""
-        if not self.terms:
-            return ["no visible key, so 0" if self.op != "max" else "no visible key, so −∞"]
-        rows = []
-        for term in self.terms:
-            factors = [format_number(self.operands[k].value, digits) for k in term.operands]
-            product = " × ".join(factors) if len(factors) > 1 else ""
-            rows.append((safe_text(term.label, 40), product, format_number(term.value, digits)))
-        total = {"dot": "sum", "sum": "sum", "max": "largest"}[self.op]
-        rows.append((total, "", format_number(self.value, digits)))
-        label_width = max(len(row[0]) for row in rows)
-        product_width = max(len(row[1]) for row in rows)
-        lines = []
-        for label, product, value in rows:
-            middle = f"{product:<{product_width}} = " if product_width and product else ""
-            if product_width and not product:
-                middle = " " * (product_width + 3)
-            lines.append(f"{label:<{label_width}}  {middle}{value}")
-        if self.op != "max" and self._rounding_shows(digits):
-            lines.append(f"(terms are rounded to {digits} decimals; the sum is of unrounded ones)")
-        return lines
-
-    def _rounding_shows(self, digits: int) -> bool:
-        """Whether the printed terms do not add up to the printed sum."""
-        values = [term.value for term in self.terms]
-        if not all(map(math.isfinite, [*values, self.value])):
-            return False
-        printed = math.fsum(_parsed(format_number(value, digits)) for value in values)
-        return format_number(printed, digits) != format_number(self.value, digits)
+        return as_text(self, digits)
 
     def latex(self, digits: int = 8) -> str:
         """The arithmetic as one LaTeX equation."""
-        operands = self.operands
-        shown = [_latex_number(operand.value, digits) for operand in operands]
-        result = _latex_number(self.value, digits)
-        match self.op:
-            case "given" | "visible":
-                right = ""
-            case "dot":
-                products = [
-                    r" \cdot ".join(_in_latex_product(shown[k]) for k in term.operands)
-                    for term in self.terms
-                ]
-                right = " + ".join(products) or "0"
-            case "sum":
-                right = " + ".join(_in_latex_product(value) for value in shown) or "0"
-            case "max":
-                right = rf"\max\left({', '.join(shown)}\right)"
-            case "multiply":
-                right = r" \cdot ".join(_in_latex_product(value) for value in shown)
-            case "cap":
-                right = rf"{shown[1]} \tanh\left({shown[0]} / {shown[1]}\right)"
-            case "add":
-                right = " + ".join(_in_latex_product(value) for value in shown)
-            case "select":
-                right = shown[1] if operands[0].value else ""
-            case "subtract":
-                right = "" if self._hidden else f"{shown[0]} - {_in_latex_product(shown[1])}"
-            case "exp":
-                right = rf"\exp\left({shown[0]}\right)"
-            case "divide":
-                right = "" if self._hidden else rf"\frac{{{shown[0]}}}{{{shown[1]}}}"
-            case "log":
-                right = rf"\ln\left({shown[0]}\right)"
-            case _:  # split, merge
-                right = shown[0]
-        name = f"{self.declared.latex_symbol}_{{{', '.join(map(_latex_text, self.labels))}}}"
-        return f"{name} = {right} = {result}" if right else f"{name} = {result}"
+        return as_latex(self, digits)
 
     def numpy(self) -> str:
         """One line of NumPy that computes the value from its operands' exact numbers."""
-        values = [numpy_literal(operand.value) for operand in self.operands]
-        match self.op:
-            case "dot":
-                firsts, seconds = (
-                    ", ".join(values[term.operands[side]] for term in self.terms) for side in (0, 1)
-                )
-                return f"np.dot([{firsts}], [{seconds}])"
-            case "sum":
-                return f"np.sum([{', '.join(values)}])"
-            case "max":
-                return f"np.max([{', '.join(values)}], initial=-np.inf)"
-            case "multiply":
-                return f"{values[0]} * {values[1]}"
-            case "cap":
-                return f"{values[1]} * np.tanh({values[0]} / {values[1]})"
-            case "add":
-                return " + ".join(values)
-            case "select":
-                return f"np.where({bool(self.operands[0].value)}, {values[1]}, -np.inf)"
-            case "subtract" if not self._hidden:
-                return f"{values[0]} - {values[1]}"
-            case "exp":
-                return f"np.exp({values[0]})"
-            case "divide" if not self._hidden and self.operands[1].value != 0:
-                return f"{values[0]} / {values[1]}"
-            case "log":
-                return f"np.log({values[0]})"
-        return numpy_literal(self.value)
+        return as_numpy(self)
+
+    def __repr__(self) -> str:
+        return self.text()
 
 
-def _cell_name(symbol: str, labels: Sequence[str]) -> str:
+def cell_name(symbol: str, labels: Sequence[str]) -> str:
+    """Such as ``P[she, likes]``."""
     return f"{symbol}[{', '.join(labels)}]" if labels else symbol
 
 
-def _bracketed(number: str) -> str:
-    return f"({number})" if number.startswith("−") else number
+def derive(
+    source: Values, labels: Labels, step: str, batch: tuple[int, ...], index: tuple[int, ...]
+) -> Derivation:
+    """Read the declaration of one cell of a step; `index` has the head first, if there is one."""
+    declared = source.steps[step]
+    at = dict(zip(declared.index, index, strict=True))
+
+    def operand(ref: Ref, at: Mapping[str, int]) -> Operand:
+        where = tuple(
+            INDEX_MAPS[letter](at, source.sizes) if letter in INDEX_MAPS else at[letter]
+            for letter in ref.index
+        )
+        own = source.steps[ref.step]
+        value = _cell(source, own, batch, where)
+        return Operand(ref.step, own.symbol, where, labels.cell(own, where), value)
+
+    running = _running_letter(source, declared, at)
+    operands: list[Operand] = []
+    terms: list[Term] = []
+    if running is None:
+        operands = [operand(ref, at) for ref in declared.operands]
+    else:
+        axis, letter = running
+        along = labels.along(axis)
+        together = [ref for ref in declared.operands if letter in ref.index]
+        for position in _positions(source, declared, batch, at, axis):
+            factors = [operand(ref, {**at, letter: position}) for ref in together]
+            numbers = tuple(range(len(operands), len(operands) + len(factors)))
+            operands += factors
+            product = math.prod(factor.value for factor in factors)
+            terms.append(Term(along[position], numbers, product))
+        for ref in declared.operands:
+            if letter not in ref.index:  # the sink, beside the keys
+                operands.append(operand(ref, at))
+                terms.append(Term("sink", (len(operands) - 1,), operands[-1].value))
+    verdicts: tuple[Verdict, ...] = ()
+    judged = declared.op == "visible" or declared.over == "visible"
+    if judged and "j" in at and source.rules is not None:
+        verdicts = (verdict(source, batch, at.get("h", 0), at.get("i", 0), at["j"]),)
+    return Derivation(
+        declared=declared,
+        batch=batch,
+        index=index,
+        labels=labels.cell(declared, index),
+        value=_cell(source, declared, batch, index),
+        operands=tuple(operands),
+        terms=tuple(terms),
+        verdicts=verdicts,
+        opener=lambda chosen: derive(source, labels, chosen.step, batch, chosen.index),
+    )
 
 
-def _parsed(number: str) -> float:
-    return float(number.replace("−", "-").replace("∞", "inf"))
+def verdict(source: Values, batch: tuple[int, ...], head: int, row: int, key: int) -> Verdict:
+    """What the rules of the call say about one query and one key."""
+    sizes = source.sizes
+    shape = (*source.lead, sizes.get("H", 1), sizes.get("L", 1), sizes["S"])
+    assert source.rules is not None
+    at = Block(shape, batch, head, np.array([row]), int(source.offset[batch]))
+    return source.rules.verdict(at, key)
 
 
-def _latex_number(value: float, digits: int) -> str:
-    text = format_number(value, digits).replace("−", "-").replace("∞", r"\infty")
-    text = text.replace("NaN", r"\mathrm{NaN}")
-    if "e" in text and text[0] != "\\":
-        mantissa, exponent = text.split("e")
-        return rf"{mantissa} \cdot 10^{{{int(exponent)}}}"
-    return text
+def _running_letter(source: Values, step: Step, at: Mapping[str, int]) -> tuple[str, str] | None:
+    """The axis and letter that a dot, a sum or a maximum runs along: one that the cell has not."""
+    for ref in step.operands:
+        for axis, letter in zip(source.steps[ref.step].axes, ref.index, strict=True):
+            if letter not in at and letter not in INDEX_MAPS:
+                return axis, letter
+    return None
 
 
-def _in_latex_product(number: str) -> str:
-    return f"({number})" if number.startswith("-") else number
+def _positions(
+    source: Values, step: Step, batch: tuple[int, ...], at: Mapping[str, int], axis: str
+) -> list[int]:
+    """Where the running letter goes: along keys, over the visible ones only if so declared."""
+    if step.over != "visible" or axis != "S":
+        return list(range(source.sizes[axis]))
+    row = source.row("visible", batch, at.get("h", 0), at.get("i", 0))
+    return [int(key) for key in np.flatnonzero(row)]
 
 
-def _latex_text(label: str) -> str:
-    special = {
-        "\\": r"\textbackslash{}",
-        "^": r"\textasciicircum{}",
-        "~": r"\textasciitilde{}",
-        **{character: "\\" + character for character in "&%$#_{}"},
-    }
-    inert = "".join(special.get(character, character) for character in safe_text(label, 80))
-    return rf"\text{{{inert}}}"
+def _cell(source: Values, step: Step, batch: tuple[int, ...], index: tuple[int, ...]) -> float:
+    at = dict(zip(step.axes, index, strict=True))
+    row = source.row(step.name, batch, at.get("H", at.get("G", 0)), at.get("L", 0))
+    return float(row[tuple(at[axis] for axis in step.axes if axis not in ("H", "G", "L"))])
 
 
 def _total(values: Sequence[float]) -> float:

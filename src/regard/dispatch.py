@@ -33,6 +33,11 @@ def kernel_names() -> tuple[str, ...]:
     return tuple(kernel.name for kernel in KERNELS)
 
 
+def status() -> dict[str, str]:
+    """Each kernel and whether it can be used here, in words."""
+    return dict.fromkeys(kernel_names(), "usable")
+
+
 def choose(request: Request, name: str | None = None) -> Kernel:
     """The kernel of that name, or the first that supports the request.
 

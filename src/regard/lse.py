@@ -6,16 +6,18 @@ Both run the textbook's own operations. Must not know requests or kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regard.errors import DtypeError, OptionError, ShapeError
 from regard.request import as_array
 from regard.steps import Ref, Step, compute
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 
 class Merged(NamedTuple):

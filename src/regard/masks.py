@@ -11,22 +11,23 @@ call, not to the rule.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bools = NDArray[np.bool_]
+    Ints = NDArray[np.int64]
+
 __all__ = ["Boolean", "Causal", "Lengths", "Mask", "Segments", "Verdict", "Window"]
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
-
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Some rows of one head of one batch element: where a rule is asked."""
 
     shape: tuple[int, ...]  # (…, H, L, S) of the whole call
@@ -36,8 +37,7 @@ class Block:
     offset: int  # query i stands at position i + offset
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What one rule says about one cell, and why."""
 
     rule: str
@@ -176,6 +176,11 @@ class Boolean(Mask):
     name: str = "mask"
 
     def __post_init__(self) -> None:
+        if isinstance(self.array, np.ma.MaskedArray):
+            raise DtypeError(
+                "mask is a MaskedArray, whose own mask would be lost; pass its data, "
+                "or ~array.mask if that is what you mean"
+            )
         array = np.asarray(self.array)
         if array.dtype != np.bool_:
             raise DtypeError(
@@ -225,7 +230,7 @@ def check_broadcast(
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Causal(Mask):
     """Query i sees key j only if j ≤ i + offset: nothing later than itself.
 
@@ -237,7 +242,7 @@ class Causal(Mask):
            [1, 1, 1]])
     """
 
-    name: str = field(default="causal", init=False, repr=False)
+    name = "causal"
 
     @property
     def uses_position(self) -> bool:
@@ -253,7 +258,7 @@ class Causal(Mask):
         return Verdict(self.name, visible, f"key {key} {relation} position {position}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Window(Mask):
     """Query i sees keys from i + offset − left to i + offset + right, both included.
 
@@ -272,7 +277,7 @@ class Window(Mask):
 
     left: int | None
     right: int | None
-    name: str = field(default="window", init=False, repr=False)
+    name = "window"
 
     def __post_init__(self) -> None:
         for side in ("left", "right"):
@@ -328,7 +333,7 @@ class Lengths(Mask):
     """
 
     lengths: Any
-    name: str = field(default="lengths", init=False, repr=False)
+    name = "lengths"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", _integers("lengths", self.lengths))
@@ -377,7 +382,7 @@ class Segments(Mask):
 
     query: Any
     key: Any = None
-    name: str = field(default="segments", init=False, repr=False)
+    name = "segments"
 
     def __post_init__(self) -> None:
         query = _integers("segments of the queries", self.query)
@@ -428,7 +433,7 @@ class AllowedByBias(Mask):
     """−inf in a bias hides a key exactly as False in a mask does; NaN does not."""
 
     bias: Any
-    name: str = field(default="bias −inf", init=False, repr=False)
+    name = "bias −inf"
 
     def block(self, at: Block) -> Bools:
         cells = np.broadcast_to(self.bias, at.shape)[(*at.batch, at.head)][at.rows]
@@ -440,7 +445,7 @@ class AllowedByBias(Mask):
         return Verdict(self.name, visible, detail)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Combined(Mask):
     parts: tuple[Mask, ...]
 
@@ -456,11 +461,10 @@ class _Combined(Mask):
             part.check(shape, ndim)
 
 
-@dataclass(frozen=True)
 class All(_Combined):
     """Visible where every part says so (``&``)."""
 
-    name: str = field(default="all of", init=False, repr=False)
+    name = "all of"
 
     def block(self, at: Block) -> Bools:
         cells = self.parts[0].block(at)
@@ -473,11 +477,10 @@ class All(_Combined):
         return Verdict(self.name, all(p.visible for p in parts), "every rule must agree", parts)
 
 
-@dataclass(frozen=True)
 class AnyOf(_Combined):
     """Visible where at least one part says so (``|``)."""
 
-    name: str = field(default="any of", init=False, repr=False)
+    name = "any of"
 
     def block(self, at: Block) -> Bools:
         cells = self.parts[0].block(at)
@@ -490,7 +493,7 @@ class AnyOf(_Combined):
         return Verdict(self.name, any(p.visible for p in parts), "one rule is enough", parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Not(Mask):
     """Visible where the part is not (``~``)."""
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import AllowedByBias, Causal, Mask, Window, as_mask, check_broadcast
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
 
 # What may stand in query, key and value. bfloat16 is known by name: ml_dtypes is not needed here.
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Request:
     """Arrays (…, H, L, D), (…, G, S, D), (…, G, S, E) with common leading axes, and the options.
 
@@ -36,9 +39,9 @@ class Request:
     value: Array
     mask: Mask | None
     bias: Array | None
+    bias_hides: bool  # whether −inf stands in the bias
     offset: NDArray[np.int64]  # one per batch element, shaped like the leading axes
-    scale: float
-    default_scale: bool
+    scale: float | None  # None: 1/√D
     softcap: float | None
     sink: Array | None  # (…, H)
     dtype: np.dtype[Any]  # of output and weights
@@ -75,7 +78,7 @@ class Request:
     @property
     def rules(self) -> Mask | None:
         """Every rule that may hide a key, −inf in the bias included."""
-        if self.bias is None:
+        if self.bias is None or not self.bias_hides:
             return self.mask
         allowed = AllowedByBias(self.bias)
         return allowed if self.mask is None else self.mask & allowed
@@ -89,7 +92,7 @@ class Request:
         return array[(..., *heads, *rows, *last)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """What a kernel returns, in the caller's shapes and dtypes."""
 
@@ -120,7 +123,7 @@ def make_request(
     """Check one call and bring it into one form."""
     arrays = {"query": query, "key": key, "value": value}
     arrays = {name: as_array(name, array) for name, array in arrays.items()}
-    dtype = _result_dtype(arrays)
+    dtype = result_dtype(arrays)
     has_rows = arrays["query"].ndim != 1
     has_heads = max(array.ndim for array in arrays.values()) > 2
     q, k, v = _matched(arrays)
@@ -140,15 +143,16 @@ def make_request(
             'precision="exact" accumulates in float64, but the inputs are float64 already; '
             "there is nothing wider: leave precision out"
         )
+    added = _bias(bias, shape, shown)
     request = Request(
         query=q,
         key=k,
         value=v,
         mask=rules,
-        bias=_bias(bias, shape, shown),
+        bias=added,
+        bias_hides=added is not None and bool((added == -np.inf).any()),
         offset=_offset(offset, rules, lead, q.shape[-2], k.shape[-2]),
-        scale=_scale(scale, q.shape[-1]),
-        default_scale=scale is None,
+        scale=_scale(scale),
         softcap=_softcap(softcap),
         sink=_sink(sink, q.shape[:-2]),
         dtype=dtype,
@@ -177,8 +181,8 @@ def as_array(name: str, value: Any) -> Array:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        device = getattr(value, "device", None)
-        hint = f"; it is on {device}: bring it to the CPU first (.cpu())" if device else ""
+        elsewhere = hasattr(value, "device") or hasattr(value, "__dlpack_device__")
+        hint = "; bring it to the CPU first (.detach().cpu(), np.asarray)" if elsewhere else ""
         raise DtypeError(
             f"{name} is a {type(value).__name__} that NumPy cannot read: "
             f"{safe_text(error, 120)}{hint}"
@@ -192,7 +196,8 @@ def as_array(name: str, value: Any) -> Array:
     )
 
 
-def _result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
+def result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
+    """What arrays of these dtypes give together: NumPy's promotion, integers as float64."""
     dtype = np.result_type(*(array.dtype for array in arrays.values()))
     return np.dtype(np.float64) if dtype.kind in "biu" else dtype.newbyteorder("=")
 
@@ -215,7 +220,7 @@ def _matched(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
     )
     if key.shape[-1] != query.shape[-1]:
         raise ShapeError(
-            f"key is {key.shape[-1]} wide but query is {query.shape[-1]} wide; "
+            f"query is {query.shape[-1]} wide but key is {key.shape[-1]} wide; "
             "their last axes must match (D)"
         )
     if key.shape[-2] != value.shape[-2]:
@@ -305,12 +310,12 @@ def _number(name: str, value: Any) -> float:
     return float(array)
 
 
-def _scale(scale: Any, width: int) -> float:
+def _scale(scale: Any) -> float | None:
     if scale is None:
-        return 1 / math.sqrt(width) if width else 1.0  # without width every score is 0 anyway
+        return None
     number = _number("scale", scale)
     if not math.isfinite(number):
-        raise OptionError(f"scale is {number}; it must be a finite number (None: 1/√{width})")
+        raise OptionError(f"scale is {number}; it must be a finite number (None: 1/√D)")
     return number
 
 
@@ -369,4 +374,19 @@ def _with_out(request: Request, out: Any, shape: tuple[int, ...]) -> Request:
         raise DtypeError(f"out has dtype {out.dtype} but the output has {request.dtype}")
     if not out.flags.writeable:
         raise OptionError("out is read-only; pass an array that may be written")
+    if _overlaps_itself(out):
+        raise OptionError("out has numbers that lie on top of each other; pass one that has not")
     return replace(request, out=out)
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Whether two indices may reach the same memory."""
+    if not array.size:
+        return False
+    reach = array.itemsize
+    axes = zip(array.strides, array.shape, strict=True)
+    for stride, size in sorted((abs(stride), size) for stride, size in axes if size > 1):
+        if stride < reach:
+            return True
+        reach += stride * (size - 1)
+    return False

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
 Operation = Literal[
     "given",
     "visible",
@@ -35,6 +39,7 @@ Operation = Literal[
     "sum",
     "divide",
     "log",
+    "inverse_root",
     "split",
     "merge",
 ]
@@ -132,6 +137,18 @@ def textbook(
     >>> [step.name for step in textbook({"queries", "keys", "values"}, heads=False)][-3:]
     ['output', 'log_sums', 'lse']
     """
+    return _textbook(frozenset(given), heads, rows, masked, softmax, default_scale)
+
+
+@lru_cache(maxsize=256)
+def _textbook(
+    given: frozenset[str],
+    heads: bool,
+    rows: bool,
+    masked: bool,
+    softmax: Literal["shifted", "unshifted"],
+    default_scale: bool,
+) -> tuple[Step, ...]:
     steps: list[Step] = []
 
     def declare(*step: Any, **more: Any) -> str:
@@ -216,7 +233,19 @@ def textbook(
         "dot",
         (Ref("queries", ("h", "i", "d")), Ref("keys", ("h//(H//G)", "j", "d"))),
     )
-    declare("scale", "scale", _scale_text(default_scale), _scale_latex(default_scale), (), "given")
+    if default_scale:
+        declare("width", "D", "D is the width of a key", "D", (), "given")
+        declare(
+            "scale",
+            "scale",
+            "scale = 1 / √D",
+            r"\mathrm{scale} = 1 / \sqrt{D}",
+            (),
+            "inverse_root",
+            (Ref("width", ()),),
+        )
+    else:
+        declare("scale", "scale", "scale is given", r"\mathrm{scale}", (), "given")
     last = declare(
         "scaled",
         "A_s",
@@ -267,6 +296,7 @@ def textbook(
             ("H", "L", "S"),
             "select",
             (Ref("visible", cell), Ref(last, cell)),
+            over=over,
         )
 
     # 4. Softmax: weights that are positive and sum to one along each row.
@@ -314,6 +344,7 @@ def textbook(
         ("H", "L", "S"),
         "exp",
         (Ref(last, cell),),
+        over=over,
     )
     if sink:
         exponent = symbol(sink_exponent.step)
@@ -395,10 +426,10 @@ def projecting(given: Collection[str], *, heads: bool = True) -> tuple[Step, ...
 
 
 def _tail(given: Collection[str], heads: bool) -> list[Step]:
-    """Heads side by side, then the output projection, where there is one."""
+    """Heads that came from embeddings are put side by side; then the output projection, if any."""
     steps = []
     last, symbol, column, width = "output", "O", "e", "E"
-    if heads and "W_o" in given:
+    if heads and "embeddings" in given:
         steps.append(
             Step(
                 "merged",
@@ -441,14 +472,6 @@ def _tail(given: Collection[str], heads: bool) -> list[Step]:
                 )
             )
     return steps
-
-
-def _scale_text(default: bool) -> str:
-    return "scale = 1 / √D" if default else "scale is given"
-
-
-def _scale_latex(default: bool) -> str:
-    return r"\mathrm{scale} = 1 / \sqrt{D}" if default else r"\mathrm{scale}"
 
 
 def _without_axes(steps: Sequence[Step], heads: bool, rows: bool) -> tuple[Step, ...]:
@@ -508,6 +531,8 @@ def compute(
                     result = np.where(hidden, result, -np.inf)
             case "exp":
                 result = np.exp(_wide(arrays[0]))
+                if hidden is not None:
+                    result = np.where(hidden, result, 0)
             case "sum":
                 result = operands[0][0].sum(axis=-1)  # (L, S) → (L,)
                 for other in arrays[1:]:
@@ -518,8 +543,13 @@ def compute(
                     result = np.where(hidden, result, 0)
             case "log":
                 result = np.log(_wide(arrays[0]))
+            case "inverse_root":
+                # Without width every score is 0 and any scale will do.
+                result = 1 / np.sqrt(_wide(arrays[0])) if arrays[0] else np.ones(())
             case _:
                 raise NotImplementedError(step.op)
+    if not letters:
+        return np.asarray(result)  # one number for the whole call keeps its own precision
     return np.asarray(result).astype(dtype, copy=False)
 
 

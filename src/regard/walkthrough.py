@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regard import dispatch
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation import Explanation, KernelCheck
-from regard.kernels.reference import Run
+from regard.kernels.reference import Run, scalars
 from regard.masks import Boolean, Lengths, Mask, Segments, as_mask
 from regard.problem import Problem
 from regard.request import Request, make_request
 from regard.steps import projecting, textbook
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
 Softmax = Literal["shifted", "unshifted"]
 
 PROJECTED = ("embeddings", "context", "W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
@@ -82,16 +85,9 @@ def explain_problem(problem: Problem, mask: Any = None, **overrides: Any) -> Exp
     given = {name: getattr(problem, name) for name in PROJECTED}
     inputs = {name: array for name, array in given.items() if array is not None}
     heads = {}
-    if problem.embeddings is not None:
-        if problem.heads is not None:
-            heads = {"H": problem.heads, "G": problem.key_heads or problem.heads}
-        steps = projecting(set(inputs), heads=bool(heads))
-        project = Run(steps, inputs, heads, dtype=np.dtype(np.float64))
-        queries, keys, values = (project.value(name) for name in ("queries", "keys", "values"))
-    else:
-        assert problem.queries is not None and problem.keys is not None
-        assert problem.values is not None
-        queries, keys, values = problem.queries, problem.keys, problem.values
+    if problem.embeddings is not None and problem.heads is not None:
+        heads = {"H": problem.heads, "G": problem.key_heads or problem.heads}
+    queries, keys, values = _ready(problem, inputs, heads)
     options = {name: getattr(problem, name) for name in OPTIONS if name != "mask"}
     request = make_request(queries, keys, values, mask=_problem_rules(problem, mask), **options)
     if problem.embeddings is None:
@@ -120,6 +116,17 @@ def explain_problem(problem: Problem, mask: Any = None, **overrides: Any) -> Exp
         rebuild=lambda rule: explain_problem(problem, with_rule(mask, rule)),
         check_kernel=partial(check_kernel, request, run),
     )
+
+
+def _ready(
+    problem: Problem, inputs: Mapping[str, Array], heads: Mapping[str, int]
+) -> tuple[Any, Any, Any]:
+    """Queries, keys and values: as given, or projected from the embeddings."""
+    if problem.embeddings is None:
+        return problem.queries, problem.keys, problem.values
+    steps = projecting(set(inputs), heads=bool(heads))
+    run = Run(steps, inputs, heads, dtype=np.dtype(np.float64))
+    return run.value("queries"), run.value("keys"), run.value("values")
 
 
 def _problem_rules(problem: Problem, extra: Any) -> Mask | None:
@@ -153,11 +160,9 @@ def _run(
     request: Request, inputs: Mapping[str, Array], heads: Mapping[str, int], softmax: Softmax
 ) -> Run:
     """The whole textbook of one call over the arrays in the caller's own axes, in float64."""
-    optional: dict[str, Array] = {}
+    optional = scalars(request)
     if request.bias is not None:
         optional["bias"] = natural(request, np.broadcast_to(request.bias, request.shape), "HL")
-    if request.softcap is not None:
-        optional["softcap"] = np.asarray(request.softcap)
     if request.sink is not None:
         optional["sink"] = request.sink if request.has_heads else request.sink[..., 0]
     steps = textbook(
@@ -166,11 +171,11 @@ def _run(
         rows=request.has_rows,
         masked=request.rules is not None,
         softmax=softmax,
-        default_scale=request.default_scale,
+        default_scale=request.scale is None,
     )
     return Run(
         steps,
-        {**inputs, **optional, "scale": np.asarray(request.scale)},
+        {**inputs, **optional},
         heads,
         dtype=np.dtype(np.float64),
         lead=request.lead,

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regard.masks import Block, Mask
 from regard.request import Request, Result
 from regard.steps import LETTERS, Ref, Step, compute, merging, projecting, textbook
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
 Rows = range | tuple[int, ...]
 
 name = "reference"
 
-# Cells of one block of scores: about 2 MiB in float64, so that a handful of steps stay in cache.
-BLOCK_CELLS = 2**18
+# Cells of one block of scores: half a MiB in float64, so that a handful of steps stay in cache.
+BLOCK_CELLS = 2**16
 # What a run may keep of what it has computed before it starts to forget.
 KEPT_BYTES = 2**28
 
@@ -36,7 +39,9 @@ def supports(request: Request) -> str | None:
 
 def run(request: Request) -> Result:
     """The answer in the working dtype, or in float64 rounded once for precision="exact"."""
-    steps = textbook(_given(request), masked=request.rules is not None)
+    steps = textbook(
+        _given(request), masked=request.rules is not None, default_scale=request.scale is None
+    )
     working = Run.of_request(steps, request, request.accumulator)
     output = np.empty((*request.shape[:-1], request.value.shape[-1]), request.dtype)
     weights = np.empty(request.shape, request.dtype) if request.return_weights else None
@@ -52,14 +57,9 @@ def run(request: Request) -> Result:
                     for step, array in results.items()
                     if array is not None
                 }
-                redo = _overflowed(working, request, batch, head, rows, blocks["output"])
-                if redo.any():
+                if request.dtype != np.float64 and not np.isfinite(blocks["output"]).all():
                     wide = wide or Run.of_request(steps, request, np.dtype(np.longdouble))
-                    again = tuple(int(row) for row in np.asarray(rows)[redo])
-                    for step, block in blocks.items():
-                        block = block.astype(np.longdouble)
-                        block[redo] = wide.block(step, batch, head, again)
-                        blocks[step] = block
+                    _redo(working, wide, request, (batch, head, rows), blocks)
                     wide.forget()
                 with np.errstate(all="ignore"):
                     for step, block in blocks.items():
@@ -74,27 +74,49 @@ def run(request: Request) -> Result:
     )
 
 
-def _overflowed(
-    working: Run, request: Request, batch: tuple[int, ...], head: int, rows: range, output: Array
-) -> NDArray[np.bool_]:
-    """The rows that left the working range although a wider one could hold them.
+def _redo(
+    working: Run,
+    wide: Run,
+    request: Request,
+    at: tuple[tuple[int, ...], int, range],
+    blocks: dict[str, Array],
+) -> None:
+    """Compute again, in a wider type, what left the range of float32.
 
-    float16, bfloat16 and float32 promise finite results for finite inputs, but q·k may overflow
-    float32. A row that a NaN or an infinity of the inputs reaches is redone too, to the same end.
+    float16, bfloat16 and float32 promise finite results for finite inputs, but q·k and a sum of
+    values near the largest float may overflow on the way. Where the weights themselves did, the
+    row is redone; else only the cells of the output that are not finite. What a NaN or an infinity
+    of the inputs reaches is redone too, to the same end.
     """
-    if request.dtype == np.float64:
-        return np.zeros(len(rows), dtype=np.bool_)
+    batch, head, rows = at
     scaled = np.isfinite(working.block("scaled", batch, head, rows))
     if request.rules is not None:
         scaled |= ~working.block("visible", batch, head, rows)
-    finite: NDArray[np.bool_] = scaled.all(axis=-1) & np.isfinite(output).all(axis=-1)
-    return ~finite
+    broken = ~(scaled & np.isfinite(working.block("weights", batch, head, rows))).all(axis=-1)
+    redone = broken | ~np.isfinite(blocks["output"]).all(axis=-1)
+    again = tuple(int(row) for row in np.asarray(rows)[redone])
+    for step, block in blocks.items():
+        fresh = block.astype(wide.dtype)
+        fresh[redone] = wide.block(step, batch, head, again)
+        whole = broken.reshape((-1,) + (1,) * (block.ndim - 1))
+        bad = whole | ~np.isfinite(block) if step == "output" else whole
+        blocks[step] = np.where(bad, fresh, block)
 
 
 def _given(request: Request) -> set[str]:
     optional = {"bias": request.bias, "softcap": request.softcap, "sink": request.sink}
     present = {name for name, value in optional.items() if value is not None}
     return {"queries", "keys", "values", *present}
+
+
+def scalars(request: Request) -> dict[str, Array]:
+    """The inputs of a run that are one number for the whole call."""
+    numbers = {
+        "width": request.query.shape[-1] if request.scale is None else None,
+        "scale": request.scale,
+        "softcap": request.softcap,
+    }
+    return {name: np.asarray(float(n)) for name, n in numbers.items() if n is not None}
 
 
 def project(inputs: Mapping[str, Array], heads: Mapping[str, int], dtype: np.dtype[Any]) -> Run:
@@ -145,12 +167,10 @@ class Run:
             "queries": request.query,
             "keys": request.key,
             "values": request.value,
-            "scale": np.asarray(request.scale),
+            **scalars(request),
         }
         if request.bias is not None:
             inputs["bias"] = np.broadcast_to(request.bias, request.shape)
-        if request.softcap is not None:
-            inputs["softcap"] = np.asarray(request.softcap)
         if request.sink is not None:
             inputs["sink"] = request.sink
         return cls(
@@ -281,12 +301,12 @@ class Run:
         if not step.axes:
             return np.asarray(array)  # a scalar keeps its own precision
         with np.errstate(all="ignore"):
-            # Contiguous, so that the memory layout of the caller cannot choose the order of sums.
-            return np.asarray(array, dtype=self.dtype, order="C")
+            # Contiguous and aligned: the caller's memory layout must not choose the order of sums.
+            return np.require(array, self.dtype, ("C", "A"))
 
     def _visible(self, step: Step, batch: tuple[int, ...], head: int, rows: Rows | None) -> Array:
         queries, keys = self.sizes.get("L", 1), self.sizes["S"]
-        assert self.rules is not None and rows is not None
+        assert self.rules is not None
         asked = np.asarray(rows if "L" in step.axes else (0,), dtype=np.int64)
         shape = (*self.lead, self.sizes.get("H", 1), queries, keys)
         at = Block(shape, batch, head, asked, int(self.offset[batch]))

@@ -1,0 +1,234 @@
+"""The answers to questions about a whole explanation.
+
+Owns statistics, contributions, comparison, the search for the first NaN and the check of stated
+expectations. Reads an explanation block by block; must not know how it was made or is shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from regard.derivation import Derivation
+from regard.errors import OptionError, ShapeError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+    from regard.explanation import Explanation
+    from regard.problem import Expectation
+
+
+@dataclass(frozen=True)
+class StepStatistics:
+    """Of one step, over the cells that count: hidden cells are left out after masking."""
+
+    mean: float
+    variance: float  # of the population: divided by the number of cells
+    minimum: float
+    maximum: float
+    cells: int
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """How each query spreads its weight; arrays (…, H, L) without the axes the call lacks."""
+
+    entropy: Array  # in nats
+    effective_keys: Array  # exp(entropy): as many keys with equal weights would spread as far
+    largest_weight: Array
+    largest_key: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Numbers about the numbers: `.steps` by name and `.rows`."""
+
+    steps: Mapping[str, StepStatistics]
+    rows: RowStatistics
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first step in which two explanations differ, and where."""
+
+    step: str
+    index: tuple[int, ...]  # leading axes first
+    labels: tuple[str, ...]
+    difference: float
+    here: Derivation
+    there: Derivation
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A stated expectation that the computed numbers do not meet."""
+
+    expectation: Expectation
+    step: str
+    what: Literal["value", "variance"]
+    index: tuple[int, ...]  # head first, where the step has one; () for a variance
+    labels: tuple[str, ...]
+    expected: float
+    got: float
+    derivation: Derivation | None
+
+
+def statistics(explanation: Explanation) -> Statistics:
+    """Of every step that is more than one number, and of every row of weights."""
+    steps = {
+        name: step_statistics(explanation, name)
+        for name, step in explanation.steps.items()
+        if step.axes and step.declared.op != "visible"
+    }
+    return Statistics(steps, _row_statistics(explanation))
+
+
+def _blocks(
+    explanation: Explanation, name: str
+) -> Iterator[tuple[tuple[int, ...], int, range, Array, Array | None]]:
+    """Every block of a step and which of its cells count, so that a long one is never whole."""
+    source, step = explanation.source, explanation.steps[name]
+    lead = step.shape[: len(step.shape) - len(step.axes)]
+    heads = next((source.sizes[axis] for axis in step.axes if axis in ("H", "G")), 1)
+    row_blocks = source.row_blocks() if "L" in step.axes else [range(1)]
+    for batch in np.ndindex(*lead):
+        for head, rows in itertools.product(range(heads), row_blocks):
+            seen = None
+            if explanation.hides(step.declared):
+                seen = source.block("visible", batch, head, rows)
+            yield batch, head, rows, source.block(name, batch, head, rows), seen
+
+
+def step_statistics(explanation: Explanation, name: str) -> StepStatistics:
+    """Of one step; of a masked one over the visible cells."""
+    count, mean, squares = 0, 0.0, 0.0
+    minimum, maximum = np.inf, -np.inf
+    for *_, block, seen in _blocks(explanation, name):
+        cells = np.asarray(block if seen is None else block[seen]).ravel()
+        if not cells.size:
+            continue
+        # Chan's update: means and squared deviations of blocks combine without cancellation.
+        with np.errstate(all="ignore"):
+            own = float(cells.mean())
+            delta, total = own - mean, count + cells.size
+            squares += float(((cells - own) ** 2).sum()) + delta**2 * count * cells.size / total
+            mean += delta * cells.size / total
+            minimum = float(np.minimum(minimum, cells.min()))
+            maximum = float(np.maximum(maximum, cells.max()))
+        count = total
+    if not count:
+        return StepStatistics(np.nan, np.nan, np.nan, np.nan, 0)
+    return StepStatistics(mean, squares / count, minimum, maximum, count)
+
+
+def _row_statistics(explanation: Explanation) -> RowStatistics:
+    step = explanation.steps["weights"]
+    shape = step.shape[:-1]
+    entropy, largest = np.zeros(shape), np.zeros(shape)
+    largest_key = np.zeros(shape, np.int64)
+    for batch, head, rows, block, _ in _blocks(explanation, "weights"):
+        if not block.shape[-1]:
+            continue
+        at: tuple[Any, ...] = (*batch, *((head,) if "H" in step.axes else ()))
+        if "L" in step.axes:
+            at = (*at, slice(rows.start, rows.stop))
+        with np.errstate(all="ignore"):
+            logs = np.log(np.where(block == 0, 1, block))  # 0·ln 0 is 0
+            # 0 − Σ…: a row with all its weight on one key has the entropy 0, not −0
+            entropy[at] = 0 - (block * logs).sum(axis=-1)
+        largest[at] = block.max(axis=-1)
+        largest_key[at] = block.argmax(axis=-1)
+    return RowStatistics(entropy, np.exp(entropy), largest, largest_key)
+
+
+def compare(here: Explanation, there: Explanation, tolerance: float) -> Comparison | None:
+    """The first cell of the first step in which both have numbers that differ."""
+    for name in here.steps:
+        if name not in there.steps:
+            continue
+        mine, theirs = here.steps[name].value, there.steps[name].value
+        if mine.shape != theirs.shape:
+            raise ShapeError(
+                f"{name} has shape {mine.shape} here but {theirs.shape} there; "
+                "only attentions of the same sizes can be compared"
+            )
+        with np.errstate(all="ignore"):
+            size = np.abs(np.subtract(mine, theirs, dtype=np.float64))
+            # NaN equals NaN, and each infinity itself.
+            same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+        differs = ~(same | (size <= tolerance))
+        if differs.any():
+            at = tuple(int(n) for n in np.unravel_index(int(differs.argmax()), differs.shape))
+            lead = len(at) - len(here.steps[name].axes)
+            cells = [one.derive(name, at[lead:], at[:lead]) for one in (here, there)]
+            return Comparison(name, at, cells[0].labels, float(size[differs].max()), *cells)
+    return None
+
+
+def first_nonfinite(explanation: Explanation) -> Derivation | None:
+    """The first cell that is NaN or infinite without saying "absent"."""
+    for name, step in explanation.steps.items():
+        if step.declared.op == "visible":
+            continue
+        for batch, head, rows, block, seen in _blocks(explanation, name):
+            bad = ~np.isfinite(block)
+            if seen is not None:
+                bad &= seen
+            if name in ("bias", "biased", "row_maximum", "log_sums", "lse"):
+                bad &= block != -np.inf
+            if bad.any():
+                first = [int(n) for n in np.unravel_index(int(bad.argmax()), bad.shape)]
+                if "L" in step.axes:
+                    first[0] += rows.start
+                if {"H", "G"} & set(step.axes):
+                    first.insert(0, head)
+                return explanation.derive(name, tuple(first), batch)
+    return None
+
+
+def mismatches(explanation: Explanation, expected: Expectation) -> Iterator[Mismatch]:
+    """Every number of one expectation that did not come out."""
+    step = explanation.steps[expected.step]
+    if expected.variance is not None:
+        got = step_statistics(explanation, expected.step).variance
+        if not _meets(expected, got, expected.variance):
+            wanted = expected.variance
+            yield Mismatch(expected, step.name, "variance", (), (), wanted, got, None)
+    if expected.value is None:
+        return
+    if expected.at is not None:
+        cell = explanation.why(step.name, *expected.at, head=expected.head)
+        wanted = float(np.asarray(expected.value))
+        if not _meets(expected, cell.value, wanted):
+            yield _mismatch(expected, cell, wanted)
+        return
+    ours = step.value if expected.head is None else step.head(expected.head)
+    theirs = np.asarray(expected.value, dtype=np.float64)
+    if theirs.shape != ours.shape:
+        raise OptionError(
+            f"expect.{step.name} has shape {theirs.shape} but {step.name} has {ours.shape}; "
+            "they must match"
+        )
+    for at in np.ndindex(*ours.shape):
+        if not _meets(expected, float(ours[at]), float(theirs[at])):
+            lead = ours.ndim - len(step.axes) if expected.head is None else 0
+            index = at[lead:] if expected.head is None else (expected.head, *at)
+            cell = explanation.derive(step.name, index[-len(step.axes) :], at[:lead])
+            yield _mismatch(expected, cell, float(theirs[at]))
+
+
+def _mismatch(expected: Expectation, cell: Derivation, wanted: float) -> Mismatch:
+    return Mismatch(expected, cell.step, "value", cell.index, cell.labels, wanted, cell.value, cell)
+
+
+def _meets(expected: Expectation, got: float, wanted: float) -> bool:
+    if not (np.isfinite(got) and np.isfinite(wanted)):
+        return got == wanted or bool(np.isnan(got) and np.isnan(wanted))
+    return abs(got - wanted) <= expected.within + expected.relative * abs(wanted)

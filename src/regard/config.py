@@ -1,0 +1,68 @@
+"""What this installation of regard is: versions, kernels, threads, extras.
+
+Must not import anything heavy: extras are looked up, not loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import numpy as np
+
+from regard import dispatch
+
+# Extra name -> the distribution that it brings.
+EXTRAS = {"bfloat16": "ml_dtypes", "plot": "matplotlib"}
+
+
+def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | None:
+    """Print what is installed, which kernels can answer and how many threads may run.
+
+    Parameters
+    ----------
+    mode : {"print", "dict"}
+        "dict" returns the same as plain data and prints nothing.
+
+    Examples
+    --------
+    >>> show_config("dict")["kernels"]["reference"]
+    'usable'
+    """
+    if mode not in ("print", "dict"):
+        raise ValueError(f'mode must be "print" or "dict", not {mode!r}')
+    config = {
+        "regard": _version("regard") or "not installed",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "kernels": dispatch.status(),
+        "cpus": _usable_cpus(),
+        "extras": {extra: _version(name) or "not installed" for extra, name in EXTRAS.items()},
+    }
+    if mode == "dict":
+        return config
+    for key, value in config.items():
+        if isinstance(value, dict):
+            print(key)
+            for name, state in value.items():
+                print(f"  {name:<12}{state}")
+        else:
+            print(f"{key:<14}{value}")
+    return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _usable_cpus() -> int:
+    """Those that this process may run on, not those that the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

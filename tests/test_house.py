@@ -1,0 +1,311 @@
+"""The rules of the house: who may import whom, what nobody may import, and that examples run.
+
+The rules are functions from sources to breaches, so that a test can show each one biting.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(find_spec("regard").origin).parent
+
+# A module imports only from lower ranks. `__init__` stands for the package as others see it.
+LADDER = """
+errors
+masks
+steps
+labels arithmetic
+derivation
+answers
+explanation request problem
+kernels formats lse
+dispatch
+walkthrough config
+multihead cache
+models views diagnosis
+interop testing
+api
+__init__
+cli
+__main__
+"""
+RANKS = {room: rank for rank, rooms in enumerate(LADDER.split("\n")) for room in rooms.split()}
+# Packages whose modules may import each other. Kernels may not: any one of them can be deleted.
+OPEN_ROOMS = {"formats", "models", "views", "diagnosis", "interop"}
+# Convenience methods that import from their own rank or above, inside their body.
+UPWARD = {
+    ("regard.problem", "Problem.explain"),
+    ("regard.problem", "Problem.save"),
+}
+CATCH_ALLS = {"utils", "util", "helpers", "common", "core", "misc"}
+NEIGHBOURS = {"torch", "jax", "dask", "matplotlib", "onnx", "transformers"}
+SHOWING = {"rich", "jinja2", "typer"}
+PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}
+
+# Examples that need more than `pip install .` brings: module -> the name of the tool.
+NEEDED_BY_EXAMPLES: dict[str, str] = {}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("regard", *path.relative_to(PACKAGE).with_suffix("").parts))
+
+
+# Packages keep their `.__init__`, so that relative imports resolve alike in every module.
+SOURCES = {module_name(path): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`importer` takes `target`: at module level, in `function`, or for annotations only."""
+
+    importer: str
+    target: str
+    function: str | None
+    for_types: bool
+
+    def __str__(self) -> str:
+        place = f" in {self.function}" if self.function else ""
+        return f"{self.importer}{place} imports {self.target}"
+
+
+def imports(sources: dict[str, str]) -> Iterator[Import]:
+    def targets(importer: str, node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+            return
+        package = importer.rpartition(".")[0]
+        base = resolve_name("." * node.level + (node.module or ""), package)
+        for alias in node.names:
+            whole = f"{base}.{alias.name}"
+            yield whole if whole in sources or f"{whole}.__init__" in sources else base
+
+    def walk(node: ast.AST, importer: str, names: tuple[str, ...], function: bool, types: bool):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                where = ".".join(names) if function else None
+                for target in targets(importer, child):
+                    yield Import(importer, target, where, types)
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inside = function or not isinstance(child, ast.ClassDef)
+                yield from walk(child, importer, (*names, child.name), inside, types)
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                for statement in child.body:
+                    wrapper = ast.Module([statement], [])
+                    yield from walk(wrapper, importer, names, function, True)
+                for statement in child.orelse:
+                    wrapper = ast.Module([statement], [])
+                    yield from walk(wrapper, importer, names, function, types)
+            else:
+                yield from walk(child, importer, names, function, types)
+
+    for importer, source in sources.items():
+        yield from walk(ast.parse(source), importer, (), False, False)
+
+
+def is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "regard"
+
+
+def room(module: str) -> str:
+    """What stands right below `regard`: a module, or a package with everything in it."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def is_upward(one: Import) -> bool:
+    """Whether an import leaves the order of the ranks."""
+    here, there = room(one.importer), room(one.target)
+    if here == "__init__" or there == "_fused" or (here == there and here in OPEN_ROOMS):
+        return False
+    if here == there == "kernels":  # what kernels have in common stands in the package itself
+        return one.target != "regard.kernels"
+    if one.for_types:  # names for annotations only; nothing is loaded, so no order is broken
+        return False
+    return RANKS[there] >= RANKS[here]
+
+
+def breaches_of_rank(sources: dict[str, str]) -> list[str]:
+    ours = (i for i in imports(sources) if is_ours(i.target) and not i.function)
+    return [str(one) for one in ours if is_upward(one)]
+
+
+def upward_functions(sources: dict[str, str]) -> set[tuple[str, str]]:
+    ours = (i for i in imports(sources) if is_ours(i.target) and i.function and is_upward(i))
+    return {(i.importer, i.function) for i in ours}
+
+
+def breaches_of_walls(sources: dict[str, str]) -> list[str]:
+    """Imports that no place in the file excuses."""
+
+    def is_breach(one: Import) -> bool:
+        here, there = room(one.importer), room(one.target)
+        return is_ours(one.target) and (
+            (here == "views" and there in {"kernels", "dispatch"})
+            or (here == there == "kernels" and one.target != "regard.kernels")
+            or (there == "_fused" and one.importer != "regard.kernels.fused")
+        )
+
+    return [str(one) for one in imports(sources) if is_breach(one)]
+
+
+def breaches_of_lightness(sources: dict[str, str]) -> list[str]:
+    """Heavy libraries taken as soon as the module is imported."""
+
+    def is_breach(one: Import) -> bool:
+        library = one.target.partition(".")[0]
+        if one.function or one.for_types:
+            return False
+        if library in NEIGHBOURS:
+            return one.importer != f"regard.interop.{library}"
+        excused = room(one.importer) == "views" or (room(one.importer), library) == ("cli", "typer")
+        return library in SHOWING and not excused
+
+    return [str(one) for one in imports(sources) if is_breach(one)]
+
+
+def breaches_of_inertness(sources: dict[str, str]) -> list[str]:
+    """Anything that unpickles, or that speaks to a network."""
+    forbidden = PICKLES | NETWORK
+    found = [str(i) for i in imports(sources) if i.target.partition(".")[0] in forbidden]
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.keyword(arg="allow_pickle", value=ast.Constant(value=False)):
+                    pass
+                case ast.keyword(arg="allow_pickle"):
+                    found.append(f"{module}:{node.value.lineno} may unpickle")
+    return found
+
+
+def test_every_module_has_a_rank():
+    assert {room(module) for module in SOURCES} <= RANKS.keys()
+
+
+def test_no_module_is_a_catch_all():
+    assert not [m for m in SOURCES if CATCH_ALLS & {part.strip("_") for part in m.split(".")}]
+
+
+def test_modules_import_only_from_lower_ranks():
+    assert breaches_of_rank(SOURCES) == []
+
+
+def test_functions_import_upward_exactly_where_it_is_listed():
+    assert upward_functions(SOURCES) == UPWARD
+
+
+def test_views_know_no_kernel_and_kernels_do_not_know_each_other():
+    assert breaches_of_walls(SOURCES) == []
+
+
+def test_heavy_libraries_are_imported_only_on_request():
+    assert breaches_of_lightness(SOURCES) == []
+
+
+def test_nothing_unpickles_or_speaks_to_a_network():
+    assert breaches_of_inertness(SOURCES) == []
+
+
+# fmt: off
+PLACES = [
+    "__init__", "_fused", "errors", "steps", "problem", "explanation", "dispatch", "api", "cli",
+    "kernels.__init__", "kernels.reference", "kernels.fused", "formats.__init__", "formats.toml",
+    "views.__init__", "views.story", "interop.__init__", "interop.torch",
+]
+# fmt: on
+LAYOUT = {f"regard.{place}": "" for place in PLACES}
+
+
+@pytest.mark.parametrize(
+    ("rule", "module", "source"),
+    [
+        (breaches_of_rank, "steps", "import regard.api"),
+        (breaches_of_rank, "steps", "from regard import attention"),
+        (breaches_of_rank, "steps", "from .problem import Problem"),
+        (breaches_of_rank, "steps", "from . import api"),
+        (breaches_of_rank, "steps", "try:\n    from .api import explain\nexcept ImportError: 0"),
+        (breaches_of_rank, "problem", "from regard.explanation import Explanation"),
+        (breaches_of_rank, "problem", "class Problem:\n    from regard import explanation"),
+        (breaches_of_rank, "formats.__init__", "from ..dispatch import choose"),
+        (breaches_of_rank, "kernels.fused", "from .reference import run"),
+        (breaches_of_walls, "kernels.fused", "def run(): from regard.kernels import reference"),
+        (breaches_of_walls, "kernels.__init__", "from . import reference"),
+        (breaches_of_walls, "kernels.reference", "def run(): from .. import _fused"),
+        (breaches_of_walls, "views.story", "def tell(): from regard.dispatch import choose"),
+        (breaches_of_walls, "views.story", "import regard.kernels.reference"),
+        (breaches_of_lightness, "api", "import rich.table"),
+        (breaches_of_lightness, "cli", "import rich"),
+        (breaches_of_lightness, "views.story", "import matplotlib.pyplot as plt"),
+        (breaches_of_lightness, "interop.torch", "import jax"),
+        (breaches_of_inertness, "formats.toml", "def load(): import pickle"),
+        (breaches_of_inertness, "formats.toml", "numpy.load(file, allow_pickle=trusted)"),
+        (breaches_of_inertness, "formats.toml", "from urllib.request import urlopen"),
+    ],
+)
+def test_each_rule_catches_what_it_forbids(rule, module, source):
+    assert len(rule(LAYOUT | {f"regard.{module}": source})) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("__init__", "from .api import attention\nfrom .steps import Step"),
+        ("api", "from regard.dispatch import choose"),
+        ("cli", "import typer\nfrom regard import attention"),
+        ("problem", "from .errors import ProblemError"),
+        ("problem", "if TYPE_CHECKING:\n    from .explanation import Explanation"),
+        ("formats.__init__", "from .toml import parse"),
+        ("formats.toml", "from regard.problem import Problem\nimport tomllib"),
+        ("formats.toml", "numpy.load(file, allow_pickle=False)"),
+        ("kernels.fused", "from regard import _fused\nfrom . import Kernel"),
+        ("views.story", "from rich.table import Table\nfrom regard.explanation import Explanation"),
+        ("views.story", "def plot(): import matplotlib.pyplot"),
+        ("interop.torch", "import torch"),
+    ],
+)
+def test_no_rule_catches_what_is_allowed(module, source):
+    sources = LAYOUT | {f"regard.{module}": source}
+    rules = breaches_of_rank, breaches_of_walls, breaches_of_lightness, breaches_of_inertness
+    assert [breach for rule in rules for breach in rule(sources)] == []
+    assert upward_functions(sources) == set()
+
+
+def test_an_upward_import_is_found_by_the_name_of_its_method():
+    source = "class Problem:\n    def save(self):\n        from regard.formats import save_problem"
+    assert upward_functions(LAYOUT | {"regard.problem": source}) == {
+        ("regard.problem", "Problem.save")
+    }
+
+
+def test_importing_regard_brings_in_nothing_that_only_showing_needs():
+    program = "import sys, regard; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    loaded = set(done.stdout.decode().split())
+    assert "numpy" in loaded
+    assert loaded & (NEIGHBOURS | SHOWING | {"ml_dtypes"}) == set()
+
+
+def modules_with_examples() -> Iterator[object]:
+    for name in sorted(SOURCES.keys() - {"regard.__main__"}):
+        module = name.removesuffix(".__init__")
+        tool = NEEDED_BY_EXAMPLES.get(module)
+        yield pytest.param(module, marks=[pytest.mark.needs(tool)] if tool else [], id=module)
+
+
+@pytest.mark.parametrize("module", list(modules_with_examples()))
+def test_the_examples_in_docstrings_print_what_they_say(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # an example may save a file
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    report: list[str] = []
+    for example in doctest.DocTestFinder().find(importlib.import_module(module)):
+        runner.run(example, out=report.append)
+    assert runner.failures == 0, "".join(report)

@@ -1,0 +1,55 @@
+"""What `pip install .` puts on a machine: the package, its examples and its command, no more."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.metadata import Distribution, distribution
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("distribution")
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def installed() -> Distribution:
+    return distribution("regard")
+
+
+def test_every_file_of_the_package_is_installed(installed):
+    sources = [path for path in (REPOSITORY / "src").rglob("*") if path.is_file()]
+    expected = {
+        path.relative_to(REPOSITORY / "src").as_posix()
+        for path in sources
+        if "__pycache__" not in path.parts
+    }
+    assert "regard/py.typed" in expected
+    assert expected <= {file.as_posix() for file in installed.files}
+
+
+def test_the_examples_are_installed_beside_the_package():
+    expected = {path.name: path.read_bytes() for path in (REPOSITORY / "examples").glob("*.toml")}
+    assert len(expected) >= 6
+    found = (files("regard") / "examples").iterdir()
+    assert {file.name: file.read_bytes() for file in found} == expected
+
+
+def test_nothing_but_the_package_is_installed(installed):
+    tops = {file.parts[0] for file in installed.files if file.parts[0] != ".."}
+    assert tops == {"regard", f"regard-{installed.version}.dist-info"}
+
+
+def test_the_command_resolves(installed):
+    (command,) = installed.entry_points.select(group="console_scripts")
+    assert command.name == "regard"
+    assert callable(command.load())
+
+
+def test_the_version_at_run_time_is_the_one_in_pyproject(installed):
+    import regard
+
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    assert regard.__version__ == installed.version == project["version"]
