@@ -1,0 +1,176 @@
+"""Problems on file: TOML and JSON to read and write by hand, NPZ for large arrays.
+
+Owns which format a suffix means and whose file an error is about. Any file is read within stated
+time and memory, or refused by one `ProblemError` on one line; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ..errors import ProblemError, safe_text
+from ..problem import Problem, shown
+from . import files, npz
+from .schema import mapping_from_problem, problem_from_mapping
+from .text import MAX_TEXT_BYTES, Kind, decode, parse, spell
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+__all__ = [
+    "example_names",
+    "load_problem",
+    "mapping_from_problem",
+    "parse_problem",
+    "problem_from_mapping",
+    "save_problem",
+]
+
+SUFFIXES = (".toml", ".json", ".npz")
+_KINDS: dict[str, Kind] = {".toml": "toml", ".json": "json"}
+
+
+def load_problem(path: str | os.PathLike[str]) -> Problem:
+    """A problem from a file (.toml, .json or .npz), or a packaged example by its name.
+
+    Parameters
+    ----------
+    path : str or path
+        Where the file is; or one of `example_names()`.
+
+    Raises
+    ------
+    ProblemError
+        If the file cannot be read or what is in it makes no problem: one line with the file, the
+        key and how to mend it. No other error comes from a file, whatever is in it.
+
+    Examples
+    --------
+    >>> load_problem("she-likes-coffee").query_labels
+    ('she', 'likes', 'coffee')
+    """
+    place = _place(path)
+    suffix = os.path.splitext(place)[1].lower()
+    if suffix in SUFFIXES:
+        with _about(place):
+            data = _read(place, suffix)
+    elif not suffix and not os.path.dirname(place):
+        data, place = _read_example(place)
+    else:
+        raise ProblemError(f"{safe_text(place, 200)}: {_unknown_suffix(suffix)}")
+    return problem_from_mapping(data, place)
+
+
+def parse_problem(text: str, kind: Kind, source: str = "") -> Problem:
+    """A problem from TOML or JSON text; `source` names its origin in errors.
+
+    >>> parse_problem('{"queries": [1], "keys": [[2]], "values": [[3]]}', "json")
+    Problem
+      given       queries (1,)  keys (1, 1)  values (1, 1)
+    """
+    if kind not in ("toml", "json"):
+        raise ProblemError(f'kind is {shown(kind)}; it must be "toml" or "json"')
+    source = source or f"{kind} text"
+    with _about(source):
+        if not isinstance(text, str):
+            raise ProblemError(f"text must be a string, not {shown(text)}")
+        data = parse(text, kind)
+    return problem_from_mapping(data, source)
+
+
+def save_problem(problem: Problem, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write a problem to a file whose suffix says the format; reading it gives the same problem.
+
+    A file that is there already is replaced only with `force`, and only as a whole.
+    """
+    place = _place(path)
+    suffix = os.path.splitext(place)[1].lower()
+    with _about(place):
+        if suffix not in SUFFIXES:
+            raise ProblemError(_unknown_suffix(suffix))
+        if suffix == ".npz":
+            arrays = mapping_from_problem(problem, tables=False)
+            files.write_file(place, lambda file: npz.write(file, arrays), force=force)
+        else:
+            content = spell(mapping_from_problem(problem), _KINDS[suffix]).encode()
+
+            def write(file: BinaryIO) -> None:
+                file.write(content)
+
+            files.write_file(place, write, force=force)
+
+
+def example_names() -> tuple[str, ...]:
+    """The names of the examples that come with the package."""
+    folder = _example_folder()
+    if not folder.is_dir():
+        return ()
+    names = (entry.name for entry in folder.iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
+
+
+# --- parts of them -------------------------------------------------------------------------------
+
+
+def _place(path: Any) -> str:
+    try:
+        place = os.fsdecode(path)
+        os.fsencode(place)
+    except (TypeError, UnicodeError):
+        raise ProblemError(f"path must be a file name, not {shown(path)}") from None
+    if not place or "\0" in place:
+        raise ProblemError(f"path must be a file name, not {shown(place)}")
+    return place
+
+
+def _read(place: str, suffix: str) -> Any:
+    if suffix == ".npz":
+        # Packing may add a little to what cannot be packed.
+        with files.open_file(place, npz.MAX_BYTES + npz.FREE_BYTES) as file:
+            return npz.read(file)
+    return parse(decode(files.read_file(place, MAX_TEXT_BYTES)), _KINDS[suffix])
+
+
+def _read_example(name: str) -> tuple[Any, str]:
+    names = example_names()
+    if name not in names:
+        near = difflib.get_close_matches(name[:100].lower(), names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        have = f"the examples are {', '.join(names)}" if names else "no examples are installed"
+        raise ProblemError(
+            f"{safe_text(name, 100)}: there is no example of this name; {hint}{have}; "
+            f"a file ends in {', '.join(SUFFIXES)}"
+        )
+    place = f"{name}.toml"
+    with _about(place):
+        return parse(decode((_example_folder() / place).read_bytes()), "toml"), place
+
+
+def _example_folder() -> Traversable:
+    installed = package_files("regard") / "examples"
+    # In a source tree the examples stand beside src, where readers look for them.
+    source = Path(__file__).resolve().parents[2]
+    if not installed.is_dir() and source.name == "src":
+        return source.parent / "examples"
+    return installed
+
+
+def _unknown_suffix(suffix: str) -> str:
+    return f"the suffix {shown(suffix)} says no format; it must be one of {', '.join(SUFFIXES)}"
+
+
+@contextmanager
+def _about(source: str) -> Iterator[None]:
+    """Every error below is about this file, and says so."""
+    try:
+        yield
+    except MemoryError:
+        raise ProblemError(f"{safe_text(source, 200)}: needs more memory than there is") from None
+    except ProblemError as error:
+        raise ProblemError(f"{safe_text(source, 200)}: {error}") from None

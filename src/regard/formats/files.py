@@ -1,0 +1,93 @@
+"""The only place that opens files: regular ones, of bounded size, replaced whole or not at all.
+
+Must not know what is in them. Errors say what is wrong; the caller puts the file's name in front.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+from ..errors import ProblemError, safe_text
+
+
+def read_file(path: str, limit: int) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes."""
+    with open_file(path, limit) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:  # it grew, or lies about its size as files under /proc do
+        raise ProblemError(f"has more than {limit} bytes, the most that are read")
+    return data
+
+
+@contextmanager
+def open_file(path: str, limit: int) -> Iterator[BinaryIO]:
+    """A regular file of at most `limit` bytes, open for reading."""
+    flags = os.O_RDONLY
+    # Without O_NONBLOCK, opening a FIFO waits for a writer, forever if need be.
+    for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    with _plain_errors("cannot be read"):
+        descriptor = os.open(path, flags)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ProblemError(f"is {_kind(status.st_mode)}, not a file that can be read")
+            if status.st_size > limit:
+                raise ProblemError(f"has {status.st_size} bytes; at most {limit} are read")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with os.fdopen(descriptor, "rb") as file:
+            yield file
+
+
+def write_file(path: str, write: Callable[[BinaryIO], None], *, force: bool) -> None:
+    """Let `write` fill a file beside `path`, then put it in its place in one step."""
+    with _plain_errors("cannot be written"):
+        with suppress(FileNotFoundError):
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISREG(mode):
+                raise ProblemError(f"is {_kind(mode)}, which is never replaced; give another name")
+            if not force:
+                raise ProblemError("is there already; pass force=True to replace it")
+        folder, name = os.path.split(path)
+        if folder and not os.path.isdir(folder):
+            raise ProblemError(f"cannot be written: there is no folder {safe_text(folder, 120)}")
+        beside = os.path.join(folder, f".{name[:40]}.{os.urandom(6).hex()}.part")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        for more in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
+            flags |= getattr(os, more, 0)
+        descriptor = os.open(beside, flags, 0o666)  # less the umask, like any new file
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(file)
+            os.replace(beside, path)
+        except BaseException:  # an interrupt too leaves nothing behind
+            with suppress(OSError):
+                os.unlink(beside)
+            raise
+
+
+@contextmanager
+def _plain_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ProblemError(f"{what}: {error.strerror or type(error).__name__}") from None
+
+
+def _kind(mode: int) -> str:
+    for test, kind in (
+        (stat.S_ISDIR, "a directory"),
+        (stat.S_ISLNK, "a symbolic link"),
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISREG, "a file"),
+    ):
+        if test(mode):
+            return kind
+    return "a device"
