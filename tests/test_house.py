@@ -21,10 +21,10 @@ PACKAGE = Path(find_spec("regard").origin).parent
 
 # A module imports only from lower ranks. `__init__` stands for the package as others see it.
 LADDER = """
-errors
+errors _fused
 masks
 steps
-labels arithmetic
+labels arithmetic values
 derivation
 answers
 explanation request problem
@@ -36,6 +36,7 @@ models views diagnosis
 interop testing
 api
 __init__
+on_disk
 cli
 __main__
 """
@@ -47,6 +48,7 @@ UPWARD = {
     ("regard.problem", "Problem.explain"),
     ("regard.problem", "Problem.save"),
 }
+NATIVE = {"regard._fused"}
 CATCH_ALLS = {"utils", "util", "helpers", "common", "core", "misc"}
 NEIGHBOURS = {"torch", "jax", "dask", "matplotlib", "onnx", "transformers"}
 SHOWING = {"rich", "jinja2", "typer"}
@@ -88,7 +90,8 @@ def imports(sources: dict[str, str]) -> Iterator[Import]:
         base = resolve_name("." * node.level + (node.module or ""), package)
         for alias in node.names:
             whole = f"{base}.{alias.name}"
-            yield whole if whole in sources or f"{whole}.__init__" in sources else base
+            ours = whole in sources or f"{whole}.__init__" in sources or whole in NATIVE
+            yield whole if ours else base
 
     def walk(node: ast.AST, importer: str, names: tuple[str, ...], function: bool, types: bool):
         for child in ast.iter_child_nodes(node):

@@ -253,7 +253,7 @@ class Explanation:
 
     def _single_query(self, step: Step) -> tuple[str, ...]:
         """The row label of a step of one query (D,), which has no query axis."""
-        alone = "L" not in self.source.sizes and not step.name.startswith(("W_", "b_", "scale"))
+        alone = "L" not in self.source.sizes and not step.name.startswith(("W_", "b_"))
         return self.labels.get("L", ()) if alone and step.axes else ()
 
     def table(

@@ -6,8 +6,9 @@ Owns unique labels, lookup and the words of a failed one. Must not know numbers.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from regard.errors import LabelError, safe_text
 from regard.steps import Step
@@ -35,17 +36,21 @@ class Labels:
 
     own: Mapping[str, tuple[str, ...]]
     sizes: Mapping[str, int]
+    _along: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def along(self, axis: str) -> tuple[str, ...]:
         """The labels along an axis, each one unique: a repeated token becomes ``the@3``."""
-        labels = self.own.get(axis)
-        if labels is None:
-            return tuple(str(number) for number in range(self.sizes[axis]))
-        repeated = {label for label in labels if labels.count(label) > 1}
-        return tuple(
-            f"{label}@{position}" if label in repeated else label
-            for position, label in enumerate(labels)
-        )
+        if axis not in self._along:
+            labels = self.own.get(axis)
+            if labels is None:
+                self._along[axis] = tuple(str(number) for number in range(self.sizes[axis]))
+            else:
+                times = Counter(labels)
+                self._along[axis] = tuple(
+                    label if times[label] == 1 else f"{label}@{position}"
+                    for position, label in enumerate(labels)
+                )
+        return self._along[axis]
 
     def cell(self, step: Step, index: tuple[int, ...]) -> tuple[str, ...]:
         """The labels of one cell; a head is named only where there are several."""

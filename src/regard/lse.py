@@ -5,6 +5,7 @@ Both run the textbook's own operations. Must not know requests or kernels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,11 +63,14 @@ def softmax(scores: Any, *, axis: int = -1) -> Array:
     dtype = np.dtype(np.float64) if array.dtype.kind in "biu" else array.dtype.newbyteorder("=")
     if array.ndim == 0:
         raise ShapeError("scores is a single number; softmax needs at least one axis")
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise DtypeError(f"axis must be an int, not {type(axis).__name__}")
     if not -array.ndim <= axis < array.ndim:
         raise OptionError(f"axis is {axis} but scores has {array.ndim} axes")
     working = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     rows = np.moveaxis(array, axis, -1).astype(working)
-    weights = _weights(rows.reshape(-1, rows.shape[-1]), working)[0].reshape(rows.shape)
+    flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+    weights = _weights(flat, working)[0].reshape(rows.shape)
     return np.moveaxis(weights, -1, axis).astype(dtype, copy=False)
 
 
@@ -148,7 +152,7 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
     wide = np.dtype(np.float64)
     by_part = np.stack([lse.astype(wide).ravel() for lse in logs], axis=-1)  # (rows, parts)
     weights, maximum, sums = _weights(by_part, wide)
-    output = np.zeros((by_part.shape[0], parts[0].shape[-1]), wide)
+    output = np.zeros((by_part.shape[0], parts[0].shape[-1]), wide)  # (rows, E)
     with np.errstate(all="ignore"):
         for number, part in enumerate(parts):
             share = weights[:, number, None]

@@ -181,7 +181,10 @@ class Boolean(Mask):
                 "mask is a MaskedArray, whose own mask would be lost; pass its data, "
                 "or ~array.mask if that is what you mean"
             )
-        array = np.asarray(self.array)
+        try:
+            array = np.asarray(self.array)
+        except ValueError:
+            raise DtypeError("mask must be booleans in rows of equal length") from None
         if array.dtype != np.bool_:
             raise DtypeError(
                 f"mask must be boolean, True = attend, but has dtype {array.dtype}: "
@@ -422,7 +425,10 @@ class Segments(Mask):
 
 
 def _integers(name: str, value: Any) -> Ints:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise DtypeError(f"{name} must be integers in rows of equal length") from None
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{name} must be integers, but have dtype {array.dtype}")
     return array.astype(np.int64)

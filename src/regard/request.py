@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
+MAX_AXES = 32  # what NumPy broadcasts
+
 # What may stand in query, key and value. bfloat16 is known by name: ml_dtypes is not needed here.
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -198,7 +200,17 @@ def as_array(name: str, value: Any) -> Array:
 
 def result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
     """What arrays of these dtypes give together: NumPy's promotion, integers as float64."""
-    dtype = np.result_type(*(array.dtype for array in arrays.values()))
+    dtypes = [array.dtype for array in arrays.values()]
+    try:
+        dtype = np.result_type(*dtypes)
+    except TypeError:
+        # bfloat16 promotes with neither float16 nor integers by itself; integers count as float64.
+        wide = [np.dtype(np.float64) if dtype.kind in "biu" else dtype for dtype in dtypes]
+        try:
+            dtype = np.result_type(*wide)
+        except TypeError:
+            kinds = ", ".join(f"{name} {array.dtype}" for name, array in arrays.items())
+            raise DtypeError(f"{kinds} have no common dtype; convert them to one") from None
     return np.dtype(np.float64) if dtype.kind in "biu" else dtype.newbyteorder("=")
 
 
@@ -215,6 +227,8 @@ def _matched(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
                     else "(S, width) or (…, G, S, width)"
                 )
             )
+        if array.ndim > MAX_AXES:
+            raise ShapeError(f"{name} has {array.ndim} axes; at most {MAX_AXES} broadcast")
     query, key, value = (
         array.reshape((1,) * max(0, 3 - array.ndim) + array.shape) for array in arrays.values()
     )
@@ -292,7 +306,12 @@ def _offset(
                 f'offset must be an int, ints or "end", not {safe_text(repr(offset), 60)}'
             )
         offset = keys - queries
-    array = np.asarray(offset)
+    if isinstance(offset, int) and not isinstance(offset, bool) and abs(offset) >= 2**62:
+        raise OptionError(f"offset {safe_text(offset, 60)} is beyond any position")
+    try:
+        array = np.asarray(offset)
+    except ValueError:
+        raise DtypeError("offset must be ints in rows of equal length") from None
     if array.dtype.kind not in "iu":
         raise DtypeError(
             f'offset must be an int, an array of ints or "end", not {safe_text(repr(offset), 60)}'
@@ -304,6 +323,8 @@ def _offset(
 
 
 def _number(name: str, value: Any) -> float:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) < 2**1023 else math.inf
     array = np.asarray(value)
     if array.ndim or array.dtype.kind not in "iuf":
         raise DtypeError(f"{name} must be a number, not {safe_text(repr(value), 60)}")

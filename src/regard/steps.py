@@ -548,9 +548,9 @@ def compute(
                 result = 1 / np.sqrt(_wide(arrays[0])) if arrays[0] else np.ones(())
             case _:
                 raise NotImplementedError(step.op)
-    if not letters:
-        return np.asarray(result)  # one number for the whole call keeps its own precision
-    return np.asarray(result).astype(dtype, copy=False)
+        if letters:
+            result = np.asarray(result).astype(dtype, copy=False)
+    return np.asarray(result)  # one number for the whole call keeps its own precision
 
 
 def _wide(array: Array) -> Array:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import ProblemError, safe_text
-from ..problem import Problem, shown
+from ..problem import Problem
+from ..values import shown
 from . import files, npz
 from .schema import mapping_from_problem, problem_from_mapping
 from .text import MAX_TEXT_BYTES, Kind, decode, parse, spell

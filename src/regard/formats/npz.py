@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProblemError, safe_text
-from ..problem import shown
+from ..values import shown
 from . import text
 
 MAX_MEMBERS = 64

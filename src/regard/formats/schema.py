@@ -11,7 +11,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,17 +20,16 @@ from ..problem import (
     MAX_NUMBERS,
     PROJECTED,
     READY,
-    Array,
     Expectation,
     Problem,
     RandomMatrices,
-    as_number,
-    as_number_or_numbers,
-    as_numbers,
-    check_choice,
-    check_text,
-    shown,
 )
+from ..values import as_number, as_number_or_numbers, as_numbers, check_choice, check_text, shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
 
 FORMAT = "regard/1"
 

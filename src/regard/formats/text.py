@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProblemError, safe_text
-from ..problem import MAX_NUMBERS, shown
+from ..problem import MAX_NUMBERS
+from ..values import shown
 from .schema import MAX_DEPTH
 
 MAX_TEXT_BYTES = 16 * 2**20

@@ -1,0 +1,5 @@
+"""`python -m regard`: the same as the command `regard`."""
+
+from regard.cli import main
+
+main()

@@ -1,0 +1,218 @@
+"""Attention over arrays in .npy files, computed and written piece by piece.
+
+Owns how such files are read (mapped, never unpickled), how a call is cut so that no result is ever
+whole in memory, and that results appear complete or not at all. Must not know the command line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+import numpy as np
+
+from regard.api import attention
+from regard.errors import ProblemError, safe_text
+from regard.formats.files import open_file, write_file
+from regard.kernels.reference import BLOCK_CELLS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from regard.request import Request
+
+    Array = NDArray[Any]
+
+# Which batch element, heads and rows.
+Piece = tuple[tuple[int, ...], slice, slice]
+
+# A call of more cells than this is computed in pieces.
+PIECE_CELLS = 2**24
+MAX_NPY_HEADER = 4096
+
+
+def load_npy(path: str) -> Array:
+    """The array of an NPY file, mapped into memory; refused unless header and size agree."""
+    try:
+        with open_file(path, 2**63 - 1) as file:
+            dtype, shape, order = _npy_header(file)
+            start, size = file.tell(), os.fstat(file.fileno()).st_size
+            declared = math.prod(shape) * dtype.itemsize
+            if declared != size - start:
+                raise ProblemError(
+                    f"has the shape {shape} of {dtype}, {declared} bytes, "
+                    f"but {size - start} bytes are there"
+                )
+            if not declared:
+                return np.empty(shape, dtype)
+            flat = np.memmap(file, dtype, "r", offset=start, shape=(math.prod(shape),))
+            return np.asarray(flat).reshape(shape, order=order)
+    except ProblemError as error:
+        raise ProblemError(f"{path}: {error}") from None
+
+
+def _npy_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+    start = file.read(12)
+    if start[:6] != b"\x93NUMPY" or len(start) < 12 or start[6] not in (1, 2):
+        raise ProblemError("is not an NPY file")
+    length = int.from_bytes(start[8 : 10 if start[6] == 1 else 12], "little")
+    if length > MAX_NPY_HEADER:
+        raise ProblemError(f"has a header of {length} bytes; at most {MAX_NPY_HEADER} are read")
+    file.seek(8)
+    read = np.lib.format.read_array_header_1_0
+    if start[6] == 2:
+        read = np.lib.format.read_array_header_2_0
+    try:
+        shape, is_fortran, dtype = read(file, max_header_size=MAX_NPY_HEADER)
+    except Exception as error:  # NumPy reads it as Python: any error means a damaged header
+        raise ProblemError(f"has a damaged header: {safe_text(error, 120)}") from None
+    if dtype.hasobject:
+        raise ProblemError("holds Python objects, which only unpickling could read; never done")
+    if any(size < 0 for size in shape):
+        raise ProblemError(f"has the shape {shape}, which no array has")
+    return dtype, shape, "F" if is_fortran else "C"
+
+
+@dataclass
+class Job:
+    """One call of attention over arrays on disk, computed and written in pieces.
+
+    Pieces follow the order in which the results lie in their files, so each is appended as it is
+    finished, and no result is ever whole in memory.
+    """
+
+    request: Request
+    extras: Mapping[str, Array]  # mask and bias, as given
+    options: Mapping[str, Any]
+    by_position: bool  # whether rules compare positions, so that a piece's offset matters
+
+    @property
+    def results(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """The shape and the dtype of each result that is wanted."""
+        request = self.request
+
+        def natural(*last: int) -> tuple[int, ...]:
+            heads = request.shape[-3:-2] if request.has_heads else ()
+            rows = request.shape[-2:-1] if request.has_rows else ()
+            return (*request.lead, *heads, *rows, *last)
+
+        found = {"output": (natural(request.value.shape[-1]), request.dtype)}
+        if request.return_weights:
+            found["weights"] = (natural(request.shape[-1]), request.dtype)
+        if request.return_lse:
+            found["lse"] = (natural(), request.lse_dtype)
+        return found
+
+    def pieces(self) -> list[Piece]:
+        """Which batch element, heads and rows each piece has; one piece if all of it is small."""
+        *lead, heads, rows, keys = self.request.shape
+        if math.prod(self.request.shape) <= PIECE_CELLS:
+            return [((), slice(0, heads), slice(0, rows))]
+        if heads * rows * keys <= PIECE_CELLS:
+            return [(batch, slice(0, heads), slice(0, rows)) for batch in np.ndindex(*lead)]
+        length = self._rows_per_piece(keys)
+        return [
+            (batch, slice(head, head + 1), slice(start, min(start + length, rows)))
+            for batch in np.ndindex(*lead)
+            for head in range(heads)
+            for start in range(0, rows, length)
+        ]
+
+    def _rows_per_piece(self, keys: int) -> int:
+        # Whole blocks of the kernel, anchored at row 0 as it anchors them: the same bytes as one
+        # call, though matrix products of other sizes may round differently.
+        block = max(1, BLOCK_CELLS // max(keys, 1))
+        return max(1, PIECE_CELLS // max(keys, 1) // block) * block
+
+    def compute(self, batch: tuple[int, ...], heads: slice, rows: slice) -> dict[str, Array]:
+        """The results of one piece."""
+        request = self.request
+        several = batch == () and len(request.lead) > 0
+        place: tuple[Any, ...] = (slice(None),) * len(request.lead) if several else batch
+        shared = request.query.shape[-3] // max(request.key.shape[-3], 1) or 1
+        groups = slice(heads.start // shared, -(-heads.stop // shared))
+        options = dict(self.options)
+        if self.by_position:
+            offset = request.offset + rows.start
+            options["offset"] = offset if several else int(offset[batch])
+        for name, array in self.extras.items():
+            whole = np.broadcast_to(array, request.shape)  # a view: nothing is copied
+            options[name] = whole[(*place, heads, rows)]
+        found: Any = attention(
+            request.query[(*place, heads, rows)],
+            request.key[(*place, groups)],
+            request.value[(*place, groups)],
+            **options,
+        )
+        if not isinstance(found, tuple):
+            return {"output": found}
+        return dict(zip(found._fields, found, strict=True))  # type: ignore[attr-defined]
+
+    def memory(self) -> int:
+        """About how many bytes it takes besides the inputs."""
+        keys, width = self.request.shape[-1], self.request.value.shape[-1]
+        numbers = width + 1 + (keys if self.request.return_weights else 0)
+        pieces = self.pieces()
+        rows = math.prod(self.request.shape[:-1])
+        if len(pieces) > 1:
+            _, heads, own = pieces[0]
+            rows = (heads.stop - heads.start) * (own.stop - own.start)
+        # A handful of steps for one block of scores, and one head of keys and values, in float64.
+        scratch = 2**25 + keys * (self.request.key.shape[-1] + width) * 8
+        return int(rows * numbers * 8 + scratch)
+
+    def run(
+        self,
+        targets: Mapping[str, str],
+        *,
+        force: bool,
+        watch: Callable[[Sequence[Piece]], Iterable[Piece]] = iter,
+    ) -> None:
+        """Compute everything; the files appear when all is done, or not at all.
+
+        `watch` passes the pieces on one by one, so that somebody may count them.
+        """
+
+        def fill(files: Mapping[str, BinaryIO]) -> None:
+            for name, file in files.items():
+                shape, dtype = self.results[name]
+                descr = np.lib.format.dtype_to_descr(dtype)
+                header = {"descr": descr, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            for piece in watch(self.pieces()):
+                for name, array in self.compute(*piece).items():
+                    numbers = np.ascontiguousarray(array).reshape(-1)
+                    files[name].write(numbers.view(np.uint8).data)
+
+        _write_together(list(targets.items()), {}, fill, force=force)
+
+
+class _AboutFile(ProblemError):
+    """A problem whose file is named already."""
+
+
+def _write_together(
+    targets: Sequence[tuple[str, str]],
+    files: Mapping[str, BinaryIO],
+    fill: Callable[[Mapping[str, BinaryIO]], None],
+    *,
+    force: bool,
+) -> None:
+    """Open every target beside its place, fill them all, then put each where it belongs."""
+    if not targets:
+        fill(files)
+        return
+    (name, path), *rest = targets
+    try:
+        write_file(
+            path,
+            lambda file: _write_together(rest, {**files, name: file}, fill, force=force),
+            force=force,
+        )
+    except _AboutFile:
+        raise
+    except ProblemError as error:
+        raise _AboutFile(f"{path}: {error}") from None

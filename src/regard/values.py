@@ -1,0 +1,220 @@
+"""One value as somebody gave it: exactly the number, the labels or the array meant, or refused.
+
+Owns the conversion of nested lists and arrays to read-only float64 and the words of refusal; a
+message begins with the name that the caller gives. Must not know what the value is for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.errors import ProblemError, safe_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+    Booleans = NDArray[np.bool_]
+
+MAX_AXES = 3
+
+
+def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) -> Array:
+    """A read-only float64 copy of an array or of nested lists; nothing is rounded to get there.
+
+    `words` are the strings that stand for a number.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise ProblemError(f"{name} is a MaskedArray, whose mask would be lost; give its data")
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "iu" and value.dtype.itemsize > 4:
+            value = value.tolist()  # each integer is checked: float64 holds them up to 2**53
+        elif value.dtype.name in ("float16", "bfloat16", "float32", "float64") or (
+            value.dtype.kind in "iu"
+        ):
+            return _frozen(value.astype(np.float64, order="C"))
+        else:
+            raise ProblemError(
+                f"{name} has the dtype {safe_text(value.dtype, 40)}; "
+                "it must hold floating-point numbers of at most 64 bits, or integers"
+            )
+    elif not isinstance(value, (list, tuple)) and hasattr(value, "__array__"):
+        return as_numbers(name, np.asarray(value))
+    shape, cells = _unnested(name, value, "number")
+    if set(map(type, cells)) - {float}:
+        cells = [
+            float(cell)
+            if type(cell) is float or (type(cell) is int and abs(cell) <= 2**53)
+            else as_number(f"{name}{_at(position, shape)}", cell, words)
+            for position, cell in enumerate(cells)
+        ]
+    return _frozen(np.array(cells, dtype=np.float64).reshape(shape))
+
+
+def as_booleans(name: str, value: Any) -> Booleans:
+    """A read-only copy of an array or of nested lists of booleans."""
+    if isinstance(value, np.ndarray) and value.dtype == np.bool_:
+        return _frozen(value.copy(order="C"))
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    shape, cells = _unnested(name, value, "boolean")
+    for position, cell in enumerate(cells):
+        if type(cell) is not bool and not isinstance(cell, np.bool_):
+            raise ProblemError(
+                f"{name}{_at(position, shape)} is {shown(cell)}; it must be true "
+                "(the query may see the key) or false"
+            )
+    return _frozen(np.array(cells, dtype=np.bool_).reshape(shape))
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+def _unnested(name: str, value: Any, kind: str) -> tuple[tuple[int, ...], list[Any]]:
+    """The shape and the cells of nested lists, all as long as their neighbours."""
+    if not isinstance(value, (list, tuple)):
+        raise ProblemError(f"{name} must be a list of {kind}s or of rows, not {shown(value)}")
+    shape: tuple[int, ...] = (len(value),)
+    cells = list(value)
+    while True:
+        cells = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
+        if not cells or not isinstance(cells[0], (list, tuple)):
+            return shape, cells
+        if len(shape) == MAX_AXES:
+            raise ProblemError(f"{name} is nested deeper than {MAX_AXES} lists")
+        width = len(cells[0])
+        for position, row in enumerate(cells):
+            where = f"row {position if len(shape) == 1 else _index(position, shape)}"
+            if not isinstance(row, (list, tuple)):
+                raise ProblemError(f"{name} {where} is {shown(row)} but the row before is a list")
+            if len(row) != width:
+                first = f"row {0 if len(shape) == 1 else _index(0, shape)}"
+                raise ProblemError(
+                    f"{name} {where} has {len(row)} {kind}s but {first} has {width}; "
+                    "all rows must be equally long (rows count from 0)"
+                )
+        shape = (*shape, width)
+        cells = [cell for row in cells for cell in row]
+
+
+def _at(position: int, shape: tuple[int, ...]) -> str:
+    return f" at {_index(position, shape)}"
+
+
+def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    index: tuple[int, ...] = ()
+    for size in reversed(shape):
+        position, at = divmod(position, size)
+        index = (at, *index)
+    return index
+
+
+def as_number(name: str, value: Any, words: Mapping[str, float] | None = None) -> float:
+    """A float that is exactly the given number; a boolean is none."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, (bool, np.bool_)):
+        raise ProblemError(f"{name} is {shown(value)}; it must be a number")
+    if isinstance(value, (int, np.integer)):
+        try:
+            number = float(int(value))
+        except OverflowError:
+            number = math.inf
+        if number != int(value):
+            raise ProblemError(
+                f"{name} is {shown(value)}, which a 64-bit float cannot hold exactly; "
+                "write it with a decimal point to have it rounded"
+            )
+        return number
+    if isinstance(value, (float, np.float32, np.float16)):
+        return float(value)
+    if words is not None and isinstance(value, str):
+        if value in words:
+            return words[value]
+        listed = ", ".join(f'"{word}"' for word in words)
+        raise ProblemError(f"{name} is {shown(value)}; the only words for numbers are {listed}")
+    raise ProblemError(f"{name} must be a number, not {shown(value)}")
+
+
+def as_number_or_numbers(
+    name: str, value: Any, words: Mapping[str, float] | None = None
+) -> float | Array:
+    """One number, or an array of them."""
+    if isinstance(value, (list, tuple)) or np.ndim(value):
+        return as_numbers(name, value, words)
+    return as_number(name, value, words)
+
+
+def as_integer(name: str, value: Any, bits: int = 62) -> int:
+    """A Python int; a boolean or 2.0 is none."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise ProblemError(f"{name} must be a whole number, not {shown(value)}")
+    # Positions are added to each other in 64 bits, so each of them keeps to 62.
+    if abs(int(value)) >= 2**bits:
+        raise ProblemError(f"{name} is {shown(int(value))}; it must lie within ±2**{bits}")
+    return int(value)
+
+
+def as_labels(name: str, value: Any) -> tuple[str, ...]:
+    """A tuple of any strings."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        raise ProblemError(f"{name} must be a list of strings, not {shown(value)}")
+    return tuple(check_text(name, label) for label in value)
+
+
+def check_text(name: str, value: Any) -> str:
+    """A string that every format can write."""
+    if not isinstance(value, str):
+        raise ProblemError(
+            f"{name} has {shown(value)} where a string is expected; put it in quotes"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ProblemError(
+            f"{name} has {shown(value)}, with half of a surrogate pair, which is no text"
+        ) from None
+    return str(value)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """One of a few words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ProblemError(f"{name} is {shown(value)}; it must be {either(choices)}")
+
+
+def shown(value: Any) -> str:
+    """Any value, as a message may show it: short, inert, on one line."""
+    if isinstance(value, str):
+        return f'"{safe_text(value, 40)}"'
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value)).lower()
+    if isinstance(value, int):
+        bits = value.bit_length()
+        return str(value) if bits <= 64 else f"an integer of {bits} bits"
+    if isinstance(value, (float, np.number)):
+        return safe_text(value, 40)
+    if value is None:
+        return "nothing"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    return f"a {safe_text(type(value).__name__, 40)}"
+
+
+def either(choices: Sequence[object]) -> str:
+    """Choices as a sentence names them."""
+    return " or ".join(
+        f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices
+    )

@@ -1,0 +1,168 @@
+"""Calls of `regard.attention` that the semantics tests make, each held against the oracle.
+
+Owns the list of kernels that every semantics test runs over, the dtypes, and `check`: run one call,
+hold every number of it within its bound. Must not know how any kernel works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+import regard.dispatch
+from bounds import accumulator, assert_within, error_bounds
+from oracle import Answer, attend, attend_exactly
+
+try:
+    import ml_dtypes
+except ImportError:
+    BFLOAT16 = None
+else:
+    BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+NAMES = [one.name for one in regard.dispatch.KERNELS]
+every_kernel = pytest.mark.parametrize("kernel", NAMES)
+
+
+def every_kernel_where_the_reference_fails(reason: str) -> pytest.MarkDecorator:
+    """For promises that only a fused kernel keeps; strict, so that keeping one is noticed."""
+    failing = pytest.mark.xfail(strict=True, reason=reason, raises=AssertionError)
+    return pytest.mark.parametrize(
+        "kernel", [pytest.param(k, marks=failing if k == "reference" else ()) for k in NAMES]
+    )
+
+
+FLOATS = [
+    pytest.param(np.dtype(np.float16), id="float16"),
+    pytest.param(BFLOAT16, id="bfloat16", marks=pytest.mark.needs("ml_dtypes")),
+    pytest.param(np.dtype(np.float32), id="float32"),
+    pytest.param(np.dtype(np.float64), id="float64"),
+]
+every_float = pytest.mark.parametrize("dtype", FLOATS)
+
+
+def numbers(
+    shape: tuple[int, ...], dtype: Any = np.float32, seed: int = 0, size: float = 1.0
+) -> np.ndarray:
+    """Normally distributed numbers, another set for each seed."""
+    return (np.random.default_rng(seed).normal(size=shape) * size).astype(dtype)
+
+
+def inputs(
+    *shapes: tuple[int, ...], dtype: Any = np.float32, seed: int = 0, size: float = 1.0
+) -> tuple[np.ndarray, ...]:
+    """Query, key and value of these shapes."""
+    return tuple(numbers(s, dtype, 1000 * seed + n, size) for n, s in enumerate(shapes))
+
+
+def run(kernel: str, query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """One call by the kernel named, with weights and lse; that kernel must be the one that ran."""
+    with recording() as ran:
+        result = regard.attention(
+            query, key, value, return_weights=True, return_lse=True, kernel=kernel, **options
+        )
+    # A call that is answered without any kernel's `run` leaves no trace to look at.
+    np.testing.assert_equal(set(ran) <= {kernel}, True, f"ran {ran}, not {kernel}")
+    return result
+
+
+@contextmanager
+def recording() -> Iterator[list[str]]:
+    """The names of the kernels that run meanwhile."""
+    ran: list[str] = []
+
+    def recorded(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            ran.append(name)
+            return work(*arguments, **options)
+
+        return run
+
+    kernels = [(one, one.run) for one in regard.dispatch.KERNELS]
+    try:
+        for one, work in kernels:
+            one.run = recorded(one.name, work)
+        yield ran
+    finally:
+        for one, work in kernels:
+            one.run = work
+
+
+def result_dtype(*arrays: Any) -> np.dtype:
+    dtype = np.result_type(*(np.asarray(x).dtype for x in arrays))
+    return np.dtype(np.float64) if dtype.kind in "biu" else dtype
+
+
+def answer_of(query: Any, key: Any, value: Any, **options: Any) -> Answer:
+    """The oracle's answer, by the oracle that is precise enough for these dtypes."""
+    options.pop("precision", None)
+    narrow = result_dtype(query, key, value) != np.float64
+    return (attend if narrow else attend_exactly)(query, key, value, **options)
+
+
+def check(
+    kernel: str, query: Any, key: Any, value: Any, *, rule: Any = None, **options: Any
+) -> tuple[Any, Answer]:
+    """Run a call and hold output, weights and lse against the oracle, number by number.
+
+    `rule` is what the oracle takes for the call's mask, where that is a mask object.
+    """
+    result = run(kernel, query, key, value, **options)
+    answer = answer_of(query, key, value, **(options | ({} if rule is None else {"mask": rule})))
+    check_result(result, answer, query, key, value, **options)
+    return result, answer
+
+
+def check_result(
+    result: Any, answer: Answer, query: Any, key: Any, value: Any, **options: Any
+) -> None:
+    dtype = result_dtype(query, key, value)
+    np.testing.assert_equal(result.output.dtype, dtype, "dtype of the output")
+    np.testing.assert_equal(result.weights.dtype, dtype, "dtype of the weights")
+    np.testing.assert_equal(result.lse.dtype, accumulator(dtype), "dtype of the lse")
+    bound = error_bounds(
+        query,
+        key,
+        value,
+        answer,
+        dtype=dtype,
+        exact=options.get("precision") == "exact",
+        **{name: options[name] for name in ("scale", "softcap", "bias", "sink") if name in options},
+    )
+    assert_within(result.output, answer.output, bound.output, "output")
+    assert_within(result.weights, answer.weights, bound.weights, "weights")
+    assert_within(result.lse, answer.lse, bound.lse, "lse")
+
+
+def assert_same_bytes(actual: Any, expected: Any, what: str = "") -> None:
+    """Equal to the last bit, NaN and the sign of zero included."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    np.testing.assert_equal((actual.dtype, actual.shape), (expected.dtype, expected.shape), what)
+    if actual.tobytes() != expected.tobytes():
+        unlike = np.frombuffer(actual.tobytes(), np.uint8) != np.frombuffer(
+            expected.tobytes(), np.uint8
+        )
+        unlike = unlike.reshape(*actual.shape, -1).any(axis=-1)
+        places = np.argwhere(unlike).tolist()
+        raise AssertionError(
+            f"{what}: {len(places)} of {actual.size} numbers have other bytes, first at "
+            f"{places[0]}: {actual[unlike][0]!r} and {expected[unlike][0]!r}"
+        )
+
+
+def assert_same_result(actual: Any, expected: Any, what: str = "") -> None:
+    for name in ("output", "weights", "lse"):
+        assert_same_bytes(getattr(actual, name), getattr(expected, name), f"{what} {name}")
+
+
+def assert_other_numbers(one: Any, other: Any, what: str = "") -> None:
+    """The two outputs differ by far more than any rounding does."""
+    one, other = (np.asarray(x).astype(np.float64) for x in (one, other))
+    difference = float(np.nan_to_num(abs(one - other), nan=np.inf).max(initial=0.0))
+    np.testing.assert_array_less(1e-2, difference, f"{what}: it changes nothing")

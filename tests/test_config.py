@@ -1,0 +1,40 @@
+"""What an installation says of itself."""
+
+from __future__ import annotations
+
+import platform
+
+import numpy as np
+import pytest
+
+import regard
+from regard import dispatch
+
+
+def test_the_configuration_names_versions_and_every_kernel():
+    config = regard.show_config("dict")
+    assert config["python"] == platform.python_version()
+    assert config["numpy"] == np.__version__
+    assert tuple(config["kernels"]) == dispatch.kernel_names()
+    assert config["kernels"]["reference"] == "usable"
+    assert config["cpus"] >= 1
+
+
+def test_the_configuration_is_printed_one_thing_a_line(capsys):
+    assert regard.show_config() is None
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["numpy", np.__version__] for line in lines)
+    assert any(line.split()[:2] == ["reference", "usable"] for line in lines)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ValueError, match="mode"):
+        regard.show_config("xml")
+
+
+def test_names_that_are_not_there_are_attribute_errors_and_names_that_are_are_listed():
+    with pytest.raises(AttributeError, match="no attribute 'attend'"):
+        regard.attend  # noqa: B018
+    assert set(regard.__all__) <= set(dir(regard))
+    for name in regard.__all__:
+        assert getattr(regard, name) is not None

@@ -1,0 +1,61 @@
+"""README and docs claim only what runs: their Python and their commands are executed."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+
+
+def commands() -> list[tuple[str, str, str]]:
+    """Every `$ regard …` of a console block, with the output that is shown below it, if any."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```console\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, _, shown = part.partition("\n")
+                found.append((page.name, command, shown.strip("\n")))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_on_a_page_gives_what_the_page_shows(page: Path) -> None:
+    failed, _ = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert failed == 0
+
+
+def test_readme_has_python_and_commands_to_run() -> None:
+    examples = doctest.DocTestParser().get_examples((ROOT / "README.md").read_text("utf-8"))
+    assert len(examples) >= 10
+    assert len([command for page, command, _ in commands() if page == "README.md"]) >= 3
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), commands())
+def test_a_command_on_a_page_runs_and_prints_what_the_page_shows(
+    page: str, command: str, shown: str
+) -> None:
+    program, *arguments = shlex.split(command)
+    assert program == "regard"
+    run = subprocess.run(
+        [sys.executable, "-m", "regard", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONUTF8": "1"},
+    )
+    assert run.returncode == 0, run.stderr
+    if shown:
+        printed = "\n".join(line.rstrip() for line in run.stdout.strip("\n").split("\n"))
+        assert printed == shown
