@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import tracemalloc
 from typing import Any
@@ -182,6 +183,16 @@ def test_determinism_does_not_depend_on_the_place_in_the_batch(kernel, dtype):
     moved = run(kernel, q[order], k[order], v[order])
     for name in ("output", "weights", "lse"):
         assert_same_bytes(getattr(moved, name), getattr(whole, name)[order], name)
+
+
+@every_kernel
+def test_determinism_of_long_calls_does_not_depend_on_how_many_there_are(kernel):
+    q, k, v = inputs((3, 2, 330, 16), (3, 2, 199, 16), (3, 2, 199, 8))
+    whole = run(kernel, q, k, v)
+    for b, h in itertools.product(range(3), range(2)):
+        alone = run(kernel, q[b, h], k[b, h], v[b, h])
+        for name in ("output", "weights", "lse"):
+            assert_same_bytes(getattr(alone, name), getattr(whole, name)[b, h], f"{name} {b}, {h}")
 
 
 @every_kernel

@@ -102,7 +102,8 @@ def test_mask_of_integers_is_refused_with_the_reason():
         regard.attention(q, k, v, mask=np.ones((3, 5), np.int64))
     message = str(caught.value)
     assert "int64" in message
-    assert "bool" in message
+    assert "whether 1 means attend or ignore differs" in message
+    assert "mask == 1 or mask == 0" in message
     with pytest.raises(TypeError, match="bias"):
         regard.attention(q, k, v, mask=np.zeros((3, 5), np.float32))
 
@@ -198,6 +199,14 @@ def test_lengths_and_segments_follow_the_leading_axes(kernel):
     )
 
 
+@every_kernel
+@pytest.mark.parametrize("lengths", [6, -1, [0, 6], [-1, 5]], ids=str)
+def test_lengths_that_are_no_number_of_keys_are_refused_by_name(kernel, lengths):
+    q, k, v = inputs((2, 1, 3, 4), (2, 1, 5, 4), (2, 1, 5, 2))
+    with pytest.raises(regard.OptionError, match=r"lengths.* 5 keys.*(6|-1)"):
+        regard.attention(q, k, v, mask=Lengths(lengths), kernel=kernel)
+
+
 # bias ---------------------------------------------------------------------------------------------
 
 
@@ -263,6 +272,18 @@ def test_bias_of_nan_or_plus_infinity_follows_ieee(kernel):
     mask = np.isfinite(bias)
     result, _ = check(kernel, q, k, v, bias=bias, mask=mask)
     np.testing.assert_array_equal(np.isfinite(result.output), True)
+
+
+@every_kernel
+def test_bias_of_minus_infinity_hides_its_own_cell_and_no_other(kernel):
+    q, k, v = inputs((3, 4), (5, 4), (5, 2))
+    bias = np.zeros((3, 5), np.float32)
+    bias[:, 4] = -INF
+    bias[0, :4], bias[1, 2] = -1e30, np.nan
+    result, answer = check(kernel, q, k, v, bias=bias)
+    np.testing.assert_array_equal(answer.visible, bias != -INF)
+    np.testing.assert_allclose(result.weights[[0, 2]].sum(axis=-1), 1.0, rtol=1e-6)
+    np.testing.assert_array_equal(np.isnan(result.output[:, 0]), [False, True, False])
 
 
 @every_kernel

@@ -18,6 +18,7 @@ from calls import (
     FLOATS,
     answer_of,
     assert_same_bytes,
+    assert_same_result,
     check,
     every_float,
     every_kernel,
@@ -453,6 +454,16 @@ def test_dtypes_of_bias_and_sink_do_not_decide(kernel, dtype):
         assert result.output.dtype == dtype
 
 
+@every_kernel
+@every_narrow_float
+@pytest.mark.parametrize(("name", "shape"), [("bias", (40, 5, 9)), ("sink", (40,))])
+def test_dtypes_of_bias_and_sink_convert_to_that_of_the_sums(kernel, dtype, name, shape):
+    q, k, v = inputs((40, 5, 4), (40, 9, 4), (40, 9, 3), dtype=dtype)
+    given = numbers(shape, np.float64, 8, 3.0)
+    wide = run(kernel, q, k, v, **{name: given})
+    assert_same_result(run(kernel, q, k, v, **{name: given.astype(accumulator(dtype))}), wide)
+
+
 # lse ----------------------------------------------------------------------------------------------
 
 
@@ -532,6 +543,34 @@ def test_exact_precision_is_correctly_rounded(kernel, dtype, size):
         assert_same_bytes(result.output, rounded(answer.output, dtype), "output")
         assert_same_bytes(result.weights, rounded(answer.weights, dtype), "weights")
         assert_same_bytes(result.lse, rounded(answer.lse, np.dtype(np.float32)), "lse")
+
+
+@every_kernel
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.float16,
+        pytest.param(
+            BFLOAT16,
+            marks=[
+                pytest.mark.needs("ml_dtypes"),
+                pytest.mark.xfail(
+                    strict=True,
+                    raises=AssertionError,
+                    reason="ml_dtypes converts float64 to bfloat16 by way of float32",
+                ),
+            ],
+        ),
+    ],
+    ids=["float16", "bfloat16"],
+)
+def test_exact_precision_rounds_once_on_the_way_to_a_half_type(kernel, dtype):
+    step = 2.0**-10 if dtype == np.float16 else 2.0**-7  # from 1 to the next number
+    # The mean is 1 + step / 2 + 2**-26: above the middle, by less than float32 can tell.
+    v = np.array([[2.0], [2.0 + 2 * step], [2.0**-24], [0.0]]).astype(dtype)
+    q, k = np.zeros((1, 1), dtype), np.zeros((4, 1), dtype)
+    output = regard.attention(q, k, v, precision="exact", kernel=kernel)
+    np.testing.assert_array_equal(output.astype(float), 1.0 + step)
 
 
 @every_kernel

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from regard.explanation import Explanation
     from regard.problem import Expectation
+    from regard.steps import Step
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,15 @@ def step_statistics(explanation: Explanation, name: str) -> StepStatistics:
         # Chan's update: means and squared deviations of blocks combine without cancellation.
         with np.errstate(all="ignore"):
             own = float(cells.mean())
-            delta, total = own - mean, count + cells.size
-            squares += float(((cells - own) ** 2).sum()) + delta**2 * count * cells.size / total
-            mean += delta * cells.size / total
+            total = count + cells.size
+            squares = squares + float(((cells - own) ** 2).sum())
+            if count and own != mean:
+                delta = np.float64(own) - mean
+                squares = float(squares + delta**2 * count * cells.size / total)
+                # Not mean + delta·…: that would make NaN of an infinite mean.
+                mean = float(mean * np.float64(count / total) + own * (cells.size / total))
+            else:
+                mean = own
             minimum = float(np.minimum(minimum, cells.min()))
             maximum = float(np.maximum(maximum, cells.max()))
         count = total
@@ -177,10 +184,10 @@ def first_nonfinite(explanation: Explanation) -> Derivation | None:
     for name, step in explanation.steps.items():
         if step.declared.op == "visible":
             continue
-        for batch, head, rows, block, seen in _blocks(explanation, name):
+        for batch, head, rows, block, _ in _blocks(explanation, name):
             bad = ~np.isfinite(block)
-            if seen is not None:
-                bad &= seen
+            if "visible" in explanation.steps and "S" in step.axes:
+                bad &= _in_sight(explanation, step.declared, batch, head, rows)
             if name in ("bias", "biased", "row_maximum", "log_sums", "lse"):
                 bad &= block != -np.inf
             if bad.any():
@@ -193,6 +200,24 @@ def first_nonfinite(explanation: Explanation) -> Derivation | None:
     return None
 
 
+def _in_sight(
+    explanation: Explanation, step: Step, batch: tuple[int, ...], head: int, rows: range
+) -> NDArray[np.bool_]:
+    """Which cells of a block any query sees: of a score its own query, of a key or value any."""
+    source = explanation.source
+    if step.axes[-1] == "S":
+        return np.asarray(source.block("visible", batch, head, rows))
+    heads, groups = source.sizes.get("H", 1), source.sizes.get("G", 1)
+    shared = range(heads)
+    if "G" in step.axes:
+        shared = range(head * (heads // groups), (head + 1) * (heads // groups))
+    seen = np.zeros(source.sizes["S"], dtype=np.bool_)
+    for one, block in itertools.product(shared, source.row_blocks()):
+        visible = source.block("visible", batch, one, block)
+        seen |= visible.reshape(-1, seen.size).any(axis=0) if visible.size else False
+    return seen[:, None]
+
+
 def mismatches(explanation: Explanation, expected: Expectation) -> Iterator[Mismatch]:
     """Every number of one expectation that did not come out."""
     step = explanation.steps[expected.step]
@@ -203,8 +228,11 @@ def mismatches(explanation: Explanation, expected: Expectation) -> Iterator[Mism
             yield Mismatch(expected, step.name, "variance", (), (), wanted, got, None)
     if expected.value is None:
         return
+    head = expected.head
+    if head is not None and "G" in step.axes:  # heads are counted as queries have them
+        head //= (explanation.heads or 1) // explanation.source.sizes["G"]
     if expected.at is not None:
-        cell = explanation.why(step.name, *expected.at, head=expected.head)
+        cell = explanation.why(step.name, *expected.at, head=head)
         wanted = float(np.asarray(expected.value))
         if not _meets(expected, cell.value, wanted):
             yield _mismatch(expected, cell, wanted)
@@ -219,7 +247,7 @@ def mismatches(explanation: Explanation, expected: Expectation) -> Iterator[Mism
     for at in np.ndindex(*ours.shape):
         if not _meets(expected, float(ours[at]), float(theirs[at])):
             lead = ours.ndim - len(step.axes) if expected.head is None else 0
-            index = at[lead:] if expected.head is None else (expected.head, *at)
+            index = at[lead:] if expected.head is None else (head, *at)
             cell = explanation.derive(step.name, index[-len(step.axes) :], at[:lead])
             yield _mismatch(expected, cell, float(theirs[at]))
 

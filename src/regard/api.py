@@ -252,7 +252,7 @@ def explain(
             query,
             key,
             value,
-            softmax=softmax or "shifted",
+            softmax="shifted" if softmax is None else softmax,
             labels={"L": query_labels, "S": key_labels, "D": key_features, "E": value_features},
             title=title or "",
             **options,

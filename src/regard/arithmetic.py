@@ -7,6 +7,7 @@ from.
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from regard.errors import safe_text
@@ -85,7 +86,8 @@ def _body(derivation: Derivation, digits: int) -> list[str]:
         case "cap":
             return [f"c·tanh({names[0]} / c) = {shown[1]} × tanh({shown[0]} / {shown[1]})"]
         case "add":
-            return [f"{' + '.join(names)} = {' + '.join(shown)}"]
+            rounded = _rounded_note(shown, derivation.value, digits)
+            return [f"{' + '.join(names)} = {' + '.join(shown)}", *rounded]
         case "select":
             if operands[0].value:
                 return [f"visible, so {names[1]} = {shown[1]}"]
@@ -93,7 +95,8 @@ def _body(derivation: Derivation, digits: int) -> list[str]:
         case "subtract":
             if derivation.hidden:
                 return ["hidden, so −∞", *verdicts]
-            return [f"{names[0]} − {names[1]} = {shown[0]} − {_bracketed(shown[1])}"]
+            rounded = _rounded_note([shown[0], _negated(shown[1])], derivation.value, digits)
+            return [f"{names[0]} − {names[1]} = {shown[0]} − {_bracketed(shown[1])}", *rounded]
         case "exp":
             if derivation.hidden:
                 return ["hidden, so 0", *verdicts]
@@ -115,7 +118,10 @@ def _body(derivation: Derivation, digits: int) -> list[str]:
 def _terms(derivation: Derivation, digits: int) -> list[str]:
     """One line per term, the result below, and what the printed rounding leaves out."""
     if not derivation.terms:
-        return ["no visible key, so 0" if derivation.op != "max" else "no visible key, so −∞"]
+        if derivation.op == "max":
+            return ["no visible key, so −∞"]
+        over_keys = derivation.declared.op == "sum" or derivation.declared.name == "output"
+        return ["no visible key, so 0" if over_keys else "nothing to add up, so 0"]
     rows = []
     for term in derivation.terms:
         factors = [format_number(derivation.operands[k].value, digits) for k in term.operands]
@@ -131,18 +137,22 @@ def _terms(derivation: Derivation, digits: int) -> list[str]:
         if product_width and not product:
             middle = " " * (product_width + 3)
         lines.append(f"{label:<{label_width}}  {middle}{value}")
-    if derivation.op != "max" and _rounding_shows(derivation, digits):
-        lines.append(f"(terms are rounded to {digits} decimals; the sum is of unrounded ones)")
+    if derivation.op != "max":
+        printed = [format_number(term.value, digits) for term in derivation.terms]
+        lines += _rounded_note(printed, derivation.value, digits)
     return lines
 
 
-def _rounding_shows(derivation: Derivation, digits: int) -> bool:
-    """Whether the printed terms do not add up to the printed sum."""
-    values = [term.value for term in derivation.terms]
-    if not all(map(math.isfinite, [*values, derivation.value])):
-        return False
-    printed = math.fsum(_parsed(format_number(value, digits)) for value in values)
-    return format_number(printed, digits) != format_number(derivation.value, digits)
+def _rounded_note(printed: list[str], value: float, digits: int) -> list[str]:
+    """A line that says so if printed terms do not add up to the printed sum."""
+    result = format_number(value, digits)
+    if any("∞" in text or text == "NaN" for text in [*printed, result]):
+        return []
+    total, shown = sum(map(_decimal, printed), Decimal(0)), _decimal(result)
+    power = shown.adjusted() if "e" in result else 0
+    if abs(total - shown) * 2 <= Decimal(1).scaleb(power - digits):
+        return []
+    return [f"(terms are rounded to {digits} decimals; the sum is of unrounded ones)"]
 
 
 def as_latex(derivation: Derivation, digits: int) -> str:
@@ -184,7 +194,8 @@ def as_latex(derivation: Derivation, digits: int) -> str:
         case _:  # split, merge
             right = shown[0]
     name = (
-        f"{derivation.declared.latex_symbol}_{{{', '.join(map(_latex_text, derivation.labels))}}}"
+        f"{{{derivation.declared.latex_symbol}}}"
+        f"_{{{', '.join(map(_latex_text, derivation.labels))}}}"
     )
     return f"{name} = {right} = {result}" if right else f"{name} = {result}"
 
@@ -228,8 +239,12 @@ def _bracketed(number: str) -> str:
     return f"({number})" if number.startswith("−") else number
 
 
-def _parsed(number: str) -> float:
-    return float(number.replace("−", "-").replace("∞", "inf"))
+def _negated(number: str) -> str:
+    return number[1:] if number.startswith("−") else f"−{number}"
+
+
+def _decimal(number: str) -> Decimal:
+    return Decimal(number.replace("−", "-"))
 
 
 def _latex_number(value: float, digits: int) -> str:

@@ -42,26 +42,38 @@ if TYPE_CHECKING:
 # Said with every view.
 READING_NOTE = "Weights say where this head reads, not why a model answered."
 
-# Why a step is not there, for those that many calls do not have.
-ABSENT = {
-    "width": "this call states its own scale",
-    "context": "the keys and values come from the same rows as the queries",
-    "softcap": "this call has no softcap",
-    "capped": "this call has no softcap",
-    "bias": "this call has no bias",
-    "biased": "this call has no bias",
-    "visible": "nothing hides a key in this call",
-    "masked": "nothing hides a key in this call",
-    "sink": "this call has no sink",
-    "sink_shifted": "this call has no sink",
-    "sink_exponential": "this call has no sink",
-    "row_maximum": 'softmax = "unshifted" takes exp without subtracting the maximum',
-    "shifted": 'softmax = "unshifted" takes exp without subtracting the maximum',
-    "merged": "there are no heads, made from embeddings, to put side by side",
-    "output_products": "this call has no output projection with a bias",
-    "projected_output": "this call has no output projection",
-    "embeddings": "queries, keys and values were given ready",
-}
+
+def _reason(name: str, present: Mapping[str, object]) -> str | None:
+    """Why a step that other calls have is not there."""
+    ready = "queries, keys and values were given ready"
+    if "W_q" not in present and (
+        name in ("embeddings", "context", "W_o", "output_products", "projected_output")
+        or name.startswith(("W_", "b_", "projected_"))
+        or name.endswith("_products")
+    ):
+        return ready
+    if name.startswith(("query_", "key_", "value_")) and name.endswith("_products"):
+        return f"no b_{name[0]} is added after the product"
+    if name.startswith("projected_") and name != "projected_output":
+        return "there are no heads to split it into"
+    if name in ("row_maximum", "shifted") or (name == "sink_shifted" and "sink" in present):
+        return 'softmax = "unshifted" takes exp without subtracting the maximum'
+    return {
+        "width": "this call states its own scale",
+        "context": "the keys and values come from the same rows as the queries",
+        "softcap": "this call has no softcap",
+        "capped": "this call has no softcap",
+        "bias": "this call has no bias",
+        "biased": "this call has no bias",
+        "visible": "nothing hides a key in this call",
+        "masked": "nothing hides a key in this call",
+        "sink": "this call has no sink",
+        "sink_shifted": "this call has no sink",
+        "sink_exponential": "this call has no sink",
+        "merged": "there are no heads, made from embeddings, to put side by side",
+        "output_products": "no b_o is added after an output projection",
+        "projected_output": "this call has no output projection",
+    }.get(name, "no such weights were given" if name.startswith(("W_", "b_")) else None)
 
 
 @dataclass(frozen=True)
@@ -154,9 +166,7 @@ class Steps(Mapping[str, ExplainedStep]):
         step = self._steps.get(name)
         if step is not None:
             return step
-        reason = ABSENT.get(name)
-        if reason is None and name.startswith(("W_", "b_")):
-            reason = "no such weights were given"
+        reason = _reason(str(name), self._steps)
         if reason is None:
             near = difflib.get_close_matches(str(name), self._steps, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self._steps)}"
@@ -266,9 +276,7 @@ class Explanation:
         rows, columns = self._matrix_axes(explained.declared)
         hidden = None
         if self.hides(explained.declared):
-            hidden = ~self.steps["visible"].head(head_at, batch_at).reshape(
-                (-1, self.source.sizes["S"])
-            )
+            hidden = np.atleast_2d(~self.steps["visible"].head(head_at, batch_at))
 
         def hidden_by(row: int, column: int) -> tuple[str, ...]:
             return verdict(self.source, batch_at, head_at, row, column).hidden_by()
@@ -333,9 +341,11 @@ class Explanation:
         """
         declared = self.steps[step].declared
         index = self.names.positions(declared, where)
-        if "H" in declared.axes:
-            index.insert(0, self._head(head))
-        elif "G" in declared.axes:
+        if "G" not in declared.axes:
+            own = self._head(head)
+            if "H" in declared.axes:
+                index.insert(0, own)
+        else:
             groups = self.source.sizes["G"]
             if head is not None and not 0 <= head < groups:
                 raise LabelError(f"{step} has {groups} key heads; there is no key head {head}")

@@ -6,6 +6,7 @@ Owns unique labels, lookup and the words of a failed one. Must not know numbers.
 from __future__ import annotations
 
 import difflib
+import operator
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,11 +46,7 @@ class Labels:
             if labels is None:
                 self._along[axis] = tuple(str(number) for number in range(self.sizes[axis]))
             else:
-                times = Counter(labels)
-                self._along[axis] = tuple(
-                    label if times[label] == 1 else f"{label}@{position}"
-                    for position, label in enumerate(labels)
-                )
+                self._along[axis] = _unique(labels)
         return self._along[axis]
 
     def cell(self, step: Step, index: tuple[int, ...]) -> tuple[str, ...]:
@@ -87,9 +84,17 @@ class Labels:
                 raise LabelError(
                     f"{safe_text(key, 60)} is none of the {what}; {safe_text(hint, 300)}"
                 )
-        number, size = int(key), len(labels)
+        size = len(labels)
+        try:
+            number = int(key[:20]) if isinstance(key, str) else operator.index(key)
+        except TypeError:
+            raise LabelError(
+                f"{safe_text(repr(key), 60)} is neither a label nor a position among the {what}"
+            ) from None
         if not -size <= number < size:
-            raise LabelError(f"there are {size} {what}, counted from 0; there is no {number}")
+            raise LabelError(
+                f"there are {size} {what}, counted from 0; there is no {safe_text(key, 40)}"
+            )
         return number % size
 
     def _named(self, axis: str, key: str) -> int | None:
@@ -106,3 +111,14 @@ class Labels:
         if at and number.isdecimal() and int(number) < len(own) and own[int(number)] == plain:
             return int(number)
         return None
+
+
+def _unique(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Positions behind the labels that are not unique, until all are."""
+    unique = tuple(labels)
+    while len(times := Counter(unique)) < len(unique):
+        unique = tuple(
+            label if times[label] == 1 else f"{label}@{position}"
+            for position, label in enumerate(unique)
+        )
+    return unique

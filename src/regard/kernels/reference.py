@@ -266,7 +266,15 @@ class Run:
         visible = None
         if step.over == "visible":
             visible = self._visible(self.steps["visible"], batch, head, rows)
-        return compute(step, letters, operands, visible, self.dtype)
+        block = compute(step, letters, operands, visible, self.dtype)
+        # Operands that are the same for every row give one row; the block has them all.
+        count = self.sizes.get("L", 1) if rows is None else len(rows)
+        shape = [
+            count if axis == "L" else self.sizes[axis]
+            for axis in step.axes
+            if axis not in ("H", "G")
+        ]
+        return np.broadcast_to(block, shape)
 
     def _letters(self, ref: Ref) -> tuple[str, ...]:
         axes = self.steps[ref.step].axes

@@ -1,0 +1,486 @@
+"""The textbook: that its declarations hold together, for every combination of options."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import pytest
+
+from regard.steps import (
+    INDEX_MAPS,
+    LETTERS,
+    Operation,
+    Ref,
+    Step,
+    compute,
+    merging,
+    projecting,
+    textbook,
+)
+
+READY = frozenset({"queries", "keys", "values"})
+PROJECTED = frozenset({"embeddings", "W_q", "W_k", "W_v"})
+OPTIONS = ("bias", "softcap", "sink")
+# A query head more than there are key heads, and no two axes equally long that may be confused.
+SIZES = {"H": 4, "G": 2, "L": 3, "S": 5, "D": 2, "E": 3, "M": 7, "N": 11, "F": 6}
+PACKED = {"HD": ("H", "D"), "GD": ("G", "D"), "GE": ("G", "E"), "HE": ("H", "E")}
+
+# Operations that run along one letter which their cell does not have.
+REDUCING = {"dot", "sum", "max"}
+OPERAND_COUNTS = {
+    "given": {0},
+    "visible": {0},
+    "dot": {2},
+    "multiply": {2},
+    "cap": {2},
+    "add": {1, 2},  # lse of an unshifted softmax adds nothing to the logarithm
+    "select": {2},
+    "max": {1, 2},  # the sink joins
+    "subtract": {2},
+    "exp": {1},
+    "sum": {1, 2},
+    "divide": {2},
+    "log": {1},
+    "inverse_root": {1},
+    "split": {1},
+    "merge": {1},
+}
+
+
+def subsets(names: Collection[str]) -> Iterator[frozenset[str]]:
+    names = sorted(names)
+    for count in range(len(names) + 1):
+        yield from map(frozenset, itertools.combinations(names, count))
+
+
+def origins() -> Iterator[tuple[frozenset[str], dict[str, bool]]]:
+    """Where the numbers start, and which axes there are."""
+    for heads, rows in itertools.product((True, False), repeat=2):
+        yield READY, {"heads": heads, "rows": rows}
+    for heads, context, biases, output in itertools.product(
+        (True, False), ((), ("context",)), subsets({"b_q", "b_k", "b_v"}), ("", "W_o", "W_o b_o")
+    ):
+        yield PROJECTED | {*context, *biases, *output.split()}, {"heads": heads}
+
+
+def combinations() -> Iterator[tuple[frozenset[str], dict[str, Any]]]:
+    """Every call that the textbook can describe: what is given, and the other arguments."""
+    for (given, axes), options, masked, softmax, default_scale in itertools.product(
+        list(origins()), subsets(OPTIONS), (True, False), ("shifted", "unshifted"), (True, False)
+    ):
+        call = {"masked": masked, "softmax": softmax, "default_scale": default_scale, **axes}
+        yield given | options, call
+
+
+@cache
+def books() -> list[tuple[str, tuple[Step, ...]]]:
+    """Every textbook there is, with a name for messages."""
+    whole = [(f"{sorted(given)} {call}", textbook(given, **call)) for given, call in combinations()]
+    parts = []
+    for given, axes in origins():
+        if "embeddings" in given:
+            parts.append((f"projecting {sorted(given)}", projecting(given, heads=axes["heads"])))
+            united = given & {"embeddings", "W_o", "b_o"}
+            parts.append((f"merging {sorted(united)}", merging(united)))
+    return whole + parts
+
+
+class Declared(NamedTuple):
+    """A step among the steps that it refers to: many textbooks have the same one."""
+
+    step: Step
+    operands: tuple[Step, ...]
+    self_attention: bool  # the keys are the queries' rows
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        sizes = SIZES | {packed: SIZES[a] * SIZES[b] for packed, (a, b) in PACKED.items()}
+        return sizes | ({"S": sizes["L"]} if self.self_attention else {})
+
+
+@cache
+def declarations() -> list[Declared]:
+    """Every step of every textbook, each once."""
+    found: dict[Declared, None] = {}
+    for _, steps in books():
+        by_name = {step.name: step for step in steps}
+        self_attention = "embeddings" in by_name and "context" not in by_name
+        for step in steps:
+            operands = tuple(by_name[ref.step] for ref in step.operands)
+            found[Declared(step, operands, self_attention)] = None
+    return list(found)
+
+
+def cells(step: Step, sizes: dict[str, int]) -> Iterator[dict[str, int]]:
+    for index in np.ndindex(*(sizes[axis] for axis in step.axes)):
+        yield dict(zip(step.index, index, strict=True))
+
+
+def resolved(ref: Ref, at: dict[str, int], sizes: dict[str, int]) -> tuple[int, ...]:
+    return tuple(
+        INDEX_MAPS[entry](at, sizes) if entry in INDEX_MAPS else at[entry] for entry in ref.index
+    )
+
+
+def names_of(steps: tuple[Step, ...]) -> list[str]:
+    return [step.name for step in steps]
+
+
+# every combination --------------------------------------------------------------------------------
+
+
+def test_there_are_as_many_combinations_as_there_are_choices():
+    assert len(list(combinations())) == (4 + 2 * 2 * 8 * 3) * 8 * 2 * 2 * 2
+
+
+def test_names_and_symbols_are_unique_in_every_combination():
+    for what, steps in books():
+        assert len({step.name for step in steps}) == len(steps), what
+        assert len({step.symbol for step in steps}) == len(steps), what
+
+
+def test_every_operand_is_an_earlier_step_with_an_index_for_each_of_its_axes():
+    for what, steps in books():
+        axes: dict[str, int] = {}
+        for step in steps:
+            for ref in step.operands:
+                assert axes.get(ref.step) == len(ref.index), (what, step, ref)
+            axes[step.name] = len(step.axes)
+
+
+def test_operations_are_in_the_closed_set_and_have_as_many_operands_as_they_take():
+    assert set(get_args(Operation)) == OPERAND_COUNTS.keys()
+    for step, *_ in declarations():
+        assert len(step.operands) in OPERAND_COUNTS[step.op], step
+
+
+def test_every_index_entry_is_a_letter_or_a_declared_map():
+    used = {entry for one in declarations() for ref in one.step.operands for entry in ref.index}
+    assert used <= {*LETTERS.values(), *INDEX_MAPS}
+    assert used >= set(INDEX_MAPS)  # a map that nothing uses is no declaration
+
+
+def test_the_letters_of_one_cell_are_distinct():
+    for step, *_ in declarations():
+        assert len(set(step.index)) == len(step.axes), step
+
+
+def test_only_dots_sums_and_maxima_run_along_a_letter_and_along_one_only():
+    for step, *_ in declarations():
+        entries = {entry for ref in step.operands for entry in ref.index}
+        running = entries - set(step.index) - set(INDEX_MAPS)
+        assert len(running) == (1 if step.op in REDUCING else 0), step
+        if step.op == "dot":  # both factors of every product move together
+            assert all(running <= set(ref.index) for ref in step.operands), step
+
+
+def test_every_operand_of_every_cell_lies_inside_its_step():
+    for one in declarations():
+        sizes = one.sizes
+        last = {  # where a running letter ends
+            entry: sizes[axis] - 1
+            for ref, operand in zip(one.step.operands, one.operands, strict=True)
+            for axis, entry in zip(operand.axes, ref.index, strict=True)
+            if entry not in INDEX_MAPS and entry not in one.step.index
+        }
+        for at in cells(one.step, sizes):
+            for ref, operand in zip(one.step.operands, one.operands, strict=True):
+                where = resolved(ref, at | last, sizes)
+                limits = [sizes[axis] for axis in operand.axes]
+                inside = all(0 <= n < limit for n, limit in zip(where, limits, strict=True))
+                assert inside, (one, at, where, limits)
+
+
+def test_a_letter_runs_along_equally_long_axes_wherever_it_stands():
+    for one in declarations():
+        lengths: dict[str, set[int]] = {}
+        places = list(zip(one.step.axes, one.step.index, strict=True))
+        for ref, operand in zip(one.step.operands, one.operands, strict=True):
+            places += zip(operand.axes, ref.index, strict=True)
+        for axis, entry in places:
+            if entry not in INDEX_MAPS:
+                lengths.setdefault(entry, set()).add(one.sizes[axis])
+        assert all(len(found) == 1 for found in lengths.values()), (one, lengths)
+
+
+def test_splitting_and_merging_heads_use_every_number_once():
+    moving = [one for one in declarations() if one.step.op in ("split", "merge")]
+    assert {one.step.name for one in moving} == {"queries", "keys", "values", "merged"}
+    for one in moving:
+        (ref,), (operand,) = one.step.operands, one.operands
+        used = [resolved(ref, at, one.sizes) for at in cells(one.step, one.sizes)]
+        limits = [one.sizes[axis] for axis in operand.axes]
+        assert sorted(used) == list(np.ndindex(*limits)), one
+
+
+def test_heads_lie_side_by_side_each_in_one_run_of_columns():
+    at, sizes = {"h": 1, "g": 1, "d": 1, "e": 2}, {"D": 2, "E": 3}
+    assert [INDEX_MAPS[name](at, sizes) for name in ("h*D+d", "g*D+d", "g*E+e")] == [3, 3, 5]
+    merged = [
+        (INDEX_MAPS["c//E"]({"c": c}, sizes), INDEX_MAPS["c%E"]({"c": c}, sizes)) for c in range(6)
+    ]
+    assert merged == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+def test_a_query_head_reads_the_key_head_of_its_group():
+    read = [INDEX_MAPS["h//(H//G)"]({"h": head}, {"H": 6, "G": 2}) for head in range(6)]
+    assert read == [0, 0, 0, 1, 1, 1]
+
+
+def test_formulas_and_latex_say_something_and_begin_with_their_symbol():
+    for step, *_ in declarations():
+        assert step.formula.startswith(step.symbol), step
+        assert len(step.formula) > len(step.symbol), step
+        assert step.latex.strip(), step
+        assert step.latex.startswith(step.latex_symbol), step
+        assert "=" not in step.latex_symbol, step
+
+
+def test_a_formula_speaks_of_every_operand():
+    # 1/√D is written out where it is the scale, and who may see whom is said in words.
+    in_words = {"scale", "visible"}
+    for step, operands, _ in declarations():
+        right = step.formula.removeprefix(step.symbol)
+        right_latex = step.latex.removeprefix(step.latex_symbol)
+        for operand in operands:
+            if operand.name not in in_words:
+                assert operand.symbol in right, (step, operand)
+                assert operand.latex_symbol in right_latex, (step, operand)
+
+
+def test_latex_is_plain_text_with_balanced_braces():
+    for step, *_ in declarations():
+        assert step.latex.isascii(), step
+        depth = 0
+        for character in re.sub(r"\\[{}]", "", step.latex):
+            depth += {"{": 1, "}": -1}.get(character, 0)
+            assert depth >= 0, step
+        assert depth == 0, step
+
+
+def test_what_is_declared_over_visible_keys_follows_the_rules_that_hide_them():
+    for what, steps in books():
+        names = names_of(steps)
+        visible = {step.name for step in steps if step.over == "visible"}
+        if "visible" not in names:
+            assert not visible, what
+            continue
+        # A hidden key must not enter these, whatever stands in it.
+        must = {"row_maximum", "shifted", "row_sums", "weights", "output"} & set(names)
+        assert must <= visible, what
+        assert not visible & {"scores", "scaled", "capped", "biased", "lse", "log_sums"}, what
+
+
+# which steps a call has ---------------------------------------------------------------------------
+
+EVERYTHING = (
+    "embeddings",
+    "W_q",
+    "b_q",
+    "query_products",
+    "projected_queries",
+    "queries",
+    "W_k",
+    "b_k",
+    "key_products",
+    "projected_keys",
+    "keys",
+    "W_v",
+    "b_v",
+    "value_products",
+    "projected_values",
+    "values",
+    "scores",
+    "width",
+    "scale",
+    "scaled",
+    "softcap",
+    "capped",
+    "bias",
+    "biased",
+    "visible",
+    "masked",
+    "sink",
+    "row_maximum",
+    "shifted",
+    "sink_shifted",
+    "exponentials",
+    "sink_exponential",
+    "row_sums",
+    "weights",
+    "output",
+    "merged",
+    "W_o",
+    "output_products",
+    "b_o",
+    "projected_output",
+    "log_sums",
+    "lse",
+)
+EVERY_BIAS = frozenset({"b_q", "b_k", "b_v", "b_o"})
+EVERY_OPTION = frozenset(OPTIONS)
+
+
+def test_a_call_with_every_option_has_every_step_in_order():
+    given = PROJECTED | EVERY_BIAS | EVERY_OPTION | {"W_o"}
+    assert tuple(names_of(textbook(given, masked=True))) == EVERYTHING
+    with_context = names_of(textbook(given | {"context"}, masked=True))
+    assert with_context == ["embeddings", "context", *EVERYTHING[1:]]
+
+
+def test_the_plainest_call_has_only_the_steps_of_attention():
+    assert names_of(textbook(READY)) == [
+        *("queries", "keys", "values", "scores", "width", "scale", "scaled", "row_maximum"),
+        *("shifted", "exponentials", "row_sums", "weights", "output", "log_sums", "lse"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("without", "absent"),
+    [
+        ({"bias"}, {"bias", "biased"}),
+        ({"softcap"}, {"softcap", "capped"}),
+        ({"sink"}, {"sink", "sink_shifted", "sink_exponential"}),
+        ({"b_q"}, {"b_q", "query_products"}),
+        ({"b_k"}, {"b_k", "key_products"}),
+        ({"b_v"}, {"b_v", "value_products"}),
+        ({"b_o"}, {"b_o", "output_products"}),
+        ({"W_o", "b_o"}, {"W_o", "b_o", "output_products", "projected_output"}),
+        ({"context"}, {"context"}),
+    ],
+)
+def test_an_option_that_is_absent_takes_its_own_steps_along_and_no_other(without, absent):
+    given = PROJECTED | EVERY_BIAS | EVERY_OPTION | {"W_o", "context"}
+    whole = names_of(textbook(given, masked=True))
+    rest = names_of(textbook(given - without, masked=True))
+    assert rest == [name for name in whole if name not in absent]
+
+
+def test_nothing_is_masked_where_nothing_hides_a_key():
+    given = READY | EVERY_OPTION
+    masked = names_of(textbook(given, masked=True))
+    assert [n for n in masked if n not in ("visible", "masked")] == names_of(textbook(given))
+
+
+def test_an_unshifted_softmax_has_no_maximum_and_subtracts_nothing():
+    shifted = names_of(textbook(READY | {"sink"}))
+    unshifted = textbook(READY | {"sink"}, softmax="unshifted")
+    assert names_of(unshifted) == [
+        n for n in shifted if n not in ("row_maximum", "shifted", "sink_shifted")
+    ]
+    formulas = {step.name: step.formula for step in unshifted}
+    assert formulas["exponentials"] == "Y = exp(A_s)"
+    assert formulas["sink_exponential"] == "y = exp(s)"
+    assert formulas["lse"] == "lse = ln z"
+
+
+def test_without_heads_nothing_is_packed_split_or_merged():
+    steps = textbook(PROJECTED | EVERY_BIAS | {"W_o"}, heads=False)
+    assert not {"split", "merge"} & {step.op for step in steps}
+    assert not {name for name in names_of(steps) if name.startswith("projected_")} - {
+        "projected_output"
+    }
+    assert not {"H", "G", *PACKED} & {axis for step in steps for axis in step.axes}
+
+
+def test_a_single_query_has_no_query_axis_and_its_weights_run_along_the_keys():
+    steps = {step.name: step for step in textbook(READY, heads=False, rows=False)}
+    assert not [step for step in steps.values() if "L" in step.axes]
+    assert steps["queries"].axes == ("D",)
+    assert steps["weights"].axes == ("S",)
+    assert steps["row_sums"].axes == ()
+    assert steps["output"].axes == ("E",)
+
+
+def test_axes_are_those_that_the_shape_alphabet_says():
+    given = PROJECTED | EVERY_BIAS | EVERY_OPTION | {"W_o", "context"}
+    axes = {step.name: step.axes for step in textbook(given, masked=True)}
+    assert axes["embeddings"] == ("L", "M")
+    assert axes["context"] == ("S", "N")
+    assert axes["W_k"] == ("N", "GD")
+    assert axes["queries"] == ("H", "L", "D")
+    assert axes["keys"] == ("G", "S", "D")
+    assert axes["values"] == ("G", "S", "E")
+    for name in ("scores", "scaled", "capped", "biased", "visible", "masked", "shifted", "weights"):
+        assert axes[name] == ("H", "L", "S")
+    for name in ("row_maximum", "row_sums", "log_sums", "lse", "sink_exponential"):
+        assert axes[name] == ("H", "L")
+    assert axes["output"] == ("H", "L", "E")
+    assert axes["merged"] == ("L", "HE")
+    assert axes["projected_output"] == ("L", "F")
+
+
+def test_the_scale_is_said_as_one_over_the_root_of_the_width_only_where_it_is():
+    for default in (True, False):
+        steps = {s.name: s for s in textbook(READY, default_scale=default)}
+        assert ("√D" in steps["scale"].formula) is default
+        assert ("√D" in steps["scaled"].formula) is default
+        assert (r"\sqrt{D}" in steps["scaled"].latex) is default
+        assert ("width" in steps) is default
+        assert (steps["scale"].op == "given") is not default
+
+
+def test_the_parts_of_the_textbook_are_declared_as_in_the_whole():
+    for given, axes in origins():
+        if "embeddings" not in given:
+            continue
+        whole = textbook(given, **axes)
+        part = projecting(given, **axes)
+        assert part == whole[: len(part)]
+        assert part[-1].name == "values"
+    given = PROJECTED | {"W_o", "b_o"}
+    whole = {step.name: step for step in textbook(given)}
+    output, *rest = merging(given)
+    assert (output.name, output.op) == ("output", "given")
+    assert [whole[step.name] for step in rest] == rest
+    assert rest[-1].name == "projected_output"
+
+
+# the NumPy of the operations ----------------------------------------------------------------------
+
+
+def test_an_operation_that_is_not_declared_is_not_computed():
+    step = Step("x", "x", "x = x", "x", ("S",), "subtract")
+    for op in ("given", "visible", "split", "merge"):  # these have no arithmetic
+        bad = Step("x", "x", "x = x", "x", ("S",), op)
+        with pytest.raises(NotImplementedError, match=op):
+            compute(bad, ("j",), [], None, np.dtype(np.float64))
+    one, two = ((np.array([number]), ("j",)) for number in (3.0, 1.0))
+    np.testing.assert_array_equal(compute(step, ("j",), [one, two], None, np.dtype(float)), [2.0])
+
+
+def test_zero_over_zero_is_zero():
+    step = Step("weights", "P", "P", "P", ("L", "S"), "divide")
+    cell, row = (np.array([[0.0, 0.0]]), ("i", "j")), (np.array([0.0]), ("i",))
+    result = compute(step, ("i", "j"), [cell, row], None, np.dtype(np.float64))
+    np.testing.assert_array_equal(result, [[0.0, 0.0]])
+
+
+def test_a_dot_over_visible_keys_never_meets_what_stands_in_a_hidden_one():
+    step = Step("output", "O", "O", "O", ("L", "E"), "dot", over="visible")
+    weights = np.array([[1.0, 0.0, 0.0], [0.5, 0.0, 0.5]])
+    values = np.array([[1.0, 2.0], [np.nan, np.inf], [3.0, -np.inf]])
+    visible = np.array([[True, False, False], [True, False, True]])
+    operands = [(weights, ("i", "j")), (values, ("j", "e"))]
+    result = compute(step, ("i", "e"), operands, visible, np.dtype(np.float64))
+    np.testing.assert_array_equal(result, [[1.0, 2.0], [2.0, -np.inf]])
+
+
+def test_a_dot_has_no_negative_zero():
+    step = Step("output", "O", "O", "O", ("L", "E"), "dot", over="visible")
+    operands = [(np.array([[0.0]]), ("i", "j")), (np.array([[-1.0]]), ("j", "e"))]
+    visible = np.array([[False]])
+    result = compute(step, ("i", "e"), operands, visible, np.dtype(np.float64))
+    assert result.tobytes() == np.zeros((1, 1)).tobytes()
+
+
+def test_a_row_that_sees_nothing_has_the_maximum_minus_infinity():
+    step = Step("row_maximum", "m", "m", "m", ("L",), "max", over="visible")
+    empty = (np.full((2, 0), 1.0), ("i", "j"))
+    result = compute(step, ("i",), [empty], None, np.dtype(np.float64))
+    np.testing.assert_array_equal(result, [-np.inf, -np.inf])
