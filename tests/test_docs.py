@@ -59,3 +59,14 @@ def test_a_command_on_a_page_runs_and_prints_what_the_page_shows(
     if shown:
         printed = "\n".join(line.rstrip() for line in run.stdout.strip("\n").split("\n"))
         assert printed == shown
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    defined = set()
+    for file in (ROOT / "tests").glob("test_*.py"):
+        defined |= set(re.findall(r"^def (test_\w+)", file.read_text("utf-8"), re.MULTILINE))
+    named = set()
+    for page in PAGES:
+        named |= set(re.findall(r"`(test_\w+)`", page.read_text("utf-8")))
+    assert len(named) >= 60
+    assert named <= defined

@@ -550,17 +550,7 @@ def test_exact_precision_is_correctly_rounded(kernel, dtype, size):
     "dtype",
     [
         np.float16,
-        pytest.param(
-            BFLOAT16,
-            marks=[
-                pytest.mark.needs("ml_dtypes"),
-                pytest.mark.xfail(
-                    strict=True,
-                    raises=AssertionError,
-                    reason="ml_dtypes converts float64 to bfloat16 by way of float32",
-                ),
-            ],
-        ),
+        pytest.param(BFLOAT16, marks=pytest.mark.needs("ml_dtypes")),
     ],
     ids=["float16", "bfloat16"],
 )
