@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from regard import dispatch
+from regard.dispatch import plain, run
 from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
 from regard.request import make_request
 
@@ -136,6 +136,12 @@ def attention(
     array([[10.   ,  0.   ],
            [ 3.302,  6.698]])
     """
+    # fmt: off
+    answer = plain(query, key, value, mask, bias, causal, window, offset, scale, softcap, sink,
+                   precision, return_weights, return_lse, out, kernel, threads)
+    # fmt: on
+    if answer is not None:
+        return answer
     request = _checked(
         lambda: make_request(
             query,
@@ -159,7 +165,7 @@ def attention(
         key=key,
         value=value,
     )
-    result = dispatch.run(request, kernel)
+    result = run(request, kernel)
     if result.weights is not None and result.lse is not None:
         return OutputWeightsLse(result.output, result.weights, result.lse)
     if result.weights is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from regard.errors import OptionError, safe_text
-from regard.kernels import reference
+from regard.kernels import fused, reference
 from regard.request import Request, Result
 
 
@@ -17,6 +17,9 @@ class Kernel(Protocol):
 
     name: str
 
+    def status(self) -> str:
+        """Whether it can be used on this machine, in words."""
+
     def supports(self, request: Request) -> str | None:
         """None: yes; else the reason in words."""
 
@@ -24,8 +27,11 @@ class Kernel(Protocol):
         """The answer."""
 
 
+# A plain call is recognised and answered before a request is built; None: it is not one.
+plain = fused.plain
+
 # Best first.
-KERNELS: tuple[Kernel, ...] = (reference,)
+KERNELS: tuple[Kernel, ...] = (fused, reference)
 
 
 def kernel_names() -> tuple[str, ...]:
@@ -35,7 +41,7 @@ def kernel_names() -> tuple[str, ...]:
 
 def status() -> dict[str, str]:
     """Each kernel and whether it can be used here, in words."""
-    return dict.fromkeys(kernel_names(), "usable")
+    return {kernel.name: kernel.status() for kernel in KERNELS}
 
 
 def choose(request: Request, name: str | None = None) -> Kernel:

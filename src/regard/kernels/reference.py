@@ -32,6 +32,11 @@ BLOCK_CELLS = 2**16
 KEPT_BYTES = 2**28
 
 
+def status() -> str:
+    """Always usable: it needs nothing but NumPy."""
+    return "usable"
+
+
 def supports(request: Request) -> str | None:
     """None: the textbook answers every request."""
     return None

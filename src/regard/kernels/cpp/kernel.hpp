@@ -1,0 +1,390 @@
+// Streaming attention for one CPU target, included by each target_*.cpp.
+//
+// Keys are cut into chunks of kChunk, anchored at key 0. Every chunk is computed from zero with a
+// maximum of its own and merged into the row's running state from left to right; every lane adds
+// in one order. So a row's bytes do not depend on which rows, threads or tiles it was computed
+// with.
+//
+// Per tile of rows and chunk of keys:
+//   pass 1  scores:        strip = Q Kᵀ, lanes along keys, K packed in panels of two vectors
+//   pass 2  softmax:       maximum, exponentials and their sum, row by row; hidden keys are −∞
+//   pass 3  output:        A = strip V, lanes along the value's columns
+//   pass 4  merge:         (maximum, sum, O) with (maximum, sum, A)
+#pragma once
+#include "pack.hpp"
+#include "products.hpp"
+#include "rules.hpp"
+#include "softmax.hpp"
+
+namespace {
+using namespace regard;
+
+// --- one piece of work -------------------------------------------------------------------------
+
+// Scratch memory of one thread, laid out in one place.
+template <class T> struct Scratch {
+    T *queries, *out, *part, *strip, *bias, *keys, *values, *rows, *chunk_maxima;
+    State<T>* states;
+    Row* row;
+    uint8_t* bytes;
+    size_t size;
+
+    Scratch(const Request& q, char* at) : size(0) {
+        const int64_t wide = padded(q.E, kLanes<T>), chunks = (q.S + kChunk - 1) / kChunk;
+        auto take = [&](int64_t bytes) {
+            char* here = at ? at + size : nullptr;
+            size += size_t(padded(bytes, 64));
+            return here;
+        };
+        queries = (T*)take(kTask * q.D * sizeof(T));
+        out = (T*)take(kTask * wide * sizeof(T));
+        part = (T*)take(kTile * wide * sizeof(T));
+        strip = (T*)take(kTile * kStrip<T> * sizeof(T));
+        bias = (T*)take(kStrip<T> * sizeof(T));
+        keys = (T*)take(kChunk * q.D * sizeof(T));
+        values = (T*)take(kChunk * wide * sizeof(T));
+        rows = (T*)take(kLanes<T> * padded(q.D, kLanes<T>) * sizeof(T));
+        chunk_maxima = (T*)take(q.weights ? kTask * chunks * sizeof(T) : 0);
+        states = (State<T>*)take(kTask * sizeof(State<T>));
+        row = (Row*)take(kTask * sizeof(Row));
+        bytes = (uint8_t*)take(kTile * larger_of(1, q.program_depth) * kChunk);
+    }
+};
+
+// A part's output once more for one row, hidden keys skipped: what is stored in a hidden value
+// (NaN, infinity) must not meet its weight of 0. Bytes are those of `blend` for finite values.
+template <class T>
+static void blend_visible(const Row& row, const T* p, const char* values,
+                          int64_t stride, int64_t wide, int64_t k0, int64_t from, int64_t to,
+                          const uint8_t* bytes, const T* bias, T* out) {
+    for (int64_t e = 0; e < wide; e += kLanes<T>) {
+        Vec<T> sum = {};
+        for (int64_t j = from; j < to; j++) {
+            if (k0 + j < row.low || k0 + j >= row.high) continue;
+            if (bytes && !bytes[j]) continue;
+            if (bias && bias[j] == -infinity<T>()) continue;
+            sum = fma(all(p[j]), load((const T*)(values + j * stride) + e), sum);
+        }
+        store(out + e, sum);
+    }
+}
+
+// Calls f(j) for every key that a row may see, until f says stop.
+template <class T, class F>
+static void for_visible(const Request& q, const Row& row, uint8_t* stack, F f) {
+    for (int64_t k0 = row.low / kChunk * kChunk; k0 < row.high; k0 += kChunk) {
+        const int64_t n = smaller_of(kChunk, q.S - k0);
+        const uint8_t* bytes = q.program ? allowed(q, row, k0, n, stack) : nullptr;
+        for (int64_t j = larger_of(0, row.low - k0); j < smaller_of(n, row.high - k0); j++) {
+            if (bytes && !bytes[j]) continue;
+            if (q.bias.data) {
+                T added;
+                const char* from = q.bias.at(row.b, row.h, row.i) + (k0 + j) * q.bias.column;
+                load_bias(&added, from, 0, q.bias.kind, 1);
+                if (added == -infinity<T>()) continue;
+            }
+            if (f(k0 + j)) return;
+        }
+    }
+}
+
+// The sink, the division, and what the caller gets of one row.
+template <class T>
+static void finish(const Request& q, const Row& row, State<T> state, T* out, const T* maxima,
+                   uint8_t* stack) {
+    double top = double(state.maximum), natural = double(state.natural);
+    if (state.sum == 0) {
+        // Empty is decided by the rules: visible scores that are all −∞ leave NaN.
+        for_visible<T>(q, row, stack, [&](int64_t) {
+            state.sum = T(__builtin_nan(""));
+            return true;
+        });
+    }
+    if (q.sink) {
+        // One more part, of a single exponential and no value.
+        const double logit = double(T(q.sink[row.b * q.H + row.h]));
+        const double sink = double(T(T(logit) * T(kLog2e))), ahead = top - sink;
+        const T keep = ahead >= 0 ? T(1) : power_of_two(T(ahead));
+        state.sum = state.sum * keep + (ahead >= 0 ? power_of_two(T(-ahead)) : T(1));
+        for (int64_t e = 0; e < q.E; e++) out[e] *= keep;
+        if (!(ahead >= 0)) {
+            top = sink;
+            natural = logit;
+        }
+    }
+    const int64_t number = (row.b * q.H + row.h) * q.L + row.i;
+    const int64_t bytes = q.kind == Kind::float64 ? 8 : q.kind == Kind::float32 ? 4 : 2;
+    char* to = q.output + number * q.E * bytes;
+    bool in_range = true;
+    const Vec<T> whole = all(state.sum == 0 ? T(1) : state.sum);  // out is 0 where nothing was seen
+    for (int64_t e = 0; e < q.E; e += kLanes<T>) {
+        Vec<T> x = load(out + e) / whole;
+        // −0 becomes +0: no sign of a hidden value's tiny product.
+        x = (Vec<T>)((Bits<T>)x & (Bits<T>)(x != Vec<T>{}));
+        store(out + e, x);
+        in_range &= finite<T>(x);
+    }
+    if (q.kind == kind_of<T>())
+        __builtin_memcpy(to, out, size_t(q.E) * sizeof(T));
+    else
+        for (int64_t e = 0; e < q.E; e++) store_one(to, e, q.kind, double(out[e]));
+    if (q.lse) {
+        const double lse = state.sum == 0 ? -infinity<double>()
+                                          : natural + __builtin_log(double(state.sum));
+        store_one(q.lse, number, q.lse_kind, lse);
+    }
+    const bool broken = !(state.sum - state.sum == 0) || !(top < infinity<double>());
+    if (q.weights && state.sum != 0) {
+        T* weights = (T*)q.weights + number * q.S;
+        if (broken) {
+            for (int64_t j = 0; j < q.S; j++) weights[j] = 0;
+            for_visible<T>(q, row, stack, [&](int64_t j) {
+                weights[j] = T(__builtin_nan(""));
+                return false;
+            });
+        } else {
+            for (int64_t k0 = 0; k0 < q.S; k0 += kChunk) {
+                const T factor = power_of_two(T(double(maxima[k0 / kChunk]) - top));
+                for (int64_t j = k0; j < smaller_of(k0 + kChunk, q.S); j++)
+                    weights[j] = weights[j] * factor / state.sum;
+            }
+        }
+    }
+    if (q.narrow && (broken || !in_range)) q.redo(q, row.b, row.h, row.i, broken);
+}
+
+template <class T> static Softmax<T> softmax_of(const Request& q) {
+    const double scale = q.scale < 0 ? -q.scale : q.scale;  // the sign went into the queries
+    Softmax<T> how = {};
+    how.general = q.bias.data || q.softcap != 0;
+    how.scale = scale == 0 ? T(1) : T(scale * kLog2e);  // the queries are 0 then
+    if (sizeof(T) == 8 && q.narrow && !how.general) how.plain = scale == 0 ? T(1) : T(scale);
+    // A cap far above every score bends none; one far below leaves their signs.
+    const double most = double(largest_number<T>());
+    how.capped = q.softcap != 0 && q.softcap * kLog2e < most;
+    if (how.capped) {
+        const double inner = (scale == 0 ? 1 : scale) / q.softcap;
+        how.cap = T(q.softcap * kLog2e);
+        how.inner = T(inner < most ? inner : most);
+    }
+    return how;
+}
+
+// What one chunk leaves of one row, when keys are split over threads.
+template <class T> struct Partial {
+    char* at;
+    int64_t rows, wide;
+    size_t one() const { return sizeof(State<T>) * 2 + size_t(wide) * sizeof(T); }
+    State<T>& state(int64_t chunk, int64_t r) const {
+        return *(State<T>*)(at + size_t(chunk * rows + r) * padded(one(), 64));
+    }
+    T* out(int64_t chunk, int64_t r) const { return (T*)(&state(chunk, r) + 2); }
+};
+
+template <class T>
+static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_t last,
+                   int64_t begin, int64_t end, const char* packed, char* at, char* partial_at) {
+    constexpr int64_t P = kPanel<T>;
+    Scratch<T> s(q, at);
+    const Softmax<T> how = softmax_of<T>(q);
+    const int64_t rows = last - first, wide = padded(q.E, kLanes<T>);
+    const int64_t chunks = (q.S + kChunk - 1) / kChunk, D = q.D;
+    const bool values_in_place = in_place<T>(q.value, q.E);
+    const size_t key_bytes = size_t(padded(q.S, P)) * size_t(D) * sizeof(T);
+    const Partial<T> partial = {partial_at, rows, wide};
+    const int64_t depth = larger_of(1, q.program_depth) * kChunk;
+
+    for (int64_t r = 0; r < rows; r++) {
+        s.row[r] = row_of(q, b, g, first + r);
+        T* query = s.queries + r * D;
+        load_row(query, q.query.at(b, s.row[r].h, s.row[r].i), q.query.column, q.query.kind, D);
+        const T sign = q.scale < 0 ? T(-1) : q.scale == 0 ? T(0) : T(1);
+        if (sign != 1)
+            for (int64_t d = 0; d < D; d++) query[d] *= sign;
+        s.states[r] = kNothing<T>;
+        for (int64_t e = 0; e < wide; e++) s.out[r * wide + e] = 0;
+    }
+
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        const int64_t k0 = chunk * kChunk, n = smaller_of(kChunk, q.S - k0);
+        for (int64_t r = 0; r < rows; r++) {
+            if (partial_at) partial.state(chunk, r) = kNothing<T>;
+            if (q.weights) s.chunk_maxima[r * chunks + chunk] = -infinity<T>();
+        }
+        const T* panels = packed ? (const T*)packed + k0 * D : nullptr;
+        const char* values = nullptr;
+        int64_t stride = 0;
+        for (int64_t tile = 0; tile < rows; tile += kTile) {
+            const int64_t height = smaller_of(kTile, rows - tile);
+            // The keys that any row of the tile may see, relative to the chunk.
+            int64_t low = n, high = 0;
+            for (int64_t r = tile; r < tile + height; r++) {
+                const Row& row = s.row[r];
+                if (row.high <= k0 || row.low >= k0 + n) continue;
+                low = smaller_of(low, larger_of(0, row.low - k0));
+                high = larger_of(high, smaller_of(n, row.high - k0));
+            }
+            if (low >= high) continue;
+            if (q.program) {
+                uint8_t any = 0;
+                for (int64_t r = 0; r < height; r++) {
+                    const uint8_t* bytes = allowed(q, s.row[tile + r], k0, n, s.bytes + r * depth);
+                    for (int64_t j = low; j < high; j++) any |= bytes[j];
+                    for (int64_t j = n; j < padded(n, P); j++) s.bytes[r * depth + j] = 0;
+                }
+                if (!any) continue;
+            }
+            if (!panels) {
+                pack_keys(q, b, g, k0, n, s.keys, s.rows);
+                panels = s.keys;
+            }
+            if (!values) {
+                if (values_in_place) {
+                    values = q.value.at(b, g, k0);
+                    stride = q.value.row;
+                } else {
+                    const int64_t whole = wide * int64_t(sizeof(T));
+                    if (packed) {
+                        values = packed + padded(key_bytes, 64) + k0 * whole;
+                    } else {
+                        pack_values(q, b, g, k0, n, s.values);
+                        values = (const char*)s.values;
+                    }
+                    stride = whole;
+                }
+            }
+            const int64_t from = low / P * P, to = padded(high, P);
+#define REGARD_SCORES(R) \
+    scores<T, R>(s.queries + (tile + r) * D, D, panels, from, to, s.strip + r * kStrip<T>)
+            REGARD_BY_HEIGHT(height, REGARD_SCORES);
+            State<T> parts[kTile];
+            for (int64_t r = 0; r < height; r++) {
+                const Row& row = s.row[tile + r];
+                if (q.bias.data)
+                    load_bias(s.bias, q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column,
+                             q.bias.column, q.bias.kind, n);
+                parts[r] = softmax(how, s.strip + r * kStrip<T>, from, to, row.low - k0,
+                                   smaller_of(row.high - k0, n),
+                                   q.program ? s.bytes + r * depth : nullptr,
+                                   q.bias.data ? s.bias : nullptr);
+            }
+            T* part = s.part;
+#define REGARD_OUTPUTS(R)                                                                  \
+    outputs<T, R>(s.strip + r * kStrip<T>, values, stride, wide, low, high, part + r * wide, wide)
+            REGARD_BY_HEIGHT(height, REGARD_OUTPUTS);
+            for (int64_t r = 0; r < height; r++) {
+                T* out = part + r * wide;
+                const Row& row = s.row[tile + r];
+                bool all_finite = true;
+                for (int64_t e = 0; e < wide; e += kLanes<T>) all_finite &= finite<T>(load(out + e));
+                if (!all_finite) {
+                    if (q.bias.data)
+                        load_bias(s.bias, q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column,
+                                 q.bias.column, q.bias.kind, n);
+                    blend_visible(row, s.strip + r * kStrip<T>, values, stride, wide, k0, low,
+                                  high, q.program ? s.bytes + r * depth : nullptr,
+                                  q.bias.data ? s.bias : nullptr, out);
+                }
+                if (q.weights && parts[r].maximum != -infinity<T>()) {
+                    const int64_t number = (b * q.H + row.h) * q.L + row.i;
+                    T* weights = (T*)q.weights + number * q.S + k0;
+                    for (int64_t j = low; j < high; j++) weights[j] = s.strip[r * kStrip<T> + j];
+                    s.chunk_maxima[(tile + r) * chunks + chunk] = parts[r].maximum;
+                }
+                if (partial_at) {
+                    partial.state(chunk, tile + r) = parts[r];
+                    for (int64_t e = 0; e < wide; e++) partial.out(chunk, tile + r)[e] = out[e];
+                } else {
+                    merge_part(s.states[tile + r], s.out + (tile + r) * wide, parts[r], out, wide);
+                }
+            }
+        }
+    }
+    if (partial_at) return;
+    for (int64_t r = 0; r < rows; r++)
+        finish(q, s.row[r], s.states[r], s.out + r * wide,
+               q.weights ? s.chunk_maxima + r * chunks : nullptr, s.bytes);
+}
+
+// The parts of every chunk, left to right: the same merging in the same order as in `attend`.
+template <class T>
+static void merge(const Request& q, int64_t b, int64_t g, int64_t first, int64_t last,
+                  int64_t chunks, const char* partial_at, char* at) {
+    Scratch<T> s(q, at);
+    const int64_t rows = last - first, wide = padded(q.E, kLanes<T>);
+    const Partial<T> partial = {const_cast<char*>(partial_at), rows, wide};
+    for (int64_t r = 0; r < rows; r++) {
+        State<T> state = kNothing<T>;
+        for (int64_t e = 0; e < wide; e++) s.out[e] = 0;
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            merge_part(state, s.out, partial.state(chunk, r), partial.out(chunk, r), wide);
+            if (q.weights) s.chunk_maxima[chunk] = partial.state(chunk, r).maximum;
+        }
+        finish(q, row_of(q, b, g, first + r), state, s.out, s.chunk_maxima, s.bytes);
+    }
+}
+
+template <class T>
+static void pack(const Request& q, int64_t b, int64_t g, int64_t chunk, char* packed) {
+    const int64_t k0 = chunk * kChunk, n = smaller_of(kChunk, q.S - k0);
+    const size_t key_bytes = size_t(padded(q.S, kPanel<T>)) * size_t(q.D) * sizeof(T);
+    const int64_t wide = padded(q.E, kLanes<T>);
+    T* keys = (T*)packed + k0 * q.D;
+    // Rows in the making stand at the end of the packed head, one set per chunk.
+    char* end = packed + padded(key_bytes, 64);
+    if (!in_place<T>(q.value, q.E)) {
+        pack_values(q, b, g, k0, n, (T*)end + k0 * wide);
+        end += padded(size_t(padded(q.S, kChunk)) * size_t(wide) * sizeof(T), 64);
+    }
+    T* room = (T*)end + chunk * kLanes<T> * padded(q.D, kLanes<T>);
+    pack_keys(q, b, g, k0, n, keys, room);
+}
+
+template <class T> static size_t packed_size(const Request& q) {
+    const size_t wide = size_t(padded(q.E, kLanes<T>));
+    const size_t chunks = size_t((q.S + kChunk - 1) / kChunk);
+    size_t bytes = size_t(padded(size_t(padded(q.S, kPanel<T>)) * size_t(q.D) * sizeof(T), 64));
+    if (!in_place<T>(q.value, q.E))
+        bytes += size_t(padded(size_t(padded(q.S, kChunk)) * wide * sizeof(T), 64));
+    return bytes + chunks * kLanes<T> * size_t(padded(q.D, kLanes<T>)) * sizeof(T) + 64;
+}
+
+#define REGARD_EITHER(CALL_FLOAT, CALL_DOUBLE) (q.wide ? CALL_DOUBLE : CALL_FLOAT)
+
+static size_t scratch_bytes(const Request& q) {
+    return REGARD_EITHER(Scratch<float>(q, nullptr).size, Scratch<double>(q, nullptr).size) + 64;
+}
+static size_t packed_bytes(const Request& q) {
+    return REGARD_EITHER(packed_size<float>(q), packed_size<double>(q));
+}
+static void pack_chunk(const Request& q, int64_t b, int64_t g, int64_t chunk, char* packed) {
+    REGARD_EITHER(pack<float>(q, b, g, chunk, packed), pack<double>(q, b, g, chunk, packed));
+}
+static void attend_rows(const Request& q, int64_t b, int64_t g, int64_t first, int64_t last,
+                        int64_t begin, int64_t end, const char* packed, char* scratch,
+                        char* partial) {
+    REGARD_EITHER(attend<float>(q, b, g, first, last, begin, end, packed, scratch, partial),
+                  attend<double>(q, b, g, first, last, begin, end, packed, scratch, partial));
+}
+static size_t partial_bytes(const Request& q, int64_t rows, int64_t chunks) {
+    const int64_t wide = padded(q.E, kLanes<float>);
+    const size_t one = REGARD_EITHER(
+        padded((Partial<float>{nullptr, 0, wide}.one()), 64),
+        padded((Partial<double>{nullptr, 0, padded(q.E, kLanes<double>)}.one()), 64));
+    return one * size_t(rows) * size_t(chunks);
+}
+static void merge_rows(const Request& q, int64_t b, int64_t g, int64_t first, int64_t last,
+                       int64_t chunks, const char* partial, char* scratch) {
+    REGARD_EITHER(merge<float>(q, b, g, first, last, chunks, partial, scratch),
+                  merge<double>(q, b, g, first, last, chunks, partial, scratch));
+}
+static void exponentials(const float* x, float* y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = exp2(all(x[i]))[0];
+}
+
+}  // namespace
+
+#define REGARD_TARGET(SYMBOL, NAME)                                                          \
+    extern "C" const regard::Target SYMBOL = {NAME,        kLanes<float>, scratch_bytes,     \
+                                              packed_bytes, pack_chunk,   attend_rows,       \
+                                              partial_bytes, merge_rows,  kTask, exponentials};

@@ -1,0 +1,89 @@
+// The two matrix products: register tiles of a few rows by two or four vectors.
+#pragma once
+#include "rows.hpp"
+
+namespace {
+using namespace regard;
+
+// --- pass 1: scores ----------------------------------------------------------------------------
+
+// Not inlined: on its own, all of its accumulators stay in registers.
+template <class T, int R>
+static __attribute__((noinline)) void scores(const T* queries, int64_t D, const T* panels, int64_t from, int64_t to,
+                   T* strip) {
+    constexpr int W = kLanes<T>;
+    for (int64_t j = from; j < to; j += kPanel<T>) {
+        const T* panel = panels + j * D;
+        Vec<T> sum[R][2];
+        for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = Vec<T>{};
+        for (int64_t d = 0; d < D; d++) {
+            const Vec<T> k0 = load(panel + d * 2 * W), k1 = load(panel + d * 2 * W + W);
+            for (int r = 0; r < R; r++) {
+                const Vec<T> x = all(queries[r * D + d]);
+                sum[r][0] = fma(x, k0, sum[r][0]);
+                sum[r][1] = fma(x, k1, sum[r][1]);
+            }
+        }
+        for (int r = 0; r < R; r++) {
+            store(strip + r * kStrip<T> + j, sum[r][0]);
+            store(strip + r * kStrip<T> + j + W, sum[r][1]);
+        }
+    }
+}
+
+// --- pass 3: output ----------------------------------------------------------------------------
+
+template <class T, int R, int N>
+REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int64_t from,
+                         int64_t to, T* out, int64_t out_stride) {
+    constexpr int W = kLanes<T>;
+    Vec<T> sum[R][N];
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
+    for (int64_t j = from; j < to; j++) {
+        Vec<T> v[N];
+        for (int n = 0; n < N; n++) v[n] = load((const T*)(values + j * stride) + n * W);
+        for (int r = 0; r < R; r++) {
+            const Vec<T> p = all(strip[r * kStrip<T> + j]);
+            for (int n = 0; n < N; n++) sum[r][n] = fma(p, v[n], sum[r][n]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) store(out + r * out_stride + n * W, sum[r][n]);
+}
+
+// Rows in pairs of half tiles with four vectors each where the value is wide enough: each key's
+// value is then read in one piece.
+template <class T, int R>
+static __attribute__((noinline)) void outputs(const T* strip, const char* values, int64_t stride,
+                                              int64_t wide, int64_t from, int64_t to, T* out,
+                                              int64_t out_stride) {
+    constexpr int W = kLanes<T>, H = R >= kTile ? R / 2 : R;
+    int64_t e = 0;
+    for (; e + 4 * W <= wide && kTile == 12; e += 4 * W)
+        for (int r = 0; r < R; r += H)
+            blend<T, H, 4>(strip + r * kStrip<T>, values + e * sizeof(T), stride, from, to,
+                           out + r * out_stride + e, out_stride);
+    for (; e + 2 * W <= wide; e += 2 * W)
+        blend<T, R, 2>(strip, values + e * sizeof(T), stride, from, to, out + e, out_stride);
+    if (e < wide)
+        blend<T, R, 1>(strip, values + e * sizeof(T), stride, from, to, out + e, out_stride);
+}
+
+// A tile of any height as tiles of a few fixed ones; a row's bytes do not depend on which.
+template <class T, class F12, class F6, class F4, class F2, class F1>
+REGARD_INLINE void by_height(int64_t rows, F12 f12, F6 f6, F4 f4, F2 f2, F1 f1) {
+    int64_t r = 0;
+    if (kTile == 12)
+        for (; r + 12 <= rows; r += 12) f12(r);
+    for (; r + 6 <= rows; r += 6) f6(r);
+    for (; r + 4 <= rows; r += 4) f4(r);
+    for (; r + 2 <= rows; r += 2) f2(r);
+    for (; r < rows; r++) f1(r);
+}
+#define REGARD_BY_HEIGHT(ROWS, FUNCTION)                                              \
+    by_height<T>(ROWS, [&](int64_t r) { FUNCTION(kTile); }, [&](int64_t r) { FUNCTION(6); }, \
+                 [&](int64_t r) { FUNCTION(4); }, [&](int64_t r) { FUNCTION(2); },    \
+                 [&](int64_t r) { FUNCTION(1); })
+
+}  // namespace

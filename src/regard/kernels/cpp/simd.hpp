@@ -1,0 +1,263 @@
+// Vectors of the width that this translation unit is compiled for: the only file with intrinsics.
+// Everything is in an unnamed namespace, so that no copy for one CPU can be linked into another.
+// Multiply-add is always explicit (contraction is off): every path adds in the same way.
+#pragma once
+#include <cstdint>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kBytes = 32;
+#else
+constexpr int kBytes = 16;
+#endif
+
+template <class T> struct VectorOf;
+template <> struct VectorOf<float> {
+    typedef float type __attribute__((vector_size(kBytes)));
+    typedef float unaligned __attribute__((vector_size(kBytes), aligned(1), may_alias));
+    typedef int32_t bits __attribute__((vector_size(kBytes)));
+    typedef int32_t integer;
+};
+template <> struct VectorOf<double> {
+    typedef double type __attribute__((vector_size(kBytes)));
+    typedef double unaligned __attribute__((vector_size(kBytes), aligned(1), may_alias));
+    typedef int64_t bits __attribute__((vector_size(kBytes)));
+    typedef int64_t integer;
+};
+template <class T> using Vec = typename VectorOf<T>::type;
+template <class T> using Bits = typename VectorOf<T>::bits;
+template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
+
+#define REGARD_INLINE static inline __attribute__((always_inline))
+
+template <class T> REGARD_INLINE Vec<T> load(const T* p) {
+    return (Vec<T>)*(const typename VectorOf<T>::unaligned*)p;
+}
+template <class T> REGARD_INLINE void store(T* p, Vec<T> v) {
+    *(typename VectorOf<T>::unaligned*)p = (typename VectorOf<T>::unaligned)v;
+}
+template <class T> REGARD_INLINE Vec<T> all(T x) { return x - (Vec<T>){}; }
+
+// a * b + c: fused where the CPU can, else product and sum, but the same on every path.
+REGARD_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+REGARD_INLINE Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_pd(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_pd(a, b, c);
+#elif defined(__aarch64__)
+    return vfmaq_f64(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+// The larger one; where one of them is NaN, the second argument.
+REGARD_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) {
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_max_ps(a, b);
+#elif defined(__SSE2__)
+    return _mm_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+REGARD_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) {
+#if defined(__AVX512F__)
+    return _mm512_max_pd(a, b);
+#elif defined(__AVX2__)
+    return _mm256_max_pd(a, b);
+#elif defined(__SSE2__)
+    return _mm_max_pd(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+template <int N> struct Lanes {};
+
+// The upper half of a vector beside itself, the upper quarter beside itself, …: what reductions
+// combine, in a fixed order, so that a sum does not depend on the path.
+template <class V> REGARD_INLINE V upper(V v, Lanes<16>, Lanes<8>) {
+    return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+template <class V> REGARD_INLINE V upper(V v, Lanes<16>, Lanes<4>) {
+    return __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+}
+template <class V> REGARD_INLINE V upper(V v, Lanes<16>, Lanes<2>) {
+    return __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
+}
+template <class V> REGARD_INLINE V upper(V v, Lanes<16>, Lanes<1>) {
+    return __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
+}
+template <class V> REGARD_INLINE V upper(V v, Lanes<8>, Lanes<4>) {
+    return __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7);
+}
+template <class V> REGARD_INLINE V upper(V v, Lanes<8>, Lanes<2>) {
+    return __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3);
+}
+template <class V> REGARD_INLINE V upper(V v, Lanes<8>, Lanes<1>) {
+    return __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1);
+}
+template <class V> REGARD_INLINE V upper(V v, Lanes<4>, Lanes<2>) {
+    return __builtin_shufflevector(v, v, 2, 3, 2, 3);
+}
+template <class V> REGARD_INLINE V upper(V v, Lanes<4>, Lanes<1>) {
+    return __builtin_shufflevector(v, v, 1, 1, 1, 1);
+}
+template <class V> REGARD_INLINE V upper(V v, Lanes<2>, Lanes<1>) {
+    return __builtin_shufflevector(v, v, 1, 1);
+}
+template <class T, int Width, class F> REGARD_INLINE Vec<T> fold(Vec<T> v, F combine) {
+    if constexpr (Width == 0) {
+        return v;
+    } else {
+        return fold<T, Width / 2>(combine(v, upper(v, Lanes<kLanes<T>>{}, Lanes<Width>{})), combine);
+    }
+}
+template <class T> REGARD_INLINE T sum_of(Vec<T> v) {
+    return fold<T, kLanes<T> / 2>(v, [](Vec<T> a, Vec<T> b) { return a + b; })[0];
+}
+template <class T> REGARD_INLINE T largest_of(Vec<T> v) {
+    return fold<T, kLanes<T> / 2>(v, [](Vec<T> a, Vec<T> b) { return larger(a, b); })[0];
+}
+// Whether every lane is finite: x − x is 0 for finite x and NaN else, and a sum keeps a NaN.
+template <class T> REGARD_INLINE bool finite(Vec<T> v) {
+    return sum_of<T>(v - v) == 0;
+}
+
+// 2^x for x <= 0, at most 1 ulp off, down through the subnormal numbers to 0; NaN stays NaN.
+// The result is made 2^64 times too large and multiplied down: one rounding, gradual underflow.
+REGARD_INLINE Vec<float> exp2(Vec<float> x) {
+    typedef Bits<float> I;
+    Vec<float> low = all(-190.0f);
+    x = larger(low, x);  // NaN passes: it is the second argument
+    const Vec<float> magic = all(12582912.0f + 64.0f);  // 1.5 * 2^23: rounds to an integer
+    Vec<float> r = x + magic;
+    Vec<float> f = x - (r - magic);  // exact, in [-0.5, 0.5]
+    Vec<float> p = all(1.535336188319500e-4f);
+    p = fma(p, f, all(1.339887440266574e-3f));
+    p = fma(p, f, all(9.618437357674640e-3f));
+    p = fma(p, f, all(5.550332471162809e-2f));
+    p = fma(p, f, all(2.402264791363012e-1f));
+    p = fma(p, f, all(6.931472028550421e-1f));
+    p = fma(p, f, all(1.0f));
+    Vec<float> scaled = (Vec<float>)(((I)r << 23) + (I)p);
+    return scaled * all(0x1p-64f);
+}
+REGARD_INLINE Vec<double> exp2(Vec<double> x) {
+    typedef Bits<double> I;
+    Vec<double> low = all(-1500.0);
+    x = larger(low, x);
+    const Vec<double> magic = all(6755399441055744.0 + 600.0);  // 1.5 * 2^52
+    Vec<double> r = x + magic;
+    Vec<double> f = x - (r - magic);
+    // 2^f = e^g with g = f ln 2 in two parts; Taylor to g^13 is below 2^-60 for |g| <= 0.347.
+    Vec<double> g = f * all(0.69314718055994530942);
+    Vec<double> rest = fma(f, all(0.69314718055994530942), -g);
+    rest = fma(f, all(2.3190468138462996e-17), rest);
+    Vec<double> p = all(1.6059043836821613e-10);
+    p = fma(p, g, all(2.08767569878681e-09));
+    p = fma(p, g, all(2.505210838544172e-08));
+    p = fma(p, g, all(2.755731922398589e-07));
+    p = fma(p, g, all(2.7557319223985893e-06));
+    p = fma(p, g, all(2.48015873015873e-05));
+    p = fma(p, g, all(1.984126984126984e-04));
+    p = fma(p, g, all(1.3888888888888889e-03));
+    p = fma(p, g, all(8.333333333333333e-03));
+    p = fma(p, g, all(4.1666666666666664e-02));
+    p = fma(p, g, all(1.6666666666666666e-01));
+    p = fma(p, g, all(0.5));
+    p = fma(p * g, g, rest) + g;  // e^g - 1
+    p = p + all(1.0);
+    Vec<double> scaled = (Vec<double>)(((I)r << 52) + (I)p);
+    return scaled * all(0x1p-600);
+}
+
+// Rounded up to an integer; far beyond 2^23 (2^52) every number is one.
+REGARD_INLINE float ceiling(float x) { return __builtin_ceilf(x); }
+REGARD_INLINE double ceiling(double x) { return __builtin_ceil(x); }
+
+// 2^n for an integer n <= 0 held in a float: exact, or 0 far below the smallest number.
+template <class T> REGARD_INLINE T power_of_two(T n) {
+    Vec<T> x = all(n);
+    T lanes[kLanes<T>];
+    store(lanes, exp2(x));
+    return lanes[0];
+}
+
+// --- conversions -------------------------------------------------------------------------------
+
+REGARD_INLINE float from_half(uint16_t h) {
+#if defined(__F16C__)
+    return _cvtsh_ss(h);
+#else
+    // Shift the exponent and fraction into place, scale by 2^112: subnormals come out normal.
+    union { uint32_t u; float f; } value, scale = {0x77800000u}, infinity = {0x47800000u};
+    value.u = uint32_t(h & 0x7fff) << 13;
+    value.f *= scale.f;
+    if (value.f >= infinity.f) value.u |= 0x7f800000u;
+    value.u |= uint32_t(h & 0x8000) << 16;
+    return value.f;
+#endif
+}
+REGARD_INLINE uint16_t to_half(float x) {
+#if defined(__F16C__)
+    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    union { float f; uint32_t u; } value = {x};
+    uint32_t sign = (value.u >> 16) & 0x8000, size = value.u & 0x7fffffff;
+    if (size > 0x7f800000) return uint16_t(sign | 0x7e00 | ((size >> 13) & 0x1ff));
+    if (size >= 0x477ff000) return uint16_t(sign | 0x7c00);
+    if (size < 0x38800000) {  // subnormal: let an addition round
+        union { float f; uint32_t u; } small = {0.0f};
+        small.u = size;
+        small.f += 0.5f;
+        return uint16_t(sign | (small.u - 0x3f000000));
+    }
+    uint32_t rounded = size + 0xfff + ((size >> 13) & 1);
+    return uint16_t(sign | ((rounded - 0x38000000) >> 13));
+#endif
+}
+// A double as a float on the way to a half type: inexact ones end in an odd bit, so that rounding
+// again gives what rounding once would have.
+REGARD_INLINE float to_odd(double x) {
+    union { float f; uint32_t u; } value = {float(x)};
+    if (double(value.f) == x || x != x) return value.f;
+    const double size = x < 0 ? -x : x, rounded = value.f < 0 ? -double(value.f) : double(value.f);
+    if (rounded > size) value.u--;
+    value.u |= 1;
+    return value.f;
+}
+REGARD_INLINE float from_bfloat(uint16_t h) {
+    union { uint32_t u; float f; } value = {uint32_t(h) << 16};
+    return value.f;
+}
+REGARD_INLINE uint16_t to_bfloat(float x) {
+    union { float f; uint32_t u; } value = {x};
+    if ((value.u & 0x7fffffff) > 0x7f800000) return uint16_t((value.u >> 16) | 0x40);
+    return uint16_t((value.u + 0x7fff + ((value.u >> 16) & 1)) >> 16);
+}
+
+}  // namespace

@@ -1,0 +1,123 @@
+// Scores to exponentials, and the merging of what chunks of keys leave.
+#pragma once
+#include "rows.hpp"
+
+namespace {
+using namespace regard;
+
+// --- pass 2: softmax ---------------------------------------------------------------------------
+
+REGARD_INLINE Vec<float> hyperbolic_tangent(Vec<float> x) {
+    typedef Bits<float> I;
+    const I sign = (I)x & (I)all(-0.0f);
+    const Vec<float> size = (Vec<float>)((I)x ^ sign);
+    const Vec<float> e = exp2(size * all(float(-2 * kLog2e)));
+    const Vec<float> large = (all(1.0f) - e) / (all(1.0f) + e);
+    const Vec<float> square = x * x;
+    Vec<float> p = all(-5.70498872745e-3f);
+    p = fma(p, square, all(2.06390887954e-2f));
+    p = fma(p, square, all(-5.37397155531e-2f));
+    p = fma(p, square, all(1.33314422036e-1f));
+    p = fma(p, square, all(-3.33332819422e-1f));
+    const Vec<float> small = fma(p * square, x, x);
+    const I use_small = (I)(size < all(0.625f));
+    return (Vec<float>)((use_small & (I)small) | (~use_small & ((I)large | sign)));
+}
+REGARD_INLINE Vec<double> hyperbolic_tangent(Vec<double> x) {
+    for (int i = 0; i < kLanes<double>; i++) x[i] = __builtin_tanh(x[i]);
+    return x;
+}
+
+template <class T> struct Softmax {
+    T scale;        // scores times this are exponents in base 2
+    T plain;        // the scale itself where the log-sum-exp is rounded once more, else 0: with one
+                    // visible key it is that key's score, which may lie between two results
+    T cap, inner;   // cap·log2 e and scale/cap
+    bool capped;
+    bool general;   // bias or softcap: exponents are made before the maximum
+};
+
+// What a row has seen: its largest exponent t = score·scale·log2 e (+ bias·log2 e) and the sum of
+// 2^(t − maximum). The largest counts exactly 1; a bias of 0 and no bias give the same bytes.
+template <class T> struct State {
+    T maximum;  // −∞ while nothing was seen
+    T sum;
+    T natural;  // the maximum in natural units, for the log-sum-exp
+};
+template <class T> constexpr State<T> kNothing = {T(-__builtin_inf()), T(0), T(-__builtin_inf())};
+
+// Turns scores [from, to) of one row into exponentials, 0 where hidden; both multiples of a panel.
+template <class T>
+static State<T> softmax(const Softmax<T>& how, T* x, int64_t from, int64_t to, int64_t low,
+                        int64_t high, const uint8_t* bytes, const T* bias) {
+    constexpr int W = kLanes<T>;
+    const Vec<T> absent = all(-infinity<T>());
+    T scale = how.scale;
+    if (how.general) {
+        for (int64_t j = from; j < to; j += W) {
+            Vec<T> t = load(x + j);
+            if (how.capped)
+                t = hyperbolic_tangent(t * all(how.inner)) * all(how.cap);
+            else
+                t = t * all(scale);
+            if (bias) {
+                const Vec<T> added = load(bias + j);
+                const Bits<T> hidden = (Bits<T>)(added == absent);
+                t = fma(added, all(T(kLog2e)), t);
+                t = (Vec<T>)((hidden & (Bits<T>)absent) | (~hidden & (Bits<T>)t));
+            }
+            store(x + j, t);
+        }
+        scale = 1;
+    }
+    if (bytes) {
+        for (int64_t j = from; j < to; j += W) {
+            Bits<T> seen;
+            for (int i = 0; i < W; i++) seen[i] = -typename VectorOf<T>::integer(bytes[j + i]);
+            store(x + j, (Vec<T>)((seen & (Bits<T>)load(x + j)) | (~seen & (Bits<T>)absent)));
+        }
+    }
+    for (int64_t j = from; j < smaller_of(low, to); j++) x[j] = -infinity<T>();
+    for (int64_t j = larger_of(high, from); j < to; j++) x[j] = -infinity<T>();
+
+    Vec<T> most0 = absent, most1 = absent;
+    for (int64_t j = from; j < to; j += 2 * W) {
+        most0 = larger(load(x + j), most0);  // a NaN is passed over here and shows in the sum
+        most1 = larger(load(x + j + W), most1);
+    }
+    T most = largest_of<T>(larger(most0, most1));
+    // Rounding is monotone: the product with the largest score is the largest product.
+    const T maximum = most > -infinity<T>() ? most * scale : T(0);
+    const T natural = how.plain != 0 ? most * how.plain : maximum * T(kLn2);
+    const Vec<T> less = all(maximum), times = all(scale);
+    Vec<T> sum0 = {}, sum1 = {};
+    for (int64_t j = from; j < to; j += 2 * W) {
+        const Vec<T> p0 = exp2(load(x + j) * times - less);
+        const Vec<T> p1 = exp2(load(x + j + W) * times - less);
+        sum0 += p0;
+        sum1 += p1;
+        store(x + j, p0);
+        store(x + j + W, p1);
+    }
+    const T sum = sum_of<T>(sum0 + sum1);
+    return sum == 0 ? kNothing<T> : State<T>{maximum, sum, natural};
+}
+
+// --- pass 4: merge -----------------------------------------------------------------------------
+
+// (state, out) becomes the state of both parts. A part that saw nothing changes no byte.
+template <class T>
+static void merge_part(State<T>& state, T* out, State<T> part, const T* part_out, int64_t wide) {
+    if (part.maximum == -infinity<T>() && part.sum == 0) return;
+    const T ahead = state.maximum - part.maximum;
+    const T keep = ahead >= 0 ? T(1) : power_of_two(ahead);
+    const T take = ahead >= 0 ? power_of_two(-ahead) : T(1);
+    for (int64_t e = 0; e < wide; e += kLanes<T>)
+        store(out + e, fma(load(part_out + e), all(take), load(out + e) * all(keep)));
+    state.sum = state.sum * keep + part.sum * take;
+    if (ahead >= 0) return;
+    state.maximum = part.maximum;
+    state.natural = part.natural;
+}
+
+}  // namespace

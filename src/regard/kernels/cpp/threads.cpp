@@ -1,0 +1,178 @@
+// The pool: workers sleep on a condition variable after a short spin; the caller always works too,
+// so that a call makes progress when no worker wakes. One call at a time has the pool; a call that
+// finds it taken runs alone, which keeps many Python threads from waiting for each other.
+#include "threads.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace regard {
+namespace {
+
+class Pool {
+  public:
+    ~Pool() {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            stopping_ = true;
+        }
+        wake_.notify_all();
+        for (auto& thread : threads_) thread.join();
+    }
+
+    // False if the pool is taken.
+    bool run(int threads, const std::function<void(int)>& work, const std::function<void()>& pulse) {
+        std::unique_lock<std::mutex> taken(one_call_, std::try_to_lock);
+        if (!taken) return false;
+        const int wanted = threads - 1;
+        while (int(threads_.size()) < wanted) {
+            try {
+                const int number = int(threads_.size()) + 1;
+                threads_.emplace_back([this, number] { serve(number); });
+            } catch (const std::system_error&) {
+                break;  // no more threads to be had: fewer will do
+            }
+        }
+        const int helpers = wanted < int(threads_.size()) ? wanted : int(threads_.size());
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            work_ = &work;
+            helpers_ = helpers;
+            running_ = helpers;
+            generation_++;
+        }
+        wake_.notify_all();
+        work(0);
+        // The others are at most one piece of work behind.
+        for (int spin = 0; spin < 2000 && running_.load(std::memory_order_acquire); spin++)
+            relax();
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (running_.load(std::memory_order_acquire)) {
+            done_.wait_for(lock, std::chrono::milliseconds(20));
+            if (pulse) {
+                lock.unlock();
+                pulse();
+                lock.lock();
+            }
+        }
+        work_ = nullptr;
+        return true;
+    }
+
+  private:
+    static void relax() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
+
+    void serve(int number) {
+        uint64_t seen = 0;
+        for (;;) {
+            const std::function<void(int)>* work;
+            // A call often follows a call: look for it a while before going to sleep.
+            const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+            while (generation_.load(std::memory_order_acquire) == seen &&
+                   std::chrono::steady_clock::now() < until)
+                relax();
+            {
+                std::unique_lock<std::mutex> lock(mutex_);
+                wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+                if (stopping_) return;
+                seen = generation_;
+                if (number > helpers_) continue;
+                work = work_;
+            }
+            (*work)(number);
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (--running_ == 0) done_.notify_one();
+        }
+    }
+
+    std::mutex one_call_, mutex_;
+    std::condition_variable wake_, done_;
+    std::vector<std::thread> threads_;
+    const std::function<void(int)>* work_ = nullptr;
+    std::atomic<int> running_{0};
+    std::atomic<uint64_t> generation_{0};
+    int helpers_ = 0;
+    bool stopping_ = false;
+};
+
+// Never destroyed by the C++ runtime: a thread may still be inside when the interpreter exits.
+std::atomic<Pool*> pool{nullptr};
+std::mutex making;
+
+void forget_after_fork() {
+    // The threads are gone in the child and the locks may be held: leave the old pool behind.
+    pool.store(nullptr);
+    new (&making) std::mutex;
+}
+
+Pool* the_pool() {
+    Pool* current = pool.load(std::memory_order_acquire);
+    if (current) return current;
+    std::lock_guard<std::mutex> lock(making);
+    current = pool.load();
+    if (!current) {
+        static bool registered = false;
+        if (!registered) {
+            pthread_atfork(nullptr, nullptr, forget_after_fork);
+            registered = true;
+        }
+        current = new Pool;
+        pool.store(current, std::memory_order_release);
+    }
+    return current;
+}
+
+// CPUs that a cgroup's quota allows, rounded up; 0 if there is no quota.
+int quota() {
+    double allowed = 0;
+    if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
+        char limit[32];
+        double period = 0;
+        if (std::fscanf(file, "%31s %lf", limit, &period) == 2 && std::strcmp(limit, "max") &&
+            period > 0)
+            allowed = std::atof(limit) / period;
+        std::fclose(file);
+    }
+    return allowed > 0 ? int(allowed + 0.999) : 0;
+}
+
+}  // namespace
+
+int usable_cpus() {
+    int cpus = 1;
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
+#else
+    cpus = int(std::thread::hardware_concurrency());
+#endif
+    static const int limit = quota();
+    if (limit && limit < cpus) cpus = limit;
+    return cpus > 0 ? cpus : 1;
+}
+
+void run_on_threads(int threads, const std::function<void(int)>& work,
+                    const std::function<void()>& pulse) {
+    if (threads > 1 && the_pool()->run(threads, work, pulse)) return;
+    work(0);
+}
+
+}  // namespace regard

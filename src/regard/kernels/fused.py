@@ -1,0 +1,270 @@
+"""The fused kernel: streaming softmax in native code, never a matrix of scores.
+
+The only importer of the native module: owns what it supports and how arrays and rules are handed
+over. What happens then stands in cpp/. Must not know other kernels.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.errors import OptionError, safe_text
+from regard.masks import All, AnyOf, Boolean, Causal, Lengths, Mask, Not, Segments, Window
+from regard.request import FLOATS, Request, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+REBUILD = "pip install --no-cache-dir --force-reinstall ."
+
+try:
+    import regard._fused as _fused
+
+    BUILT = True
+except ImportError:
+    # Built where there was no compiler, or for another interpreter. pip may keep that wheel and
+    # use it again where there is one: hence the options of the command.
+    BUILT = False
+    if os.environ.get("REGARD_REQUIRE_FUSED", "") not in ("", "0"):
+        raise ImportError(
+            "REGARD_REQUIRE_FUSED is set but the native kernel is not built; "
+            f"where there is a C++ compiler, run: {REBUILD}"
+        ) from None
+
+name = "fused"
+
+UNBOUNDED = -1
+
+
+def targets() -> dict[str, bool]:
+    """The CPU targets that were built, best first, and whether this machine can run them."""
+    return dict(_fused.targets()) if BUILT else {}
+
+
+def _chosen_target() -> str:
+    usable = [target for target, runs in targets().items() if runs]
+    wanted = os.environ.get("REGARD_TARGET", "")
+    if wanted and wanted not in usable:
+        raise OptionError(
+            f"REGARD_TARGET is {safe_text(repr(wanted), 60)}, which cannot be used here; "
+            f"usable are {', '.join(usable)}"
+        )
+    return wanted or usable[0]
+
+
+# Looked up once: which instructions answer must not change between two calls.
+target = _chosen_target() if BUILT else ""
+_threads: int | None = None
+
+
+def use_target(name: str) -> None:
+    """Answer with another of the usable targets from now on."""
+    global target
+    if name not in [one for one, runs in targets().items() if runs]:
+        raise OptionError(f"target {safe_text(repr(name), 60)} cannot be used here")
+    target = name
+    _tell()
+
+
+def nothing_plain(*_: Any) -> None:
+    """What stands for `plain` where the native module is not built: no call is answered."""
+
+
+# All arguments of regard.attention by position: the answer to a plain call, None to any other.
+plain = _fused.plain if BUILT else nothing_plain
+
+
+def status() -> str:
+    """Whether the native module is there, and which instructions it uses."""
+    if not BUILT:
+        return f"not built; where there is a C++ compiler, run: {REBUILD}"
+    others = [one for one, runs in targets().items() if runs and one != target]
+    return f"usable, for {target}" + (f" (also {', '.join(others)})" if others else "")
+
+
+def default_threads() -> int:
+    """How many threads a call uses that does not say: REGARD_NUM_THREADS, or all usable CPUs."""
+    if _threads is not None:
+        return _threads
+    stated = os.environ.get("REGARD_NUM_THREADS", "")
+    if stated:
+        if not stated.isdecimal() or int(stated) < 1:
+            raise OptionError(
+                f"REGARD_NUM_THREADS is {safe_text(repr(stated), 60)}; it must be 1 or more"
+            )
+        return int(stated)
+    return int(_fused.usable_cpus()) if BUILT else 1
+
+
+def set_default_threads(threads: int | None) -> None:
+    """Set what calls use that do not say; None: as at the start."""
+    global _threads
+    _threads = threads
+    _tell()
+
+
+def _tell() -> None:
+    """Let the native module know what a plain call uses; 0 threads: whatever is usable then."""
+    if BUILT:
+        stated = _threads is not None or os.environ.get("REGARD_NUM_THREADS")
+        _fused.use(target, default_threads() if stated else 0)
+
+
+set_default_threads(None)
+
+
+def supports(request: Request) -> str | None:
+    """None, or why not."""
+    return None if BUILT else "it is not built"
+
+
+def run(request: Request) -> Result:
+    """The answer, in native code."""
+    # A scale that float32 cannot hold well may meet scores that it cannot hold either.
+    ordinary = request.scale is None or request.scale == 0 or 1e-30 < abs(request.scale) < 1e30
+    accumulator = request.accumulator if ordinary else np.dtype(np.float64)
+    wide = accumulator == np.float64
+    kinds = {"query": request.query, "key": request.key, "value": request.value}
+    query, key, value = (_readable(array, accumulator) for array in kinds.values())
+    *most, _ = request.shape
+    output = np.empty((*most, value.shape[-1]), request.dtype)
+    weights = np.zeros(request.shape, accumulator) if request.return_weights else None
+    lse = np.empty(tuple(most), request.lse_dtype) if request.return_lse else None
+    bias = request.bias
+    if bias is not None:
+        bias = np.broadcast_to(_readable(bias, accumulator), request.shape)
+    sink = request.sink
+    if sink is not None:
+        sink = np.ascontiguousarray(sink, dtype=np.float64)
+    left, right, length, rules = _compile(request)
+    width = query.shape[-1]
+    scale = request.scale
+    if scale is None:
+        scale = 1 / float(np.sqrt(width)) if width else 1.0
+    _fused.run(
+        query,
+        key,
+        value,
+        output,
+        weights,
+        lse,
+        bias,
+        sink,
+        np.ascontiguousarray(request.offset),
+        length,
+        left,
+        right,
+        rules,
+        scale,
+        request.softcap or 0.0,
+        request.dtype != np.float64,
+        wide,
+        request.threads or default_threads(),
+        target,
+    )
+    output = request.natural(output)
+    if request.out is not None:
+        request.out[...] = output
+        output = request.out
+    if weights is not None:
+        with np.errstate(all="ignore"):
+            weights = request.natural(weights).astype(request.dtype, copy=False)
+    return Result(output, weights, None if lse is None else request.natural(lse))
+
+
+def _readable(array: Array, accumulator: np.dtype[Any]) -> Array:
+    """The array itself if the kernel reads its kind, else a copy in native byte order."""
+    if array.dtype.name in FLOATS and array.dtype.isnative:
+        return array
+    if array.dtype.name in FLOATS:
+        return array.astype(array.dtype.newbyteorder("="))
+    return array.astype(accumulator)
+
+
+# A rule as the kernel reads it: name, arrays, window.
+Node = tuple[str, "Array | None", "Array | None", int, int]
+
+
+def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
+    """What every key must pass: a window and a length per batch element, and further rules.
+
+    Causal, window and lengths leave one run of keys per query, which the kernel needs no bytes
+    for. Everything else is a program in postfix order.
+    """
+    left, right = UNBOUNDED, UNBOUNDED
+    length: Array | None = None
+    program: list[Node] = []
+    further = 0
+    for rule in _conjuncts(request.mask):
+        match rule:
+            case Causal():
+                right = 0
+            case Window():
+                left = _tighter(left, rule.left)
+                right = _tighter(right, rule.right)
+            case Lengths():
+                own = np.broadcast_to(rule.lengths, request.lead)
+                length = np.ascontiguousarray(own if length is None else np.minimum(length, own))
+            case _:
+                program.extend(_postfix(rule, request))
+                further += 1
+    program.extend(("all", None, None, UNBOUNDED, UNBOUNDED) for _ in range(further - 1))
+    return left, right, length, program
+
+
+def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
+    if isinstance(mask, All):
+        for part in mask.parts:
+            yield from _conjuncts(part)
+    elif mask is not None:
+        yield mask
+
+
+def _tighter(bound: int, other: int | None) -> int:
+    if other is None:
+        return bound
+    return other if bound == UNBOUNDED else min(bound, other)
+
+
+def _postfix(rule: Mask, request: Request) -> Iterator[Node]:
+    lead, (queries, keys) = request.lead, request.shape[-2:]
+    nothing = (None, None, UNBOUNDED, UNBOUNDED)
+    match rule:
+        case All() | AnyOf():
+            operation = "all" if isinstance(rule, All) else "any"
+            for number, part in enumerate(rule.parts):
+                yield from _postfix(part, request)
+                if number:
+                    yield (operation, *nothing)
+        case Not():
+            yield from _postfix(rule.part, request)
+            yield ("negate", *nothing)
+        case Boolean():
+            yield ("boolean", np.broadcast_to(rule.array, request.shape), *nothing[1:])
+        case Lengths():
+            yield (
+                "lengths",
+                np.ascontiguousarray(np.broadcast_to(rule.lengths, lead)),
+                *nothing[1:],
+            )
+        case Segments():
+            yield (
+                "segments",
+                np.ascontiguousarray(np.broadcast_to(rule.query, (*lead, queries))),
+                np.ascontiguousarray(np.broadcast_to(rule.key, (*lead, keys))),
+                *nothing[2:],
+            )
+        case Causal():
+            yield ("causal", *nothing)
+        case Window():
+            left, right = (UNBOUNDED if s is None else s for s in (rule.left, rule.right))
+            yield ("window", None, None, left, right)
+        case _:
+            raise NotImplementedError(type(rule).__name__)
