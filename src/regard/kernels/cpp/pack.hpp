@@ -70,6 +70,10 @@ static void pack_keys(const Request& q, int64_t b, int64_t g, int64_t k0, int64_
             from[k] = row;
         }
         for (int64_t d = 0; d < q.D; d += W) {
+            // Keys are read once: ask for the next rows, a line of each, while these turn.
+            if (direct && j + 2 * W <= n)
+                for (int k = 0; k < W; k++)
+                    __builtin_prefetch((const char*)(from[k] + d) + W * q.key.row);
             Vec<T> block[W];
             for (int k = 0; k < W; k++) block[k] = load(from[k] + d);
             transpose<T>(block);
