@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -127,7 +128,7 @@ def test_the_examples_in_the_help_run() -> None:
 
 def test_info_lists_the_kernels() -> None:
     text = succeed("info")
-    for word in ("regard", "numpy", "reference", "bfloat16"):
+    for word in ("regard", "numpy", "reference", "threads", "bfloat16"):
         assert word in text
 
 
@@ -242,6 +243,11 @@ def test_steps_a_derivation_and_statistics_can_be_had_together() -> None:
     np.testing.assert_equal(places, sorted(places))
 
 
+def test_a_blank_line_stands_between_a_table_and_a_derivation() -> None:
+    text = succeed("explain", "the-cat-sat", "--step", "lse", "--why", "scores", "cat", "sat")
+    assert "\n\nscores   A = Q·Kᵀ\n  A[cat, sat]" in text
+
+
 def test_fewer_digits_can_be_asked_for() -> None:
     text = succeed("explain", "the-cat-sat", "--step", "weights", "--digits", "2")
     assert not re.search(r"\d\.\d{3}", text)
@@ -274,9 +280,27 @@ def test_a_failed_expectation_fails_json_too(tmp_path: Path) -> None:
     np.testing.assert_equal((mismatch["expected"], mismatch["got"]), (0.5, 0.0))
 
 
-def test_an_expectation_about_a_step_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
-    (tmp_path / "p.toml").write_text(SMALL + "[expect.masked]\nvalue = [[0, 0], [0, 0]]\n")
-    assert "nothing hides a key" in refuse("explain", "p.toml")
+@pytest.mark.parametrize(
+    ("expectation", "message"),
+    [
+        ("[expect.masked]\nvalue = [[0, 0], [0, 0]]", "nothing hides a key"),
+        ("[expect.scores]\nvalue = [[0, 0, 0]]", "has shape (1, 3)"),
+        ("[expect.scores]\nat = ['c', 'a']\nvalue = 1", "c is none of the query rows"),
+    ],
+)
+def test_an_expectation_that_cannot_be_checked_is_named_after_the_explanation(
+    expectation: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "plain.toml").write_text(SMALL)
+    (tmp_path / "p.toml").write_text(SMALL + expectation)
+    result = call("explain", "p.toml")
+    np.testing.assert_equal(
+        (result.exit_code, result.stdout), (BAD, succeed("explain", "plain.toml"))
+    )
+    step = expectation[1:].split("]")[0]
+    assert result.stderr.startswith(f"regard: error: p.toml: {step} cannot be checked: ")
+    assert message in result.stderr
+    assert message in refuse("explain", "p.toml", "--json")
 
 
 # --- json ----------------------------------------------------------------------------------------
@@ -314,7 +338,8 @@ def test_json_writes_what_json_has_no_number_for_as_a_string(tmp_path: Path) -> 
     (tmp_path / "nan.json").write_text(
         '{"queries": [["nan", 1]], "keys": [["inf", 1]], "values": [[1]]}'
     )
-    text = succeed("explain", "nan.json", "--json", "--statistics", "--why", "scores", "0", "0")
+    words = ("--step", "queries", "--statistics", "--why", "scores", "0", "0")
+    text = succeed("explain", "nan.json", "--json", *words)
     data = strict(text)
     np.testing.assert_equal(data["steps"][0]["value"], [["nan", 1.0]])
     np.testing.assert_equal(data["why"][0]["value"], "nan")
@@ -366,9 +391,62 @@ def test_an_ascii_terminal_gets_ascii(tmp_path: Path) -> None:
 
 
 @POSIX
+@pytest.mark.parametrize(
+    ("words", "streams", "code", "message"),
+    [
+        ("explain she-likes-coffee", ">&-", FINE, ""),
+        ("info", ">&-", FINE, ""),
+        ("explain nowhere.toml", "2>&-", BAD, ""),
+        (
+            "explain -",
+            "<&-",
+            BAD,
+            "regard: error: standard input is closed; give a file or an example\n",
+        ),
+    ],
+)
+def test_closed_streams_are_no_surprise(words: str, streams: str, code: int, message: str) -> None:
+    line = f"{shlex.quote(sys.executable)} -m regard {words} {streams}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, timeout=PATIENCE, check=False)
+    np.testing.assert_equal((done.returncode, done.stdout.decode()), (code, ""))
+    np.testing.assert_equal(done.stderr.decode(), message)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+@pytest.mark.parametrize("words", ["--version", "--help", "info", "explain the-cat-sat"])
+def test_a_full_disk_is_one_line(words: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "regard", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE,
+            check=False,
+        )
+    np.testing.assert_equal(
+        (done.returncode, done.stderr.decode()),
+        (BAD, "regard: error: No space left on device\n"),
+    )
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    child = process("info", env={**os.environ, "PYTHONPATH": path})
+    out, error = child.communicate(timeout=PATIENCE)
+    np.testing.assert_equal((child.returncode, out, error), (INTERRUPTED, b"", b""))
+
+
+@POSIX
 def test_a_reader_that_stops_reading_ends_it_quietly() -> None:
-    for options in ([], ["--json"], ["--help"]):
-        child = process("explain", "the-cat-sat", *options)
+    for words in ("explain the-cat-sat", "explain the-cat-sat --json", "info", "--help"):
+        child = process(*words.split())
         assert child.stdout is not None
         assert child.stderr is not None
         child.stdout.close()  # long before anything is written
@@ -406,7 +484,17 @@ def test_a_reader_that_stops_reading_ends_it_quietly() -> None:
         (["the-cat-sat", "--why", "output", "cat", "4"], "there is no 4"),
         (["the-cat-sat", "--why", "output", "cat"], "needs 2 indices"),
         (["the-cat-sat", "--why", "row_sums", "cat", "0"], "needs 1 index"),
-        (["the-cat-sat", "--why"], "--why"),
+        (["the-cat-sat", "--why"], "--why needs a step"),
+        (["the-cat-sat", "--why=scale"], "--why needs a step"),
+        (["the-cat-sat", "--why", "--statistics"], "--why needs a step"),
+        (["the-cat-sat", "--why", "scale", "--why", "lse", "cat"], "--why was given twice"),
+        (["--why", "scale", "the-cat-sat"], "regard explain --help"),
+        (["the-cat-sat", "--json", "--digits", "3"], "--digits has no effect with --json"),
+        (["the-cat-sat", "--json", "--head", "0"], "--head has no effect with --json"),
+        (["the-cat-sat", "--statistics", "--digits", "3"], "--digits has no effect"),
+        (["the-cat-sat", "--force"], "--force goes with --save only"),
+        (["--text", "a", "--format", "toml"], "--format goes with standard input only"),
+        (["--text", "a", "--dim", "4", "--heads", "2", "--head", "2"], "there are 2 heads"),
         (["the-cat-sat", "--digits", "18"], "17"),
         (["the-cat-sat", "--digits", "many"], "--digits"),
         (["the-cat-sat", "--unknown"], "--unknown"),
@@ -734,7 +822,13 @@ def test_a_spoilt_array_is_refused(name: str, message: str, tmp_path: Path) -> N
         (["fields.npy", "k.npy", "v.npy"], "not supported"),
         (["q.npy", "k.npy"], "V.npy"),
         (["q.npy", "q.npy", "v.npy"], "key has 6 rows but value has 9"),
-        (["q.npy", "k.npy", "v.npy", "--causal"], "offset"),
+        (["q.npy", "k.npy", "v.npy", "--causal"], "give --offset 0 (query 0 stands"),
+        (["q.npy", "k.npy", "v.npy", "--causal"], "or --offset end"),
+        (["q.npy", "k.npy", "v.npy", "--offset", "0"], "--offset has no effect"),
+        (["q.npy", "k.npy", "v.npy", "--weights", ""], "--weights needs the name of a file"),
+        (["q.npy", "k.npy", "v.npy", "--lse", "-"], "./-"),
+        (["q.npy", "k.npy", "v.npy", "--sink", "inf"], "leave it out where there is none"),
+        (["q.npy", "k.npy", "v.npy", "--window", "-1", "0", "--offset", "0"], "more, unbounded"),
         (["q.npy", "k.npy", "v.npy", "--offset", "start"], "--offset is start"),
         (["q.npy", "k.npy", "v.npy", "--window", "1", "all"], "--window has all"),
         (["q.npy", "k.npy", "v.npy", "--window", "-1", "0", "--offset", "0"], "window left is -1"),

@@ -9,6 +9,7 @@ import pytest
 
 import regard
 from regard import dispatch
+from regard.kernels import fused
 
 
 def test_the_configuration_names_versions_and_every_kernel():
@@ -18,6 +19,7 @@ def test_the_configuration_names_versions_and_every_kernel():
     assert tuple(config["kernels"]) == dispatch.kernel_names()
     assert config["kernels"]["reference"] == "usable"
     assert config["cpus"] >= 1
+    assert config["threads"] == fused.default_threads()
 
 
 def test_the_configuration_is_printed_one_thing_a_line(capsys):

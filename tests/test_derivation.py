@@ -12,6 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, get_args
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -464,11 +465,13 @@ def says_rounded(lines: list[str]) -> bool:
 
 
 def check_text(cell: Derivation, digits: int) -> None:
-    """The printed terms add up as printed, or the text says so; and only then."""
+    """What is printed gives the printed result, or the text says that it is rounded; only then."""
     head, *lines = cell.text(digits).split("\n")
     result = format_number(cell.value, digits)
     assert f" = {result}    {cell.declared.formula}" in head
-    if cell.op not in REDUCING or not cell.terms:
+    if not cell.terms:
+        if not cell.hidden and cell.op in POINTWISE:
+            check_doubt(cell, lines, [(POINTWISE[cell.op], printed_operands(cell, digits))], digits)
         return
     rows = [line.split() for line in lines[: len(cell.terms) + 1]]
     assert [row[-1] for row in rows[:-1]] == [format_number(t.value, digits) for t in cell.terms]
@@ -478,11 +481,54 @@ def check_text(cell: Derivation, digits: int) -> None:
         assert not says_rounded(lines)
         return
     printed = [row[-1] for row in rows]
-    if all(map(is_finite_text, printed)):
-        fits = adds_up(printed[:-1], result, digits)
-        assert fits is None or says_rounded(lines) != fits, cell.text(digits)
-    else:
+    if not all(map(is_finite_text, [*printed, *printed_operands(cell, digits)])):
         assert not says_rounded(lines)
+        return
+    factors = printed_operands(cell, digits)
+    fits = [adds_up(printed[:-1], result, digits)]
+    for term, value in zip(cell.terms, printed, strict=False):
+        if len(term.operands) > 1:
+            own = [factors[k] for k in term.operands]
+            fits.append(comes_out(math.prod, own, value, digits))
+    if None not in fits:
+        assert says_rounded(lines) != all(fits), cell.text(digits)
+
+
+def printed_operands(cell: Derivation, digits: int) -> list[str]:
+    return [format_number(operand.value, digits) for operand in cell.operands]
+
+
+# Each operation on two or one numbers of many digits.
+POINTWISE: dict[str, Callable[[list[Any]], Any]] = {
+    "multiply": lambda n: n[0] * n[1],
+    "divide": lambda n: n[0] / n[1],
+    "exp": lambda n: mpmath.exp(n[0]),
+    "log": lambda n: mpmath.log(n[0]),
+    "cap": lambda n: n[1] * mpmath.tanh(n[0] / n[1]),
+    "add": sum,
+    "subtract": lambda n: n[0] - n[1],
+}
+
+
+def comes_out(
+    calculate: Callable[[list[Any]], Any], printed: list[str], result: str, digits: int
+) -> bool | None:
+    """Whether printed numbers give a printed result; None if they end half a digit from it."""
+    with mpmath.workdps(400):
+        exact = calculate([mpmath.mpf(str(parsed(text))) for text in printed])
+        off = abs(exact - mpmath.mpf(str(parsed(result))))
+        half = mpmath.mpf(str(last_digit(result, digits))) / 2
+        return None if abs(off - half) < half / 10**30 else bool(off < half)
+
+
+def check_doubt(cell: Derivation, lines: list[str], sums: Any, digits: int) -> None:
+    result = format_number(cell.value, digits)
+    for calculate, printed in sums:
+        if not all(map(is_finite_text, [*printed, result])):
+            assert not says_rounded(lines)
+        elif not (cell.op in ("divide", "log") and parsed(printed[-1]) <= 0):
+            fits = comes_out(calculate, printed, result, digits)
+            assert fits is None or says_rounded(lines) != fits, cell.text(digits)
 
 
 # fmt: off
@@ -978,3 +1024,80 @@ def test_every_operation_of_the_textbook_is_met_by_some_designed_problem():
     assert any(map(math.isnan, kinds))
     assert INF in kinds
     assert -INF in kinds
+
+
+# what printed numbers cannot give -----------------------------------------------------------------
+
+
+def test_a_product_of_printed_numbers_that_does_not_come_out_is_said_to_be_rounded():
+    cell = regard.explain([[1e6 / 3]], [[1.0]], [[1.0]], scale=1 / 3).why("scaled", 0, 0)
+    said = "(numbers are rounded to 8 decimals; the result is of unrounded ones)"
+    assert cell.text().split("\n")[-1].strip() == said
+    exact = regard.explain([[3.0]], [[1.0]], [[1.0]], scale=0.25).why("scaled", 0, 0)
+    assert "rounded" not in exact.text()
+
+
+def test_terms_that_overflow_are_said_to():
+    explanation = regard.explain([[1e300, 1e300]], [[1e300, -1e300]], [[1.0]])
+    text = explanation.why("scores", 0, 0).text()
+    assert "the terms overflow" in text
+    assert "the order of adding decides" in text
+    assert "overflow" not in regard.explain([[INF]], [[1.0]], [[1.0]]).why("scores", 0, 0).text()
+
+
+def test_an_exponential_that_overflows_is_said_to():
+    cell = regard.explain([[1000.0]], [[1.0]], [[1.0]], softmax="unshifted")
+    assert "(the result overflows" in cell.why("exponentials", 0, 0).text()
+
+
+# labels -------------------------------------------------------------------------------------------
+
+
+def test_one_plain_query_may_be_named_by_its_label():
+    explanation = regard.explain(
+        np.ones(2), np.eye(2), np.eye(2), query_labels=["mammal"], key_labels=["wolf", "carp"]
+    )
+    assert explanation.why("weights", "mammal", "carp").index == (1,)
+    assert explanation.why("weights", "carp").index == (1,)
+    assert explanation.why("output", "mammal", 1).index == (1,)
+    assert explanation.why("lse", "mammal").index == ()
+    with pytest.raises(regard.LabelError, match=r"weights needs 1 index \(keys\), got 2"):
+        explanation.why("weights", "reptile", "carp")
+    with pytest.raises(regard.LabelError, match="keys needs 2 indices"):
+        explanation.why("keys", "mammal", "wolf", 0)
+
+
+def test_a_label_that_looks_like_a_place_is_a_label_first():
+    tokens = ["the", "cat", "sat", "the", "the@3"]
+    explanation = regard.explain(*ready((5, 2), (5, 2), (5, 2)), query_labels=tokens)
+    assert explanation.why("output", "the@3", 0).index == (4, 0)
+    assert explanation.why("output", "the@0", 0).index == (0, 0)
+    for position, label in enumerate(explanation.names.along("L")):
+        assert explanation.why("output", label, 0).index == (position, 0)
+
+
+def test_a_symbol_is_no_step_but_the_error_knows_whose_it_is():
+    explanation = regard.explain(*PLAIN)
+    with pytest.raises(regard.LabelError, match="there is no step P: P is the symbol of weights"):
+        explanation.steps["P"]
+
+
+# rules --------------------------------------------------------------------------------------------
+
+
+def test_the_opposite_of_several_rules_names_them_all():
+    mask = ~(Causal() & Lengths(2))
+    (verdict,) = regard.explain(*SQUARE, mask=mask).why("masked", 1, 0).verdicts
+    assert verdict.rule == "not (causal & lengths)"
+    assert verdict.detail == (
+        "the opposite of: causal visible (key 0 ≤ position 1), "
+        "lengths visible (key 0 is among the first 2)"
+    )
+    nested = ~(Causal() & (Lengths(2) | ~Window(1, 0)))
+    assert nested.name == "not (causal & (lengths | not window))"
+
+
+def test_a_key_left_out_by_without_is_said_to_be():
+    explanation = regard.explain(*PLAIN).without(1)
+    assert "hidden (left out by without())" in explanation.why("masked", 0, 1).text()
+    assert explanation.why("visible", 0, 0).verdicts[0].detail == "not left out"

@@ -522,13 +522,27 @@ def test_heads_and_batches_are_chosen_by_keyword():
     assert first.value == explanation.steps["weights"].value[0, 0, 0, 2, 1]
 
 
-def test_for_keys_and_values_the_head_is_the_key_head():
+def test_for_keys_and_values_the_head_is_the_query_head_that_reads_them():
     explanation = regard.explain(*HEADS)
-    cell = explanation.why("keys", 4, 1, head=1)
-    assert cell.value == explanation.steps["keys"].value[1, 4, 1]
-    assert cell.labels == ("key head 1", "4", "1")
-    with pytest.raises(regard.LabelError, match="keys has 2 key heads; there is no key head 2"):
-        explanation.why("keys", 0, 0, head=2)
+    for head in range(4):
+        cell = explanation.why("keys", 4, 1, head=head)
+        assert cell.value == explanation.steps["keys"].value[head // 2, 4, 1]
+        assert cell.value == explanation.steps["keys"].head(head)[4, 1]
+        assert cell.labels == (f"key head {head // 2}", "4", "1")
+    with pytest.raises(regard.LabelError, match="4 heads, counted from 0; there is no head 4"):
+        explanation.why("keys", 0, 0, head=4)
+
+
+def test_a_derivation_says_the_head_with_which_it_is_asked_for():
+    explanation = regard.explain(*HEADS)
+    output = explanation.why("output", 1, 2, head=3)
+    assert output.head == 3
+    (value, *_) = (k for k, one in enumerate(output.operands) if one.step == "values")
+    opened = output.open(value)
+    assert (opened.index[0], opened.head) == (1, 2)
+    again = explanation.why("values", *opened.index[1:], head=opened.head)
+    assert (again.index, again.value) == (opened.index, opened.value)
+    assert explanation.why("scale").head is None
 
 
 def test_a_score_is_made_of_the_key_head_of_its_group():
@@ -684,7 +698,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[tuple[int, int], tuple[str, ...]]]] 
     "the opposite": ({"mask": ~Lengths(2)}, {(0, 0): ("not lengths",), (1, 1): ("not lengths",)}),
     "the opposite of any": (
         {"mask": ~(Lengths(1) | Window(0, 0))},
-        {(0, 0): ("not any of",), (2, 0): ("not any of",), (2, 2): ("not any of",)},
+        {at: ("not (lengths | window)",) for at in ((0, 0), (2, 0), (2, 2))},
     ),
     "nested": (
         {"mask": (Lengths(2) & Causal()) | ~Window(1, None)},
@@ -1074,14 +1088,36 @@ def test_options_override_those_of_a_problem_and_leave_it_alone():
         np.testing.assert_array_equal(explanation.steps["visible"].value[0], expected)
 
 
-def test_a_mask_given_with_a_problem_joins_the_problems_own_rules():
-    problem = projected(lengths=2, mask=np.arange(9).reshape(3, 3) != 3)
-    explanation = problem.explain(mask=~Boolean([True, False, False], name="first"))
+OWN_MASK = np.arange(9).reshape(3, 3) != 3
+
+
+def test_a_mask_object_given_with_a_problem_replaces_its_mask_and_no_other_rule():
+    problem = projected(lengths=2, mask=OWN_MASK)
+    explanation = problem.explain(mask=~Boolean([False, True, False], name="second"))
     table = explanation.table("weights")
-    assert table.hidden_by(1, 0) == ("mask", "not first")
+    assert table.hidden_by(1, 0) == ()
+    assert table.hidden_by(1, 1) == ("not second",)
     assert table.hidden_by(0, 2) == ("lengths",)
-    assert table.hidden_by(0, 1) == ()
-    np.testing.assert_array_equal(explanation.steps["visible"].value[3], [[False, True, False]] * 3)
+    np.testing.assert_array_equal(explanation.steps["visible"].value[3], [[True, False, False]] * 3)
+
+
+@pytest.mark.parametrize("mask", [np.ones((3, 3), bool), np.ones((3, 3), bool).tolist()])
+def test_an_array_given_as_mask_replaces_that_of_the_problem(mask):
+    explanation = projected(mask=OWN_MASK).explain(mask=mask)
+    assert explanation.steps["visible"].value.all()
+    assert explanation.problem.mask.all()
+
+
+def test_no_mask_takes_away_that_of_the_problem():
+    explanation = projected(mask=OWN_MASK).explain(mask=None)
+    assert "visible" not in explanation.steps
+
+
+def test_without_keeps_the_mask_that_replaced_that_of_the_problem():
+    explanation = projected(mask=OWN_MASK).explain(mask=Causal()).without(0)
+    assert explanation.table("weights").hidden_by(1, 0) == ('without "she"',)
+    assert explanation.table("weights").hidden_by(0, 1) == ("causal",)
+    np.testing.assert_array_equal(explanation.without(1).steps["visible"].value[0, 1], [False] * 3)
 
 
 def test_expectations_of_a_problem_survive_an_override():
@@ -1151,7 +1187,7 @@ def test_an_unshifted_sink_has_one_exponential_for_every_row():
 )
 def test_empty_sizes_are_explained_like_any_other(shapes, options):
     explanation = regard.explain(*inputs(*shapes), **options)
-    expected = regard.attention(*inputs(*shapes), **options)
+    expected = regard.attention(*inputs(*shapes), **options, kernel="reference")
     np.testing.assert_array_equal(explanation.output, expected)
     assert explanation.first_nonfinite() is None
     assert explanation.compare(explanation) is None

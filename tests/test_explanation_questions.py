@@ -17,6 +17,7 @@ from oracle import attend
 from regard import Expectation, Explanation, Problem
 from regard.kernels import reference
 from regard.masks import Boolean, Causal, Lengths
+from regard.views.data import as_data
 
 INF, NAN = np.inf, np.nan
 UNIT = 2.0**-53
@@ -757,3 +758,166 @@ def test_the_expectations_of_a_problem_are_checked_without_being_named():
     assert (mismatch.step, mismatch.expected) == ("output", 1.5)
     np.testing.assert_allclose(mismatch.got, 1 + 1 / (1 + math.e), rtol=FUNCTION_ROUNDINGS * UNIT)
     assert mismatch.expectation is problem.expect[1]
+
+
+# rows without weight, and with a sink -------------------------------------------------------------
+
+
+def test_effective_keys_count_shares_of_the_weight_that_is_not_the_sinks():
+    arrays = np.zeros((1, 1)), np.zeros((2, 1)), np.zeros((2, 1))
+    rows = regard.explain(*arrays, sink=math.log(8)).statistics().rows
+    np.testing.assert_allclose(rows.largest_weight, [0.1], rtol=FUNCTION_ROUNDINGS * UNIT)
+    np.testing.assert_allclose(rows.effective_keys, [2.0], rtol=FUNCTION_ROUNDINGS * UNIT)
+    np.testing.assert_allclose(rows.entropy, [math.log(2)], rtol=FUNCTION_ROUNDINGS * UNIT)
+
+
+@pytest.mark.parametrize("sink", [None, 0.5])
+def test_a_row_that_sees_nothing_has_no_effective_and_no_largest_key(sink):
+    rows = regard.explain(*PLAIN, mask=np.arange(7)[:, None] > 0, sink=sink).statistics().rows
+    found = (rows.entropy[0], rows.effective_keys[0], rows.largest_weight[0], rows.largest_key[0])
+    assert found == (0.0, 0.0, 0.0, -1)
+    assert (rows.largest_key[1:] >= 0).all()
+    assert (rows.effective_keys[1:] >= 1 - SOME_ROUNDINGS * UNIT).all()
+
+
+def test_without_any_key_no_row_has_a_largest_one():
+    rows = regard.explain(np.ones((2, 1)), np.ones((0, 1)), np.ones((0, 1))).statistics().rows
+    np.testing.assert_array_equal(rows.largest_key, [-1, -1])
+    np.testing.assert_array_equal(rows.effective_keys, [0, 0])
+
+
+# wrong kinds and places ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "said"),
+    [
+        (lambda e: e.why("weights", 0, 0, head="x"), TypeError, "head must be an int"),
+        (lambda e: e.why("weights", 0, 0, head=1.0), TypeError, "head must be an int"),
+        (lambda e: e.why("weights", 0, 0, head=True), TypeError, "head must be an int"),
+        (lambda e: e.table("weights", head="x"), TypeError, "head must be an int"),
+        (lambda e: e.contributions(0, head=[0]), TypeError, "head must be an int"),
+        (lambda e: e.why("weights", 0, 0, batch=1), regard.LabelError, "batch (1,) is not"),
+        (lambda e: e.why("weights", 0, 0, batch=[1]), regard.LabelError, "batch (1,) is not"),
+        (lambda e: e.table("weights", batch=("x", 0)), TypeError, "batch must be a tuple of ints"),
+        (lambda e: e.why("weights", 0, 0).open("x"), TypeError, "operand must be an int"),
+        (lambda e: e.why(["output"]), regard.LabelError, "there is no step ['output']"),
+        (lambda e: e.steps["weights"].head(7), regard.LabelError, "there is no head 7"),
+        (lambda e: e.steps["weights"].head(-1), regard.LabelError, "there is no head -1"),
+        (lambda e: e.steps["weights"].head(0, (5, 0)), regard.LabelError, "batch (5, 0) is not"),
+        (lambda e: e.compare(None), TypeError, "other must be an Explanation, not NoneType"),
+        (lambda e: e.compare(e, tolerance=NAN), regard.OptionError, "tolerance is nan"),
+        (lambda e: e.compare(e, tolerance=-1), regard.OptionError, "tolerance is -1"),
+        (lambda e: e.compare(e, tolerance="x"), TypeError, "tolerance must be a number"),
+        (lambda e: e.check(3), TypeError, "expectations must be Expectation objects, not int"),
+        (
+            lambda e: e.check((Expectation(step="weights", value=np.ones((7, 5)), head=4),)),
+            regard.LabelError,
+            "there is no head 4",
+        ),
+    ],
+)
+def test_a_question_of_the_wrong_kind_is_refused_by_the_name_of_its_argument(ask, error, said):
+    explanation = regard.explain(*BATCH)
+    with pytest.raises(error) as caught:
+        ask(explanation)
+    assert said in str(caught.value)
+
+
+def test_a_batch_element_may_be_named_by_a_list():
+    explanation = regard.explain(*BATCH)
+    assert explanation.why("weights", 0, 0, batch=[1, 2]).batch == (1, 2)
+    lone = regard.explain(*inputs((2, 1, 3, 2), (2, 1, 3, 2), (2, 1, 3, 2)))
+    assert lone.why("weights", 0, 0, batch=1).batch == (1,)
+
+
+def test_contributions_of_no_heads_at_all_are_refused():
+    with pytest.raises(regard.LabelError, match="there are 0 heads"):
+        regard.explain(*inputs((0, 2, 2), (0, 3, 2), (0, 3, 2))).contributions(0)
+
+
+def test_one_expectation_may_be_checked_by_itself():
+    explanation = regard.explain(*PLAIN)
+    (mismatch,) = explanation.check(Expectation(step="scale", value=7.0))
+    assert mismatch.expected == 7.0
+
+
+def test_a_variance_with_a_head_is_that_of_the_head():
+    explanation = regard.explain(*HEADS)
+    for name in ("weights", "keys"):
+        own = float(explanation.steps[name].head(3).var())
+        assert abs(own - float(explanation.steps[name].value.var())) > 1e-4
+        assert explanation.check(Expectation(step=name, variance=own, head=3)) == ()
+
+
+# printed answers ----------------------------------------------------------------------------------
+
+
+def test_a_table_is_printed_with_its_labels_and_rounded_numbers():
+    x = np.eye(2)
+    table = regard.explain(x, x, x, query_labels=["a", "b"], key_labels=["c", "d\x1b"])
+    assert repr(table.table("weights")).split("\n") == [
+        "weights  P = Y / z  2 × 2",
+        "          c     d\\x1b",
+        "a  0.669762  0.330238",
+        "b  0.330238  0.669762",
+    ]
+
+
+def test_a_long_table_is_printed_in_part():
+    x = np.zeros((100, 30))
+    text = repr(regard.explain(x, x, x).table("values"))
+    assert len(text.split("\n")) < 30
+    assert max(map(len, text.split("\n"))) < 100
+    assert "…" in text
+
+
+def test_statistics_are_printed_one_step_a_line():
+    explanation = regard.explain(*PLAIN)
+    lines = repr(explanation.statistics()).split("\n")
+    assert lines[0].split() == ["step", "mean", "variance", "minimum", "maximum", "cells"]
+    assert [line.split()[0] for line in lines[1:-1]] == list(explanation.statistics().steps)
+
+
+def test_a_comparison_is_printed_with_the_cell_and_both_numbers():
+    x = np.eye(2)
+    names = {"query_labels": ["a", "b"], "key_labels": ["a", "b"]}
+    found = regard.explain(x, x, x, **names).compare(regard.explain(2 * x, x, x, **names))
+    assert repr(found).split("\n") == [
+        "queries is the first step that differs, by 1 at most",
+        "Q[a, 0] = 1.0 here, 2.0 there",
+    ]
+
+
+# only what is asked for ---------------------------------------------------------------------------
+
+
+def test_plain_data_holds_and_computes_only_the_steps_that_are_named(monkeypatch):
+    explanation = regard.explain(*PLAIN)
+    asked = []
+    value = reference.Run.value
+    monkeypatch.setattr(
+        reference.Run, "value", lambda run, name: (asked.append(name), value(run, name))[1]
+    )
+    data = explanation.to_json(["output"])
+    assert ([step["name"] for step in data["steps"]], asked) == (["output"], ["output"])
+    assert explanation.to_json([])["steps"] == []
+    with pytest.raises(regard.LabelError, match="there is no step nothing"):
+        explanation.to_json(["nothing"])
+
+
+def test_data_with_a_derivation_has_no_steps_unless_they_are_named():
+    explanation = regard.explain(*PLAIN)
+    cell = explanation.why("output", 0, 0)
+    assert as_data(explanation, derivation=cell)["steps"] == []
+    both = as_data(explanation, ["scores"], cell)
+    assert [step["name"] for step in both["steps"]] == ["scores"]
+    assert len(as_data(explanation)["steps"]) == len(explanation.steps)
+
+
+def test_a_row_is_found_without_listing_all_blocks(monkeypatch):
+    in_blocks(monkeypatch, 1)
+    explanation = regard.explain(*PLAIN)
+    expected = explanation.steps["weights"].value[6, 4]
+    monkeypatch.setattr(reference.Run, "row_blocks", None)
+    assert explanation.why("weights", 6, 4).value == expected

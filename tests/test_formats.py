@@ -478,7 +478,25 @@ WRONG = [
     ({"tokens": [[1]], "queries": {"a": [1, 2]}}, "tokens must be a list of strings, in quotes"),
     ({"keys": {"a": [1, 2]}, "values": {"b": [1]}}, 'values has "b" but keys has not'),
     ({"heads": True}, "heads must be a whole number, not true"),
-    ({"options": {"window": [1, "all"]}}, 'options.window must be a whole number, not "all"'),
+    (
+        {"options": {"window": ["all", 0]}},
+        'options.window has "all"; each side is a whole number or "unbounded"',
+    ),
+    (
+        {"keys": {"cat": [1.0, 2.0], "values": [[1.0], [2.0]]}},
+        'keys."values" has 2 axes; a vector has 1; if values is no label here: '
+        "keys outside a table stand before the first [table]",
+    ),
+    (
+        {"queries": {"pet": [1.0, 2.0], "tokens": ["pet"]}},
+        'queries."tokens" at (0,) is "pet"; the only words for numbers are "inf", "-inf", "nan"; '
+        "if tokens is no label here: keys outside a table stand before the first [table]",
+    ),
+    (
+        {"weights": {"tokens": ["pet"]}},
+        "weights.tokens is not a known key; did you mean tokens? "
+        "(keys outside a table stand before the first [table])",
+    ),
     ({"options": {"causal": True}}, "options.offset is needed: causal compares positions"),
     ({"options": {"mask": [[1, 0]]}}, "options.mask at (0, 0) is 1; it must be true"),
     (

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import regard
 from layouts import layouts
+from regard import masks
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
 
 SIZES = range(6)
@@ -288,3 +289,113 @@ def test_masks_that_do_not_fit_the_call_are_refused_by_name(mask, word):
 def test_masks_in_the_wrong_wrapping_are_refused(mask):
     with pytest.raises(TypeError, match="mask"):
         regard.attention(np.ones((2, 4)), np.ones((2, 4)), np.ones((2, 4)), mask=mask)
+
+
+# arguments that make no sense ---------------------------------------------------------------------
+
+
+class Broken:
+    """What NumPy cannot read, and says so in its own way."""
+
+    def __array__(self, *_, **__):
+        raise KeyError("no such array")
+
+    def __deepcopy__(self, memo):
+        raise ArithmeticError("cannot be copied")
+
+
+def test_the_offset_may_be_the_end():
+    np.testing.assert_array_equal(
+        masks.Causal().visible(2, 3, offset="end"), masks.Causal().visible(2, 3, offset=1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "said"),
+    [
+        (lambda: masks.Causal().visible(2, 3, offset="start"), TypeError, "offset must be an int"),
+        (lambda: masks.Causal().visible(2, 3, offset=1.5), TypeError, "offset must be an int"),
+        (lambda: masks.Causal().visible(2, 3, offset=True), TypeError, "offset must be an int"),
+        (lambda: masks.Causal().visible(2, 3, offset=2**70), ValueError, "beyond any position"),
+        (lambda: masks.Causal().visible(-1, 3), ValueError, "queries is -1"),
+        (lambda: masks.Causal().visible(2, "a"), TypeError, "keys must be an int"),
+        (lambda: masks.Boolean([True, False]).visible(2, 3), ValueError, "mask does not fit 2"),
+        (lambda: masks.Boolean([True] * 3).visible(2, 1), ValueError, "does not fit"),
+        (lambda: masks.Boolean(Broken()), TypeError, "mask must be booleans"),
+        (lambda: masks.Lengths(Broken()), TypeError, "lengths must be integers"),
+    ],
+)
+def test_what_a_rule_cannot_show_is_refused(ask, error, said):
+    with pytest.raises(error) as caught:
+        ask()
+    assert type(caught.value).__module__ == "regard.errors"
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"scale": [[1, 2], [3]]}, TypeError, "scale must be a number"),
+        ({"softcap": [[1, 2], [3]]}, TypeError, "softcap must be a number"),
+        ({"scale": Broken()}, TypeError, "scale must be a number"),
+        ({"offset": Broken()}, TypeError, "offset must be ints"),
+        ({"bias": Broken()}, TypeError, "bias is a Broken"),
+        ({"mask": Broken()}, TypeError, "mask must be booleans"),
+    ],
+)
+@pytest.mark.parametrize("door", [regard.attention, regard.explain])
+def test_an_option_that_numpy_cannot_read_is_named(door, options, error, said):
+    x = np.ones((3, 3))
+    with pytest.raises(error, match=said) as caught:
+        door(x, x, x, **options)
+    assert type(caught.value).__module__ == "regard.errors"
+
+
+@pytest.mark.parametrize("name", ["precision", "kernel"])
+def test_an_array_for_a_word_is_refused_by_name(name):
+    x = np.ones((3, 3))
+    with pytest.raises(regard.OptionError, match=f"^{name} must be"):
+        regard.attention(x, x, x, **{name: np.ones(2)})
+
+
+@pytest.mark.parametrize("name", ["softmax", "title"])
+def test_an_array_for_a_word_of_an_explanation_is_refused_by_name(name):
+    x = np.ones((3, 3))
+    with pytest.raises((regard.OptionError, regard.DtypeError), match=f"^{name} must be"):
+        regard.explain(x, x, x, **{name: np.ones(2)})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": masks.Lengths([1, 2, 3])},
+        {"causal": True, "offset": [0, 3, 1]},
+        {"mask": masks.Segments(np.zeros((3, 5), int))},
+    ],
+)
+def test_three_axes_are_said_to_be_no_batch(options):
+    x = np.ones((3, 5, 4))
+    with pytest.raises(regard.ShapeError, match=r"a batch needs a head axis: query\[:, None\]"):
+        regard.attention(x, x, x, **options)
+    regard.attention(x[:, None], x[:, None], x[:, None], **options)
+
+
+@pytest.mark.parametrize("argument", ["query", "key", "value"])
+def test_an_explanation_checks_its_arrays_before_it_copies_them(argument):
+    x = np.ones((2, 2))
+    arrays = {"query": x, "key": x, "value": x, argument: Broken()}
+    with pytest.raises(regard.DtypeError, match=f"^{argument} is a Broken"):
+        regard.explain(**arrays)
+    with pytest.raises(regard.DtypeError, match=f"^{argument} has dtype object"):
+        regard.explain(**{**arrays, argument: (n for n in ())})
+
+
+def test_an_explanation_keeps_the_numbers_it_was_given():
+    x, bias, hidden = np.eye(3), np.zeros((3, 3)), np.ones((3, 3), bool)
+    query, mask = x.copy(), masks.Boolean(hidden) & masks.Causal()
+    explanation = regard.explain(query, x, x, mask=mask, bias=bias, sink=(sink := np.zeros(1)))
+    expected = regard.explain(query, x, x, mask=mask, bias=bias, sink=sink).output.copy()
+    query[:], bias[:], hidden[:], sink[:] = 9, 9, False, 9
+    np.testing.assert_array_equal(explanation.output, expected)
+    expected = regard.explain(x, x, x, mask=masks.Causal(), sink=0.0).without(0).output
+    np.testing.assert_array_equal(explanation.without(0).output, expected)

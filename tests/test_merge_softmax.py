@@ -379,3 +379,20 @@ def test_softmax_never_warns():
             regard.softmax(np.array(row))
         regard.softmax(np.array([3e38, -3e38], np.float32))
         regard.softmax(np.array([6e4, -6e4], np.float16))
+
+
+@pytest.mark.parametrize("arguments", [(3, 4), (None, None), (np.float64(1), [1.0])])
+def test_parts_that_are_no_sequence_are_refused(arguments):
+    with pytest.raises(regard.DtypeError, match="outputs must be a sequence of arrays"):
+        regard.merge(*arguments)
+
+
+def test_parts_that_are_single_numbers_are_refused():
+    with pytest.raises(regard.ShapeError, match=r"outputs\[0\] is a single number"):
+        regard.merge(np.ones(3), np.ones(3))
+
+
+def test_softmax_of_a_masked_array_says_what_softmax_takes_instead():
+    with pytest.raises(regard.DtypeError, match=r"scores\.filled\(-np\.inf\)") as caught:
+        regard.softmax(np.ma.masked_array([1.0, 2.0], [True, False]))
+    assert "mask=" not in str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 
 import oracle
 import regard
-from regard import MultiHeadAttention
+from regard import DtypeError, MultiHeadAttention, OptionError
 from regard.masks import Boolean, Causal
 
 RNG = np.random.default_rng(7)
@@ -92,7 +92,7 @@ def test_causal_cross_attention_hides_what_comes_later():
 def test_the_explanation_ends_in_what_the_call_returns():
     layer = MultiHeadAttention(**weights(b_q=True, b_o=True), heads=H, key_heads=G)
     x, context = RNG.normal(size=(L, M)), RNG.normal(size=(S, N))
-    explanation = layer.explain(x, context, causal=True, offset=0, query_labels="abcde")
+    explanation = layer.explain(x, context, causal=True, offset=0, query_labels=list("abcde"))
     np.testing.assert_allclose(
         explanation.output, layer(x, context, causal=True, offset=0), rtol=SLACK, atol=SLACK
     )
@@ -206,3 +206,29 @@ def test_a_layer_prints_as_its_heads_and_shapes():
     assert repr(layer) == (
         "MultiHeadAttention(heads=4, key_heads=2, W_q (6, 12), W_k (5, 6), W_v (5, 4), W_o (8, 7))"
     )
+
+
+@pytest.mark.parametrize("name", ["return_lse", "out", "nonsense"])
+def test_an_option_that_a_layer_does_not_take_is_refused_by_name(name):
+    layer = MultiHeadAttention(np.eye(2), np.eye(2), np.eye(2))
+    with pytest.raises(TypeError, match=f"takes no option {name} in a call; .* mask, bias"):
+        layer(np.eye(2), **{name: True})
+
+
+def test_a_layer_without_weights_is_refused_by_the_name_of_the_weight():
+    with pytest.raises(DtypeError, match=r"^W_q "):
+        MultiHeadAttention(None, None, None)
+
+
+@pytest.mark.parametrize("labels", [3, "ab", [1, 2]])
+@pytest.mark.parametrize("name", ["query_labels", "key_labels"])
+def test_labels_of_a_layer_are_a_sequence_of_strings(name, labels):
+    layer = MultiHeadAttention(np.eye(2), np.eye(2), np.eye(2))
+    with pytest.raises(DtypeError, match=f"{name} must be a sequence of strings"):
+        layer.explain(np.eye(2), **{name: labels})
+
+
+def test_a_precision_that_is_an_array_is_refused_by_a_layer():
+    layer = MultiHeadAttention(np.eye(2), np.eye(2), np.eye(2))
+    with pytest.raises(OptionError, match="precision must be"):
+        layer(np.eye(2), precision=np.ones(2))

@@ -535,3 +535,9 @@ def test_a_long_problem_prints_few_labels():
         queries=[1.0], keys=np.ones((1000, 1)), values=np.ones((1000, 1)), key_labels=labels
     )
     assert "token7, … (1000 in all)" in repr(problem)
+
+
+def test_a_masked_array_of_booleans_is_refused_as_mask():
+    mask = np.ma.masked_array([[True, False]], [[True, False]])
+    with pytest.raises(ProblemError, match="mask is a MaskedArray"):
+        Problem(queries=[[1.0]], keys=[[1.0], [2.0]], values=[[1.0], [2.0]], mask=mask)

@@ -11,18 +11,20 @@ import math
 import os
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.cells import cell_len
+from rich.color import ColorSystem
 from rich.console import Console
 
 import regard
 from regard.arithmetic import format_number
 from regard.errors import LabelError
-from regard.views import story, terminal
+from regard.views import part, story, terminal
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 EXAMPLES = (
@@ -333,6 +335,74 @@ def test_the_middle_of_a_large_matrix_is_left_out_and_said_to_be_elsewhere() -> 
     np.testing.assert_equal(rows, [str(n) for n in (*range(6), *range(25, 30))])
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "cp1252", "cp437"])
+def test_a_large_matrix_can_be_printed_in_every_encoding(encoding: str) -> None:
+    many = tokens([f"t{number}" for number in range(13)])
+    text = explanation_text(many, ["scores"], width=400, encoding=encoding)
+    np.testing.assert_equal(len(re.findall(r"^  (…|\.\.\.) 2 more$", text, re.MULTILINE)), 1)
+    assert "\\u2026" not in text
+
+
+@pytest.mark.parametrize("dots", ["...", "…", "… 2 more"])
+def test_a_label_that_looks_like_a_gap_has_its_numbers(dots: str) -> None:
+    plain = explanation_text(tokens(["wait", "x", "what"]), ["queries"])
+    odd = explanation_text(tokens(["wait", dots, "what"]), ["queries"])
+    numbers = [re.findall(r"^  .* │ (.*)$", text, re.MULTILINE) for text in (plain, odd)]
+    np.testing.assert_equal(len(numbers[0]), 3 + 1)  # and the header
+    np.testing.assert_equal(numbers[1], numbers[0])
+
+
+def test_a_long_problem_is_shown_from_the_blocks_that_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vectors = np.random.default_rng(3).standard_normal((2, 700, 2))
+    explanation = regard.explain(vectors, vectors, vectors, causal=True, bias=np.zeros((700, 700)))
+
+    def whole(*_: object) -> None:
+        raise AssertionError("a whole step was asked for")
+
+    monkeypatch.setattr(type(explanation.source), "value", whole)
+    assert "All 490000 numbers" in explanation_text(explanation, ["scores", "weights"], 1)
+    monkeypatch.undo()
+    asked = []
+    value = type(explanation.source).value
+    monkeypatch.setattr(
+        type(explanation.source), "value", lambda s, name: asked.append(name) or value(s, name)
+    )
+    explanation_text(explanation)
+    assert not {name for name in asked if explanation.steps[name].axes}
+
+
+def test_a_part_of_a_step_has_the_numbers_of_the_whole() -> None:
+    explanation = everything().explain()
+    for head in range(4):
+        own = part.Head(explanation, head)
+        for name, step in explanation.steps.items():
+            table = explanation.table(name, head=head)
+            np.testing.assert_equal(own.shape(name), table.values.shape)
+            rows = [0] if own.shape(name)[0] < 3 else [0, 2]
+            few = own.table(name, rows)
+            np.testing.assert_array_equal(few.values, table.values[rows], err_msg=step.name)
+            if table.hidden is not None:
+                np.testing.assert_array_equal(few.hidden, table.hidden[rows])
+                for k, row in enumerate(rows):
+                    np.testing.assert_equal(few.hidden_by(k, 3), table.hidden_by(row, 3))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "width", "columns"),
+    [(0, 2, 2, 2), (2, 0, 2, 2), (2, 2, 2, 0), (0, 0, 1, 1), (2, 2, 0, 2)],
+)
+def test_sizes_of_zero_can_be_shown(queries: int, keys: int, width: int, columns: int) -> None:
+    explanation = regard.explain(
+        np.ones((queries, width)), np.ones((keys, width)), np.ones((keys, columns)), scale=1.0
+    )
+    text = explanation_text(explanation)
+    assert text.rstrip().endswith(story.READING_NOTE)
+    assert f"{keys} key{'s' * (keys != 1)} × {columns} number" in text
+    statistics_text(explanation)
+
+
 def test_the_largest_of_many_terms_are_shown_and_the_rest_is_one_number() -> None:
     vectors = np.random.default_rng(3).standard_normal((40, 4))
     text = walk_text(regard.explain(vectors, vectors, vectors).why("output", 5, 1))
@@ -375,6 +445,21 @@ def test_colour_hides_no_digit(colours: str) -> None:
         [line.rstrip() for line in stripped.split("\n")],
         [line.rstrip() for line in plain.split("\n")],
     )
+
+
+@pytest.mark.parametrize("background", ["", "15;0", "0;15"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_shades_stay_distinct_where_there_are_only_256_colours(
+    background: str, sign: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLORFGBG", background)
+    styles = [terminal.shading(sign * share, few=True) for share in np.linspace(0.1, 1, 10)]
+    behind = [style.bgcolor.downgrade(ColorSystem.EIGHT_BIT).number for style in styles]
+    np.testing.assert_equal(len(set(behind)), 5)
+    np.testing.assert_equal(sum(a != b for a, b in pairwise(behind)), 4)
+    for style in styles:
+        colours = [color.get_truecolor() for color in (style.color, style.bgcolor)]
+        assert terminal.contrast(*colours) >= READABLE
 
 
 def test_plain_text_has_no_escapes() -> None:
@@ -573,6 +658,25 @@ def test_the_way_to_another_number_is_one_that_can_be_typed() -> None:
     assert (other.step, other.index) not in passed
 
 
+def test_a_hint_names_what_is_hard_to_type_by_its_position() -> None:
+    evil = tokens(["\x1b[31mred", "--step", "x" * 61, "it's"])
+    text = explanation_text(evil, width=200)
+    assert "such as output 0 0\n" in text
+    hints = [terminal._why_arguments(evil.why("output", row, 1)) for row in range(4)]
+    np.testing.assert_equal(
+        hints, ["output 0 1", "output 1 1", "output 2 1", "output 'it'\"'\"'s' 1"]
+    )
+
+
+def test_a_hint_for_a_key_names_a_query_head_that_reads_it() -> None:
+    values = np.ones((2, 2, 1))
+    values[1, 0, 0] = np.nan
+    explanation = regard.explain(np.ones((4, 1, 1)), np.ones((2, 2, 1)), values)
+    text = " ".join(explanation_text(explanation).split())
+    assert "--why values 0 0 --head 2" in text
+    assert np.isnan(explanation.why("values", 0, 0, head=2).value)
+
+
 # --- statistics, differences ---------------------------------------------------------------------
 
 
@@ -584,9 +688,30 @@ def test_the_variances_are_printed_to_eight_significant_digits() -> None:
     assert "Dividing by √8 brings it to 0.30541256." in " ".join(text.split())
 
 
-def test_scores_that_stay_far_apart_are_said_to_saturate() -> None:
-    text = shown(lambda console: terminal.print_statistics(example("animals-matrix"), console))
-    assert "softmax saturates" in " ".join(text.split())
+def statistics_text(explanation: regard.Explanation, **kind: Any) -> str:
+    text = shown(lambda console: terminal.print_statistics(explanation, console), **kind)
+    return " ".join(text.split())
+
+
+def test_softmax_is_said_to_saturate_by_the_weights_and_not_by_the_scores() -> None:
+    assert "in 1 of 2 rows one key gets more than 0.9" in statistics_text(example("animals-matrix"))
+    assert "no key gets more than 0.742" in statistics_text(example("animals-vector"))
+    apart = regard.explain([[0.0], [100.0]], [[1.0], [1.0]], [[1.0], [2.0]])  # scores by row alike
+    assert "no key gets more than 0.5 of" in statistics_text(apart)
+    near = regard.explain([[0.0], [6.0]], [[1.0], [0.0]], [[1.0], [2.0]], causal=True)
+    assert "in every row one key gets more than 0.9" in statistics_text(near)
+    one = regard.explain([[0.0], [6.0]], [[1.0]], [[1.0]])  # no row has a choice
+    assert "aturate" not in statistics_text(one)
+
+
+def test_the_statistics_of_many_rows_are_elided_as_tables_are() -> None:
+    vectors = np.random.default_rng(3).standard_normal((30, 4))
+    explanation = regard.explain(vectors, vectors, vectors)
+    text = shown(lambda console: terminal.print_statistics(explanation, console))
+    assert re.search(r"^  … 19 more$", text, re.MULTILINE)
+    assert "All 30 rows: --statistics --json" in text
+    rows = re.findall(r"^  (\d+) +│", text, re.MULTILINE)
+    np.testing.assert_equal(rows, [str(n) for n in (*range(6), *range(25, 30))])
 
 
 def test_the_row_statistics_are_those_of_the_chosen_head() -> None:
@@ -701,6 +826,26 @@ def test_unshifted_exponentials_name_the_limit() -> None:
     broken = regard.explain(large, large, large, softmax="unshifted")
     assert "exp overflows to ∞" in sentences(broken, "exponentials")
     np.testing.assert_equal(np.exp(np.array(story.EXP_LIMIT)) < np.inf, True)
+
+
+def test_unshifted_exponentials_that_all_underflow_are_said_to_lose_the_weights() -> None:
+    keys = np.ones((2, 1))
+    lost = regard.explain([[-800.0], [0.0]], keys, keys, softmax="unshifted")
+    assert "in 1 row every exponential did" in sentences(lost, "exponentials")
+    assert "leaves the weights as they are" not in sentences(lost, "exponentials")
+    assert "1 of 2 rows does not" in sentences(lost, "weights")
+    fine = regard.explain([[-700.0], [0.0]], keys, keys, softmax="unshifted")
+    assert "every exponential did" not in sentences(fine, "exponentials")
+    assert "Every row adds up to 1;" in sentences(fine, "weights")
+
+
+def test_rows_are_said_to_add_up_to_1_only_where_they_do() -> None:
+    blind = tokens(["a", "b"], mask=np.array([[True, True], [False, False]]))
+    assert "Every row that sees a key adds up to 1;" in sentences(blind, "weights")
+    nan = regard.explain([[np.nan], [1.0]], [[1.0], [2.0]], [[1.0], [2.0]])
+    assert "1 of 2 rows does not" in sentences(nan, "weights")
+    sink = tokens(["a", "b"], sink=0.5, mask=np.array([[True, True], [False, False]]))
+    assert "Every row adds up to 1 with the sink's share" in sentences(sink, "weights")
 
 
 def test_random_numbers_are_said_to_be_random() -> None:

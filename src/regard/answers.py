@@ -7,21 +7,23 @@ expectations. Reads an explanation block by block; must not know how it was made
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from regard.derivation import Derivation
-from regard.errors import OptionError, ShapeError
+from regard.arithmetic import format_number
+from regard.derivation import Derivation, cell_name
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.labels import head_position, own_head
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
 
-    from regard.explanation import Explanation
+    from regard.explanation import ExplainedStep, Explanation
     from regard.problem import Expectation
     from regard.steps import Step
 
@@ -39,32 +41,62 @@ class StepStatistics:
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """How each query spreads its weight; arrays (…, H, L) without the axes the call lacks."""
+    """How each query spreads its weight; arrays (…, H, L) without the axes the call lacks.
+
+    Entropy and effective keys are of the weights as shares of their sum, which is less than 1 with
+    a sink. A row without any weight has the entropy 0, no effective key, and no largest one.
+    """
 
     entropy: Array  # in nats
     effective_keys: Array  # exp(entropy): as many keys with equal weights would spread as far
     largest_weight: Array
-    largest_key: NDArray[np.int64]
+    largest_key: NDArray[np.int64]  # −1: none
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Statistics:
     """Numbers about the numbers: `.steps` by name and `.rows`."""
 
     steps: Mapping[str, StepStatistics]
     rows: RowStatistics
 
+    def __repr__(self) -> str:
+        lines: list[tuple[str, ...]] = [("step", "mean", "variance", "minimum", "maximum", "cells")]
+        for name, one in self.steps.items():
+            numbers = (one.mean, one.variance, one.minimum, one.maximum)
+            lines.append((name, *(format_number(n, 6) for n in numbers), str(one.cells)))
+        return f"{aligned(lines)}\n.rows: entropy, effective_keys, largest_weight, largest_key"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """The first step in which two explanations differ, and where."""
+    """The first step in which two explanations differ, and the first cell in which it does."""
 
     step: str
     index: tuple[int, ...]  # leading axes first
     labels: tuple[str, ...]
-    difference: float
+    difference: float  # the largest in the whole step
     here: Derivation
     there: Derivation
+
+    def __repr__(self) -> str:
+        cell = safe_text(cell_name(self.here.symbol, self.labels), 200)
+        return (
+            f"{self.step} is the first step that differs, by {self.difference:.3g} at most\n"
+            f"{cell} = {self.here.value!r} here, {self.there.value!r} there"
+        )
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of words as lines of columns: the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            word.rjust(width) if number else word.ljust(width)
+            for number, (word, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
 
 
 @dataclass(frozen=True)
@@ -92,26 +124,35 @@ def statistics(explanation: Explanation) -> Statistics:
 
 
 def _blocks(
-    explanation: Explanation, name: str
+    explanation: Explanation, name: str, head: int | None = None
 ) -> Iterator[tuple[tuple[int, ...], int, range, Array, Array | None]]:
     """Every block of a step and which of its cells count, so that a long one is never whole."""
     source, step = explanation.source, explanation.steps[name]
     lead = step.shape[: len(step.shape) - len(step.axes)]
-    heads = next((source.sizes[axis] for axis in step.axes if axis in ("H", "G")), 1)
+    heads = range(next((source.sizes[axis] for axis in step.axes if axis in ("H", "G")), 1))
+    if head is not None:
+        heads = heads[(own := _own_head(explanation, step, head)) : own + 1]
     row_blocks = source.row_blocks() if "L" in step.axes else [range(1)]
     for batch in np.ndindex(*lead):
-        for head, rows in itertools.product(range(heads), row_blocks):
+        for at, rows in itertools.product(heads, row_blocks):
             seen = None
             if explanation.hides(step.declared):
-                seen = source.block("visible", batch, head, rows)
-            yield batch, head, rows, source.block(name, batch, head, rows), seen
+                seen = source.block("visible", batch, at, rows)
+            yield batch, at, rows, source.block(name, batch, at, rows), seen
 
 
-def step_statistics(explanation: Explanation, name: str) -> StepStatistics:
-    """Of one step; of a masked one over the visible cells."""
+def _own_head(explanation: Explanation, step: ExplainedStep, head: int) -> int:
+    """The head of a step that belongs to a query head."""
+    sizes = explanation.source.sizes
+    own = own_head(sizes, step.declared, head_position(sizes, head))
+    return own or 0
+
+
+def step_statistics(explanation: Explanation, name: str, head: int | None = None) -> StepStatistics:
+    """Of one step, or one query head of it; of a masked one over the visible cells."""
     count, mean, squares = 0, 0.0, 0.0
     minimum, maximum = np.inf, -np.inf
-    for *_, block, seen in _blocks(explanation, name):
+    for *_, block, seen in _blocks(explanation, name, head):
         cells = np.asarray(block if seen is None else block[seen]).ravel()
         if not cells.size:
             continue
@@ -138,8 +179,8 @@ def step_statistics(explanation: Explanation, name: str) -> StepStatistics:
 def _row_statistics(explanation: Explanation) -> RowStatistics:
     step = explanation.steps["weights"]
     shape = step.shape[:-1]
-    entropy, largest = np.zeros(shape), np.zeros(shape)
-    largest_key = np.zeros(shape, np.int64)
+    entropy, effective, largest = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    largest_key = np.full(shape, -1, np.int64)
     for batch, head, rows, block, _ in _blocks(explanation, "weights"):
         if not block.shape[-1]:
             continue
@@ -147,16 +188,23 @@ def _row_statistics(explanation: Explanation) -> RowStatistics:
         if "L" in step.axes:
             at = (*at, slice(rows.start, rows.stop))
         with np.errstate(all="ignore"):
-            logs = np.log(np.where(block == 0, 1, block))  # 0·ln 0 is 0
+            total = block.sum(axis=-1)
+            shares = block / np.where(total == 0, 1, total)[..., None]
+            logs = np.log(np.where(shares == 0, 1, shares))  # 0·ln 0 is 0
             # 0 − Σ…: a row with all its weight on one key has the entropy 0, not −0
-            entropy[at] = 0 - (block * logs).sum(axis=-1)
+            entropy[at] = 0 - (shares * logs).sum(axis=-1)
+            effective[at] = np.where(total == 0, 0, np.exp(entropy[at]))
         largest[at] = block.max(axis=-1)
-        largest_key[at] = block.argmax(axis=-1)
-    return RowStatistics(entropy, np.exp(entropy), largest, largest_key)
+        largest_key[at] = np.where(total == 0, -1, block.argmax(axis=-1))
+    return RowStatistics(entropy, effective, largest, largest_key)
 
 
 def compare(here: Explanation, there: Explanation, tolerance: float) -> Comparison | None:
     """The first cell of the first step in which both have numbers that differ."""
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float, np.number)):
+        raise DtypeError(f"tolerance must be a number, not {safe_text(repr(tolerance), 60)}")
+    if not tolerance >= 0:
+        raise OptionError(f"tolerance is {tolerance}; it must be 0 or more")
     for name in here.steps:
         if name not in there.steps:
             continue
@@ -222,17 +270,14 @@ def mismatches(explanation: Explanation, expected: Expectation) -> Iterator[Mism
     """Every number of one expectation that did not come out."""
     step = explanation.steps[expected.step]
     if expected.variance is not None:
-        got = step_statistics(explanation, expected.step).variance
+        got = step_statistics(explanation, expected.step, expected.head).variance
         if not _meets(expected, got, expected.variance):
             wanted = expected.variance
             yield Mismatch(expected, step.name, "variance", (), (), wanted, got, None)
     if expected.value is None:
         return
-    head = expected.head
-    if head is not None and "G" in step.axes:  # heads are counted as queries have them
-        head //= (explanation.heads or 1) // explanation.source.sizes["G"]
     if expected.at is not None:
-        cell = explanation.why(step.name, *expected.at, head=head)
+        cell = explanation.why(step.name, *expected.at, head=expected.head)
         wanted = float(np.asarray(expected.value))
         if not _meets(expected, cell.value, wanted):
             yield _mismatch(expected, cell, wanted)
@@ -247,8 +292,10 @@ def mismatches(explanation: Explanation, expected: Expectation) -> Iterator[Mism
     for at in np.ndindex(*ours.shape):
         if not _meets(expected, float(ours[at]), float(theirs[at])):
             lead = ours.ndim - len(step.axes) if expected.head is None else 0
-            index = at[lead:] if expected.head is None else (head, *at)
-            cell = explanation.derive(step.name, index[-len(step.axes) :], at[:lead])
+            index = at[lead:]
+            if expected.head is not None:
+                index = (_own_head(explanation, step, expected.head), *at)
+            cell = explanation.derive(step.name, index[len(index) - len(step.axes) :], at[:lead])
             yield _mismatch(expected, cell, float(theirs[at]))
 
 

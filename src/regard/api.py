@@ -193,7 +193,8 @@ def explain(
     Parameters
     ----------
     query : array_like, (…, H, L, D), or a Problem
-        With a `Problem`, key, value and labels come from it and options override its own.
+        With a `Problem`, key, value and labels come from it and options override its own; None
+        takes away what the problem states.
     key, value : array_like, (…, G, S, D) and (…, G, S, E)
         As for `attention`.
     softmax : {"shifted", "unshifted"}, optional
@@ -260,7 +261,7 @@ def explain(
             value,
             softmax="shifted" if softmax is None else softmax,
             labels={"L": query_labels, "S": key_labels, "D": key_features, "E": value_features},
-            title=title or "",
+            title="" if title is None else title,
             **options,
         ),
         query=query,

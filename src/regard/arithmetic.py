@@ -7,7 +7,7 @@ from.
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
 from typing import TYPE_CHECKING
 
 from regard.errors import safe_text
@@ -69,6 +69,7 @@ def _body(derivation: Derivation, digits: int) -> list[str]:
     operands = derivation.operands
     shown = [show(operand.value) for operand in operands]
     names = [safe_text(operand.name, 80) for operand in operands]
+    doubt = _doubt(derivation, digits)
     verdicts = [
         f"{safe_text(leaf.rule, 80)}: {'visible' if leaf.visible else 'hidden'} ({leaf.detail})"
         for verdict in derivation.verdicts
@@ -80,14 +81,14 @@ def _body(derivation: Derivation, digits: int) -> list[str]:
         case "visible":
             return verdicts
         case "dot" | "sum" | "max":
-            return _terms(derivation, digits)
+            return [*_terms(derivation, digits), *doubt]
         case "multiply":
-            return [f"{names[0]} · {names[1]} = {shown[0]} × {shown[1]}"]
+            return [f"{names[0]} · {names[1]} = {shown[0]} × {shown[1]}", *doubt]
         case "cap":
-            return [f"c·tanh({names[0]} / c) = {shown[1]} × tanh({shown[0]} / {shown[1]})"]
+            line = f"c·tanh({names[0]} / c) = {shown[1]} × tanh({shown[0]} / {shown[1]})"
+            return [line, *doubt]
         case "add":
-            rounded = _rounded_note(shown, derivation.value, digits)
-            return [f"{' + '.join(names)} = {' + '.join(shown)}", *rounded]
+            return [f"{' + '.join(names)} = {' + '.join(shown)}", *doubt]
         case "select":
             if operands[0].value:
                 return [f"visible, so {names[1]} = {shown[1]}"]
@@ -95,28 +96,27 @@ def _body(derivation: Derivation, digits: int) -> list[str]:
         case "subtract":
             if derivation.hidden:
                 return ["hidden, so −∞", *verdicts]
-            rounded = _rounded_note([shown[0], _negated(shown[1])], derivation.value, digits)
-            return [f"{names[0]} − {names[1]} = {shown[0]} − {_bracketed(shown[1])}", *rounded]
+            return [f"{names[0]} − {names[1]} = {shown[0]} − {_bracketed(shown[1])}", *doubt]
         case "exp":
             if derivation.hidden:
                 return ["hidden, so 0", *verdicts]
-            return [f"exp({names[0]}) = exp({shown[0]})"]
+            return [f"exp({names[0]}) = exp({shown[0]})", *doubt]
         case "divide":
             if derivation.hidden:
                 return ["hidden, so 0", *verdicts]
-            return [f"{names[0]} / {names[1]} = {shown[0]} / {shown[1]}"]
+            return [f"{names[0]} / {names[1]} = {shown[0]} / {shown[1]}", *doubt]
         case "log":
-            return [f"ln({names[0]}) = ln({shown[0]})"]
+            return [f"ln({names[0]}) = ln({shown[0]})", *doubt]
         case "inverse_root":
             root = show(math.sqrt(operands[0].value))
-            return [f"1 / √{names[0]} = 1 / √{shown[0]} = 1 / {root}"]
+            return [f"1 / √{names[0]} = 1 / √{shown[0]} = 1 / {root}", *doubt]
         case "split" | "merge":
             return [f"the same number as {names[0]} = {shown[0]}"]
     raise NotImplementedError(derivation.op)
 
 
 def _terms(derivation: Derivation, digits: int) -> list[str]:
-    """One line per term, the result below, and what the printed rounding leaves out."""
+    """One line per term, and the result below."""
     if not derivation.terms:
         if derivation.op == "max":
             return ["no visible key, so −∞"]
@@ -137,22 +137,80 @@ def _terms(derivation: Derivation, digits: int) -> list[str]:
         if product_width and not product:
             middle = " " * (product_width + 3)
         lines.append(f"{label:<{label_width}}  {middle}{value}")
-    if derivation.op != "max":
-        printed = [format_number(term.value, digits) for term in derivation.terms]
-        lines += _rounded_note(printed, derivation.value, digits)
     return lines
 
 
-def _rounded_note(printed: list[str], value: float, digits: int) -> list[str]:
-    """A line that says so if printed terms do not add up to the printed sum."""
+# --- what printed numbers cannot give --------------------------------------------------------
+
+
+def _doubt(derivation: Derivation, digits: int) -> list[str]:
+    """A line that says so where the printed numbers do not give the printed result."""
+    op, operands, value = derivation.op, derivation.operands, derivation.value
+    made = [value, *(term.value for term in derivation.terms)]
+    if not all(math.isfinite(operand.value) for operand in operands):
+        return []
+    if not all(map(math.isfinite, made)):
+        if op in ("dot", "sum", "multiply", "add", "subtract", "exp"):
+            return [_OVERFLOW_IN_SUM if derivation.terms else _OVERFLOW]
+        return []
+    printed = [format_number(operand.value, digits) for operand in operands]
+    products = [[printed[k] for k in term.operands] for term in derivation.terms]
+    for term, factors in zip(derivation.terms, products, strict=True):
+        if len(factors) > 1 and not _gives("multiply", factors, term.value, digits):
+            return [_ROUNDED.format(digits)]
+    if op in ("dot", "sum"):
+        terms = [format_number(term.value, digits) for term in derivation.terms]
+        return [] if _gives("add", terms, value, digits) else [_ROUNDED_TERMS.format(digits)]
+    if derivation.hidden or _gives(op, printed, value, digits):
+        return []
+    return [(_ROUNDED_TERMS if op in ("add", "subtract") else _ROUNDED).format(digits)]
+
+
+_ROUNDED = "(numbers are rounded to {} decimals; the result is of unrounded ones)"
+_ROUNDED_TERMS = "(terms are rounded to {} decimals; the sum is of unrounded ones)"
+_OVERFLOW = "(the result overflows: it is beyond the largest 64-bit float, 1.8e308)"
+_OVERFLOW_IN_SUM = (
+    "(the terms overflow: beyond the largest 64-bit float, 1.8e308, everything is ∞, and where ∞ "
+    "and −∞ meet, the order of adding decides between ∞, −∞ and NaN)"
+)
+
+
+def _gives(op: str, printed: list[str], value: float, digits: int) -> bool:
+    """Whether the printed operands, taken at their word, give the printed result."""
     result = format_number(value, digits)
-    if any("∞" in text or text == "NaN" for text in [*printed, result]):
-        return []
-    total, shown = sum(map(_decimal, printed), Decimal(0)), _decimal(result)
-    power = shown.adjusted() if "e" in result else 0
-    if abs(total - shown) * 2 <= Decimal(1).scaleb(power - digits):
-        return []
-    return [f"(terms are rounded to {digits} decimals; the sum is of unrounded ones)"]
+    with localcontext(prec=60, Emax=MAX_EMAX, Emin=MIN_EMIN):
+        exact = _exactly(op, [_decimal(text) for text in printed], digits)
+        if exact is None:
+            return True
+        shown = _decimal(result)
+        power = shown.adjusted() if "e" in result else 0
+        return abs(exact - shown) * 2 <= Decimal(1).scaleb(power - digits)
+
+
+def _exactly(op: str, numbers: list[Decimal], digits: int) -> Decimal | None:
+    """The operation on decimal numbers; None where nothing is calculated from them."""
+    match op:
+        case "add":
+            return sum(numbers, Decimal(0))
+        case "subtract":
+            return numbers[0] - numbers[1]
+        case "multiply":
+            return numbers[0] * numbers[1]
+        case "divide" if numbers[1]:
+            return numbers[0] / numbers[1]
+        case "exp":
+            return numbers[0].exp()
+        case "log" if numbers[0] > 0:
+            return numbers[0].ln()
+        case "cap":
+            ratio = max(min(numbers[0] / numbers[1], Decimal(100)), Decimal(-100))
+            if abs(ratio) < Decimal("1e-10"):  # grown − 1 would cancel
+                return numbers[1] * (ratio - ratio**3 / 3)
+            grown = (2 * ratio).exp()
+            return numbers[1] * (grown - 1) / (grown + 1)
+        case "inverse_root" if numbers[0] > 0:
+            return 1 / _decimal(format_number(math.sqrt(numbers[0]), digits))
+    return None
 
 
 def as_latex(derivation: Derivation, digits: int) -> str:
@@ -237,10 +295,6 @@ def as_numpy(derivation: Derivation) -> str:
 
 def _bracketed(number: str) -> str:
     return f"({number})" if number.startswith("−") else number
-
-
-def _negated(number: str) -> str:
-    return number[1:] if number.startswith("−") else f"−{number}"
 
 
 def _decimal(number: str) -> Decimal:

@@ -59,8 +59,19 @@ class Commands(TyperGroup):
         options["standalone_mode"] = False
         try:
             code = super().main(*args, **options)
-        except typer.Abort:  # an interrupt before any command ran
+            _flush()
+        except (typer.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
+        except (BrokenPipeError, SystemExit) as error:  # whoever read the output has had enough
+            # rich turns the first into the second.
+            if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+                raise
+            _let_go_of_output()
+            sys.exit(PIPE_CLOSED)
+        except BAD_INPUT as error:
+            _let_go_of_output()  # what could not be written must not be tried again at the end
+            _complain(_in_words(error))
+            sys.exit(BAD)
         except Exception as error:
             # What typer raises for a wrong option; the class moved between its versions.
             if not hasattr(error, "format_message"):
@@ -71,23 +82,18 @@ class Commands(TyperGroup):
             sys.exit(BAD)
         sys.exit(code if isinstance(code, int) else 0)
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run one command."""
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except (BrokenPipeError, SystemExit) as error:  # whoever read the output has had enough
-            # rich turns the first into the second.
-            if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(PIPE_CLOSED) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except BAD_INPUT as error:
-            _complain(_in_words(error))
-            raise typer.Exit(BAD) from None
-        return result
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _let_go_of_output() -> None:
+    """Flush standard output; what it does not take is dropped."""
+    try:
+        _flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class ExplainCommand(TyperCommand):
@@ -96,15 +102,23 @@ class ExplainCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Fill up what follows --why to the three words that the parser wants."""
         args = list(args)
-        if "--why" in args:
-            first = args.index("--why") + 1
-            options = {name for parameter in self.params for name in parameter.opts} | {"--help"}
+        places = [n for n, word in enumerate(args) if word.partition("=")[0] == "--why"]
+        if len(places) > 1:
+            raise OptionError("--why was given twice; ask for one number at a time")
+        if places:
+            options = {name for parameter in self.params for name in parameter.opts}
+            options |= {"--help", "-h"}
+            first = places[0] + 1
             words = args[first : first + 3]
             own = next(
                 (n for n, word in enumerate(words) if word.partition("=")[0] in options), len(words)
             )
-            if own:
-                args[first + own : first + own] = ["-"] * (3 - own)
+            if not own or "=" in args[places[0]]:
+                raise OptionError(
+                    "--why needs a step, then a row and a column of it, such as --why output 0 0 "
+                    "(see regard explain --help)"
+                )
+            args[first + own : first + own] = ["-"] * (3 - own)
         return super().parse_args(ctx, args)
 
 
@@ -119,6 +133,10 @@ app = typer.Typer(
 
 def main() -> None:
     """The command `regard`."""
+    # A process may start with its streams closed; whatever is written then goes nowhere.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     app(prog_name="regard")
 
 
@@ -238,7 +256,7 @@ def explain(
     head: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Which head, from 0; with --why keys or values, which key head."
+            metavar="N", help="Which head, from 0; of keys and values the ones that it reads."
         ),
     ] = None,
     statistics: Annotated[
@@ -277,15 +295,30 @@ def explain(
 ) -> None:
     """Show every step of an attention, and where its numbers come from."""
     own = {"--dim": dim, "--seed": seed, "--heads": heads, "--causal": causal or None}
+    if force and save is None:
+        raise OptionError("--force goes with --save only")
+    if as_json:
+        _refuse_with("--json", {"--digits": digits, "--head": None if why else head})
+    if statistics and why is None and not step:
+        _refuse_with("--statistics alone", {"--digits": digits})
+    if why is not None and source is None and text is None:
+        raise OptionError(
+            "explain needs a problem, and --why took the words after it; put FILE before --why "
+            "(see regard explain --help)"
+        )
+    from regard.labels import head_position
+
     problem = _given_problem(source, text, kind, own)
     if save is not None:
         _save(problem, save, force)
     explanation = problem.explain()
-    _check_head(explanation, head)
+    head_position(explanation.source.sizes, head)
     derivation = None if why is None else _derivation(explanation, why, head)
-    mismatches = _mismatches(explanation)
+    mismatches, unchecked = _mismatches(explanation, source or "--text")
 
     if as_json:
+        if unchecked is not None:
+            raise unchecked
         _print_json(explanation, step, derivation, statistics)
     else:
         from regard.views import terminal
@@ -294,18 +327,31 @@ def explain(
         if step or (derivation is None and not statistics):
             terminal.print_explanation(explanation, console, step or None, head, digits)
         if derivation is not None:
-            terminal.print_derivation_walk(derivation, console, digits)
+            if step:
+                console.print()
+            sizes = explanation.source.sizes
+            shared = sizes.get("H", 1) // sizes.get("G", 1)
+            terminal.print_derivation_walk(derivation, console, digits, shared)
         if statistics:
             terminal.print_statistics(explanation, console, head)
-        count = len(problem.expect)
+        count = 0 if unchecked is not None else len(problem.expect)
         if mismatches:
             terminal.print_mismatches(mismatches, console, digits)
         if count:
             failed = len({id(mismatch.expectation) for mismatch in mismatches})
             console.print()
             console.print(_expectation_summary(count, failed))
+    if unchecked is not None:
+        raise unchecked
     if mismatches:
         raise typer.Exit(DIFFERS)
+
+
+def _refuse_with(other: str, options: Mapping[str, Any]) -> None:
+    """Options that would have no effect."""
+    for option, value in options.items():
+        if value is not None:
+            raise OptionError(f"{option} has no effect with {other}; leave it out")
 
 
 def _given_problem(
@@ -315,13 +361,13 @@ def _given_problem(
 
     if text is not None and source is not None:
         raise OptionError(f"give either --text or a problem ({safe_text(source, 60)}), not both")
+    if kind is not None and source != "-":
+        raise OptionError("--format goes with standard input only, which is the file name -")
     if text is not None:
         return _random_problem(text, own)
     for option, value in own.items():
         if value is not None:
             raise OptionError(f"{option} goes with --text only")
-    if kind is not None and source != "-":
-        raise OptionError("--format goes with standard input only, which is the file name -")
     if source is None:
         from regard.formats import example_names
 
@@ -338,6 +384,8 @@ def _problem_from_standard_input(kind: str | None) -> Problem:
 
     if kind not in (None, "toml", "json"):
         raise OptionError(f"--format is {safe_text(kind, 40)}; it must be toml or json")
+    if sys.stdin is None:
+        raise ProblemError("standard input is closed; give a file or an example")
     data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
         raise ProblemError(f"standard input has more than {MAX_TEXT_BYTES} bytes")
@@ -389,13 +437,6 @@ def _save(problem: Problem, path: str, force: bool) -> None:
     typer.echo(f"saved {safe_text(path)}", err=True)
 
 
-def _check_head(explanation: Explanation, head: int | None) -> None:
-    heads = explanation.heads or 1
-    if head is not None and not 0 <= head < heads:
-        count = "one head" if heads == 1 else f"{heads} heads"
-        raise LabelError(f"there is {count}, counted from 0; there is no head {head}")
-
-
 def _derivation(
     explanation: Explanation, why: tuple[str, str, str], head: int | None
 ) -> Derivation:
@@ -411,11 +452,17 @@ def _derivation(
     return explanation.why(step, *given, *surplus, head=head)
 
 
-def _mismatches(explanation: Explanation) -> tuple[Any, ...]:
-    try:
-        return explanation.check()
-    except (LabelError, OptionError) as error:
-        raise ProblemError(f"an expectation cannot be checked: {error}") from None
+def _mismatches(explanation: Explanation, source: str) -> tuple[list[Any], ProblemError | None]:
+    """What differs, and the first expectation that does not fit the problem, as an error."""
+    found: list[Any] = []
+    for one in explanation.problem.expect if explanation.problem else ():
+        try:
+            found += explanation.check((one,))
+        except (LabelError, ShapeError, OptionError) as error:
+            name = "standard input" if source == "-" else source
+            step = f"expect.{one.step}"
+            return found, ProblemError(f"{name}: {step} cannot be checked: {error}")
+    return found, None
 
 
 def _expectation_summary(count: int, failed: int) -> str:
@@ -522,6 +569,9 @@ def attention(
     from regard.on_disk import Job, load_npy
     from regard.request import make_request
 
+    start = _offset(offset)
+    if start is not None and not causal and window is None:
+        raise OptionError("--offset has no effect without --causal or --window; leave it out")
     wanted = {"output": output, "weights": weights, "lse": lse}
     targets = {name: path for name, path in wanted.items() if path is not None}
     _check_targets(targets, force)
@@ -547,11 +597,12 @@ def attention(
             arrays["value"],
             mask=extras.get("mask"),
             bias=extras.get("bias"),
-            offset=_offset(offset),
+            offset=start,
             **options,
         )
     except (ShapeError, OptionError, DtypeError) as error:
-        raise with_shapes(error, {**arrays, **extras}) from None
+        in_options = type(error)(_as_options(str(error)))
+        raise with_shapes(in_options, {**arrays, **extras}) from None
     job = Job(request, extras, {**options, "kernel": kernel}, causal or window is not None)
     _check_memory(job, arrays, limit)
 
@@ -563,6 +614,23 @@ def attention(
         typer.echo(f"{safe_text(path)}: {name} {shape} {dtype}")
     if seconds >= BAR_AFTER_SECONDS:
         typer.echo(f"computed in {seconds:.1f} s", err=True)
+
+
+# What the library says to its callers in Python, and how the same is said on a command line.
+_IN_OPTIONS = {
+    r"\bpass offset=(\S+)": r"give --offset \1",
+    r'\boffset="end"': "--offset end",
+    r"\bNone for unbounded": "unbounded",
+    r" \(\w+=None\)": "",
+    r"\b(causal|window|offset|scale|softcap|sink|threads|precision|kernel)="
+    r'"?([^\s",;()]+)"?': r"--\1 \2",
+}
+
+
+def _as_options(message: str) -> str:
+    for python, option in _IN_OPTIONS.items():
+        message = re.sub(python, option, message)
+    return message
 
 
 def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
@@ -591,6 +659,11 @@ def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
 def _check_targets(targets: Mapping[str, str], force: bool) -> None:
     places: dict[str, str] = {}
     for name, path in targets.items():
+        if path in ("", "-"):
+            raise OptionError(
+                f"--{name} needs the name of a file, not "
+                + ("an empty one" if not path else "- (./- would be a file of that name)")
+            )
         other = places.setdefault(os.path.realpath(path), name)
         if other != name:
             raise OptionError(f"{other} and {name} would go to the same file, {path}")

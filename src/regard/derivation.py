@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.arithmetic import as_latex, as_numpy, as_text
 from regard.errors import LabelError, safe_text
-from regard.labels import Labels
+from regard.labels import Labels, as_index
 from regard.masks import Block, Mask, Verdict
 from regard.steps import INDEX_MAPS, Ref, Step
 
@@ -92,6 +92,7 @@ class Derivation:
     operands: tuple[Operand, ...] = ()
     terms: tuple[Term, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    head: int | None = None  # what `why` takes as head: of a key head the first that reads it
     opener: Callable[[Operand], Derivation] | None = field(default=None, repr=False)
 
     @property
@@ -122,6 +123,7 @@ class Derivation:
 
     def open(self, operand: int) -> Derivation:
         """The derivation of one operand."""
+        operand = as_index("operand", operand)
         if not -len(self.operands) <= operand < len(self.operands):
             raise LabelError(
                 f"{safe_text(self.name, 80)} has {len(self.operands)} operands; there is no "
@@ -133,7 +135,9 @@ class Derivation:
     def recompute(self) -> float:
         """The value from the operands alone, in Python floats; sums are exactly rounded.
 
-        An independent second way to every number: NumPy made `value`, `math` makes this.
+        An independent second way to every number: NumPy made `value`, `math` makes this. Where
+        terms overflow, the order of adding decides between ∞ and NaN, and the two may differ; the
+        text of the derivation says so.
         """
         values = [operand.value for operand in self.operands]
         match self.op:
@@ -228,6 +232,9 @@ def derive(
     judged = declared.op == "visible" or declared.over == "visible"
     if judged and "j" in at and source.rules is not None:
         verdicts = (verdict(source, batch, at.get("h", 0), at.get("i", 0), at["j"]),)
+    head = at.get("h")
+    if "g" in at:
+        head = at["g"] * (source.sizes["H"] // source.sizes["G"])
     return Derivation(
         declared=declared,
         batch=batch,
@@ -237,6 +244,7 @@ def derive(
         operands=tuple(operands),
         terms=tuple(terms),
         verdicts=verdicts,
+        head=head,
         opener=lambda chosen: derive(source, labels, chosen.step, batch, chosen.index),
     )
 

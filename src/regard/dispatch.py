@@ -5,7 +5,7 @@ Owns the best-first list of kernels. Must not know how any of them computes.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from regard.errors import OptionError, safe_text
 from regard.kernels import fused, reference
@@ -44,7 +44,7 @@ def status() -> dict[str, str]:
     return {kernel.name: kernel.status() for kernel in KERNELS}
 
 
-def choose(request: Request, name: str | None = None) -> Kernel:
+def choose(request: Request, name: Any = None) -> Kernel:
     """The kernel of that name, or the first that supports the request.
 
     A kernel that the caller named is never replaced: if it cannot answer, that is an error.
@@ -52,7 +52,7 @@ def choose(request: Request, name: str | None = None) -> Kernel:
     if name is None:
         return next(kernel for kernel in KERNELS if kernel.supports(request) is None)
     for kernel in KERNELS:
-        if kernel.name == name:
+        if isinstance(name, str) and kernel.name == name:
             reason = kernel.supports(request)
             if reason is not None:
                 raise OptionError(f'kernel "{name}" cannot answer this call: {reason}')

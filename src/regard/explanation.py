@@ -8,7 +8,7 @@ values for numbers when they are needed. Must not know kernels, files or how any
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from regard.answers import (
     Comparison,
     Mismatch,
     Statistics,
+    aligned,
     compare,
     first_nonfinite,
     mismatches,
@@ -26,9 +27,9 @@ from regard.answers import (
 )
 from regard.arithmetic import format_number
 from regard.derivation import Derivation, Values, derive, verdict
-from regard.errors import LabelError, safe_text
-from regard.labels import Index, Labels
-from regard.masks import Boolean, Mask
+from regard.errors import DtypeError, LabelError, safe_text
+from regard.labels import Index, Labels, batch_position, head_position, own_head
+from regard.masks import LeftOut, Mask
 from regard.steps import Step
 
 if TYPE_CHECKING:
@@ -76,7 +77,11 @@ def _reason(name: str, present: Mapping[str, object]) -> str | None:
     }.get(name, "no such weights were given" if name.startswith(("W_", "b_")) else None)
 
 
-@dataclass(frozen=True)
+# Of a table that is printed.
+MOST_ROWS, MOST_COLUMNS = 20, 10
+
+
+@dataclass(frozen=True, repr=False)
 class Table:
     """A labelled matrix, vector (one row) or number: what a view shows of a step."""
 
@@ -88,7 +93,22 @@ class Table:
     column_labels: tuple[str, ...]
     row_notes: tuple[str, ...] = ()
     hidden: NDArray[np.bool_] | None = None
-    hidden_by: Callable[[int, int], tuple[str, ...]] | None = field(default=None, repr=False)
+    hidden_by: Callable[[int, int], tuple[str, ...]] | None = None
+
+    def __repr__(self) -> str:
+        rows, columns = self.values.shape
+        shown = range(min(columns, MOST_COLUMNS))
+        more = ("…",) if columns > MOST_COLUMNS else ()
+        lines = []
+        if self.column_labels:
+            lines.append(("", *(safe_text(self.column_labels[k], 20) for k in shown), *more))
+        for number in range(min(rows, MOST_ROWS)):
+            label = safe_text(self.row_labels[number], 20) if self.row_labels else ""
+            cells = [format_number(float(self.values[number, k]), 6) for k in shown]
+            lines.append((label, *cells, *more))
+        title = f"{self.name}  {self.formula}  {rows} × {columns}"
+        rest = ["…"] if rows > MOST_ROWS else []
+        return "\n".join([title, *([aligned(lines)] if lines else []), *rest])
 
 
 @dataclass(frozen=True)
@@ -144,16 +164,17 @@ class ExplainedStep:
         return value
 
     def head(self, head: int = 0, batch: tuple[int, ...] | None = None) -> Array:
-        """One head of one batch element: a matrix, a vector or a number."""
-        value = self.value
-        batch_axes = value.ndim - len(self.axes)
-        at = (batch or (0,) * batch_axes)[:batch_axes]
+        """One head of one batch element: a matrix, a vector or a number.
+
+        Heads are query heads: of keys and values it is the key head that this one reads.
+        """
+        value, sizes = self.value, self.source.sizes
+        own = None
+        if head or {"H", "G"} & set(self.axes):
+            own = own_head(sizes, self.declared, head_position(sizes, head))
+        at = batch_position(self.source.lead, batch)[: value.ndim - len(self.axes)]
         value = value[at]
-        if self.axes and self.axes[0] in ("H", "G"):
-            heads = self.source.sizes["H"]
-            own = value.shape[0]
-            value = value[head // (heads // own) if own and heads != own else head]
-        return np.asarray(value)
+        return np.asarray(value if own is None else value[own])
 
 
 class Steps(Mapping[str, ExplainedStep]):
@@ -162,10 +183,16 @@ class Steps(Mapping[str, ExplainedStep]):
     def __init__(self, steps: Sequence[ExplainedStep]) -> None:
         self._steps = {step.name: step for step in steps}
 
-    def __getitem__(self, name: str) -> ExplainedStep:
-        step = self._steps.get(name)
+    def __getitem__(self, name: Any) -> ExplainedStep:
+        step = self._steps.get(name) if isinstance(name, str) else None
         if step is not None:
             return step
+        for step in self._steps.values():
+            if step.symbol == name:
+                raise LabelError(
+                    f"there is no step {safe_text(name, 60)}: "
+                    f"{safe_text(name, 60)} is the symbol of {step.name}"
+                )
         reason = _reason(str(name), self._steps)
         if reason is None:
             near = difflib.get_close_matches(str(name), self._steps, n=1)
@@ -271,7 +298,7 @@ class Explanation:
     ) -> Table:
         """One head of a step as a labelled table."""
         explained = self.steps[step]
-        batch_at, head_at = self._batch(batch), self._head(head)
+        batch_at, head_at = self._batch(batch), self._head(head, explained.declared)
         values = np.asarray(explained.head(head_at, batch_at))
         rows, columns = self._matrix_axes(explained.declared)
         hidden = None
@@ -319,14 +346,17 @@ class Explanation:
             first; a number is a position if no label matches. ``"the@3"`` is the token at
             position 3.
         head : int, optional
-            Which head, 0 if not given. For keys and values: the key head.
+            Which query head, 0 if not given. Of keys and values it is the key head that this
+            query head reads.
         batch : tuple of int, optional
             Which batch element, the first if not given.
 
         Raises
         ------
         LabelError
-            If there is no such step, row or column. It is a KeyError.
+            If there is no such step, row, column, head or batch element. It is a KeyError.
+        DtypeError
+            If the head or the batch is not made of whole numbers.
 
         Examples
         --------
@@ -341,33 +371,17 @@ class Explanation:
         """
         declared = self.steps[step].declared
         index = self.names.positions(declared, where)
-        if "G" not in declared.axes:
-            own = self._head(head)
-            if "H" in declared.axes:
-                index.insert(0, own)
-        else:
-            groups = self.source.sizes["G"]
-            if head is not None and not 0 <= head < groups:
-                raise LabelError(f"{step} has {groups} key heads; there is no key head {head}")
-            index.insert(0, head or 0)
-        return self.derive(step, tuple(index), self._batch(batch))
+        own = own_head(self.source.sizes, declared, self._head(head, declared))
+        return self.derive(step, (*(() if own is None else (own,)), *index), self._batch(batch))
 
-    def _head(self, head: int | None) -> int:
-        heads = self.heads or 1
-        if head is not None and not 0 <= head < heads:
-            count = "one head" if heads == 1 else f"{heads} heads"
-            raise LabelError(f"there is {count}, counted from 0; there is no head {head}")
-        return head or 0
+    def _head(self, head: int | None, step: Step | None = None) -> int:
+        """The query head, checked; one that is given also where the step has no heads."""
+        if head is None and (step is None or not {"H", "G"} & set(step.axes)):
+            return 0
+        return head_position(self.source.sizes, head)
 
     def _batch(self, batch: tuple[int, ...] | None) -> tuple[int, ...]:
-        lead = self.source.lead
-        if batch is None:
-            return (0,) * len(lead)
-        if len(batch) != len(lead) or any(
-            not 0 <= at < size for at, size in zip(batch, lead, strict=True)
-        ):
-            raise LabelError(f"batch {batch} is not an index into the leading axes {lead}")
-        return batch
+        return batch_position(self.source.lead, batch)
 
     def derive(self, step: str, index: tuple[int, ...], batch: tuple[int, ...] = ()) -> Derivation:
         """As `why`, with the numbers of a whole index: the head first, if the step has one."""
@@ -403,13 +417,13 @@ class Explanation:
         Table
             (S, E): keys down, value features across. A hidden key adds 0.
         """
-        at, h = self._batch(batch), self._head(head)
+        at, h = self._batch(batch), self._head(head, self.steps["weights"].declared)
         if row is None:
             if self.source.sizes.get("L", 1) != 1:
                 raise LabelError(f"there are {self.source.sizes['L']} queries; say which row")
             row = 0
         i = self.names.position("L", row) if "L" in self.source.sizes else 0
-        group = h // ((self.heads or 1) // self.source.sizes.get("G", 1)) if self.heads else 0
+        group = own_head(self.source.sizes, self.steps["values"].declared, h) or 0
         weights = self.source.row("weights", at, h, i)[:, None]  # (S, 1)
         values = self.source.block("values", at, group, range(1))  # (S, E)
         with np.errstate(all="ignore"):
@@ -432,7 +446,7 @@ class Explanation:
         keep = np.arange(self.source.sizes["S"]) != position
         label = self.names.along("S")[position]
         assert self.rebuild is not None
-        return self.rebuild(Boolean(keep, name=f'without "{label}"'))
+        return self.rebuild(LeftOut(keep, name=f'without "{label}"'))
 
     def compare(self, other: Explanation, tolerance: float = 0.0) -> Comparison | None:
         """The first step in which two explanations differ by more than `tolerance`.
@@ -443,7 +457,11 @@ class Explanation:
         ------
         ShapeError
             If a step has different shapes in the two.
+        OptionError
+            If the tolerance is negative or NaN.
         """
+        if not isinstance(other, Explanation):
+            raise DtypeError(f"other must be an Explanation, not {type(other).__name__}")
         return compare(self, other, tolerance)
 
     def first_nonfinite(self) -> Derivation | None:
@@ -454,16 +472,30 @@ class Explanation:
         """
         return first_nonfinite(self)
 
-    def check(self, expectations: Sequence[Expectation] | None = None) -> tuple[Mismatch, ...]:
+    def check(
+        self, expectations: Expectation | Sequence[Expectation] | None = None
+    ) -> tuple[Mismatch, ...]:
         """The stated expectations that the numbers do not meet; those of the problem by default."""
         if expectations is None:
             expectations = self.problem.expect if self.problem else ()
-        return tuple(found for one in expectations for found in mismatches(self, one))
+        given: tuple[Any, ...] = (
+            tuple(expectations) if isinstance(expectations, Iterable) else (expectations,)
+        )
+        for one in given:
+            if not hasattr(one, "relative"):
+                raise DtypeError(
+                    f"expectations must be Expectation objects, not {type(one).__name__}"
+                )
+        return tuple(found for one in given for found in mismatches(self, one))
 
     # --- as data and text ----------------------------------------------------------------------
 
-    def to_json(self) -> dict[str, Any]:
-        """Every step as plain data; numbers that JSON does not know are "nan", "inf", "-inf"."""
+    def to_json(self, steps: Sequence[str] | None = None) -> dict[str, Any]:
+        """Every step, or those named, as plain data, in order.
+
+        Numbers that JSON does not know are "nan", "inf", "-inf".
+        """
+        wanted = set(self.steps if steps is None else (self.steps[name].name for name in steps))
         return {
             "format": "regard-explanation/1",
             "title": self.title,
@@ -485,6 +517,7 @@ class Explanation:
                     "value": _plain(step.value),
                 }
                 for step in self.steps.values()
+                if step.name in wanted
             ],
         }
 

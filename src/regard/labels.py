@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from regard.errors import LabelError, safe_text
+import numpy as np
+
+from regard.errors import DtypeError, LabelError, safe_text
 from regard.steps import Step
 
 Index = int | str
@@ -29,6 +31,46 @@ _AXIS_NAMES = {
     "GE": "packed features",
     "HE": "packed features",
 }
+
+
+def head_position(sizes: Mapping[str, int], head: int | None) -> int:
+    """A query head, checked; 0 if not given."""
+    heads = sizes.get("H", 1)
+    number = 0 if head is None else as_index("head", head)
+    if not 0 <= number < heads:
+        count = "one head" if heads == 1 else f"{heads} heads"
+        verb = "is" if heads == 1 else "are"
+        raise LabelError(f"there {verb} {count}, counted from 0; there is no head {number}")
+    return number
+
+
+def own_head(sizes: Mapping[str, int], step: Step, head: int) -> int | None:
+    """The head of a step that a query head reads: of keys and values the key head it shares."""
+    if "G" in step.axes:
+        return head // (sizes["H"] // sizes["G"])
+    return head if "H" in step.axes else None
+
+
+def batch_position(lead: tuple[int, ...], batch: Sequence[int] | int | None) -> tuple[int, ...]:
+    """An index into the leading axes, checked; the first element if not given."""
+    if batch is None:
+        return (0,) * len(lead)
+    given = tuple(batch) if isinstance(batch, Iterable) else (batch,)
+    at = tuple(as_index("batch", one) for one in given)
+    if len(at) != len(lead) or any(not 0 <= one < size for one, size in zip(at, lead, strict=True)):
+        raise LabelError(f"batch {at} is not an index into the leading axes {lead}")
+    return at
+
+
+def as_index(name: str, value: object) -> int:
+    """A whole number by its kind; a boolean or 1.0 is none."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        wanted = "an int" if name != "batch" else "a tuple of ints"
+        raise DtypeError(f"{name} must be {wanted}, not {safe_text(repr(value), 60)}") from None
 
 
 @dataclass(frozen=True)
@@ -62,11 +104,16 @@ class Labels:
     def positions(self, step: Step, where: tuple[Index, ...]) -> list[int]:
         """Where a reader's labels or numbers point, one per axis after the head."""
         axes = [axis for axis in step.axes if axis not in ("H", "G")]
+        # One plain query has a label but no axis: to say its label is right and says nothing.
+        alone = self.own.get("L", ()) if "L" not in self.sizes and len(axes) < 2 else ()
+        if len(where) == len(axes) + 1 and where[0] in alone:
+            where = where[1:]
         if len(where) != len(axes):
             names = ", ".join(_AXIS_NAMES[axis] for axis in axes) or "it is one number"
             plural = "index" if len(axes) == 1 else "indices"
+            after = " after the head" if len(axes) < len(step.axes) else ""
             raise LabelError(
-                f"{step.name} needs {len(axes)} {plural} after the head ({names}), got {len(where)}"
+                f"{step.name} needs {len(axes)} {plural}{after} ({names}), got {len(where)}"
             )
         return [self.position(axis, key) for axis, key in zip(axes, where, strict=True)]
 
@@ -99,6 +146,8 @@ class Labels:
 
     def _named(self, axis: str, key: str) -> int | None:
         labels, own = self.along(axis), self.own.get(axis, ())
+        if own.count(key) == 1:  # a label as it was given comes before one made unique
+            return own.index(key)
         if key in labels:
             return labels.index(key)
         if key in own:  # repeated, so the plain label names several

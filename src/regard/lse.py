@@ -128,6 +128,11 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
     >>> bool(np.allclose(whole, regard.attention(q, k, v)))
     True
     """
+    given: Any
+    for name, given in (("outputs", outputs), ("lses", lses)):
+        # An array of several parts is a sequence of them too; one number is not.
+        if not isinstance(given, (Sequence, np.ndarray)) or getattr(given, "ndim", 1) == 0:
+            raise DtypeError(f"{name} must be a sequence of arrays, one per part")
     parts = [as_array(f"outputs[{number}]", output) for number, output in enumerate(outputs)]
     logs = [as_array(f"lses[{number}]", lse) for number, lse in enumerate(lses)]
     if not parts:
@@ -135,6 +140,10 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
     if len(parts) != len(logs):
         raise ShapeError(f"there are {len(parts)} outputs but {len(logs)} lses; they must match")
     for number, (output, lse) in enumerate(zip(parts, logs, strict=True)):
+        if output.ndim == 0:
+            raise ShapeError(
+                f"outputs[{number}] is a single number; each part is (…, L, E), in a sequence"
+            )
         if output.shape != parts[0].shape:
             raise ShapeError(
                 f"outputs[{number}] has shape {output.shape} but outputs[0] has "

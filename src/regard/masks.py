@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -88,20 +88,25 @@ class Mask:
         """The smallest shape that shows the whole rule."""
         return (queries, keys)
 
-    def visible(self, queries: int, keys: int, *, offset: int = 0) -> Bools:
+    def visible(self, queries: int, keys: int, *, offset: int | Literal["end"] = 0) -> Bools:
         """The rule as an array, True where query i may see key j: (…, L, S).
 
         Parameters
         ----------
         queries, keys : int
             How many there are: L and S.
-        offset : int
-            Query i stands at position i + offset.
+        offset : int or "end"
+            Query i stands at position i + offset; "end" is S − L.
 
         Returns
         -------
         ndarray of bool
             (L, S), with leading axes where the rule itself has them.
+
+        Raises
+        ------
+        ShapeError, OptionError, DtypeError
+            If the rule does not fit so many queries and keys, or an argument makes no sense.
 
         Examples
         --------
@@ -109,12 +114,21 @@ class Mask:
         array([[1, 1, 0],
                [1, 1, 1]])
         """
-        shape = self.natural_shape(queries, keys)
+        queries, keys = _count("queries", queries), _count("keys", keys)
+        position = _position(offset, queries, keys)
+        try:
+            shape = self.natural_shape(queries, keys)
+        except ValueError:
+            shape = ()
+        if shape[-2:] != (queries, keys):
+            raise ShapeError(
+                f"{safe_text(self.name, 80)} does not fit {queries} queries and {keys} keys"
+            )
         full = (1,) * max(0, 3 - len(shape)) + shape
         self.check(full, len(full))
         cells = np.empty(full, dtype=np.bool_)
         for *batch, head in np.ndindex(*full[:-2]):
-            at = Block(full, tuple(batch), head, np.arange(queries), offset)
+            at = Block(full, tuple(batch), head, np.arange(queries), position)
             cells[(*batch, head)] = self.block(at)
         return cells.reshape(shape)
 
@@ -135,6 +149,36 @@ class Mask:
 
     def __bool__(self) -> bool:
         raise TypeError("a mask has no truth value; combine masks with &, | and ~, not and/or/not")
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise DtypeError(f"{name} must be an int, not {safe_text(repr(value), 60)}")
+    if value < 0:
+        raise OptionError(f"{name} is {value}; it must be 0 or more")
+    return int(value)
+
+
+def _position(offset: Any, queries: int, keys: int) -> int:
+    if isinstance(offset, str) and offset == "end":
+        return keys - queries
+    if isinstance(offset, (bool, np.bool_)) or not isinstance(offset, (int, np.integer)):
+        raise DtypeError(f'offset must be an int or "end", not {safe_text(repr(offset), 60)}')
+    if abs(int(offset)) >= 2**62:
+        raise OptionError(f"offset {safe_text(offset, 60)} is beyond any position")
+    return int(offset)
+
+
+def plain_array(name: str, value: Any, wanted: str) -> NDArray[Any]:
+    """What NumPy makes of a value; whatever keeps it from that is an error about the argument."""
+    try:
+        return np.asarray(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        ragged = isinstance(error, ValueError) and isinstance(value, (list, tuple))
+        reason = "" if ragged else f": {safe_text(error, 120)}"
+        raise DtypeError(f"{name} must be {wanted}{reason}") from None
 
 
 def as_mask(value: Any) -> Mask:
@@ -181,10 +225,7 @@ class Boolean(Mask):
                 "mask is a MaskedArray, whose own mask would be lost; pass its data, "
                 "or ~array.mask if that is what you mean"
             )
-        try:
-            array = np.asarray(self.array)
-        except ValueError:
-            raise DtypeError("mask must be booleans in rows of equal length") from None
+        array = plain_array("mask", self.array, "booleans in rows of equal length")
         if array.dtype != np.bool_:
             raise DtypeError(
                 f"mask must be boolean, True = attend, but has dtype {array.dtype}: "
@@ -205,6 +246,15 @@ class Boolean(Mask):
     def verdict(self, at: Block, key: int) -> Verdict:
         visible = bool(self.block(at)[0, key])
         return Verdict(self.name, visible, f"{safe_text(self.name, 80)} is {visible} here")
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut(Boolean):
+    """Keys that a question takes away: had they not been there."""
+
+    def verdict(self, at: Block, key: int) -> Verdict:
+        visible = bool(self.block(at)[0, key])
+        return Verdict(self.name, visible, "not left out" if visible else "left out by without()")
 
 
 def _polarity_hint(array: NDArray[Any]) -> str:
@@ -231,6 +281,16 @@ def check_broadcast(
             f"{safe_text(name, 80)} has shape {given}, which does not broadcast to {shown}; "
             "axes align from the right and each must be 1 or equal"
         )
+
+
+def check_lead(name: str, given: tuple[int, ...], lead: tuple[int, ...]) -> None:
+    """Raise unless what is said of batch elements fits the leading axes."""
+    if given and not lead:
+        raise ShapeError(
+            f"{name} has shape {given}, one for each batch element, but there is no batch: three "
+            "axes are (H, L, D); a batch needs a head axis: query[:, None]"
+        )
+    check_broadcast(name, given, lead)
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,7 +406,7 @@ class Lengths(Mask):
         return (*lead, 1, queries, keys) if lead else (queries, keys)
 
     def check(self, shape: tuple[int, ...], ndim: int) -> None:
-        check_broadcast("lengths", self.lengths.shape, shape[:-3])
+        check_lead("lengths", self.lengths.shape, shape[:-3])
         if self.lengths.size and not 0 <= self.lengths.min() <= self.lengths.max() <= shape[-1]:
             raise OptionError(
                 f"lengths must lie between 0 and the {shape[-1]} keys, but they run from "
@@ -408,7 +468,7 @@ class Segments(Mask):
                     f"segments names {array.shape[-1]} {side} but there are {size}; "
                     "give one segment per row"
                 )
-            check_broadcast(f"segments of the {side}", array.shape, (*shape[:-3], size))
+            check_lead(f"segments of the {side}", array.shape[:-1], shape[:-3])
 
     def _of(self, array: Ints, at: Block, size: int) -> Ints:
         row: Ints = np.broadcast_to(array, (*at.shape[:-3], size))[at.batch]
@@ -425,10 +485,7 @@ class Segments(Mask):
 
 
 def _integers(name: str, value: Any) -> Ints:
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise DtypeError(f"{name} must be integers in rows of equal length") from None
+    array = plain_array(name, value, "integers in rows of equal length")
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{name} must be integers, but have dtype {array.dtype}")
     return array.astype(np.int64)
@@ -507,7 +564,8 @@ class Not(Mask):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return f"not {self.part.name}"
+        spelled = _spelled(self.part)
+        return f"not ({spelled})" if isinstance(self.part, _Combined) else f"not {spelled}"
 
     @property
     def uses_position(self) -> bool:
@@ -524,4 +582,22 @@ class Not(Mask):
 
     def verdict(self, at: Block, key: int) -> Verdict:
         inner = self.part.verdict(at, key)
-        return Verdict(self.name, not inner.visible, f"the opposite of: {inner.detail}")
+        leaves = list(inner.leaves())
+        detail = leaves[0].detail
+        if len(leaves) > 1:
+            detail = ", ".join(
+                f"{leaf.rule} {'visible' if leaf.visible else 'hidden'} ({leaf.detail})"
+                for leaf in leaves
+            )
+        return Verdict(self.name, not inner.visible, f"the opposite of: {detail}")
+
+
+def _spelled(mask: Mask) -> str:
+    """A rule, or the rules that it combines, by name."""
+    if not isinstance(mask, _Combined):
+        return mask.name
+    sign = " & " if isinstance(mask, All) else " | "
+    return sign.join(
+        f"({_spelled(part)})" if isinstance(part, _Combined) else _spelled(part)
+        for part in mask.parts
+    )

@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard import dispatch
-from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
 from regard.explanation import Explanation
 from regard.kernels.reference import project, unite
 from regard.problem import Problem
 from regard.request import as_array, make_request, result_dtype
-from regard.walkthrough import explain_problem
+from regard.walkthrough import OPTIONS, explain_problem, string_labels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+
+
+CALL_OPTIONS = (*OPTIONS, "precision", "threads")
 
 
 class MultiHeadOutput(NamedTuple):
@@ -89,7 +92,9 @@ class MultiHeadAttention:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and "heads" not in field.name:
+            if "heads" in field.name:
+                continue
+            if value is not None or field.name in ("W_q", "W_k", "W_v"):
                 object.__setattr__(self, field.name, as_array(field.name, value))
         if self.key_heads is None:
             object.__setattr__(self, "key_heads", self.heads)
@@ -127,12 +132,19 @@ class MultiHeadAttention:
             In the dtype of x, context and weights together; half types are computed in float32
             throughout and rounded once.
         """
+        for name in options:
+            if name not in CALL_OPTIONS:
+                raise TypeError(
+                    f"MultiHeadAttention takes no option {safe_text(name, 60)} in a call; "
+                    f"it takes {', '.join(('return_weights', 'kernel', *CALL_OPTIONS))}"
+                )
         inputs = {"embeddings": as_array("x", x), **self._weights()}
         if context is not None:
             inputs["context"] = as_array("context", context)
         dtype = result_dtype(inputs)
         working = np.dtype(np.float64 if dtype == np.float64 else np.float32)
-        if options.get("precision") == "exact" and dtype != np.float64:
+        precision = options.get("precision")
+        if isinstance(precision, str) and precision == "exact" and dtype != np.float64:
             working = np.dtype(np.float64)
             del options["precision"]
         try:
@@ -172,16 +184,17 @@ class MultiHeadAttention:
         Explanation
             As `regard.explain` gives it.
         """
-        mask = options.pop("mask", None)
         problem = Problem(
             title=title,
             embeddings=as_array("x", x),
             context=None if context is None else as_array("context", context),
-            query_labels=None if query_labels is None else tuple(query_labels),
-            key_labels=None if key_labels is None else tuple(key_labels),
+            query_labels=(
+                None if query_labels is None else string_labels("query_labels", query_labels)
+            ),
+            key_labels=(None if key_labels is None else string_labels("key_labels", key_labels)),
             **{field.name: getattr(self, field.name) for field in fields(self)},
         )
-        return explain_problem(problem, mask, **options)
+        return explain_problem(problem, **options)
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in self._weights().items())

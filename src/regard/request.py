@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
-from regard.masks import AllowedByBias, Causal, Mask, Window, as_mask, check_broadcast
+from regard.masks import (
+    AllowedByBias,
+    Causal,
+    Mask,
+    Window,
+    as_mask,
+    check_broadcast,
+    check_lead,
+    plain_array,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,7 +145,7 @@ def make_request(
     rules = _rules(mask, _flag("causal", causal), window)
     if rules is not None:
         rules.check(shape, shown)
-    if precision not in ("working", "exact"):
+    if not (isinstance(precision, str) and precision in ("working", "exact")):
         raise OptionError(
             f'precision must be "working" or "exact", not {safe_text(repr(precision), 60)}'
         )
@@ -158,7 +167,7 @@ def make_request(
         softcap=_softcap(softcap),
         sink=_sink(sink, q.shape[:-2]),
         dtype=dtype,
-        precision=precision,
+        precision="exact" if precision == "exact" else "working",
         has_heads=has_heads,
         has_rows=has_rows,
         return_weights=_flag("return_weights", return_weights),
@@ -177,12 +186,19 @@ def make_request(
 def as_array(name: str, value: Any) -> Array:
     """An ndarray of a supported kind, or an error that names the argument."""
     if isinstance(value, np.ma.MaskedArray):
+        instead = {
+            **dict.fromkeys(("query", "key", "value"), f"{name}.data and a mask="),
+            "scores": "scores.filled(-np.inf), where −∞ means absent",
+        }
         raise DtypeError(
-            f"{name} is a MaskedArray, whose mask would be lost; pass {name}.data and a mask="
+            f"{name} is a MaskedArray, whose mask would be lost; "
+            f"pass {instead.get(name, f'{name}.data')}"
         )
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
         elsewhere = hasattr(value, "device") or hasattr(value, "__dlpack_device__")
         hint = "; bring it to the CPU first (.detach().cpu(), np.asarray)" if elsewhere else ""
         raise DtypeError(
@@ -308,24 +324,21 @@ def _offset(
         offset = keys - queries
     if isinstance(offset, int) and not isinstance(offset, bool) and abs(offset) >= 2**62:
         raise OptionError(f"offset {safe_text(offset, 60)} is beyond any position")
-    try:
-        array = np.asarray(offset)
-    except ValueError:
-        raise DtypeError("offset must be ints in rows of equal length") from None
+    array = plain_array("offset", offset, "ints in rows of equal length")
     if array.dtype.kind not in "iu":
         raise DtypeError(
             f'offset must be an int, an array of ints or "end", not {safe_text(repr(offset), 60)}'
         )
     if array.size and not -(2**62) < int(array.min()) <= int(array.max()) < 2**62:
         raise OptionError(f"offset {safe_text(repr(offset), 60)} is beyond any position")
-    check_broadcast("offset", array.shape, lead)
+    check_lead("offset", array.shape, lead)
     return np.broadcast_to(array.astype(np.int64), lead)
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 2**1023 else math.inf
-    array = np.asarray(value)
+    array = plain_array(name, value, "a number")
     if array.ndim or array.dtype.kind not in "iuf":
         raise DtypeError(f"{name} must be a number, not {safe_text(repr(value), 60)}")
     return float(array)

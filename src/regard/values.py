@@ -57,6 +57,8 @@ def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) 
 
 def as_booleans(name: str, value: Any) -> Booleans:
     """A read-only copy of an array or of nested lists of booleans."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ProblemError(f"{name} is a MaskedArray, whose mask would be lost; give its data")
     if isinstance(value, np.ndarray) and value.dtype == np.bool_:
         return _frozen(value.copy(order="C"))
     if isinstance(value, np.ndarray):

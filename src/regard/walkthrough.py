@@ -20,7 +20,7 @@ from regard.explanation import Explanation, KernelCheck
 from regard.kernels.reference import Run, scalars
 from regard.masks import Boolean, Lengths, Mask, Segments, as_mask
 from regard.problem import Problem
-from regard.request import Request, make_request
+from regard.request import Request, as_array, make_request
 from regard.steps import projecting, textbook
 
 if TYPE_CHECKING:
@@ -49,25 +49,39 @@ def explain_arrays(
     `labels` names axes by their letter: L queries, S keys, D and E features.
     """
     check_softmax(softmax)
+    check_title(title)
     # An explanation is of the numbers as they are now: its steps are computed later, when asked.
-    query, key, value, options = deepcopy((query, key, value, options))
+    query, key, value = (
+        np.array(as_array(name, array))
+        for name, array in (("query", query), ("key", key), ("value", value))
+    )
+    for name in ("bias", "sink"):
+        if options.get(name) is not None:
+            options[name] = np.array(as_array(name, options[name]))
+    if options.get("mask") is not None:
+        options["mask"] = deepcopy(as_mask(options["mask"]))
     request = make_request(query, key, value, **options)
+    if options.get("offset") is not None:
+        options["offset"] = request.offset
+    if options.get("window") is not None:
+        options["window"] = tuple(options["window"])
     inputs = {
         "queries": natural(request, request.query, "HL"),
         "keys": natural(request, request.key, "H"),
         "values": natural(request, request.value, "H"),
     }
     run = _run(request, inputs, {}, softmax)
+    checked = _checked_labels(labels, request)
     return Explanation(
         run,
-        title=str(title),
-        labels=_checked_labels(labels, run, request),
+        title=title,
+        labels=checked,
         rebuild=lambda rule: explain_arrays(
             query,
             key,
             value,
             softmax=softmax,
-            labels=labels,
+            labels=checked,
             title=title,
             **{**options, "mask": with_rule(options.get("mask"), rule)},
         ),
@@ -75,16 +89,27 @@ def explain_arrays(
     )
 
 
-def explain_problem(problem: Problem, mask: Any = None, **overrides: Any) -> Explanation:
-    """Explain a problem; `overrides` replace its fields, `mask` joins its own rules."""
-    if overrides:
-        unknown = [name for name in overrides if name not in (*OPTIONS, "softmax", "title")]
-        if unknown:
-            raise OptionError(
-                f"{safe_text(unknown[0], 60)} cannot be overridden when a problem is explained; "
-                f"only {', '.join((*OPTIONS, 'softmax', 'title'))} can"
-            )
-        problem = problem.replace(**overrides)
+def explain_problem(problem: Problem, **overrides: Any) -> Explanation:
+    """Explain a problem; `overrides` replace its fields, and `mask` may be a mask object too."""
+    unknown = [name for name in overrides if name not in (*OPTIONS, "softmax", "title")]
+    if unknown:
+        raise OptionError(
+            f"{safe_text(unknown[0], 60)} cannot be overridden when a problem is explained; "
+            f"only {', '.join((*OPTIONS, 'softmax', 'title'))} can"
+        )
+    rule = None
+    if overrides.get("mask") is not None:
+        mask = as_mask(overrides["mask"])
+        # A problem holds an array of booleans; any other rule stands beside it.
+        if type(mask) is Boolean and mask is not overrides["mask"]:
+            overrides["mask"] = mask.array
+        else:
+            overrides["mask"], rule = None, deepcopy(mask)
+    return _explained(problem.replace(**overrides) if overrides else problem, rule)
+
+
+def _explained(problem: Problem, rule: Mask | None) -> Explanation:
+    """A problem with one more rule beside its own."""
     given = {name: getattr(problem, name) for name in PROJECTED}
     inputs = {name: array for name, array in given.items() if array is not None}
     heads = {}
@@ -92,7 +117,7 @@ def explain_problem(problem: Problem, mask: Any = None, **overrides: Any) -> Exp
         heads = {"H": problem.heads, "G": problem.key_heads or problem.heads}
     queries, keys, values = _ready(problem, inputs, heads)
     options = {name: getattr(problem, name) for name in OPTIONS if name != "mask"}
-    request = make_request(queries, keys, values, mask=_problem_rules(problem, mask), **options)
+    request = make_request(queries, keys, values, mask=_problem_rules(problem, rule), **options)
     if problem.embeddings is None:
         inputs |= {
             "queries": natural(request, request.query, "HL"),
@@ -116,7 +141,7 @@ def explain_problem(problem: Problem, mask: Any = None, **overrides: Any) -> Exp
         labels={axis: labels for axis, labels in names.items() if labels is not None},
         row_notes=problem.row_notes,
         problem=problem,
-        rebuild=lambda rule: explain_problem(problem, with_rule(mask, rule)),
+        rebuild=lambda more: _explained(problem, with_rule(rule, more)),
         check_kernel=partial(check_kernel, request, run),
     )
 
@@ -132,7 +157,7 @@ def _ready(
     return run.value("queries"), run.value("keys"), run.value("values")
 
 
-def _problem_rules(problem: Problem, extra: Any) -> Mask | None:
+def _problem_rules(problem: Problem, extra: Mask | None) -> Mask | None:
     rules: list[Mask] = []
     if problem.mask is not None:
         rules.append(Boolean(problem.mask))
@@ -140,7 +165,7 @@ def _problem_rules(problem: Problem, extra: Any) -> Mask | None:
         rules.append(Lengths(problem.lengths))
     if problem.query_segments is not None:
         rules.append(Segments(problem.query_segments, problem.key_segments))
-    combined = None if extra is None else as_mask(extra)
+    combined = extra
     for rule in reversed(rules):
         combined = rule if combined is None else rule & combined
     return combined
@@ -153,10 +178,27 @@ def with_rule(mask: Any, rule: Mask) -> Mask:
 
 def check_softmax(softmax: Any) -> None:
     """The two ways of taking exp that an explanation can show."""
-    if softmax not in ("shifted", "unshifted"):
+    if not isinstance(softmax, str) or softmax not in ("shifted", "unshifted"):
         raise OptionError(
             f'softmax must be "shifted" or "unshifted", not {safe_text(repr(softmax), 60)}'
         )
+
+
+def check_title(title: Any) -> None:
+    """Any string."""
+    if not isinstance(title, str):
+        raise DtypeError(f"title must be a string, not {safe_text(repr(title), 60)}")
+
+
+def string_labels(name: str, labels: Any) -> tuple[str, ...]:
+    """A sequence of strings; one string is none, although it could be taken apart."""
+    try:
+        own = None if isinstance(labels, str) else tuple(labels)
+    except TypeError:
+        own = None
+    if own is None or not all(isinstance(label, str) for label in own):
+        raise DtypeError(f"{name} must be a sequence of strings")
+    return own
 
 
 def _run(
@@ -196,7 +238,7 @@ def natural(request: Request, array: Array, added: str) -> Array:
 
 
 def _checked_labels(
-    labels: Mapping[str, Sequence[str] | None], run: Run, request: Request
+    labels: Mapping[str, Sequence[str] | None], request: Request
 ) -> dict[str, tuple[str, ...]]:
     arguments = {"L": "query_labels", "S": "key_labels", "D": "key_features", "E": "value_features"}
     counts = {
@@ -209,12 +251,7 @@ def _checked_labels(
     for axis, names in labels.items():
         if names is None:
             continue
-        try:
-            own = None if isinstance(names, str) else tuple(names)
-        except TypeError:
-            own = None
-        if own is None or not all(isinstance(name, str) for name in own):
-            raise DtypeError(f"{arguments[axis]} must be a sequence of strings")
+        own = string_labels(arguments[axis], names)
         array, what, size = counts[axis]
         if len(own) != size:
             raise ShapeError(

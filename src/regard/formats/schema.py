@@ -118,23 +118,42 @@ def _vectors(name: str, value: Any) -> Array | dict[str, Array]:
     first = ""
     for label, vector in value.items():
         where = f"{name}.{shown(check_text(name, label))}"
-        if isinstance(vector, Mapping):
-            raise ProblemError(f"{where} is a table, not a vector; quote a label that has dots")
-        table[label] = _numbers(where, vector)
-        if table[label].ndim != 1:
-            raise ProblemError(f"{where} has {table[label].ndim} axes; a vector has 1")
-        first = first or where
-        width = len(next(iter(table.values())))
-        if len(table[label]) != width:
-            raise ProblemError(
-                f"{where} has {len(table[label])} numbers but {first} has {width}; "
-                "all vectors must be equally long"
-            )
+        try:
+            table[label] = _vector(where, vector)
+            first = first or where
+            width = len(next(iter(table.values())))
+            if len(table[label]) != width:
+                raise ProblemError(
+                    f"{where} has {len(table[label])} numbers but {first} has {width}; "
+                    "all vectors must be equally long"
+                )
+        except ProblemError as error:
+            if label not in {key.path.partition(".")[0] for key in KEYS} | {*LONE_KEYS}:
+                raise
+            # What follows a header in TOML belongs to that table, also a key of the whole file.
+            raise ProblemError(f"{error}; if {label} is no label here: {TOML_ORDER}") from None
     return table
+
+
+TOML_ORDER = "keys outside a table stand before the first [table]"
+
+
+def _vector(where: str, value: Any) -> Array:
+    if isinstance(value, Mapping):
+        raise ProblemError(f"{where} is a table, not a vector; quote a label that has dots")
+    vector = _numbers(where, value)
+    if vector.ndim != 1:
+        raise ProblemError(f"{where} has {vector.ndim} axes; a vector has 1")
+    return vector
 
 
 def _window(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
+        for side in value:
+            if isinstance(side, str) and side != "unbounded":
+                raise ProblemError(
+                    f'{name} has {shown(side)}; each side is a whole number or "unbounded"'
+                )
         return tuple(None if side == "unbounded" else side for side in value)
     return value
 
@@ -365,7 +384,8 @@ def _unknown(prefix: str, name: Any, known: Sequence[str]) -> ProblemError:
     siblings = [each for each in known if each.rpartition(".")[0] == prefix.removesuffix(".")]
     near_here = {each.rpartition(".")[2].lower(): each for each in siblings}
     if exact := last_names.get(given.lower()):
-        return ProblemError(f"{path} is not a known key; did you mean {exact}?")
+        order = f" ({TOML_ORDER})" if prefix and "." not in exact else ""
+        return ProblemError(f"{path} is not a known key; did you mean {exact}?{order}")
     for choices in (near_here, last_names):
         if near := difflib.get_close_matches(given.lower(), choices, n=1):
             return ProblemError(f"{path} is not a known key; did you mean {choices[near[0]]}?")

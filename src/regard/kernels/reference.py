@@ -208,9 +208,11 @@ class Run:
 
     def row_blocks(self) -> list[range]:
         """The rows cut into blocks, anchored at row 0 whichever rows are asked for."""
-        rows = self.sizes.get("L", 1)
-        length = max(1, BLOCK_CELLS // max(self.sizes.get("S", 1), 1))
+        rows, length = self.sizes.get("L", 1), self._block_length()
         return [range(start, min(start + length, rows)) for start in range(0, rows, length)]
+
+    def _block_length(self) -> int:
+        return max(1, BLOCK_CELLS // max(self.sizes.get("S", 1), 1))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a step's whole value, leading axes included."""
@@ -241,8 +243,10 @@ class Run:
         """One row of a step with an L axis; without one, the block itself."""
         if "L" not in self.steps[name].axes:
             return self.block(name, batch, head, range(1))
-        rows = next(rows for rows in self.row_blocks() if row in rows)
-        return np.asarray(self.block(name, batch, head, rows)[row - rows.start])
+        length = self._block_length()
+        start = row - row % length
+        rows = range(start, min(start + length, self.sizes["L"]))
+        return np.asarray(self.block(name, batch, head, rows)[row - start])
 
     def block(self, name: str, batch: tuple[int, ...], head: int, rows: Rows | None) -> Array:
         """Some rows of one head (a key head for a step with axis G); None: all rows."""

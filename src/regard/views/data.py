@@ -24,11 +24,8 @@ def as_data(
     derivation: Derivation | None = None,
     statistics: bool = False,
 ) -> dict[str, Any]:
-    """The steps (all, or those named), and what else was asked for."""
-    data = explanation.to_json()
-    if steps:
-        wanted = [explanation.steps[name].name for name in steps]
-        data["steps"] = [step for step in data["steps"] if step["name"] in wanted]
+    """The steps (all, or those named; none beside a derivation), and what else was asked for."""
+    data = explanation.to_json(steps or (() if derivation is not None else None))
     if derivation is not None:
         data["why"] = [_derivation(stop.derivation) for stop in walk(derivation)]
     if statistics:

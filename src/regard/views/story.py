@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from regard.derivation import Derivation, verdict
 from regard.errors import safe_text
 from regard.explanation import READING_NOTE, Explanation
 from regard.steps import textbook
+from regard.views.part import Head, heads
 
 __all__ = [
     "READING_NOTE",
@@ -40,8 +42,10 @@ __all__ = [
 
 # exp of anything larger is infinite in float64.
 EXP_LIMIT = 709.78
-# Scores 4 apart give weights 55 times apart: with such a standard deviation softmax saturates.
-SATURATING = 16.0
+# exp of anything smaller is 0.
+EXP_LEAST = -745.13
+# A key with more of a row's weight than this has nearly all of it.
+NEARLY_ALL = 0.9
 
 PROJECTIONS = ("queries", "keys", "values")
 # Heads were cut out of these, number by number.
@@ -151,7 +155,7 @@ def by_products(explanation: Explanation) -> tuple[str, ...]:
 
 def nonfinite(explanation: Explanation) -> tuple[str, Derivation] | None:
     """Where the first NaN or infinity starts that does not say "absent"."""
-    first = explanation.first_nonfinite()
+    first = explanation.first_nonfinite() if _may_be_nonfinite(explanation) else None
     if first is None:
         return None
     number = format_number(first.value)
@@ -160,6 +164,21 @@ def nonfinite(explanation: Explanation) -> tuple[str, Derivation] | None:
         f"{safe_text(first.name, 80)} = {number}, in {first.step}.",
         first,
     )
+
+
+def _may_be_nonfinite(explanation: Explanation) -> bool:
+    """Whether a search is worth its time: block after block, so that nothing is computed twice."""
+    absent = {"bias", "biased", "row_maximum", "log_sums", "lse"}
+    names = [name for name in explanation.steps if name != "visible"]
+    for head in heads(explanation):
+        for parts in zip_longest(*(head.blocks(name) for name in names)):
+            for name, part in zip(names, parts, strict=True):
+                if part is not None:
+                    _, numbers, hidden = part
+                    fine = np.isfinite(numbers) | hidden
+                    if not (fine | (numbers == -np.inf) if name in absent else fine).all():
+                        return True
+    return False
 
 
 # --- one step ------------------------------------------------------------------------------------
@@ -174,14 +193,11 @@ def passage(
 ) -> Passage:
     """The words for one step of one head."""
     explanation.steps[step]  # a step that is not there says why
-    return Passage(step, tuple(_sentences(explanation, step, head, batch)))
+    return Passage(step, tuple(_sentences(explanation, step, Head(explanation, head, batch))))
 
 
-def _sentences(
-    explanation: Explanation, step: str, head: int | None, batch: tuple[int, ...] | None
-) -> Iterator[str]:
+def _sentences(explanation: Explanation, step: str, own: Head) -> Iterator[str]:
     steps, sizes = explanation.steps, explanation.source.sizes
-    heads = sizes.get("H", 1)
     match step:
         case "embeddings":
             yield "Each token is a row of numbers, its embedding. All else is computed from these."
@@ -203,7 +219,7 @@ def _sentences(
                 "keys": "A key says what a row can be found by",
                 "values": "A value is what a row hands over when it is looked at",
             }[step]
-            yield meaning + _projection_words(explanation, step, head)
+            yield meaning + _projection_words(explanation, step, own.number)
         case "scores":
             yield (
                 "How well each query (row) matches each key (column): the two are multiplied "
@@ -225,11 +241,11 @@ def _sentences(
         case "bias":
             yield "A number for each score, given from outside; −∞ hides a key."
         case "biased":
-            yield from _bias_words(explanation, head, batch)
+            yield from _bias_words(explanation, own)
         case "visible":
             yield "1 where a query may see a key, 0 where the key is hidden from it."
         case "masked":
-            yield from _mask_words(explanation, head, batch)
+            yield from _mask_words(own)
         case "sink":
             yield (
                 "A score that takes part in softmax but belongs to no key: weight that goes to it "
@@ -251,20 +267,21 @@ def _sentences(
                 "exp makes every number positive and turns differences into ratios: a score that "
                 "is 1 larger counts 2.72 times as much."
             )
-            yield from _overflow_words(explanation, head, batch)
+            yield from _range_words(own)
         case "sink_exponential":
             yield "The same for the sink."
         case "row_sums":
             sink = ", with that of the sink" if "sink" in steps else ""
             yield f"The exponentials of each row, added up{sink}."
         case "weights":
-            yield from _weight_words(explanation, head, batch)
+            yield from _weight_words(own)
         case "output":
             yield (
                 "Each row is a blend of the rows of V: weight times value, added up over the keys."
             )
         case "merged":
-            yield f"The outputs of {'the head' if heads == 1 else 'all heads'}, side by side."
+            several = sizes.get("H", 1) > 1
+            yield f"The outputs of {'all heads' if several else 'the head'}, side by side."
         case "W_o":
             yield "Mixes what the heads have found."
         case "projected_output":
@@ -278,7 +295,7 @@ def _sentences(
             )
 
 
-def _projection_words(explanation: Explanation, step: str, head: int | None) -> str:
+def _projection_words(explanation: Explanation, step: str, head: int) -> str:
     """How the vectors come about, and which part of the product belongs to this head."""
     declared, sizes = explanation.steps[step].declared, explanation.source.sizes
     if declared.op == "given":
@@ -290,7 +307,7 @@ def _projection_words(explanation: Explanation, step: str, head: int | None) -> 
     if declared.op != "split" or sizes[declared.axes[0]] == 1:
         return made
     axis, width = declared.axes[0], sizes[declared.axes[-1]]
-    own = (head or 0) // (sizes["H"] // sizes[axis])
+    own = head // (sizes["H"] // sizes[axis])
     first, last = own * width, own * width + width - 1
     columns = f"column {first}" if width == 1 else f"columns {first} to {last}"
     which = "Head" if sizes[axis] == sizes["H"] else "Key head"
@@ -314,20 +331,21 @@ def _scaled_words(explanation: Explanation) -> Iterator[str]:
 
 
 def _constant_bias(explanation: Explanation) -> float | None:
-    """The one number that the bias adds to every score that stays, if it is one."""
+    """The one number that the bias adds to every score, if it is one."""
     if "bias" not in explanation.steps:
         return None
-    bias = explanation.steps["bias"].value
-    finite = bias[bias != -np.inf]
-    if not finite.size or not (finite == finite.flat[0]).all():
-        return None
-    # −∞ only where the mask hides the key too: else the bias is needed to see what it hides.
-    return float(finite.flat[0]) if finite.size == bias.size else None
+    found: set[float] = set()
+    for head in heads(explanation):
+        for _, bias, _ in head.blocks("bias"):
+            if bias.size:
+                found |= {float(bias.min()), float(bias.max())}
+            if len(found) > 1:
+                return None
+    # −∞ hides: then the bias is needed to see what.
+    return next((number for number in found if np.isfinite(number)), None)
 
 
-def _bias_words(
-    explanation: Explanation, head: int | None, batch: tuple[int, ...] | None
-) -> Iterator[str]:
+def _bias_words(explanation: Explanation, own: Head) -> Iterator[str]:
     constant = _constant_bias(explanation)
     same = "every exponential of the row grows by the same factor."
     if constant is not None:
@@ -337,11 +355,15 @@ def _bias_words(
         else:
             yield f"Adding the same number to a whole row changes nothing after softmax: {same}"
         return
-    bias = explanation.table("bias", head=head, batch=batch).values
-    hidden = _hidden(explanation, head, batch)
-    seen = np.ma.masked_array(bias, hidden if hidden is not None else bias == -np.inf)
-    even = bool(seen.count()) and (seen.min(axis=1) == seen.max(axis=1)).all()
-    if even and "sink" not in explanation.steps:
+    masked = "masked" in explanation.steps
+    even, seen = "sink" not in explanation.steps, False
+    for (_, bias, _), (_, _, hidden) in zip(
+        own.blocks("bias"), own.blocks("masked" if masked else "bias"), strict=True
+    ):
+        visible = np.ma.masked_array(bias, hidden | np.isneginf(bias))
+        even = even and bool((visible.min(axis=1) == visible.max(axis=1)).all())
+        seen = seen or bool(visible.count())
+    if even and seen:
         yield (
             "The bias is added. Within each row it is the same number for every visible key, and "
             f"that changes nothing after softmax: {same}"
@@ -350,30 +372,27 @@ def _bias_words(
         yield "The bias is added: it draws attention to some keys and away from others."
 
 
-def _hidden(
-    explanation: Explanation, head: int | None, batch: tuple[int, ...] | None
-) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
-    if "masked" not in explanation.steps:
-        return None
-    return explanation.table("masked", head=head, batch=batch).hidden
-
-
-def _mask_words(
-    explanation: Explanation, head: int | None, batch: tuple[int, ...] | None
-) -> Iterator[str]:
-    hidden = _hidden(explanation, head, batch)
-    assert hidden is not None
-    if not hidden.any():
+def _mask_words(own: Head) -> Iterator[str]:
+    first = next(
+        (
+            (start + int(row), int(column))
+            for start, _, hidden in own.blocks("masked")
+            for row, column in np.argwhere(hidden)[:1]
+        ),
+        None,
+    )
+    if first is None:
         yield "No key is hidden from any query here, so nothing changes."
         return
     yield (
         "A key that a query may not see is taken out: its score becomes −∞, and exp of that is 0. "
         "Each hidden cell names the rule that hides it."
     )
-    at = batch or (0,) * len(explanation.batch_shape)
-    row, column = (int(n) for n in np.argwhere(hidden)[0])
-    rules = [leaf.rule for leaf in verdict(explanation.source, at, head or 0, row, column).leaves()]
-    if "bias" in explanation.steps and not np.isneginf(explanation.steps["bias"].value).any():
+    cell = verdict(own.source, own.batch, own.number, *first)
+    rules = [leaf.rule for leaf in cell.leaves()]
+    if "bias" in own.source.steps and not any(
+        np.isneginf(bias).any() for _, bias, _ in own.blocks("bias")
+    ):
         rules = [rule for rule in rules if rule != "bias −inf"]
     meant = [f"{rule}: {RULES[rule]}" for rule in dict.fromkeys(rules) if rule in RULES]
     if meant:
@@ -381,17 +400,16 @@ def _mask_words(
         yield f"{text[0].upper()}{text[1:]}."
 
 
-def _overflow_words(
-    explanation: Explanation, head: int | None, batch: tuple[int, ...] | None
-) -> Iterator[str]:
-    if "shifted" in explanation.steps:
+def _range_words(own: Head) -> Iterator[str]:
+    """Where exp is taken of the scores as they are: whether it left the range of float64."""
+    steps = own.source.steps
+    if "shifted" in steps:
         return
-    name = explanation.steps["exponentials"].declared.operands[0].step
-    scores = explanation.table(name, head=head, batch=batch).values
-    finite = scores[np.isfinite(scores)]
-    if not finite.size:
+    scores = steps["exponentials"].operands[0].step
+    finite = [block[np.isfinite(block)] for _, block, _ in own.blocks(scores)]
+    largest = max((float(block.max()) for block in finite if block.size), default=None)
+    if largest is None:
         return
-    largest = float(finite.max())
     number = format_number(largest)
     if largest > EXP_LIMIT:
         yield (
@@ -399,37 +417,69 @@ def _overflow_words(
             f"{EXP_LIMIT}: exp overflows to ∞ and the weights break. Subtracting each row's "
             'maximum first (softmax = "shifted") prevents that.'
         )
+        return
+    start = (
+        "Here it is taken of the scores as they are. That works up to a score of "
+        f"{EXP_LIMIT}, where exp overflows; the largest here is {number}. "
+    )
+    lost = sum(
+        int(((block == 0) | hidden).all(axis=1).sum() - hidden.all(axis=1).sum())
+        for _, block, hidden in own.blocks("exponentials")
+        if block.size
+    )
+    if lost:
+        yield (
+            f"{start}Below {format_number(EXP_LEAST)} it underflows to 0, and in "
+            f"{_count(lost, 'row')} every exponential did: the weights come out as 0 whatever the "
+            'scores. Subtracting the row\'s maximum first (softmax = "shifted") prevents that.'
+        )
     else:
         yield (
-            "Here it is taken of the scores as they are. That works up to a score of "
-            f"{EXP_LIMIT}, where exp overflows; the largest here is {number}. Libraries first "
-            "subtract the maximum of the row, which leaves the weights as they are."
+            f"{start}Libraries first subtract the maximum of the row, which leaves the weights "
+            "as they are."
         )
 
 
-def _weight_words(
-    explanation: Explanation, head: int | None, batch: tuple[int, ...] | None
-) -> Iterator[str]:
+def _weight_words(own: Head) -> Iterator[str]:
     share = "Each exponential divided by the sum of its row: the share of each key in the answer. "
-    if "sink" in explanation.steps:
-        yield share + "A row adds up to less than 1; the rest went to the sink."
+    rows, keys = own.shape("weights")
+    sums, blind = np.zeros(rows), np.zeros(rows, np.bool_)
+    best, best_key = np.zeros(rows), np.zeros(rows, np.int64)
+    for start, weights, hidden in own.blocks("weights") if keys else ():
+        here = slice(start, start + len(weights))
+        seen = keys - np.broadcast_to(hidden, weights.shape).sum(axis=1)
+        sums[here], blind[here] = weights.sum(axis=1), seen == 0
+        best[here] = np.where(np.isfinite(weights).all(axis=1) & (seen > 1), weights.max(axis=1), 0)
+        best_key[here] = weights.argmax(axis=1)
+    if "sink" in own.source.steps:
+        with np.errstate(all="ignore"):
+            sink = own.rows("sink_exponential", range(rows)) / own.rows("row_sums", range(rows))
+        sums += sink[:, 0]
+    blind |= not keys
+    # What rounding may do to a sum of so many numbers of at most 1.
+    even = abs(sums - 1) <= (keys + 2) * np.finfo(np.float64).eps
+    one = "1 with the sink's share" if "sink" in own.source.steps else "1"
+    if even.all():
+        yield share + f"Every row adds up to {one}; the columns need not."
+    elif (even | blind).all():
+        yield share + f"Every row that sees a key adds up to {one}; the columns need not."
     else:
-        yield share + "Every row adds up to 1; the columns need not."
-    table = explanation.table("weights", head=head, batch=batch)
-    if table.hidden is not None and table.hidden.all(axis=1).any():
+        lost = int((~even & ~blind).sum())
+        yield (
+            f"{share}A row should add up to {one}, but {lost} of {_count(rows, 'row')} "
+            f"{'does' if lost == 1 else 'do'} not: exp was out of range, or a number not finite."
+        )
+    if blind.any():
         yield "A row that sees no key at all has weights of 0, and its output is 0."
-    weights = table.values
-    if weights.shape[1] > 1 and weights.size:
-        seen = weights.shape[1] - (0 if table.hidden is None else table.hidden.sum(axis=1))
-        best = np.where(np.isfinite(weights).all(axis=1) & (seen > 1), weights.max(axis=1), 0)
-        row = int(best.argmax())
-        if best[row] > 0.99:
-            key = safe_text(table.column_labels[int(weights[row].argmax())], 40)
-            who = safe_text(table.row_labels[row], 40) if table.row_labels else "the query"
-            yield (
-                f"Nearly all of the weight of {who} is on {key}, so its output is nearly a copy of "
-                "that value."
-            )
+    row = int(best.argmax()) if rows else 0
+    if rows and best[row] > 0.99:
+        step = own.explanation.steps["weights"]
+        key = safe_text(step.column_labels[int(best_key[row])], 40)
+        who = safe_text(step.row_labels[row], 40) if step.row_labels else "the query"
+        yield (
+            f"Nearly all of the weight of {who} is on {key}, so its output is nearly a copy of "
+            "that value."
+        )
 
 
 def _symmetric(explanation: Explanation) -> bool:
@@ -482,14 +532,29 @@ def why_the_scale(explanation: Explanation, statistics: Statistics) -> str:
         f"A score q·k adds up D = {width} products, so its variance grows with D; "
         f"here it is {significant(before.variance)}."
     )
-    end = f"{significant(after.variance)}."
-    if after.variance < SATURATING:
-        end += " So the scores stay close enough together for several keys to share the weight."
-    else:
-        end += " That is still far apart: softmax saturates, one key gets nearly all the weight."
+    end = f"{significant(after.variance)}. {_spread(explanation, statistics)}".rstrip()
     if explanation.steps["scale"].formula.endswith("√D"):
         return f"{start} Dividing by √{width} brings it to {end}"
     return f"{start} The given scale {format_number(scale)} brings it to {end}"
+
+
+def _spread(explanation: Explanation, statistics: Statistics) -> str:
+    """Whether one key gets nearly all the weight of a row, over the rows that have a choice."""
+    choices = [
+        (~np.broadcast_to(hidden, numbers.shape)).sum(axis=1)
+        for head in heads(explanation)
+        for _, numbers, hidden in head.blocks("weights")
+    ]
+    largest = statistics.rows.largest_weight.ravel()
+    largest = largest[(np.concatenate([[], *choices]) > 1) & np.isfinite(largest)]
+    if not largest.size:
+        return ""
+    count = int((largest > NEARLY_ALL).sum())
+    if not count:
+        most = significant(float(largest.max()), 3)
+        return f"Softmax does not saturate: no key gets more than {most} of the weight of a row."
+    rows = f"{count} of {_count(largest.size, 'row')}" if count < largest.size else "every row"
+    return f"Softmax saturates: in {rows} one key gets more than {NEARLY_ALL} of the weight."
 
 
 # --- from one number back to the given ones ------------------------------------------------------

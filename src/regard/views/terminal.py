@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from regard.answers import Comparison, Mismatch
+from regard.answers import Comparison, Mismatch, RowStatistics
 from regard.arithmetic import format_number
 from regard.derivation import Derivation
 from regard.errors import safe_text
 from regard.explanation import ExplainedStep, Explanation, Table
 from regard.views import story
+from regard.views.part import Head
 
 DIGITS = 8
 # Longer axes are shown by their first and last few.
@@ -53,28 +54,31 @@ def print_explanation(
     for name in steps or ():
         explanation.steps[name]  # one that is not there says so before anything is printed
     page = _Page(console, digits)
+    own = Head(explanation, head)
     _print_head_line(explanation, page, head, whole=steps is None)
     if steps is not None:
         for name in steps:
             page.gap()
-            _print_step(explanation, page, story.passage(explanation, name, head=head), head)
+            _print_step(own, page, story.passage(explanation, name, head=head))
         return
     for section in story.tell(explanation, head=head):
         page.section(section.title)
         for position, passage in enumerate(section.passages):
             if position:
                 page.gap()
-            _print_step(explanation, page, passage, head)
+            _print_step(own, page, passage)
     page.section()
     more = story.by_products(explanation)
     if more:
         page.say(f"Not shown: {', '.join(more)}. See one with --step {more[-1]}.", FAINT)
-    page.say("See where a number comes from with --why, such as " + _example(explanation), FAINT)
+    if 0 not in explanation.steps["output"].shape:
+        cell = explanation.derive("output", (0,) * len(explanation.steps["output"].axes))
+        page.say(f"See where a number comes from with --why, such as {_why_arguments(cell)}", FAINT)
     page.say(story.READING_NOTE)
 
 
 def print_derivation_walk(
-    derivation: Derivation, console: Console, digits: int | None = None
+    derivation: Derivation, console: Console, digits: int | None = None, shared: int = 1
 ) -> None:
     """Why one cell has its value, and why the numbers that made it have theirs, to the start."""
     page = _Page(console, digits)
@@ -88,7 +92,7 @@ def print_derivation_walk(
         page.say(story.the_way(), FAINT)
         other = story.beside(stops)
         if other is not None:
-            page.say(f"To follow another one: --why {_why_arguments(other)}", FAINT)
+            page.say(f"To follow another one: --why {_why_arguments(other, shared)}", FAINT)
 
 
 def print_statistics(explanation: Explanation, console: Console, head: int | None = None) -> None:
@@ -114,7 +118,7 @@ def print_statistics(explanation: Explanation, console: Console, head: int | Non
     if why:
         page.gap()
         page.say(why)
-    _print_row_statistics(explanation, page, head)
+    _print_row_statistics(explanation, statistics.rows, page, head)
 
 
 def print_mismatches(
@@ -189,15 +193,14 @@ def _print_head_line(
     found = story.nonfinite(explanation) if whole else None
     if found:
         sentence, first_cell = found
-        page.say(f"{sentence} See why: --why {_why_arguments(first_cell)}", ALARM)
+        shared = heads // explanation.source.sizes.get("G", 1)
+        page.say(f"{sentence} See why: --why {_why_arguments(first_cell, shared)}", ALARM)
 
 
-def _print_step(
-    explanation: Explanation, page: _Page, passage: story.Passage, head: int | None
-) -> None:
-    step = explanation.steps[passage.step]
-    table = explanation.table(passage.step, head=head)
-    number = "L" not in step.axes and not table.column_labels
+def _print_step(own: Head, page: _Page, passage: story.Passage) -> None:
+    step = own.explanation.steps[passage.step]
+    rows, columns = own.shape(step.name)
+    number = "L" not in step.axes and not step.column_labels and columns == 1
     formula = "given" if step.given and step.name == step.symbol else step.formula
     heading = [(step.name, STRONG), (formula, None)]
     if not number:
@@ -206,10 +209,11 @@ def _print_step(
     for sentence in passage.words:
         page.say(sentence)
     if number:
-        page.line(f"  {step.symbol} = {page.number(float(table.values[0, 0]))}")
-        return
-    page.gap()
-    page.table(table, step)
+        page.line(f"  {step.symbol} = {page.number(float(own.rows(step.name, [0])[0, 0]))}")
+    elif rows and columns:
+        page.gap()
+        shown = _ends(rows)
+        page.table(own.table(step.name, [row for row in shown if row is not None]), step, rows)
 
 
 def _shape_words(step: ExplainedStep) -> str:
@@ -225,14 +229,9 @@ def _shape_words(step: ExplainedStep) -> str:
     return " × ".join(words)
 
 
-def _example(explanation: Explanation) -> str:
-    """A call of --why that works here."""
-    cell = explanation.derive("output", (0,) * len(explanation.steps["output"].axes))
-    return _why_arguments(cell)
-
-
-def _print_row_statistics(explanation: Explanation, page: _Page, head: int | None) -> None:
-    rows = explanation.statistics().rows
+def _print_row_statistics(
+    explanation: Explanation, rows: RowStatistics, page: _Page, head: int | None
+) -> None:
     step = explanation.steps["weights"]
     at: tuple[int, ...] = (0,) * len(explanation.batch_shape)
     if "H" in step.axes:
@@ -248,18 +247,27 @@ def _print_row_statistics(explanation: Explanation, page: _Page, head: int | Non
     )
     page.gap()
     keys = step.column_labels
+    shown = [row for row in _ends(len(entropy)) if row is not None]
     cells, notes = [], []
-    for number in range(len(entropy)):
-        values = (entropy[number], effective[number], largest[number])
+    for row in shown:
+        values = (entropy[row], effective[row], largest[row])
         cells.append([_Cell(story.significant(float(value))) for value in values])
-        notes.append(keys[int(best[number])] if keys else "")
+        notes.append(keys[int(best[row])] if best[row] >= 0 else "")
     page.grid(
-        step.row_labels or ("",) * len(entropy),
+        [step.row_labels[row] if step.row_labels else "" for row in shown],
         ("entropy", "effective keys", "largest weight"),
         cells,
         notes,
         notes_header="its key",
+        left_out=len(entropy) - len(shown),
     )
+    if len(entropy) > len(shown):
+        page.say(
+            f"All {len(entropy)} rows: --statistics --json, or explanation.statistics().rows in "
+            "Python.",
+            FAINT,
+            indent=2,
+        )
 
 
 # --- one derivation ------------------------------------------------------------------------------
@@ -272,8 +280,10 @@ def _print_derivation(page: _Page, derivation: Derivation, followed: int | None)
     page.heading([(derivation.step, STRONG), (derivation.declared.formula, None)])
     name = safe_text(derivation.name, 200)
     value = page.number(derivation.value)
-    lines = (line.strip() for line in derivation.text(page.digits).split("\n")[1:])
-    body = [line for line in lines if line != derivation.note]  # the rules' verdicts say it
+    lines = [line.strip() for line in derivation.text(page.digits).split("\n")[1:]]
+    lines = [line for line in lines if line != derivation.note]  # the rules' verdicts say it
+    remarks = [line for line in lines if line.startswith("(")]
+    body = [line for line in lines if line not in remarks]
     if derivation.terms:
         page.equation(name, [value])
         _print_terms(page, derivation, followed)
@@ -284,6 +294,8 @@ def _print_derivation(page: _Page, derivation: Derivation, followed: int | None)
         page.equation(name, [value])
         for line in body:
             page.say(line, indent=4)
+    for remark in remarks if not derivation.terms else ():
+        page.say(remark, FAINT, indent=4)
 
 
 def _print_terms(page: _Page, derivation: Derivation, followed: int | None) -> None:
@@ -334,21 +346,22 @@ def _print_terms(page: _Page, derivation: Derivation, followed: int | None) -> N
         )
 
 
-def _why_arguments(derivation: Derivation) -> str:
-    """What to type after --why to ask for a cell."""
-    axes = derivation.declared.axes
-    labels = [
-        label for label in derivation.labels[len(derivation.labels) - _cell_axes(derivation) :]
-    ]
-    words = [derivation.step, *(shlex.quote(safe_text(label, 60)) for label in labels)]
-    heads = [at for axis, at in zip(axes, derivation.index, strict=True) if axis in ("H", "G")]
-    if heads and heads[0]:
-        words.append(f"--head {heads[0]}")
-    return " ".join(words)
+def _why_arguments(derivation: Derivation, shared: int = 1) -> str:
+    """What to type after --why to ask for a cell: labels, or positions of those hard to type.
 
-
-def _cell_axes(derivation: Derivation) -> int:
-    return sum(axis not in ("H", "G") for axis in derivation.declared.axes)
+    So many query heads share a key head; --head names one of them.
+    """
+    words, head = [derivation.step], 0
+    labels = iter(derivation.labels[::-1])
+    places = list(zip(derivation.declared.axes, derivation.index, strict=True))
+    for axis, position in places[::-1]:
+        if axis in ("H", "G"):
+            head = position * (shared if axis == "G" else 1)
+        else:
+            label = next(labels)
+            plain = label == safe_text(label, 60) and not label.startswith("-")
+            words.insert(1, shlex.quote(label if plain else str(position)))
+    return " ".join([*words, *([f"--head {head}"] if head else [])])
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -450,31 +463,23 @@ class _Page:
 
     # --- tables ---
 
-    def table(self, table: Table, step: ExplainedStep) -> None:
-        """A step's matrix, its long axes elided in the middle."""
-        rows = _ends(table.values.shape[0])
+    def table(self, table: Table, step: ExplainedStep, count: int) -> None:
+        """A step's matrix of so many rows, all or the first and last; long rows are elided too."""
         columns = _ends(table.values.shape[1])
         shade = self._shading(table, step)
         cells = [
             [self._cell(table, row, column, shade) for column in columns]
-            for row in rows
-            if row is not None
+            for row in range(len(table.values))
         ]
-        gap = f"… {table.values.shape[0] - FIRST - LAST} more"
-        labels = [gap if row is None else (table.row_labels or ("",) * 1)[row] for row in rows]
-        headers = list(table.column_labels) or [table.symbol]
-        across = [
-            f"… {table.values.shape[1] - FIRST - LAST} more" if column is None else headers[column]
-            for column in columns
-        ]
-        notes = [
-            table.row_notes[row] if row is not None and table.row_notes else "" for row in rows
-        ]
-        self.grid(labels, across, cells, notes)
-        if None in (*rows, *columns):
-            count = f"{table.values.size} numbers"
+        names = table.column_labels or (table.symbol,)
+        away = table.values.shape[1] - FIRST - LAST
+        headers = [away if column is None else names[column] for column in columns]
+        labels = table.row_labels or ("",) * len(cells)
+        self.grid(labels, headers, cells, table.row_notes, left_out=count - len(cells))
+        if None in columns or count > len(cells):
             self.say(
-                f'All {count}: --json, or explanation.steps["{table.name}"].value in Python.',
+                f"All {count * table.values.shape[1]} numbers: --json, or "
+                f'explanation.steps["{table.name}"].value in Python.',
                 FAINT,
                 indent=2,
             )
@@ -482,11 +487,10 @@ class _Page:
     def _cell(
         self,
         table: Table,
-        row: int | None,
+        row: int,
         column: int | None,
         shade: Callable[[float], Style | None],
     ) -> _Cell:
-        assert row is not None
         if column is None:
             return _Cell("…", FAINT, word=True)
         if table.hidden is not None and table.hidden[row, column]:
@@ -507,23 +511,31 @@ class _Page:
         most = 1.0 if step.name == "weights" else size
         if not self.shaded or most == 0 or step.axes == ("H", "L"):
             return lambda value: None
-        return lambda value: shading(value / most)
+        few = self.console.color_system == "256"
+        return lambda value: shading(value / most, few=few)
 
     def grid(
         self,
         labels: Sequence[str],
-        headers: Sequence[str],
+        headers: Sequence[str | int],
         cells: Sequence[Sequence[_Cell]],
         notes: Sequence[str] = (),
         notes_header: str = "",
+        left_out: int = 0,
     ) -> None:
         """A table under a thin rule; too wide a one comes in pieces, the row labels on each.
 
-        A row whose label begins with … has no cells: it stands for those left out.
+        So many rows are left out after the first few. A header that is a number stands for so
+        many columns.
         """
         names = [self._label(label, min(LABEL_WIDTH, self.width // 3)) for label in labels]
         width = max((cell_len(name) for name in names), default=0)
-        tops = [self._label(header, HEADER_WIDTH) for header in headers]
+        tops = [
+            _ascii_if(self, f"… {header} more")
+            if isinstance(header, int)
+            else self._label(header, HEADER_WIDTH)
+            for header in headers
+        ]
         columns = [self._column(top, [row[k] for row in cells]) for k, top in enumerate(tops)]
         remarks = [self._label(note, 40) for note in notes]
         notes_width = max((cell_len(note) for note in (*remarks, notes_header)), default=0)
@@ -534,7 +546,7 @@ class _Page:
             last = number == len(pieces) - 1
             own = [columns[k] for k in piece]
             body = remarks if last and any(remarks) else [""] * len(names)
-            self._piece(names, width, own, body, notes_header if last else "")
+            self._piece(names, width, own, body, notes_header if last else "", left_out)
 
     def _piece(
         self,
@@ -543,6 +555,7 @@ class _Page:
         columns: Sequence[Sequence[_Cell]],
         notes: Sequence[str],
         notes_header: str,
+        left_out: int,
     ) -> None:
         bar = (" |" if self.ascii else " │", FAINT)
         top = Text(" " * (2 + width)).append(*bar)
@@ -556,16 +569,12 @@ class _Page:
             across += 2 + max(cell_len(note) for note in (*notes, notes_header))
         cross, dash = ("+", "-") if self.ascii else ("┼", "─")
         self.line(f"  {dash * (width + 1)}{cross}{dash * across}", FAINT)
-        number = 0
-        for name, note in zip(names, notes, strict=True):
-            text = Text("  ")
-            if name.startswith("…") or name.startswith("..."):
-                self.line(text.append(name, FAINT))
-                continue
-            text.append(_padded(name, width), STRONG).append(*bar)
-            number += 1
+        for number, (name, note) in enumerate(zip(names, notes, strict=True)):
+            if left_out and number == FIRST:
+                self.line(f"  … {left_out} more", FAINT)
+            text = Text("  ").append(_padded(name, width), STRONG).append(*bar)
             for column in columns:
-                cell = column[number]
+                cell = column[number + 1]
                 text.append(f" {cell.text} ", cell.style or "")
             if note:
                 text.append(f"  {note}", Style(italic=True))
@@ -751,16 +760,33 @@ _POSITIVE, _NEGATIVE = (33, 102, 172), (179, 88, 6)
 _DARK, _LIGHT, _UNKNOWN = 28, 246, 112
 
 
-def shading(share: float) -> Style | None:
-    """The background for a value between −1 and 1, and a foreground that can be read on it."""
+# Where there are only 256 colours, the positive and the negative ones by hand, weakest first:
+# mixed ones would be rounded to two or three.
+_RAMPS = {
+    _DARK: ((17, 18, 25, 26, 33), (52, 94, 130, 166, 208)),
+    _LIGHT: ((195, 153, 117, 75, 33), (230, 223, 216, 215, 208)),
+    _UNKNOWN: ((67, 68, 32, 26, 20), (137, 136, 172, 166, 130)),
+}
+
+
+def shading(share: float, *, few: bool = False) -> Style | None:
+    """The background for a value between −1 and 1, and a foreground that can be read on it.
+
+    `few`: one of 256 colours, not of all.
+    """
     strength = min(abs(share), 1.0)
     base = _base()
     if strength < (0.08 if base == _UNKNOWN else 0.02):
         return None
-    hue = _POSITIVE if share > 0 else _NEGATIVE
-    red, green, blue = (round(base + (part - base) * strength) for part in hue)
-    text = max((0, 255), key=lambda grey: contrast((grey,) * 3, (red, green, blue)))
-    return Style(color=Color.from_rgb(text, text, text), bgcolor=Color.from_rgb(red, green, blue))
+    if few:
+        ramp = _RAMPS[base][int(share < 0)]
+        background = Color.from_ansi(ramp[min(int(strength * len(ramp)), len(ramp) - 1)])
+    else:
+        hue = _POSITIVE if share > 0 else _NEGATIVE
+        background = Color.from_rgb(*(round(base + (part - base) * strength) for part in hue))
+    behind = background.get_truecolor()
+    text = max((0, 255), key=lambda grey: contrast((grey,) * 3, behind))
+    return Style(color=Color.from_rgb(text, text, text), bgcolor=background)
 
 
 def contrast(one: Sequence[int], other: Sequence[int]) -> float:

@@ -1,0 +1,102 @@
+"""One head of an explanation, some rows at a time, so that no view needs a whole long step.
+
+Owns which blocks hold the rows that are asked for. Must not know words or how anything is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.derivation import verdict
+from regard.explanation import Explanation, Table
+from regard.labels import batch_position, head_position, own_head
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+class Head:
+    """One head of one batch element; every step of it is a matrix (rows, columns)."""
+
+    def __init__(
+        self, explanation: Explanation, head: int | None, batch: tuple[int, ...] | None = None
+    ) -> None:
+        self.explanation = explanation
+        self.source = explanation.source
+        self.number = head_position(self.source.sizes, head)
+        self.batch = batch_position(self.source.lead, batch)
+
+    def shape(self, step: str) -> tuple[int, int]:
+        """How many rows and columns a step has; a vector over the queries is a column."""
+        axes = [axis for axis in self.source.steps[step].axes if axis not in ("H", "G")]
+        sizes = [self.source.sizes[axis] for axis in axes]
+        if axes == ["L"]:
+            return sizes[0], 1
+        rows, columns = [1, 1, *sizes][-2:]
+        return rows, columns
+
+    def blocks(self, step: str) -> Iterator[tuple[int, Array, NDArray[np.bool_]]]:
+        """The rows of a step, some at a time: the first row, the numbers, which are hidden."""
+        for rows in self._row_blocks(step):
+            yield rows.start, self._block(step, rows), self._hidden(step, rows)
+
+    def rows(self, step: str, wanted: Sequence[int]) -> Array:
+        """Some rows of a step, in ascending order."""
+        found = []
+        for rows in self._row_blocks(step):
+            own = [row - rows.start for row in wanted if row in rows]
+            if own:
+                found.append(self._block(step, rows)[own])
+        return np.concatenate(found) if found else np.empty((0, self.shape(step)[1]))
+
+    def table(self, step: str, wanted: Sequence[int]) -> Table:
+        """Some rows of a step as a labelled table."""
+        explained = self.explanation.steps[step]
+        hides = self.explanation.hides(explained.declared)
+
+        def picked(words: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(words[row] for row in wanted) if words else ()
+
+        def hidden_by(row: int, column: int) -> tuple[str, ...]:
+            at = (self.batch, self.number, wanted[row], column)
+            return verdict(self.source, *at).hidden_by()
+
+        return Table(
+            explained.name,
+            explained.symbol,
+            explained.formula,
+            self.rows(step, wanted),
+            picked(explained.row_labels),
+            explained.column_labels,
+            picked(explained.row_notes),
+            ~self.rows("visible", wanted) if hides else None,
+            hidden_by if hides else None,
+        )
+
+    def _row_blocks(self, step: str) -> list[range]:
+        by_query = "L" in self.source.steps[step].axes
+        return self.source.row_blocks() if by_query else [range(self.shape(step)[0])]
+
+    def _block(self, step: str, rows: range) -> Array:
+        declared = self.source.steps[step]
+        head = own_head(self.source.sizes, declared, self.number) or 0
+        asked = rows if "L" in declared.axes else range(1)
+        block = np.asarray(self.source.block(step, self.batch, head, asked))
+        return block.reshape(len(rows), self.shape(step)[1])
+
+    def _hidden(self, step: str, rows: range) -> NDArray[np.bool_]:
+        if not self.explanation.hides(self.source.steps[step]):
+            return np.zeros((len(rows), 1), np.bool_)
+        return ~self._block("visible", rows)
+
+
+def heads(explanation: Explanation) -> Iterator[Head]:
+    """Every head of every batch element."""
+    for batch in np.ndindex(*explanation.batch_shape):
+        for head in range(explanation.heads or 1):
+            yield Head(explanation, head, batch)
