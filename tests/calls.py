@@ -1,11 +1,13 @@
 """Calls of `regard.attention` that the semantics tests make, each held against the oracle.
 
-Owns the list of kernels that every semantics test runs over, the dtypes, and `check`: run one call,
-hold every number of it within its bound. Must not know how any kernel works.
+Owns the list of paths (kernels, and CPU targets of the fused one) that every semantics test runs
+over, the dtypes, and `check`: run one call, hold every number of it within its bound. Must not know
+how any kernel works.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +19,7 @@ import regard
 import regard.dispatch
 from bounds import accumulator, assert_within, error_bounds
 from oracle import Answer, attend, attend_exactly
+from regard.kernels import fused
 
 try:
     import ml_dtypes
@@ -26,16 +29,55 @@ else:
     BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-NAMES = [one.name for one in regard.dispatch.KERNELS]
-every_kernel = pytest.mark.parametrize("kernel", NAMES)
+TARGETS = [target for target, usable in fused.targets().items() if usable]
+# What can answer a call: a kernel, or the fused one with the instructions of one CPU target.
+PATHS = [
+    path
+    for one in regard.dispatch.KERNELS
+    for path in ([f"fused:{t}" for t in TARGETS] if one.name == "fused" else [one.name])
+]
 
 
-def every_kernel_where_the_reference_fails(reason: str) -> pytest.MarkDecorator:
+@contextmanager
+def on_path(path: str) -> Iterator[str]:
+    """Answer by this path meanwhile; yields what `kernel=` takes."""
+    kernel, _, target = path.partition(":")
+    before = fused.target
+    if target:
+        fused.use_target(target)
+    try:
+        yield kernel
+    finally:
+        if target:
+            fused.use_target(before)
+
+
+def _over(paths: list[Any], test: Callable[..., None]) -> Callable[..., None]:
+    # A wrapper and not a fixture: hypothesis runs many examples within one use of a fixture, and
+    # the target must be back as it was whatever a test does.
+    @functools.wraps(test)
+    def on_each_path(*arguments: Any, kernel: str, **options: Any) -> None:
+        with on_path(kernel) as name:
+            test(*arguments, kernel=name, **options)
+
+    return pytest.mark.parametrize("kernel", paths)(on_each_path)
+
+
+def every_kernel(test: Callable[..., None]) -> Callable[..., None]:
+    """Run the test over every path; its argument `kernel` is what `kernel=` takes."""
+    return _over(PATHS, test)
+
+
+def every_kernel_where_the_reference_fails(
+    reason: str,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """For promises that only a fused kernel keeps; strict, so that keeping one is noticed."""
     failing = pytest.mark.xfail(strict=True, reason=reason, raises=AssertionError)
-    return pytest.mark.parametrize(
-        "kernel", [pytest.param(k, marks=failing if k == "reference" else ()) for k in NAMES]
-    )
+    paths = [pytest.param(p, marks=failing if p == "reference" else ()) for p in PATHS]
+    return functools.partial(_over, paths)
+
+
+every_target = pytest.mark.parametrize("target", TARGETS)
 
 
 FLOATS = [
@@ -61,20 +103,28 @@ def inputs(
     return tuple(numbers(s, dtype, 1000 * seed + n, size) for n, s in enumerate(shapes))
 
 
+def path_of(kernel: str) -> str:
+    """The path that answers now where `kernel=` is this."""
+    return f"fused:{fused.target}" if kernel == "fused" else kernel
+
+
 def run(kernel: str, query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """One call by the kernel named, with weights and lse; that kernel must be the one that ran."""
+    """One call by the kernel named, with weights and lse; that path must be the one that ran."""
+    path = path_of(kernel)
     with recording() as ran:
         result = regard.attention(
             query, key, value, return_weights=True, return_lse=True, kernel=kernel, **options
         )
-    # A call that is answered without any kernel's `run` leaves no trace to look at.
-    np.testing.assert_equal(set(ran) <= {kernel}, True, f"ran {ran}, not {kernel}")
+    np.testing.assert_equal(ran, [path])
     return result
 
 
 @contextmanager
 def recording() -> Iterator[list[str]]:
-    """The names of the kernels that run meanwhile."""
+    """The paths that run meanwhile; the native module itself says with which target it was called.
+
+    A plain call is answered without any kernel's `run` and leaves no trace here.
+    """
     ran: list[str] = []
 
     def recorded(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,14 +134,33 @@ def recording() -> Iterator[list[str]]:
 
         return run
 
-    kernels = [(one, one.run) for one in regard.dispatch.KERNELS]
+    kernels = [(one, one.run) for one in regard.dispatch.KERNELS if one is not fused]
+    native = getattr(fused, "_fused", None)
     try:
         for one, work in kernels:
             one.run = recorded(one.name, work)
+        if native is not None:
+            fused._fused = Recorded(native, ran)
         yield ran
     finally:
         for one, work in kernels:
             one.run = work
+        if native is not None:
+            fused._fused = native
+
+
+class Recorded:
+    """The native module, whose `run` takes the target as its last argument."""
+
+    def __init__(self, native: Any, ran: list[str]) -> None:
+        self.native, self.ran = native, ran
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+    def run(self, *arguments: Any) -> None:
+        self.ran.append(f"fused:{arguments[-1]}")
+        self.native.run(*arguments)
 
 
 def result_dtype(*arrays: Any) -> np.dtype:

@@ -21,6 +21,7 @@ from calls import (
     every_kernel,
     inputs,
     numbers,
+    path_of,
     recording,
     run,
 )
@@ -380,7 +381,7 @@ def test_threads_change_how_and_not_what(kernel, threads):
 def test_kernel_that_is_named_is_the_one_that_runs(kernel):
     with recording() as ran:
         regard.attention(*base(), kernel=kernel, return_weights=True, causal=True, offset=0)
-    assert ran == [kernel]
+    assert ran == [path_of(kernel)]
 
 
 def test_kernel_that_is_not_named_is_one_of_those_there_are():

@@ -41,6 +41,8 @@ except ImportError:
 name = "fused"
 
 UNBOUNDED = -1
+MOST_THREADS = 256
+FARTHEST = 2**63 - 1
 
 
 def targets() -> dict[str, bool]:
@@ -99,7 +101,7 @@ def default_threads() -> int:
             raise OptionError(
                 f"REGARD_NUM_THREADS is {safe_text(repr(stated), 60)}; it must be 1 or more"
             )
-        return int(stated)
+        return min(int(stated[:9]), MOST_THREADS)
     return int(_fused.usable_cpus()) if BUILT else 1
 
 
@@ -144,10 +146,6 @@ def run(request: Request) -> Result:
     if sink is not None:
         sink = np.ascontiguousarray(sink, dtype=np.float64)
     left, right, length, rules = _compile(request)
-    width = query.shape[-1]
-    scale = request.scale
-    if scale is None:
-        scale = 1 / float(np.sqrt(width)) if width else 1.0
     _fused.run(
         query,
         key,
@@ -162,11 +160,11 @@ def run(request: Request) -> Result:
         left,
         right,
         rules,
-        scale,
+        float("nan") if request.scale is None else request.scale,  # NaN: 1/√D
         request.softcap or 0.0,
         request.dtype != np.float64,
         wide,
-        request.threads or default_threads(),
+        min(request.threads or default_threads(), MOST_THREADS),
         target,
     )
     output = request.natural(output)
@@ -230,6 +228,7 @@ def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
 def _tighter(bound: int, other: int | None) -> int:
     if other is None:
         return bound
+    other = min(other, FARTHEST)
     return other if bound == UNBOUNDED else min(bound, other)
 
 
@@ -264,7 +263,7 @@ def _postfix(rule: Mask, request: Request) -> Iterator[Node]:
         case Causal():
             yield ("causal", *nothing)
         case Window():
-            left, right = (UNBOUNDED if s is None else s for s in (rule.left, rule.right))
+            left, right = (_tighter(UNBOUNDED, side) for side in (rule.left, rule.right))
             yield ("window", None, None, left, right)
         case _:
             raise NotImplementedError(type(rule).__name__)

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -13,10 +12,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 #include "redo.hpp"
 #include "threads.hpp"
@@ -52,34 +47,7 @@ class Buffer {
     size_t size_ = 0;
 };
 
-// The floating-point state of the caller comes back as it was, flags included; meanwhile the
-// default holds: rounding to nearest, subnormal numbers kept, no traps.
-class PlainArithmetic {
-  public:
-#if defined(__x86_64__)
-    // Vectors only look at this register; the other one, of long double, costs ten times as much
-    // to save and is saved by redo_row, which alone uses it.
-    PlainArithmetic() : before_(_mm_getcsr()) {
-        if ((before_ & ~0x3fu) != 0x1f80) _mm_setcsr(0x1f80);
-    }
-    ~PlainArithmetic() {
-        if (_mm_getcsr() != before_) _mm_setcsr(before_);
-    }
-
-  private:
-    unsigned before_;
-#else
-    PlainArithmetic() {
-        std::fegetenv(&before_);
-        std::fesetenv(FE_DFL_ENV);
-    }
-    ~PlainArithmetic() { std::fesetenv(&before_); }
-
-  private:
-    std::fenv_t before_;
-#endif
-};
-
+constexpr int kMostThreads = 256;
 constexpr size_t kKept = size_t(8) << 20;
 // Multiply-adds below which waking another thread costs more than it brings (about 100 µs).
 constexpr double kWorthAThread = 4e6;
@@ -94,6 +62,7 @@ size_t checked_product(size_t a, size_t b) {
 
 bool answer(Request q, const Target& target, int threads,
             const std::function<bool()>& interrupted) {
+    const PlainArithmetic plain;
     q.redo = redo_row;
     const int64_t rows = q.G ? q.H / q.G * q.L : 0;
     if (q.B == 0 || rows == 0) return true;
@@ -103,7 +72,17 @@ bool answer(Request q, const Target& target, int threads,
 
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     threads = int(std::min<double>(threads, 1 + work / kWorthAThread));
-    if (threads < 1) threads = 1;
+    threads = std::clamp(threads, 1, kMostThreads);
+    // A signal handler may call back into this function while a call of the same thread is under
+    // way: the inner one has memory of its own and leaves the pool alone.
+    thread_local bool busy = false;
+    const bool nested = busy;
+    struct Busy {
+        bool before = busy;
+        Busy() { busy = true; }
+        ~Busy() { busy = before; }
+    } const guard;
+    if (nested) threads = 1;
 
     // Key heads that broadcast along the batch are packed once.
     const bool shared = blocks > 1;
@@ -130,7 +109,11 @@ bool answer(Request q, const Target& target, int threads,
     const int64_t block_rows = std::min<int64_t>(rows, target.rows_per_task);
     const size_t partial_size = ranges > 1 ? target.partial_bytes(q, block_rows, chunks) : 0;
 
-    thread_local Buffer scratch_buffer, packed_buffer, partial_buffer;
+    thread_local Buffer kept[3];
+    Buffer own[3];
+    Buffer& scratch_buffer = nested ? own[0] : kept[0];
+    Buffer& packed_buffer = nested ? own[1] : kept[1];
+    Buffer& partial_buffer = nested ? own[2] : kept[2];
     char* scratch = scratch_buffer.of(checked_product(scratch_size, size_t(threads)));
     char* packed = shared ? packed_buffer.of(checked_product(
                                 packed_size, first_of.size() * size_t(q.G)))
@@ -142,21 +125,36 @@ bool answer(Request q, const Target& target, int threads,
     std::atomic<int64_t> next_pack{0}, packs_done{0}, next{0};
     std::vector<std::atomic<int64_t>> ranges_done(ranges > 1 ? size_t(tasks) : 0);
     for (auto& count : ranges_done) count = 0;
-    std::atomic<bool> stop{false};
+    std::atomic<bool> stop{false}, exhausted{false};
 
-    auto look = [&, last = std::chrono::steady_clock::time_point()]() mutable {
+    std::chrono::steady_clock::time_point last{};
+    auto look = [&] {
         if (!interrupted) return;
         const auto now = std::chrono::steady_clock::now();
         if (now - last < std::chrono::milliseconds(20)) return;
         last = now;
         if (interrupted()) stop = true;
     };
-    auto work_on = [&](int thread) {
-        const PlainArithmetic plain;
-        char* mine = scratch + size_t(thread) * scratch_size;
+    // Only the caller's own thread may ask Python; the others look at the flag.
+    struct Seat {
+        const std::atomic<bool>* stop;
+        const std::function<void()>* look;
+    };
+    const std::function<void()> ask = look;
+    auto pieces = [&](int thread) {
+        const PlainArithmetic plain_here;
+        Seat seat = {&stop, thread == 0 ? &ask : nullptr};
+        Request mine = q;
+        mine.state = &seat;
+        mine.stopped = [](void* state) {
+            const Seat& here = *static_cast<Seat*>(state);
+            if (here.look) (*here.look)();
+            return here.stop->load(std::memory_order_relaxed);
+        };
+        char* room = scratch + size_t(thread) * scratch_size;
         for (int64_t n; !stop && (n = next_pack++) < packs;) {
             const int64_t set = n / chunks / q.G, g = n / chunks % q.G;
-            target.pack(q, first_of[size_t(set)], g, n % chunks,
+            target.pack(mine, first_of[size_t(set)], g, n % chunks,
                         packed + size_t(set * q.G + g) * packed_size);
             packs_done++;
             if (thread == 0) look();
@@ -169,21 +167,29 @@ bool answer(Request q, const Target& target, int threads,
             const int64_t block = blocks - 1 - task / (q.B * q.G);
             const int64_t b = task % (q.B * q.G) / q.G, g = task % q.G;
             const int64_t first = block * target.rows_per_task;
-            const int64_t last = std::min(rows, first + target.rows_per_task);
+            const int64_t end = std::min(rows, first + target.rows_per_task);
             const char* keys =
                 shared ? packed + size_t(head_of[size_t(b)] * q.G + g) * packed_size : nullptr;
             char* parts = partial ? partial + size_t(task) * partial_size : nullptr;
-            target.attend(q, b, g, first, last, part * range,
-                          std::min(chunks, (part + 1) * range), keys, mine, parts);
-            if (parts && ++ranges_done[size_t(task)] == ranges)
-                target.merge(q, b, g, first, last, chunks, parts, mine);
-            if (thread == 0) look();
+            target.attend(mine, b, g, first, end, part * range,
+                          std::min(chunks, (part + 1) * range), keys, room, parts);
+            if (parts && ++ranges_done[size_t(task)] == ranges && !stop)
+                target.merge(mine, b, g, first, end, chunks, parts, room);
+        }
+    };
+    auto work_on = [&](int thread) {
+        try {
+            pieces(thread);
+        } catch (const std::bad_alloc&) {  // from redoing a row; no exception may leave a thread
+            exhausted = true;
+            stop = true;
         }
     };
     run_on_threads(threads, work_on, look);
     packed_buffer.trim(kKept);
     partial_buffer.trim(kKept);
     scratch_buffer.trim(kKept * size_t(threads));
+    if (exhausted) throw std::bad_alloc();
     return !stop;
 }
 

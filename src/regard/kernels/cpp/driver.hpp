@@ -1,10 +1,43 @@
 // From one request to pieces of work on threads.
 #pragma once
+#include <cfenv>
 #include <functional>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include "request.hpp"
 
 namespace regard {
+
+// The floating-point state of the caller comes back as it was, flags included; meanwhile the
+// default holds: rounding to nearest, subnormal numbers kept, no traps.
+class PlainArithmetic {
+  public:
+#if defined(__x86_64__)
+    // Vectors only look at this register; the other one, of long double, costs ten times as much
+    // to save and is saved by redo_row, which alone uses it.
+    PlainArithmetic() : before_(_mm_getcsr()) {
+        if ((before_ & ~0x3fu) != 0x1f80) _mm_setcsr(0x1f80);
+    }
+    ~PlainArithmetic() {
+        if (_mm_getcsr() != before_) _mm_setcsr(before_);
+    }
+
+  private:
+    unsigned before_;
+#else
+    PlainArithmetic() {
+        std::fegetenv(&before_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~PlainArithmetic() { std::fesetenv(&before_); }
+
+  private:
+    std::fenv_t before_;
+#endif
+};
 
 // False if `interrupted` said so; the results are incomplete then. Throws std::bad_alloc.
 bool answer(Request request, const Target& target, int threads,

@@ -159,14 +159,10 @@ template <class T> static Softmax<T> softmax_of(const Request& q) {
     how.general = q.bias.data || q.softcap != 0;
     how.scale = scale == 0 ? T(1) : T(scale * kLog2e);  // the queries are 0 then
     if (sizeof(T) == 8 && q.narrow && !how.general) how.plain = scale == 0 ? T(1) : T(scale);
-    // A cap far above every score bends none; one far below leaves their signs.
-    const double most = double(largest_number<T>());
-    how.capped = q.softcap != 0 && q.softcap * kLog2e < most;
-    if (how.capped) {
-        const double inner = (scale == 0 ? 1 : scale) / q.softcap;
-        how.cap = T(q.softcap * kLog2e);
-        how.inner = T(inner < most ? inner : most);
-    }
+    // A cap beyond every number bends none; the smallest of them leaves little but signs.
+    how.capped = q.softcap != 0 && q.softcap * kLog2e < double(largest_number<T>());
+    how.inner = scale == 0 ? T(1) : T(scale);
+    how.cap = T(q.softcap) > 0 ? T(q.softcap) : smallest_number<T>();
     return how;
 }
 
@@ -206,6 +202,7 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
     }
 
     for (int64_t chunk = begin; chunk < end; chunk++) {
+        if (q.stopped(q.state)) return;
         const int64_t k0 = chunk * kChunk, n = smaller_of(kChunk, q.S - k0);
         for (int64_t r = 0; r < rows; r++) {
             if (partial_at) partial.state(chunk, r) = kNothing<T>;

@@ -7,8 +7,11 @@
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -115,11 +118,47 @@ void read_program(Call& call, const nb::list& rules) {
     call.request.program_size = int32_t(call.program.size());
 }
 
+// Signals arrive on the main thread only; other threads must not even ask for the lock, which at
+// the end of the interpreter would end them in the middle of C++.
+unsigned long main_thread = 0;
+
+bool finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+// Without the lock while in scope. A thread that outlives the interpreter stays here for ever.
+class Unlocked {
+  public:
+    Unlocked() : state_(PyEval_SaveThread()) {}
+    ~Unlocked() {
+        while (finalizing()) pause();
+        PyEval_RestoreThread(state_);
+    }
+
+  private:
+    PyThreadState* state_;
+};
+
+std::function<bool()> interruption() {
+    if (PyThread_get_thread_ident() != main_thread) return nullptr;
+    return [] {
+        const PyGILState_STATE held = PyGILState_Ensure();
+        const bool signalled = PyErr_CheckSignals() != 0;
+        PyGILState_Release(held);
+        return signalled;
+    };
+}
+
 void run(const nb::object& query, const nb::object& key, const nb::object& value,
          const nb::object& output, const nb::object& weights, const nb::object& lse,
          const nb::object& bias, const nb::object& sink, const nb::object& offset,
          const nb::object& length, int64_t left, int64_t right, const nb::list& rules, double scale,
          double softcap, bool narrow, bool wide, int threads, const std::string& target) {
+    const PlainArithmetic plain;
     Call call;
     Request& q = call.request;
     q.query = view(call, query);
@@ -142,7 +181,7 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     q.left = left;
     q.right = right;
     read_program(call, rules);
-    q.scale = scale;
+    q.scale = std::isnan(scale) ? (q.D ? 1 / std::sqrt(double(q.D)) : 1.0) : scale;
     q.softcap = softcap;
     q.narrow = narrow;
     q.wide = wide;
@@ -153,12 +192,10 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     q.lse_kind = lse.is_none() ? Kind::float32 : kind_of(array_of(lse));
     const Target& chosen = target_named(target);
     bool complete;
+    const std::function<bool()> interrupted = interruption();
     {
-        nb::gil_scoped_release released;
-        complete = answer(q, chosen, threads, [] {
-            nb::gil_scoped_acquire held;
-            return PyErr_CheckSignals() != 0;
-        });
+        Unlocked unlocked;
+        complete = answer(q, chosen, threads, interrupted);
     }
     if (!complete) throw nb::python_error();
 }
@@ -183,6 +220,7 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     enum { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink, Precision,
            Weights, Lse, Out, Kernel, Threads, Count };
     static PyObject* const working = PyUnicode_InternFromString("working");
+    const PlainArithmetic plain_arithmetic;
     if (count != Count || !active) Py_RETURN_NONE;
     for (const int none : {Mask, Bias, Window, Offset, Softcap, Sink, Out, Kernel, Threads})
         if (args[none] != Py_None) Py_RETURN_NONE;
@@ -277,12 +315,11 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
         if (work < kWorthReleasing) {
             complete = answer(q, target, 1, nullptr);
         } else {
-            nb::gil_scoped_release released;
+            const std::function<bool()> interrupted = interruption();
+            Unlocked unlocked;
             // 0: as many as there are now; affinity may have changed since the last call.
-            complete = answer(q, target, default_threads ? default_threads : usable_cpus(), [] {
-                nb::gil_scoped_acquire held;
-                return PyErr_CheckSignals() != 0;
-            });
+            complete = answer(q, target, default_threads ? default_threads : usable_cpus(),
+                              interrupted);
         }
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
@@ -309,6 +346,8 @@ nb::object exponential(const nb::object& x, const std::string& target) {
 
 NB_MODULE(_fused, module) {
     if (_import_array() < 0) throw nb::python_error();
+    main_thread = nb::cast<unsigned long>(
+        nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     module.def("run", &run, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("output"),
                nb::arg("weights").none(), nb::arg("lse").none(), nb::arg("bias").none(),
                nb::arg("sink").none(), nb::arg("offset"), nb::arg("length").none(),

@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "simd.hpp"
+#include "rules.hpp"
 
 namespace regard {
 namespace {
@@ -39,8 +39,8 @@ Wide number(const Array& a, const char* at) {
 bool seen(const Request& q, int64_t b, int64_t h, int64_t i, int64_t j) {
     const int64_t position = i + q.offset[b];
     if (q.length && j >= q.length[b]) return false;
-    if (q.right >= 0 && j > position + q.right) return false;
-    if (q.left >= 0 && j < position - q.left) return false;
+    if (q.right >= 0 && j > plus(position, q.right)) return false;
+    if (q.left >= 0 && j < plus(position, -q.left)) return false;
     if (q.bias.data &&
         number(q.bias, q.bias.at(b, h, i) + j * q.bias.column) == -INFINITY)
         return false;
@@ -66,8 +66,8 @@ bool seen(const Request& q, int64_t b, int64_t h, int64_t i, int64_t j) {
                 break;
             case Rule::causal: stack.push_back(j <= position); break;
             case Rule::window:
-                stack.push_back((node.left < 0 || j >= position - node.left) &&
-                                (node.right < 0 || j <= position + node.right));
+                stack.push_back((node.left < 0 || j >= plus(position, -node.left)) &&
+                                (node.right < 0 || j <= plus(position, node.right)));
                 break;
         }
     }
@@ -107,6 +107,7 @@ void redo_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole_row)
     Wide maximum = -INFINITY;
     bool poisoned = false;
     for (int64_t j = 0; j < q.S; j++) {
+        if (j % kChunk == 0 && q.stopped(q.state)) return;
         if (!seen(q, b, h, i, j)) continue;
         Wide x = 0;
         for (int64_t d = 0; d < q.D; d++)
@@ -126,6 +127,7 @@ void redo_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole_row)
     if (poisoned) sum = NAN;
     const int64_t row = (b * q.H + h) * q.L + i;
     for (int64_t e = 0; e < q.E; e++) {
+        if (q.stopped(q.state)) return;
         if (!whole_row && std::isfinite(get(q.output, row * q.E + e, q.kind))) continue;
         Wide x = 0;
         for (size_t n = 0; n < keys.size(); n++)

@@ -16,7 +16,7 @@ struct Array {
     int64_t head = 0, row = 0, column = 0;
     Kind kind = Kind::float32;
 
-    const char* at(int64_t b, int64_t h, int64_t r) const {
+    __attribute__((always_inline)) const char* at(int64_t b, int64_t h, int64_t r) const {
         return data + batch[b] + h * head + r * row;
     }
 };
@@ -55,6 +55,9 @@ struct Request {
     Kind lse_kind;
     // Computes one row again with more range; called for rows that left the range of float32.
     void (*redo)(const Request&, int64_t b, int64_t h, int64_t i, bool whole_row);
+    // Asked now and then, at least once per chunk of keys: true means stop, the call is given up.
+    bool (*stopped)(void* state);
+    void* state;
 };
 
 // What one CPU target offers: the only symbol of its translation unit.

@@ -28,6 +28,10 @@ template <class T> constexpr T largest_number();
 template <> constexpr float largest_number<float>() { return __FLT_MAX__; }
 template <> constexpr double largest_number<double>() { return __DBL_MAX__; }
 
+template <class T> constexpr T smallest_number();
+template <> constexpr float smallest_number<float>() { return __FLT_MIN__; }
+template <> constexpr double smallest_number<double>() { return __DBL_MIN__; }
+
 template <class T> constexpr Kind kind_of();
 template <> constexpr Kind kind_of<float>() { return Kind::float32; }
 template <> constexpr Kind kind_of<double>() { return Kind::float64; }

@@ -7,6 +7,13 @@ using namespace regard;
 
 // --- which keys a row may see ------------------------------------------------------------------
 
+// Windows and offsets may be as large as an integer gets.
+REGARD_INLINE int64_t plus(int64_t a, int64_t b) {
+    int64_t sum;
+    if (!__builtin_add_overflow(a, b, &sum)) return sum;
+    return b > 0 ? INT64_MAX : INT64_MIN;
+}
+
 struct Row {
     int64_t b, h, i;     // batch element, query head, query
     int64_t low, high;   // the keys that causal, window and lengths leave: [low, high)
@@ -17,8 +24,9 @@ static Row row_of(const Request& q, int64_t b, int64_t g, int64_t number) {
     const int64_t position = i + q.offset[b];
     Row row = {b, h, i, 0, q.S};
     if (q.length) row.high = smaller_of(row.high, q.length[b]);
-    if (q.right >= 0) row.high = smaller_of(row.high, larger_of(0, position + q.right + 1));
-    if (q.left >= 0) row.low = larger_of(0, position - q.left);
+    if (q.right >= 0)
+        row.high = smaller_of(row.high, larger_of(0, plus(plus(position, q.right), 1)));
+    if (q.left >= 0) row.low = larger_of(0, plus(position, -q.left));
     if (row.low >= row.high) row.low = row.high = 0;
     return row;
 }
@@ -66,8 +74,8 @@ static const uint8_t* allowed(const Request& q, const Row& row, int64_t k0, int6
                 break;
             case Rule::window:
                 for (int64_t j = 0; j < n; j++)
-                    top[j] = (node.left < 0 || k0 + j >= position - node.left) &&
-                             (node.right < 0 || k0 + j <= position + node.right);
+                    top[j] = (node.left < 0 || k0 + j >= plus(position, -node.left)) &&
+                             (node.right < 0 || k0 + j <= plus(position, node.right));
                 break;
         }
         top += kChunk;

@@ -10,6 +10,10 @@
 #include <arm_neon.h>
 #endif
 
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
+#define REGARD_FUSED_MULTIPLY_ADD 1
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -161,10 +165,19 @@ REGARD_INLINE Vec<float> exp2(Vec<float> x) {
     p = fma(p, f, all(9.618437357674640e-3f));
     p = fma(p, f, all(5.550332471162809e-2f));
     p = fma(p, f, all(2.402264791363012e-1f));
+#if defined(REGARD_FUSED_MULTIPLY_ADD)
     p = fma(p, f, all(6.931472028550421e-1f));
     p = fma(p, f, all(1.0f));
+#else
+    // The linear term in two parts, the larger one exact: else its rounding alone costs half an ulp.
+    const Vec<float> coarse = (f + all(3072.0f)) - all(3072.0f);  // a multiple of 2^-12
+    const Vec<float> fine = p * f * f + ((f - coarse) * all(6.931472028550421e-1f) +
+                                         coarse * all(-2.121721449579e-4f));
+    p = (all(1.0f) + coarse * all(0.693359375f)) + fine;
+#endif
     Vec<float> scaled = (Vec<float>)(((I)r << 23) + (I)p);
-    return scaled * all(0x1p-64f);
+    // f − f is 0, and NaN where x is: integer arithmetic alone could make a number of a NaN.
+    return fma(scaled, all(0x1p-64f), f - f);
 }
 REGARD_INLINE Vec<double> exp2(Vec<double> x) {
     typedef Bits<double> I;
@@ -192,7 +205,7 @@ REGARD_INLINE Vec<double> exp2(Vec<double> x) {
     p = fma(p * g, g, rest) + g;  // e^g - 1
     p = p + all(1.0);
     Vec<double> scaled = (Vec<double>)(((I)r << 52) + (I)p);
-    return scaled * all(0x1p-600);
+    return fma(scaled, all(0x1p-600), f - f);
 }
 
 // Rounded up to an integer; far beyond 2^23 (2^52) every number is one.

@@ -32,10 +32,22 @@ template <class T> struct Softmax {
     T scale;        // scores times this are exponents in base 2
     T plain;        // the scale itself where the log-sum-exp is rounded once more, else 0: with one
                     // visible key it is that key's score, which may lie between two results
-    T cap, inner;   // cap·log2 e and scale/cap
+    T inner, cap;   // the scale alone, and the softcap
     bool capped;
     bool general;   // bias or softcap: exponents are made before the maximum
 };
+
+// Exponents of scores bent by the softcap; where it bends less than rounding does, not at all, so
+// that no ratio of scale and cap loses digits.
+template <class T> REGARD_INLINE Vec<T> capped(const Softmax<T>& how, Vec<T> score) {
+    const Vec<T> scaled = score * all(how.inner);
+    const Vec<T> part = scaled / all(how.cap);
+    const Vec<T> bent = hyperbolic_tangent(part) * all(how.cap) * all(T(kLog2e));
+    const T least = sizeof(T) == 4 ? T(1e-4) : T(1e-9);
+    const Bits<T> straight = (Bits<T>)(part < all(least)) & (Bits<T>)(part > all(-least));
+    const Vec<T> line = score * all(how.scale);
+    return (Vec<T>)((straight & (Bits<T>)line) | (~straight & (Bits<T>)bent));
+}
 
 // What a row has seen: its largest exponent t = score·scale·log2 e (+ bias·log2 e) and the sum of
 // 2^(t − maximum). The largest counts exactly 1; a bias of 0 and no bias give the same bytes.
@@ -57,7 +69,7 @@ static State<T> softmax(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
         for (int64_t j = from; j < to; j += W) {
             Vec<T> t = load(x + j);
             if (how.capped)
-                t = hyperbolic_tangent(t * all(how.inner)) * all(how.cap);
+                t = capped(how, t);
             else
                 t = t * all(scale);
             if (bias) {

@@ -1,0 +1,203 @@
+"""How much memory the fused kernel takes from the system, and what it does where there is none."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from calls import every_target
+from regard.kernels import fused
+from test_fused_process import python, well
+
+pytestmark = [
+    pytest.mark.needs("fused"),
+    pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss and RLIMIT_AS as Linux has them"),
+]
+
+MIB = 1 << 20
+PER_THREAD = 8 * MIB
+SLACK = 2 * MIB  # pages of Python's own, stacks of new threads
+LENGTH, WIDTH = 16_384, 64
+ARRAY = LENGTH * WIDTH * 4
+THREADS = 2
+MOST = THREADS * PER_THREAD + 2 * ARRAY + SLACK  # a copy of the keys, and the output
+
+PEAK = """
+import resource
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+fused.use_target(sys.argv[1])
+n, width, threads = (int(x) for x in sys.argv[2:5])
+q, k, v = (rng.random((n, width), np.float32) for _ in range(3))
+bias = np.zeros((1, n), np.float32)
+ids = np.arange(n) // 5000
+regard.attention(q[:40], k[:40], v[:40], threads=threads)
+np.ones(3 * n * width) # what NumPy itself may need
+before = peak()
+regard.attention(q, k, v, threads=threads, **eval(sys.argv[5]))
+print(peak() - before)
+"""
+
+# Whatever the rules are, nothing is kept per query and key.
+RULES = {
+    "none": "{}",
+    "causal": "{'causal': True}",
+    "window": "{'window': (3000, 100)}",
+    "a tree of rules": (
+        "{'mask': (regard.masks.Segments(ids) & ~regard.masks.Window(3, 3))"
+        " | regard.masks.Lengths(n // 2)}"
+    ),
+    "a bias that broadcasts": "{'bias': bias}",
+    "lse": "{'return_lse': True, 'softcap': 20.0, 'sink': 0.0}",
+}
+
+
+def grown(target: str, rules: str, length: int = LENGTH, threads: int = THREADS) -> int:
+    return int(well(python(PEAK, target, str(length), str(WIDTH), str(threads), RULES[rules])))
+
+
+@every_target
+def test_a_long_call_takes_a_copy_of_the_keys_and_a_bounded_scratch(target):
+    np.testing.assert_array_less(grown(target, "none"), MOST)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_a_long_call_takes_no_more_memory_whatever_its_rules(rules):
+    np.testing.assert_array_less(grown(fused.target, rules), MOST)
+
+
+def test_the_memory_of_a_call_grows_with_the_length_and_not_with_its_square():
+    short, long = (grown(fused.target, "none", LENGTH // 4 * n, 1) for n in (1, 4))
+    np.testing.assert_array_less(long, max(short, PER_THREAD) + 2 * ARRAY + SLACK)
+
+
+def test_one_row_takes_no_copy_of_the_keys():
+    program = """
+import resource
+q, k, v = rng.random((1, 64), np.float32), *(rng.random((400_000, 64), np.float32),) * 2
+regard.attention(q, k[:9], v[:9])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+regard.attention(q, k, v, threads=2)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    np.testing.assert_array_less(1024 * int(well(python(program))), 2 * PER_THREAD + SLACK)
+
+
+@pytest.mark.parametrize("way", ["plain", "general", "refused", "interrupted"])
+def test_memory_does_not_grow_from_call_to_call(way):
+    program = """
+import resource
+x = rng.random((4, 64, 33), np.float32)
+long = rng.random((4000, 64), np.float32)
+class Stop(Exception): pass
+def stop(*_):
+    raise Stop
+signal.signal(signal.SIGALRM, stop)
+def call():
+    if sys.argv[1] == "plain":
+        regard.attention(x, x, x)
+    elif sys.argv[1] == "general":
+        regard.attention(x, x, x, mask=regard.masks.Causal() | regard.masks.Lengths(9),
+                         return_lse=True)
+    elif sys.argv[1] == "refused":
+        try:
+            regard.attention(x, x, x[:, 1:])
+        except ValueError:
+            pass
+    else:
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        try:
+            regard.attention(long, long, long, threads=2)
+            time.sleep(1)
+        except Stop:
+            pass
+repeats = 40 if sys.argv[1] == "interrupted" else 3000
+for _ in range(repeats):
+    call()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for _ in range(repeats):
+    call()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    np.testing.assert_array_less(int(well(python(program, way))), 600)  # KiB
+
+
+# no memory --------------------------------------------------------------------------------------
+
+LIMITED = """
+import resource
+def in_use():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+def limited(mib, call):
+    # What `call` gives, or "MemoryError", where it may take so much more.
+    resource.setrlimit(resource.RLIMIT_AS, (in_use() + (mib << 20), resource.RLIM_INFINITY))
+    try:
+        return call()
+    except MemoryError:
+        return "MemoryError"
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+fused.use_target(sys.argv[1])
+threads = int(sys.argv[2])
+small = [x[:, :50].copy() for x in (q, k, v)]
+right = regard.attention(*small).tobytes()
+def sweep(call, expected, sizes):
+    seen = []
+    for mib in sizes:
+        result = limited(mib, call)
+        seen.append(isinstance(result, str))
+        assert seen[-1] or result.tobytes() == expected, mib
+        assert regard.attention(*small).tobytes() == right, mib
+    assert seen[0] and not seen[-1], seen
+"""
+
+
+@every_target
+@pytest.mark.parametrize("threads", [1, 4])
+def test_too_little_memory_is_a_memory_error_and_the_next_call_works(target, threads):
+    program = """
+q, k, v = (rng.random((n, 64), np.float32) for n in (200, 100_000, 100_000))
+v = v[:, :30]
+expected = regard.attention(q, k, v, threads=threads).tobytes()
+sweep(lambda: regard.attention(q, k, v, threads=threads), expected,
+      [0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 80, 96, 128, 256, 512])
+"""
+    well(python(LIMITED + program, target, str(threads)))
+
+
+@every_target
+@pytest.mark.parametrize("threads", [1, 4])
+def test_too_little_memory_to_compute_a_row_again_is_a_memory_error_too(target, threads):
+    # Such a row is computed apart, which takes memory in the midst of the work.
+    program = """
+q = np.full((4, 1, 8), 3e38, np.float32)
+k, v = (rng.random((4, 300_000, 8), np.float32) for _ in range(2))
+expected = regard.attention(q, k, v, threads=threads).tobytes()
+sweep(lambda: regard.attention(q, k, v, threads=threads), expected,
+      [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 128, 512])
+"""
+    well(python(LIMITED + program, target, str(threads)))
+
+
+def test_too_little_memory_for_threads_is_made_up_for_by_fewer():
+    program = """
+resource.setrlimit(resource.RLIMIT_NPROC, (1, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+big = rng.random((4, 600, 64), np.float32)
+expected = regard.attention(big, big, big, threads=1).tobytes()
+assert limited(24, lambda: regard.attention(big, big, big, threads=9)).tobytes() == expected
+"""
+    well(python(LIMITED + program, "baseline", "1"))
+
+
+def test_sizes_beyond_all_memory_are_a_memory_error():
+    # Every axis is of stride 0: only what a call takes for itself is large.
+    program = """
+one = np.zeros((), np.float32)
+for L, S, D, E in ((2**40, 1, 1, 2**10), (1, 1, 1, 2**45), (1, 1, 2**45, 1), (8, 2, 2**40, 1)):
+    call = [np.broadcast_to(one, s) for s in ((L, D), (S, D), (S, E))]
+    assert limited(512, lambda: regard.attention(*call)) == "MemoryError", (L, S, D, E)
+    assert regard.attention(*small).tobytes() == right
+"""
+    well(python(LIMITED + program, "baseline", "1"))

@@ -1,0 +1,188 @@
+"""NaN of every bit pattern, and whatever else only bits can tell, in the fused kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from calls import (
+    BFLOAT16,
+    assert_same_bytes,
+    check,
+    every_target,
+    inputs,
+    numbers,
+    on_path,
+    path_of,
+    recording,
+    run,
+)
+
+pytestmark = pytest.mark.needs("fused")
+
+# Quiet and signalling, of either sign, with payloads that reach the lowest bit or do not.
+NANS: dict[str, list[int]] = {
+    "float16": [0x7E00, 0x7FFF, 0xFFFF, 0x7C01, 0xFC01, 0x7EAA],
+    "bfloat16": [0x7FC0, 0x7FFF, 0xFFFF, 0x7F81, 0xFF81, 0x7FAA],
+    "float32": [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FAAAAAA, 0x7FC00040],
+    "float64": [
+        0x7FF8 << 48,
+        2**63 - 1,
+        2**64 - 1,
+        (0x7FF << 52) + 1,
+        (0xFFF << 52) + 1,
+        (0x7FF << 52) + 0x0AAAAAAAAAAAA,
+        (0x7FF8 << 48) + (1 << 11),
+    ],
+}
+TYPES = [np.dtype(t) for t in (np.float16, np.float32, np.float64)]
+if BFLOAT16 is not None:
+    TYPES.append(BFLOAT16)
+
+
+def with_bits(x: np.ndarray, place: tuple[int, ...], bits: int) -> np.ndarray:
+    x = x.copy()
+    x.view(f"u{x.dtype.itemsize}")[place] = bits
+    return x
+
+
+@every_target
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", [3, 40, 300])
+def test_a_nan_is_never_hidden_whatever_its_bits(target, dtype, size):
+    q, k, v = inputs((2, 4), (size, 4), (size, 3), dtype=dtype)
+    with on_path(f"fused:{target}") as kernel:
+        clean = run(kernel, q, k, v)
+        for bits in NANS[dtype.name]:
+            what = f"{bits:#x} in "
+            result = run(kernel, with_bits(q, (1, 2), bits), k, v)
+            assert np.isnan(result.output[1].astype(float)).all(), what + "query"
+            assert np.isnan(result.weights[1].astype(float)).all(), what + "query"
+            assert np.isnan(result.lse[1]), what + "query"
+            assert_same_bytes(result.output[0], clean.output[0], what + "query")
+            result = run(kernel, q, with_bits(k, (size - 1, 2), bits), v)
+            assert np.isnan(result.output.astype(float)).all(), what + "key"
+            assert np.isnan(result.lse).all(), what + "key"
+            result = run(kernel, q, k, with_bits(v, (size - 1, 1), bits))
+            assert np.isnan(result.output[:, 1].astype(float)).all(), what + "value"
+            assert_same_bytes(result.output[:, ::2], clean.output[:, ::2], what + "value")
+
+
+@every_target
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float64)], ids=str)
+def test_a_nan_in_a_plain_call_is_never_hidden_whatever_its_bits(target, dtype):
+    q, k, v = inputs((2, 40, 8), (2, 40, 8), (2, 40, 8), dtype=dtype)
+    with on_path(f"fused:{target}"):
+        for bits in NANS[dtype.name]:
+            result = regard.attention(q, with_bits(k, (0, 7, 2), bits), v)
+            assert np.isnan(result[0]).all(), f"{bits:#x}"
+            assert np.isfinite(result[1]).all(), f"{bits:#x}"
+
+
+@every_target
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_nan_in_a_bias_is_never_hidden_whatever_its_bits(target, dtype):
+    q, k, v = inputs((2, 4), (40, 4), (40, 3))
+    with on_path(f"fused:{target}") as kernel:
+        for bits in NANS[dtype.name]:
+            bias = with_bits(np.zeros((2, 40), dtype), (1, 17), bits)
+            result = run(kernel, q, k, v, bias=bias)
+            assert np.isnan(result.output[1]).all(), f"{bits:#x}"
+            assert np.isfinite(result.output[0]).all(), f"{bits:#x}"
+
+
+@every_target
+def test_a_nan_under_a_softcap_is_never_hidden_whatever_its_bits(target):
+    q, k, v = inputs((2, 4), (40, 4), (40, 3))
+    with on_path(f"fused:{target}") as kernel:
+        for bits in NANS["float32"]:
+            result = run(kernel, q, with_bits(k, (17, 1), bits), v, softcap=2.0)
+            assert np.isnan(result.output).all(), f"{bits:#x}"
+
+
+@every_target
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_hidden_bits_of_every_pattern_change_no_byte(target, dtype):
+    q, k, v = inputs((3, 4), (300, 4), (300, 3), dtype=dtype)
+    mask = np.ones((3, 300), bool)
+    mask[:, ::7] = False
+    mask[:, 256:] = False
+    with on_path(f"fused:{target}") as kernel:
+        clean = run(kernel, q, k, v, mask=mask)
+        for bits in (*NANS[dtype.name], 0, 1, 2 ** (8 * dtype.itemsize - 1)):
+            poisoned = []
+            for x in (k, v):
+                x = x.copy()
+                x.view(f"u{dtype.itemsize}")[~mask[0]] = bits
+                poisoned.append(x)
+            result = run(kernel, q, *poisoned, mask=mask)
+            for name in ("output", "weights", "lse"):
+                assert_same_bytes(getattr(result, name), getattr(clean, name), f"{bits:#x}, {name}")
+
+
+@every_target
+@pytest.mark.parametrize("dtype", [t for t in TYPES if t.itemsize == 2], ids=str)
+def test_every_half_number_goes_in_and_comes_out_as_it_is(target, dtype):
+    # One key: the output is its value, through both conversions.
+    every = np.arange(2**16, dtype=np.uint16).view(dtype)
+    q, k = np.zeros((1, 1), dtype), np.zeros((1, 1), dtype)
+    with on_path(f"fused:{target}"):
+        result = regard.attention(q, k, every[np.newaxis])[0]
+    with np.errstate(invalid="ignore"):
+        numbers_ = every.astype(np.float32)
+        nan = np.isnan(numbers_)
+        np.testing.assert_array_equal(np.isnan(result.astype(np.float32)), nan)
+        np.testing.assert_array_equal(result.astype(np.float32)[~nan], numbers_[~nan])
+
+
+@every_target
+@pytest.mark.parametrize("dtype", [t for t in TYPES if t.itemsize == 2], ids=str)
+def test_halves_between_two_numbers_are_rounded_to_the_nearest_even(target, dtype):
+    # Two equal keys: the output is the mean of their values, a tie in every second case.
+    step = np.arange(2**16, dtype=np.uint16)
+    low = step[np.isfinite(step.view(dtype).astype(np.float32))]
+    high = (low + 1).view(dtype)
+    fits = np.isfinite(high.astype(np.float32)) & (low != 0x7FFF)
+    low, high = low.view(dtype)[fits], high[fits]
+    q, k = np.zeros((1, 1), dtype), np.zeros((2, 1), dtype)
+    value = np.stack([low, high])
+    with on_path(f"fused:{target}") as kernel:
+        result = regard.attention(q, k, value, kernel=kernel)[0]
+    mean = value.astype(np.float64).mean(axis=0).astype(np.float32)  # exact
+    np.testing.assert_array_equal(result.astype(np.float32), mean.astype(dtype).astype(np.float32))
+
+
+@every_target
+def test_the_target_that_is_chosen_is_the_one_that_answers(target):
+    q, k, v = inputs((2, 4), (3, 4), (3, 4))
+    with on_path(f"fused:{target}") as kernel:
+        with recording() as ran:
+            regard.attention(q, k, v, kernel=kernel)
+        assert ran == [f"fused:{target}"] == [path_of(kernel)]
+
+
+@every_target
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 255, 256, 257, 300])
+def test_every_number_is_within_its_bound_around_the_chunks(target, dtype, size):
+    length = 1 if dtype == np.float64 else 7  # the oracle of float64 takes its time
+    q, k, v = inputs((2, length, 20), (1, size, 20), (1, size, 9), dtype=dtype)
+    bias = numbers((2, length, size), np.float32, 3)
+    with on_path(f"fused:{target}") as kernel:
+        options: dict[str, Any]
+        for options in ({}, {"bias": bias, "softcap": 4.0, "sink": 0.3, "scale": 0.4}):
+            check(kernel, q, k, v, **options)
+
+
+@every_target
+@pytest.mark.parametrize("softcap", [1e-30, 1e-6, 1e6, 1e20, 1e30, 1e37, 1e38, 2e38, 3e38, 1e100])
+@pytest.mark.parametrize("scale", [None, 1e-10, -1e-20])
+def test_a_softcap_of_any_size_is_within_its_bound(target, softcap, scale):
+    q, k, v = inputs(
+        (3, 16), (300, 16), (300, 5), size=1e3 if scale is None else abs(scale) ** -0.5
+    )
+    with on_path(f"fused:{target}") as kernel:
+        check(kernel, q, k, v, softcap=softcap, scale=scale)

@@ -1,0 +1,332 @@
+"""Plain calls, which native code answers before anything is checked: as the general way would.
+
+`plain` recognises three contiguous arrays of one type with default options. Whatever it answers
+must have the bytes of the general way; whatever it does not must come out as the general way has
+it, errors included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+import regard.api
+from calls import BFLOAT16, assert_same_bytes, every_target, inputs, numbers, on_path
+from layouts import layouts
+from regard.kernels import fused
+
+pytestmark = pytest.mark.needs("fused")
+
+QKV = ("query", "key", "value")
+OPTIONS = ("mask", "bias", "causal", "window", "offset", "scale", "softcap", "sink", "precision")
+OPTIONS += ("return_weights", "return_lse", "out", "kernel", "threads")
+DEFAULTS = dict.fromkeys(OPTIONS) | {"causal": False, "precision": "working"}
+DEFAULTS |= {"return_weights": False, "return_lse": False}
+
+
+def plainly(*arrays: Any, **options: Any) -> Any:
+    """The answer of `plain` itself; None where it leaves the call to others."""
+    return fused.plain(*arrays, *(DEFAULTS | options).values())
+
+
+@contextmanager
+def without_plain() -> Iterator[None]:
+    before = regard.api.plain
+    regard.api.plain = lambda *_: None
+    try:
+        yield
+    finally:
+        regard.api.plain = before
+
+
+def outcome(call: Callable[[], Any]) -> tuple[Any, ...]:
+    """What a call gives: its arrays with their bytes, or its error with its words."""
+    try:
+        result = call()
+    except Exception as error:
+        return type(error), str(error)
+    parts = result if isinstance(result, tuple) else (result,)
+    return type(result), *((x.dtype, x.shape, x.tobytes()) for x in map(np.asarray, parts))
+
+
+def both_ways(*arrays: Any, **options: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def call() -> Any:
+        return regard.attention(*arrays, **options)
+
+    with without_plain():
+        general = outcome(call)
+    return outcome(call), general
+
+
+# what it answers ---------------------------------------------------------------------------------
+
+SHAPES = [
+    ((3, 4), (3, 4), (3, 4)),
+    ((1, 1), (1, 1), (1, 1)),
+    ((5, 7), (3, 7), (3, 2)),
+    ((1, 64), (300, 64), (300, 64)),
+    ((97, 16), (97, 16), (97, 33)),
+    ((257, 48), (257, 48), (257, 16)),
+    ((2, 5, 8), (2, 5, 8), (2, 5, 8)),
+    ((6, 5, 8), (2, 9, 8), (2, 9, 3)),
+    ((12, 1, 64), (3, 600, 64), (3, 600, 64)),
+    ((4, 2, 5, 8), (4, 1, 5, 8), (4, 1, 5, 9)),
+    ((2, 3, 4, 110, 16), (2, 3, 2, 110, 16), (2, 3, 2, 110, 16)),
+    ((33, 1, 2, 4), (33, 1, 3, 4), (33, 1, 3, 5)),
+    ((40, 2, 3, 4), (40, 2, 3, 4), (40, 2, 3, 5)),
+    ((2, 1, 2, 1, 2, 2, 3, 4), (2, 1, 2, 1, 2, 2, 3, 4), (2, 1, 2, 1, 2, 2, 3, 4)),
+    ((4, 300, 64), (4, 300, 64), (4, 300, 64)),  # enough work for other threads
+]
+
+
+@every_target
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_a_plain_call_has_the_bytes_of_the_general_way(target, dtype, shapes):
+    with on_path(f"fused:{target}"):
+        arrays = inputs(*shapes, dtype=dtype)
+        square = shapes[0][-2] == shapes[1][-2]
+        for options in ({}, {"scale": 0.3}, {"scale": -2.5}, {"causal": True}):
+            if options.get("causal") and not square:
+                continue
+            plain = plainly(*arrays, **options)
+            assert plain is not None, f"{options}: not taken for plain"
+            with without_plain():
+                general = regard.attention(*arrays, **options)
+            assert_same_bytes(plain, general, f"{options}")
+            assert_same_bytes(regard.attention(*arrays, **options), general, f"{options}, called")
+
+
+@every_target
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_plain_call_of_every_small_size_has_the_bytes_of_the_general_way(target, dtype):
+    rng = np.random.default_rng(5)
+    with on_path(f"fused:{target}"):
+        for n in range(200):
+            length, size, width, values = (int(x) for x in rng.integers(1, 70, 4))
+            groups, times = (int(x) for x in rng.integers(1, 4, 2))
+            size = length if n % 2 else size
+            q, k, v = inputs(
+                (groups * times, length, width),
+                (groups, size, width),
+                (groups, size, values),
+                dtype=dtype,
+                seed=n,
+            )
+            plain = plainly(q, k, v, causal=bool(n % 2))
+            with without_plain():
+                general = regard.attention(q, k, v, causal=bool(n % 2))
+            assert_same_bytes(plain, general, f"{q.shape} {k.shape} {v.shape}")
+
+
+@every_target
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e38, 1e-42, -0.0, 0.0])
+def test_a_plain_call_with_odd_numbers_has_the_bytes_of_the_general_way(target, dtype, number):
+    with on_path(f"fused:{target}"):
+        for place in range(3):
+            arrays = inputs((2, 20, 16), (2, 20, 16), (2, 20, 16), dtype=dtype)
+            arrays[place][1, 7, 3:5] = number
+            for causal in (False, True):
+                with np.errstate(all="raise"):
+                    plain = plainly(*arrays, causal=causal)
+                with without_plain():
+                    general = regard.attention(*arrays, causal=causal)
+                assert_same_bytes(plain, general, f"{QKV[place]}, causal {causal}")
+
+
+def test_a_plain_answer_is_a_new_array_that_owns_its_memory():
+    q, k, v = inputs((2, 5, 8), (2, 5, 8), (2, 5, 8))
+    for x in (q, k, v):
+        x.setflags(write=False)
+    one, other = plainly(q, k, v), plainly(q, k, v)
+    assert type(one) is np.ndarray
+    assert one.flags.owndata
+    assert one.flags.writeable
+    assert one.flags.c_contiguous
+    assert not np.shares_memory(one, other)
+    assert not any(np.shares_memory(one, x) for x in (q, k, v))
+
+
+def test_a_plain_call_uses_the_target_that_is_chosen(monkeypatch):
+    # Targets differ in the last bits, so the bytes say which one answered.
+    q, k, v = inputs((4, 40, 64), (4, 300, 64), (4, 300, 64))
+    answers = {}
+    for target in [one for one, usable in fused.targets().items() if usable]:
+        with on_path(f"fused:{target}"):
+            answers[target] = plainly(q, k, v).tobytes()
+            with without_plain():
+                assert regard.attention(q, k, v).tobytes() == answers[target], target
+    if len(answers) == 3:
+        assert len({answers["baseline"], answers["avx512"]}) == 2
+
+
+# what it leaves to others ------------------------------------------------------------------------
+
+
+class Subclass(np.ndarray):
+    """An ndarray of another class, which must come out as the general way has it."""
+
+
+def base() -> dict[str, Any]:
+    return dict(zip(QKV, inputs((4, 5, 8), (2, 5, 8), (2, 5, 6)), strict=True))
+
+
+def changed(**arrays: Any) -> dict[str, Any]:
+    return base() | arrays
+
+
+OTHER_INPUTS: dict[str, dict[str, Any]] = {
+    "key of another width": changed(key=numbers((2, 5, 7))),
+    "value of another length": changed(value=numbers((2, 4, 6))),
+    "value with other heads": changed(value=numbers((1, 5, 6))),
+    "heads that do not divide": changed(query=numbers((5, 5, 8))),
+    "fewer heads than key heads": changed(query=numbers((1, 5, 8))),
+    "key without heads": changed(key=numbers((5, 8))),
+    "value without heads": changed(value=numbers((5, 6))),
+    "a vector": changed(query=numbers((8,)), key=numbers((5, 8)), value=numbers((5, 6))),
+    "a scalar": changed(query=numbers(())),
+    "leading axes that broadcast": changed(query=numbers((3, 4, 5, 8))),
+    "leading axes of one": changed(
+        query=numbers((3, 4, 5, 8)), key=numbers((1, 2, 5, 8)), value=numbers((3, 2, 5, 6))
+    ),
+    "leading axes that do not broadcast": changed(
+        query=numbers((3, 4, 5, 8)), key=numbers((2, 2, 5, 8)), value=numbers((3, 2, 5, 6))
+    ),
+    "nine axes": {name: numbers((1,) * 7 + (2, 3)) for name in QKV},
+    "no queries": changed(query=numbers((4, 0, 8))),
+    "no keys": changed(key=numbers((2, 0, 8)), value=numbers((2, 0, 6))),
+    "no width": changed(query=numbers((4, 5, 0)), key=numbers((2, 5, 0))),
+    "no value width": changed(value=numbers((2, 5, 0))),
+    "no heads": {name: numbers((0, 5, 8)) for name in QKV},
+    "no key heads": changed(key=numbers((0, 5, 8)), value=numbers((0, 5, 6))),
+    "no batch": {name: numbers((0, 2, 5, 8)) for name in QKV},
+    "mixed types": changed(key=numbers((2, 5, 8), np.float64)),
+    "float16": {name: x.astype(np.float16) for name, x in base().items()},
+    "integers": {name: (3 * x).astype(np.int32) for name, x in base().items()},
+    "booleans": {name: x > 0 for name, x in base().items()},
+    "complex": {name: x.astype(complex) for name, x in base().items()},
+    "longdouble": {name: x.astype(np.longdouble) for name, x in base().items()},
+    "objects": {name: x.astype(object) for name, x in base().items()},
+    "text": changed(query=np.array([["a"]])),
+    "lists": {name: x.tolist() for name, x in base().items()},
+    "None": changed(value=None),
+    "a subclass": {name: x.view(Subclass) for name, x in base().items()},
+    "a masked array": changed(key=np.ma.masked_greater(base()["key"], 1.0)),
+    "structured": changed(key=np.zeros((2, 5, 8), [("x", "f4")])),
+}
+if BFLOAT16 is not None:
+    OTHER_INPUTS["bfloat16"] = {name: x.astype(BFLOAT16) for name, x in base().items()}
+
+
+@pytest.mark.parametrize("what", OTHER_INPUTS)
+def test_inputs_that_are_not_plain_come_out_as_the_general_way_has_them(what):
+    call = OTHER_INPUTS[what]
+    assert plainly(*call.values()) is None
+    plain, general = both_ways(*call.values())
+    assert plain == general
+
+
+@pytest.mark.parametrize("name", QKV)
+def test_layouts_that_are_not_plain_come_out_as_the_general_way_has_them(name):
+    expected = outcome(lambda: regard.attention(**base()))
+    taken = set()
+    for layout, x in layouts(base()[name]):
+        call = base() | {name: x}
+        if plainly(*call.values()) is not None:
+            taken.add(layout)
+        plain, general = both_ways(*call.values())
+        assert plain == general == expected, layout
+    assert taken == {"contiguous", "read-only"}
+
+
+OTHER_OPTIONS: dict[str, dict[str, Any]] = {
+    "mask": {"mask": np.tri(5, dtype=bool)},
+    "mask of ints": {"mask": np.tri(5, dtype=int)},
+    "mask object": {"mask": regard.masks.Causal()},
+    "bias": {"bias": -1.5 * np.arange(5.0)},
+    "window": {"window": (2, 1)},
+    "window of one": {"window": (2,)},
+    "offset": {"offset": 1, "causal": True},
+    "offset alone": {"offset": 1},
+    "softcap": {"softcap": 2.0},
+    "softcap of zero": {"softcap": 0.0},
+    "sink": {"sink": 0.5},
+    "exact": {"precision": "exact"},
+    "another precision": {"precision": "double"},
+    "precision that is none": {"precision": None},
+    "weights": {"return_weights": True},
+    "lse": {"return_lse": True},
+    "weights that are 1": {"return_weights": 1},
+    "weights that are NumPy's": {"return_weights": np.True_},
+    "causal that is 1": {"causal": 1},
+    "causal that is None": {"causal": None},
+    "causal that is NumPy's": {"causal": np.True_},
+    "out": {"out": np.full((4, 5, 6), np.nan, np.float32)},
+    "out of another shape": {"out": np.zeros((4, 5, 7), np.float32)},
+    "a kernel": {"kernel": "fused"},
+    "another kernel": {"kernel": "reference"},
+    "an unknown kernel": {"kernel": "quickest"},
+    "threads": {"threads": 2},
+    "no threads": {"threads": 0},
+    "scale of int": {"scale": 2},
+    "scale of zero": {"scale": 0.0},
+    "scale of minus zero": {"scale": -0.0},
+    "scale of NumPy": {"scale": np.float32(0.3)},
+    "scale of text": {"scale": "2"},
+    "scale of a fraction": {"scale": Fraction(1, 3)},
+    "scale of bool": {"scale": True},
+    "scale too small for float32": {"scale": 1e-42},
+    "scale too large for float32": {"scale": 1e42},
+    "scale NaN": {"scale": float("nan")},
+    "scale infinite": {"scale": float("inf")},
+}
+
+
+@pytest.mark.parametrize("what", OTHER_OPTIONS)
+def test_options_that_are_not_plain_come_out_as_the_general_way_has_them(what):
+    options = OTHER_OPTIONS[what]
+    assert plainly(*base().values(), **options) is None
+    plain, general = both_ways(*base().values(), **options)
+    assert plain == general
+
+
+def test_out_is_what_a_call_with_out_returns():
+    out = np.full((4, 5, 6), np.nan, np.float32)
+    assert regard.attention(**base(), out=out) is out
+    assert_same_bytes(out, regard.attention(**base()))
+
+
+def test_causal_needs_an_offset_where_lengths_differ_though_the_call_is_plain():
+    q, k, v = inputs((3, 4), (5, 4), (5, 4))
+    assert plainly(q, k, v, causal=True) is None
+    plain, general = both_ways(q, k, v, causal=True)
+    assert plain == general
+    with pytest.raises(ValueError, match="offset"):
+        regard.attention(q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("scale", [1e-29, 1e29, 1e-31, 1e31, 5e-324, 1e308, -1e29, -1e31])
+def test_scales_at_the_edge_of_what_is_plain_agree_on_either_side(scale):
+    q, k, v = inputs((5, 4), (5, 4), (5, 4))
+    plain, general = both_ways(q, k, v, scale=scale)
+    assert plain == general
+    assert np.isfinite(regard.attention(q, k, v, scale=scale)).all()
+
+
+def test_plain_counts_its_arguments_and_survives_any_of_them():
+    q, k, v = base().values()
+    assert fused.plain() is None
+    assert fused.plain(q, k, v) is None
+    odd = [None, 0, "x", object(), float("nan"), [], q, np.zeros(0), np.float32(1), True]
+    full = [q, k, v, *DEFAULTS.values()]
+    for place in range(len(full)):
+        for x in odd:
+            fused.plain(*full[:place], x, *full[place + 1 :])
+    assert_same_bytes(plainly(q, k, v), regard.attention(q, k, v, kernel="fused"))
