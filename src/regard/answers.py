@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -115,18 +115,47 @@ class Mismatch:
 
 def statistics(explanation: Explanation) -> Statistics:
     """Of every step that is more than one number, and of every row of weights."""
-    steps = {
-        name: step_statistics(explanation, name)
+    names = [
+        name
         for name, step in explanation.steps.items()
         if step.axes and step.declared.op != "visible"
-    }
-    return Statistics(steps, _row_statistics(explanation))
+    ]
+    moments = {name: _Moments() for name in names}
+    rows = _Rows(explanation)
+    for name, block in _together(explanation, names):
+        moments[name].add(block)
+        if name == "weights":
+            rows.add(block)
+    return Statistics({name: moments[name].result() for name in names}, rows.result())
 
 
-def _blocks(
-    explanation: Explanation, name: str, head: int | None = None
-) -> Iterator[tuple[tuple[int, ...], int, range, Array, Array | None]]:
-    """Every block of a step and which of its cells count, so that a long one is never whole."""
+class _Block(NamedTuple):
+    """Some rows of one head of a step, and which of its cells count (None: all)."""
+
+    batch: tuple[int, ...]
+    head: int
+    rows: range
+    values: Array
+    seen: Array | None
+
+
+def _together(explanation: Explanation, names: Sequence[str]) -> Iterator[tuple[str, _Block]]:
+    """Every block of every step: one place in all steps, then the next place.
+
+    A step is made from the blocks of others at the same place, which are then still at hand.
+    """
+    kinds: dict[tuple[bool, ...], list[str]] = {}
+    for name in names:
+        step = explanation.steps[name]
+        kind = (len(step.shape) > len(step.axes), *(axis in step.axes for axis in "HGL"))
+        kinds.setdefault(kind, []).append(name)
+    for alike in kinds.values():
+        for blocks in zip(*(_blocks(explanation, name) for name in alike), strict=True):
+            yield from zip(alike, blocks, strict=True)
+
+
+def _blocks(explanation: Explanation, name: str, head: int | None = None) -> Iterator[_Block]:
+    """Every block of a step, so that a long one is never whole."""
     source, step = explanation.source, explanation.steps[name]
     lead = step.shape[: len(step.shape) - len(step.axes)]
     heads = range(next((source.sizes[axis] for axis in step.axes if axis in ("H", "G")), 1))
@@ -138,7 +167,7 @@ def _blocks(
             seen = None
             if explanation.hides(step.declared):
                 seen = source.block("visible", batch, at, rows)
-            yield batch, at, rows, source.block(name, batch, at, rows), seen
+            yield _Block(batch, at, rows, source.block(name, batch, at, rows), seen)
 
 
 def _own_head(explanation: Explanation, step: ExplainedStep, head: int) -> int:
@@ -150,53 +179,78 @@ def _own_head(explanation: Explanation, step: ExplainedStep, head: int) -> int:
 
 def step_statistics(explanation: Explanation, name: str, head: int | None = None) -> StepStatistics:
     """Of one step, or one query head of it; of a masked one over the visible cells."""
-    count, mean, squares = 0, 0.0, 0.0
-    minimum, maximum = np.inf, -np.inf
-    for *_, block, seen in _blocks(explanation, name, head):
-        cells = np.asarray(block if seen is None else block[seen]).ravel()
+    moments = _Moments()
+    for block in _blocks(explanation, name, head):
+        moments.add(block)
+    return moments.result()
+
+
+class _Moments:
+    """Mean, variance, minimum and maximum of cells that come block by block."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self.minimum, self.maximum = np.inf, -np.inf
+
+    def add(self, block: _Block) -> None:
+        """Chan's update: means and squared deviations of blocks combine without cancellation."""
+        cells = np.asarray(block.values if block.seen is None else block.values[block.seen]).ravel()
         if not cells.size:
-            continue
-        # Chan's update: means and squared deviations of blocks combine without cancellation.
+            return
         with np.errstate(all="ignore"):
             own = float(cells.mean())
-            total = count + cells.size
-            squares = squares + float(((cells - own) ** 2).sum())
-            if count and own != mean:
-                delta = np.float64(own) - mean
-                squares = float(squares + delta**2 * count * cells.size / total)
+            total = self.count + cells.size
+            self.squares += float(((cells - own) ** 2).sum())
+            if self.count and own != self.mean:
+                delta = np.float64(own) - self.mean
+                self.squares = float(self.squares + delta**2 * self.count * cells.size / total)
                 # Not mean + delta·…: that would make NaN of an infinite mean.
-                mean = float(mean * np.float64(count / total) + own * (cells.size / total))
+                share = np.float64(self.count / total)
+                self.mean = float(self.mean * share + own * (cells.size / total))
             else:
-                mean = own
-            minimum = float(np.minimum(minimum, cells.min()))
-            maximum = float(np.maximum(maximum, cells.max()))
-        count = total
-    if not count:
-        return StepStatistics(np.nan, np.nan, np.nan, np.nan, 0)
-    return StepStatistics(mean, squares / count, minimum, maximum, count)
+                self.mean = own
+            self.minimum = float(np.minimum(self.minimum, cells.min()))
+            self.maximum = float(np.maximum(self.maximum, cells.max()))
+        self.count = total
+
+    def result(self) -> StepStatistics:
+        """What came together; NaN if nothing did."""
+        if not self.count:
+            return StepStatistics(np.nan, np.nan, np.nan, np.nan, 0)
+        variance = self.squares / self.count
+        return StepStatistics(self.mean, variance, self.minimum, self.maximum, self.count)
 
 
-def _row_statistics(explanation: Explanation) -> RowStatistics:
-    step = explanation.steps["weights"]
-    shape = step.shape[:-1]
-    entropy, effective, largest = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    largest_key = np.full(shape, -1, np.int64)
-    for batch, head, rows, block, _ in _blocks(explanation, "weights"):
-        if not block.shape[-1]:
-            continue
-        at: tuple[Any, ...] = (*batch, *((head,) if "H" in step.axes else ()))
-        if "L" in step.axes:
-            at = (*at, slice(rows.start, rows.stop))
+class _Rows:
+    """How each row spreads its weight, block by block."""
+
+    def __init__(self, explanation: Explanation) -> None:
+        step = explanation.steps["weights"]
+        self.axes, shape = step.axes, step.shape[:-1]
+        self.entropy, self.effective = np.zeros(shape), np.zeros(shape)
+        self.largest, self.largest_key = np.zeros(shape), np.full(shape, -1, np.int64)
+
+    def add(self, block: _Block) -> None:
+        """The rows of one block of weights."""
+        weights = block.values
+        if not weights.shape[-1]:
+            return
+        at: tuple[Any, ...] = (*block.batch, *((block.head,) if "H" in self.axes else ()))
+        if "L" in self.axes:
+            at = (*at, slice(block.rows.start, block.rows.stop))
         with np.errstate(all="ignore"):
-            total = block.sum(axis=-1)
-            shares = block / np.where(total == 0, 1, total)[..., None]
+            total = weights.sum(axis=-1)
+            shares = weights / np.where(total == 0, 1, total)[..., None]
             logs = np.log(np.where(shares == 0, 1, shares))  # 0·ln 0 is 0
             # 0 − Σ…: a row with all its weight on one key has the entropy 0, not −0
-            entropy[at] = 0 - (shares * logs).sum(axis=-1)
-            effective[at] = np.where(total == 0, 0, np.exp(entropy[at]))
-        largest[at] = block.max(axis=-1)
-        largest_key[at] = np.where(total == 0, -1, block.argmax(axis=-1))
-    return RowStatistics(entropy, effective, largest, largest_key)
+            self.entropy[at] = 0 - (shares * logs).sum(axis=-1)
+            self.effective[at] = np.where(total == 0, 0, np.exp(self.entropy[at]))
+        self.largest[at] = weights.max(axis=-1)
+        self.largest_key[at] = np.where(total == 0, -1, weights.argmax(axis=-1))
+
+    def result(self) -> RowStatistics:
+        """All rows."""
+        return RowStatistics(self.entropy, self.effective, self.largest, self.largest_key)
 
 
 def compare(here: Explanation, there: Explanation, tolerance: float) -> Comparison | None:
@@ -228,23 +282,29 @@ def compare(here: Explanation, there: Explanation, tolerance: float) -> Comparis
 
 
 def first_nonfinite(explanation: Explanation) -> Derivation | None:
-    """The first cell that is NaN or infinite without saying "absent"."""
-    for name, step in explanation.steps.items():
-        if step.declared.op == "visible":
+    """The first cell, in the order of steps, that is NaN or infinite without saying "absent"."""
+    names = [n for n, step in explanation.steps.items() if step.declared.op != "visible"]
+    found: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    for name, block in _together(explanation, names):
+        bad = ~np.isfinite(block.values)
+        if name in found or not bad.any():
             continue
-        for batch, head, rows, block, _ in _blocks(explanation, name):
-            bad = ~np.isfinite(block)
-            if "visible" in explanation.steps and "S" in step.axes:
-                bad &= _in_sight(explanation, step.declared, batch, head, rows)
-            if name in ("bias", "biased", "row_maximum", "log_sums", "lse"):
-                bad &= block != -np.inf
-            if bad.any():
-                first = [int(n) for n in np.unravel_index(int(bad.argmax()), bad.shape)]
-                if "L" in step.axes:
-                    first[0] += rows.start
-                if {"H", "G"} & set(step.axes):
-                    first.insert(0, head)
-                return explanation.derive(name, tuple(first), batch)
+        step = explanation.steps[name]
+        if "visible" in explanation.steps and "S" in step.axes:
+            at = (block.batch, block.head, block.rows)
+            bad = bad & _in_sight(explanation, step.declared, *at)
+        if name in ("bias", "biased", "row_maximum", "log_sums", "lse"):
+            bad = bad & (block.values != -np.inf)
+        if bad.any():
+            index = [int(n) for n in np.unravel_index(int(bad.argmax()), bad.shape)]
+            if "L" in step.axes:
+                index[0] += block.rows.start
+            if {"H", "G"} & set(step.axes):
+                index.insert(0, block.head)
+            found[name] = (block.batch, tuple(index))
+    for name in names:
+        if name in found:
+            return explanation.derive(name, found[name][1], found[name][0])
     return None
 
 
