@@ -40,3 +40,24 @@ def test_names_that_are_not_there_are_attribute_errors_and_names_that_are_are_li
     assert set(regard.__all__) <= set(dir(regard))
     for name in regard.__all__:
         assert getattr(regard, name) is not None
+
+
+@pytest.mark.needs("fused")
+def test_threads_are_set_for_calls_that_do_not_say():
+    from regard.kernels import fused
+
+    try:
+        regard.set_threads(3)
+        assert fused.default_threads() == 3
+        regard.set_threads(None)
+        assert fused.default_threads() >= 1
+    finally:
+        regard.set_threads(None)
+
+
+@pytest.mark.parametrize(
+    ("threads", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)]
+)
+def test_a_number_of_threads_that_makes_no_sense_is_refused(threads, error):
+    with pytest.raises(error, match="threads"):
+        regard.set_threads(threads)

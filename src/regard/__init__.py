@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard import masks
-from regard.api import attention, explain
+from regard.api import attention, explain, set_threads
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 from regard.lse import merge, softmax
 
@@ -36,6 +36,7 @@ __all__ = [
     "load_problem",
     "masks",
     "merge",
+    "set_threads",
     "show_config",
     "softmax",
 ]

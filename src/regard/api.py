@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from regard.dispatch import plain, run
+from regard.dispatch import plain, run, set_default_threads
 from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
-from regard.request import make_request
+from regard.request import checked_threads, make_request
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -173,6 +173,28 @@ def attention(
     if result.lse is not None:
         return OutputLse(result.output, result.lse)
     return result.output
+
+
+def set_threads(threads: int | None) -> None:
+    """Set how many threads a call uses that does not say.
+
+    Parameters
+    ----------
+    threads : int or None
+        None: `REGARD_NUM_THREADS` if it is set, else every CPU that this process may run on, within
+        its affinity and its cgroup's quota.
+
+    Raises
+    ------
+    OptionError, DtypeError
+        If it is less than 1 or no int.
+
+    Examples
+    --------
+    >>> set_threads(1)
+    >>> set_threads(None)
+    """
+    set_default_threads(checked_threads(threads))
 
 
 def explain(

@@ -29,6 +29,7 @@ class Kernel(Protocol):
 
 # A plain call is recognised and answered before a request is built; None: it is not one.
 plain = fused.plain
+set_default_threads = fused.set_default_threads
 
 # Best first.
 KERNELS: tuple[Kernel, ...] = (fused, reference)

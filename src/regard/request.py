@@ -172,7 +172,7 @@ def make_request(
         has_rows=has_rows,
         return_weights=_flag("return_weights", return_weights),
         return_lse=_flag("return_lse", return_lse),
-        threads=_threads(threads),
+        threads=checked_threads(threads),
     )
     if out is None:
         return request
@@ -387,7 +387,8 @@ def _sink(sink: Any, shape: tuple[int, ...]) -> Array | None:
     return np.broadcast_to(array, shape)
 
 
-def _threads(threads: Any) -> int | None:
+def checked_threads(threads: Any) -> int | None:
+    """A number of threads, or None for all that may be used."""
     if threads is None:
         return None
     if isinstance(threads, (bool, np.bool_)) or not isinstance(threads, (int, np.integer)):
