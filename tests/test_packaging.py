@@ -24,7 +24,7 @@ def test_every_file_of_the_package_is_installed(installed):
     expected = {
         path.relative_to(REPOSITORY / "src").as_posix()
         for path in sources
-        if "__pycache__" not in path.parts
+        if not {"__pycache__", "cpp"} & set(path.parts) and path.suffix != ".so"
     }
     assert "regard/py.typed" in expected
     assert expected <= {file.as_posix() for file in installed.files}
@@ -35,6 +35,13 @@ def test_the_examples_are_installed_beside_the_package():
     assert len(expected) >= 6
     found = (files("regard") / "examples").iterdir()
     assert {file.name: file.read_bytes() for file in found} == expected
+
+
+@pytest.mark.needs("fused")
+def test_the_native_module_is_installed_and_its_sources_are_not(installed):
+    names = [file.as_posix() for file in installed.files]
+    assert any(name.startswith("regard/_fused.") and name.endswith(".so") for name in names)
+    assert not [name for name in names if "/cpp/" in name]
 
 
 def test_nothing_but_the_package_is_installed(installed):
