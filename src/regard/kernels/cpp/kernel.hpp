@@ -104,8 +104,8 @@ static void finish(const Request& q, const Row& row, State<T> state, T* out, con
         // One more part, of a single exponential and no value.
         const double logit = double(T(q.sink[row.b * q.H + row.h]));
         const double sink = double(T(T(logit) * T(kLog2e))), ahead = top - sink;
-        const T keep = ahead >= 0 ? T(1) : power_of_two(T(ahead));
-        state.sum = state.sum * keep + (ahead >= 0 ? power_of_two(T(-ahead)) : T(1));
+        const T keep = ahead >= 0 ? T(1) : exp2_of(T(ahead));
+        state.sum = state.sum * keep + (ahead >= 0 ? exp2_of(T(-ahead)) : T(1));
         for (int64_t e = 0; e < q.E; e++) out[e] *= keep;
         if (!(ahead >= 0)) {
             top = sink;
@@ -144,7 +144,7 @@ static void finish(const Request& q, const Row& row, State<T> state, T* out, con
             });
         } else {
             for (int64_t k0 = 0; k0 < q.S; k0 += kChunk) {
-                const T factor = power_of_two(T(double(maxima[k0 / kChunk]) - top));
+                const T factor = exp2_of(T(double(maxima[k0 / kChunk]) - top));
                 for (int64_t j = k0; j < smaller_of(k0 + kChunk, q.S); j++)
                     weights[j] = weights[j] * factor / state.sum;
             }

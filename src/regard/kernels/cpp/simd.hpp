@@ -208,17 +208,8 @@ REGARD_INLINE Vec<double> exp2(Vec<double> x) {
     return fma(scaled, all(0x1p-600), f - f);
 }
 
-// Rounded up to an integer; far beyond 2^23 (2^52) every number is one.
-REGARD_INLINE float ceiling(float x) { return __builtin_ceilf(x); }
-REGARD_INLINE double ceiling(double x) { return __builtin_ceil(x); }
-
-// 2^n for an integer n <= 0 held in a float: exact, or 0 far below the smallest number.
-template <class T> REGARD_INLINE T power_of_two(T n) {
-    Vec<T> x = all(n);
-    T lanes[kLanes<T>];
-    store(lanes, exp2(x));
-    return lanes[0];
-}
+// 2^x of one number x <= 0, by the same arithmetic as in vectors.
+template <class T> REGARD_INLINE T exp2_of(T x) { return exp2(all(x))[0]; }
 
 // --- conversions -------------------------------------------------------------------------------
 

@@ -122,8 +122,8 @@ template <class T>
 static void merge_part(State<T>& state, T* out, State<T> part, const T* part_out, int64_t wide) {
     if (part.maximum == -infinity<T>() && part.sum == 0) return;
     const T ahead = state.maximum - part.maximum;
-    const T keep = ahead >= 0 ? T(1) : power_of_two(ahead);
-    const T take = ahead >= 0 ? power_of_two(-ahead) : T(1);
+    const T keep = ahead >= 0 ? T(1) : exp2_of(ahead);
+    const T take = ahead >= 0 ? exp2_of(-ahead) : T(1);
     for (int64_t e = 0; e < wide; e += kLanes<T>)
         store(out + e, fma(load(part_out + e), all(take), load(out + e) * all(keep)));
     state.sum = state.sum * keep + part.sum * take;
