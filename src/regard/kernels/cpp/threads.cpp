@@ -48,6 +48,7 @@ class Pool {
         const int helpers = wanted < int(threads_.size()) ? wanted : int(threads_.size());
         {
             std::lock_guard<std::mutex> lock(mutex_);
+            caller_ = current_cpu();
             work_ = &work;
             helpers_ = helpers;
             running_ = helpers;
@@ -80,10 +81,48 @@ class Pool {
 #endif
     }
 
+    static int current_cpu() {
+#if defined(__linux__)
+        return sched_getcpu();
+#else
+        return -1;
+#endif
+    }
+
+#if defined(__linux__)
+    // A worker woken on the CPU of the caller may stay there for many calls, both taking turns
+    // while another CPU is idle. The worker gives up that one CPU, until it meets the caller on
+    // another.
+    class Place {
+      public:
+        void leave(int caller) {
+            cpu_set_t now, others;
+            if (caller < 0 || sched_getcpu() != caller) return;
+            if (sched_getaffinity(0, sizeof now, &now) != 0) return;
+            if (!narrowed_ || !CPU_EQUAL(&now, &left_)) whole_ = now;  // or somebody else's choice
+            others = whole_;
+            CPU_CLR(caller, &others);
+            if (CPU_COUNT(&others) == 0) return;
+            narrowed_ = sched_setaffinity(0, sizeof others, &others) == 0;
+            left_ = others;
+        }
+
+      private:
+        cpu_set_t whole_, left_;
+        bool narrowed_ = false;
+    };
+#else
+    struct Place {
+        void leave(int) {}
+    };
+#endif
+
     void serve(int number) {
         uint64_t seen = 0;
+        Place place;
         for (;;) {
             const std::function<void(int)>* work;
+            int caller;
             // A call often follows a call: look for it a while before going to sleep.
             const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
             while (generation_.load(std::memory_order_acquire) == seen &&
@@ -96,7 +135,9 @@ class Pool {
                 seen = generation_;
                 if (number > helpers_) continue;
                 work = work_;
+                caller = caller_;
             }
+            place.leave(caller);
             (*work)(number);
             std::lock_guard<std::mutex> lock(mutex_);
             if (--running_ == 0) done_.notify_one();
@@ -110,6 +151,7 @@ class Pool {
     std::atomic<int> running_{0};
     std::atomic<uint64_t> generation_{0};
     int helpers_ = 0;
+    int caller_ = -1;  // the CPU that the call came from
     bool stopping_ = false;
 };
 
