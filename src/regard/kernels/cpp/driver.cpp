@@ -52,6 +52,17 @@ constexpr size_t kKept = size_t(8) << 20;
 // Multiply-adds below which waking another thread costs more than it brings (about 100 µs).
 constexpr double kWorthAThread = 4e6;
 
+// Small enough that every thread gets several pieces, large enough that keys are seldom read, and
+// no short one left over.
+int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int threads) {
+    constexpr int64_t kPieces = 8, kTiles = 4;
+    const int64_t tile = target.rows_per_tile, most = target.rows_per_task;
+    const int64_t fair = rows * heads / (kPieces * threads);
+    const int64_t wanted = threads == 1 ? most : std::clamp(fair, kTiles * tile, most);
+    const int64_t blocks = (rows + wanted - 1) / wanted;
+    return ((rows + blocks - 1) / blocks + tile - 1) / tile * tile;
+}
+
 size_t checked_product(size_t a, size_t b) {
     size_t product;
     if (__builtin_mul_overflow(a, b, &product)) throw std::bad_alloc();
@@ -67,9 +78,6 @@ bool answer(Request q, const Target& target, int threads,
     const int64_t rows = q.G ? q.H / q.G * q.L : 0;
     if (q.B == 0 || rows == 0) return true;
     const int64_t chunks = (q.S + kChunk - 1) / kChunk;
-    const int64_t blocks = (rows + target.rows_per_task - 1) / target.rows_per_task;
-    const int64_t tasks = q.B * q.G * blocks;
-
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     threads = int(std::min<double>(threads, 1 + work / kWorthAThread));
     threads = std::clamp(threads, 1, kMostThreads);
@@ -83,6 +91,10 @@ bool answer(Request q, const Target& target, int threads,
         ~Busy() { busy = before; }
     } const guard;
     if (nested) threads = 1;
+
+    const int64_t block_rows = rows_of_a_piece(target, rows, q.B * q.G, threads);
+    const int64_t blocks = (rows + block_rows - 1) / block_rows;
+    const int64_t tasks = q.B * q.G * blocks;
 
     // Key heads that broadcast along the batch are packed once.
     const bool shared = blocks > 1;
@@ -106,7 +118,6 @@ bool answer(Request q, const Target& target, int threads,
 
     const size_t scratch_size = (target.scratch_bytes(q) + 63) / 64 * 64;
     const size_t packed_size = shared ? (target.packed_bytes(q) + 63) / 64 * 64 : 0;
-    const int64_t block_rows = std::min<int64_t>(rows, target.rows_per_task);
     const size_t partial_size = ranges > 1 ? target.partial_bytes(q, block_rows, chunks) : 0;
 
     thread_local Buffer kept[3];
@@ -166,8 +177,8 @@ bool answer(Request q, const Target& target, int threads,
             const int64_t task = n / ranges, part = n % ranges;
             const int64_t block = blocks - 1 - task / (q.B * q.G);
             const int64_t b = task % (q.B * q.G) / q.G, g = task % q.G;
-            const int64_t first = block * target.rows_per_task;
-            const int64_t end = std::min(rows, first + target.rows_per_task);
+            const int64_t first = block * block_rows;
+            const int64_t end = std::min(rows, first + block_rows);
             const char* keys =
                 shared ? packed + size_t(head_of[size_t(b)] * q.G + g) * packed_size : nullptr;
             char* parts = partial ? partial + size_t(task) * partial_size : nullptr;

@@ -115,18 +115,21 @@ static void finish(const Request& q, const Row& row, State<T> state, T* out, con
     const int64_t number = (row.b * q.H + row.h) * q.L + row.i;
     const int64_t bytes = q.kind == Kind::float64 ? 8 : q.kind == Kind::float32 ? 4 : 2;
     char* to = q.output + number * q.E * bytes;
-    bool in_range = true;
+    const bool direct = q.kind == kind_of<T>() && q.E % kLanes<T> == 0;
+    T* at = direct ? (T*)to : out;
+    Vec<T> rest = {};
     const Vec<T> whole = all(state.sum == 0 ? T(1) : state.sum);  // out is 0 where nothing was seen
     for (int64_t e = 0; e < q.E; e += kLanes<T>) {
         Vec<T> x = load(out + e) / whole;
         // −0 becomes +0: no sign of a hidden value's tiny product.
         x = (Vec<T>)((Bits<T>)x & (Bits<T>)(x != Vec<T>{}));
-        store(out + e, x);
-        in_range &= finite<T>(x);
+        store(at + e, x);
+        rest += x - x;
     }
-    if (q.kind == kind_of<T>())
+    const bool in_range = sum_of<T>(rest) == 0;
+    if (q.kind == kind_of<T>() && !direct)
         __builtin_memcpy(to, out, size_t(q.E) * sizeof(T));
-    else
+    else if (!direct)
         for (int64_t e = 0; e < q.E; e++) store_one(to, e, q.kind, double(out[e]));
     if (q.lse) {
         const double lse = state.sum == 0 ? -infinity<double>()
@@ -190,16 +193,23 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
     const Partial<T> partial = {partial_at, rows, wide};
     const int64_t depth = larger_of(1, q.program_depth) * kChunk;
 
-    for (int64_t r = 0; r < rows; r++) {
-        s.row[r] = row_of(q, b, g, first + r);
-        T* query = s.queries + r * D;
-        load_row(query, q.query.at(b, s.row[r].h, s.row[r].i), q.query.column, q.query.kind, D);
-        const T sign = q.scale < 0 ? T(-1) : q.scale == 0 ? T(0) : T(1);
-        if (sign != 1)
-            for (int64_t d = 0; d < D; d++) query[d] *= sign;
+    // Rows that follow one another in memory are read where they stand.
+    const T sign = q.scale < 0 ? T(-1) : q.scale == 0 ? T(0) : T(1);
+    const int64_t one = D * int64_t(sizeof(T));
+    const bool stand = q.query.kind == kind_of<T>() && q.query.column == int64_t(sizeof(T)) &&
+                       q.query.row == one && (q.H == q.G || q.query.head == q.L * one) && sign == 1;
+    for_rows(q, b, g, first, last, [&](int64_t r, Row row) {
+        s.row[r] = row;
+        if (!stand) {
+            T* query = s.queries + r * D;
+            load_row(query, q.query.at(b, row.h, row.i), q.query.column, q.query.kind, D);
+            if (sign != 1)
+                for (int64_t d = 0; d < D; d++) query[d] *= sign;
+        }
         s.states[r] = kNothing<T>;
-        for (int64_t e = 0; e < wide; e++) s.out[r * wide + e] = 0;
-    }
+        for (int64_t e = 0; e < wide; e += kLanes<T>) store(s.out + r * wide + e, Vec<T>{});
+    });
+    const T* queries = stand ? (const T*)q.query.at(b, s.row[0].h, s.row[0].i) : s.queries;
 
     for (int64_t chunk = begin; chunk < end; chunk++) {
         if (q.stopped(q.state)) return;
@@ -252,29 +262,41 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             }
             const int64_t from = low / P * P, to = padded(high, P);
 #define REGARD_SCORES(R) \
-    scores<T, R>(s.queries + (tile + r) * D, D, panels, from, to, s.strip + r * kStrip<T>)
+    scores<T, R>(queries + (tile + r) * D, D, panels, low, high, s.strip + r * kStrip<T>)
             REGARD_BY_HEIGHT(height, REGARD_SCORES);
+            // Row after row, one thing at a time: what a row waits for, the next ones hide.
             State<T> parts[kTile];
+            T most[kTile];
+            Vec<T> sums[kTile];
             for (int64_t r = 0; r < height; r++) {
                 const Row& row = s.row[tile + r];
                 if (q.bias.data)
                     load_bias(s.bias, q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column,
                              q.bias.column, q.bias.kind, n);
-                parts[r] = softmax(how, s.strip + r * kStrip<T>, from, to, row.low - k0,
-                                   smaller_of(row.high - k0, n),
-                                   q.program ? s.bytes + r * depth : nullptr,
-                                   q.bias.data ? s.bias : nullptr);
+                most[r] = prepare(how, s.strip + r * kStrip<T>, from, to, row.low - k0,
+                                  smaller_of(row.high - k0, n),
+                                  q.program ? s.bytes + r * depth : nullptr,
+                                  q.bias.data ? s.bias : nullptr);
             }
-            T* part = s.part;
+            for (int64_t r = 0; r < height; r++)
+                sums[r] = exponentiate(how, s.strip + r * kStrip<T>, from, to, most[r], parts[r]);
+            for (int64_t r = 0; r < height; r++) {
+                parts[r].sum = sum_of<T>(sums[r]);
+                if (parts[r].sum == 0) parts[r] = kNothing<T>;
+            }
+            // The first part of a whole tile needs no merging: it is the rows' output so far.
+            bool first = !partial_at;
+            for (int64_t r = tile; r < tile + height; r++)
+                first &= s.states[r].maximum == -infinity<T>() && s.states[r].sum == 0;
+            T* part = first ? s.out + tile * wide : s.part;
 #define REGARD_OUTPUTS(R)                                                                  \
     outputs<T, R>(s.strip + r * kStrip<T>, values, stride, wide, low, high, part + r * wide, wide)
             REGARD_BY_HEIGHT(height, REGARD_OUTPUTS);
+            const bool all_finite = finite(part, height * wide);
             for (int64_t r = 0; r < height; r++) {
                 T* out = part + r * wide;
                 const Row& row = s.row[tile + r];
-                bool all_finite = true;
-                for (int64_t e = 0; e < wide; e += kLanes<T>) all_finite &= finite<T>(load(out + e));
-                if (!all_finite) {
+                if (!all_finite && !finite(out, wide)) {
                     if (q.bias.data)
                         load_bias(s.bias, q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column,
                                  q.bias.column, q.bias.kind, n);
@@ -291,6 +313,8 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
                 if (partial_at) {
                     partial.state(chunk, tile + r) = parts[r];
                     for (int64_t e = 0; e < wide; e++) partial.out(chunk, tile + r)[e] = out[e];
+                } else if (first) {
+                    s.states[tile + r] = parts[r];
                 } else {
                     merge_part(s.states[tile + r], s.out + (tile + r) * wide, parts[r], out, wide);
                 }
@@ -310,15 +334,15 @@ static void merge(const Request& q, int64_t b, int64_t g, int64_t first, int64_t
     Scratch<T> s(q, at);
     const int64_t rows = last - first, wide = padded(q.E, kLanes<T>);
     const Partial<T> partial = {const_cast<char*>(partial_at), rows, wide};
-    for (int64_t r = 0; r < rows; r++) {
+    for_rows(q, b, g, first, last, [&](int64_t r, Row row) {
         State<T> state = kNothing<T>;
         for (int64_t e = 0; e < wide; e++) s.out[e] = 0;
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             merge_part(state, s.out, partial.state(chunk, r), partial.out(chunk, r), wide);
             if (q.weights) s.chunk_maxima[chunk] = partial.state(chunk, r).maximum;
         }
-        finish(q, row_of(q, b, g, first + r), state, s.out, s.chunk_maxima, s.bytes);
-    }
+        finish(q, row, state, s.out, s.chunk_maxima, s.bytes);
+    });
 }
 
 template <class T>
@@ -381,7 +405,7 @@ static void exponentials(const float* x, float* y, int64_t n) {
 
 }  // namespace
 
-#define REGARD_TARGET(SYMBOL, NAME)                                                          \
-    extern "C" const regard::Target SYMBOL = {NAME,        kLanes<float>, scratch_bytes,     \
-                                              packed_bytes, pack_chunk,   attend_rows,       \
-                                              partial_bytes, merge_rows,  kTask, exponentials};
+#define REGARD_TARGET(SYMBOL, NAME)                                                       \
+    extern "C" const regard::Target SYMBOL = {                                            \
+        NAME,          kLanes<float>, scratch_bytes, packed_bytes, pack_chunk, attend_rows, \
+        partial_bytes, merge_rows,    kTask,         kTile,        exponentials};

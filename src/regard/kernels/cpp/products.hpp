@@ -7,28 +7,38 @@ using namespace regard;
 
 // --- pass 1: scores ----------------------------------------------------------------------------
 
-// Not inlined: on its own, all of its accumulators stay in registers.
-template <class T, int R>
-static __attribute__((noinline)) void scores(const T* queries, int64_t D, const T* panels, int64_t from, int64_t to,
-                   T* strip) {
+// Queries against the keys of N vectors of one panel.
+template <class T, int R, int N>
+REGARD_INLINE void meet(const T* queries, int64_t D, const T* panel, T* strip) {
     constexpr int W = kLanes<T>;
-    for (int64_t j = from; j < to; j += kPanel<T>) {
-        const T* panel = panels + j * D;
-        Vec<T> sum[R][2];
-        for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = Vec<T>{};
-        for (int64_t d = 0; d < D; d++) {
-            const Vec<T> k0 = load(panel + d * 2 * W), k1 = load(panel + d * 2 * W + W);
-            for (int r = 0; r < R; r++) {
-                const Vec<T> x = all(queries[r * D + d]);
-                sum[r][0] = fma(x, k0, sum[r][0]);
-                sum[r][1] = fma(x, k1, sum[r][1]);
-            }
-        }
+    Vec<T> sum[R][N];
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
+    for (int64_t d = 0; d < D; d++) {
+        Vec<T> k[N];
+        for (int n = 0; n < N; n++) k[n] = load(panel + d * kPanel<T> + n * W);
         for (int r = 0; r < R; r++) {
-            store(strip + r * kStrip<T> + j, sum[r][0]);
-            store(strip + r * kStrip<T> + j + W, sum[r][1]);
+            const Vec<T> x = all(queries[r * D + d]);
+            for (int n = 0; n < N; n++) sum[r][n] = fma(x, k[n], sum[r][n]);
         }
     }
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) store(strip + r * kStrip<T> + n * W, sum[r][n]);
+}
+
+// Scores of keys low … high, in whole vectors. Not inlined: on its own, all of its accumulators
+// stay in registers.
+template <class T, int R>
+static __attribute__((noinline)) void scores(const T* queries, int64_t D, const T* panels,
+                                             int64_t low, int64_t high, T* strip) {
+    constexpr int64_t W = kLanes<T>, P = kPanel<T>;
+    int64_t j = low / W * W;
+    if (j % P) {
+        meet<T, R, 1>(queries, D, panels + (j - W) * D + W, strip + j);
+        j += W;
+    }
+    for (; j + W < high; j += P) meet<T, R, 2>(queries, D, panels + j * D, strip + j);
+    if (j < high) meet<T, R, 1>(queries, D, panels + j * D, strip + j);
 }
 
 // --- pass 3: output ----------------------------------------------------------------------------

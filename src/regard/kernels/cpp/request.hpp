@@ -76,7 +76,8 @@ struct Target {
     size_t (*partial_bytes)(const Request&, int64_t rows, int64_t chunks);
     void (*merge)(const Request&, int64_t b, int64_t g, int64_t first, int64_t last,
                   int64_t chunks, const char* partial, char* scratch);
-    int64_t rows_per_task;
+    int64_t rows_per_task;  // at most
+    int64_t rows_per_tile;
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
 };
 

@@ -13,7 +13,7 @@ constexpr int kTile = 12;  // rows whose accumulators fit the registers, two vec
 #else
 constexpr int kTile = 6;
 #endif
-constexpr int64_t kTask = 96;  // rows per piece of work: K and V are read once for so many
+constexpr int64_t kTask = 192;  // rows per piece of work: K and V are read once for so many
 
 template <class T> constexpr int64_t kPanel = 2 * kLanes<T>;  // keys per panel
 template <class T> constexpr int64_t kStrip = kChunk + kLanes<T>;  // row length of the strip

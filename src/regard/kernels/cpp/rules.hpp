@@ -19,8 +19,7 @@ struct Row {
     int64_t low, high;   // the keys that causal, window and lengths leave: [low, high)
 };
 
-static Row row_of(const Request& q, int64_t b, int64_t g, int64_t number) {
-    const int64_t h = g * (q.H / q.G) + number / q.L, i = number % q.L;
+static Row row_of(const Request& q, int64_t b, int64_t h, int64_t i) {
     const int64_t position = i + q.offset[b];
     Row row = {b, h, i, 0, q.S};
     if (q.length) row.high = smaller_of(row.high, q.length[b]);
@@ -29,6 +28,21 @@ static Row row_of(const Request& q, int64_t b, int64_t g, int64_t number) {
     if (q.left >= 0) row.low = larger_of(0, plus(position, -q.left));
     if (row.low >= row.high) row.low = row.high = 0;
     return row;
+}
+
+// Calls f(r, row) for the rows first … last of a key head: those of all its query heads, head by
+// head.
+template <class F>
+REGARD_INLINE void for_rows(const Request& q, int64_t b, int64_t g, int64_t first, int64_t last,
+                            F f) {
+    int64_t h = g * (q.H / q.G) + first / q.L, i = first % q.L;
+    for (int64_t r = 0; r < last - first; r++) {
+        f(r, row_of(q, b, h, i));
+        if (++i == q.L) {
+            i = 0;
+            h++;
+        }
+    }
 }
 
 // The further rules for keys k0 … k0 + n of one row, as bytes; `stack` holds program_depth rows.

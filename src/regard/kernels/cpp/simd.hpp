@@ -146,20 +146,28 @@ template <class T> REGARD_INLINE T sum_of(Vec<T> v) {
 template <class T> REGARD_INLINE T largest_of(Vec<T> v) {
     return fold<T, kLanes<T> / 2>(v, [](Vec<T> a, Vec<T> b) { return larger(a, b); })[0];
 }
-// Whether every lane is finite: x − x is 0 for finite x and NaN else, and a sum keeps a NaN.
-template <class T> REGARD_INLINE bool finite(Vec<T> v) {
-    return sum_of<T>(v - v) == 0;
+// Whether whole vectors of numbers are finite: x − x is 0 for finite x and NaN else, and a sum
+// keeps a NaN.
+template <class T> REGARD_INLINE bool finite(const T* x, int64_t n) {
+    Vec<T> rest = {};
+    for (int64_t i = 0; i < n; i += kLanes<T>) rest += load(x + i) - load(x + i);
+    return sum_of<T>(rest) == 0;
 }
 
 // 2^x for x <= 0, at most 1 ulp off, down through the subnormal numbers to 0; NaN stays NaN.
-// The result is made 2^64 times too large and multiplied down: one rounding, gradual underflow.
+// Where nothing scales by a power of two, the result is made 2^64 times too large and multiplied
+// down: one rounding, gradual underflow.
 REGARD_INLINE Vec<float> exp2(Vec<float> x) {
-    typedef Bits<float> I;
     Vec<float> low = all(-190.0f);
     x = larger(low, x);  // NaN passes: it is the second argument
+#if defined(__AVX512F__)
+    const Vec<float> whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
+    Vec<float> f = x - whole;  // exact, in [-0.5, 0.5]
+#else
     const Vec<float> magic = all(12582912.0f + 64.0f);  // 1.5 * 2^23: rounds to an integer
     Vec<float> r = x + magic;
-    Vec<float> f = x - (r - magic);  // exact, in [-0.5, 0.5]
+    Vec<float> f = x - (r - magic);
+#endif
     Vec<float> p = all(1.535336188319500e-4f);
     p = fma(p, f, all(1.339887440266574e-3f));
     p = fma(p, f, all(9.618437357674640e-3f));
@@ -175,9 +183,13 @@ REGARD_INLINE Vec<float> exp2(Vec<float> x) {
                                          coarse * all(-2.121721449579e-4f));
     p = (all(1.0f) + coarse * all(0.693359375f)) + fine;
 #endif
-    Vec<float> scaled = (Vec<float>)(((I)r << 23) + (I)p);
+#if defined(__AVX512F__)
+    return _mm512_scalef_ps(p, whole);
+#else
+    Vec<float> scaled = (Vec<float>)(((Bits<float>)r << 23) + (Bits<float>)p);
     // f − f is 0, and NaN where x is: integer arithmetic alone could make a number of a NaN.
     return fma(scaled, all(0x1p-64f), f - f);
+#endif
 }
 REGARD_INLINE Vec<double> exp2(Vec<double> x) {
     typedef Bits<double> I;

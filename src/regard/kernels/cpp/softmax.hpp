@@ -58,20 +58,20 @@ template <class T> struct State {
 };
 template <class T> constexpr State<T> kNothing = {T(-__builtin_inf()), T(0), T(-__builtin_inf())};
 
-// Turns scores [from, to) of one row into exponentials, 0 where hidden; both multiples of a panel.
+// The largest of the scores [from, to) of one row, which become −∞ where hidden; both multiples of
+// a panel. With a bias or a softcap they become exponents.
 template <class T>
-static State<T> softmax(const Softmax<T>& how, T* x, int64_t from, int64_t to, int64_t low,
+REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, int64_t low,
                         int64_t high, const uint8_t* bytes, const T* bias) {
     constexpr int W = kLanes<T>;
     const Vec<T> absent = all(-infinity<T>());
-    T scale = how.scale;
     if (how.general) {
         for (int64_t j = from; j < to; j += W) {
             Vec<T> t = load(x + j);
             if (how.capped)
                 t = capped(how, t);
             else
-                t = t * all(scale);
+                t = t * all(how.scale);
             if (bias) {
                 const Vec<T> added = load(bias + j);
                 const Bits<T> hidden = (Bits<T>)(added == absent);
@@ -80,7 +80,6 @@ static State<T> softmax(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
             }
             store(x + j, t);
         }
-        scale = 1;
     }
     if (bytes) {
         for (int64_t j = from; j < to; j += W) {
@@ -97,7 +96,16 @@ static State<T> softmax(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
         most0 = larger(load(x + j), most0);  // a NaN is passed over here and shows in the sum
         most1 = larger(load(x + j + W), most1);
     }
-    T most = largest_of<T>(larger(most0, most1));
+    return largest_of<T>(larger(most0, most1));
+}
+
+// Exponentials of what `prepare` left, 0 where hidden. The sum is left in lanes, for rows to be
+// added up side by side.
+template <class T>
+REGARD_INLINE Vec<T> exponentiate(const Softmax<T>& how, T* x, int64_t from, int64_t to, T most,
+                                  State<T>& state) {
+    constexpr int W = kLanes<T>;
+    const T scale = how.general ? T(1) : how.scale;
     // Rounding is monotone: the product with the largest score is the largest product.
     const T maximum = most > -infinity<T>() ? most * scale : T(0);
     const T natural = how.plain != 0 ? most * how.plain : maximum * T(kLn2);
@@ -111,8 +119,8 @@ static State<T> softmax(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
         store(x + j, p0);
         store(x + j + W, p1);
     }
-    const T sum = sum_of<T>(sum0 + sum1);
-    return sum == 0 ? kNothing<T> : State<T>{maximum, sum, natural};
+    state = {maximum, 0, natural};
+    return sum0 + sum1;
 }
 
 // --- pass 4: merge -----------------------------------------------------------------------------
