@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -96,6 +97,8 @@ class Request:
 
     def natural(self, array: Array) -> Array:
         """A result (…, H, L, X) or (…, H, L) without the axes that the caller did not have."""
+        if self.has_heads and self.has_rows:
+            return array
         trailing = array.ndim - len(self.lead) - 2
         last = (slice(None),) * trailing
         rows = (slice(None),) if self.has_rows else (0,)
@@ -205,13 +208,24 @@ def as_array(name: str, value: Any) -> Array:
             f"{name} is a {type(value).__name__} that NumPy cannot read: "
             f"{safe_text(error, 120)}{hint}"
         ) from None
-    if array.dtype.kind in "biu" or array.dtype.name in FLOATS:
+    if array.dtype.kind in "biu" or is_float(array.dtype):
         return array
     wide = " (it would lose digits)" if array.dtype.kind in "fc" else ""
     raise DtypeError(
         f"{name} has dtype {safe_text(array.dtype, 60)}, which is not supported{wide}; "
         f"convert it to one of {', '.join(FLOATS)}"
     )
+
+
+@lru_cache(maxsize=256)  # NumPy spells a name anew each time, and every call asks for several
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether it is one of FLOATS, in either byte order."""
+    return dtype.name in FLOATS
+
+
+def spread(array: Array, shape: tuple[int, ...]) -> Array:
+    """The array as a view of that shape; itself if it has it."""
+    return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
 def result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
@@ -246,7 +260,8 @@ def _matched(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
         if array.ndim > MAX_AXES:
             raise ShapeError(f"{name} has {array.ndim} axes; at most {MAX_AXES} broadcast")
     query, key, value = (
-        array.reshape((1,) * max(0, 3 - array.ndim) + array.shape) for array in arrays.values()
+        array if array.ndim > 2 else array.reshape((1,) * (3 - array.ndim) + array.shape)
+        for array in arrays.values()
     )
     if key.shape[-1] != query.shape[-1]:
         raise ShapeError(
@@ -267,14 +282,15 @@ def _matched(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
             f"query has {heads} heads but key has {groups}; "
             "the number of query heads must be a multiple of the number of key heads"
         )
+    leads = (query.shape[:-3], key.shape[:-3], value.shape[:-3])
     try:
-        lead = np.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+        lead = leads[0] if leads[0] == leads[1] == leads[2] else np.broadcast_shapes(*leads)
     except ValueError:
         raise ShapeError(
-            f"the leading axes of query {query.shape[:-3]}, key {key.shape[:-3]} and value "
-            f"{value.shape[:-3]} do not broadcast together; align from the right, each 1 or equal"
+            f"the leading axes of query {leads[0]}, key {leads[1]} and value {leads[2]} "
+            "do not broadcast together; align from the right, each 1 or equal"
         ) from None
-    q, k, v = (np.broadcast_to(a, (*lead, *a.shape[-3:])) for a in (query, key, value))
+    q, k, v = (spread(a, (*lead, *a.shape[-3:])) for a in (query, key, value))
     return q, k, v
 
 
@@ -322,8 +338,10 @@ def _offset(
                 f'offset must be an int, ints or "end", not {safe_text(repr(offset), 60)}'
             )
         offset = keys - queries
-    if isinstance(offset, int) and not isinstance(offset, bool) and abs(offset) >= 2**62:
-        raise OptionError(f"offset {safe_text(offset, 60)} is beyond any position")
+    if isinstance(offset, int) and not isinstance(offset, bool):
+        if abs(offset) >= 2**62:
+            raise OptionError(f"offset {safe_text(offset, 60)} is beyond any position")
+        return np.full(lead, offset, np.int64)
     array = plain_array("offset", offset, "ints in rows of equal length")
     if array.dtype.kind not in "iu":
         raise DtypeError(
@@ -332,7 +350,7 @@ def _offset(
     if array.size and not -(2**62) < int(array.min()) <= int(array.max()) < 2**62:
         raise OptionError(f"offset {safe_text(repr(offset), 60)} is beyond any position")
     check_lead("offset", array.shape, lead)
-    return np.broadcast_to(array.astype(np.int64), lead)
+    return spread(array.astype(np.int64), lead)
 
 
 def _number(name: str, value: Any) -> float:
@@ -384,7 +402,7 @@ def _sink(sink: Any, shape: tuple[int, ...]) -> Array | None:
     check_broadcast("sink", array.shape, shape)
     if not np.isfinite(array.astype(np.float64)).all():
         raise OptionError("sink must be finite; leave it out (sink=None) where there is none")
-    return np.broadcast_to(array, shape)
+    return spread(array, shape)
 
 
 def checked_threads(threads: Any) -> int | None:

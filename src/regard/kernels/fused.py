@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.errors import OptionError, safe_text
 from regard.masks import All, AnyOf, Boolean, Causal, Lengths, Mask, Not, Segments, Window
-from regard.request import FLOATS, Request, Result
+from regard.request import Request, Result, is_float, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,7 +141,7 @@ def run(request: Request) -> Result:
     lse = np.empty(tuple(most), request.lse_dtype) if request.return_lse else None
     bias = request.bias
     if bias is not None:
-        bias = np.broadcast_to(_readable(bias, accumulator), request.shape)
+        bias = spread(_readable(bias, accumulator), request.shape)
     sink = request.sink
     if sink is not None:
         sink = np.ascontiguousarray(sink, dtype=np.float64)
@@ -179,10 +179,8 @@ def run(request: Request) -> Result:
 
 def _readable(array: Array, accumulator: np.dtype[Any]) -> Array:
     """The array itself if the kernel reads its kind, else a copy in native byte order."""
-    if array.dtype.name in FLOATS and array.dtype.isnative:
-        return array
-    if array.dtype.name in FLOATS:
-        return array.astype(array.dtype.newbyteorder("="))
+    if is_float(array.dtype):
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     return array.astype(accumulator)
 
 
@@ -208,7 +206,7 @@ def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
                 left = _tighter(left, rule.left)
                 right = _tighter(right, rule.right)
             case Lengths():
-                own = np.broadcast_to(rule.lengths, request.lead)
+                own = spread(rule.lengths, request.lead)
                 length = np.ascontiguousarray(own if length is None else np.minimum(length, own))
             case _:
                 program.extend(_postfix(rule, request))
@@ -246,18 +244,18 @@ def _postfix(rule: Mask, request: Request) -> Iterator[Node]:
             yield from _postfix(rule.part, request)
             yield ("negate", *nothing)
         case Boolean():
-            yield ("boolean", np.broadcast_to(rule.array, request.shape), *nothing[1:])
+            yield ("boolean", spread(rule.array, request.shape), *nothing[1:])
         case Lengths():
             yield (
                 "lengths",
-                np.ascontiguousarray(np.broadcast_to(rule.lengths, lead)),
+                np.ascontiguousarray(spread(rule.lengths, lead)),
                 *nothing[1:],
             )
         case Segments():
             yield (
                 "segments",
-                np.ascontiguousarray(np.broadcast_to(rule.query, (*lead, queries))),
-                np.ascontiguousarray(np.broadcast_to(rule.key, (*lead, keys))),
+                np.ascontiguousarray(spread(rule.query, (*lead, queries))),
+                np.ascontiguousarray(spread(rule.key, (*lead, keys))),
                 *nothing[2:],
             )
         case Causal():
