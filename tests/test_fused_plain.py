@@ -85,14 +85,17 @@ SHAPES = [
 ]
 
 
+DTYPES = [np.float32, np.float64, np.float16, *([BFLOAT16] if BFLOAT16 is not None else [])]
+
+
 @every_target
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_a_plain_call_has_the_bytes_of_the_general_way(target, dtype, shapes):
     with on_path(f"fused:{target}"):
         arrays = inputs(*shapes, dtype=dtype)
         square = shapes[0][-2] == shapes[1][-2]
-        for options in ({}, {"scale": 0.3}, {"scale": -2.5}, {"causal": True}):
+        for options in ({}, {"scale": 0.3}, {"scale": -2.5}, {"causal": True}, {"threads": 2}):
             if options.get("causal") and not square:
                 continue
             plain = plainly(*arrays, **options)
@@ -104,7 +107,7 @@ def test_a_plain_call_has_the_bytes_of_the_general_way(target, dtype, shapes):
 
 
 @every_target
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_plain_call_of_every_small_size_has_the_bytes_of_the_general_way(target, dtype):
     rng = np.random.default_rng(5)
     with on_path(f"fused:{target}"):
@@ -208,7 +211,7 @@ OTHER_INPUTS: dict[str, dict[str, Any]] = {
     "no key heads": changed(key=numbers((0, 5, 8)), value=numbers((0, 5, 6))),
     "no batch": {name: numbers((0, 2, 5, 8)) for name in QKV},
     "mixed types": changed(key=numbers((2, 5, 8), np.float64)),
-    "float16": {name: x.astype(np.float16) for name, x in base().items()},
+    "float16 in another order": {name: x.astype(">f2") for name, x in base().items()},
     "integers": {name: (3 * x).astype(np.int32) for name, x in base().items()},
     "booleans": {name: x > 0 for name, x in base().items()},
     "complex": {name: x.astype(complex) for name, x in base().items()},
@@ -221,8 +224,6 @@ OTHER_INPUTS: dict[str, dict[str, Any]] = {
     "a masked array": changed(key=np.ma.masked_greater(base()["key"], 1.0)),
     "structured": changed(key=np.zeros((2, 5, 8), [("x", "f4")])),
 }
-if BFLOAT16 is not None:
-    OTHER_INPUTS["bfloat16"] = {name: x.astype(BFLOAT16) for name, x in base().items()}
 
 
 @pytest.mark.parametrize("what", OTHER_INPUTS)
@@ -273,8 +274,13 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
     "a kernel": {"kernel": "fused"},
     "another kernel": {"kernel": "reference"},
     "an unknown kernel": {"kernel": "quickest"},
-    "threads": {"threads": 2},
     "no threads": {"threads": 0},
+    "fewer threads than none": {"threads": -1},
+    "more threads than are of use": {"threads": 257},
+    "more threads than an integer holds": {"threads": 2**70},
+    "threads that are True": {"threads": True},
+    "threads that are NumPy's": {"threads": np.int64(2)},
+    "threads of text": {"threads": "2"},
     "scale of int": {"scale": 2},
     "scale of zero": {"scale": 0.0},
     "scale of minus zero": {"scale": -0.0},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -51,7 +51,6 @@ class Request:
     value: Array
     mask: Mask | None
     bias: Array | None
-    bias_hides: bool  # whether −inf stands in the bias
     offset: NDArray[np.int64]  # one per batch element, shaped like the leading axes
     scale: float | None  # None: 1/√D
     softcap: float | None
@@ -87,10 +86,10 @@ class Request:
         """Of the log-sum-exp: float32 for half types, else the result's."""
         return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
 
-    @property
+    @cached_property  # reading the whole bias takes long, and not every kernel needs it
     def rules(self) -> Mask | None:
         """Every rule that may hide a key, −inf in the bias included."""
-        if self.bias is None or not self.bias_hides:
+        if self.bias is None or not (self.bias == -np.inf).any():
             return self.mask
         allowed = AllowedByBias(self.bias)
         return allowed if self.mask is None else self.mask & allowed
@@ -164,7 +163,6 @@ def make_request(
         value=v,
         mask=rules,
         bias=added,
-        bias_hides=added is not None and bool((added == -np.inf).any()),
         offset=_offset(offset, rules, lead, q.shape[-2], k.shape[-2]),
         scale=_scale(scale),
         softcap=_softcap(softcap),

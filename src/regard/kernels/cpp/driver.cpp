@@ -47,7 +47,6 @@ class Buffer {
     size_t size_ = 0;
 };
 
-constexpr int kMostThreads = 256;
 constexpr size_t kKept = size_t(8) << 20;
 // Multiply-adds below which waking another thread costs more than it brings (about 100 µs).
 constexpr double kWorthAThread = 4e6;

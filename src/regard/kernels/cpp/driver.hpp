@@ -39,6 +39,8 @@ class PlainArithmetic {
 #endif
 };
 
+constexpr int kMostThreads = 256;
+
 // False if `interrupted` said so; the results are incomplete then. Throws std::bad_alloc.
 bool answer(Request request, const Target& target, int threads,
             const std::function<bool()>& interrupted);

@@ -51,6 +51,24 @@ template <class T> struct Scratch {
     }
 };
 
+// A row's bias for keys k0 … k0 + n: where it stands if it can be read as whole panels, else copied
+// to `room`.
+template <class T>
+static const T* bias_of(const Request& q, const Row& row, int64_t k0, int64_t n, T* room) {
+    if (!q.bias.data) return nullptr;
+    const char* from = q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column;
+    if (n == kChunk && in_place<T>(q.bias, n)) return (const T*)from;
+    load_bias(room, from, q.bias.column, q.bias.kind, n);
+    return room;
+}
+
+// Rows of a bias lie far apart: ask for them early, while the scores are made.
+static void ask_for_bias(const Request& q, const Row& row, int64_t k0, int64_t n) {
+    if (q.bias.column != size_of(q.bias.kind)) return;
+    const char* from = q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column;
+    for (int64_t at = 0; at < n * q.bias.column; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
 // A part's output once more for one row, hidden keys skipped: what is stored in a hidden value
 // (NaN, infinity) must not meet its weight of 0. Bytes are those of `blend` for finite values.
 template <class T>
@@ -113,8 +131,7 @@ static void finish(const Request& q, const Row& row, State<T> state, T* out, con
         }
     }
     const int64_t number = (row.b * q.H + row.h) * q.L + row.i;
-    const int64_t bytes = q.kind == Kind::float64 ? 8 : q.kind == Kind::float32 ? 4 : 2;
-    char* to = q.output + number * q.E * bytes;
+    char* to = q.output + number * q.E * size_of(q.kind);
     const bool direct = q.kind == kind_of<T>() && q.E % kLanes<T> == 0;
     T* at = direct ? (T*)to : out;
     Vec<T> rest = {};
@@ -127,10 +144,7 @@ static void finish(const Request& q, const Row& row, State<T> state, T* out, con
         rest += x - x;
     }
     const bool in_range = sum_of<T>(rest) == 0;
-    if (q.kind == kind_of<T>() && !direct)
-        __builtin_memcpy(to, out, size_t(q.E) * sizeof(T));
-    else if (!direct)
-        for (int64_t e = 0; e < q.E; e++) store_one(to, e, q.kind, double(out[e]));
+    if (!direct) store_row(to, q.kind, out, q.E);
     if (q.lse) {
         const double lse = state.sum == 0 ? -infinity<double>()
                                           : natural + __builtin_log(double(state.sum));
@@ -192,6 +206,7 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
     const size_t key_bytes = size_t(padded(q.S, P)) * size_t(D) * sizeof(T);
     const Partial<T> partial = {partial_at, rows, wide};
     const int64_t depth = larger_of(1, q.program_depth) * kChunk;
+    const bool few = !packed && rows <= kFew;  // turning keys on the way costs less than packing
 
     // Rows that follow one another in memory are read where they stand.
     const T sign = q.scale < 0 ? T(-1) : q.scale == 0 ? T(0) : T(1);
@@ -241,7 +256,7 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
                 }
                 if (!any) continue;
             }
-            if (!panels) {
+            if (!panels && !few) {
                 pack_keys(q, b, g, k0, n, s.keys, s.rows);
                 panels = s.keys;
             }
@@ -261,22 +276,27 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
                 }
             }
             const int64_t from = low / P * P, to = padded(high, P);
+            for (int64_t r = tile; q.bias.data && r < tile + height; r++)
+                ask_for_bias(q, s.row[r], k0, n);
 #define REGARD_SCORES(R) \
     scores<T, R>(queries + (tile + r) * D, D, panels, low, high, s.strip + r * kStrip<T>)
-            REGARD_BY_HEIGHT(height, REGARD_SCORES);
+#define REGARD_SCORES_UNPACKED(R)                                                           \
+    scores_unpacked<T, R>(q, b, g, k0, n, queries + (tile + r) * D, low, high, s.rows,         \
+                          s.strip + r * kStrip<T>)
+            if (few)
+                REGARD_BY_HEIGHT(height, REGARD_SCORES_UNPACKED);
+            else
+                REGARD_BY_HEIGHT(height, REGARD_SCORES);
             // Row after row, one thing at a time: what a row waits for, the next ones hide.
             State<T> parts[kTile];
             T most[kTile];
             Vec<T> sums[kTile];
             for (int64_t r = 0; r < height; r++) {
                 const Row& row = s.row[tile + r];
-                if (q.bias.data)
-                    load_bias(s.bias, q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column,
-                             q.bias.column, q.bias.kind, n);
                 most[r] = prepare(how, s.strip + r * kStrip<T>, from, to, row.low - k0,
                                   smaller_of(row.high - k0, n),
                                   q.program ? s.bytes + r * depth : nullptr,
-                                  q.bias.data ? s.bias : nullptr);
+                                  bias_of(q, row, k0, n, s.bias));
             }
             for (int64_t r = 0; r < height; r++)
                 sums[r] = exponentiate(how, s.strip + r * kStrip<T>, from, to, most[r], parts[r]);
@@ -296,14 +316,10 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             for (int64_t r = 0; r < height; r++) {
                 T* out = part + r * wide;
                 const Row& row = s.row[tile + r];
-                if (!all_finite && !finite(out, wide)) {
-                    if (q.bias.data)
-                        load_bias(s.bias, q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column,
-                                 q.bias.column, q.bias.kind, n);
+                if (!all_finite && !finite(out, wide))
                     blend_visible(row, s.strip + r * kStrip<T>, values, stride, wide, k0, low,
                                   high, q.program ? s.bytes + r * depth : nullptr,
-                                  q.bias.data ? s.bias : nullptr, out);
-                }
+                                  bias_of(q, row, k0, n, s.bias), out);
                 if (q.weights && parts[r].maximum != -infinity<T>()) {
                     const int64_t number = (b * q.H + row.h) * q.L + row.i;
                     T* weights = (T*)q.weights + number * q.S + k0;

@@ -212,9 +212,17 @@ void use(const std::string& target, int threads) {
 // Below so many multiply-adds a call is over before another Python thread could use the lock.
 constexpr double kWorthReleasing = 2e6;
 
+// bfloat16 is not NumPy's own: whoever defines it, its name says what it is.
+bool is_bfloat(PyArrayObject* array) {
+    if (PyArray_TYPE(array) < NPY_USERDEF || PyArray_ITEMSIZE(array) != 2) return false;
+    const char* name = PyArray_DESCR(array)->typeobj->tp_name;
+    const char* dot = std::strrchr(name, '.');
+    return std::strcmp(dot ? dot + 1 : name, "bfloat16") == 0;
+}
+
 // regard.attention's arguments, all by position, in order. Answers the plain call, three contiguous
-// arrays of one type with default options (causal and a scale allowed), before anything else is
-// built; returns None for every other call, and for every error, so that there is one place that
+// arrays of one type with default options (causal, a scale and threads allowed), before anything
+// else is built; returns None for every other call, and for every error, so that there is one place that
 // says what is wrong.
 PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     enum { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink, Precision,
@@ -222,7 +230,7 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     static PyObject* const working = PyUnicode_InternFromString("working");
     const PlainArithmetic plain_arithmetic;
     if (count != Count || !active) Py_RETURN_NONE;
-    for (const int none : {Mask, Bias, Window, Offset, Softcap, Sink, Out, Kernel, Threads})
+    for (const int none : {Mask, Bias, Window, Offset, Softcap, Sink, Out, Kernel})
         if (args[none] != Py_None) Py_RETURN_NONE;
     if (args[Precision] != working || args[Weights] != Py_False || args[Lse] != Py_False)
         Py_RETURN_NONE;
@@ -238,7 +246,16 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     const int type = PyArray_TYPE(arrays[0]), axes = PyArray_NDIM(arrays[0]);
     constexpr int kMostAxes = 8;
-    if ((type != NPY_FLOAT && type != NPY_DOUBLE) || axes < 2 || axes > kMostAxes) Py_RETURN_NONE;
+    if (axes < 2 || axes > kMostAxes) Py_RETURN_NONE;
+    if (type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_HALF && !is_bfloat(arrays[0]))
+        Py_RETURN_NONE;
+    int threads = default_threads;
+    if (args[Threads] != Py_None) {
+        const long stated = PyLong_CheckExact(args[Threads]) ? PyLong_AsLong(args[Threads]) : 0;
+        if (PyErr_Occurred()) PyErr_Clear();
+        if (stated < 1 || stated > kMostThreads) Py_RETURN_NONE;
+        threads = int(stated);
+    }
     const npy_intp *qs = PyArray_DIMS(arrays[0]), *ks = PyArray_DIMS(arrays[1]),
                    *vs = PyArray_DIMS(arrays[2]);
     Request q{};
@@ -277,7 +294,7 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
             return PyErr_NoMemory();
         }
     }
-    const int64_t size = type == NPY_DOUBLE ? 8 : 4;
+    const int64_t size = PyArray_ITEMSIZE(arrays[0]);
     const int64_t steps[4] = {q.H * q.L * q.D * size, q.G * q.S * q.D * size,
                               q.G * q.S * q.E * size, 0};
     for (int n = 0; n < 4; n++) {
@@ -294,7 +311,7 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
         a.column = size;
         a.row = size * shape[axes - 1];
         a.head = a.row * shape[axes - 2];
-        a.kind = type == NPY_DOUBLE ? Kind::float64 : Kind::float32;
+        a.kind = kind_of(arrays[0]);
     }
     q.left = -1;
     q.right = causal ? 0 : -1;
@@ -305,7 +322,10 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     npy_intp shape[kMostAxes];
     for (int axis = 0; axis < axes - 1; axis++) shape[axis] = qs[axis];
     shape[axes - 1] = q.E;
-    PyObject* output = PyArray_SimpleNew(axes, shape, type);
+    PyArray_Descr* descr = PyArray_DESCR(arrays[0]);
+    Py_INCREF(descr);
+    PyObject* output = PyArray_NewFromDescr(&PyArray_Type, descr, axes, shape, nullptr, nullptr, 0,
+                                            nullptr);
     if (!output) return nullptr;
     q.output = PyArray_BYTES(reinterpret_cast<PyArrayObject*>(output));
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
@@ -318,8 +338,7 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
             const std::function<bool()> interrupted = interruption();
             Unlocked unlocked;
             // 0: as many as there are now; affinity may have changed since the last call.
-            complete = answer(q, target, default_threads ? default_threads : usable_cpus(),
-                              interrupted);
+            complete = answer(q, target, threads ? threads : usable_cpus(), interrupted);
         }
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();

@@ -34,52 +34,88 @@ template <class T> REGARD_INLINE void transpose(Vec<T> (&v)[kLanes<T>]) {
     }
 }
 
-// Keys k0 … k0 + n as panels of D × kPanel; keys beyond n are zero. `rows` is room for W rows.
+// Where the W keys from k0 + j on stand, as rows that `K` loads: in place where they can be, else
+// copied to `rows`, which has room for W. Keys from n on are zero.
+template <class T> struct KeyRows {
+    const char* at[kLanes<T>];
+    bool in_place;
+
+    KeyRows(const Request& q, int64_t b, int64_t g, int64_t k0, int64_t j, int64_t n, T* rows)
+        : in_place(direct<T>(q.key, q.D) && j + kLanes<T> <= n) {
+        const int64_t wide = padded(q.D, kLanes<T>);
+        for (int k = 0; k < kLanes<T>; k++) {
+            const char* key = q.key.at(b, g, k0 + j + k);
+            T* row = rows + k * wide;
+            at[k] = in_place ? key : (const char*)row;
+            if (in_place) continue;
+            const int64_t columns = j + k < n ? q.D : 0;
+            load_row(row, key, q.key.column, q.key.kind, columns);
+            for (int64_t d = columns; d < wide; d++) row[d] = 0;
+        }
+    }
+};
+
+// Calls f(d, block) for every W columns of W keys, turned so that lanes run along keys.
+template <class T, Kind K, class F>
+REGARD_INLINE void for_turned(const Request& q, const KeyRows<T>& from, F f) {
+    constexpr int W = kLanes<T>;
+    for (int64_t d = 0; d < q.D; d += W) {
+        // Keys are read once: ask for the next rows, a line of each, while these turn.
+        if (from.in_place)
+            for (int k = 0; k < W; k++)
+                __builtin_prefetch(from.at[k] + d * size_of(K) + W * q.key.row);
+        Vec<T> block[W];
+        for (int k = 0; k < W; k++) block[k] = load_as<T, K>(from.at[k] + d * size_of(K));
+        transpose<T>(block);
+        f(d, block);
+    }
+}
+
+template <class T, class F>
+REGARD_INLINE void for_turned(const Request& q, const KeyRows<T>& from, F f) {
+    if (!from.in_place) return for_turned<T, kind_of<T>()>(q, from, f);
+    with_kind(q.key.kind, [&](auto of) {
+        if constexpr (loads<T>(decltype(of)::kind)) for_turned<T, decltype(of)::kind>(q, from, f);
+    });
+}
+
+// Keys k0 … k0 + n as panels of D × kPanel; keys beyond n are zero.
 template <class T>
 static void pack_keys(const Request& q, int64_t b, int64_t g, int64_t k0, int64_t n, T* to,
                       T* rows) {
     constexpr int W = kLanes<T>;
     constexpr int64_t P = kPanel<T>;
-    const int64_t wide = padded(q.D, W);
-    const bool direct = in_place<T>(q.key, q.D);
     for (int64_t j = 0; j < padded(n, P); j += W) {
         T* panel = to + j / P * P * q.D + j % P;
-        if (j >= n) {  // no key at all: whatever the scores are, they are hidden
-            for (int64_t d = 0; d < q.D; d++) store(panel + d * P, Vec<T>{});
-            continue;
-        }
-        const T *from[W], *zero = nullptr;
-        for (int k = 0; k < W; k++) {
-            const char* key = q.key.at(b, g, k0 + j + k);
-            if (j + k < n && direct) {
-                from[k] = (const T*)key;
-                continue;
-            }
-            if (zero) {  // keys that are not there share one row
-                from[k] = zero;
-                continue;
-            }
-            T* row = rows + k * wide;
-            for (int64_t d = q.D; d < wide; d++) row[d] = 0;
-            if (j + k < n) {
-                load_row(row, key, q.key.column, q.key.kind, q.D);
-            } else {
-                for (int64_t d = 0; d < wide; d++) row[d] = 0;
-                zero = row;
-            }
-            from[k] = row;
-        }
-        for (int64_t d = 0; d < q.D; d += W) {
-            // Keys are read once: ask for the next rows, a line of each, while these turn.
-            if (direct && j + 2 * W <= n)
-                for (int k = 0; k < W; k++)
-                    __builtin_prefetch((const char*)(from[k] + d) + W * q.key.row);
-            Vec<T> block[W];
-            for (int k = 0; k < W; k++) block[k] = load(from[k] + d);
-            transpose<T>(block);
+        for_turned(q, KeyRows<T>(q, b, g, k0, j, n, rows), [&](int64_t d, Vec<T>(&block)[W]) {
             const int64_t most = smaller_of(W, q.D - d);
             for (int64_t i = 0; i < most; i++) store(panel + (d + i) * P, block[i]);
-        }
+        });
+    }
+}
+
+// Scores of a few rows, low … high, from keys where they stand: each lane adds as in a panel.
+template <class T, int R>
+static __attribute__((noinline)) void scores_unpacked(const Request& q, int64_t b, int64_t g,
+                                                      int64_t k0, int64_t n, const T* queries,
+                                                      int64_t low, int64_t high, T* rows,
+                                                      T* strip) {
+    constexpr int W = kLanes<T>;
+    for (int64_t j = low / W * W; j < high; j += W) {
+        Vec<T> sum[R];
+        for (int r = 0; r < R; r++) sum[r] = Vec<T>{};
+        for_turned(q, KeyRows<T>(q, b, g, k0, j, n, rows), [&](int64_t d, Vec<T>(&block)[W]) {
+            const int64_t most = smaller_of(W, q.D - d);
+            if (most == W)
+                for (int r = 0; r < R; r++)
+                    for (int i = 0; i < W; i++)
+                        sum[r] = fma(all(queries[r * q.D + d + i]), block[i], sum[r]);
+            else
+                for (int64_t i = 0; i < most; i++)
+                    for (int r = 0; r < R; r++)
+                        sum[r] = fma(all(queries[r * q.D + d + i]), block[i], sum[r]);
+        });
+        for (int r = 0; r < R; r++) store(strip + r * kStrip<T> + j, sum[r]);
     }
 }
 

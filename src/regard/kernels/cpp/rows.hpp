@@ -15,6 +15,8 @@ constexpr int kTile = 6;
 #endif
 constexpr int64_t kTask = 192;  // rows per piece of work: K and V are read once for so many
 
+constexpr int64_t kFew = 4;  // rows for which keys are not packed
+
 template <class T> constexpr int64_t kPanel = 2 * kLanes<T>;  // keys per panel
 template <class T> constexpr int64_t kStrip = kChunk + kLanes<T>;  // row length of the strip
 
@@ -38,36 +40,59 @@ template <> constexpr Kind kind_of<double>() { return Kind::float64; }
 
 // --- rows in, rows out -------------------------------------------------------------------------
 
+template <bool Condition, class A, class B> struct Conditional { typedef A type; };
+template <class A, class B> struct Conditional<false, A, B> { typedef B type; };
+
+// A kind as a type, to choose loads when compiling.
+template <Kind K> struct Of {
+    static constexpr Kind kind = K;
+};
+template <class F> REGARD_INLINE void with_kind(Kind kind, F f) {
+    switch (kind) {
+        case Kind::float16: return f(Of<Kind::float16>{});
+        case Kind::bfloat16: return f(Of<Kind::bfloat16>{});
+        case Kind::float32: return f(Of<Kind::float32>{});
+        case Kind::float64: return f(Of<Kind::float64>{});
+    }
+}
+REGARD_INLINE int64_t size_of(Kind kind) {
+    return kind == Kind::float64 ? 8 : kind == Kind::float32 ? 4 : 2;
+}
+// Whether a vector of T can be made from consecutive numbers of a kind.
+template <class T> constexpr bool loads(Kind kind) {
+    return kind == kind_of<T>() ||
+           (sizeof(T) == 4 && (kind == Kind::float16 || kind == Kind::bfloat16));
+}
+// One number, and as many as fit a vector of T, from consecutive numbers of a kind.
+template <Kind K> REGARD_INLINE auto load_one(const char* p) {
+    if constexpr (K == Kind::float64 || K == Kind::float32) {
+        typename Conditional<K == Kind::float64, double, float>::type x;
+        __builtin_memcpy(&x, p, sizeof x);
+        return x;
+    } else {
+        uint16_t x;
+        __builtin_memcpy(&x, p, sizeof x);
+        return K == Kind::float16 ? from_half(x) : from_bfloat(x);
+    }
+}
+template <class T, Kind K> REGARD_INLINE Vec<T> load_as(const char* p) {
+    static_assert(loads<T>(K), "no such load");
+    if constexpr (K == Kind::float16) return wide_half(p);
+    else if constexpr (K == Kind::bfloat16) return wide_bfloat(p);
+    else return load((const T*)p);
+}
+
 template <class T>
 static void load_row(T* to, const char* from, int64_t stride, Kind kind, int64_t n) {
-    if (kind == kind_of<T>() && stride == int64_t(sizeof(T))) {
-        __builtin_memcpy(to, from, size_t(n) * sizeof(T));
-        return;
-    }
-    switch (kind) {
-        case Kind::float32:
-            for (int64_t i = 0; i < n; i++) {
-                float x;
-                __builtin_memcpy(&x, from + i * stride, sizeof x);
-                to[i] = T(x);
-            }
-            break;
-        case Kind::float64:
-            for (int64_t i = 0; i < n; i++) {
-                double x;
-                __builtin_memcpy(&x, from + i * stride, sizeof x);
-                to[i] = T(x);
-            }
-            break;
-        case Kind::float16:
-        case Kind::bfloat16:
-            for (int64_t i = 0; i < n; i++) {
-                uint16_t x;
-                __builtin_memcpy(&x, from + i * stride, sizeof x);
-                to[i] = T(kind == Kind::float16 ? from_half(x) : from_bfloat(x));
-            }
-            break;
-    }
+    with_kind(kind, [&](auto of) {
+        constexpr Kind K = decltype(of)::kind;
+        int64_t i = 0;
+        if constexpr (loads<T>(K))
+            if (stride == size_of(K))
+                for (; i + kLanes<T> <= n; i += kLanes<T>)
+                    store(to + i, load_as<T, K>(from + i * stride));
+        for (; i < n; i++) to[i] = T(load_one<K>(from + i * stride));
+    });
 }
 
 static void store_one(char* to, int64_t i, Kind kind, double x) {
@@ -77,6 +102,21 @@ static void store_one(char* to, int64_t i, Kind kind, double x) {
         case Kind::float16: ((uint16_t*)to)[i] = to_half(to_odd(x)); break;
         case Kind::bfloat16: ((uint16_t*)to)[i] = to_bfloat(to_odd(x)); break;
     }
+}
+
+template <class T> static void store_row(char* to, Kind kind, const T* from, int64_t n) {
+    int64_t i = 0;
+    if constexpr (sizeof(T) == 4) {
+        constexpr int W = kLanes<float>;
+        for (; kind == Kind::float16 && i + W <= n; i += W) narrow_half(to + 2 * i, load(from + i));
+        for (; kind == Kind::bfloat16 && i + W <= n; i += W)
+            narrow_bfloat(to + 2 * i, load(from + i));
+    }
+    if (kind == kind_of<T>()) {
+        __builtin_memcpy(to, from, size_t(n) * sizeof(T));
+        return;
+    }
+    for (; i < n; i++) store_one(to, i, kind, double(from[i]));
 }
 
 // A bias that is finite in its own type stays finite: only −∞ itself hides.
@@ -91,9 +131,12 @@ static void load_bias(T* to, const char* from, int64_t stride, Kind kind, int64_
     }
 }
 
-// Whether rows of an array can be used where they stand, as vectors of T.
+// Whether rows of an array can be read as vectors of T, and used where they stand.
+template <class T> REGARD_INLINE bool direct(const Array& a, int64_t columns) {
+    return loads<T>(a.kind) && a.column == size_of(a.kind) && columns % kLanes<T> == 0;
+}
 template <class T> REGARD_INLINE bool in_place(const Array& a, int64_t columns) {
-    return a.kind == kind_of<T>() && a.column == int64_t(sizeof(T)) && columns % kLanes<T> == 0;
+    return a.kind == kind_of<T>() && direct<T>(a, columns);
 }
 
 }  // namespace

@@ -276,4 +276,50 @@ REGARD_INLINE uint16_t to_bfloat(float x) {
     return uint16_t((value.u + 0x7fff + ((value.u >> 16) & 1)) >> 16);
 }
 
+// The same for whole vectors of float32.
+REGARD_INLINE Vec<float> wide_bfloat(const void* p) {
+    typedef uint16_t Narrow __attribute__((vector_size(kBytes / 2)));
+    typedef uint32_t Wide __attribute__((vector_size(kBytes)));
+    Narrow x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return (Vec<float>)(__builtin_convertvector(x, Wide) << 16);
+}
+REGARD_INLINE Vec<float> wide_half(const void* p) {
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    typedef uint16_t Narrow __attribute__((vector_size(kBytes / 2)));
+    typedef uint32_t Wide __attribute__((vector_size(kBytes)));
+    Narrow x;
+    __builtin_memcpy(&x, p, sizeof x);
+    const Wide bits = __builtin_convertvector(x, Wide);
+    Wide size = (bits & 0x7fff) << 13;
+    const Vec<float> value = (Vec<float>)size * all(0x1p112f);
+    size = (Wide)value | ((Wide)(value >= all(65536.0f)) & 0x7f800000);
+    return (Vec<float>)(size | (bits & 0x8000) << 16);
+#endif
+}
+REGARD_INLINE void narrow_bfloat(void* p, Vec<float> x) {
+    typedef uint16_t Narrow __attribute__((vector_size(kBytes / 2)));
+    typedef uint32_t Wide __attribute__((vector_size(kBytes)));
+    const Wide bits = (Wide)x, number = (Wide)(x == x);
+    const Wide rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = bits >> 16 | 0x40;
+    const Narrow y = __builtin_convertvector((number & rounded) | (~number & nan), Narrow);
+    __builtin_memcpy(p, &y, sizeof y);
+}
+REGARD_INLINE void narrow_half(void* p, Vec<float> x) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < kLanes<float>; i++) {
+        const uint16_t y = to_half(x[i]);
+        __builtin_memcpy((char*)p + 2 * i, &y, sizeof y);
+    }
+#endif
+}
+
 }  // namespace
