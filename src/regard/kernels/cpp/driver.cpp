@@ -48,13 +48,13 @@ class Buffer {
 };
 
 constexpr size_t kKept = size_t(8) << 20;
-// Multiply-adds below which waking another thread costs more than it brings (about 100 µs).
-constexpr double kWorthAThread = 4e6;
+// Multiply-adds below which waking another thread costs more than it brings (about 50 µs).
+constexpr double kWorthAThread = 2e6;
 
 // Small enough that every thread gets several pieces, large enough that keys are seldom read, and
 // no short one left over.
 int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int threads) {
-    constexpr int64_t kPieces = 8, kTiles = 4;
+    constexpr int64_t kPieces = 8, kTiles = 2;
     const int64_t tile = target.rows_per_tile, most = target.rows_per_task;
     const int64_t fair = rows * heads / (kPieces * threads);
     const int64_t wanted = threads == 1 ? most : std::clamp(fair, kTiles * tile, most);

@@ -58,6 +58,12 @@ template <class T> struct State {
 };
 template <class T> constexpr State<T> kNothing = {T(-__builtin_inf()), T(0), T(-__builtin_inf())};
 
+// Numbers that are not seen become −∞.
+template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
+    const Bits<T> absent = (Bits<T>)all(-infinity<T>());
+    store(x, (Vec<T>)((seen & (Bits<T>)load(x)) | (~seen & absent)));
+}
+
 // The largest of the scores [from, to) of one row, which become −∞ where hidden; both multiples of
 // a panel. With a bias or a softcap they become exponents.
 template <class T>
@@ -85,11 +91,19 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
         for (int64_t j = from; j < to; j += W) {
             Bits<T> seen;
             for (int i = 0; i < W; i++) seen[i] = -typename VectorOf<T>::integer(bytes[j + i]);
-            store(x + j, (Vec<T>)((seen & (Bits<T>)load(x + j)) | (~seen & (Bits<T>)absent)));
+            keep(x + j, seen);
         }
     }
-    for (int64_t j = from; j < smaller_of(low, to); j++) x[j] = -infinity<T>();
-    for (int64_t j = larger_of(high, from); j < to; j++) x[j] = -infinity<T>();
+    // In whole vectors: they are read again at once, and parts of one are slow to put together.
+    typedef typename VectorOf<T>::integer Integer;
+    Bits<T> lane;
+    for (int i = 0; i < W; i++) lane[i] = i;
+    low = smaller_of(low, to);
+    high = larger_of(high, from);
+    for (int64_t j = from; j < low; j += W)
+        keep(x + j, Bits<T>(lane >= Integer(low - j) - Bits<T>{}));
+    for (int64_t j = high / W * W; j < to; j += W)
+        keep(x + j, Bits<T>(lane < Integer(high - j) - Bits<T>{}));
 
     Vec<T> most0 = absent, most1 = absent;
     for (int64_t j = from; j < to; j += 2 * W) {
