@@ -33,7 +33,7 @@ TARGETS = [target for target, usable in fused.targets().items() if usable]
 # What can answer a call: a kernel, or the fused one with the instructions of one CPU target.
 PATHS = [
     path
-    for one in regard.dispatch.KERNELS
+    for one in regard.dispatch.kernels()
     for path in ([f"fused:{t}" for t in TARGETS] if one.name == "fused" else [one.name])
 ]
 
@@ -134,7 +134,7 @@ def recording() -> Iterator[list[str]]:
 
         return run
 
-    kernels = [(one, one.run) for one in regard.dispatch.KERNELS if one is not fused]
+    kernels = [(one, one.run) for one in regard.dispatch.kernels() if one is not fused]
     native = getattr(fused, "_fused", None)
     try:
         for one, work in kernels:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from regard import masks
 from regard.api import attention, explain, set_threads
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
-from regard.lse import merge, softmax
 
 if TYPE_CHECKING:
     from regard.config import show_config
     from regard.derivation import Derivation
     from regard.explanation import Explanation
     from regard.formats import load_problem
+    from regard.lse import merge, softmax
     from regard.multihead import MultiHeadAttention
     from regard.problem import Expectation, Problem, RandomMatrices
 
@@ -50,6 +50,8 @@ _LAZY = {
     "Problem": "problem",
     "RandomMatrices": "problem",
     "load_problem": "formats",
+    "merge": "lse",
+    "softmax": "lse",
     "show_config": "config",
 }
 

@@ -5,10 +5,11 @@ Owns the best-first list of kernels. Must not know how any of them computes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from regard.errors import OptionError, safe_text
-from regard.kernels import fused, reference
+from regard.kernels import fused
 from regard.request import Request, Result
 
 
@@ -31,18 +32,23 @@ class Kernel(Protocol):
 plain = fused.plain
 set_default_threads = fused.set_default_threads
 
-# Best first.
-KERNELS: tuple[Kernel, ...] = (fused, reference)
+
+def kernels() -> Iterator[Kernel]:
+    """Every kernel, best first. The reference is loaded only where the one before cannot answer."""
+    yield fused
+    from regard.kernels import reference
+
+    yield reference
 
 
 def kernel_names() -> tuple[str, ...]:
     """The names that `kernel=` accepts."""
-    return tuple(kernel.name for kernel in KERNELS)
+    return tuple(kernel.name for kernel in kernels())
 
 
 def status() -> dict[str, str]:
     """Each kernel and whether it can be used here, in words."""
-    return {kernel.name: kernel.status() for kernel in KERNELS}
+    return {kernel.name: kernel.status() for kernel in kernels()}
 
 
 def choose(request: Request, name: Any = None) -> Kernel:
@@ -51,8 +57,8 @@ def choose(request: Request, name: Any = None) -> Kernel:
     A kernel that the caller named is never replaced: if it cannot answer, that is an error.
     """
     if name is None:
-        return next(kernel for kernel in KERNELS if kernel.supports(request) is None)
-    for kernel in KERNELS:
+        return next(kernel for kernel in kernels() if kernel.supports(request) is None)
+    for kernel in kernels():
         if isinstance(name, str) and kernel.name == name:
             reason = kernel.supports(request)
             if reason is not None:

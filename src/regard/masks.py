@@ -248,7 +248,6 @@ class Boolean(Mask):
         return Verdict(self.name, visible, f"{safe_text(self.name, 80)} is {visible} here")
 
 
-@dataclass(frozen=True, eq=False)
 class LeftOut(Boolean):
     """Keys that a question takes away: had they not been there."""
 
