@@ -1,6 +1,6 @@
 """Plain calls, which native code answers before anything is checked: as the general way would.
 
-`plain` recognises three contiguous arrays of one type with default options. Whatever it answers
+`plain` recognises three aligned arrays of one type with default options. Whatever it answers
 must have the bytes of the general way; whatever it does not must come out as the general way has
 it, errors included.
 """
@@ -235,16 +235,40 @@ def test_inputs_that_are_not_plain_come_out_as_the_general_way_has_them(what):
 
 
 @pytest.mark.parametrize("name", QKV)
-def test_layouts_that_are_not_plain_come_out_as_the_general_way_has_them(name):
+def test_layouts_come_out_as_the_general_way_has_them_whether_plain_or_not(name):
     expected = outcome(lambda: regard.attention(**base()))
-    taken = set()
+    left = set()
     for layout, x in layouts(base()[name]):
         call = base() | {name: x}
-        if plainly(*call.values()) is not None:
-            taken.add(layout)
+        if plainly(*call.values()) is None:
+            left.add(layout)
         plain, general = both_ways(*call.values())
         assert plain == general == expected, layout
-    assert taken == {"contiguous", "read-only"}
+    assert left == {"unaligned", "field of a packed struct", "the other byte order"}
+
+
+@every_target
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (7, 5), (2, 1, 2)], ids=str)
+def test_a_plain_call_on_views_of_larger_arrays_has_the_bytes_of_the_general_way(
+    target, dtype, lead
+):
+    with on_path(f"fused:{target}"):
+        q, k, v = inputs((*lead, 4, 5, 8), (*lead, 2, 9, 8), (*lead, 2, 9, 16), dtype=dtype)
+        backwards = tuple(slice(None, None, -1) for _ in lead)
+        for views in (
+            (q, k[..., :7, :], v[..., :7, :]),
+            (q[backwards], k[backwards], v[backwards]),
+            (
+                np.broadcast_to(q[(0,) * len(lead)], q.shape),
+                k,
+                np.broadcast_to(v[..., :1], v.shape),
+            ),
+        ):
+            plain = plainly(*views)
+            assert plain is not None
+            with without_plain():
+                assert_same_bytes(plain, regard.attention(*map(np.ascontiguousarray, views)))
 
 
 OTHER_OPTIONS: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ answers
 explanation request problem
 kernels formats lse
 dispatch
-walkthrough config
+walkthrough config chosen_rows
 multihead cache
 models views diagnosis
 interop testing

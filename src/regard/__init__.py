@@ -4,10 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard import masks
-from regard.api import attention, explain, set_threads
+from regard.api import attention, explain, set_threads, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
+    from regard.cache import KVCache
     from regard.config import show_config
     from regard.derivation import Derivation
     from regard.explanation import Explanation
@@ -23,6 +24,7 @@ __all__ = [
     "DtypeError",
     "Expectation",
     "Explanation",
+    "KVCache",
     "LabelError",
     "MultiHeadAttention",
     "OptionError",
@@ -39,6 +41,7 @@ __all__ = [
     "set_threads",
     "show_config",
     "softmax",
+    "weights",
 ]
 
 # What plain attention does not need is loaded when it is first asked for.
@@ -46,6 +49,7 @@ _LAZY = {
     "Derivation": "derivation",
     "Expectation": "problem",
     "Explanation": "explanation",
+    "KVCache": "cache",
     "MultiHeadAttention": "multihead",
     "Problem": "problem",
     "RandomMatrices": "problem",

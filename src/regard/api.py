@@ -6,7 +6,7 @@ Owns the public documentation of every argument. Must not know how anything is c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from regard.dispatch import plain, run, set_default_threads
 from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
@@ -20,28 +20,6 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 T = TypeVar("T")
-
-
-class OutputWeights(NamedTuple):
-    """What `attention` returns with `return_weights`."""
-
-    output: Array
-    weights: Array
-
-
-class OutputLse(NamedTuple):
-    """What `attention` returns with `return_lse`."""
-
-    output: Array
-    lse: Array
-
-
-class OutputWeightsLse(NamedTuple):
-    """What `attention` returns with `return_weights` and `return_lse`."""
-
-    output: Array
-    weights: Array
-    lse: Array
 
 
 def attention(
@@ -166,14 +144,100 @@ def attention(
 def _general(query: Any, key: Any, value: Any, kernel: str | None, **options: Any) -> Any:
     # Not a closure in `attention`, which would cost the plain call a quarter of its time.
     arrays = {"query": query, "key": key, "value": value}
-    result = run(_checked(lambda: make_request(**arrays, **options), **arrays), kernel)
-    if result.weights is not None and result.lse is not None:
-        return OutputWeightsLse(result.output, result.weights, result.lse)
-    if result.weights is not None:
-        return OutputWeights(result.output, result.weights)
-    if result.lse is not None:
-        return OutputLse(result.output, result.lse)
-    return result.output
+    return run(_checked(lambda: make_request(**arrays, **options), **arrays), kernel).returned
+
+
+def weights(
+    query: Any,
+    key: Any,
+    lse: Any,
+    *,
+    rows: Any = None,
+    mask: Any = None,
+    bias: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    offset: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    kernel: str | None = None,
+    threads: int | None = None,
+) -> Array:
+    r"""The weights of chosen rows of an earlier call: exp(scores − lse), 0 where hidden.
+
+    A row costs as much as one query does, O(S·D), and no other row is looked at.
+
+    Parameters
+    ----------
+    query, key : array_like, (…, H, L, D) and (…, G, S, D)
+        All queries and keys of that call.
+    lse : array_like, (…, H, L)
+        What it returned with ``return_lse=True``. An lse over more keys, such as `merge` gives,
+        makes the weights the share that these keys have of all of them.
+    rows : int, slice or (rows,) ints, optional
+        Which queries, in which order; negative ones count from the end. None: all of them.
+    mask, bias, causal, window, offset, scale, softcap, sink, kernel, threads
+        As for `attention`; give what that call was given.
+
+    Returns
+    -------
+    ndarray, (…, H, rows, S)
+        Without the axis of the rows for an int. In the dtype of query and key together.
+
+    Raises
+    ------
+    ShapeError, OptionError, DtypeError
+        As for `attention`; also if lse has not one number for each row, or is less than the keys
+        that a row sees give by themselves.
+
+    Notes
+    -----
+    Sums run in float64, so each weight is the exact one, rounded once: it lies as near to
+    ``return_weights`` of that call as that call lies to the exact weights. A difference between
+    lse and the log-sum-exp made again counts only where rounding cannot explain it, that is above
+
+        u·((D + 16)·(\|scale\|·max ‖q‖·‖k‖ + max \|bias\| + \|sink\|) + S + 16 + 4·\|lse\|)
+
+    over the keys that the row sees, where u is half of the distance from 1 to the next number in
+    the dtype of lse; of a share, this is the relative error too.
+
+    References
+    ----------
+    Milakov, Gimelshein, "Online normalizer calculation for softmax" (2018).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> lse = attention(x, x, x, causal=True, return_lse=True).lse
+    >>> weights(x, x, lse, rows=-1, causal=True).round(3)
+    array([0.248, 0.248, 0.503])
+    """
+    # Loaded when it is first asked for, as explaining is.
+    from regard.chosen_rows import weights_of_rows
+
+    return _checked(
+        lambda: weights_of_rows(
+            query,
+            key,
+            lse,
+            rows=rows,
+            kernel=kernel,
+            mask=mask,
+            bias=bias,
+            causal=causal,
+            window=window,
+            offset=offset,
+            scale=scale,
+            softcap=softcap,
+            sink=sink,
+            threads=threads,
+        ),
+        query=query,
+        key=key,
+        lse=lse,
+    )
 
 
 def set_threads(threads: int | None) -> None:

@@ -11,7 +11,7 @@ call, not to the rule.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -83,6 +83,10 @@ class Mask:
     def verdict(self, at: Block, key: int) -> Verdict:
         """What the rule says about key `key` and the block's first row."""
         raise NotImplementedError
+
+    def of_rows(self, rows: slice) -> Mask:
+        """The rule of a call with these rows only, a run of them whose offset moves along."""
+        return self
 
     def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
         """The smallest shape that shows the whole rule."""
@@ -233,6 +237,9 @@ class Boolean(Mask):
             )
         object.__setattr__(self, "array", array)
 
+    def of_rows(self, rows: slice) -> Mask:
+        return replace(self, array=rows_of(self.array, rows))
+
     def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
         return tuple(np.broadcast_shapes(self.array.shape, (queries, keys)))
 
@@ -265,6 +272,11 @@ def _polarity_hint(array: NDArray[Any]) -> str:
     if array.dtype.kind == "f":
         return "numbers to be added to the scores go to bias="
     return "pass an array of booleans"
+
+
+def rows_of(array: NDArray[Any], rows: slice) -> NDArray[Any]:
+    """What an array that broadcasts to (…, L, S) says of some rows, as a view."""
+    return array if array.ndim < 2 or array.shape[-2] == 1 else array[..., rows, :]
 
 
 def check_broadcast(
@@ -455,6 +467,9 @@ class Segments(Mask):
         object.__setattr__(self, "query", query)
         object.__setattr__(self, "key", key)
 
+    def of_rows(self, rows: slice) -> Mask:
+        return replace(self, query=self.query[..., rows])
+
     def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
         lead = np.broadcast_shapes(self.query.shape[:-1], self.key.shape[:-1])
         return (*lead, 1, queries, keys) if lead else (queries, keys)
@@ -497,6 +512,9 @@ class AllowedByBias(Mask):
     bias: Any
     name = "bias −inf"
 
+    def of_rows(self, rows: slice) -> Mask:
+        return replace(self, bias=rows_of(self.bias, rows))
+
     def block(self, at: Block) -> Bools:
         cells = np.broadcast_to(self.bias, at.shape)[(*at.batch, at.head)][at.rows]
         return np.asarray(cells != -np.inf)
@@ -514,6 +532,9 @@ class _Combined(Mask):
     @property
     def uses_position(self) -> bool:
         return any(part.uses_position for part in self.parts)
+
+    def of_rows(self, rows: slice) -> Mask:
+        return replace(self, parts=tuple(part.of_rows(rows) for part in self.parts))
 
     def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
         return np.broadcast_shapes(*(part.natural_shape(queries, keys) for part in self.parts))
@@ -569,6 +590,9 @@ class Not(Mask):
     @property
     def uses_position(self) -> bool:
         return self.part.uses_position
+
+    def of_rows(self, rows: slice) -> Mask:
+        return Not(self.part.of_rows(rows))
 
     def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
         return self.part.natural_shape(queries, keys)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from regard.masks import (
     check_broadcast,
     check_lead,
     plain_array,
+    rows_of,
 )
 
 if TYPE_CHECKING:
@@ -94,6 +95,16 @@ class Request:
         allowed = AllowedByBias(self.bias)
         return allowed if self.mask is None else self.mask & allowed
 
+    def of_rows(self, rows: slice) -> Request:
+        """The same call for some rows, from `start` to `stop`, each at its own position."""
+        return replace(
+            self,
+            query=self.query[..., rows, :],
+            mask=None if self.mask is None else self.mask.of_rows(rows),
+            bias=None if self.bias is None else rows_of(self.bias, rows),
+            offset=self.offset + rows.start,
+        )
+
     def natural(self, array: Array) -> Array:
         """A result (…, H, L, X) or (…, H, L) without the axes that the caller did not have."""
         if self.has_heads and self.has_rows:
@@ -112,6 +123,39 @@ class Result:
     output: Array
     weights: Array | None = None
     lse: Array | None = None
+
+    @property
+    def returned(self) -> Any:
+        """What the caller gets: the output, or a named tuple with what else was asked for."""
+        if self.weights is not None and self.lse is not None:
+            return OutputWeightsLse(self.output, self.weights, self.lse)
+        if self.weights is not None:
+            return OutputWeights(self.output, self.weights)
+        if self.lse is not None:
+            return OutputLse(self.output, self.lse)
+        return self.output
+
+
+class OutputWeights(NamedTuple):
+    """What `attention` returns with `return_weights`."""
+
+    output: Array
+    weights: Array
+
+
+class OutputLse(NamedTuple):
+    """What `attention` returns with `return_lse`."""
+
+    output: Array
+    lse: Array
+
+
+class OutputWeightsLse(NamedTuple):
+    """What `attention` returns with `return_weights` and `return_lse`."""
+
+    output: Array
+    weights: Array
+    lse: Array
 
 
 def make_request(
@@ -307,16 +351,21 @@ def _rules(mask: Any, causal: bool, window: Any) -> Mask | None:
     if causal:
         rules.append(Causal())
     if window is not None:
-        if not isinstance(window, (tuple, list)) or len(window) != 2:
-            raise DtypeError(
-                "window must be a pair (left, right) of ints, None for unbounded, not "
-                f"{safe_text(repr(window), 60)}"
-            )
-        rules.append(Window(*window))
+        rules.append(checked_window(window))
     combined: Mask | None = None
     for rule in rules:
         combined = rule if combined is None else combined & rule
     return combined
+
+
+def checked_window(window: Any) -> Window:
+    """A pair (left, right) as a rule."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise DtypeError(
+            "window must be a pair (left, right) of ints, None for unbounded, not "
+            f"{safe_text(repr(window), 60)}"
+        )
+    return Window(*window)
 
 
 def _offset(

@@ -220,10 +220,10 @@ bool is_bfloat(PyArrayObject* array) {
     return std::strcmp(dot ? dot + 1 : name, "bfloat16") == 0;
 }
 
-// regard.attention's arguments, all by position, in order. Answers the plain call, three contiguous
-// arrays of one type with default options (causal, a scale and threads allowed), before anything
-// else is built; returns None for every other call, and for every error, so that there is one place that
-// says what is wrong.
+// regard.attention's arguments, all by position, in order. Answers the plain call, three aligned
+// arrays of one type, contiguous or views such as a cache has, with default options (causal, a scale
+// and threads allowed), before anything else is built; returns None for every other call, and for
+// every error, so that there is one place that says what is wrong.
 PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     enum { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink, Precision,
            Weights, Lse, Out, Kernel, Threads, Count };
@@ -240,7 +240,7 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     for (int n = 0; n < 3; n++) {
         if (!PyArray_CheckExact(args[n])) Py_RETURN_NONE;
         arrays[n] = reinterpret_cast<PyArrayObject*>(args[n]);
-        if (!PyArray_ISCARRAY_RO(arrays[n]) || PyArray_TYPE(arrays[n]) != PyArray_TYPE(arrays[0]) ||
+        if (!PyArray_ISBEHAVED_RO(arrays[n]) || PyArray_TYPE(arrays[n]) != PyArray_TYPE(arrays[0]) ||
             PyArray_NDIM(arrays[n]) != PyArray_NDIM(arrays[0]))
             Py_RETURN_NONE;
     }
@@ -294,25 +294,26 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
             return PyErr_NoMemory();
         }
     }
-    const int64_t size = PyArray_ITEMSIZE(arrays[0]);
-    const int64_t steps[4] = {q.H * q.L * q.D * size, q.G * q.S * q.D * size,
-                              q.G * q.S * q.E * size, 0};
-    for (int n = 0; n < 4; n++) {
-        offsets[n] = q.B > kSmallBatch ? large.data() + n * q.B : small[n];
-        for (int64_t b = 0; b < q.B; b++) offsets[n][b] = b * steps[n];
-    }
-    q.offset = offsets[3];
+    for (int n = 0; n < 4; n++) offsets[n] = q.B > kSmallBatch ? large.data() + n * q.B : small[n];
     Array* const places[3] = {&q.query, &q.key, &q.value};
     for (int n = 0; n < 3; n++) {
-        const npy_intp* shape = PyArray_DIMS(arrays[n]);
+        const npy_intp* strides = PyArray_STRIDES(arrays[n]);
         Array& a = *places[n];
         a.data = PyArray_BYTES(arrays[n]);
         a.batch = offsets[n];
-        a.column = size;
-        a.row = size * shape[axes - 1];
-        a.head = a.row * shape[axes - 2];
+        a.column = strides[axes - 1];
+        a.row = strides[axes - 2];
+        a.head = axes > 2 ? strides[axes - 3] : 0;
         a.kind = kind_of(arrays[0]);
+        // The last of the leading axes runs fastest.
+        int64_t known = 1;
+        offsets[n][0] = 0;
+        for (int axis = axes - 4; axis >= 0; known *= qs[axis--])
+            for (int64_t b = known; b < known * qs[axis]; b++)
+                offsets[n][b] = offsets[n][b - known] + strides[axis];
     }
+    for (int64_t b = 0; b < q.B; b++) offsets[3][b] = 0;
+    q.offset = offsets[3];
     q.left = -1;
     q.right = causal ? 0 : -1;
     q.wide = type == NPY_DOUBLE;

@@ -1,0 +1,497 @@
+"""Keys and values that are appended step by step, and attention over what is there.
+
+Owns the buffers, how long each batch element is and where in a text its first slot stands. What is
+attended is whatever kernel fits, on views of the buffers; must not know how that is computed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard import dispatch
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
+from regard.masks import Boolean, Lengths, Mask, as_mask, check_lead, plain_array
+from regard.request import FLOATS, as_array, checked_window, make_request
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+    # One number for all batch elements, or one for each.
+    Count = int | NDArray[np.int64]
+
+
+# Keys that no window sees any more leave in multiples of this. The fused kernel cuts keys into
+# such chunks from key 0, so every key stays in its chunk and every row keeps its bytes.
+CHUNK = 256
+
+
+class KVCache:
+    """Keys and values of the tokens so far; the queries of a call are the last of them.
+
+    Parameters
+    ----------
+    capacity : int, optional
+        How many keys there is room for, allocated once. If not given, the room doubles when it is
+        full, so that n keys are copied less than 2·n times.
+    window : (left, right), optional
+        As for `attention`, for every call. Keys that no later query can see give their room back,
+        256 at a time: at most left + 255 of those that were there are kept beside new ones.
+        Positions stay those in the text.
+
+    Raises
+    ------
+    OptionError, DtypeError
+        If capacity or window makes no sense.
+
+    Notes
+    -----
+    Shapes and dtypes are those of the first `append`. The buffers are (…, G, capacity, D) and
+    (…, G, capacity, E), and attention reads them where they stand. With the fused kernel, decoding
+    token by token gives the bytes of one call over the whole text.
+
+    Examples
+    --------
+    >>> import numpy as np, regard
+    >>> query, key, value = np.random.default_rng(0).normal(size=(3, 2, 5, 8))  # H, L, D
+    >>> cache = KVCache()
+    >>> for t in range(5):
+    ...     cache.append(key[:, t : t + 1], value[:, t : t + 1])
+    ...     last = cache.attend(query[:, t : t + 1])
+    >>> bool(np.allclose(last[:, 0], regard.attention(query, key, value, causal=True)[:, -1]))
+    True
+    >>> cache
+    KVCache(keys (2, 5, 8), values (2, 5, 8), float64, capacity 256, 65,536 bytes)
+    """
+
+    def __init__(
+        self, *, capacity: int | None = None, window: tuple[int | None, int | None] | None = None
+    ) -> None:
+        self._fixed = None if capacity is None else _checked_capacity(capacity)
+        self._window = None if window is None else checked_window(window)
+        self._buffers: tuple[Array, Array] | None = None
+        self._end: Count = 0  # how many keys were appended
+        self._start: Count = 0  # the position of the first slot
+        self._needed: Count = 0  # the first position that a query may still see
+
+    # --- filling -------------------------------------------------------------------------------
+
+    def append(self, key: Any, value: Any, *, lengths: Any = None) -> None:
+        """Add the keys and values of the next tokens; after an error nothing has changed.
+
+        Parameters
+        ----------
+        key : array_like, (…, G, T, D)
+            Or (T, D) without heads. The same leading axes, heads, width and dtype each time.
+        value : array_like, (…, G, T, E)
+            As many as keys.
+        lengths : (…) ints, optional
+            One per batch element: only the first so many of its T tokens are there, the rest is
+            padding and is not stored.
+
+        Raises
+        ------
+        ShapeError
+            If the arrays fit neither each other nor what is there.
+        OptionError
+            If they exceed the capacity.
+        DtypeError
+            If they have another dtype than what is there: nothing is narrowed or widened.
+        """
+        arrays = {"key": _floats("key", key), "value": _floats("value", value)}
+        try:
+            self._check_pair(arrays)
+            tokens = arrays["key"].shape[-2]
+            count = _checked_lengths(lengths, tokens, arrays["key"].shape[:-3])
+            buffers, start = self._with_room(arrays, count)
+        except (ShapeError, OptionError, DtypeError) as error:
+            raise with_shapes(error, arrays) from None
+        for buffer, array in zip(buffers, arrays.values(), strict=True):
+            _move(array, 0, buffer, self._end - start, count)
+        needed, end = self._needed, _alike(self._end + count)
+        if self._left is not None:
+            needed = _alike(np.maximum(0, self._end - self._left))
+        self._buffers, self._start, self._needed, self._end = buffers, start, needed, end
+
+    def truncate(self, length: Any) -> None:
+        """Forget all but the first `length` tokens.
+
+        Parameters
+        ----------
+        length : int or (…) ints
+            At most as many as there are; with a window, not so few that the next query would see
+            keys which were given up. The tokens of the last `append` can always be taken back.
+        """
+        wanted = _integers("length", length, self._lead)
+        if np.any(wanted < 0) or np.any(wanted > self._end):
+            raise OptionError(
+                f"length is {_shown(wanted)} but the cache has {_shown(self._end)} tokens; "
+                "it can only become shorter"
+            )
+        if self._left is not None and np.any(np.maximum(0, wanted - self._left) < self._needed):
+            raise OptionError(
+                f"length is {_shown(wanted)}, where a window of {self._left} keys to the left "
+                f"sees keys that are gone: those from {_shown(self._needed)} on are kept"
+            )
+        self._end = wanted
+
+    def reset(self) -> None:
+        """Forget all tokens; shapes, dtypes and memory stay."""
+        self._end = self._start = self._needed = 0
+
+    # --- attending -----------------------------------------------------------------------------
+
+    def attend(
+        self,
+        query: Any,
+        *,
+        lengths: Any = None,
+        causal: bool = True,
+        mask: Any = None,
+        bias: Any = None,
+        window: tuple[int | None, int | None] | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink: Any = None,
+        precision: Any = "working",
+        return_weights: bool = False,
+        return_lse: bool = False,
+        out: Array | None = None,
+        kernel: str | None = None,
+        threads: int | None = None,
+    ) -> Any:
+        """Attention of the last tokens' queries over all that is there.
+
+        Parameters
+        ----------
+        query : array_like, (…, H, L, D)
+            Of the last L tokens, whose keys are appended already; H is a multiple of G. Also
+            (L, D) or (D,).
+        lengths : (…) ints, optional
+            One per batch element: only the first so many of its L queries are there, and they are
+            its last tokens. The rest is padding: 0, like every row that sees no key.
+        causal : bool
+            No query sees a later token. False for keys that are no earlier tokens, such as those
+            of an encoder; then there may be more queries than keys.
+        mask, bias
+            As for `attention`, broadcastable to (…, H, L, S), where S runs along `keys`.
+        window
+            As for `attention`, beside the cache's own.
+        scale, softcap, sink, precision, return_weights, return_lse, out, kernel, threads
+            As for `attention`.
+
+        Returns
+        -------
+        ndarray, (…, H, L, E), or a named tuple (output[, weights][, lse])
+            As `attention` returns it.
+
+        Raises
+        ------
+        ShapeError, OptionError, DtypeError
+            As for `attention`; also if there are more queries than tokens, or if a query stands
+            so far back that its window sees keys which were given up.
+        """
+        if self._buffers is None:
+            raise OptionError("the cache was never appended to; append the keys and values first")
+        held = self._end - self._start
+        key, value = (_first(buffer, held) for buffer in self._buffers)
+        query = as_array("query", query)
+        try:
+            queries = 1 if query.ndim < 2 else query.shape[-2]
+            count = _checked_lengths(lengths, queries, key.shape[:-3])
+            position = self._end - count
+            if queries == 1 and isinstance(causal, bool):
+                causal = False  # nothing is later than the last token
+            rules = self._rules(mask, held, count, queries)
+            if causal or window is not None or (rules is not None and rules.uses_position):
+                self._check_positions(position, count)
+            if rules is None and (not causal or position == 0):
+                # fmt: off
+                answer = dispatch.plain(query, key, value, None, bias, causal, window, None, scale,
+                                        softcap, sink, precision, return_weights, return_lse, out,
+                                        kernel, threads)
+                # fmt: on
+                if answer is not None:
+                    return answer
+            request = make_request(
+                query,
+                key,
+                value,
+                mask=rules,
+                bias=bias,
+                causal=causal,
+                window=window,
+                offset=position - self._start,
+                scale=scale,
+                softcap=softcap,
+                sink=sink,
+                precision=precision,
+                return_weights=return_weights,
+                return_lse=return_lse,
+                out=out,
+                threads=threads,
+            )
+        except (ShapeError, OptionError, DtypeError) as error:
+            raise with_shapes(error, {"query": query, "key": key, "value": value}) from None
+        return dispatch.run(request, kernel).returned
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many tokens were appended, of the longest batch element."""
+        return _most(self._end)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many tokens were appended to each batch element, (…)."""
+        return np.full(self._lead, self._end, np.int64)
+
+    @property
+    def start(self) -> NDArray[np.int64]:
+        """The position of the first key in `keys`, (…); 0 unless a window gave keys up."""
+        return np.full(self._lead, self._start, np.int64)
+
+    @property
+    def keys(self) -> Array:
+        """What is there, (…, G, S, D): a read-only view, of no meaning beyond `lengths`."""
+        return self._view(0)
+
+    @property
+    def values(self) -> Array:
+        """What is there, (…, G, S, E): a read-only view, of no meaning beyond `lengths`."""
+        return self._view(1)
+
+    @property
+    def capacity(self) -> int:
+        """For how many keys there is room now."""
+        return (self._fixed or 0) if self._buffers is None else self._buffers[0].shape[-2]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of both buffers."""
+        return sum(buffer.nbytes for buffer in self._buffers or ())
+
+    def __repr__(self) -> str:
+        window = "" if self._window is None else f", window {self._window.left, self._window.right}"
+        if self._buffers is None:
+            room = "" if self._fixed is None else f", capacity {self._fixed}"
+            return f"KVCache(empty{room}{window})"
+        dtypes = dict.fromkeys(str(buffer.dtype) for buffer in self._buffers)
+        ends = "" if isinstance(self._end, int) else f", lengths {_shown(self._end)}"
+        return (
+            f"KVCache(keys {self.keys.shape}, values {self.values.shape}, {'/'.join(dtypes)}"
+            f"{ends}, capacity {self.capacity}{window}, {self.nbytes:,} bytes)"
+        )
+
+    # --- inside --------------------------------------------------------------------------------
+
+    @property
+    def _lead(self) -> tuple[int, ...]:
+        return () if self._buffers is None else self._buffers[0].shape[:-3]
+
+    @property
+    def _left(self) -> int | None:
+        return None if self._window is None else self._window.left
+
+    def _view(self, which: int) -> Array:
+        if self._buffers is None:
+            raise OptionError("the cache was never appended to, so it has no shape yet")
+        view = _first(self._buffers[which], self._end - self._start)
+        view.flags.writeable = False
+        return view
+
+    def _check_pair(self, arrays: dict[str, Array]) -> None:
+        """Key and value fit each other and what is there."""
+        key, value = arrays["key"], arrays["value"]
+        for name, array in arrays.items():
+            if array.ndim < 2:
+                raise ShapeError(
+                    f"{name} has {array.ndim} axes but needs at least 2: (tokens, width) or "
+                    "(…, G, tokens, width)"
+                )
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ShapeError(
+                f"key has shape {key.shape} but value has {value.shape}; all axes but the last "
+                "must match"
+            )
+        for name, array, buffer in zip(arrays, arrays.values(), self._buffers or (), strict=False):
+            if array.dtype != buffer.dtype:
+                raise DtypeError(
+                    f"{name} has dtype {array.dtype} but this cache holds {buffer.dtype}; "
+                    f"pass {name}.astype({buffer.dtype.name!r}), or start a new cache"
+                )
+            if array.shape[:-2] != buffer.shape[:-2] or array.shape[-1] != buffer.shape[-1]:
+                here, there = ((*a.shape[:-2], "T", a.shape[-1]) for a in (array, buffer))
+                raise ShapeError(
+                    f"{name} has shape {_axes(here)} but this cache holds {_axes(there)}; "
+                    "batch, heads and width must match, T may be any number of tokens"
+                )
+
+    def _with_room(
+        self, arrays: dict[str, Array], count: Count
+    ) -> tuple[tuple[Array, Array], Count]:
+        """Buffers with room for so many more, and the position of their first slot."""
+        held = self._end - self._start
+        if self._buffers is not None and _most(held + count) <= self._buffers[0].shape[-2]:
+            return self._buffers, self._start
+        gone: Count = 0
+        if self._left is not None:
+            # The first of the new tokens stands at _end and sees no more than this.
+            seen = np.maximum(0, self._end - self._left)
+            gone = _alike(np.maximum(0, (seen - self._start) // CHUNK * CHUNK))
+        needed = _most(held - gone + count)
+        slots = self._fixed
+        if slots is None:
+            # Twice as much as there was, unless keys that went away made enough room.
+            before = 0 if self._buffers is None else self._buffers[0].shape[-2]
+            slots = before if needed <= before else max(needed, 2 * before)
+            slots = -(-max(slots, 1) // CHUNK) * CHUNK
+        if needed > slots:
+            raise OptionError(
+                f"the cache keeps {_shown(held - gone)} keys and {_shown(count)} more make "
+                f"{needed}, but its capacity is {slots}; give it a larger capacity, or none, or "
+                "truncate or reset it"
+            )
+        buffers = tuple(
+            _empty((*array.shape[:-2], slots, array.shape[-1]), array.dtype)
+            for array in arrays.values()
+        )
+        for old, new in zip(self._buffers or (), buffers, strict=False):
+            _move(old, gone, new, 0, held - gone)
+        return (buffers[0], buffers[1]), _alike(self._start + gone)
+
+    def _rules(self, mask: Any, held: Count, count: Count, queries: int) -> Mask | None:
+        """The caller's mask, the cache's window, and padding among keys and among queries."""
+        rules: list[Mask] = [] if self._window is None else [self._window]
+        if not isinstance(held, int):
+            rules.append(Lengths(held))
+        if not isinstance(count, int) or count < queries:
+            # (…, 1, L, 1): rows are the last axis but one
+            there = np.arange(queries) < np.asarray(count)[..., None]
+            shape = there.shape[:-1]
+            rules.append(Boolean(there.reshape(*shape, *((1,) if shape else ()), queries, 1)))
+        if mask is not None:
+            rules.append(as_mask(mask))
+        combined: Mask | None = None
+        for rule in rules:
+            combined = rule if combined is None else combined & rule
+        return combined
+
+    def _check_positions(self, position: Count, count: Count) -> None:
+        """Every query is one of the tokens, and what its window sees is still there."""
+        if np.any(position < 0):
+            raise OptionError(
+                f"there are {_shown(count)} queries but the cache has {_shown(self._end)} "
+                "tokens; append their keys first, or pass causal=False if they are no earlier "
+                "tokens"
+            )
+        if self._left is None:
+            return
+        first = np.maximum(0, position - self._left)
+        if np.any((first < self._needed) & (np.asarray(count) > 0)):
+            raise OptionError(
+                f"the first of {_shown(count)} queries sees keys from {_shown(first)} on but only "
+                f"those from {_shown(self._needed)} on are kept: with a window, attend after each "
+                "append, to its tokens alone"
+            )
+
+
+# --- what a caller may pass ----------------------------------------------------------------------
+
+
+def _checked_capacity(capacity: Any) -> int:
+    if isinstance(capacity, (bool, np.bool_)) or not isinstance(capacity, (int, np.integer)):
+        raise DtypeError(f"capacity must be an int, not {safe_text(repr(capacity), 60)}")
+    if capacity < 1:
+        raise OptionError(f"capacity is {capacity}; it must be 1 or more (None: it grows)")
+    return int(capacity)
+
+
+def _floats(name: str, value: Any) -> Array:
+    array = as_array(name, value)
+    if array.dtype.kind in "biu":
+        raise DtypeError(
+            f"{name} has dtype {array.dtype}; a cache holds one of {', '.join(FLOATS)}"
+        )
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _checked_lengths(lengths: Any, most: int, lead: tuple[int, ...]) -> Count:
+    if lengths is None:
+        return most
+    counts = _integers("lengths", lengths, lead)
+    if np.any(np.asarray(counts) < 0) or np.any(np.asarray(counts) > most):
+        raise OptionError(
+            f"lengths must lie between 0 and the {most} tokens, but they are {_shown(counts)}"
+        )
+    return counts
+
+
+def _integers(name: str, value: Any, lead: tuple[int, ...]) -> Count:
+    array = plain_array(name, value, "an int, or one int for each batch element")
+    if array.dtype.kind not in "iu":
+        raise DtypeError(f"{name} must be integers, but has dtype {array.dtype}")
+    check_lead(name, array.shape, lead)
+    return _alike(np.broadcast_to(array.astype(np.int64), lead))
+
+
+# --- numbers of tokens: one for all batch elements, or one for each ------------------------------
+
+
+def _alike(counts: Any) -> Count:
+    """One number where all are the same."""
+    if isinstance(counts, int):
+        return counts
+    array = np.asarray(counts)
+    if array.size == 0:
+        return 0
+    first = int(array.flat[0])
+    return first if (array == first).all() else array
+
+
+def _most(counts: Count) -> int:
+    return counts if isinstance(counts, int) else int(counts.max())
+
+
+def _shown(counts: Any) -> str:
+    if isinstance(counts, int):
+        return str(counts)
+    array = np.asarray(counts)
+    least, most = int(array.min()), int(array.max())
+    return str(most) if least == most else f"{least} to {most}"
+
+
+# --- buffers -------------------------------------------------------------------------------------
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    try:
+        return np.empty(shape, dtype)
+    except ValueError:  # more bytes than a number can say
+        raise MemoryError(f"there is no memory for a cache of shape {shape}, {dtype}") from None
+
+
+def _first(buffer: Array, held: Count) -> Array:
+    """The slots in use, as a view."""
+    return buffer[..., : _most(held), :]
+
+
+def _move(source: Array, begin: Count, target: Array, at: Count, count: Count) -> None:
+    """Tokens from `begin` on to the slots from `at` on, so many for each batch element."""
+    if isinstance(begin, int) and isinstance(at, int) and isinstance(count, int):
+        target[..., at : at + count, :] = source[..., begin : begin + count, :]
+        return
+    lead = target.shape[:-3]
+    begins, ats, counts = (np.broadcast_to(numbers, lead) for numbers in (begin, at, count))
+    for batch in np.ndindex(*lead):
+        first, to, number = int(begins[batch]), int(ats[batch]), int(counts[batch])
+        target[batch][..., to : to + number, :] = source[batch][..., first : first + number, :]
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def _axes(axes: tuple[Any, ...]) -> str:
+    return f"({', '.join(map(str, axes))})"
