@@ -58,6 +58,8 @@ TOOLS = {
     "jax": Tool(importable("jax"), "pip install jax"),
     "dask": Tool(importable("dask"), "pip install dask"),
     "onnx": Tool(importable("onnx"), "pip install onnx"),
+    "onnxruntime": Tool(importable("onnxruntime"), "pip install onnxruntime onnx"),
+    "openvino": Tool(importable("openvino"), "pip install openvino"),
     "transformers": Tool(importable("transformers"), "pip install transformers"),
     "chromium": Tool(program("chromium", "chromium-browser", "google-chrome"), "install chromium"),
     "node": Tool(program("node"), "install nodejs"),

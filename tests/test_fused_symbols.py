@@ -77,16 +77,16 @@ def test_the_flags_of_the_build_never_let_the_compiler_change_results():
         assert "-fassociative-math" not in given
 
 
-@needs_compiler
-@pytest.mark.parametrize("target", units() if LISTED.exists() else [])
-def test_the_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target, tmp_path):
-    optimised = [flag for flag in flags(target) if not flag.startswith("-O")]
-    unit = tmp_path / "unit.o"
-    compiler = COMPILER, "-std=c++17", "-fPIC"
-    what = "-c", str(UNITS / f"target_{target}.cpp"), "-o", str(unit)
+def compiled(source: str, target: str, level: str, folder: Path) -> Path:
+    """One of a target's two units with the flags of the build, but optimised as said."""
+    unit = folder / "unit.o"
+    given = [flag for flag in flags(target) if not flag.startswith("-O")]
+    names = [f"-DREGARD_METER=regard_meter_{target}", f'-DREGARD_METER_NAME="{target}"']
     process = subprocess.run(
-        # Unoptimised, nothing is inlined: whatever the linker might share shows.
-        [*compiler, "-fvisibility=hidden", "-O0", *optimised, *what],
+        [
+            *(COMPILER, "-std=c++17", "-fPIC", "-fvisibility=hidden", level, *given, *names),
+            *("-c", str(UNITS / source), "-o", str(unit)),
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -94,25 +94,39 @@ def test_the_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target, tmp_
     if process.returncode and "unrecognized" in process.stderr:
         pytest.skip(f"this compiler does not know {target}")
     assert process.returncode == 0, process.stderr[-2000:]
-    found = symbols(unit, "--defined-only")
+    return unit
+
+
+# What is compiled with the flags of a target: (target, source, its one symbol).
+OBJECTS = [
+    one
+    for target in units()
+    for one in (
+        (target, f"target_{target}.cpp", f"regard_target_{target}"),
+        (target, "meter.cpp", f"regard_meter_{target}"),
+    )
+]
+each_object = pytest.mark.parametrize(
+    ("target", "source", "symbol"), OBJECTS if LISTED.exists() else []
+)
+
+
+@needs_compiler
+@each_object
+def test_a_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target, source, symbol, tmp_path):
+    # Unoptimised, nothing is inlined: whatever the linker might share shows.
+    found = symbols(compiled(source, target, "-O0", tmp_path), "--defined-only")
     shown = [(kind, name) for kind, name in found if kind.isupper() or kind in "uvw"]
-    assert [name for _, name in shown] == [f"regard_target_{target}"], shown
+    assert [name for _, name in shown] == [symbol], shown
     assert not {kind for kind, _ in shown} & set("WVuvw")
 
 
 @needs_compiler
-@pytest.mark.parametrize("target", units() if LISTED.exists() else [])
-def test_the_unit_of_a_target_has_no_static_initialiser(target, tmp_path):
-    unit = tmp_path / "unit.o"
-    compiler = COMPILER, "-std=c++17", "-fPIC"
-    what = "-c", str(UNITS / f"target_{target}.cpp"), "-o", str(unit)
-    subprocess.run(
-        [*compiler, *flags(target), "-O1", *what],
-        capture_output=True,
-        check=True,
-        timeout=300,
-    )
+@each_object
+def test_a_unit_of_a_target_has_no_static_initialiser(target, source, symbol, tmp_path):
+    unit = compiled(source, target, "-O1", tmp_path)
     names = [name for _, name in symbols(unit)]
+    assert symbol in names
     assert not [
         name for name in names if "_GLOBAL__sub_I" in name or "__cxx_global_var_init" in name
     ]

@@ -1,4 +1,4 @@
-"""The command line: `regard explain`, `regard attention`, `regard info`.
+"""The command line: `regard explain`, `regard attention`, `regard bench`, `regard info`.
 
 Owns arguments, exit codes and what goes to which stream. Must not compute or lay out anything
 itself. Exit codes: 0 fine, 1 a stated expectation differs, 2 bad input, 130 interrupted.
@@ -730,6 +730,57 @@ def _offset(text: str | None) -> int | str | None:
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise OptionError(f"--offset is {text}; it must be a whole number or end")
     return int(text)
+
+
+# --- bench ---------------------------------------------------------------------------------------
+
+BENCH_EXAMPLES = """\b
+Examples:
+  regard bench
+  regard bench --grid full --json results.json --plot results.png
+  regard bench --against torch,numpy --threads 1
+"""
+
+
+@app.command(epilog=BENCH_EXAMPLES, short_help="Time regard beside its peers on this machine.")
+def bench(
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Peers, separated by commas: torch, onnxruntime, openvino, jax, numpy (all).",
+            show_default=False,
+        ),
+    ] = None,
+    grid: Annotated[
+        str, typer.Option(metavar="quick|full", help="quick: about a minute; full: half an hour.")
+    ] = "quick",
+    as_json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Save everything that was measured."),
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Save a picture (.png, .svg or .pdf).")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="Threads of every side (all CPUs).")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Check, then time, regard and every installed peer, all with the same number of threads."""
+    from regard.bench.command import bench as measure
+
+    code = measure(
+        _console(),
+        against=against,
+        grid_name=grid,
+        json_file=as_json,
+        plot_file=plot,
+        threads=threads,
+        force=force,
+    )
+    if code:
+        raise typer.Exit(code)
 
 
 # --- info ----------------------------------------------------------------------------------------

@@ -102,6 +102,11 @@ def default_threads() -> int:
                 f"REGARD_NUM_THREADS is {safe_text(repr(stated), 60)}; it must be 1 or more"
             )
         return min(int(stated[:9]), MOST_THREADS)
+    return usable_cpus()
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use: its affinity, within the quota of its cgroup."""
     return int(_fused.usable_cpus()) if BUILT else 1
 
 
@@ -120,6 +125,26 @@ def _tell() -> None:
 
 
 set_default_threads(None)
+
+
+def lanes() -> dict[str, int]:
+    """How many float32 numbers a vector of each CPU target holds."""
+    return {target: int(_fused.lanes(target)) for target in targets()}
+
+
+def multiply_add_peak(target: str, threads: int, wide: bool = False, seconds: float = 0.2) -> float:
+    """Operations per second of multiply-adds that stay in registers, two per multiply-add."""
+    return float(_fused.multiply_add_peak(threads, seconds, wide, target))
+
+
+def read_bandwidth(array: Array, threads: int, seconds: float = 1.0) -> float:
+    """Bytes per second at which threads read the array, each a part of its own."""
+    return float(_fused.read_bandwidth(array, threads, seconds, target))
+
+
+def clock_frequency(threads: int, seconds: float = 0.3) -> float:
+    """Cycles per second of one thread while so many compute: additions that wait for each other."""
+    return float(_fused.clock_frequency(threads, seconds))
 
 
 def supports(request: Request) -> str | None:

@@ -1,5 +1,6 @@
 // Which CPU targets were built, which this machine can run, and which is active.
 #pragma once
+#include "measure.hpp"
 #include "request.hpp"
 
 namespace regard {
@@ -7,5 +8,7 @@ namespace regard {
 // Best first; terminated by nullptr.
 extern const Target* const kTargets[];
 bool usable(const Target& target);
+// What measures the target; every target has one.
+extern const Meter* const kMeters[];
 
 }  // namespace regard

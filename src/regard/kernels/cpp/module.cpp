@@ -90,6 +90,12 @@ const Target& target_named(const std::string& name) {
     throw nb::value_error("no such target");
 }
 
+const Meter& meter_named(const std::string& name) {
+    for (const Meter* const* meter = kMeters; *meter; meter++)
+        if (name == (*meter)->name) return **meter;
+    throw nb::value_error("no such target");
+}
+
 // Rules in postfix order, each a tuple (name, first array, second array, left, right).
 void read_program(Call& call, const nb::list& rules) {
     int32_t depth = 0;
@@ -362,6 +368,28 @@ nb::object exponential(const nb::object& x, const std::string& target) {
     return nb::steal(out);
 }
 
+// For benchmarks: what the machine could do at most, per second.
+double multiply_add_peak(int threads, double seconds, bool wide, const std::string& target) {
+    const Meter& meter = meter_named(target);
+    Unlocked unlocked;
+    return most_operations(meter, wide, threads, seconds);
+}
+
+double read_bandwidth(const nb::object& array, int threads, double seconds,
+                      const std::string& target) {
+    const Meter& meter = meter_named(target);
+    PyArrayObject* data = array_of(array);
+    const char* bytes = PyArray_BYTES(data);
+    const size_t size = size_t(PyArray_NBYTES(data));
+    Unlocked unlocked;
+    return most_bytes(meter, bytes, size, threads, seconds);
+}
+
+double clock_frequency(int threads, double seconds) {
+    Unlocked unlocked;
+    return clock_rate(threads, seconds);
+}
+
 }  // namespace
 
 NB_MODULE(_fused, module) {
@@ -378,6 +406,10 @@ NB_MODULE(_fused, module) {
     module.attr("plain") = nb::steal(PyCFunction_New(&plain_method, nullptr));
     module.def("exponential", &exponential);
     module.def("usable_cpus", &usable_cpus);
+    module.def("lanes", [](const std::string& target) { return target_named(target).lanes; });
+    module.def("multiply_add_peak", &multiply_add_peak);
+    module.def("read_bandwidth", &read_bandwidth);
+    module.def("clock_frequency", &clock_frequency);
     module.def("targets", [] {
         nb::list all;
         for (const Target* const* target = kTargets; *target; target++)

@@ -1,0 +1,105 @@
+"""The tables of docs/performance.md, in Markdown, from what `regard bench --json FILE` saved.
+
+regard bench --grid full --json results.json
+python benchmarks/table.py results.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+TITLES = {
+    "small": "Small calls",
+    "full": "Every key visible",
+    "causal": "Causal",
+    "masks": "Masks",
+    "decode": "One query per head against a long cache",
+    "types": "Other number types",
+    "widths": "Values wider or narrower than keys",
+    "odd": "Sizes that fit no tile",
+    "long": "Long",
+}
+
+
+def main() -> None:
+    report = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    print("\n".join(markdown(report)))
+
+
+def markdown(report: dict[str, Any]) -> list[str]:
+    lines = [*machine(report), ""]
+    for group in dict.fromkeys(case["group"] for case in report["cases"]):
+        cases = [case for case in report["cases"] if case["group"] == group]
+        lines += [f"**{TITLES.get(group, group)}**", "", *table(cases), ""]
+    return lines + summary(report)
+
+
+def machine(report: dict[str, Any]) -> list[str]:
+    about, limits = report["machine"], report["limits"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    lines = [
+        f"{about['cpu']}, {about['threads']} of {about['cpus']} CPUs, target {about['target']}, "
+        f"{about['system']}, Python {about['python']}; {versions}, {about['blas']}.",
+    ]
+    if limits is not None:
+        best = max(limits["peaks"], key=lambda peak: peak["float32"])
+        per_cycle = best["float32"] / (limits["threads"] * limits["clock"] * best["lanes"] * 2)
+        lines.append(
+            f"Multiply-adds: {best['float32'] / 1e9:.0f} GF/s at most ({limits['threads']} threads "
+            f"× {limits['clock'] / 1e9:.2f} GHz × {best['lanes']} lanes × 2 × {per_cycle:.2f} per "
+            f"cycle), {best['float64'] / 1e9:.0f} in float64. "
+            f"Reading: {limits['read'] / 1e9:.1f} GB/s at most."
+        )
+    return lines
+
+
+def table(cases: list[dict[str, Any]]) -> list[str]:
+    sides = list(cases[0]["sides"])
+    masked = any(case["cost_of_mask"] is not None for case in cases)
+    last = "× its time without mask" if masked else "of the limit"
+    units = {case["unit"] for case in cases}
+    shape = "B,H,L,S,D" + (f" ({units.pop()})" if len(units) == 1 else "")
+    lines = [
+        f"| {shape} | {' | '.join(sides)} | × best peer | {last} |",
+        f"|---|{'---:|' * (len(sides) + 2)}",
+    ]
+    for case in cases:
+        timed = [side["seconds"] for side in case["sides"].values() if side["seconds"]]
+        cells = [cell(case["sides"][side], min(timed, default=0)) for side in sides]
+        ratio = "–" if case["ratio"] is None else f"{case['ratio']:.2f}"
+        beside = "–"
+        if case["cost_of_mask"] is not None:
+            beside = f"{case['cost_of_mask']:.2f}"
+        elif case["share"] is not None:
+            beside = f"{case['share']:.0%}"
+        lines.append(f"| {case['name']} | {' | '.join(cells)} | {ratio} | {beside} |")
+    return lines
+
+
+def cell(side: dict[str, Any], best: float) -> str:
+    if side["seconds"] is None:
+        return "wrong" if (side["reason"] or "").startswith("wrong") else "–"
+    value = side["speed"]
+    text = f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"**{text}**" if side["seconds"] == best else text
+
+
+def summary(report: dict[str, Any]) -> list[str]:
+    found = report["summary"]
+    if found["mean_ratio"] is None:
+        return []
+    groups = ", ".join(
+        f"{name} {ratio:.2f}" for name, ratio in found["mean_ratio_by_group"].items() if ratio
+    )
+    worst = found["worst"]
+    return [
+        f"Geometric mean of the ratios to the best peer: {found['mean_ratio']:.2f} ({groups}). "
+        f"The worst: {worst['ratio']:.2f} ({worst['case']}).",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""What is measured: the cases of each grid, and the arrays of one case.
+
+A case says what is computed in regard's own terms and how much useful work that is. Must not know
+who computes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.errors import OptionError, safe_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+MASKS = ("padding", "dense", "bias", "window", "lengths", "blocks")
+WINDOW = 256  # keys to the left that the window case sees
+BLOCK = 256  # rows and columns of one block of the block mask
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call to be measured. `unit` is what its speed is read in."""
+
+    group: str
+    B: int
+    H: int
+    L: int
+    S: int
+    D: int
+    G: int
+    E: int
+    dtype: str = "float32"
+    causal: bool = False
+    mask: str | None = None
+    unit: str = "GF/s"
+
+    @property
+    def name(self) -> str:
+        """What identifies the case: shape and whatever is not ordinary, such as `1,8,77,77,64`."""
+        heads = f"{self.H}" if self.G == self.H else f"{self.H}/{self.G}"
+        width = f"{self.D}" if self.E == self.D else f"{self.D}/{self.E}"
+        words = [self.mask, "causal" if self.causal else None]
+        words.append(None if self.dtype == "float32" else self.dtype)
+        words.append(f"{self.B},{heads},{self.L},{self.S},{width}")
+        return " ".join(word for word in words if word)
+
+    @property
+    def bytes(self) -> int:
+        """What has to be read at least: every key and value once."""
+        return self.B * self.G * self.S * (self.D + self.E) * _dtype(self.dtype).itemsize
+
+    @property
+    def scores(self) -> int:
+        """How many scores a matrix of them would have."""
+        return self.B * self.H * self.L * self.S
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arrays of a case: query (B, H, L, D), key (B, G, S, D), value (B, G, S, E).
+
+    `keep` (True = attend, broadcastable to (B, H, L, S)) is what the mask of the case says as
+    booleans, without causal; `bias` is added to the scores. `options` are the same for
+    `regard.attention`, in its own best form.
+    """
+
+    case: Case
+    query: Array
+    key: Array
+    value: Array
+    keep: Array | None = None
+    bias: Array | None = None
+    lengths: Array | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def visible(self) -> int:
+        """How many of the scores are visible: only they are useful work."""
+        case = self.case
+        if self.keep is None:
+            return (
+                case.B * case.H * (case.L * (case.L + 1) // 2 if case.causal else case.L * case.S)
+            )
+        keep = self.keep & np.tri(case.L, case.S, dtype=bool) if case.causal else self.keep
+        return int(keep.sum()) * (case.scores // keep.size)
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations of the two products over visible scores."""
+        return 2 * self.visible * (self.case.D + self.case.E)
+
+
+def grid(name: str) -> tuple[Case, ...]:
+    """The cases of a grid.
+
+    Raises
+    ------
+    OptionError
+        If there is no grid of that name.
+
+    Examples
+    --------
+    >>> [case.name for case in grid("quick")][:3]
+    ['1,1,3,3,4', '1,8,128,128,64', '1,8,1024,1024,64']
+    """
+    if name not in GRIDS:
+        raise OptionError(
+            f"grid is {safe_text(repr(name), 40)}; known are {', '.join(sorted(GRIDS))}"
+        )
+    return GRIDS[name]
+
+
+def case(group: str, *sizes: int, G: int | None = None, E: int | None = None, **more: Any) -> Case:
+    """A case of B, H, L, S, D; G and E are H and D unless given.
+
+    >>> case("full", 1, 8, 128, 128, 64, causal=True).name
+    'causal 1,8,128,128,64'
+    """
+    B, H, L, S, D = sizes
+    return Case(group, B, H, L, S, D, H if G is None else G, D if E is None else E, **more)
+
+
+def make_inputs(case: Case, seed: int = 0) -> Inputs:
+    """Random arrays, normal with unit variance, and the mask of the case."""
+    rng = np.random.default_rng(seed)
+    B, H, G, L, S = case.B, case.H, case.G, case.L, case.S
+    arrays = (
+        _normal(rng, shape, case.dtype)
+        for shape in ((B, H, L, case.D), (B, G, S, case.D), (B, G, S, case.E))
+    )
+    query, key, value = arrays
+    # The public function with its keyword arguments, even where they are the defaults.
+    options: dict[str, Any] = {"causal": case.causal}
+    keep = bias = lengths = None
+    match case.mask:
+        case None:
+            pass
+        case "padding":
+            keep = np.arange(S) < _some_lengths(B, S)[:, None, None, None]
+            options["mask"] = keep
+        case "lengths":
+            from regard.masks import Lengths
+
+            lengths = _some_lengths(B, S)
+            keep = np.arange(S) < lengths[:, None, None, None]
+            options["mask"] = Lengths(lengths)
+        case "dense":
+            keep = rng.random((1, 1, L, S)) < 0.75
+            keep[..., 0] = True
+            options["mask"] = keep
+        case "bias":
+            bias = _normal(rng, (1, H, L, S), case.dtype)
+            options["bias"] = bias
+        case "window":
+            distance = np.arange(L)[:, None] - np.arange(S)
+            keep = ((distance <= WINDOW) & (distance >= 0))[None, None]
+            options |= {"window": (WINDOW, 0)}
+        case "blocks":
+            rows, columns = np.arange(L)[:, None] // BLOCK, np.arange(S) // BLOCK
+            keep = ((rows + columns) % 2 == 0)[None, None]
+            options["mask"] = keep
+    return Inputs(case, query, key, value, keep, bias, lengths, options)
+
+
+def _some_lengths(B: int, S: int) -> Array:
+    """From all keys down to three quarters of them: padding as it is in a sorted batch."""
+    return np.linspace(S, 3 * S // 4, B).astype(np.int64)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name != "bfloat16":
+        return np.dtype(name)
+    from ml_dtypes import bfloat16
+
+    dtype: np.dtype[Any] = np.dtype(bfloat16)
+    return dtype
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+    """At an address that is a multiple of 64: some peers copy what is not."""
+    kind = _dtype(dtype)
+    size = int(np.prod(shape)) * kind.itemsize
+    room = np.empty(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    array = room[start : start + size].view(kind).reshape(shape)
+    array[...] = rng.standard_normal(shape, np.float64 if dtype == "float64" else np.float32)
+    return array
+
+
+SHAPES = (
+    (1, 8, 128, 128, 64),
+    (8, 12, 128, 128, 32),
+    (1, 8, 512, 512, 64),
+    (1, 8, 1024, 1024, 64),
+    (1, 8, 2048, 2048, 64),
+    (1, 8, 2048, 2048, 128),
+    (1, 1, 8192, 8192, 64),
+)
+LONG = (1, 1, 32768, 32768, 64)
+SMALL = ((1, 1, 3, 3, 4), (1, 1, 16, 16, 64))
+MIDDLE = (1, 8, 1024, 1024, 64)
+DECODE: tuple[tuple[tuple[int, ...], int], ...] = (
+    ((1, 32, 1, 4096, 128), 32),
+    ((1, 32, 1, 4096, 128), 8),
+    ((1, 32, 1, 65536, 128), 8),
+    ((8, 32, 1, 1024, 128), 8),
+)
+
+
+def _small() -> list[Case]:
+    return [case("small", *sizes, unit="µs") for sizes in SMALL]
+
+
+def _decode() -> list[Case]:
+    return [case("decode", *sizes, G=groups, unit="GB/s") for sizes, groups in DECODE]
+
+
+def _masked(names: tuple[str, ...]) -> list[Case]:
+    # A batch of four where the rows of it differ, one element where they do not.
+    batch = {"padding": 4, "lengths": 4}
+    return [
+        case("masks", batch.get(name, 1), 8, 1024, 1024, 64, mask=name, unit="ms") for name in names
+    ]
+
+
+def _full() -> list[Case]:
+    kinds = ("float16", "bfloat16", "float64")
+    odd = [(1, 8, 1024, 1024, D) for D in (40, 80, 96)] + [
+        (1, 8, L, L, 64) for L in (77, 257, 1000)
+    ]
+    return [
+        *_small(),
+        *(case("full", *sizes) for sizes in SHAPES),
+        *(case("causal", *sizes, causal=True) for sizes in SHAPES),
+        *_masked(MASKS),
+        *_decode(),
+        *(case("types", *MIDDLE, dtype=kind, causal=c) for kind in kinds for c in (False, True)),
+        case("types", 1, 8, 2048, 2048, 128, dtype="bfloat16"),
+        *(case("widths", 1, 8, 1024, 1024, D, E=E) for D, E in ((64, 128), (128, 64), (192, 128))),
+        *(case("odd", *sizes) for sizes in odd),
+        *(case("odd", 1, 8, L, L, 64, causal=True) for L in (257, 1000)),
+        case("long", *LONG),
+    ]
+
+
+def _quick() -> list[Case]:
+    return [
+        _small()[0],
+        case("full", *SHAPES[0]),
+        case("full", *MIDDLE),
+        case("full", *SHAPES[5]),
+        case("causal", *MIDDLE, causal=True),
+        case("causal", *SHAPES[4], causal=True),
+        *_masked(("padding", "dense")),
+        _decode()[1],
+        case("types", *MIDDLE, dtype="float64"),
+    ]
+
+
+GRIDS: dict[str, tuple[Case, ...]] = {"quick": tuple(_quick()), "full": tuple(_full())}

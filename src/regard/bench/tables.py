@@ -1,0 +1,160 @@
+"""A report on the terminal: the machine, one table, the summary.
+
+Must not measure or compare anything itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regard.bench.run import CaseResult, Outcome, Report
+from regard.bench.sides import REGARD
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from regard.bench.machine import Limits
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Everything, for people."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)  # nobody scrolls in a file
+    for line in _heading(report):
+        console.print(line)
+    console.print()
+    console.print(_table(report))
+    console.print()
+    for line in _summary(report):
+        console.print(line)
+
+
+WIDE = 140
+
+
+def number(value: float) -> str:
+    """Three digits, and never an exponent.
+
+    >>> number(1234.5), number(0.98765), number(37.24)
+    ('1234', '0.988', '37.2')
+    """
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _heading(report: Report) -> list[str]:
+    machine = report.machine
+    lines = [
+        f"{machine['cpu']}, {machine['threads']} of {machine['cpus']} CPUs, "
+        f"target {machine['target']}, {machine['system']} {machine['architecture']}, "
+        f"Python {machine['python']}, BLAS {machine['blas']}",
+        ", ".join(f"{name} {version}" for name, version in report.versions.items()),
+    ]
+    if report.limits is not None:
+        lines += limits_in_words(report.limits)
+    load = machine.get("load")
+    if load is not None and load > BUSY:
+        lines.append(
+            f"The machine was busy before the run began (load {load:.1f}): the times mean little."
+        )
+    return lines
+
+
+BUSY = 0.7
+
+
+def limits_in_words(limits: Limits) -> list[str]:
+    """The most that the machine does, and what it follows from."""
+    lines = []
+    for peak in limits.peaks:
+        lines.append(
+            f"multiply-add peak, {peak.target}: {peak.float32 / 1e9:.0f} GF/s "
+            f"({peak.float64 / 1e9:.0f} in float64) = {_threads(limits)} × "
+            f"{limits.clock / 1e9:.2f} GHz × {peak.lanes} lanes × 2 × "
+            f"{limits.multiply_adds_per_cycle(peak):.2f} per cycle"
+        )
+    lines.append(
+        f"reading: {limits.read / 1e9:.1f} GB/s from memory, {_threads(limits)}, the best of "
+        "several passes"
+    )
+    return lines
+
+
+def _threads(limits: Limits) -> str:
+    return "1 thread" if limits.threads == 1 else f"{limits.threads} threads"
+
+
+def _table(report: Report) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("B,H,L,S,D", no_wrap=True)
+    table.add_column("")
+    names = [REGARD.name, *(name for name in report.sides if name != REGARD.name)]
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("× best", justify="right")
+    table.add_column("")
+    group = None
+    for result in report.results:
+        if group not in (None, result.case.group):
+            table.add_row()
+        group = result.case.group
+        cells = [_cell(result, result.outcomes[name]) for name in names]
+        ratio = "–" if result.ratio is None else f"{result.ratio:.2f}"
+        table.add_row(
+            result.case.name, result.case.unit, *cells, ratio, _beside(result, report.limits)
+        )
+    return table
+
+
+def _cell(result: CaseResult, outcome: Outcome) -> Text:
+    from rich.text import Text
+
+    if outcome.seconds is None:
+        return Text("wrong" if outcome.error is not None else "–")
+    timed = [one.seconds for one in result.outcomes.values() if one.seconds is not None]
+    best = outcome.seconds == min(timed)
+    return Text(number(result.speed(outcome.seconds)), style="bold" if best else "")
+
+
+def _beside(result: CaseResult, limits: Limits | None) -> str:
+    if result.cost_of_mask is not None:
+        return f"{result.cost_of_mask:.2f} × the time without mask"
+    share = result.share(limits)
+    if share is None:
+        return ""
+    return f"{share:.0%} of {'reading' if result.case.unit == 'GB/s' else 'peak'}"
+
+
+def _summary(report: Report) -> list[str]:
+    lines = [
+        "GF/s of useful work (visible scores) and GB/s of keys and values: more is better; ms and "
+        "µs per call: less is better. Medians.",
+        "Every answer was compared with float64 before it was timed; – : not timed, the reasons "
+        "are below.",
+    ]
+    mean, worst = report.mean_ratio(), report.worst
+    if mean is not None and worst is not None:
+        groups = [
+            f"{name} {value:.2f}" for name in report.groups if (value := report.mean_ratio(name))
+        ]
+        lines += [
+            f"{mean:.2f} × the best peer, geometric mean ({', '.join(groups)})",
+            f"{worst.ratio:.2f} × at worst: {worst.case.name}, against {worst.best_peer}",
+        ]
+    return [*lines, *reasons(report)]
+
+
+def reasons(report: Report) -> list[str]:
+    """Why something was not timed: each reason once, with its cases."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for result in report.results:
+        for name, outcome in result.outcomes.items():
+            if outcome.reason is not None:
+                found.setdefault((name, outcome.reason), []).append(result.case.name)
+    return [
+        f"{name}: {reason}" + ("" if name in report.missing else f" ({'; '.join(cases)})")
+        for (name, reason), cases in found.items()
+    ]

@@ -1,0 +1,107 @@
+// Short windows of work on all threads, and the fastest of them.
+#include "measure.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+
+#include "driver.hpp"
+#include "threads.hpp"
+
+namespace regard {
+namespace {
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+// Whatever is computed is added here, so that it cannot be left out.
+std::atomic<double> kept{0};
+
+// work(thread) does a piece and says how much that was. A window begins when all threads are there
+// and ends with the last of them; every thread works until it is over, one piece at least.
+double fastest(int threads, double window, int windows, const std::function<double(int)>& work) {
+    constexpr double kPatience = 0.002;  // a pool that is taken sends nobody
+    double best = 0;
+    for (int n = 0; n < windows; n++) {
+        std::atomic<int> here{0};
+        std::atomic<double> begin{0}, done{0};
+        const double called = now();
+        run_on_threads(threads, [&](int thread) {
+            const PlainArithmetic plain;
+            here++;
+            while (here < threads && now() < called + kPatience) {}
+            double none = 0;
+            begin.compare_exchange_strong(none, now());
+            const double until = begin + window;
+            double mine = 0;
+            do mine += work(thread);
+            while (now() < until);
+            for (double before = done; !done.compare_exchange_weak(before, before + mine);) {}
+        }, nullptr);
+        best = std::max(best, done / (now() - begin));
+    }
+    return best;
+}
+
+void keep(double x) { kept.store(x, std::memory_order_relaxed); }
+
+constexpr double kWindow = 0.01;  // seconds: short enough to fall between two disturbances
+
+int windows_in(double seconds) { return std::max(3, int(seconds / kWindow)); }
+
+}  // namespace
+
+double most_operations(const Meter& meter, bool wide, int threads, double seconds) {
+    constexpr int64_t kRounds = 1000;  // some 20 to 50 µs
+    const double piece = double(kRounds) * double(meter.operations(wide));
+    return fastest(threads, kWindow, windows_in(seconds), [&](int) {
+        keep(meter.multiply_adds(kRounds, wide));
+        return piece;
+    });
+}
+
+double most_bytes(const Meter& meter, const char* data, size_t bytes, int threads,
+                  double seconds) {
+    // Every thread reads a part of its own from end to end, then again: the whole must be much
+    // larger than the caches. What ahead is best depends on the machine.
+    const size_t part = bytes / size_t(threads) / kReadBlock * kReadBlock;
+    double best = 0;
+    const double begin = now();
+    for (int pass = 0; part && (pass < 3 || now() - begin < seconds); pass++)
+        for (const size_t ahead : {size_t(0), size_t(1024), size_t(4096)})
+            best = std::max(best, fastest(threads, 0, 1, [&](int thread) {
+                keep(meter.read(data + size_t(thread) * part, part, ahead));
+                return double(part);
+            }));
+    return best;
+}
+
+double clock_rate(int threads, double seconds) {
+    constexpr int64_t kRounds = 20000;  // some 10 µs
+    std::atomic<double> best{0};
+    fastest(threads, kWindow, windows_in(seconds), [&](int) {
+        // Each addition waits for the one before it, and so does each exclusive-or: one cycle
+        // each on every CPU of this kind; a and b are unknown to the compiler.
+        volatile uint64_t given[3] = {1, 0x5555, 0x3333};
+        uint64_t x = given[0];
+        const uint64_t a = given[1], b = given[2];
+        const double begin = now();
+        for (int64_t n = 0; n < kRounds; n += 4) {
+            x = (x + a) ^ b;
+            x = (x + a) ^ b;
+            x = (x + a) ^ b;
+            x = (x + a) ^ b;
+        }
+        keep(double(x));
+        const double rate = 2.0 * kRounds / (now() - begin);
+        // Of one piece on one thread: a chain of single cycles shares nothing with a neighbour.
+        for (double before = best; rate > before && !best.compare_exchange_weak(before, rate);) {}
+        return 1.0;
+    });
+    return best;
+}
+
+}  // namespace regard

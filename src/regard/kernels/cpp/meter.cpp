@@ -1,0 +1,55 @@
+// The loops that find what a CPU target can do at most; compiled once per target, with its flags.
+// REGARD_METER is the one symbol of the unit and REGARD_METER_NAME the target's name.
+#include "measure.hpp"
+#include "simd.hpp"
+
+namespace {
+
+// Latency times units is 8 to 10 on today's CPUs; twelve chains and two operands also fit into
+// sixteen registers.
+constexpr int kChains = 12;
+constexpr int kSteps = 8;
+
+template <class T> static double multiply_adds(int64_t rounds) {
+    volatile T given[2] = {T(0.5), T(1)};  // read at run time: nothing can be computed beforehand
+    const Vec<T> a = all(T(given[0])), b = all(T(given[1]));
+    Vec<T> chain[kChains];
+    for (int n = 0; n < kChains; n++) chain[n] = all(T(n));
+    for (int64_t round = 0; round < rounds; round++) {
+#pragma GCC unroll 8
+        for (int step = 0; step < kSteps; step++)
+#pragma GCC unroll 12
+            for (int n = 0; n < kChains; n++) chain[n] = fma(chain[n], a, b);
+    }
+    Vec<T> sum = chain[0];
+    for (int n = 1; n < kChains; n++) sum += chain[n];
+    return double(sum_of<T>(sum));
+}
+
+static double multiply_adds_of(int64_t rounds, bool wide) {
+    return wide ? multiply_adds<double>(rounds) : multiply_adds<float>(rounds);
+}
+static int64_t operations(bool wide) {
+    return 2 * kChains * kSteps * (wide ? kLanes<double> : kLanes<float>);
+}
+
+static double read(const char* data, size_t bytes, size_t ahead) {
+    constexpr int kStreams = 8;
+    Vec<float> sum[kStreams] = {};
+    for (size_t at = 0; at < bytes; at += kStreams * size_t(kBytes)) {
+        const char* here = data + at;
+        if (ahead)
+#pragma GCC unroll 8
+            for (int line = 0; line < kStreams * kBytes; line += 64)
+                __builtin_prefetch(here + ahead + line);
+#pragma GCC unroll 8
+        for (int n = 0; n < kStreams; n++) sum[n] += load((const float*)(here + n * kBytes));
+    }
+    for (int n = 1; n < kStreams; n++) sum[0] += sum[n];
+    return double(sum_of<float>(sum[0]));
+}
+
+}  // namespace
+
+extern "C" const regard::Meter REGARD_METER = {REGARD_METER_NAME, kBytes, multiply_adds_of,
+                                               operations, read};
