@@ -70,8 +70,12 @@ static __attribute__((noinline)) void outputs(const T* strip, const char* values
                                               int64_t out_stride) {
     constexpr int W = kLanes<T>, H = R >= kTile ? R / 2 : R;
     int64_t e = 0;
-    for (; R == 1 && e + 8 * W <= wide; e += 8 * W)
-        blend<T, R, 8>(strip, values + e * sizeof(T), stride, from, to, out + e, out_stride);
+    // A few rows read values once: in whole rows of memory, or in pieces as large as they can be.
+    constexpr int F = kTile == 12 && R % 2 == 0 ? 2 : 1;
+    for (; R <= kFew && e + 8 * W <= wide; e += 8 * W)
+        for (int r = 0; r < R; r += F)
+            blend<T, F, 8>(strip + r * kStrip<T>, values + e * sizeof(T), stride, from, to,
+                           out + r * out_stride + e, out_stride);
     for (; e + 4 * W <= wide && kTile == 12; e += 4 * W)
         for (int r = 0; r < R; r += H)
             blend<T, H, 4>(strip + r * kStrip<T>, values + e * sizeof(T), stride, from, to,
