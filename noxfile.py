@@ -14,6 +14,15 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def neighbours(session: nox.Session) -> None:
+    session.install(".[test,torch,jax]", "expecttest")
+    required = {"REGARD_REQUIRE": "distribution,fused,ml_dtypes,torch,jax,expecttest"}
+    session.run(
+        "pytest", "tests/interop", "tests/test_docs.py", "tests/test_house.py", env=required
+    )
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     session.install("ruff")
     session.run("ruff", "check")

@@ -149,6 +149,25 @@ def recording() -> Iterator[list[str]]:
             fused._fused = native
 
 
+@contextmanager
+def recording_plain_calls_too() -> Iterator[list[str]]:
+    """As `recording`, with "fused:plain" for each call answered before a request is built."""
+    plain = regard.api.plain
+
+    def recorded(*arguments: Any) -> Any:
+        answer = plain(*arguments)
+        if answer is not None:
+            ran.append("fused:plain")
+        return answer
+
+    with recording() as ran:
+        regard.api.plain = recorded
+        try:
+            yield ran
+        finally:
+            regard.api.plain = plain
+
+
 class Recorded:
     """The native module, whose `run` takes the target as its last argument."""
 

@@ -28,10 +28,39 @@ def commands() -> list[tuple[str, str, str]]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_on_a_page_gives_what_the_page_shows(page: Path) -> None:
-    failed, _ = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
-    assert failed == 0
+# ```python, or ```python needs=torch where a block needs a tool that conftest.py knows.
+BLOCK = re.compile(r"^```python(?: needs=([\w,]+))?$.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def tools_of(block: re.Match[str]) -> frozenset[str]:
+    return frozenset((block[1] or "").split(",")) - {""}
+
+
+def pages_by_tools() -> list[object]:
+    """Every page by itself, and once more for each set of tools that blocks of it need."""
+    found = []
+    for page in PAGES:
+        needed = {tools_of(block) for block in BLOCK.finditer(page.read_text("utf-8"))}
+        for tools in sorted(needed | {frozenset()}, key=sorted):
+            name = "-".join((page.name, *sorted(tools)))
+            marks = [pytest.mark.needs(*sorted(tools))] if tools else []
+            found.append(pytest.param(page, tools, marks=marks, id=name))
+    return found
+
+
+@pytest.mark.parametrize(("page", "tools"), pages_by_tools())
+def test_python_on_a_page_gives_what_the_page_shows(page: Path, tools: frozenset[str]) -> None:
+    def kept(block: re.Match[str]) -> str:
+        return block[0] if tools_of(block) <= tools else "\n" * block[0].count("\n")
+
+    text = BLOCK.sub(kept, page.read_text("utf-8"))
+    test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_blocks_that_need_a_tool_are_there_and_run_where_it_is() -> None:
+    needed = {tool for one in pages_by_tools() for tool in one.values[1]}
+    assert {"jax", "torch"} <= needed
 
 
 def test_readme_has_python_and_commands_to_run() -> None:
@@ -69,7 +98,7 @@ def looks_like(printed: str, shown: str) -> bool:
 
 def test_every_test_that_a_page_names_exists() -> None:
     defined = set()
-    for file in (ROOT / "tests").glob("test_*.py"):
+    for file in (ROOT / "tests").rglob("test_*.py"):
         defined |= set(re.findall(r"^def (test_\w+)", file.read_text("utf-8"), re.MULTILINE))
     named = set()
     for page in PAGES:

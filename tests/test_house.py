@@ -22,6 +22,7 @@ PACKAGE = Path(find_spec("regard").origin).parent
 # A module imports only from lower ranks. `__init__` stands for the package as others see it.
 LADDER = """
 errors _fused
+arrays
 masks
 steps
 labels arithmetic values
@@ -33,8 +34,9 @@ dispatch
 walkthrough config chosen_rows
 multihead cache
 models views diagnosis
-interop testing
+testing
 api
+interop
 __init__
 on_disk
 bench
@@ -57,7 +59,10 @@ PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "she
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}
 
 # Examples that need more than `pip install .` brings: module -> the name of the tool.
-NEEDED_BY_EXAMPLES: dict[str, str] = {}
+NEEDED_BY_EXAMPLES: dict[str, str] = {
+    "regard.interop.jax": "jax",
+    "regard.interop.torch": "torch",
+}
 
 
 def module_name(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from regard.arrays import home_of, lent
 from regard.dispatch import plain, run, set_default_threads
 from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
 from regard.request import checked_threads, make_request
@@ -76,7 +77,7 @@ def attention(
         "exact" accumulates float32 and half inputs in float64 and rounds once.
     return_weights, return_lse : bool
         Return the weights (…, H, L, S), the log-sum-exp (…, H, L) too.
-    out : ndarray, optional
+    out : ndarray or tensor, optional
         Where to write the output: its exact shape and dtype. May overlap an input.
     kernel : str, optional
         Which kernel answers; it is never replaced by another. See `regard.show_config`.
@@ -87,17 +88,22 @@ def attention(
     -------
     ndarray, (…, H, L, E), or a named tuple (output[, weights][, lse])
         In the dtype of the inputs; mixed ones promote by NumPy's rules, integers give float64.
-        A row that sees no key is 0, its weights are 0, its lse is −inf (or the sink).
+        A row that sees no key is 0, its weights are 0, its lse is −inf (or the sink). Arrays of
+        another library, if query, key, value or out is one.
 
     Raises
     ------
     ShapeError, OptionError
         Both ValueError: shapes that do not fit, options that make no sense.
     DtypeError
-        A TypeError: complex, object, longdouble or masked arrays, masks that are not boolean.
+        A TypeError: complex, object, longdouble or masked arrays, masks that are not boolean,
+        arrays of two other libraries, on another device, or followed by a gradient.
 
     Notes
     -----
+    Arrays may be of any library that speaks DLPack, such as PyTorch and JAX, in the CPU's memory;
+    they are read without a copy. NumPy arrays go with those of one other library.
+
     What stands in a hidden key or value (NaN, infinity, garbage) cannot change one byte of the
     result. Arrays in (B, L, H, D) order cost no copy: ``query.swapaxes(-3, -2)`` is a view.
 
@@ -144,7 +150,16 @@ def attention(
 def _general(query: Any, key: Any, value: Any, kernel: str | None, **options: Any) -> Any:
     # Not a closure in `attention`, which would cost the plain call a quarter of its time.
     arrays = {"query": query, "key": key, "value": value}
-    return run(_checked(lambda: make_request(**arrays, **options), **arrays), kernel).returned
+    home = home_of(**arrays, out=options["out"])
+    if home is None:
+        return run(_checked(lambda: make_request(**arrays, **options), **arrays), kernel).returned
+    # Their memory as NumPy's; the call may turn out to be a plain one.
+    out, options["out"] = options["out"], lent("out", options["out"], in_place=True)
+    arrays = {name: lent(name, array) for name, array in arrays.items()}
+    result = attention(**arrays, kernel=kernel, **options)
+    if out is None:
+        return home(result)
+    return home(result)._replace(output=out) if isinstance(result, tuple) else out
 
 
 def weights(
@@ -217,7 +232,8 @@ def weights(
     # Loaded when it is first asked for, as explaining is.
     from regard.chosen_rows import weights_of_rows
 
-    return _checked(
+    home = home_of(query=query, key=key, lse=lse)
+    result = _checked(
         lambda: weights_of_rows(
             query,
             key,
@@ -238,6 +254,7 @@ def weights(
         key=key,
         lse=lse,
     )
+    return result if home is None else home(result)
 
 
 def set_threads(threads: int | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from regard.arrays import home_of
 from regard.errors import DtypeError, OptionError, ShapeError
 from regard.request import as_array
 from regard.steps import Ref, Step, compute
@@ -41,7 +42,8 @@ def softmax(scores: Any, *, axis: int = -1) -> Array:
     Returns
     -------
     ndarray
-        The same shape and float dtype; integers give float64. Half types are computed in float32.
+        The same shape, library and float dtype; integers give float64. Half types are computed in
+        float32.
 
     Raises
     ------
@@ -59,6 +61,7 @@ def softmax(scores: Any, *, axis: int = -1) -> Array:
     >>> softmax([0.0, 0.0, -np.inf])
     array([0.5, 0.5, 0. ])
     """
+    home = home_of(scores=scores)
     array = as_array("scores", scores)
     dtype = np.dtype(np.float64) if array.dtype.kind in "biu" else array.dtype.newbyteorder("=")
     if array.ndim == 0:
@@ -71,7 +74,8 @@ def softmax(scores: Any, *, axis: int = -1) -> Array:
     rows = np.moveaxis(array, axis, -1).astype(working)
     flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
     weights = _weights(flat, working)[0].reshape(rows.shape)
-    return np.moveaxis(weights, -1, axis).astype(dtype, copy=False)
+    result = np.moveaxis(weights, -1, axis).astype(dtype, copy=False)
+    return result if home is None else home(result)
 
 
 def _weights(rows: Array, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
@@ -131,10 +135,14 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
     given: Any
     for name, given in (("outputs", outputs), ("lses", lses)):
         # An array of several parts is a sequence of them too; one number is not.
-        if not isinstance(given, (Sequence, np.ndarray)) or getattr(given, "ndim", 1) == 0:
+        stacked = getattr(given, "ndim", 0)
+        if not isinstance(given, Sequence) and not stacked:
             raise DtypeError(f"{name} must be a sequence of arrays, one per part")
-    parts = [as_array(f"outputs[{number}]", output) for number, output in enumerate(outputs)]
-    logs = [as_array(f"lses[{number}]", lse) for number, lse in enumerate(lses)]
+    named = {f"outputs[{number}]": output for number, output in enumerate(outputs)}
+    logs_named = {f"lses[{number}]": lse for number, lse in enumerate(lses)}
+    home = home_of(**named, **logs_named)
+    parts = [as_array(name, output) for name, output in named.items()]
+    logs = [as_array(name, lse) for name, lse in logs_named.items()]
     if not parts:
         raise ShapeError("outputs is empty; there must be at least one part to merge")
     if len(parts) != len(logs):
@@ -169,6 +177,7 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
             # A part that saw no key is absent, whatever stands in its output.
             output += np.where(by_part[:, number, None] == -np.inf, 0, term)
         lse = maximum + np.log(sums)
-    return Merged(
+    merged = Merged(
         output.reshape(parts[0].shape).astype(dtype), lse.reshape(logs[0].shape).astype(lse_dtype)
     )
+    return merged if home is None else home(merged)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from regard.arrays import as_numpy
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 if TYPE_CHECKING:
@@ -176,8 +177,8 @@ def _position(offset: Any, queries: int, keys: int) -> int:
 def plain_array(name: str, value: Any, wanted: str) -> NDArray[Any]:
     """What NumPy makes of a value; whatever keeps it from that is an error about the argument."""
     try:
-        return np.asarray(value)
-    except MemoryError:
+        return as_numpy(name, value)
+    except (MemoryError, DtypeError):
         raise
     except Exception as error:
         ragged = isinstance(error, ValueError) and isinstance(value, (list, tuple))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard import dispatch
+from regard.arrays import home_of
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
 from regard.explanation import Explanation
 from regard.kernels.reference import project, unite
@@ -130,7 +131,7 @@ class MultiHeadAttention:
         -------
         ndarray, (…, L, F), or a named tuple (output, weights)
             In the dtype of x, context and weights together; half types are computed in float32
-            throughout and rounded once.
+            throughout and rounded once. Arrays of another library if x or context is one.
         """
         for name in options:
             if name not in CALL_OPTIONS:
@@ -138,6 +139,7 @@ class MultiHeadAttention:
                     f"MultiHeadAttention takes no option {safe_text(name, 60)} in a call; "
                     f"it takes {', '.join(('return_weights', 'kernel', *CALL_OPTIONS))}"
                 )
+        home = home_of(x=x, context=context)
         inputs = {"embeddings": as_array("x", x), **self._weights()}
         if context is not None:
             inputs["context"] = as_array("context", context)
@@ -163,9 +165,10 @@ class MultiHeadAttention:
         united = unite({**inputs, "output": result.output}, working)
         last = "projected_output" if self.W_o is not None else "merged"
         output = united.value(last).astype(dtype, copy=False)
-        if result.weights is None:
-            return output
-        return MultiHeadOutput(output, result.weights.astype(dtype, copy=False))
+        answer: Any = output
+        if result.weights is not None:
+            answer = MultiHeadOutput(output, result.weights.astype(dtype, copy=False))
+        return answer if home is None else home(answer)
 
     def explain(
         self,

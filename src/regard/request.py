@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from regard.arrays import as_numpy
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import (
     AllowedByBias,
@@ -240,15 +241,12 @@ def as_array(name: str, value: Any) -> Array:
             f"pass {instead.get(name, f'{name}.data')}"
         )
     try:
-        array = np.asarray(value)
-    except MemoryError:
+        array = as_numpy(name, value)
+    except (MemoryError, DtypeError):
         raise
     except Exception as error:
-        elsewhere = hasattr(value, "device") or hasattr(value, "__dlpack_device__")
-        hint = "; bring it to the CPU first (.detach().cpu(), np.asarray)" if elsewhere else ""
         raise DtypeError(
-            f"{name} is a {type(value).__name__} that NumPy cannot read: "
-            f"{safe_text(error, 120)}{hint}"
+            f"{name} is a {type(value).__name__} that NumPy cannot read: {safe_text(error, 120)}"
         ) from None
     if array.dtype.kind in "biu" or is_float(array.dtype):
         return array

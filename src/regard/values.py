@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.arrays import as_numpy
 from regard.errors import ProblemError, safe_text
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) 
                 "it must hold floating-point numbers of at most 64 bits, or integers"
             )
     elif not isinstance(value, (list, tuple)) and hasattr(value, "__array__"):
-        return as_numbers(name, np.asarray(value))
+        return as_numbers(name, as_numpy(name, value))
     shape, cells = _unnested(name, value, "number")
     if set(map(type, cells)) - {float}:
         cells = [

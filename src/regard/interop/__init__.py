@@ -1,0 +1,1 @@
+"""At home among neighbours: one module per library, imported only on request."""

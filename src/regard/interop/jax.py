@@ -1,0 +1,302 @@
+"""JAX's own attention call, answered by regard, also within jit and vmap.
+
+Owns what `jax.nn.dot_product_attention` means by its arguments, and the primitive by which JAX
+calls regard. Must not know how attention is computed.
+
+A primitive, not `jax.pure_callback`: that one copies every operand to a JAX array first, and where
+several threads call it, those copies wait for the threads that the callbacks hold (measured with
+jax 0.10.2: six threads and 100,000 numbers stand still for good). Here operands come as NumPy
+arrays on XLA's own memory, and nothing in the callback speaks to JAX.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from regard.api import attention
+from regard.arrays import as_numpy
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.masks import Boolean, Lengths, Mask, Window
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: None = None,
+    return_residual: bool = False,
+) -> Any:
+    r"""softmax(scale·Q·Kᵀ + bias)·V on JAX's CPU arrays, with JAX's signature and layout.
+
+    Rows stand before heads: B batch, T queries, S keys, N query heads, K key heads, H width.
+
+    Parameters
+    ----------
+    query : array, (B, T, N, H) or (T, N, H)
+        float16, bfloat16, float32 or float64.
+    key, value : array, (B, S, K, H) or (S, K, H)
+        Of the same dtype; N is a multiple of K. The width of value may differ.
+    bias : array, broadcastable to (B, N, T, S), optional
+        Added after the scale.
+    mask : array of bool, broadcastable to (B, N, T, S), optional
+        True = attend.
+    scale : float, optional
+        1/√H if None. A number, not an array that is traced.
+    is_causal : bool
+        Query i sees key j only if j ≤ i, whatever T and S are.
+    query_seq_lengths, key_value_seq_lengths : array of int32, (B,), optional
+        Later queries give 0, later keys are hidden.
+    local_window_size : int or (left, right), optional
+        Query i sees keys i − left … i + right.
+    implementation : None
+        Must be None: it is regard that answers.
+    return_residual : bool
+        Return the log-sum-exp (B, T, N) or (T, N) too.
+
+    Returns
+    -------
+    array, (B, T, N, H) or (T, N, H), or a tuple (output, residual)
+        Of the dtype of query.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        When called or traced, for arguments that do not fit.
+    NotImplementedError
+        When differentiated: regard computes no gradients.
+
+    Notes
+    -----
+    Where it differs from JAX: a query that sees no key gives 0 and the residual −inf, where JAX
+    gives the mean of all values; what stands in a hidden key or value has no influence, NaN
+    included; in half types weights are not rounded before they meet the values; and in float64,
+    which JAX has only with ``jax_enable_x64``, everything is computed in float64, where JAX takes
+    the softmax in float32 and is right to about 1e-7.
+
+    References
+    ----------
+    JAX's documentation of ``jax.nn.dot_product_attention``.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> query = jnp.eye(2)[:, None]  # two queries, one head, two wide
+    >>> value = jnp.array([[[10.0, 0.0]], [[0.0, 10.0]]])
+    >>> jax.jit(lambda q, v: dot_product_attention(q, q, v, is_causal=True))(query, value)[:, 0]
+    Array([[10.       ,  0.       ],
+           [ 3.3023846,  6.6976156]], dtype=float32)
+    """
+    if implementation is not None:
+        raise OptionError(
+            f"implementation is {safe_text(repr(implementation), 60)}, but it is regard that "
+            "answers here: leave it out, or call jax.nn.dot_product_attention"
+        )
+    given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
+    given |= {"query_seq_lengths": query_seq_lengths}
+    given |= {"key_value_seq_lengths": key_value_seq_lengths}
+    arrays = {name: jnp.asarray(array) for name, array in given.items() if array is not None}
+    shape = arrays["query"].shape
+    for name in ("query", "key", "value", "bias", "mask"):
+        if name in arrays and arrays[name].ndim < 4:
+            missing = (1,) * (4 - arrays[name].ndim)
+            arrays[name] = arrays[name].reshape(*missing, *arrays[name].shape)
+    _check(arrays)
+    options = _Options(_number(scale), bool(is_causal), _window(local_window_size))
+    output, residual = _attention.bind(*arrays.values(), names=tuple(arrays), options=options)
+    if len(shape) == 3:
+        output, residual = output[0], residual[0]
+    return (output, residual) if return_residual else output
+
+
+class _Options(NamedTuple):
+    scale: float | None
+    is_causal: bool
+    window: tuple[int, int] | None
+
+
+# --- checks, when called or traced ---------------------------------------------------------------
+
+
+def _check(arrays: dict[str, Any]) -> None:
+    """Everything that is known from shapes and dtypes; within jit there is no later chance."""
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
+    for name, array in list(arrays.items())[:3]:
+        if array.ndim != 4:
+            raise ShapeError(f"{name} has {array.ndim} axes; it must have 3 or 4: ([B,] T, N, H)")
+        if array.dtype.name not in DTYPES or array.dtype != query.dtype:
+            raise DtypeError(
+                f"{name} has dtype {array.dtype} and query {query.dtype}; "
+                f"all three must have one of {', '.join(DTYPES)}"
+            )
+    batch, queries, heads, width = query.shape
+    keys = key.shape[1]
+    if key.shape[::3] != (batch, width) or value.shape[:3] != key.shape[:3]:
+        raise ShapeError(
+            f"query {query.shape}, key {key.shape} and value {value.shape} do not fit: they must "
+            "be (B, T, N, H), (B, S, K, H) and (B, S, K, H)"
+        )
+    if key.shape[2] == 0 or heads % key.shape[2]:
+        raise ShapeError(
+            f"query has {heads} heads but key has {key.shape[2]}; "
+            "the number of query heads must be a multiple of the number of key heads"
+        )
+    scores = (batch, heads, queries, keys)
+    for name in ("bias", "mask"):
+        if name in arrays:
+            own = arrays[name].shape
+            if len(own) != 4 or any(a not in (1, b) for a, b in zip(own, scores, strict=True)):
+                raise ShapeError(f"{name} {own} does not broadcast to (B, N, T, S) = {scores}")
+    if "mask" in arrays and arrays["mask"].dtype != np.bool_:
+        raise DtypeError(
+            f"mask must be boolean, True = attend, but has dtype {arrays['mask'].dtype}; "
+            "numbers to be added go to bias="
+        )
+    if "bias" in arrays and arrays["bias"].dtype.name not in DTYPES:
+        raise DtypeError(
+            f"bias has dtype {arrays['bias'].dtype}; it must be one of {', '.join(DTYPES)}"
+        )
+    for name in ("query_seq_lengths", "key_value_seq_lengths"):
+        if name in arrays and (arrays[name].shape, arrays[name].dtype) != ((batch,), np.int32):
+            raise ShapeError(
+                f"{name} must be {batch} int32 numbers, one per batch element, not "
+                f"{arrays[name].dtype} {arrays[name].shape}"
+            )
+
+
+def _number(scale: Any) -> float | None:
+    if isinstance(scale, jax.core.Tracer):
+        raise OptionError("scale is traced; it must be a number when the function is compiled")
+    if scale is None:
+        return None
+    try:
+        number = float(scale)
+    except (TypeError, ValueError):
+        raise DtypeError(f"scale must be a number, not {safe_text(repr(scale), 60)}") from None
+    if not math.isfinite(number):
+        raise OptionError(f"scale is {number}; it must be a finite number (None: 1/√H)")
+    return number
+
+
+def _window(window: Any) -> tuple[int, int] | None:
+    if window is None:
+        return None
+    sides = tuple(window) if isinstance(window, (tuple, list)) else (window, window)
+    if len(sides) != 2 or None in sides:
+        raise OptionError(
+            "local_window_size must be an int or a pair (left, right) of ints, not "
+            f"{safe_text(repr(window), 60)}"
+        )
+    rule = Window(*sides)  # says what is wrong with either side
+    return int(rule.left or 0), int(rule.right or 0)
+
+
+# --- the primitive -------------------------------------------------------------------------------
+
+_attention = Primitive("regard_attention")
+_attention.multiple_results = True
+
+
+def _answer(*operands: Any, names: tuple[str, ...], options: _Options) -> tuple[Any, Any]:
+    """Output (…, B, T, N, E) and log-sum-exp (…, B, T, N); what vmap adds stands in front."""
+    arrays = dict(zip(names, operands, strict=True))
+    query, key, value = (arrays[name].swapaxes(-3, -2) for name in ("query", "key", "value"))
+    queries, keys = query.shape[-2], key.shape[-2]
+    lead = _lead(names, operands)
+    rules: Mask | None = None
+    if "mask" in arrays:
+        rules = Boolean(arrays["mask"])
+    if "query_seq_lengths" in arrays:
+        length = arrays["query_seq_lengths"][..., None, None, None]
+        rows = Boolean(np.arange(queries)[:, None] < length)
+        rules = rows if rules is None else rules & rows
+    if "key_value_seq_lengths" in arrays:
+        lengths = Lengths(np.clip(arrays["key_value_seq_lengths"], 0, keys))
+        rules = lengths if rules is None else rules & lengths
+    output, lse = attention(
+        np.broadcast_to(query, (*lead, *query.shape[-3:])),
+        key,
+        value,
+        mask=rules,
+        bias=arrays.get("bias"),
+        causal=options.is_causal,
+        window=options.window,
+        offset=0,
+        scale=options.scale,
+        return_lse=True,
+    )
+    return output.swapaxes(-3, -2), lse.swapaxes(-2, -1).astype(query.dtype)
+
+
+def _lead(names: tuple[str, ...], operands: Any) -> tuple[int, ...]:
+    """The leading axes of all together: those of vmap, then B."""
+    ends = {"query_seq_lengths": 0, "key_value_seq_lengths": 0}
+    leads = (a.shape[: a.ndim - ends.get(n, 3)] for n, a in zip(names, operands, strict=True))
+    return np.broadcast_shapes(*leads)
+
+
+def _called(*operands: Any, names: tuple[str, ...], options: _Options) -> list[Any]:
+    arrays = (as_numpy(name, array) for name, array in zip(names, operands, strict=True))
+    return [jnp.asarray(a) for a in _answer(*arrays, names=names, options=options)]
+
+
+def _shapes(*operands: Any, names: tuple[str, ...], options: _Options) -> list[Any]:
+    query, value = operands[0], operands[2]
+    rows = (*_lead(names, operands), *query.shape[-3:-1])
+    shapes = (*rows, value.shape[-1]), rows
+    return [jax.core.ShapedArray(shape, query.dtype) for shape in shapes]
+
+
+def _compiled(ctx: Any, *operands: Any, names: tuple[str, ...], options: _Options) -> Any:
+    def callback(*arrays: Any) -> Any:
+        return _answer(*map(np.asarray, arrays), names=names, options=options)
+
+    results, _, _ = mlir.emit_python_callback(
+        ctx,
+        callback,
+        None,
+        list(operands),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=False,
+    )
+    return results
+
+
+def _batched(operands: Any, axes: Any, **params: Any) -> Any:
+    """One more leading axis, of length 1 where nothing is mapped: regard broadcasts, not JAX."""
+    moved = [
+        jnp.expand_dims(operand, 0) if axis is None else jnp.moveaxis(operand, axis, 0)
+        for operand, axis in zip(operands, axes, strict=True)
+    ]
+    return _attention.bind(*moved, **params), [0, 0]
+
+
+def _differentiated(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError(
+        "regard computes no gradients; differentiate jax.nn.dot_product_attention, or keep regard "
+        "out of it with jax.lax.stop_gradient on query, key, value and bias"
+    )
+
+
+_attention.def_impl(_called)
+_attention.def_abstract_eval(_shapes)
+mlir.register_lowering(_attention, _compiled, platform="cpu", cacheable=False)
+batching.primitive_batchers[_attention] = _batched
+ad.primitive_jvps[_attention] = _differentiated

@@ -1,0 +1,293 @@
+"""PyTorch's own attention call, answered by regard.
+
+Owns what `torch.nn.functional.scaled_dot_product_attention` means by its arguments, and putting
+regard in its place for a while. Must not know how attention is computed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.attention.bias import CausalBias, CausalVariant
+from torch.overrides import handle_torch_function, has_torch_function
+
+from regard.api import attention
+from regard.arrays import lent
+from regard.errors import DtypeError, OptionError, ShapeError
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    r"""softmax(scale·Q·Kᵀ + attn_mask)·V on CPU tensors, with PyTorch's signature and meaning.
+
+    Parameters
+    ----------
+    query : Tensor, (…, H, L, D)
+        Any strides, at least two axes; float16, bfloat16, float32 or float64. Never copied.
+    key, value : Tensor, (…, G, S, D) and (…, G, S, E)
+        Of the same dtype. Leading axes, heads included, broadcast.
+    attn_mask : Tensor broadcastable to (…, H, L, S), optional
+        bool, True = attend, or numbers to be added, float32 or of the query's dtype. Also
+        `torch.nn.attention.bias.causal_upper_left` and `causal_lower_right`.
+    dropout_p : float
+        Must be 0.
+    is_causal : bool
+        Query i sees key j only if j ≤ i, whatever L and S are. A mask applies too.
+    scale : float, optional
+        1/√D if None.
+    enable_gqa : bool
+        H may be a multiple of G: query head h reads key head h // (H // G).
+
+    Returns
+    -------
+    Tensor, (…, H, L, E)
+        Of the query's dtype. A row that sees no key is 0.
+
+    Raises
+    ------
+    DtypeError, OptionError, ShapeError
+        Where regard cannot answer: gradients, dropout, another device, nested, sparse and quantised
+        tensors, and whatever PyTorch refuses.
+
+    Notes
+    -----
+    Where it differs from PyTorch: what stands in a masked key or value, NaN included, has no
+    influence; a NaN in a query is never hidden; scores that are all −inf without a mask give NaN.
+
+    References
+    ----------
+    PyTorch's documentation of ``torch.nn.functional.scaled_dot_product_attention``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> query = torch.eye(2)
+    >>> value = torch.tensor([[10.0, 0.0], [0.0, 10.0]])
+    >>> scaled_dot_product_attention(query, query, value, is_causal=True)
+    tensor([[10.0000,  0.0000],
+            [ 3.3024,  6.6976]])
+    """
+    tensors = {"query": query, "key": key, "value": value}
+    _check(tensors, dropout_p)
+    options = _visible(attn_mask, bool(is_causal), query, key)
+    return attention(*_matched(query, key, value, bool(enable_gqa)), scale=scale, **options)
+
+
+@dataclass
+class Calls:
+    """How many calls regard answered, how many it passed on to PyTorch, and why."""
+
+    answered: int = 0
+    passed_on: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+@contextmanager
+def patched() -> Iterator[Calls]:
+    """Let code that calls ``torch.nn.functional.scaled_dot_product_attention`` run on regard.
+
+    `nn.MultiheadAttention` without ``need_weights`` and the transformer layers call it too: the
+    fast path in eval mode, on which they do not, is switched off meanwhile (for every thread, as
+    PyTorch has it). Calls that regard cannot answer (gradients, dropout, another device) go to
+    PyTorch's own function, and so does whatever is compiled or traced.
+
+    Only calls of the thread, or asyncio task, that entered are answered and counted. May be
+    nested; each context counts what happens within it. Code that took the function out of
+    ``torch.nn.functional`` earlier, by ``from … import``, has PyTorch's own.
+
+    Yields
+    ------
+    Calls
+        Counts while it runs: `answered`, `passed_on` and the `reasons` for that.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> x = torch.zeros(1, 3, 8)
+    >>> with torch.no_grad(), patched() as calls:
+    ...     output, _ = layer(x, x, x, need_weights=False)
+    >>> calls.answered, calls.passed_on
+    (1, 0)
+    """
+    calls = Calls()
+    token = _counting.set((*_counting.get(), calls))
+    _install()
+    try:
+        yield calls
+    finally:
+        _restore()  # first: the other fails where a generator is closed by another thread
+        _counting.reset(token)
+
+
+# --- what the arguments mean ---------------------------------------------------------------------
+
+
+def _check(tensors: dict[str, Any], dropout_p: float) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise DtypeError(f"{name} must be a Tensor, not {type(tensor).__name__}")
+        if tensor.is_nested:
+            raise DtypeError(f"{name} is a nested tensor; pass its parts, {name}.unbind(), singly")
+        if tensor.dtype not in DTYPES:
+            known = ", ".join(map(str, DTYPES))
+            raise DtypeError(f"{name} has dtype {tensor.dtype}; convert it to one of {known}")
+        if tensor.ndim < 2:
+            raise ShapeError(f"{name} has {tensor.ndim} axes but needs at least 2")
+    if len({tensor.dtype for tensor in tensors.values()}) > 1:
+        dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
+        raise DtypeError(f"query, key and value must have one dtype, not {dtypes}")
+    if dropout_p != 0:
+        raise OptionError(f"dropout_p is {dropout_p}; regard drops nothing out: pass 0.0")
+
+
+def _visible(mask: Any, causal: bool, query: Any, key: Any) -> dict[str, Any]:
+    """The mask and causality as options of regard's own."""
+    sizes = query.shape[-2], key.shape[-2]
+    options: dict[str, Any] = {"causal": causal}
+    if causal and sizes[0] != sizes[1]:
+        options["offset"] = 0
+    if mask is None:
+        return options
+    if isinstance(mask, CausalBias):
+        if causal:
+            raise OptionError("attn_mask is causal already; leave is_causal out")
+        if (mask.seq_len_q, mask.seq_len_kv) != sizes:
+            raise ShapeError(
+                f"attn_mask is for {mask.seq_len_q} queries and {mask.seq_len_kv} keys but there "
+                f"are {sizes[0]} and {sizes[1]}"
+            )
+        at_the_end = mask.variant == CausalVariant.LOWER_RIGHT
+        return {"causal": True, "offset": "end" if at_the_end else 0}
+    if not isinstance(mask, torch.Tensor):
+        raise DtypeError(f"attn_mask must be a Tensor, not {type(mask).__name__}")
+    if mask.is_nested:
+        raise DtypeError("attn_mask is a nested tensor; pad it to one shape")
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise DtypeError(
+            f"attn_mask has dtype {mask.dtype}; it must be torch.bool, True = attend, or numbers "
+            f"to be added, torch.float32 or {query.dtype} as the query"
+        )
+    options["mask" if mask.dtype == torch.bool else "bias"] = lent("attn_mask", mask)
+    return options
+
+
+def _matched(query: Any, key: Any, value: Any, grouped: bool) -> tuple[Any, Any, Any]:
+    """The three with heads that fit: PyTorch broadcasts them, or shares them in groups."""
+    heads, *others = (t.shape[-3] if t.ndim > 2 else 1 for t in (query, key, value))
+    if others == [heads, heads]:
+        return query, key, value
+    if grouped:
+        if others[0] != others[1] and all(other and heads % other == 0 for other in others):
+            key, value = (
+                t.repeat_interleave(heads // other, -3) if other > 1 else _with_heads(t, heads)
+                for t, other in zip((key, value), others, strict=True)
+            )
+        return query, key, value
+    wanted = {heads, *others} - {1}
+    if len(wanted) > 1:
+        raise ShapeError(
+            f"query has {heads} heads but key has {others[0]} and value {others[1]}; pass "
+            "enable_gqa=True to let heads of the query share those of key and value"
+        )
+    query, key, value = (_with_heads(t, *wanted) for t in (query, key, value))
+    return query, key, value
+
+
+def _with_heads(tensor: Any, heads: int) -> Any:
+    return tensor.expand(*tensor.shape[:-3], heads, *tensor.shape[-2:])
+
+
+# --- in the place of PyTorch's own ---------------------------------------------------------------
+
+_own = torch.nn.functional.scaled_dot_product_attention
+_fast_path = True
+_installed = 0
+_lock = threading.Lock()
+# The contexts that are open where a call is made; other threads have none of them.
+_counting: ContextVar[tuple[Calls, ...]] = ContextVar("regard_calls", default=())
+
+
+def _install() -> None:
+    global _own, _fast_path, _installed
+    with _lock:
+        if not _installed:
+            _own = torch.nn.functional.scaled_dot_product_attention
+            _fast_path = torch.backends.mha.get_fastpath_enabled()
+            torch.nn.functional.scaled_dot_product_attention = _answered_or_passed_on
+            torch.backends.mha.set_fastpath_enabled(False)
+        _installed += 1
+
+
+def _restore() -> None:
+    global _installed
+    with _lock:
+        _installed -= 1
+        if not _installed:
+            torch.nn.functional.scaled_dot_product_attention = _own
+            torch.backends.mha.set_fastpath_enabled(_fast_path)
+
+
+def _answered_or_passed_on(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    arguments = query, key, value, attn_mask, dropout_p, is_causal
+    options: Any = {"scale": scale, "enable_gqa": enable_gqa}
+    causal_bias = isinstance(attn_mask, CausalBias)
+    involved = (query, key, value) if causal_bias else (query, key, value, attn_mask)
+    # What is recorded must be PyTorch's: our results would stand in it as constants.
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or not _counting.get():
+        reason = "the call is compiled or traced"
+    elif _are_tensors(involved) and has_torch_function(involved):
+        # A subclass, or a mode, has its own idea, and may come back here with plain tensors.
+        return handle_torch_function(_answered_or_passed_on, involved, *arguments, **options)
+    else:
+        try:
+            output = scaled_dot_product_attention(*arguments, **options)
+        except (DtypeError, OptionError, ShapeError) as error:
+            reason = str(error)
+        else:
+            _count()
+            return output
+    if causal_bias and has_torch_function((attn_mask,)):
+        # Looks for the function that stands in torch.nn.functional now, and calls it again.
+        return handle_torch_function(_answered_or_passed_on, (attn_mask,), *arguments, **options)
+    _count(reason)
+    return _own(*arguments, **options)
+
+
+def _are_tensors(involved: tuple[Any, ...]) -> bool:
+    return all(one is None or isinstance(one, torch.Tensor) for one in involved)
+
+
+def _count(reason: str | None = None) -> None:
+    with _lock:
+        for calls in _counting.get():
+            calls.answered += reason is None
+            calls.passed_on += reason is not None
+            if reason is not None:
+                calls.reasons[reason] += 1

@@ -1,0 +1,339 @@
+"""Arrays of other libraries at the doors: read where they lie, and results come back as theirs."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import regard
+from calls import inputs, recording_plain_calls_too
+from regard.arrays import as_numpy
+
+try:
+    import torch
+except ImportError:
+    torch = None
+try:
+    import jax.numpy as jnp
+except ImportError:
+    jnp = None
+
+
+class Lent:
+    """An array of some library that knows DLPack and the array API, and NumPy not at all."""
+
+    def __init__(self, array, device=(1, 0)):
+        self.array, self.place = np.asarray(array), device
+
+    shape = property(lambda self: self.array.shape)
+    ndim = property(lambda self: self.array.ndim)
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, index):
+        return Lent(self.array[index])
+
+    def __dlpack_device__(self):
+        return self.place
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __array_namespace__(self, **_):
+        return LENDER
+
+
+LENDER = types.SimpleNamespace(__name__="lender", from_dlpack=Lent)
+
+LIBRARIES = {
+    "lender": Lent,
+    "torch": lambda array: to_torch(array),
+    "jax": lambda array: jnp.asarray(array),
+}
+every_library = pytest.mark.parametrize(
+    "library",
+    ["lender", *(pytest.param(name, marks=pytest.mark.needs(name)) for name in ("torch", "jax"))],
+)
+SHAPES = (2, 3, 5, 8), (2, 3, 6, 8), (2, 3, 6, 4)
+
+
+def to_torch(array):
+    array = np.array(array)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def dtypes_of(library):
+    """bfloat16 comes with ml_dtypes, float64 in JAX only on demand."""
+    names = ["float16", "float32"]
+    if library != "jax":
+        names.append("float64")
+    if library != "lender" and "ml_dtypes" in sys.modules:
+        names.append("bfloat16")
+    return names
+
+
+def same(theirs, ours, kind):
+    assert type(theirs) is kind
+    array = as_numpy("theirs", theirs)
+    assert (array.dtype, array.tobytes()) == (ours.dtype, ours.tobytes())
+
+
+@every_library
+def test_attention_gives_back_the_type_and_dtype_it_got_and_numpy_s_bytes(library):
+    wrap = LIBRARIES[library]
+    for name in dtypes_of(library):
+        given = inputs(*SHAPES, dtype=np.dtype(name))
+        theirs = [wrap(array) for array in given]
+        for options in ({}, {"causal": True, "offset": "end"}, {"kernel": "reference"}):
+            expected = regard.attention(*given, return_weights=True, return_lse=True, **options)
+            result = regard.attention(*theirs, return_weights=True, return_lse=True, **options)
+            assert type(result).__name__ == "OutputWeightsLse"
+            for one, other in zip(result, expected, strict=True):
+                same(one, other, type(theirs[0]))
+            same(regard.attention(*theirs, **options), expected.output, type(theirs[0]))
+
+
+@every_library
+def test_masks_biases_sinks_and_offsets_may_be_arrays_of_any_library(library):
+    wrap = LIBRARIES[library]
+    given = inputs(*SHAPES)
+    mask = np.random.default_rng(0).random((5, 6)) > 0.3
+    arrays = {"mask": mask, "bias": np.ones((3, 1, 6), np.float32), "sink": np.zeros(3, np.float32)}
+    arrays["offset"] = np.array([0, 1], np.int32)
+    expected = regard.attention(*given, causal=True, **arrays)
+    theirs = {name: wrap(array) for name, array in arrays.items()}
+    same(regard.attention(*given, causal=True, **theirs), expected, np.ndarray)
+    rule = regard.masks.Boolean(theirs["mask"])
+    assert np.array_equal(rule.visible(5, 6), mask)
+
+
+@every_library
+def test_numpy_arrays_go_with_those_of_one_library_which_the_result_belongs_to(library):
+    wrap = LIBRARIES[library]
+    q, k, v = inputs(*SHAPES)
+    expected = regard.attention(q, k, v)
+    for given in ((wrap(q), k, v), (q, wrap(k), v), (q, k, wrap(v))):
+        same(regard.attention(*given), expected, type(wrap(q)))
+
+
+@pytest.mark.needs("torch")
+def test_two_libraries_in_one_call_are_refused_by_name():
+    q, k, v = inputs(*SHAPES)
+    with pytest.raises(regard.DtypeError, match="query is an array of torch but value one of lend"):
+        regard.attention(to_torch(q), k, Lent(v))
+    with pytest.raises(regard.DtypeError, match="out one of torch"):
+        regard.attention(Lent(q), k, v, out=torch.empty(2, 3, 5, 4))
+
+
+@every_library
+def test_softmax_merge_and_layers_give_back_what_they_got(library):
+    wrap = LIBRARIES[library]
+    scores = inputs((4, 6))[0]
+    same(regard.softmax(wrap(scores)), regard.softmax(scores), type(wrap(scores)))
+
+    q, k, v = inputs((3, 5, 8), (3, 6, 8), (3, 6, 4))
+    halves = [
+        regard.attention(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in ((0, 2), (2, 6))
+    ]
+    outputs, lses = [h.output for h in halves], [h.lse for h in halves]
+    expected = regard.merge(outputs, lses)
+    for merged in (
+        regard.merge([wrap(o) for o in outputs], [wrap(lse) for lse in lses]),
+        regard.merge(wrap(np.stack(outputs)), wrap(np.stack(lses))),
+    ):
+        assert type(merged) is type(expected)
+        for one, other in zip(merged, expected, strict=True):
+            same(one, other, type(wrap(scores)))
+
+    weights = inputs(*[(8, 8)] * 3)
+    layer, theirs = (
+        regard.MultiHeadAttention(*(f(w) for w in weights), heads=2) for f in (np.asarray, wrap)
+    )
+    expected = layer(q, return_weights=True)
+    result = theirs(wrap(q), return_weights=True)
+    same(result.output, expected.output, type(wrap(q)))
+    same(result.weights, expected.weights, type(wrap(q)))
+    same(theirs(q), expected.output, np.ndarray)
+
+
+@every_library
+def test_an_explanation_takes_what_attention_takes(library):
+    q, k, v = (LIBRARIES[library](array) for array in inputs((3, 4), (3, 4), (3, 4)))
+    weights = regard.explain(q, k, v).steps["weights"].value
+    np.testing.assert_array_equal(
+        weights, regard.explain(*map(as_numpy, "qkv", (q, k, v))).steps["weights"].value
+    )
+
+
+# --- no copy -------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "int32", "bool"])
+def test_tensors_are_read_where_they_lie_whatever_their_strides(name):
+    tensor = torch.ones(4, 6).to(getattr(torch, name))
+    for view in (tensor, tensor.mT, tensor[:1].expand(3, 6), tensor[1:, ::2]):
+        array = as_numpy("view", view)
+        assert array.__array_interface__["data"][0] == view.data_ptr()
+        assert array.shape == view.shape
+        assert array.strides == tuple(s * view.element_size() for s in view.stride())
+        assert array.dtype.name == name
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "int32"])
+def test_arrays_of_jax_are_read_where_they_lie(name):
+    array = jnp.ones((4, 6), name)
+    read = as_numpy("array", array)
+    assert read.__array_interface__["data"][0] == array.unsafe_buffer_pointer()
+    assert read.dtype.name == name
+
+
+def test_arrays_that_speak_dlpack_are_read_where_they_lie():
+    array = np.ones((4, 6))[::2, ::3]
+    assert np.shares_memory(as_numpy("array", Lent(array)), array)
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.needs("fused")
+def test_a_plain_call_on_tensors_is_still_a_plain_call():
+    given = [to_torch(array) for array in inputs(*SHAPES)]
+    with recording_plain_calls_too() as ran:
+        regard.attention(*given)
+    assert ran == ["fused:plain"]
+
+
+@pytest.mark.needs("fused")
+def test_a_plain_call_on_numpy_arrays_is_answered_before_anybody_asks_whose_they_are(monkeypatch):
+    def asked(**_):
+        raise AssertionError("the fast path pays for neighbours")
+
+    monkeypatch.setattr(regard.api, "home_of", asked)
+    assert regard.attention(*inputs(*SHAPES)).shape == (2, 3, 5, 4)
+    with pytest.raises(AssertionError, match="pays"):
+        regard.attention(*inputs(*SHAPES), offset=0)
+
+
+# --- out -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_out_may_be_a_tensor_of_any_strides_and_comes_back_itself(name):
+    given = [to_torch(array).to(getattr(torch, name)) for array in inputs(*SHAPES)]
+    out = torch.zeros(2, 5, 3, 4, dtype=given[0].dtype).transpose(1, 2)
+    assert regard.attention(*given, out=out) is out
+    assert torch.equal(out, regard.attention(*given))
+    result = regard.attention(*given, out=out, return_lse=True)
+    assert result.output is out
+    assert type(result.lse) is torch.Tensor
+
+
+@pytest.mark.needs("torch")
+def test_out_decides_too_whose_the_results_are():
+    given = inputs(*SHAPES)
+    out = torch.zeros(2, 3, 5, 4)
+    result = regard.attention(*given, out=out, return_weights=True)
+    assert result.output is out
+    assert type(result.weights) is torch.Tensor
+    array = np.zeros((2, 3, 5, 4), np.float32)
+    assert regard.attention(*map(to_torch, given), out=array) is array
+    assert array.any()
+
+
+@pytest.mark.needs("torch")
+def test_out_of_the_wrong_shape_dtype_or_memory_is_refused():
+    given = [to_torch(array) for array in inputs(*SHAPES)]
+    with pytest.raises(regard.ShapeError, match="out has shape"):
+        regard.attention(*given, out=torch.zeros(5, 4))
+    with pytest.raises(regard.DtypeError, match="out has dtype float64"):
+        regard.attention(*given, out=torch.zeros(2, 3, 5, 4, dtype=torch.float64))
+    with pytest.raises(regard.OptionError, match="on top of each other"):
+        regard.attention(*given, out=torch.zeros(2, 3, 1, 4).expand(2, 3, 5, 4))
+    with pytest.raises(regard.DtypeError, match="out is a Tensor on meta"):
+        regard.attention(*given, out=torch.zeros(2, 3, 5, 4, device="meta"))
+
+
+@pytest.mark.needs("jax")
+def test_out_cannot_be_an_array_of_jax_which_nothing_may_write():
+    given = [jnp.asarray(array) for array in inputs(*SHAPES)]
+    with pytest.raises(regard.OptionError, match="out is read-only"):
+        regard.attention(*given, out=jnp.zeros((2, 3, 5, 4)))
+
+
+def test_out_that_numpy_could_only_have_a_copy_of_is_refused_and_not_filled_in_vain():
+    class Copied(Lent):
+        def __dlpack__(self, **options):
+            raise BufferError("no")
+
+        def __array__(self, dtype=None, copy=None):
+            return self.array.copy()
+
+    given = inputs(*SHAPES)
+    with pytest.raises(regard.DtypeError, match="out is a Copied that NumPy cannot write into: no"):
+        regard.attention(*given, out=Copied(np.zeros((2, 3, 5, 4), np.float32)))
+    assert regard.attention(*map(Copied, given), out=np.zeros((2, 3, 5, 4), np.float32)).any()
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [(2, 0), (8, 1), (10, 0)])
+def test_an_array_on_another_device_is_refused_with_the_way_to_bring_it(place):
+    q, k, v = inputs(*SHAPES)
+    with pytest.raises(regard.DtypeError, match=r"key is a Lent on .*\.cpu\(\)"):
+        regard.attention(q, Lent(k, place), v)
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", ["query", "key", "value", "mask", "bias", "sink"])
+def test_a_tensor_on_another_device_is_refused_by_name(name):
+    given = dict(zip(("query", "key", "value"), map(to_torch, inputs(*SHAPES)), strict=True))
+    given |= {"mask": torch.ones(5, 6) > 0, "bias": torch.ones(5, 6), "sink": torch.ones(3)}
+    given[name] = given[name].to("meta")
+    with pytest.raises(regard.DtypeError, match=rf"{name} is a Tensor on meta.*\.cpu\(\)"):
+        regard.attention(**given)
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", ["query", "key", "value", "bias", "sink", "out"])
+def test_a_tensor_that_requires_a_gradient_is_refused_unless_none_is_followed(name):
+    given = dict(zip(("query", "key", "value"), map(to_torch, inputs(*SHAPES)), strict=True))
+    given |= {"bias": torch.ones(5, 6), "sink": torch.ones(3), "out": torch.ones(2, 3, 5, 4)}
+    given[name] = given[name].requires_grad_()
+    with pytest.raises(regard.DtypeError, match=rf"{name} requires a gradient.*detach"):
+        regard.attention(**given)
+    with torch.no_grad():
+        assert regard.attention(**given).shape == (2, 3, 5, 4)
+    with torch.inference_mode():
+        assert regard.attention(**given).shape == (2, 3, 5, 4)
+
+
+@pytest.mark.needs("torch")
+def test_a_tensor_that_numpy_cannot_read_is_a_dtype_error():
+    q, k, v = map(to_torch, inputs(*SHAPES))
+    with pytest.raises(regard.DtypeError, match="query is a Tensor that NumPy cannot read"):
+        regard.attention(q.to_sparse(), k, v)
+    with pytest.raises(regard.DtypeError, match="value"):
+        regard.attention(q, k, v.to(torch.complex64))
+
+
+@pytest.mark.needs("torch")
+def test_a_sign_that_torch_has_put_off_is_not_lost():
+    q = torch.complex(torch.zeros(3, 4), torch.arange(12.0).reshape(3, 4)).conj().imag
+    assert q.is_neg()
+    assert torch.equal(regard.attention(q, q, q), regard.attention(*[q.resolve_neg()] * 3))
+
+
+@pytest.mark.needs("jax")
+def test_a_traced_array_is_refused_with_the_way_out():
+    import jax
+
+    with pytest.raises(regard.DtypeError, match=r"regard\.interop\.jax"):
+        jax.jit(regard.attention)(*[jnp.ones((3, 4))] * 3)
