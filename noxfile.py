@@ -10,7 +10,9 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def tests(session: nox.Session) -> None:
     session.install(".[test]")
-    session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": "distribution,fused,ml_dtypes"})
+    session.run(
+        "pytest", *session.posargs, env={"REGARD_REQUIRE": "distribution,fused,compiler,ml_dtypes"}
+    )
 
 
 @nox.session

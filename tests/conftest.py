@@ -52,6 +52,7 @@ def program(*names: str) -> Callable[[], bool]:
 TOOLS = {
     "distribution": Tool(regard_is_installed, "pip install ."),
     "fused": Tool(importable("regard._fused"), "pip install . where there is a C++ compiler"),
+    "compiler": Tool(program("c++"), "install g++ or clang"),
     "ml_dtypes": Tool(importable("ml_dtypes"), 'pip install ".[test]"'),
     "matplotlib": Tool(importable("matplotlib"), 'pip install ".[plot]"'),
     "torch": Tool(importable("torch"), 'pip install ".[torch]"'),
