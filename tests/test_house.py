@@ -53,7 +53,7 @@ UPWARD = {
 }
 NATIVE = {"regard._fused"}
 CATCH_ALLS = {"utils", "util", "helpers", "common", "core", "misc"}
-NEIGHBOURS = {"torch", "jax", "dask", "matplotlib", "onnx", "transformers"}
+NEIGHBOURS = {"torch", "jax", "dask", "matplotlib", "onnx", "transformers", "tokenizers"}
 SHOWING = {"rich", "jinja2", "typer"}
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}

@@ -8,6 +8,7 @@ from regard.api import attention, explain, set_threads, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
+    from regard import models
     from regard.cache import KVCache
     from regard.config import show_config
     from regard.derivation import Derivation
@@ -38,6 +39,7 @@ __all__ = [
     "load_problem",
     "masks",
     "merge",
+    "models",
     "set_threads",
     "show_config",
     "softmax",
@@ -63,6 +65,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         value = getattr(import_module(f"regard.{_LAZY[name]}"), name)
+    elif name == "models":
+        value = import_module("regard.models")
     elif name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 

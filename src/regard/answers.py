@@ -240,10 +240,7 @@ class _Rows:
             at = (*at, slice(block.rows.start, block.rows.stop))
         with np.errstate(all="ignore"):
             total = weights.sum(axis=-1)
-            shares = weights / np.where(total == 0, 1, total)[..., None]
-            logs = np.log(np.where(shares == 0, 1, shares))  # 0·ln 0 is 0
-            # 0 − Σ…: a row with all its weight on one key has the entropy 0, not −0
-            self.entropy[at] = 0 - (shares * logs).sum(axis=-1)
+            self.entropy[at] = row_entropy(weights)
             self.effective[at] = np.where(total == 0, 0, np.exp(self.entropy[at]))
         self.largest[at] = weights.max(axis=-1)
         self.largest_key[at] = np.where(total == 0, -1, weights.argmax(axis=-1))
@@ -251,6 +248,20 @@ class _Rows:
     def result(self) -> RowStatistics:
         """All rows."""
         return RowStatistics(self.entropy, self.effective, self.largest, self.largest_key)
+
+
+def row_entropy(weights: Array) -> Array:
+    """The entropy of every row of weights as shares of their sum, in nats.
+
+    >>> row_entropy(np.array([[0.5, 0.5], [0.0, 1.0], [0.0, 0.0]])).round(3)
+    array([0.693, 0.   , 0.   ])
+    """
+    with np.errstate(all="ignore"):
+        total = weights.sum(axis=-1)
+        shares = weights / np.where(total == 0, 1, total)[..., None]
+        logs = np.log(np.where(shares == 0, 1, shares))  # 0·ln 0 is 0
+        # 0 − Σ…: a row with all its weight on one key has the entropy 0, not −0
+        return np.asarray(0 - (shares * logs).sum(axis=-1))
 
 
 def compare(here: Explanation, there: Explanation, tolerance: float) -> Comparison | None:

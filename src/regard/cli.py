@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from regard.derivation import Derivation
     from regard.explanation import Explanation
+    from regard.models import Encoder, Overview
     from regard.on_disk import Job
     from regard.problem import Problem
 
@@ -282,6 +284,17 @@ def explain(
     causal: Annotated[
         bool, typer.Option("--causal", help="With --text: no word sees a later one.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="With --text: the encoder in this directory reads it."),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --model: one layer, from 0; else all are measured."),
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="With --model: cut a text that is too long.")
+    ] = False,
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Save the problem (.toml, .json or .npz).")
     ] = None,
@@ -298,7 +311,7 @@ def explain(
     if force and save is None:
         raise OptionError("--force goes with --save only")
     if as_json:
-        _refuse_with("--json", {"--digits": digits, "--head": None if why else head})
+        _refuse_with("--json", {"--digits": digits, "--head": None if why or model else head})
     if statistics and why is None and not step:
         _refuse_with("--statistics alone", {"--digits": digits})
     if why is not None and source is None and text is None:
@@ -308,7 +321,23 @@ def explain(
         )
     from regard.labels import head_position
 
-    problem = _given_problem(source, text, kind, own)
+    of_model = {"--layer": layer, "--truncate": truncate or None}
+    if model is None:
+        _refuse_without("--model", of_model)
+        problem = _given_problem(source, text, kind, own)
+    else:
+        encoder, words = _encoder(model, source, text, kind, own)
+        if layer is None:
+            asked = {"--step": step, "--why": why, "--head": head, "--save": save}
+            _refuse_without("--layer", {**asked, "--statistics": statistics or None})
+            with _too_long():
+                overview = encoder.overview(words, truncate=truncate)
+            _show_overview(overview, as_json, digits)
+            return
+        with _too_long():
+            explained = encoder.explain(words, layer, head, truncate=truncate).problem
+        assert explained is not None
+        problem, head = explained, None  # the one head that was asked for, or all
     if save is not None:
         _save(problem, save, force)
     explanation = problem.explain()
@@ -352,6 +381,45 @@ def _refuse_with(other: str, options: Mapping[str, Any]) -> None:
     for option, value in options.items():
         if value is not None:
             raise OptionError(f"{option} has no effect with {other}; leave it out")
+
+
+def _refuse_without(other: str, options: Mapping[str, Any]) -> None:
+    """Options that would have no effect alone."""
+    for option, value in options.items():
+        if value is not None and value != []:
+            raise OptionError(f"{option} goes with {other} only")
+
+
+def _encoder(
+    directory: str, source: str | None, text: str | None, kind: str | None, own: Mapping[str, Any]
+) -> tuple[Encoder, str]:
+    """The model in a directory and what it is to read."""
+    from regard.models import load
+
+    if text is None or source is not None or kind is not None:
+        raise OptionError("--model reads what --text gives it, and no problem")
+    for option, value in own.items():
+        if value is not None:
+            raise OptionError(f"{option} is for random vectors; it has no effect with --model")
+    return load(directory), text
+
+
+@contextmanager
+def _too_long() -> Iterator[None]:
+    """The error of a text that is too long, as a command line says it."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(str(error).replace("pass truncate=True", "give --truncate")) from None
+
+
+def _show_overview(overview: Overview, as_json: bool, digits: int | None) -> None:
+    from regard.views.overview import print_overview
+
+    if as_json:
+        typer.echo(json.dumps(overview.to_json(), allow_nan=False, ensure_ascii=True))
+    else:
+        print_overview(overview, _console(), digits)
 
 
 def _given_problem(

@@ -16,7 +16,7 @@ from regard import dispatch
 from regard.kernels import fused
 
 # Extra name -> the distribution that it brings.
-EXTRAS = {"bfloat16": "ml_dtypes", "plot": "matplotlib"}
+EXTRAS = {"bfloat16": "ml_dtypes", "models": "tokenizers", "plot": "matplotlib"}
 
 
 def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | None:

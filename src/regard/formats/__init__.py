@@ -56,10 +56,10 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
     >>> load_problem("she-likes-coffee").query_labels
     ('she', 'likes', 'coffee')
     """
-    place = _place(path)
+    place = file_name(path)
     suffix = os.path.splitext(place)[1].lower()
     if suffix in SUFFIXES:
-        with _about(place):
+        with about(place):
             data = _read(place, suffix)
     elif not suffix and not os.path.dirname(place):
         data, place = _read_example(place)
@@ -78,7 +78,7 @@ def parse_problem(text: str, kind: Kind, source: str = "") -> Problem:
     if kind not in ("toml", "json"):
         raise ProblemError(f'kind is {shown(kind)}; it must be "toml" or "json"')
     source = source or f"{kind} text"
-    with _about(source):
+    with about(source):
         if not isinstance(text, str):
             raise ProblemError(f"text must be a string, not {shown(text)}")
         data = parse(text, kind)
@@ -90,9 +90,9 @@ def save_problem(problem: Problem, path: str | os.PathLike[str], *, force: bool 
 
     A file that is there already is replaced only with `force`, and only as a whole.
     """
-    place = _place(path)
+    place = file_name(path)
     suffix = os.path.splitext(place)[1].lower()
-    with _about(place):
+    with about(place):
         if suffix not in SUFFIXES:
             raise ProblemError(_unknown_suffix(suffix))
         if suffix == ".npz":
@@ -119,7 +119,7 @@ def example_names() -> tuple[str, ...]:
 # --- parts of them -------------------------------------------------------------------------------
 
 
-def _place(path: Any) -> str:
+def file_name(path: Any) -> str:
     try:
         place = os.fsdecode(path)
         os.fsencode(place)
@@ -149,7 +149,7 @@ def _read_example(name: str) -> tuple[Any, str]:
             f"a file ends in {', '.join(SUFFIXES)}"
         )
     place = f"{name}.toml"
-    with _about(place):
+    with about(place):
         return parse(decode((_example_folder() / place).read_bytes()), "toml"), place
 
 
@@ -167,7 +167,7 @@ def _unknown_suffix(suffix: str) -> str:
 
 
 @contextmanager
-def _about(source: str) -> Iterator[None]:
+def about(source: str) -> Iterator[None]:
     """Every error below is about this file, and says so."""
     try:
         yield

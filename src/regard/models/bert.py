@@ -1,0 +1,370 @@
+"""BERT and the encoders that differ from it in names only: configuration, weights, one layer.
+
+Owns which tensors a family has, what shape each must have, and how a layer runs in NumPy around
+attention. Must not know text, files' formats or how attention is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.errors import ProblemError, safe_text
+from regard.formats import about
+from regard.models.activations import ACTIVATIONS, layer_norm
+from regard.models.weights import Tensor, find_tensors, read_json, read_tensor
+from regard.values import as_integer, as_number, either, shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one kind of encoder calls its numbers and its tensors."""
+
+    prefix: str  # before every name where there is a head on top of the encoder
+    layer: str
+    tensors: Mapping[str, str]
+    keys: Mapping[str, str] = field(default_factory=dict)  # in config.json; the rest as BERT
+    after_padding: bool = False  # positions count from the id of padding, and one
+
+    @property
+    def has_types(self) -> bool:
+        """Whether each token has a type beside its position."""
+        return "types" in self.tensors
+
+
+_EMBEDDINGS = {
+    "words": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "norm": "embeddings.LayerNorm",
+}
+_BERT = {
+    **_EMBEDDINGS,
+    "types": "embeddings.token_type_embeddings",
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attended": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "inner": "intermediate.dense",
+    "outer": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+_DISTILBERT = {
+    **_EMBEDDINGS,
+    "query": "attention.q_lin",
+    "key": "attention.k_lin",
+    "value": "attention.v_lin",
+    "attended": "attention.out_lin",
+    "attention_norm": "sa_layer_norm",
+    "inner": "ffn.lin1",
+    "outer": "ffn.lin2",
+    "output_norm": "output_layer_norm",
+}
+_DISTILBERT_KEYS = {
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "hidden_size": "dim",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+}
+_ROBERTA = Family("roberta.", "encoder.layer.", _BERT, after_padding=True)
+
+# By model_type in config.json.
+FAMILIES = {
+    "bert": Family("bert.", "encoder.layer.", _BERT),
+    "camembert": _ROBERTA,
+    "distilbert": Family("distilbert.", "transformer.layer.", _DISTILBERT, _DISTILBERT_KEYS),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The numbers that say how large an encoder is, and how it computes."""
+
+    family: str
+    layers: int
+    heads: int
+    width: int
+    inner: int
+    vocabulary: int
+    positions: int
+    types: int
+    padding: int
+    epsilon: float
+    activation: str
+
+    @property
+    def longest(self) -> int:
+        """How many tokens have a position."""
+        return self.positions - (self.padding + 1 if FAMILIES[self.family].after_padding else 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """x @ weight.T + bias, as the files store it."""
+
+    weight: Array  # (out, in)
+    bias: Array  # (out,)
+
+    def __call__(self, x: Array) -> Array:
+        """For x (…, in)."""
+        rows = x.reshape(-1, x.shape[-1]) @ self.weight.T
+        rows += self.bias
+        return rows.reshape(*x.shape[:-1], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """Layer normalisation."""
+
+    scale: Array
+    shift: Array
+    epsilon: float
+
+    def __call__(self, x: Array) -> Array:
+        """Overwrites x."""
+        return layer_norm(x, self.scale, self.shift, self.epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Attention and a feed-forward network, each added to its input and normalised."""
+
+    heads: int
+    projections: Linear  # queries, keys and values above each other: (3·M, M)
+    attended: Linear
+    attention_norm: Norm
+    inner: Linear
+    outer: Linear
+    output_norm: Norm
+    activation: Callable[[Array], Array]
+
+    def __call__(self, x: Array, attend: Callable[[Array, Array, Array], Array]) -> Array:
+        """Hidden states (B, L, M) to the next ones.
+
+        `attend` takes queries, keys and values, each (B, H, L, D), and returns (B, H, L, D).
+        """
+        packed = self.projections(x).reshape(*x.shape[:-1], 3, self.heads, -1)  # (B, L, 3, H, D)
+        query, key, value = np.moveaxis(packed, -3, 0).swapaxes(-3, -2)  # each (B, H, L, D)
+        merged = attend(query, key, value).swapaxes(-3, -2).reshape(x.shape)
+        between = self.attended(merged)
+        between += x
+        between = self.attention_norm(between)
+        after = self.outer(self.activation(self.inner(between)))
+        after += between
+        return self.output_norm(after)
+
+    def projection(self, name: str) -> tuple[Array, Array]:
+        """W and b of "query", "key" or "value", such that x @ W + b makes them."""
+        width = self.projections.weight.shape[1]
+        start = ("query", "key", "value").index(name) * width
+        own = slice(start, start + width)
+        return self.projections.weight[own].T, self.projections.bias[own]
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Everything that was read, ready to run."""
+
+    words: Array
+    positions: Array
+    types: Array | None
+    norm: Norm
+    layers: tuple[Layer, ...]
+
+    def embed(self, config: Config, ids: Array, types: Array) -> Array:
+        """What the first layer gets, for the ids and types of tokens (B, L)."""
+        if FAMILIES[config.family].after_padding:
+            real = ids != config.padding
+            at = np.where(real, real.cumsum(axis=-1), 0) + config.padding
+        else:
+            at = np.arange(ids.shape[-1])
+        x = self.words[ids] + self.positions[at]
+        if self.types is not None:
+            x += self.types[types]
+        return self.norm(x)
+
+
+# --- configuration -------------------------------------------------------------------------------
+
+
+def read_config(folder: str) -> Config:
+    """What config.json says, refused where it asks for anything that is not computed here."""
+    path, table = read_json(folder, CONFIG)
+    with about(path):
+        if not isinstance(table, dict):
+            raise ProblemError(f"must be a table, not {shown(table)}")
+        kind = _supported_kind(table)
+        family = FAMILIES[kind]
+
+        def given(key: str, default: Any = None) -> tuple[str, Any]:
+            key = family.keys.get(key, key)
+            value = default if table.get(key) is None else table[key]
+            if value is None:
+                raise ProblemError(f"does not say {key}")
+            return key, value
+
+        def size(key: str, least: int = 1, default: Any = None) -> int:
+            key, value = given(key, default)
+            number = as_integer(key, value)
+            if number < least:
+                raise ProblemError(f"{key} is {number}; it must be {least} or more")
+            return number
+
+        activation, epsilon = given("hidden_act", "gelu"), given("layer_norm_eps", 1e-12)
+        config = Config(
+            kind,
+            layers=size("num_hidden_layers"),
+            heads=size("num_attention_heads"),
+            width=size("hidden_size"),
+            inner=size("intermediate_size"),
+            vocabulary=size("vocab_size"),
+            positions=size("max_position_embeddings"),
+            types=size("type_vocab_size", default=2) if family.has_types else 0,
+            padding=size("pad_token_id", 0, 1 if family.after_padding else 0),
+            epsilon=as_number(*epsilon),
+            activation=activation[1],
+        )
+        _check_sizes(config, *activation)
+        return config
+
+
+# What changes the numbers, and the only value with which it does not.
+_NOT_COMPUTED = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "quantization_config": None,
+}
+
+
+def _supported_kind(table: Mapping[str, Any]) -> str:
+    """The family, where nothing changes what it computes."""
+    if table.get("auto_map"):
+        raise ProblemError(
+            "auto_map says that the model brings Python code of its own, which is never run; "
+            "only models that transformers itself computes are read"
+        )
+    kind = table.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ProblemError(
+            f"model_type is {shown(kind)}, an architecture that is not supported; supported are "
+            f"{', '.join(FAMILIES)}"
+        )
+    for key, value in _NOT_COMPUTED.items():
+        if table.get(key, value) not in (value, None):
+            raise ProblemError(
+                f"{key} is {shown(table[key])}, which is not supported; it must be {shown(value)}"
+            )
+    return kind
+
+
+def _check_sizes(config: Config, key: str, activation: Any) -> None:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ProblemError(f"{key} is {shown(activation)}; it must be {either(tuple(ACTIVATIONS))}")
+    if config.width % config.heads:
+        raise ProblemError(
+            f"hidden states are {config.width} wide, which {config.heads} heads do not divide"
+        )
+    if not (config.epsilon >= 0 and math.isfinite(config.epsilon)):
+        raise ProblemError(f"layer_norm_eps is {config.epsilon}; it must be 0 or more, and finite")
+    if config.longest < 1:
+        raise ProblemError(
+            f"max_position_embeddings is {config.positions} but positions start after "
+            f"pad_token_id {config.padding}; there is none left"
+        )
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+def read_weights(folder: str, config: Config, dtype: np.dtype[Any]) -> Weights:
+    """Every tensor that the encoder needs, with its shape checked before it is read."""
+    place, tensors = find_tensors(folder)
+    family = FAMILIES[config.family]
+    words = f"{family.tensors['words']}.weight"
+    prefix = family.prefix if family.prefix + words in tensors else ""
+    source = _Source(place, tensors, prefix, dtype, config)
+
+    def table(name: str, rows: int) -> Array:
+        return source.read(family.tensors[name], ("weight",), (rows, config.width))
+
+    return Weights(
+        words=table("words", config.vocabulary),
+        positions=table("positions", config.positions),
+        types=table("types", config.types) if family.has_types else None,
+        norm=source.norm(family.tensors["norm"]),
+        layers=tuple(_layers(source, family, config)),
+    )
+
+
+def _layers(source: _Source, family: Family, config: Config) -> Iterator[Layer]:
+    width, inner = config.width, config.inner
+    for number in range(config.layers):
+        names = {key: f"{family.layer}{number}.{name}" for key, name in family.tensors.items()}
+        parts = [source.linear(names[one], width, width) for one in ("query", "key", "value")]
+        yield Layer(
+            config.heads,
+            projections=Linear(
+                np.concatenate([part.weight for part in parts]),
+                np.concatenate([part.bias for part in parts]),
+            ),
+            attended=source.linear(names["attended"], width, width),
+            attention_norm=source.norm(names["attention_norm"]),
+            inner=source.linear(names["inner"], inner, width),
+            outer=source.linear(names["outer"], width, inner),
+            output_norm=source.norm(names["output_norm"]),
+            activation=ACTIVATIONS[config.activation],
+        )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The tensors of a directory, taken by name and shape."""
+
+    place: str
+    tensors: Mapping[str, Tensor]
+    prefix: str
+    dtype: np.dtype[Any]
+    config: Config
+
+    def linear(self, name: str, out: int, into: int) -> Linear:
+        weight = self.read(name, ("weight",), (out, into))
+        return Linear(weight, self.read(name, ("bias",), (out,)))
+
+    def norm(self, name: str) -> Norm:
+        """Old files say gamma and beta."""
+        scale = self.read(name, ("weight", "gamma"), (self.config.width,))
+        shift = self.read(name, ("bias", "beta"), (self.config.width,))
+        return Norm(scale, shift, self.config.epsilon)
+
+    def read(self, name: str, endings: tuple[str, ...], shape: tuple[int, ...]) -> Array:
+        """A tensor of that name with one of the endings."""
+        names = [f"{self.prefix}{name}.{ending}" for ending in endings]
+        tensor = next((self.tensors[one] for one in names if one in self.tensors), None)
+        if tensor is None:
+            with about(self.place):
+                raise ProblemError(
+                    f"there is no tensor {' or '.join(names)}, which a {self.config.family} model "
+                    f"of this {CONFIG} has with the shape {shape}"
+                )
+        if tensor.shape != shape:
+            with about(tensor.path):
+                raise ProblemError(
+                    f"{safe_text(tensor.name, 120)} has the shape {tensor.shape}, but by {CONFIG} "
+                    f"it must be {shape}"
+                )
+        return read_tensor(tensor, self.dtype)

@@ -1,0 +1,240 @@
+"""A sentence encoder from a local directory: text in; hidden states, embeddings, explanations out.
+
+Owns the public methods and how sentences stand together in batches. Below, text is turned into
+tokens by `tokens`, layers are run by `bert`, and attention is whatever kernel fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard import dispatch
+from regard.errors import DtypeError, LabelError, OptionError, ProblemError, safe_text
+from regard.explanation import Explanation
+from regard.labels import as_index
+from regard.masks import Lengths
+from regard.models.bert import CONFIG, Config, Weights
+from regard.models.overview import Gathering, Overview
+from regard.models.sentences import Pooling, unit_length
+from regard.models.tokens import Tokenizer, Tokens
+from regard.problem import Problem
+from regard.request import make_request
+from regard.walkthrough import explain_problem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Encoder:
+    """An encoder of the BERT kind, in NumPy; see `regard.models.load`."""
+
+    directory: str
+    config: Config
+    weights: Weights
+    tokenizer: Tokenizer
+    pooling: Pooling
+    dtype: np.dtype[Any]
+
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        batch_size: int = 32,
+        truncate: bool = False,
+        normalise: bool | None = None,
+    ) -> Array:
+        """One vector for each text, as sentence-transformers makes it from the same directory.
+
+        Parameters
+        ----------
+        texts : str or iterable of str
+        batch_size : int
+            So many texts are computed together, those of like length. A text longer than the others
+            of its batch makes them longer by padding, which nothing looks at.
+        truncate : bool
+            Whether texts that are too long are cut; else they are an error.
+        normalise : bool, optional
+            Whether vectors are divided by their length; as modules.json says if not given, and
+            where there is none, they are.
+
+        Returns
+        -------
+        ndarray, (texts, M), or (M,) for one string
+            In the model's dtype. How tokens are pooled is said by 1_Pooling/config.json; where
+            there is none, by their mean.
+
+        Raises
+        ------
+        OptionError
+            If a text has more tokens than the model takes.
+        ProblemError
+            If the directory asks for a kind of pooling, or a module, that is not supported.
+        """
+        if self.pooling.refusal:
+            raise ProblemError(f"{self.directory}: {safe_text(self.pooling.refusal, 300)}")
+        if not isinstance(texts, (str, Iterable)):
+            raise DtypeError(f"texts must be strings, not {safe_text(repr(texts), 60)}")
+        listed = [texts] if isinstance(texts, str) else [_text(text) for text in texts]
+        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
+            raise DtypeError(f"batch_size must be an int, not {safe_text(repr(batch_size), 60)}")
+        if batch_size < 1:
+            raise OptionError(f"batch_size is {batch_size}; it must be 1 or more")
+        if self.pooling.lower:
+            listed = [text.lower() for text in listed]
+        prepared = [self.pooling.prompt + text for text in listed]
+        limit = min(self.pooling.longest or self.config.longest, self.config.longest)
+        named = self.pooling.limit if limit < self.config.longest else CONFIG
+        tokens = self.tokenizer(prepared, limit, named, truncate=truncate)
+        vectors = np.empty((len(tokens), self.config.width * len(self.pooling.ways)), self.dtype)
+        for own in _batches(tokens, int(batch_size)):
+            batch = _Batch.of([tokens[number] for number in own])
+            hidden = batch.embedded(self)
+            for layer in self.weights.layers:
+                hidden = layer(hidden, batch.attend)
+            vectors[own] = self.pooling(hidden, batch.lengths)
+        if self.pooling.normalise if normalise is None else normalise:
+            vectors = unit_length(vectors)
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def tokens(self, text: str, *, truncate: bool = False) -> Tokens:
+        """The tokens of a text with their ids, special ones included."""
+        return self.tokenizer([_text(text)], self.config.longest, CONFIG, truncate=truncate)[0]
+
+    def hidden_states(self, text: str, *, truncate: bool = False) -> Array:
+        """What every layer gets, and what the last one returns: (layers + 1, L, M)."""
+        batch = _Batch.of([self.tokens(text, truncate=truncate)])
+        states = [batch.embedded(self)]
+        for layer in self.weights.layers:
+            states.append(layer(states[-1], batch.attend))
+        return np.concatenate(states)
+
+    def explain(
+        self,
+        text: str,
+        layer: int,
+        head: int | None = None,
+        *,
+        truncate: bool = False,
+        **options: Any,
+    ) -> Explanation:
+        """Every step of the attention of one layer, from what the layer gets, for one text.
+
+        Parameters
+        ----------
+        text : str
+        layer : int
+            From 0.
+        head : int, optional
+            From 0: this head alone. None: all heads, put together by the output projection.
+        truncate : bool
+            Whether a text that is too long is cut; else it is an error.
+        **options
+            As for `regard.explain` of a problem, such as mask or scale: what if.
+
+        Returns
+        -------
+        Explanation
+            With the tokens as labels. The embeddings are the hidden states that the layer gets,
+            W_q, b_q and so on its weights, with x @ W: `why` leads back to them.
+        """
+        number = _counted("layer", layer, self.config.layers)
+        one = None if head is None else _counted("head", head, self.config.heads)
+        tokens = self.tokens(text, truncate=truncate)
+        batch = _Batch.of([tokens])
+        hidden = batch.embedded(self)
+        for earlier in self.weights.layers[:number]:
+            hidden = earlier(hidden, batch.attend)
+        return explain_problem(self._problem(text, tokens, hidden[0], number, one), **options)
+
+    def overview(self, text: str, *, truncate: bool = False) -> Overview:
+        """Where every head of every layer reads in one text."""
+        tokens = self.tokens(text, truncate=truncate)
+        gathering = Gathering(tokens.separators)
+        hidden = _Batch.of([tokens]).embedded(self)
+        for layer in self.weights.layers:
+            hidden = layer(hidden, gathering.attend)
+        return gathering.overview(tokens.labels)
+
+    def _problem(
+        self, text: str, tokens: Tokens, hidden: Array, number: int, head: int | None
+    ) -> Problem:
+        layer = self.weights.layers[number]
+        heads, width = self.config.heads, self.config.width // self.config.heads
+        own = slice(None) if head is None else slice(head * width, (head + 1) * width)
+        given: dict[str, Any] = {}
+        for letter, name in (("q", "query"), ("k", "key"), ("v", "value")):
+            weight, bias = layer.projection(name)
+            given |= {f"W_{letter}": weight[:, own], f"b_{letter}": bias[own]}
+        if head is None:
+            given |= {"W_o": layer.attended.weight.T, "b_o": layer.attended.bias, "heads": heads}
+        which = f"layer {number} of {self.config.layers}, counted from 0"
+        if head is not None:
+            which = f"layer {number} of {self.config.layers}, head {head} of {heads}, from 0"
+        return Problem(
+            title=text,
+            note=f"A {self.config.family} model: {which}. The embeddings are what it gets.",
+            embeddings=hidden,
+            query_labels=tokens.labels,
+            **given,
+        )
+
+    def __repr__(self) -> str:
+        config = self.config
+        return (
+            f"Encoder({safe_text(self.directory, 200)}: {config.family}, {config.layers} layers × "
+            f"{config.heads} heads, {config.width} wide, {self.dtype})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Some sentences side by side; the shorter ones end in padding."""
+
+    ids: NDArray[np.int64]  # (B, L)
+    types: NDArray[np.int64]
+    lengths: NDArray[np.int64]  # (B,)
+
+    @classmethod
+    def of(cls, sentences: Sequence[Tokens]) -> _Batch:
+        lengths = np.array([len(tokens) for tokens in sentences])
+        ids = np.zeros((len(sentences), lengths.max()), np.int64)
+        types = np.zeros_like(ids)
+        for row, tokens in enumerate(sentences):
+            ids[row, : len(tokens)] = tokens.ids
+            types[row, : len(tokens)] = tokens.types
+        return cls(ids, types, lengths)
+
+    def embedded(self, encoder: Encoder) -> Array:
+        return encoder.weights.embed(encoder.config, self.ids, self.types)
+
+    def attend(self, query: Array, key: Array, value: Array) -> Array:
+        padded = self.lengths.min() < self.ids.shape[1]
+        request = make_request(query, key, value, mask=Lengths(self.lengths) if padded else None)
+        return dispatch.run(request).output
+
+
+def _batches(tokens: Sequence[Tokens], size: int) -> Iterator[list[int]]:
+    """Numbers of sentences, the longest first, so that those of a batch need little padding."""
+    order = sorted(range(len(tokens)), key=lambda number: -len(tokens[number]))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def _text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise DtypeError(f"text must be a string, not {safe_text(repr(text), 60)}")
+    return text
+
+
+def _counted(what: str, number: Any, count: int) -> int:
+    at = as_index(what, number)
+    if not 0 <= at < count:
+        raise LabelError(f"there are {count} {what}s, counted from 0; there is no {what} {at}")
+    return at

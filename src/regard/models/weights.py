@@ -1,0 +1,247 @@
+"""The tensors of a model on disk: safetensors files, whole or in shards.
+
+Owns the format: eight bytes that say how long a header is, the header in JSON, then the numbers.
+What a file declares is compared with what is there before memory is taken for it, so that a file
+made to do harm is refused in one line. Must not know models.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.errors import ProblemError, safe_text
+from regard.formats import about
+from regard.formats.files import open_file, read_file
+from regard.formats.text import MAX_TEXT_BYTES, decode, parse
+from regard.values import MAX_AXES, shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_FILE_BYTES = 2**36
+MAX_HEADER_BYTES = MAX_TEXT_BYTES
+MAX_SHARDS = 1024
+
+# Bytes of one number. Others than floats are stepped over unless somebody asks for them.
+_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+_FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where one tensor stands, as its file declares it and as was checked."""
+
+    name: str
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # in the file
+
+
+def find_tensors(folder: str) -> tuple[str, dict[str, Tensor]]:
+    """The file to name in errors, and every tensor of a directory by its name."""
+    whole, index = os.path.join(folder, WHOLE), os.path.join(folder, INDEX)
+    if os.path.lexists(whole):
+        return whole, _tensors_of(whole)
+    if os.path.lexists(index):
+        return index, _tensors_of_shards(folder, index)
+    with about(folder):
+        raise ProblemError(_nothing_to_read(folder))
+
+
+def read_tensor(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
+    """The numbers of a tensor, as float32 or float64."""
+    with about(tensor.path):
+        kind = _FLOATS.get(tensor.dtype)
+        if kind is None:
+            raise ProblemError(
+                f"{safe_text(tensor.name, 120)} has the dtype {tensor.dtype}, but weights are "
+                f"{', '.join(_FLOATS)}"
+            )
+        with open_file(tensor.path, MAX_FILE_BYTES) as file:
+            file.seek(tensor.start)
+            stored = np.empty(tensor.shape, kind)
+            count = file.readinto(stored.reshape(-1).view(np.uint8))  # type: ignore[attr-defined]
+            if count != stored.nbytes:
+                raise ProblemError(
+                    f"{safe_text(tensor.name, 120)} is cut off: {count} bytes of {stored.nbytes} "
+                    "are there"
+                )
+        if tensor.dtype == "BF16":  # the upper half of a float32
+            stored = (stored.astype("<u4") << 16).view("<f4")
+        with np.errstate(over="ignore"):
+            return stored.astype(dtype, copy=False)
+
+
+def read_json(folder: str, name: str, *, needed: bool = True) -> tuple[str, Any]:
+    """The path and the content of a JSON file; None if there is none and it is not needed."""
+    path = os.path.join(folder, name)
+    with about(path):
+        if not needed and not os.path.lexists(path):
+            return path, None
+        return path, parse(decode(read_file(path, MAX_TEXT_BYTES)), "json")
+
+
+def plain_name(name: Any) -> bool:
+    """Whether a name found inside a file leads nowhere but into its own directory."""
+    return isinstance(name, str) and bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", name))
+
+
+# --- one file ------------------------------------------------------------------------------------
+
+
+def _tensors_of(path: str) -> dict[str, Tensor]:
+    with about(path), open_file(path, MAX_FILE_BYTES) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        if start == b"version ":
+            raise ProblemError(
+                "is a pointer of Git LFS, which stands for the real file; fetch that one "
+                "(git lfs pull)"
+            )
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > size - 8:
+            raise ProblemError(
+                f"is cut off or no safetensors file: it has {size} bytes, but the first 8 "
+                f"announce a header of {length}"
+            )
+        if length > MAX_HEADER_BYTES:
+            raise ProblemError(
+                f"has a header of {length} bytes; at most {MAX_HEADER_BYTES} are read"
+            )
+        header = file.read(length)
+        if len(header) != length or header[:1] != b"{":
+            raise ProblemError("has a header that is not a JSON object")
+        table = parse(decode(header), "json", "header")
+        metadata = table.pop("__metadata__", None)
+        if metadata is not None and not isinstance(metadata, dict):
+            raise ProblemError(f"__metadata__ must be a table, not {shown(metadata)}")
+        extents = {name: _Extent.of(name, entry) for name, entry in table.items()}
+        _check_layout(extents, size - 8 - length)
+        return {
+            name: Tensor(name, path, extent.dtype, extent.shape, 8 + length + extent.begin)
+            for name, extent in extents.items()
+        }
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """What the header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, name: str, entry: Any) -> _Extent:
+        """Checked as far as it can be by itself."""
+        own = safe_text(name, 120)
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ProblemError(
+                f"{own} must have dtype, shape and data_offsets in the header, and nothing else"
+            )
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in _BYTES:
+            raise ProblemError(f"{own} has the dtype {shown(dtype)}; known are {', '.join(_BYTES)}")
+        for key, value in (("shape", shape), ("data_offsets", offsets)):
+            whole = isinstance(value, list) and all(
+                isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**62
+                for one in value
+            )
+            if not whole:
+                raise ProblemError(f"{own} has {key} that are no list of whole numbers from 0")
+        if len(shape) > MAX_AXES:
+            raise ProblemError(f"{own} has {len(shape)} axes; at most {MAX_AXES} are read")
+        if len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise ProblemError(
+                f"{own} has the data_offsets {safe_text(offsets, 60)}; they must be where its "
+                "bytes begin and where they end"
+            )
+        needed, declared = math.prod(shape) * _BYTES[dtype], offsets[1] - offsets[0]
+        if needed != declared:
+            raise ProblemError(
+                f"{own} has the shape {safe_text(tuple(shape), 120)} of {dtype}, {needed} bytes, "
+                f"but its data_offsets span {declared}"
+            )
+        return cls(dtype, tuple(shape), *offsets)
+
+
+def _check_layout(extents: dict[str, _Extent], size: int) -> None:
+    """The tensors stand one behind the other, from the first byte to the last."""
+    position, previous = 0, "the header"
+    for name, extent in sorted(extents.items(), key=lambda item: (item[1].begin, item[1].end)):
+        own = safe_text(name, 120)
+        if extent.end > size:
+            raise ProblemError(
+                f"{own} ends at byte {extent.end} of the data, but only {size} bytes are there: "
+                "the file is cut off or damaged"
+            )
+        if extent.begin != position:
+            what = "overlaps" if extent.begin < position else "leaves a gap after"
+            raise ProblemError(
+                f"{own} begins at byte {extent.begin} of the data and {what} {previous}, which "
+                f"ends at {position}"
+            )
+        position, previous = extent.end, own
+    if position != size:
+        raise ProblemError(f"{size - position} bytes at the end belong to no tensor")
+
+
+# --- several files -------------------------------------------------------------------------------
+
+
+def _tensors_of_shards(folder: str, index: str) -> dict[str, Tensor]:
+    _, table = read_json(folder, INDEX)
+    with about(index):
+        places = table.get("weight_map") if isinstance(table, dict) else None
+        if not isinstance(places, dict) or not places:
+            raise ProblemError("weight_map must be a table from tensors to files")
+        for name, file in places.items():
+            if not plain_name(file) or not file.endswith(".safetensors"):
+                raise ProblemError(
+                    f"{safe_text(name, 120)} is said to be in {shown(file)}; files are named by a "
+                    "plain name beside the index that ends in .safetensors"
+                )
+        if len(set(places.values())) > MAX_SHARDS:
+            raise ProblemError(f"weight_map names more than {MAX_SHARDS} files")
+    shards = {file: _tensors_of(os.path.join(folder, file)) for file in set(places.values())}
+    with about(index):
+        for name, file in places.items():
+            if name not in shards[file]:
+                raise ProblemError(
+                    f"{safe_text(name, 120)} is said to be in {file}, but is not there"
+                )
+    return {name: shards[file][name] for name, file in places.items()}
+
+
+def _nothing_to_read(folder: str) -> str:
+    """Why a directory holds no weights, and how to get some."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    pickled = [name for name in names if re.fullmatch(r"pytorch_model.*\.(bin|pt)", name)]
+    if pickled:
+        return (
+            f"there is {safe_text(pickled[0], 60)} but no {WHOLE}; pickled weights can run any "
+            "code and are never read. Where you trust them, convert them with transformers: "
+            "AutoModel.from_pretrained(directory).save_pretrained(new_directory)"
+        )
+    return f"there is neither {WHOLE} nor {INDEX}"
