@@ -76,14 +76,18 @@ static void blend_visible(const Row& row, const T* p, const char* values,
                           int64_t stride, int64_t wide, int64_t k0, int64_t from, int64_t to,
                           const uint8_t* bytes, const T* bias, T* out) {
     for (int64_t e = 0; e < wide; e += kLanes<T>) {
-        Vec<T> sum = {};
-        for (int64_t j = from; j < to; j++) {
-            if (k0 + j < row.low || k0 + j >= row.high) continue;
-            if (bytes && !bytes[j]) continue;
-            if (bias && bias[j] == -infinity<T>()) continue;
-            sum = fma(all(p[j]), load((const T*)(values + j * stride) + e), sum);
+        Vec<T> whole = {};
+        for (int64_t begin = from; begin < to; begin = next_run(begin)) {
+            Vec<T> sum = {};
+            for (int64_t j = begin; j < smaller_of(next_run(begin), to); j++) {
+                if (k0 + j < row.low || k0 + j >= row.high) continue;
+                if (bytes && !bytes[j]) continue;
+                if (bias && bias[j] == -infinity<T>()) continue;
+                sum = fma(all(p[j]), load((const T*)(values + j * stride) + e), sum);
+            }
+            whole = begin > from ? whole + sum : sum;
         }
-        store(out + e, sum);
+        store(out + e, whole);
     }
 }
 
@@ -108,9 +112,9 @@ static void for_visible(const Request& q, const Row& row, uint8_t* stack, F f) {
 
 // The sink, the division, and what the caller gets of one row.
 template <class T>
-static void finish(const Request& q, const Row& row, State<T> state, T* out, const T* maxima,
-                   uint8_t* stack) {
-    double top = double(state.maximum), natural = double(state.natural);
+static void finish(const Request& q, const Softmax<T>& how, const Row& row, State<T> state, T* out,
+                   const T* maxima, uint8_t* stack) {
+    double top = double(state.maximum) * how.natural;  // as a logit
     if (state.sum == 0) {
         // Empty is decided by the rules: visible scores that are all −∞ leave NaN.
         for_visible<T>(q, row, stack, [&](int64_t) {
@@ -120,15 +124,12 @@ static void finish(const Request& q, const Row& row, State<T> state, T* out, con
     }
     if (q.sink) {
         // One more part, of a single exponential and no value.
-        const double logit = double(T(q.sink[row.b * q.H + row.h]));
-        const double sink = double(T(T(logit) * T(kLog2e))), ahead = top - sink;
-        const T keep = ahead >= 0 ? T(1) : exp2_of(T(ahead));
-        state.sum = state.sum * keep + (ahead >= 0 ? exp2_of(T(-ahead)) : T(1));
+        const double sink = double(T(q.sink[row.b * q.H + row.h]));
+        const T ahead = T((top - sink) * kLog2e);
+        const T keep = ahead >= 0 ? T(1) : exp2_of(ahead);
+        state.sum = state.sum * keep + (ahead >= 0 ? exp2_of(-ahead) : T(1));
         for (int64_t e = 0; e < q.E; e++) out[e] *= keep;
-        if (!(ahead >= 0)) {
-            top = sink;
-            natural = logit;
-        }
+        if (!(ahead >= 0)) top = sink;
     }
     const int64_t number = (row.b * q.H + row.h) * q.L + row.i;
     char* to = q.output + number * q.E * size_of(q.kind);
@@ -147,7 +148,7 @@ static void finish(const Request& q, const Row& row, State<T> state, T* out, con
     if (!direct) store_row(to, q.kind, out, q.E);
     if (q.lse) {
         const double lse = state.sum == 0 ? -infinity<double>()
-                                          : natural + __builtin_log(double(state.sum));
+                                          : top + __builtin_log(double(state.sum));
         store_one(q.lse, number, q.lse_kind, lse);
     }
     const bool broken = !(state.sum - state.sum == 0) || !(top < infinity<double>());
@@ -161,7 +162,8 @@ static void finish(const Request& q, const Row& row, State<T> state, T* out, con
             });
         } else {
             for (int64_t k0 = 0; k0 < q.S; k0 += kChunk) {
-                const T factor = exp2_of(T(double(maxima[k0 / kChunk]) - top));
+                const double own = double(maxima[k0 / kChunk]) * how.natural;
+                const T factor = exp2_of(T((own - top) * kLog2e));
                 for (int64_t j = k0; j < smaller_of(k0 + kChunk, q.S); j++)
                     weights[j] = weights[j] * factor / state.sum;
             }
@@ -171,14 +173,19 @@ static void finish(const Request& q, const Row& row, State<T> state, T* out, con
 }
 
 template <class T> static Softmax<T> softmax_of(const Request& q) {
-    const double scale = q.scale < 0 ? -q.scale : q.scale;  // the sign went into the queries
+    // The sign went into the queries; without a scale they are 0.
+    const double scale = q.scale < 0 ? -q.scale : q.scale == 0 ? 1 : q.scale;
     Softmax<T> how = {};
     how.general = q.bias.data || q.softcap != 0;
-    how.scale = scale == 0 ? T(1) : T(scale * kLog2e);  // the queries are 0 then
-    if (sizeof(T) == 8 && q.narrow && !how.general) how.plain = scale == 0 ? T(1) : T(scale);
     // A cap beyond every number bends none; the smallest of them leaves little but signs.
     how.capped = q.softcap != 0 && q.softcap * kLog2e < double(largest_number<T>());
-    how.inner = scale == 0 ? T(1) : T(scale);
+    // A bias in units of the scores must not leave the range of numbers by that alone.
+    how.in_logits = how.capped || (how.general && !(scale > 1e-30 && scale < 1e30));
+    how.natural = how.in_logits ? 1 : scale;
+    how.unit = T(how.natural * kLog2e);
+    how.bias = T(1 / how.natural);
+    how.bias_rest = T(__builtin_fma(-how.natural, double(how.bias), 1.0) / how.natural);
+    how.scale = T(scale);
     how.cap = T(q.softcap) > 0 ? T(q.softcap) : smallest_number<T>();
     return how;
 }
@@ -332,14 +339,15 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
                 } else if (first) {
                     s.states[tile + r] = parts[r];
                 } else {
-                    merge_part(s.states[tile + r], s.out + (tile + r) * wide, parts[r], out, wide);
+                    merge_part(s.states[tile + r], s.out + (tile + r) * wide, parts[r], out, wide,
+                               how.unit);
                 }
             }
         }
     }
     if (partial_at) return;
     for (int64_t r = 0; r < rows; r++)
-        finish(q, s.row[r], s.states[r], s.out + r * wide,
+        finish(q, how, s.row[r], s.states[r], s.out + r * wide,
                q.weights ? s.chunk_maxima + r * chunks : nullptr, s.bytes);
 }
 
@@ -350,14 +358,15 @@ static void merge(const Request& q, int64_t b, int64_t g, int64_t first, int64_t
     Scratch<T> s(q, at);
     const int64_t rows = last - first, wide = padded(q.E, kLanes<T>);
     const Partial<T> partial = {const_cast<char*>(partial_at), rows, wide};
+    const Softmax<T> how = softmax_of<T>(q);
     for_rows(q, b, g, first, last, [&](int64_t r, Row row) {
         State<T> state = kNothing<T>;
         for (int64_t e = 0; e < wide; e++) s.out[e] = 0;
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            merge_part(state, s.out, partial.state(chunk, r), partial.out(chunk, r), wide);
+            merge_part(state, s.out, partial.state(chunk, r), partial.out(chunk, r), wide, how.unit);
             if (q.weights) s.chunk_maxima[chunk] = partial.state(chunk, r).maximum;
         }
-        finish(q, row, state, s.out, s.chunk_maxima, s.bytes);
+        finish(q, how, row, state, s.out, s.chunk_maxima, s.bytes);
     });
 }
 

@@ -114,10 +114,15 @@ static __attribute__((noinline)) void scores_unpacked(const Request& q, int64_t 
                                                       T* strip) {
     constexpr int W = kLanes<T>;
     for (int64_t j = low / W * W; j < high; j += W) {
-        Vec<T> sum[R];
-        for (int r = 0; r < R; r++) sum[r] = Vec<T>{};
+        Vec<T> whole[R], sum[R];
+        for (int r = 0; r < R; r++) whole[r] = sum[r] = Vec<T>{};
         for_turned(q, KeyRows<T>(q, b, g, k0, j, n, rows), [&](int64_t d, Vec<T>(&block)[W]) {
             const int64_t most = smaller_of(W, q.D - d);
+            if (d && d % kDepth == 0)
+                for (int r = 0; r < R; r++) {
+                    whole[r] = d == kDepth ? sum[r] : whole[r] + sum[r];
+                    sum[r] = Vec<T>{};
+                }
             if (most == W)
                 for (int i = 0; i < W; i++)
                     for (int r = 0; r < R; r++)
@@ -127,7 +132,8 @@ static __attribute__((noinline)) void scores_unpacked(const Request& q, int64_t 
                     for (int r = 0; r < R; r++)
                         sum[r] = fma(all(queries[r * q.D + d + i]), block[i], sum[r]);
         });
-        for (int r = 0; r < R; r++) store(strip + r * kStrip<T> + j, sum[r]);
+        for (int r = 0; r < R; r++)
+            store(strip + r * kStrip<T> + j, q.D > kDepth ? whole[r] + sum[r] : sum[r]);
     }
 }
 

@@ -7,23 +7,30 @@ using namespace regard;
 
 // --- pass 1: scores ----------------------------------------------------------------------------
 
+// A sum, or the first of them.
+template <class T> REGARD_INLINE void add(T* to, Vec<T> sum, bool first) {
+    store(to, first ? sum : load(to) + sum);
+}
+
 // Queries against the keys of N vectors of one panel.
 template <class T, int R, int N>
 REGARD_INLINE void meet(const T* queries, int64_t D, const T* panel, T* strip) {
     constexpr int W = kLanes<T>;
-    Vec<T> sum[R][N];
-    for (int r = 0; r < R; r++)
-        for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
-    for (int64_t d = 0; d < D; d++) {
-        Vec<T> k[N];
-        for (int n = 0; n < N; n++) k[n] = load(panel + d * kPanel<T> + n * W);
-        for (int r = 0; r < R; r++) {
-            const Vec<T> x = all(queries[r * D + d]);
-            for (int n = 0; n < N; n++) sum[r][n] = fma(x, k[n], sum[r][n]);
+    for (int64_t begin = 0; begin == 0 || begin < D; begin += kDepth) {
+        Vec<T> sum[R][N];
+        for (int r = 0; r < R; r++)
+            for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
+        for (int64_t d = begin; d < smaller_of(begin + kDepth, D); d++) {
+            Vec<T> k[N];
+            for (int n = 0; n < N; n++) k[n] = load(panel + d * kPanel<T> + n * W);
+            for (int r = 0; r < R; r++) {
+                const Vec<T> x = all(queries[r * D + d]);
+                for (int n = 0; n < N; n++) sum[r][n] = fma(x, k[n], sum[r][n]);
+            }
         }
+        for (int r = 0; r < R; r++)
+            for (int n = 0; n < N; n++) add(strip + r * kStrip<T> + n * W, sum[r][n], begin == 0);
     }
-    for (int r = 0; r < R; r++)
-        for (int n = 0; n < N; n++) store(strip + r * kStrip<T> + n * W, sum[r][n]);
 }
 
 // Scores of keys low … high, in whole vectors. Not inlined: on its own, all of its accumulators
@@ -47,19 +54,22 @@ template <class T, int R, int N>
 REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int64_t from,
                          int64_t to, T* out, int64_t out_stride) {
     constexpr int W = kLanes<T>;
-    Vec<T> sum[R][N];
-    for (int r = 0; r < R; r++)
-        for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
-    for (int64_t j = from; j < to; j++) {
-        Vec<T> v[N];
-        for (int n = 0; n < N; n++) v[n] = load((const T*)(values + j * stride) + n * W);
-        for (int r = 0; r < R; r++) {
-            const Vec<T> p = all(strip[r * kStrip<T> + j]);
-            for (int n = 0; n < N; n++) sum[r][n] = fma(p, v[n], sum[r][n]);
+    for (int64_t begin = from; begin < to; begin = next_run(begin)) {
+        const int64_t end = smaller_of(next_run(begin), to);
+        Vec<T> sum[R][N];
+        for (int r = 0; r < R; r++)
+            for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
+        for (int64_t j = begin; j < end; j++) {
+            Vec<T> v[N];
+            for (int n = 0; n < N; n++) v[n] = load((const T*)(values + j * stride) + n * W);
+            for (int r = 0; r < R; r++) {
+                const Vec<T> p = all(strip[r * kStrip<T> + j]);
+                for (int n = 0; n < N; n++) sum[r][n] = fma(p, v[n], sum[r][n]);
+            }
         }
+        for (int r = 0; r < R; r++)
+            for (int n = 0; n < N; n++) add(out + r * out_stride + n * W, sum[r][n], begin == from);
     }
-    for (int r = 0; r < R; r++)
-        for (int n = 0; n < N; n++) store(out + r * out_stride + n * W, sum[r][n]);
 }
 
 // Rows in pairs of half tiles with four vectors each where the value is wide enough: each key's

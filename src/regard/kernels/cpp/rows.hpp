@@ -17,12 +17,18 @@ constexpr int64_t kTask = 192;  // rows per piece of work: K and V are read once
 
 constexpr int64_t kFew = 4;  // rows for which keys are not packed
 
+// Rounding grows with the length of a sum: so many numbers are added from zero, and their sums then.
+constexpr int64_t kDepth = 32;  // of a dot product's D
+constexpr int64_t kRun = 64;    // of a chunk's keys
+
 template <class T> constexpr int64_t kPanel = 2 * kLanes<T>;  // keys per panel
 template <class T> constexpr int64_t kStrip = kChunk + kLanes<T>;  // row length of the strip
 
 REGARD_INLINE int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 REGARD_INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 REGARD_INLINE int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+REGARD_INLINE int64_t next_run(int64_t key) { return (key / kRun + 1) * kRun; }
 
 template <class T> constexpr T infinity() { return T(__builtin_inf()); }
 

@@ -19,7 +19,7 @@ struct Row {
     int64_t low, high;   // the keys that causal, window and lengths leave: [low, high)
 };
 
-static Row row_of(const Request& q, int64_t b, int64_t h, int64_t i) {
+REGARD_INLINE Row row_of(const Request& q, int64_t b, int64_t h, int64_t i) {
     const int64_t position = i + q.offset[b];
     Row row = {b, h, i, 0, q.S};
     if (q.length) row.high = smaller_of(row.high, q.length[b]);

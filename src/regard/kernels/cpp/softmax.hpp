@@ -28,35 +28,37 @@ REGARD_INLINE Vec<double> hyperbolic_tangent(Vec<double> x) {
     return x;
 }
 
+// How scores become exponents. A row's numbers are kept in units of their own until the largest is
+// subtracted: differences are small where numbers are not, and only they are multiplied.
 template <class T> struct Softmax {
-    T scale;        // scores times this are exponents in base 2
-    T plain;        // the scale itself where the log-sum-exp is rounded once more, else 0: with one
-                    // visible key it is that key's score, which may lie between two results
-    T inner, cap;   // the scale alone, and the softcap
+    T unit;               // a number times this is an exponent in base 2
+    double natural;       // a number times this is a logit
+    T bias, bias_rest;    // a bias times these two together is a number: rounded once, not twice
+    T scale, cap;         // what makes logits of scores where the softcap bends them
+    bool general;         // bias or softcap: there is more to do than to find the largest
+    bool in_logits;       // numbers are logits; else scores, and what is hidden by −∞ in a bias has
+                          // the bytes of what a mask hides
     bool capped;
-    bool general;   // bias or softcap: exponents are made before the maximum
 };
 
-// Exponents of scores bent by the softcap; where it bends less than rounding does, not at all, so
-// that no ratio of scale and cap loses digits.
+// Logits of scores bent by the softcap; where it bends less than rounding does, not at all, so that
+// no ratio of scale and cap loses digits.
 template <class T> REGARD_INLINE Vec<T> capped(const Softmax<T>& how, Vec<T> score) {
-    const Vec<T> scaled = score * all(how.inner);
+    const Vec<T> scaled = score * all(how.scale);
     const Vec<T> part = scaled / all(how.cap);
-    const Vec<T> bent = hyperbolic_tangent(part) * all(how.cap) * all(T(kLog2e));
+    const Vec<T> bent = hyperbolic_tangent(part) * all(how.cap);
     const T least = sizeof(T) == 4 ? T(1e-4) : T(1e-9);
     const Bits<T> straight = (Bits<T>)(part < all(least)) & (Bits<T>)(part > all(-least));
-    const Vec<T> line = score * all(how.scale);
-    return (Vec<T>)((straight & (Bits<T>)line) | (~straight & (Bits<T>)bent));
+    return (Vec<T>)((straight & (Bits<T>)scaled) | (~straight & (Bits<T>)bent));
 }
 
-// What a row has seen: its largest exponent t = score·scale·log2 e (+ bias·log2 e) and the sum of
-// 2^(t − maximum). The largest counts exactly 1; a bias of 0 and no bias give the same bytes.
+// What a row has seen: its largest number and the sum of 2^((number − largest)·unit). The largest
+// counts exactly 1.
 template <class T> struct State {
     T maximum;  // −∞ while nothing was seen
     T sum;
-    T natural;  // the maximum in natural units, for the log-sum-exp
 };
-template <class T> constexpr State<T> kNothing = {T(-__builtin_inf()), T(0), T(-__builtin_inf())};
+template <class T> constexpr State<T> kNothing = {T(-__builtin_inf()), T(0)};
 
 // Numbers that are not seen become −∞.
 template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
@@ -65,7 +67,7 @@ template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
 }
 
 // The largest of the scores [from, to) of one row, which become −∞ where hidden; both multiples of
-// a panel. With a bias or a softcap they become exponents.
+// a panel. With a bias or a softcap scores become other numbers first.
 template <class T>
 REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, int64_t low,
                         int64_t high, const uint8_t* bytes, const T* bias) {
@@ -76,12 +78,12 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
             Vec<T> t = load(x + j);
             if (how.capped)
                 t = capped(how, t);
-            else
+            else if (how.in_logits)
                 t = t * all(how.scale);
             if (bias) {
                 const Vec<T> added = load(bias + j);
                 const Bits<T> hidden = (Bits<T>)(added == absent);
-                t = fma(added, all(T(kLog2e)), t);
+                t = fma(added, all(how.bias), fma(added, all(how.bias_rest), t));
                 t = (Vec<T>)((hidden & (Bits<T>)absent) | (~hidden & (Bits<T>)t));
             }
             store(x + j, t);
@@ -119,21 +121,18 @@ template <class T>
 REGARD_INLINE Vec<T> exponentiate(const Softmax<T>& how, T* x, int64_t from, int64_t to, T most,
                                   State<T>& state) {
     constexpr int W = kLanes<T>;
-    const T scale = how.general ? T(1) : how.scale;
-    // Rounding is monotone: the product with the largest score is the largest product.
-    const T maximum = most > -infinity<T>() ? most * scale : T(0);
-    const T natural = how.plain != 0 ? most * how.plain : maximum * T(kLn2);
-    const Vec<T> less = all(maximum), times = all(scale);
+    const T maximum = most > -infinity<T>() ? most : T(0);
+    const Vec<T> less = all(maximum), times = all(how.unit);
     Vec<T> sum0 = {}, sum1 = {};
     for (int64_t j = from; j < to; j += 2 * W) {
-        const Vec<T> p0 = exp2(load(x + j) * times - less);
-        const Vec<T> p1 = exp2(load(x + j + W) * times - less);
+        const Vec<T> p0 = exp2((load(x + j) - less) * times);
+        const Vec<T> p1 = exp2((load(x + j + W) - less) * times);
         sum0 += p0;
         sum1 += p1;
         store(x + j, p0);
         store(x + j + W, p1);
     }
-    state = {maximum, 0, natural};
+    state = {maximum, 0};
     return sum0 + sum1;
 }
 
@@ -141,17 +140,16 @@ REGARD_INLINE Vec<T> exponentiate(const Softmax<T>& how, T* x, int64_t from, int
 
 // (state, out) becomes the state of both parts. A part that saw nothing changes no byte.
 template <class T>
-static void merge_part(State<T>& state, T* out, State<T> part, const T* part_out, int64_t wide) {
+static void merge_part(State<T>& state, T* out, State<T> part, const T* part_out, int64_t wide,
+                       T unit) {
     if (part.maximum == -infinity<T>() && part.sum == 0) return;
-    const T ahead = state.maximum - part.maximum;
+    const T ahead = (state.maximum - part.maximum) * unit;
     const T keep = ahead >= 0 ? T(1) : exp2_of(ahead);
     const T take = ahead >= 0 ? exp2_of(-ahead) : T(1);
     for (int64_t e = 0; e < wide; e += kLanes<T>)
         store(out + e, fma(load(part_out + e), all(take), load(out + e) * all(keep)));
     state.sum = state.sum * keep + part.sum * take;
-    if (ahead >= 0) return;
-    state.maximum = part.maximum;
-    state.natural = part.natural;
+    if (!(ahead >= 0)) state.maximum = part.maximum;
 }
 
 }  // namespace
