@@ -1,5 +1,8 @@
 """Everything that can be checked, each in an environment of its own: `nox`, or `nox -s lint`."""
 
+import shutil
+from pathlib import Path
+
 import nox
 
 nox.options.default_venv_backend = "venv"
@@ -46,3 +49,70 @@ def minimum(session: nox.Session) -> None:
     oldest = [one.replace(">=", "==") for one in PROJECT["project"]["dependencies"]]
     session.install(".[test]", *oldest)
     session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": "distribution"})
+
+
+@nox.session(python="3.11")
+def asan(session: nox.Session) -> None:
+    """The tests of the kernel with every access and every overflow watched; needs GCC."""
+    watched = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1"
+    libraries = [
+        session.run("c++", f"-print-file-name={name}", external=True, silent=True).strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    if not all(Path(library).is_absolute() for library in libraries):
+        session.error("needs GCC as c++, with its address sanitizer: on Debian, g++")
+    build = {"CXXFLAGS": watched, "LDFLAGS": watched, "REGARD_REQUIRE_FUSED": "1"}
+    session.install("--no-cache-dir", ".[test]", env=build)
+    # Left out is what limits memory, which the sanitizer takes terabytes of, and what compiles
+    # a kernel without it.
+    without = ("memory", "allocations", "symbols", "elsewhere")
+    files = [f for f in kernel_tests() if f.removeprefix("tests/test_fused_")[:-3] not in without]
+    session.run(
+        "pytest",
+        *(session.posargs or files),
+        env={
+            "LD_PRELOAD": " ".join(libraries),
+            # Python frees little at its end; and some tests end their process on purpose.
+            "ASAN_OPTIONS": "detect_leaks=0:handle_segv=0:allocator_may_return_null=1",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "REGARD_REQUIRE": "distribution,fused,ml_dtypes",
+        },
+    )
+
+
+@nox.session(python="3.11")
+def arm64(session: nox.Session) -> None:
+    """The tests of the kernel on its code for arm64, emulated; Python itself stays as it is."""
+    compiler = shutil.which("aarch64-linux-gnu-g++")
+    emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if not compiler or not emulator:
+        session.error(
+            "needs a cross compiler and an emulator; on Debian: "
+            "apt-get install g++-aarch64-linux-gnu qemu-user"
+        )
+    session.install(".[test]")
+    folder = session.create_tmp()
+    session.run("python", "tests/kernel_process.py", f"{compiler} -static", folder)
+    without = ("memory", "allocations", "symbols", "elsewhere", "process", "plain", "cpus")
+    without += ("guard_pages",)  # what is about the process or the module, not about the kernel
+    files = [f for f in kernel_tests() if f.removeprefix("tests/test_fused_")[:-3] not in without]
+    session.run(
+        "pytest",
+        *(session.posargs or files),
+        env={
+            "REGARD_TEST_KERNEL": f"{emulator} {folder}/kernel_process",
+            "REGARD_REQUIRE": "fused,ml_dtypes",
+        },
+    )
+
+
+@nox.session(python="3.11")
+def exhaustive(session: nox.Session) -> None:
+    """2^x for every float32, on every target that this machine can run."""
+    session.install(".[test]", env={"REGARD_REQUIRE_FUSED": "1"})
+    session.run("pytest", "tests/exhaustive_exponential.py", *session.posargs)
+
+
+def kernel_tests() -> list[str]:
+    found = [*Path("tests").glob("test_fused_*.py"), *Path("tests").glob("test_semantics_*.py")]
+    return sorted(str(path) for path in found)

@@ -9,14 +9,17 @@ The derivation. A kernel that accumulates with unit roundoff u sees logit j with
         + 8·u·|softcap·tanh(·)|        the division, tanh and the product, with a softcap
         + u·(|bias_j| + |s_j|)         the bias and its addition, with a bias
         + u·|s_j − m|                  subtracting the maximum
-        + 5.2·u                        exp, relative
+        + 5.2·u                        exp, relative; 2·u in the fused kernel
 
 (a sink is one more key: its own rounding, its distance from m, its exp). The weights p_j thus
 become p_j·exp(δ_j) / Σ p_k·exp(δ_k) with |δ_j| ≤ η_j, and since Σ p_j (v_jd − o_d) = 0,
 
     E_d = min( Σ p_j |v_jd − o_d| (exp(η_j) − 1) / Σ p_j exp(−η_j),   max_j |v_jd − o_d| )
-        + (2 n + 2)·u·Σ p_j |v_jd|     n visible keys: the row sum, the output's sum, the division
+        + (2 c + 2)·u·Σ p_j |v_jd|     c additions in a row: row sum, output; the division
         + u·|o_d|  +  what underflows
+
+A kernel that adds n visible keys one after the other has c = n. The fused one adds chunks of 256
+keys from zero and merges them: c = min(n, 256) + 4·merges, an exp, a product and an addition each.
 
 For small η this is Σ p_j |v_jd − o_d| η_j, the first-order bound; for η so large that no kernel of
 this precision could know the weights, it still says that o_d lies among the visible values.
@@ -33,11 +36,24 @@ from oracle import Answer
 
 DOT_ROUNDINGS = 2  # beside the D of the dot product itself: the scale's own, and its product
 SOFTCAP_ROUNDINGS = 8  # x / c, c·tanh, c itself, and tanh to within 2 ulp, which is 4 u
-EXP_ROUNDINGS = 5.2  # 2.6 ulp: the worst that is known of NumPy's float32 exp is 2.52
 LOG_ROUNDINGS = 4  # 2 ulp
 SUM_ROUNDINGS = 2  # the division, and one more where weights are rounded before they are used
 UNDERFLOWS = 4  # of the smallest number there is, for each exponential and each product
 LARGEST_EXPONENT = 700.0  # exp of more than this is as good as infinite
+
+
+class Arithmetic(NamedTuple):
+    """How a kernel computes, as far as the bound depends on it."""
+
+    exp_roundings: float  # relative error of an exponential, in u: twice that in ulp
+    chunk: int | None = None  # keys that are added from zero; None: all of a row
+    merge_roundings: int = 0  # for each chunk but the first, and for a sink
+
+
+WHOLE_ROWS = Arithmetic(
+    exp_roundings=5.2
+)  # 2.6 ulp: the worst known of NumPy's float32 exp is 2.52
+FUSED = Arithmetic(exp_roundings=2.0, chunk=256, merge_roundings=4)
 
 
 class Precision(NamedTuple):
@@ -83,6 +99,7 @@ def error_bounds(
     bias: Any = None,
     sink: Any = None,
     exact: bool = False,
+    arithmetic: Arithmetic = WHOLE_ROWS,
 ) -> Bounds:
     """The largest error that each number of the result may have, in float64.
 
@@ -97,7 +114,9 @@ def error_bounds(
         query, key, value = query[np.newaxis], key[np.newaxis], value[np.newaxis]
         answer = Answer(*(x[np.newaxis] for x in answer))
     with np.errstate(all="ignore"):
-        bounds = _error_bounds(query, key, value, answer, dtype, scale, softcap, bias, sink, exact)
+        bounds = _error_bounds(
+            query, key, value, answer, dtype, scale, softcap, bias, sink, exact, arithmetic
+        )
     if headless:
         bounds = Bounds(*(x[0] for x in bounds))
     if vector:
@@ -116,6 +135,7 @@ def _error_bounds(
     bias: Any,
     sink: Any,
     exact: bool,
+    arithmetic: Arithmetic,
 ) -> Bounds:
     heads, width = query.shape[-3], query.shape[-1]
     repeats = heads // key.shape[-3] if heads else 1
@@ -142,7 +162,9 @@ def _error_bounds(
         sinks = np.broadcast_to(np.asarray(sink).astype(np.float64), (heads,))
         sinks = np.broadcast_to(sinks[:, np.newaxis], lse.shape)
         maximum = np.maximum(maximum, sinks)
-    wobble = wobble + inner.unit * (abs(logits - maximum[..., np.newaxis]) + EXP_ROUNDINGS)
+    wobble = wobble + inner.unit * (
+        abs(logits - maximum[..., np.newaxis]) + arithmetic.exp_roundings
+    )
     wobble = np.where(visible, wobble, 0.0)
 
     # The weights with those errors: `risen` bounds p·(exp(η) − 1), `least` is Σ p·exp(−η).
@@ -152,7 +174,7 @@ def _error_bounds(
     sink_risen = np.zeros_like(lse)
     if sink is not None:
         sink_weight = np.exp(sinks - lse)
-        sink_wobble = inner.unit * (abs(sinks) + abs(sinks - maximum) + EXP_ROUNDINGS)
+        sink_wobble = inner.unit * (abs(sinks) + abs(sinks - maximum) + arithmetic.exp_roundings)
         sink_wobble = np.where(np.isfinite(sinks), sink_wobble, 0.0)
         sink_risen = _risen(sink_weight, sinks - lse, sink_wobble)
         least = least + sink_weight * np.exp(-sink_wobble)
@@ -169,7 +191,8 @@ def _error_bounds(
         farthest = np.maximum(farthest, abs(answer.output))
         tiny = tiny + inner.floor * UNDERFLOWS * abs(answer.output)
     mass = np.einsum("...j,...jd->...d", weights, abs(values))
-    roundings = (2 * count + SUM_ROUNDINGS) * inner.unit
+    additions = _additions(count, visible.shape[-1], sink is not None, arithmetic)
+    roundings = (2 * additions + SUM_ROUNDINGS) * inner.unit
     output = np.minimum(_ratio(drift, least), farthest)
     output = output + roundings[..., np.newaxis] * mass + inner.unit * abs(answer.output) + tiny
 
@@ -189,7 +212,7 @@ def _error_bounds(
         risen_logs = np.concatenate([risen_logs, sink_logs], axis=-1)
     log_sum = np.logaddexp.reduce(risen_logs, axis=-1, initial=-np.inf)
     log_sum = np.where(log_sum < 1.0, np.log1p(everything[..., 0]), log_sum)
-    log_sum = log_sum + count * inner.unit + LOG_ROUNDINGS * inner.unit * abs(lse - maximum)
+    log_sum = log_sum + additions * inner.unit + LOG_ROUNDINGS * inner.unit * abs(lse - maximum)
     log_sum = log_sum + (inner.unit + log_outer.unit) * abs(lse) + inner.floor
     log_sum = np.where(visible.any(axis=-1), log_sum, (inner.unit + log_outer.unit) * abs(lse))
 
@@ -198,6 +221,14 @@ def _error_bounds(
         np.where(visible, _rounded(weight, weights, outer), 0.0),
         np.where(np.isfinite(lse), log_sum, 0.0),
     )
+
+
+def _additions(count: np.ndarray, keys: int, sink: bool, arithmetic: Arithmetic) -> np.ndarray:
+    """Roundings in a row on the way of one number into a sum over the visible keys."""
+    if arithmetic.chunk is None:
+        return count
+    merges = max(-(-keys // arithmetic.chunk) - 1, 0) + sink
+    return np.minimum(count, arithmetic.chunk) + arithmetic.merge_roundings * merges
 
 
 def _risen(weights: np.ndarray, logs: np.ndarray, wobble: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import pytest
 
 import regard
 import regard.dispatch
-from bounds import accumulator, assert_within, error_bounds
+from bounds import FUSED, WHOLE_ROWS, accumulator, assert_within, error_bounds
 from oracle import Answer, attend, attend_exactly
 from regard.kernels import fused
 
@@ -203,12 +203,12 @@ def check(
     """
     result = run(kernel, query, key, value, **options)
     answer = answer_of(query, key, value, **(options | ({} if rule is None else {"mask": rule})))
-    check_result(result, answer, query, key, value, **options)
+    check_result(kernel, result, answer, query, key, value, **options)
     return result, answer
 
 
 def check_result(
-    result: Any, answer: Answer, query: Any, key: Any, value: Any, **options: Any
+    kernel: str, result: Any, answer: Answer, query: Any, key: Any, value: Any, **options: Any
 ) -> None:
     dtype = result_dtype(query, key, value)
     np.testing.assert_equal(result.output.dtype, dtype, "dtype of the output")
@@ -221,6 +221,7 @@ def check_result(
         answer,
         dtype=dtype,
         exact=options.get("precision") == "exact",
+        arithmetic=FUSED if kernel == "fused" else WHOLE_ROWS,
         **{name: options[name] for name in ("scale", "softcap", "bias", "sink") if name in options},
     )
     assert_within(result.output, answer.output, bound.output, "output")

@@ -2,12 +2,17 @@
 
 A test that needs a tool says so with `@pytest.mark.needs("node")`: it is skipped where the tool is
 absent, and fails there if REGARD_REQUIRE (a comma list, such as `fused,chromium`) names the tool.
+
+REGARD_TEST_KERNEL is a command that runs the native kernel as a process of its own, such as
+`qemu-aarch64 build/kernel_process`: it then answers instead of the module that was built.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -16,6 +21,12 @@ from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
+
+if command := os.environ.get("REGARD_TEST_KERNEL"):
+    from kernel_process import Module
+
+    # Before anything imports the package, which looks for its native module once.
+    sys.modules["regard._fused"] = Module(shlex.split(command))
 
 settings.register_profile("default", deadline=None, max_examples=60, print_blob=True)
 # On a shared machine a failure must be one that everybody can repeat.

@@ -12,6 +12,7 @@ from calls import (
     BFLOAT16,
     assert_same_bytes,
     check,
+    check_result,
     every_target,
     inputs,
     numbers,
@@ -20,6 +21,7 @@ from calls import (
     recording,
     run,
 )
+from oracle import Answer
 
 pytestmark = pytest.mark.needs("fused")
 
@@ -186,3 +188,63 @@ def test_a_softcap_of_any_size_is_within_its_bound(target, softcap, scale):
     )
     with on_path(f"fused:{target}") as kernel:
         check(kernel, q, k, v, softcap=softcap, scale=scale)
+
+
+def exact_answer(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Answer:
+    """The answer in longer numbers than those of the inputs, without loops."""
+    q, k, v = (x.astype(np.longdouble) for x in (q, k, v))
+    logits = (q @ k.swapaxes(-1, -2)) / np.sqrt(np.longdouble(q.shape[-1]))
+    maximum = logits.max(axis=-1, keepdims=True)
+    exponentials = np.exp(logits - maximum)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    weights = exponentials / total
+    lse = (maximum + np.log(total))[..., 0]
+    numbers = (x.astype(np.float64) for x in (weights @ v, weights, lse, logits))
+    output, weights, lse, logits = numbers
+    return Answer(output, weights, lse, np.ones(logits.shape, bool), logits)
+
+
+@every_target
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", [0.1, 1.0, 3.0, 10.0])
+def test_every_number_of_long_rows_is_within_its_bound(target, dtype, size):
+    if dtype == np.float64 and np.finfo(np.longdouble).nmant < 63:
+        pytest.skip("needs a longdouble that is longer than float64")
+    for keys, width in ((1, 256), (64, 128), (1000, 64), (3000, 8)):
+        q, k, v = inputs((1, 13, width), (1, keys, width), (1, keys, 12), dtype=dtype)
+        q = (q * np.array(size, dtype)).astype(dtype)
+        with on_path(f"fused:{target}") as kernel:
+            result = run(kernel, q, k, v)
+        check_result(kernel, result, exact_answer(q, k, v), q, k, v)
+
+
+def independent_roundings(q: np.ndarray, k: np.ndarray, v: np.ndarray, exact: Answer) -> Any:
+    """The standard deviation of each output if every rounding erred on its own, evenly up to u.
+
+    Far below the bound, which lets all of them err one way: a systematic error of a few units,
+    which the bound allows, shows here.
+    """
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    scale, p, logits = q.shape[-1] ** -0.5, exact.weights, exact.logits
+    partial = np.cumsum(q[..., :, None, :] * k[..., None, :, :] * scale, axis=-1)
+    below = logits - logits.max(axis=-1, keepdims=True)
+    # The dot product; the scaled logit in base 2 and its constant; the distance; the exponential.
+    wobble = (partial**2).sum(axis=-1) + 2 * logits**2 + 2 * below**2 + 2.0**2
+    apart = v[..., None, :, :] - exact.output[..., None, :]
+    variance = np.einsum("...j,...jd->...d", p**2 * wobble, apart**2)
+    sums = np.cumsum(p[..., None] * v[..., None, :, :], axis=-2)
+    variance += (sums**2).sum(axis=-2) + 2 * exact.output**2
+    return np.sqrt(variance / 3) * 2.0**-24
+
+
+@every_target
+@pytest.mark.parametrize("size", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("keys", [3, 30, 250])
+def test_errors_are_as_small_as_those_of_independent_roundings(target, size, keys):
+    q, k, v = inputs((4, 40, 24), (4, keys, 24), (4, keys, 16))
+    q = (q * np.float32(size)).astype(np.float32)
+    with on_path(f"fused:{target}"):
+        output = regard.attention(q, k, v)
+    exact = exact_answer(q, k, v)
+    ratio = (output - exact.output) / independent_roundings(q, k, v, exact)
+    np.testing.assert_array_less(np.sqrt((ratio**2).mean()), 1.0)

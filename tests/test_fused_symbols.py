@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from kernel_process import LISTED, UNITS, flags_of
+
 NM = shutil.which("nm")
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-ROOT = Path(__file__).parents[1]
-UNITS = ROOT / "src/regard/kernels/cpp"
-LISTED = ROOT / "CMakeLists.txt"
 
 needs_nm = pytest.mark.skipif(NM is None, reason="needs nm")
 needs_compiler = pytest.mark.skipif(
@@ -55,14 +54,6 @@ def test_the_module_does_not_load_what_changes_floating_point_for_everybody():
     assert "set_fast_math" not in process.stdout
 
 
-def flags(target: str) -> list[str]:
-    """What CMakeLists.txt compiles this target with."""
-    text = LISTED.read_text("utf-8")
-    common = re.search(r"target_compile_options\(target_\$\{target\} PRIVATE(.*?)\$\{", text, re.S)
-    own = re.search(rf"set\(flags_{target}(.*?)\)", text, re.S)
-    return common[1].split() + (own[1].split() if own else [])
-
-
 def units() -> list[str]:
     return sorted(path.stem.removeprefix("target_") for path in UNITS.glob("target_*.cpp"))
 
@@ -70,7 +61,7 @@ def units() -> list[str]:
 @needs_compiler
 def test_the_flags_of_the_build_never_let_the_compiler_change_results():
     for target in units():
-        given = flags(target)
+        given = flags_of(target)
         assert "-ffp-contract=off" in given
         assert "-fno-lto" in given
         assert not {"-ffast-math", "-Ofast", "-funsafe-math-optimizations"} & set(given)
@@ -80,7 +71,7 @@ def test_the_flags_of_the_build_never_let_the_compiler_change_results():
 def compiled(source: str, target: str, level: str, folder: Path) -> Path:
     """One of a target's two units with the flags of the build, but optimised as said."""
     unit = folder / "unit.o"
-    given = [flag for flag in flags(target) if not flag.startswith("-O")]
+    given = [flag for flag in flags_of(target) if not flag.startswith("-O")]
     names = [f"-DREGARD_METER=regard_meter_{target}", f'-DREGARD_METER_NAME="{target}"']
     process = subprocess.run(
         [

@@ -179,7 +179,7 @@ def test_every_number_is_within_its_bound_whatever_the_options(kernel, call):
     event(f"{len(options)} options")
     result = run(kernel, q, k, v, **options)
     answer = answer_of(q, k, v, **for_the_oracle(options, rule))
-    check_result(result, answer, q, k, v, **options)
+    check_result(kernel, result, answer, q, k, v, **options)
     np.testing.assert_array_equal(result.weights.astype(float)[~answer.visible], 0.0)
     empty = ~answer.visible.any(axis=-1)
     np.testing.assert_array_equal(result.output.astype(float)[empty], 0.0)
@@ -194,7 +194,7 @@ def test_every_number_is_within_its_bound_in_exact_precision(kernel, call):
         q, k, v = (x.astype(np.float32) for x in (q, k, v))
     result = run(kernel, q, k, v, precision="exact", **options)
     answer = attend_exactly(q, k, v, **for_the_oracle(options, rule))
-    check_result(result, answer, q, k, v, precision="exact", **options)
+    check_result(kernel, result, answer, q, k, v, precision="exact", **options)
 
 
 @every_kernel
@@ -236,7 +236,7 @@ def test_keys_hidden_at_the_end_are_as_good_as_none(kernel, call, more):
     padded = run(kernel, q, *longer, **options, mask=Lengths(k.shape[-2]))
     np.testing.assert_array_equal(padded.weights[..., -more:].astype(float), 0.0)
     padded = padded._replace(weights=padded.weights[..., :-more])
-    check_result(padded, answer_of(q, k, v, **options), q, k, v, **options)
+    check_result(kernel, padded, answer_of(q, k, v, **options), q, k, v, **options)
 
 
 @every_kernel

@@ -51,14 +51,17 @@ constexpr size_t kKept = size_t(8) << 20;
 // Multiply-adds below which waking another thread costs more than it brings (about 50 µs).
 constexpr double kWorthAThread = 2e6;
 
-// Small enough that every thread gets several pieces, large enough that keys are seldom read, and
-// no short one left over.
+// As many rows as keys are well used by, in blocks that every thread gets the same number of, and no
+// short one left over.
 int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int threads) {
     constexpr int64_t kPieces = 8, kTiles = 2;
-    const int64_t tile = target.rows_per_tile, most = target.rows_per_task;
-    const int64_t fair = rows * heads / (kPieces * threads);
-    const int64_t wanted = threads == 1 ? most : std::clamp(fair, kTiles * tile, most);
-    const int64_t blocks = (rows + wanted - 1) / wanted;
+    const int64_t tile = target.rows_per_tile, shortest = (rows + kTiles * tile - 1) / (kTiles * tile);
+    int64_t blocks = (rows + target.rows_per_task - 1) / target.rows_per_task;
+    if (threads > 1) {
+        blocks = std::max(blocks, (kPieces * threads + heads - 1) / heads);
+        while (blocks * heads % threads && blocks * heads < 4 * kPieces * threads) blocks++;
+        blocks = std::min(blocks, std::max<int64_t>(shortest, 1));
+    }
     return ((rows + blocks - 1) / blocks + tile - 1) / tile * tile;
 }
 

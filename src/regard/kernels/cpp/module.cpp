@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "cpus.hpp"
 #include "dispatch.hpp"
 #include "driver.hpp"
-#include "threads.hpp"
 
 namespace nb = nanobind;
 using namespace regard;
@@ -406,6 +406,7 @@ NB_MODULE(_fused, module) {
     module.attr("plain") = nb::steal(PyCFunction_New(&plain_method, nullptr));
     module.def("exponential", &exponential);
     module.def("usable_cpus", &usable_cpus);
+    module.def("cpu_quota", &cpu_quota, nb::arg("groups"), nb::arg("membership"));
     module.def("lanes", [](const std::string& target) { return target_named(target).lanes; });
     module.def("multiply_add_peak", &multiply_add_peak);
     module.def("read_bandwidth", &read_bandwidth);

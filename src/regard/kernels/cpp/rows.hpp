@@ -18,7 +18,7 @@ constexpr int64_t kTask = 192;  // rows per piece of work: K and V are read once
 constexpr int64_t kFew = 4;  // rows for which keys are not packed
 
 // Rounding grows with the length of a sum: so many numbers are added from zero, and their sums then.
-constexpr int64_t kDepth = 32;  // of a dot product's D
+constexpr int64_t kDepth = 16;  // of a dot product's D
 constexpr int64_t kRun = 64;    // of a chunk's keys
 
 template <class T> constexpr int64_t kPanel = 2 * kLanes<T>;  // keys per panel

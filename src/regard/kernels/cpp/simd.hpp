@@ -29,16 +29,19 @@ template <> struct VectorOf<float> {
     typedef float type __attribute__((vector_size(kBytes)));
     typedef float unaligned __attribute__((vector_size(kBytes), aligned(1), may_alias));
     typedef int32_t bits __attribute__((vector_size(kBytes)));
+    typedef uint32_t modular __attribute__((vector_size(kBytes)));
     typedef int32_t integer;
 };
 template <> struct VectorOf<double> {
     typedef double type __attribute__((vector_size(kBytes)));
     typedef double unaligned __attribute__((vector_size(kBytes), aligned(1), may_alias));
     typedef int64_t bits __attribute__((vector_size(kBytes)));
+    typedef uint64_t modular __attribute__((vector_size(kBytes)));
     typedef int64_t integer;
 };
 template <class T> using Vec = typename VectorOf<T>::type;
 template <class T> using Bits = typename VectorOf<T>::bits;
+template <class T> using Modular = typename VectorOf<T>::modular;  // bits to add: may wrap around
 template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
 
 #define REGARD_INLINE static inline __attribute__((always_inline))
@@ -186,18 +189,23 @@ REGARD_INLINE Vec<float> exp2(Vec<float> x) {
 #if defined(__AVX512F__)
     return _mm512_scalef_ps(p, whole);
 #else
-    Vec<float> scaled = (Vec<float>)(((Bits<float>)r << 23) + (Bits<float>)p);
-    // f − f is 0, and NaN where x is: integer arithmetic alone could make a number of a NaN.
+    Vec<float> scaled = (Vec<float>)(((Modular<float>)r << 23) + (Modular<float>)p);
+    // Bits of a NaN leave the range of a signed integer, so the sum wraps around. f − f is 0, and
+    // NaN where x is: integer arithmetic alone could make a number of a NaN.
     return fma(scaled, all(0x1p-64f), f - f);
 #endif
 }
 REGARD_INLINE Vec<double> exp2(Vec<double> x) {
-    typedef Bits<double> I;
     Vec<double> low = all(-1500.0);
     x = larger(low, x);
+#if defined(__AVX512F__)
+    const Vec<double> whole = _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT);
+    Vec<double> f = x - whole;
+#else
     const Vec<double> magic = all(6755399441055744.0 + 600.0);  // 1.5 * 2^52
     Vec<double> r = x + magic;
     Vec<double> f = x - (r - magic);
+#endif
     // 2^f = e^g with g = f ln 2 in two parts; Taylor to g^13 is below 2^-60 for |g| <= 0.347.
     Vec<double> g = f * all(0.69314718055994530942);
     Vec<double> rest = fma(f, all(0.69314718055994530942), -g);
@@ -216,8 +224,12 @@ REGARD_INLINE Vec<double> exp2(Vec<double> x) {
     p = fma(p, g, all(0.5));
     p = fma(p * g, g, rest) + g;  // e^g - 1
     p = p + all(1.0);
-    Vec<double> scaled = (Vec<double>)(((I)r << 52) + (I)p);
+#if defined(__AVX512F__)
+    return _mm512_scalef_pd(p, whole);
+#else
+    Vec<double> scaled = (Vec<double>)(((Modular<double>)r << 52) + (Modular<double>)p);
     return fma(scaled, all(0x1p-600), f - f);
+#endif
 }
 
 // 2^x of one number x <= 0, by the same arithmetic as in vectors.

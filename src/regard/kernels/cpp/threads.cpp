@@ -4,15 +4,10 @@
 #include "threads.hpp"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -182,34 +177,7 @@ Pool* the_pool() {
     return current;
 }
 
-// CPUs that a cgroup's quota allows, rounded up; 0 if there is no quota.
-int quota() {
-    double allowed = 0;
-    if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
-        char limit[32];
-        double period = 0;
-        if (std::fscanf(file, "%31s %lf", limit, &period) == 2 && std::strcmp(limit, "max") &&
-            period > 0)
-            allowed = std::atof(limit) / period;
-        std::fclose(file);
-    }
-    return allowed > 0 ? int(allowed + 0.999) : 0;
-}
-
 }  // namespace
-
-int usable_cpus() {
-    int cpus = 1;
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
-#else
-    cpus = int(std::thread::hardware_concurrency());
-#endif
-    static const int limit = quota();
-    if (limit && limit < cpus) cpus = limit;
-    return cpus > 0 ? cpus : 1;
-}
 
 void run_on_threads(int threads, const std::function<void(int)>& work,
                     const std::function<void()>& pulse) {

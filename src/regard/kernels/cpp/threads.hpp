@@ -5,9 +5,6 @@
 
 namespace regard {
 
-// How many CPUs this process may use: its affinity, cut by a cgroup quota.
-int usable_cpus();
-
 // Runs work(thread) on up to `threads` threads, the caller's own being number 0, and returns when
 // all are done. `pulse`, if given, is called by the caller's thread while it waits for others.
 void run_on_threads(int threads, const std::function<void(int)>& work,
