@@ -17,14 +17,16 @@ def tests(session: nox.Session) -> None:
     session.run(
         "pytest",
         *session.posargs,
-        env={"REGARD_REQUIRE": "distribution,fused,compiler,ml_dtypes,safetensors,tokenizers"},
+        env={"REGARD_REQUIRE": "distribution,fused,compiler,ml_dtypes,onnx,safetensors,tokenizers"},
     )
 
 
 @nox.session
 def neighbours(session: nox.Session) -> None:
-    session.install(".[test,torch,jax]", "expecttest")
-    required = {"REGARD_REQUIRE": "distribution,fused,ml_dtypes,torch,jax,expecttest"}
+    session.install(".[test,torch,jax,transformers]", "expecttest")
+    required = {
+        "REGARD_REQUIRE": "distribution,fused,ml_dtypes,torch,jax,onnx,transformers,expecttest"
+    }
     session.run(
         "pytest", "tests/interop", "tests/test_docs.py", "tests/test_house.py", env=required
     )

@@ -73,10 +73,10 @@ TOOLS = {
     "jax": Tool(importable("jax"), 'pip install ".[jax]"'),
     "expecttest": Tool(importable("expecttest"), "pip install expecttest"),
     "dask": Tool(importable("dask"), "pip install dask"),
-    "onnx": Tool(importable("onnx"), "pip install onnx"),
+    "onnx": Tool(importable("onnx"), 'pip install ".[onnx]"'),
     "onnxruntime": Tool(importable("onnxruntime"), "pip install onnxruntime onnx"),
     "openvino": Tool(importable("openvino"), "pip install openvino"),
-    "transformers": Tool(importable("transformers"), "pip install transformers"),
+    "transformers": Tool(importable("transformers"), 'pip install ".[transformers]"'),
     "chromium": Tool(program("chromium", "chromium-browser", "google-chrome"), "install chromium"),
     "node": Tool(program("node"), "install nodejs"),
 }

@@ -61,6 +61,8 @@ def pages_by_tools() -> list[object]:
         for tools in sorted(needed | {frozenset()}, key=sorted):
             name = "-".join((page.name, *sorted(tools)))
             needs = [*marks(page.name), *map(pytest.mark.needs, sorted(tools))]
+            # What a tool warns of while it is imported is not about the page.
+            needs += [pytest.mark.filterwarnings("ignore::DeprecationWarning")] if tools else []
             found.append(pytest.param(page, tools, marks=needs, id=name))
     return found
 
@@ -80,7 +82,7 @@ def test_python_on_a_page_gives_what_the_page_shows(
 
 def test_blocks_that_need_a_tool_are_there_and_run_where_it_is() -> None:
     needed = {tool for one in pages_by_tools() for tool in one.values[1]}
-    assert {"jax", "torch"} <= needed
+    assert {"jax", "onnx", "torch", "transformers"} <= needed
 
 
 def test_readme_has_python_and_commands_to_run() -> None:

@@ -61,7 +61,9 @@ NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket"
 # Examples that need more than `pip install .` brings: module -> the name of the tool.
 NEEDED_BY_EXAMPLES: dict[str, str] = {
     "regard.interop.jax": "jax",
+    "regard.interop.onnx": "onnx",
     "regard.interop.torch": "torch",
+    "regard.interop.transformers": "transformers",
 }
 
 

@@ -16,7 +16,15 @@ from regard import dispatch
 from regard.kernels import fused
 
 # Extra name -> the distribution that it brings.
-EXTRAS = {"bfloat16": "ml_dtypes", "models": "tokenizers", "plot": "matplotlib"}
+EXTRAS = {
+    "bfloat16": "ml_dtypes",
+    "jax": "jax",
+    "models": "tokenizers",
+    "onnx": "onnx",
+    "plot": "matplotlib",
+    "torch": "torch",
+    "transformers": "transformers",
+}
 
 
 def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | None:

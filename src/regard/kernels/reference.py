@@ -44,10 +44,7 @@ def supports(request: Request) -> str | None:
 
 def run(request: Request) -> Result:
     """The answer in the working dtype, or in float64 rounded once for precision="exact"."""
-    steps = textbook(
-        _given(request), masked=request.rules is not None, default_scale=request.scale is None
-    )
-    working = Run.of_request(steps, request, request.accumulator)
+    working = Run.of_request(request, request.accumulator)
     output = np.empty((*request.shape[:-1], request.value.shape[-1]), request.dtype)
     weights = np.empty(request.shape, request.dtype) if request.return_weights else None
     lse = np.empty(request.shape[:-1], request.lse_dtype) if request.return_lse else None
@@ -63,7 +60,7 @@ def run(request: Request) -> Result:
                     if array is not None
                 }
                 if request.dtype != np.float64 and not np.isfinite(blocks["output"]).all():
-                    wide = wide or Run.of_request(steps, request, np.dtype(np.longdouble))
+                    wide = wide or Run.of_request(request, np.dtype(np.longdouble))
                     _redo(working, wide, request, (batch, head, rows), blocks)
                     wide.forget()
                 for step, block in blocks.items():
@@ -184,8 +181,11 @@ class Run:
         self._kept_bytes = 0
 
     @classmethod
-    def of_request(cls, steps: Sequence[Step], request: Request, dtype: np.dtype[Any]) -> Run:
+    def of_request(cls, request: Request, dtype: np.dtype[Any]) -> Run:
         """The run of a checked call whose arrays have all their axes."""
+        steps = textbook(
+            _given(request), masked=request.rules is not None, default_scale=request.scale is None
+        )
         inputs: dict[str, Array] = {
             "queries": request.query,
             "keys": request.key,

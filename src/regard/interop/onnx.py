@@ -1,0 +1,427 @@
+"""ONNX's operators `Attention` and `RotaryEmbedding`, answered by regard.
+
+Owns what ONNX means by their inputs: heads packed in three axes, masks shorter than the keys, two
+kinds of cache, −1 for an unbounded window, four choices of what else to return. Must not know how
+attention is computed: a kernel answers, and what else is asked for are steps of the textbook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx.backend.base import Backend as OnnxBackend
+from onnx.backend.base import BackendRep
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from regard import dispatch
+from regard.errors import OptionError, ShapeError, safe_text
+from regard.kernels.reference import Run
+from regard.masks import Boolean, Lengths, Mask
+from regard.request import Request, make_request
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+# What each qk_matmul_output_mode below 3 returns: the first of these steps that the call has.
+# A call without a softcap, say, has no step "capped": the scores before it are those after it.
+AFTER = {
+    0: ("scaled",),
+    1: ("capped", "scaled"),
+    2: ("masked", "biased", "capped", "scaled"),
+}
+
+
+class AttentionOutputs(NamedTuple):
+    """What the operator returns; `qk_matmul_output` only where it was asked for."""
+
+    Y: Array
+    present_key: Array
+    present_value: Array
+    qk_matmul_output: Array | None
+
+
+def attention(
+    Q: Array,
+    K: Array,
+    V: Array,
+    attn_mask: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    nonpad_kv_seqlen: Array | None = None,
+    *,
+    is_causal: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    q_num_heads: int | None = None,
+    kv_num_heads: int | None = None,
+    left_window_size: int = -1,
+    right_window_size: int = -1,
+    softmax_precision: int | None = None,
+    qk_matmul_output_mode: int | None = None,
+) -> AttentionOutputs:
+    """The operator `Attention` of opset 23 to 25 on NumPy arrays, under ONNX's own names.
+
+    Y = softmax(cap(scale·Q·Kᵀ) + attn_mask)·V over the visible keys.
+
+    Parameters
+    ----------
+    Q, K, V : ndarray, (B, H, L, D), (B, G, S, D), (B, G, S, E)
+        Or packed: (B, L, H·D), (B, S, G·D), (B, S, G·E) with `q_num_heads` and `kv_num_heads`.
+    attn_mask : ndarray, broadcastable to (B, H, L, total)
+        Boolean, True = attend, or numbers that are added. A last axis shorter than the keys hides
+        the keys that it does not reach.
+    past_key, past_value : ndarray, (B, G, past, D) and (B, G, past, E)
+        Keys and values that come before K and V; query i then stands at position past + i.
+    nonpad_kv_seqlen : ndarray of int, (B,)
+        How many keys are there in each batch element; the last query stands at the last of them.
+    is_causal, scale, softcap, left_window_size, right_window_size
+        As in ONNX: 0 for no softcap, −1 for an unbounded side.
+    softmax_precision : {1, 10, 11, 16}, optional
+        The type in which softmax is at least computed: FLOAT, FLOAT16, DOUBLE, BFLOAT16. Regard
+        never takes less than float32.
+    qk_matmul_output_mode : {0, 1, 2, 3}, optional
+        What to return as `qk_matmul_output`: scaled scores, those after softcap, those with mask
+        and bias too, weights. None: nothing.
+
+    Raises
+    ------
+    ShapeError, OptionError, DtypeError
+        If the inputs do not fit together.
+
+    Notes
+    -----
+    The scale is applied once, to Q·Kᵀ, so that it may be negative; half types are computed in
+    float32 and rounded once. ONNX's own evaluator takes √scale twice and rounds the weights too.
+
+    References
+    ----------
+    ONNX operator schemas, `Attention` versions 23, 24 and 25.
+
+    Examples
+    --------
+    >>> x = np.eye(2, dtype=np.float32)[None]
+    >>> attention(x, x, x, is_causal=1, q_num_heads=1, kv_num_heads=1).Y.round(2)
+    array([[[1.  , 0.  ],
+            [0.33, 0.67]]], dtype=float32)
+    """
+    if qk_matmul_output_mode not in (None, *AFTER, 3):
+        raise OptionError(
+            f"qk_matmul_output_mode is {qk_matmul_output_mode}; it must be 0, 1, 2 or 3"
+        )
+    packed = Q.ndim == 3
+    query = _heads("Q", Q, "q_num_heads", q_num_heads)
+    key = _heads("K", K, "kv_num_heads", kv_num_heads)
+    value = _heads("V", V, "kv_num_heads", kv_num_heads)
+    if (past_key is None) != (past_value is None):
+        raise OptionError("past_key and past_value belong together, but only one of them is given")
+    if past_key is not None and past_value is not None:
+        if nonpad_kv_seqlen is not None:
+            raise OptionError(
+                "nonpad_kv_seqlen says how much of a cache in K and V is used and past_key is a "
+                "cache beside them; give one of the two"
+            )
+        key = _after("past_key", past_key, "K", key)
+        value = _after("past_value", past_value, "V", value)
+    offset: Any = 0 if past_key is None else past_key.shape[2]
+    if nonpad_kv_seqlen is not None:
+        offset = nonpad_kv_seqlen - query.shape[2]
+    mask, bias = _mask_and_bias(attn_mask, key.shape[2], nonpad_kv_seqlen)
+    wide = _one_dtype(query, value)
+    request = make_request(
+        query.astype(wide, copy=False),
+        key.astype(wide, copy=False),
+        value.astype(wide, copy=False),
+        mask=mask,
+        bias=bias,
+        causal=bool(is_causal),
+        window=_window(left_window_size, right_window_size),
+        offset=offset,
+        scale=scale,
+        softcap=softcap or None,
+        precision=_precision(softmax_precision, wide),
+        return_weights=qk_matmul_output_mode == 3,
+    )
+    result = dispatch.run(request)
+    output = result.output.astype(Q.dtype, copy=False)
+    if packed:
+        output = output.swapaxes(1, 2).reshape(*Q.shape[:2], -1)
+    scores = result.weights
+    if qk_matmul_output_mode is not None and scores is None:
+        scores = _scores(request, qk_matmul_output_mode)
+    if scores is not None:
+        with np.errstate(over="ignore"):
+            scores = scores.astype(Q.dtype, copy=False)
+    return AttentionOutputs(output, key, value, scores)
+
+
+def _heads(name: str, array: Array, attribute: str, heads: int | None) -> Array:
+    """(B, L, H·D) as a view (B, H, L, D); with four axes the heads are counted already."""
+    if array.ndim == 4:
+        if heads is not None and heads != array.shape[1]:
+            raise ShapeError(
+                f"{name} has {array.shape[1]} heads on its own axis but {attribute} is {heads}; "
+                "leave the attribute out"
+            )
+        return array
+    if array.ndim != 3:
+        raise ShapeError(f"{name} has {array.ndim} axes; the operator takes 3 or 4")
+    if heads is None:
+        raise OptionError(f"{name} has 3 axes, so {attribute} must say how many heads it packs")
+    batch, rows, width = array.shape
+    if heads < 1 or width % heads:
+        raise ShapeError(f"{name} is {width} wide, which {attribute} = {heads} does not divide")
+    return array.reshape(batch, rows, heads, width // heads).swapaxes(1, 2)
+
+
+def _after(past_name: str, past: Array, name: str, array: Array) -> Array:
+    """What was cached and what comes after it, along the keys."""
+    if past.ndim != 4 or np.delete(past.shape, 2).tolist() != np.delete(array.shape, 2).tolist():
+        raise ShapeError(
+            f"{past_name} has shape {past.shape} but {name}, by heads, has {array.shape}; "
+            "all but the third axis must match"
+        )
+    return np.concatenate((past, array), axis=2)
+
+
+def _mask_and_bias(
+    given: Array | None, keys: int, lengths: Array | None
+) -> tuple[Mask | None, Array | None]:
+    """ONNX's one mask by its kind, made as long as the keys, and the rule of the lengths."""
+    rule = None if lengths is None else Lengths(lengths)
+    if given is None:
+        return rule, None
+    if given.dtype.kind in "iu":  # added to the scores as they are; −∞ needs a float
+        given = given.astype(np.float64)
+    if given.ndim and given.shape[-1] < keys:
+        hidden = np.array(False if given.dtype == np.bool_ else -np.inf, given.dtype)
+        rest = np.broadcast_to(hidden, (*given.shape[:-1], keys - given.shape[-1]))
+        given = np.concatenate((given, rest), axis=-1)
+    if given.dtype != np.bool_:
+        return rule, given
+    own = Boolean(given, name="attn_mask")
+    return own if rule is None else own & rule, None
+
+
+def _one_dtype(query: Array, value: Array) -> np.dtype[Any]:
+    """Q and K share a type, V may have another: then the one that holds both."""
+    if query.dtype == value.dtype:
+        return query.dtype
+    wide = np.float64 in (query.dtype, value.dtype)
+    return np.dtype(np.float64 if wide else np.float32)
+
+
+def _window(left: int, right: int) -> tuple[int | None, int | None] | None:
+    for name, size in (("left_window_size", left), ("right_window_size", right)):
+        if size < -1:
+            raise OptionError(f"{name} is {size}; it must be 0 or more, or −1 for unbounded")
+    if left == right == -1:
+        return None
+    return None if left == -1 else left, None if right == -1 else right
+
+
+def _precision(softmax_precision: int | None, dtype: np.dtype[Any]) -> str:
+    """float64 is asked for with DOUBLE; every other type is within what is computed anyway."""
+    kinds = onnx.TensorProto
+    if softmax_precision not in (None, kinds.FLOAT, kinds.FLOAT16, kinds.DOUBLE, kinds.BFLOAT16):
+        raise OptionError(
+            f"softmax_precision is {softmax_precision}; it must be 1 (FLOAT), 10 (FLOAT16), "
+            "11 (DOUBLE) or 16 (BFLOAT16)"
+        )
+    exact = softmax_precision == kinds.DOUBLE and dtype != np.float64
+    return "exact" if exact else "working"
+
+
+def _scores(request: Request, mode: int) -> Array:
+    """The scores after one of the textbook's steps, as the reference computes them."""
+    run = Run.of_request(request, request.accumulator)
+    return run.value(next(step for step in AFTER[mode] if step in run.steps))
+
+
+def rotary_embedding(
+    X: Array,
+    cos_cache: Array,
+    sin_cache: Array,
+    position_ids: Array | None = None,
+    *,
+    interleaved: int = 0,
+    num_heads: int | None = None,
+    rotary_embedding_dim: int = 0,
+) -> Array:
+    """The operator `RotaryEmbedding` of opset 23: pairs of features turned by their position.
+
+    (a, b) → (a·cos − b·sin, a·sin + b·cos) for feature pairs (k, k + D/2), or (2k, 2k + 1).
+
+    Parameters
+    ----------
+    X : ndarray, (B, H, L, D) or (B, L, H·D) with `num_heads`
+        What is turned.
+    cos_cache, sin_cache : ndarray, (B, L, D/2), or (positions, D/2) with `position_ids`
+        The angles' cosines and sines.
+    position_ids : ndarray of int, (B, L), optional
+        Which row of the caches belongs to each row of X.
+    interleaved : int
+        Whether neighbours are pairs, instead of a feature of each half.
+    rotary_embedding_dim : int
+        How many features are turned, from the first on; 0 for all.
+
+    Returns
+    -------
+    ndarray, shaped like X
+        In its dtype; half types are computed in float32 and rounded once.
+
+    Examples
+    --------
+    >>> cos, sin = np.zeros((1, 1, 1)), np.ones((1, 1, 1))  # a quarter turn
+    >>> rotary_embedding(np.array([[[[1.0, 0.0]]]]), cos, sin).tolist()
+    [[[[0.0, 1.0]]]]
+    """
+    by_heads = _heads("X", X, "num_heads", num_heads)
+    turned = rotary_embedding_dim or by_heads.shape[-1]
+    if not 0 < turned <= by_heads.shape[-1] or turned % 2:
+        raise ShapeError(
+            f"{turned} features are to be turned in pairs, but X has {by_heads.shape[-1]} of them; "
+            "rotary_embedding_dim must be even and no more than those"
+        )
+    if position_ids is not None:
+        cos_cache, sin_cache = cos_cache[position_ids], sin_cache[position_ids]
+    working = np.dtype(np.float64 if X.dtype == np.float64 else np.float32)
+    expected = (by_heads.shape[0], by_heads.shape[2], turned // 2)
+    for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
+        if cache.shape != expected:
+            raise ShapeError(f"{name} gives {cache.shape} but X needs {expected}: (B, L, pairs)")
+    cos, sin = (cache[:, None].astype(working) for cache in (cos_cache, sin_cache))
+    output = by_heads.astype(working)
+    pairs = output[..., :turned]
+    half = turned // 2
+    first, second = (
+        (pairs[..., 0::2], pairs[..., 1::2])
+        if interleaved
+        else (pairs[..., :half], pairs[..., half:])
+    )
+    real, imaginary = first * cos - second * sin, first * sin + second * cos
+    first[...], second[...] = real, imaginary
+    output = output.astype(X.dtype)
+    return output if X.ndim == 4 else output.swapaxes(1, 2).reshape(X.shape)
+
+
+# --- as ONNX calls it --------------------------------------------------------------------------
+
+# Classes, because ONNX takes nothing else: it finds an operator by the name of its class.
+
+
+class Attention(OpRun):
+    """The operator `Attention`, for ``ReferenceEvaluator(model, new_ops=OPERATORS)``."""
+
+    op_domain = ""
+
+    def _run(self, *inputs: Any, **attributes: Any) -> tuple[Array, ...]:
+        wants_scores = len(self.onnx_node.output) > 3 and self.onnx_node.output[3] != ""
+        mode = attributes.pop("qk_matmul_output_mode") or 0
+        attributes["qk_matmul_output_mode"] = mode if wants_scores else None
+        return tuple(one for one in attention(*inputs, **attributes) if one is not None)
+
+
+class RotaryEmbedding(OpRun):
+    """The operator `RotaryEmbedding`, for ``ReferenceEvaluator(model, new_ops=OPERATORS)``."""
+
+    op_domain = ""
+
+    def _run(self, *inputs: Any, **attributes: Any) -> tuple[Array, ...]:
+        return (rotary_embedding(*inputs, **attributes),)
+
+
+OPERATORS: list[type[OpRun]] = [Attention, RotaryEmbedding]
+
+
+class Backend(OnnxBackend):
+    """Models made of these operators and no others, for `onnx.backend.test` and its like.
+
+    A model with other nodes is refused; ``ReferenceEvaluator(model, new_ops=OPERATORS)`` computes
+    those with ONNX's own evaluator and leaves attention to regard.
+
+    Examples
+    --------
+    >>> Backend.supports_device("CPU"), Backend.supports_device("CUDA")
+    (True, False)
+    """
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Only the CPU."""
+        return device.partition(":")[0] == "CPU"
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether every node of the model is one that regard answers."""
+        return cls.supports_device(device) and not _foreign(model)
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
+        """The model, checked by ONNX and ready to be run."""
+        _refuse_elsewhere(device)
+        if foreign := _foreign(model):
+            raise OptionError(
+                f"the model has nodes that regard does not answer: {', '.join(foreign)}; "
+                "ReferenceEvaluator(model, new_ops=regard.interop.onnx.OPERATORS) runs it"
+            )
+        super().prepare(model, device)
+        evaluator = ReferenceEvaluator(model, new_ops=OPERATORS)
+        return PreparedModel(evaluator, evaluator.input_names)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Sequence[Any],
+        device: str = "CPU",
+        outputs_info: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Array, ...]:
+        """One node by itself, by the newest opset."""
+        names = [name for name in node.input if name]
+        _refuse_elsewhere(device)
+        if not _owned(node):
+            raise OptionError(f"regard does not answer {safe_text(node.op_type, 60)}")
+        return PreparedModel(ReferenceEvaluator(node, new_ops=OPERATORS), names).run(inputs)
+
+
+class PreparedModel(BackendRep):
+    """What `Backend.prepare` returns."""
+
+    def __init__(self, evaluator: ReferenceEvaluator, names: Sequence[str]) -> None:
+        self.evaluator = evaluator
+        self.names = names  # of the inputs
+
+    def run(self, inputs: Sequence[Array], **kwargs: Any) -> tuple[Array, ...]:
+        """The outputs in order, from inputs in order."""
+        if len(inputs) != len(self.names):
+            raise OptionError(f"there are {len(self.names)} inputs but {len(inputs)} were given")
+        feed = dict(zip(self.names, inputs, strict=True))
+        return tuple(self.evaluator.run(None, feed))
+
+
+def _refuse_elsewhere(device: str) -> None:
+    if not Backend.supports_device(device):
+        raise OptionError(f"device is {safe_text(device, 60)}; regard computes on the CPU")
+
+
+def _foreign(model: onnx.ModelProto) -> list[str]:
+    """The nodes that regard does not answer, by domain and operator."""
+    return sorted(
+        {
+            safe_text(f"{node.domain or 'ai.onnx'}.{node.op_type}", 60)
+            for node in model.graph.node
+            if not _owned(node)
+        }
+    )
+
+
+def _owned(node: onnx.NodeProto) -> bool:
+    return node.domain == "" and node.op_type in [one.__name__ for one in OPERATORS]

@@ -1,0 +1,324 @@
+"""Hugging Face models that attend with regard, and what their attention calls looked like.
+
+Owns the function and the mask that `attn_implementation="regard"` names, and `record`. It reads
+tensors as arrays where they lie, turns (B, L, H, D) around, and refuses what regard cannot honour.
+Must not know how attention is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from regard import dispatch
+from regard.arrays import home_of, lent
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.explanation import Explanation
+from regard.masks import Boolean
+from regard.request import make_request
+from regard.walkthrough import explain_arrays, string_labels
+
+try:  # where transformers keeps which outputs a forward pass collects; not a public place
+    from transformers.utils.output_capturing import _active_collector as collector
+except ImportError:
+    collector = None
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# Arguments that models pass along and that no attention function of transformers computes with:
+# windows and positions are in the mask already.
+NEUTRAL = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "encoder_hidden_states",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "sliding_window",
+        "use_cache",
+    }
+)
+
+_calls: ContextVar[list[AttentionCall] | None] = ContextVar("regard_calls", default=None)
+
+
+def register(name: str = "regard") -> None:
+    """Let transformers attend with regard: ``attn_implementation="regard"``.
+
+    Parameters
+    ----------
+    name : str
+        What the implementation is called. A name that reminds transformers of another one
+        ("sdpa", "flash", "flex", "paged", "eager", a slash) is refused.
+
+    Raises
+    ------
+    OptionError
+        If it is such a name.
+
+    Notes
+    -----
+    The mask function is registered too: without one of the same name transformers passes no mask
+    at all, and padding would be attended to.
+
+    Examples
+    --------
+    >>> register()
+    >>> from transformers import BertConfig, BertModel
+    >>> config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+    ...                     intermediate_size=8, vocab_size=8)
+    >>> model = BertModel(config).eval()
+    >>> model.set_attn_implementation("regard")
+    """
+    taken = ("sdpa", "flash", "flex", "paged", "eager", "/", "|")
+    if not name or any(word in name for word in taken):
+        raise OptionError(
+            f"an implementation cannot be called {safe_text(repr(name), 60)}: transformers treats "
+            f"names with {', '.join(taken)} in its own way"
+        )
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+@contextmanager
+def record() -> Iterator[list[AttentionCall]]:
+    """Keep queries, keys, values, mask and log-sum-exp of every attention call in the block.
+
+    Yields
+    ------
+    list of AttentionCall
+        One per call in the order of the calls, as long as the model attends with regard.
+
+    Examples
+    --------
+    >>> with record() as layers:
+    ...     pass  # model(**inputs)
+    >>> layers
+    []
+    """
+    calls: list[AttentionCall] = []
+    token = _calls.set(calls)
+    try:
+        yield calls
+    finally:
+        _calls.reset(token)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionCall:
+    """One attention call of a model, as `record` keeps it; nothing of it is (L, S) but masks.
+
+    A mask or bias is the model's own, which its layers share; it is kept, not copied.
+    """
+
+    module: str
+    layer: int | None
+    query: Array  # (B, H, L, D)
+    key: Array  # (B, G, S, D)
+    value: Array  # (B, G, S, E)
+    lse: Array  # (B, H, L)
+    options: Mapping[str, Any]  # of `regard.attention`, those that the call had
+
+    def explain(
+        self,
+        tokens: Sequence[str] | None = None,
+        *,
+        query_tokens: Sequence[str] | None = None,
+        batch: int = 0,
+        title: str | None = None,
+    ) -> Explanation:
+        """Every step of this call for one element of the batch, all heads.
+
+        Parameters
+        ----------
+        tokens : sequence of str, optional
+            One per key. Of a call with a cache, whose queries are the last positions only, too.
+        query_tokens : sequence of str, optional
+            One per query; the last of `tokens` if not given. Cross-attention needs both.
+        batch : int
+            Which element of the batch.
+        title : str, optional
+            The module and the layer if not given.
+
+        Raises
+        ------
+        ShapeError, OptionError, DtypeError
+            If there are too many or too few tokens, or there is no such element.
+        """
+        elements = self.lse.shape[0]
+        if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)):
+            raise DtypeError(f"batch must be an int, not {type(batch).__name__}")
+        if not 0 <= batch < elements:
+            raise OptionError(f"batch is {batch} but the call has {elements} elements")
+        if tokens is not None and query_tokens is None:
+            queries, keys = self.query.shape[-2], self.key.shape[-2]
+            if queries > keys:
+                raise ShapeError(
+                    f"there are {queries} queries but {keys} keys, so tokens cannot name both; "
+                    "pass query_tokens too"
+                )
+            query_tokens = string_labels("tokens", tokens)[-queries:]
+        options = dict(self.options)
+        if "mask" in options:
+            options["mask"] = Boolean(_element(options["mask"], batch), name="attention mask")
+        if "bias" in options:
+            options["bias"] = _element(options["bias"], batch)
+        return explain_arrays(
+            *(_element(array, batch) for array in (self.query, self.key, self.value)),
+            labels={"L": query_tokens, "S": tokens},
+            title=repr(self) if title is None else title,
+            **options,
+        )
+
+    def __repr__(self) -> str:
+        layer = "" if self.layer is None else f" of layer {self.layer}"
+        heads, queries, keys = self.query.shape[1], self.query.shape[2], self.key.shape[2]
+        return f"{self.module}{layer}: {heads} heads, {queries} queries, {keys} keys"
+
+
+def _element(array: Array, batch: int) -> Array:
+    """One element of the batch; an axis of size 1 belongs to all of them."""
+    return np.asarray(array[batch if array.shape[0] > 1 else 0])
+
+
+def attend(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Any = None,
+    softcap: float | None = None,
+    s_aux: Any = None,
+    **more: Any,
+) -> tuple[Any, Any]:
+    """What transformers calls for every attention of a model.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Whose attention it is.
+    query, key, value : torch.Tensor, (B, H, L, D), (B, G, S, D), (B, G, S, E)
+        On the CPU, and not part of a graph for gradients.
+    attention_mask : torch.Tensor, broadcastable to (B, H, L, S), or None
+        Booleans, True = attend, or numbers to be added.
+    scaling, softcap, s_aux, position_bias
+        scale, softcap, sink and bias of `regard.attention`.
+    dropout : float
+        Anything but 0 is refused.
+    is_causal : bool, optional
+        Without a mask, whether query i sees the first i + 1 keys only; the module's own
+        `is_causal` if not given. One query alone sees every key.
+    **more
+        What else models pass; what would change the result is refused.
+
+    Returns
+    -------
+    tuple
+        The output (B, L, H, E), and the weights (B, H, L, S) if the forward pass collects them,
+        else None.
+
+    Raises
+    ------
+    OptionError, DtypeError, ShapeError
+        If regard cannot honour what is asked.
+    """
+    unknown = [name for name, given in more.items() if given is not None and name not in NEUTRAL]
+    if unknown:
+        raise OptionError(
+            f"{type(module).__name__} passes {', '.join(safe_text(one, 60) for one in unknown)}, "
+            "which may change what attention means and which regard does not know; "
+            "use another attn_implementation for this model"
+        )
+    if dropout:
+        raise OptionError(
+            f"dropout is {dropout}: regard computes attention for inference and drops nothing; "
+            "call model.eval()"
+        )
+    home = home_of(query=query, key=key, value=value)
+    arrays = {"query": query, "key": key, "value": value}
+    arrays = {name: _array(name, tensor) for name, tensor in arrays.items()}
+    for name, added in (("attention_mask", attention_mask), ("position_bias", position_bias)):
+        if added is not None and getattr(added, "ndim", None) != 4:
+            raise ShapeError(
+                f"{name} must have 4 axes, (B, H, L, S), but is {_described(added)}; "
+                "this model does not make it as transformers' mask functions do"
+            )
+    options = {
+        "scale": scaling,
+        "softcap": softcap or None,
+        "sink": _array("s_aux", s_aux),
+        "bias": _array("position_bias", position_bias),
+    }
+    mask = _array("attention_mask", attention_mask)
+    if mask is not None and mask.dtype == np.bool_:
+        options["mask"] = mask
+    elif mask is not None:
+        options["bias"] = mask if options["bias"] is None else mask + options["bias"]
+    elif arrays["query"].shape[2] > 1:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        # Keys beyond the queries are room that a static cache has not filled yet.
+        options |= {"causal": True, "offset": 0} if causal else {}
+    options = {name: given for name, given in options.items() if given is not None}
+    calls = _calls.get()
+    result = dispatch.run(
+        make_request(
+            **arrays, **options, return_weights=_collects(more), return_lse=calls is not None
+        )
+    )
+    if calls is not None and result.lse is not None:
+        layer = getattr(module, "layer_idx", None)
+        # A cache may write into its keys and values again.
+        kept = {name: array.copy() for name, array in arrays.items()}
+        calls.append(
+            AttentionCall(type(module).__name__, layer, **kept, lse=result.lse, options=options)
+        )
+    output = np.ascontiguousarray(result.output.swapaxes(1, 2))
+    assert home is not None  # they are tensors
+    return home(output), None if result.weights is None else home(result.weights)
+
+
+def _collects(more: Mapping[str, Any]) -> bool:
+    """Whether the forward pass wants weights: it says so, or it gathers what modules return."""
+    if collector is None or more.get("output_attentions"):
+        return True
+    wanted = collector.get()
+    return wanted is not None and any("attentions" in name for name in wanted)
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{tuple(shape)}"
+
+
+def _array(name: str, tensor: Any) -> Any:
+    """A tensor's own memory as an array, or None."""
+    import torch
+
+    if tensor is None:
+        return None
+    if not isinstance(tensor, torch.Tensor):
+        raise DtypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+    if torch.jit.is_tracing():
+        raise OptionError(
+            "a traced model would keep regard's numbers as constants; trace it with another "
+            "attn_implementation"
+        )
+    return lent(name, tensor)
