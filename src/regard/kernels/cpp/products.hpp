@@ -14,7 +14,7 @@ template <class T> REGARD_INLINE void add(T* to, Vec<T> sum, bool first) {
 
 // Queries against the keys of N vectors of one panel.
 template <class T, int R, int N>
-REGARD_INLINE void meet(const T* queries, int64_t D, const T* panel, T* strip) {
+static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T* panel, T* strip) {
     constexpr int W = kLanes<T>;
     for (int64_t begin = 0; begin == 0 || begin < D; begin += kDepth) {
         Vec<T> sum[R][N];
@@ -39,13 +39,21 @@ template <class T, int R>
 static __attribute__((noinline)) void scores(const T* queries, int64_t D, const T* panels,
                                              int64_t low, int64_t high, T* strip) {
     constexpr int64_t W = kLanes<T>, P = kPanel<T>;
+    // A few rows at a time while a panel is in the nearest cache: a sum of them is over sooner than
+    // one of a whole tile, and the next can begin.
+    constexpr int H = R % kScoreRows == 0 ? kScoreRows : R;
+    const auto panel = [&](int64_t j, auto vectors) {
+        for (int r = 0; r < R; r += H)
+            meet<T, H, decltype(vectors)::value>(queries + r * D, D, panels + j / P * P * D + j % P,
+                                                 strip + r * kStrip<T> + j);
+    };
     int64_t j = low / W * W;
     if (j % P) {
-        meet<T, R, 1>(queries, D, panels + (j - W) * D + W, strip + j);
+        panel(j, Number<1>{});
         j += W;
     }
-    for (; j + W < high; j += P) meet<T, R, 2>(queries, D, panels + j * D, strip + j);
-    if (j < high) meet<T, R, 1>(queries, D, panels + j * D, strip + j);
+    for (; j + W < high; j += P) panel(j, Number<2>{});
+    if (j < high) panel(j, Number<1>{});
 }
 
 // --- pass 3: output ----------------------------------------------------------------------------

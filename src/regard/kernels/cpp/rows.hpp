@@ -10,8 +10,10 @@ constexpr double kLog2e = 1.4426950408889634074;
 constexpr double kLn2 = 0.69314718055994530942;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kTile = 12;  // rows whose accumulators fit the registers, two vectors each
+constexpr int kScoreRows = 4;
 #else
 constexpr int kTile = 6;
+constexpr int kScoreRows = 6;
 #endif
 constexpr int64_t kTask = 192;  // rows per piece of work: K and V are read once for so many
 
@@ -46,6 +48,9 @@ template <> constexpr Kind kind_of<double>() { return Kind::float64; }
 
 // --- rows in, rows out -------------------------------------------------------------------------
 
+template <int N> struct Number {
+    static constexpr int value = N;
+};
 template <bool Condition, class A, class B> struct Conditional { typedef A type; };
 template <class A, class B> struct Conditional<false, A, B> { typedef B type; };
 
