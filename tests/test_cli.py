@@ -19,8 +19,9 @@ import pytest
 from typer.testing import CliRunner
 
 import regard
-from regard.cli import app, parse_size, size_text
+from regard.cli import app, size_text
 from regard.on_disk import PIECE_CELLS, Job
+from regard.values import parse_size
 
 FINE, DIFFERS, BAD, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 PATIENCE = 60  # seconds that a process may take to do what it must do at once
@@ -118,12 +119,13 @@ def test_help_is_ascii_and_shows_examples(command: str) -> None:
     text = succeed(command, "--help")
     assert text.isascii()
     if command != "info":
-        np.testing.assert_equal(len(re.findall(rf"^    regard {command} ", text, re.M)), 2)
+        assert len(re.findall(rf"^    regard {command} ", text, re.M)) >= 2
 
 
-def test_the_examples_in_the_help_run() -> None:
+def test_the_examples_in_the_help_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda address: True)
     for line in re.findall(r"^    regard (explain .*)$", succeed("explain", "--help"), re.M):
-        succeed(*line.split())
+        assert call(*line.split()).exit_code == FINE
 
 
 def test_info_lists_the_kernels() -> None:
@@ -492,7 +494,7 @@ def test_a_reader_that_stops_reading_ends_it_quietly() -> None:
         (["the-cat-sat", "--json", "--digits", "3"], "--digits has no effect with --json"),
         (["the-cat-sat", "--json", "--head", "0"], "--head has no effect with --json"),
         (["the-cat-sat", "--statistics", "--digits", "3"], "--digits has no effect"),
-        (["the-cat-sat", "--force"], "--force goes with --save only"),
+        (["the-cat-sat", "--force"], "--force goes with --save and --html only"),
         (["--text", "a", "--format", "toml"], "--format goes with standard input only"),
         (["--text", "a", "--dim", "4", "--heads", "2", "--head", "2"], "there are 2 heads"),
         (["the-cat-sat", "--digits", "18"], "17"),
@@ -763,7 +765,7 @@ def test_more_memory_than_allowed_is_refused_with_both_numbers(tmp_path: Path) -
 
 def test_sizes_are_read_and_written_as_people_do() -> None:
     read = {"8GB": 8 * 10**9, "8 gib": 2**33, "1.5k": 1500, "7": 7, "2TiB": 2**41, "10b": 10}
-    np.testing.assert_equal({text: parse_size(text) for text in read}, read)
+    np.testing.assert_equal({text: parse_size("budget", text) for text in read}, read)
     np.testing.assert_equal(size_text(1234567), "1.2 MB")
 
 
@@ -909,3 +911,60 @@ def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
     np.testing.assert_equal((child.returncode, out, error), (INTERRUPTED, b"", error))
     assert b"Traceback" not in error
     np.testing.assert_equal(sorted(os.listdir(tmp_path)), ["k.npy", "q.npy", "v.npy"])
+
+
+# --- explain --html ------------------------------------------------------------------------------
+
+
+def test_html_writes_a_page_and_prints_nothing_else() -> None:
+    result = call("explain", "she-likes-coffee", "--html", "page.html", "--digits", "6")
+    assert (result.exit_code, result.stdout) == (FINE, "")
+    assert result.stderr == "saved page.html\n"
+    text = Path("page.html").read_text("utf-8")
+    assert "She likes coffee" in text
+    assert '<option value="6" selected>' in text
+
+
+def test_html_goes_with_what_is_asked_for_besides() -> None:
+    result = call("explain", "she-likes-coffee", "--html", "p.html", "--why", "output", "she", "2")
+    assert "0.50530294" in result.stdout
+    assert Path("p.html").exists()
+
+
+def test_html_of_an_expectation_that_fails_is_written_and_the_failure_told() -> None:
+    Path("wrong.toml").write_text(SMALL + "[expect.keys]\nvalue = [[1.0, 0.0], [0.0, 3.0]]\n")
+    result = call("explain", "wrong.toml", "--html", "page.html")
+    assert result.exit_code == DIFFERS
+    assert "keys[b, 1] differs" in result.stdout
+    assert Path("page.html").exists()
+
+
+def test_html_replaces_a_file_only_by_force() -> None:
+    Path("page.html").write_text("mine")
+    assert refuse("explain", "causal-mask", "--html", "page.html") == (
+        "page.html: is there already; --force replaces it"
+    )
+    assert Path("page.html").read_text() == "mine"
+    assert call("explain", "causal-mask", "--html", "page.html", "--force").exit_code == FINE
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--open"], "--open goes with --html only"),
+        (["--budget", "5MB"], "--budget goes with --html only"),
+        (["--html", "p.html", "--budget", "tiny"], "budget is tiny; give a number of bytes"),
+        (["--html", "p.html", "--budget", "1kB"], "budget is 1000 bytes; a page needs at least"),
+        (["--html", "none/p.html"], "none/p.html: cannot be written: there is no folder none"),
+    ],
+)
+def test_html_options_that_make_no_sense_are_refused(words: list[str], message: str) -> None:
+    assert refuse("explain", "causal-mask", *words).startswith(message)
+    assert not Path("p.html").exists()
+
+
+def test_open_shows_the_file_in_the_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    assert call("explain", "causal-mask", "--html", "page.html", "--open").exit_code == FINE
+    assert opened == [Path("page.html").absolute().as_uri()]

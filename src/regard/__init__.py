@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard import masks
-from regard.api import attention, explain, set_threads, weights
+from regard.api import attention, diagnose, explain, set_threads, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from regard.cache import KVCache
     from regard.config import show_config
     from regard.derivation import Derivation
+    from regard.diagnosis import Diagnosis
     from regard.explanation import Explanation
     from regard.formats import load_problem
     from regard.lse import merge, softmax
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Derivation",
+    "Diagnosis",
     "DtypeError",
     "Expectation",
     "Explanation",
@@ -35,6 +37,7 @@ __all__ = [
     "ShapeError",
     "__version__",
     "attention",
+    "diagnose",
     "explain",
     "load_problem",
     "masks",
@@ -49,6 +52,7 @@ __all__ = [
 # What plain attention does not need is loaded when it is first asked for.
 _LAZY = {
     "Derivation": "derivation",
+    "Diagnosis": "diagnosis",
     "Expectation": "problem",
     "Explanation": "explanation",
     "KVCache": "cache",

@@ -5,7 +5,7 @@ Owns the public documentation of every argument. Must not know how anything is c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from regard.arrays import home_of, lent
@@ -16,6 +16,7 @@ from regard.request import checked_threads, make_request
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from regard.diagnosis import Diagnosis
     from regard.explanation import Explanation
 
     Array = NDArray[Any]
@@ -371,6 +372,80 @@ def explain(
         query=query,
         key=key,
         value=value,
+    )
+
+
+def diagnose(
+    function: Callable[..., Any],
+    *,
+    signature: Mapping[str, str] | str | None = None,
+    heads: int | None = None,
+    causal: bool | Literal["start", "end"] | None = None,
+    mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None = None,
+    window: Literal["inclusive", "exclusive"] | None = None,
+    time_limit: float = 10.0,
+) -> Diagnosis:
+    """Which mistake is in an attention that somebody has written.
+
+    The function is called on a few dozen small designed problems, and what comes back is compared
+    with the textbook and with a catalogue of wrong ways to compute attention.
+
+    Parameters
+    ----------
+    function : callable
+        Of query, key, value (and a mask, a causal flag, a scale, a window, a cache, a number of
+        heads); or of embeddings and weight matrices; or a torch Module. NumPy, torch or JAX; two
+        to four axes, or a single query. How to call it is found out, and said in `called`.
+    signature : mapping or str, optional
+        What its parameters mean where their names do not tell: ``{"a": "query", "m": "keep"}`` or
+        ``"a=query, m=keep"``.
+    heads : int, optional
+        How many heads a Module has, where it does not say.
+    causal : bool or {"start", "end"}, optional
+        Whether it always hides later keys; or where causal attention has to align unequal numbers
+        of queries and keys. Found out if None, and either alignment is then right.
+    mask : {"keep", "keep01", "add", "hide", "hide01"}, optional
+        How its mask has to be read: True = attend, 1 = attend, 0 and −inf to be added, True = hide,
+        1 = hide. Found out if None, and any of them is then right.
+    window : {"inclusive", "exclusive"}, optional
+        Whether its window counts the query's own key. Found out if None.
+    time_limit : float
+        Seconds that one call may take, where it can be interrupted.
+
+    Returns
+    -------
+    Diagnosis
+        `verdict` is right, fragile, mistaken, unknown or unusable. Printing it says why.
+
+    Raises
+    ------
+    OptionError
+        If nobody can tell what its parameters mean, or an option makes no sense.
+
+    Notes
+    -----
+    The function runs in this process. `regard diagnose` runs it in a child.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> def mine(q, k, v):
+    ...     scores = q @ k.T / np.sqrt(k.shape[0])
+    ...     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    ...     return weights / weights.sum(axis=-1, keepdims=True) @ v
+    >>> diagnose(mine).summary
+    'mine is mistaken: the scores are divided by √S, the number of keys, instead of √D'
+    """
+    from regard.diagnosis import diagnose as run_diagnosis
+
+    return run_diagnosis(
+        function,
+        signature=signature,
+        heads=heads,
+        causal=causal,
+        mask=mask,
+        window=window,
+        time_limit=time_limit,
     )
 
 

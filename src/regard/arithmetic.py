@@ -216,8 +216,8 @@ def _exactly(op: str, numbers: list[Decimal], digits: int) -> Decimal | None:
 def as_latex(derivation: Derivation, digits: int) -> str:
     """The arithmetic as one LaTeX equation."""
     operands = derivation.operands
-    shown = [_latex_number(operand.value, digits) for operand in operands]
-    result = _latex_number(derivation.value, digits)
+    shown = [latex_number(operand.value, digits) for operand in operands]
+    result = latex_number(derivation.value, digits)
     match derivation.op:
         case "given" | "visible":
             right = ""
@@ -253,7 +253,7 @@ def as_latex(derivation: Derivation, digits: int) -> str:
             right = shown[0]
     name = (
         f"{{{derivation.declared.latex_symbol}}}"
-        f"_{{{', '.join(map(_latex_text, derivation.labels))}}}"
+        f"_{{{', '.join(map(latex_text, derivation.labels))}}}"
     )
     return f"{name} = {right} = {result}" if right else f"{name} = {result}"
 
@@ -301,7 +301,8 @@ def _decimal(number: str) -> Decimal:
     return Decimal(number.replace("−", "-"))
 
 
-def _latex_number(value: float, digits: int) -> str:
+def latex_number(value: float, digits: int) -> str:
+    """A number as LaTeX writes it."""
     text = format_number(value, digits).replace("−", "-").replace("∞", r"\infty")
     text = text.replace("NaN", r"\mathrm{NaN}")
     if "e" in text and text[0] != "\\":
@@ -314,7 +315,8 @@ def _in_latex_product(number: str) -> str:
     return f"({number})" if number.startswith("-") else number
 
 
-def _latex_text(label: str) -> str:
+def latex_text(label: str) -> str:
+    """Text from outside, in which LaTeX finds nothing to do."""
     special = {
         "\\": r"\textbackslash{}",
         "^": r"\textasciicircum{}",

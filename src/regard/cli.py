@@ -1,4 +1,4 @@
-"""The command line: `regard explain`, `regard attention`, `regard bench`, `regard info`.
+"""The command line: `regard explain`, `attention`, `diagnose`, `bench` and `info`.
 
 Owns arguments, exit codes and what goes to which stream. Must not compute or lay out anything
 itself. Exit codes: 0 fine, 1 a stated expectation differs, 2 bad input, 130 interrupted.
@@ -221,6 +221,7 @@ EXPLAIN_EXAMPLES = """\b
 Examples:
   regard explain she-likes-coffee
   regard explain she-likes-coffee --why output she 2
+  regard explain she-likes-coffee --html coffee.html --open
 """
 
 
@@ -298,7 +299,20 @@ def explain(
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Save the problem (.toml, .json or .npz).")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Let --save replace a file.")] = False,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html", metavar="OUT.html", help="Write one HTML file in which numbers can be opened."
+        ),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open that file in the browser.")] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="The most that file may have (5MB); the rest is pooled."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let --save and --html replace a file.")
+    ] = False,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -308,11 +322,13 @@ def explain(
 ) -> None:
     """Show every step of an attention, and where its numbers come from."""
     own = {"--dim": dim, "--seed": seed, "--heads": heads, "--causal": causal or None}
-    if force and save is None:
-        raise OptionError("--force goes with --save only")
+    if force and save is None and html is None:
+        raise OptionError("--force goes with --save and --html only")
+    if html is None and (show or budget is not None):
+        raise OptionError(f"{'--open' if show else '--budget'} goes with --html only")
     if as_json:
         _refuse_with("--json", {"--digits": digits, "--head": None if why or model else head})
-    if statistics and why is None and not step:
+    if statistics and why is None and not step and html is None:
         _refuse_with("--statistics alone", {"--digits": digits})
     if why is not None and source is None and text is None:
         raise OptionError(
@@ -343,6 +359,8 @@ def explain(
     explanation = problem.explain()
     head_position(explanation.source.sizes, head)
     derivation = None if why is None else _derivation(explanation, why, head)
+    if html is not None:
+        _write_report(explanation, html, budget, digits, force=force, show=show)
     mismatches, unchecked = _mismatches(explanation, source or "--text")
 
     if as_json:
@@ -353,7 +371,7 @@ def explain(
         from regard.views import terminal
 
         console = _console()
-        if step or (derivation is None and not statistics):
+        if step or (derivation is None and not statistics and html is None):
             terminal.print_explanation(explanation, console, step or None, head, digits)
         if derivation is not None:
             if step:
@@ -366,7 +384,7 @@ def explain(
         count = 0 if unchecked is not None else len(problem.expect)
         if mismatches:
             terminal.print_mismatches(mismatches, console, digits)
-        if count:
+        if count and not (html is not None and not mismatches):
             failed = len({id(mismatch.expectation) for mismatch in mismatches})
             console.print()
             console.print(_expectation_summary(count, failed))
@@ -505,6 +523,35 @@ def _save(problem: Problem, path: str, force: bool) -> None:
     typer.echo(f"saved {safe_text(path)}", err=True)
 
 
+def _write_report(
+    explanation: Explanation,
+    path: str,
+    budget: str | None,
+    digits: int | None,
+    *,
+    force: bool,
+    show: bool,
+) -> None:
+    from regard.views import report
+
+    if not force and os.path.lexists(path):
+        raise ProblemError(f"{path}: is there already; --force replaces it")
+    report.write(
+        path,
+        explanation,
+        budget=report.BUDGET if budget is None else budget,
+        digits=report.DIGITS if digits is None else digits,
+        force=force,
+    )
+    typer.echo(f"saved {safe_text(path)}", err=True)
+    if show:
+        import webbrowser
+        from pathlib import Path
+
+        if not webbrowser.open(Path(path).absolute().as_uri()):
+            typer.echo("no browser could be started; open the file yourself", err=True)
+
+
 def _derivation(
     explanation: Explanation, why: tuple[str, str, str], head: int | None
 ) -> Derivation:
@@ -636,6 +683,7 @@ def attention(
     """Attention on arrays in .npy files, computed piece by piece."""
     from regard.on_disk import Job, load_npy
     from regard.request import make_request
+    from regard.values import parse_size
 
     start = _offset(offset)
     if start is not None and not causal and window is None:
@@ -643,7 +691,7 @@ def attention(
     wanted = {"output": output, "weights": weights, "lse": lse}
     targets = {name: path for name, path in wanted.items() if path is not None}
     _check_targets(targets, force)
-    limit = None if max_memory is None else parse_size(max_memory)
+    limit = None if max_memory is None else parse_size("--max-memory", max_memory)
     arrays = {"query": load_npy(query), "key": load_npy(key), "value": load_npy(value)}
     options: dict[str, Any] = {
         "causal": causal,
@@ -754,24 +802,6 @@ def _check_memory(job: Job, arrays: Mapping[str, Array], limit: int | None) -> N
         typer.echo(f"{taken} -> {given}: about {size_text(needed)} of memory", err=True)
 
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-
-
-def parse_size(text: str) -> int:
-    """A number of bytes.
-
-    >>> parse_size("8GB"), parse_size("1.5 MiB"), parse_size("100")
-    (8000000000, 1572864, 100)
-    """
-    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
-    if match is None or (match[3] and not match[2]):
-        raise OptionError(f"--max-memory is {text}; give a number of bytes such as 8GB or 500MiB")
-    unit = _UNITS[match[2]]
-    if match[3]:
-        unit = 1024 ** (len(str(unit)) // 3)
-    return int(float(match[1]) * unit)
-
-
 def size_text(size: int) -> str:
     """A number of bytes for people.
 
@@ -798,6 +828,72 @@ def _offset(text: str | None) -> int | str | None:
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise OptionError(f"--offset is {text}; it must be a whole number or end")
     return int(text)
+
+
+# --- diagnose ------------------------------------------------------------------------------------
+
+DIAGNOSE_EXAMPLES = """\b
+Examples:
+  regard diagnose my_attention.py:attention
+  regard diagnose package.module:attention --mask keep --causal end
+  regard diagnose notebook.ipynb:attention --signature "a=query, b=key, c=value"
+"""
+
+
+@app.command(epilog=DIAGNOSE_EXAMPLES)
+def diagnose(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE:NAME", help="file.py:name, module:name, book.ipynb:name.")
+    ],
+    signature: Annotated[
+        str | None,
+        typer.Option(metavar="P=ROLE,…", help="What its parameters mean, such as a=query, b=key."),
+    ] = None,
+    heads: Annotated[int | None, typer.Option(metavar="N", help="How many heads it has.")] = None,
+    causal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="yes|no|start|end", help="Whether it always is, or how unequal lengths align."
+        ),
+    ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="How a mask is read: keep, keep01, add, hide or hide01."),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(metavar="inclusive|exclusive", help="Whether a window counts the own key."),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long one call may take.")
+    ] = 10.0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fragile counts as mistaken: exit code 1.")
+    ] = False,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Run it in this process, not in a child.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Say which mistake is in an attention: exit code 0 right, 1 mistaken, 2 could not be run."""
+    from regard.diagnosis.child import diagnose_target
+
+    options = {
+        "signature": signature,
+        "heads": heads,
+        "causal": {"yes": True, "no": False}.get(causal or "", causal),
+        "mask": mask,
+        "window": window,
+        "time_limit": time_limit,
+    }
+    found = diagnose_target(target, options, in_process=in_process)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=True))
+    else:
+        from regard.views.diagnosis import print_diagnosis
+
+        print_diagnosis(found, _console())
+    raise typer.Exit(1 if strict and found.verdict == "fragile" else found.exit_code)
 
 
 # --- bench ---------------------------------------------------------------------------------------
@@ -855,8 +951,22 @@ def bench(
 
 
 @app.command()
-def info() -> None:
+def info(
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check here what regard promises; a few seconds.")
+    ] = False,
+) -> None:
     """Show versions, kernels, threads and extras."""
     from regard.config import show_config
 
     show_config()
+    if verify:
+        from regard.verification import verify as checks
+
+        broken = 0
+        for check in checks():
+            state = "kept" if check.kept else f"BROKEN: {check.failure}"
+            typer.echo(f"{check.number:<5}{check.promise:<45}{state}")
+            broken += not check.kept
+        typer.echo("Every promise is kept here." if not broken else f"{broken} are broken here.")
+        raise typer.Exit(DIFFERS if broken else 0)

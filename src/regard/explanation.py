@@ -33,6 +33,8 @@ from regard.masks import LeftOut, Mask
 from regard.steps import Step
 
 if TYPE_CHECKING:
+    import os
+
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
@@ -94,6 +96,7 @@ class Table:
     row_notes: tuple[str, ...] = ()
     hidden: NDArray[np.bool_] | None = None
     hidden_by: Callable[[int, int], tuple[str, ...]] | None = None
+    latex_symbol: str = ""
 
     def __repr__(self) -> str:
         rows, columns = self.values.shape
@@ -320,6 +323,7 @@ class Explanation:
             explained.row_notes,
             hidden,
             hidden_by if hidden is not None else None,
+            explained.declared.latex_symbol,
         )
 
     def hides(self, step: Step) -> bool:
@@ -520,6 +524,116 @@ class Explanation:
                 if step.name in wanted
             ],
         }
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        budget: int | str = "5MB",
+        digits: int = 4,
+        force: bool = False,
+    ) -> None:
+        """Write one HTML file in which every number can be opened; see `regard.views.report`.
+
+        Parameters
+        ----------
+        path : path
+            Where the file goes; `force` replaces one that is there.
+        budget : int or str
+            The most bytes that it may have. What does not fit is pooled, and the page says what.
+        digits : int
+            How many decimals its tables show at first.
+
+        Raises
+        ------
+        ProblemError
+            If the file is there already, or cannot be written.
+        OptionError, DtypeError
+            If the budget is too small, or an argument is of the wrong kind.
+
+        Examples
+        --------
+        >>> import regard
+        >>> regard.explain([[1.0]], [[2.0]], [[3.0]]).to_html("page.html")
+        """
+        from regard.views import report
+
+        report.write(path, self, budget=budget, digits=digits, force=force)
+
+    def plot(
+        self,
+        step: str = "weights",
+        *,
+        head: int | None = None,
+        batch: tuple[int, ...] | None = None,
+        axes: Any = None,
+    ) -> Any:
+        """One head of a step as a heat map, on `axes` or new ones, which are returned.
+
+        Hidden cells are hatched; small tables have their numbers written in. The Axes have what
+        matplotlib offers, `axes.figure.savefig("weights.svg")` for one. Nothing is shown.
+
+        Raises
+        ------
+        OptionError
+            If matplotlib is not installed.
+        """
+        from regard.views import plots
+
+        return plots.plot(self.table(step, head=head, batch=batch), axes)
+
+    def plot_heads(
+        self, step: str = "weights", *, batch: tuple[int, ...] | None = None
+    ) -> tuple[Any, ...]:
+        """One heat map for each head, side by side with one scale; returns the Axes of each."""
+        from regard.views import plots
+
+        heads = range(self.heads or 1)
+        return plots.plot_heads([self.table(step, head=head, batch=batch) for head in heads])
+
+    def to_markdown(
+        self,
+        *steps: str,
+        head: int | None = None,
+        batch: tuple[int, ...] | None = None,
+        digits: int = 8,
+    ) -> str:
+        """Steps as Markdown tables: those named, or all of them."""
+        from regard.views import written
+
+        tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
+        return written.as_markdown(tables, digits)
+
+    def to_latex(
+        self,
+        *steps: str,
+        head: int | None = None,
+        batch: tuple[int, ...] | None = None,
+        digits: int = 8,
+    ) -> str:
+        """Steps as LaTeX tables: those named, or all of them."""
+        from regard.views import written
+
+        tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
+        return written.as_latex(tables, digits)
+
+    def to_npz(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Save the value of every step under its name, and labels as labels_L, labels_S and so on.
+
+        >>> import numpy as np, regard
+        >>> regard.explain([[1.0]], [[2.0]], [[3.0]]).to_npz("steps.npz")
+        >>> np.load("steps.npz")["output"]
+        array([[3.]])
+        """
+        from regard.views import written
+
+        written.save_npz(self, path, force=force)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows: the report in a frame of its own, and the plain text."""
+        from regard.views import report
+
+        return {"text/html": report.frame(self), "text/plain": repr(self)}
 
     def __repr__(self) -> str:
         rows = [("step", "", "formula", "shape")]

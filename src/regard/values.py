@@ -7,13 +7,14 @@ message begins with the name that the caller gives. Must not know what the value
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.arrays import as_numpy
-from regard.errors import ProblemError, safe_text
+from regard.errors import OptionError, ProblemError, safe_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -221,3 +222,23 @@ def either(choices: Sequence[object]) -> str:
     return " or ".join(
         f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices
     )
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def parse_size(name: str, text: str) -> int:
+    """A number of bytes.
+
+    >>> parse_size("budget", "8GB"), parse_size("budget", "1.5 MiB"), parse_size("budget", "100")
+    (8000000000, 1572864, 100)
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if match is None or (match[3] and not match[2]):
+        raise OptionError(
+            f"{name} is {safe_text(text, 60)}; give a number of bytes such as 8GB or 500MiB"
+        )
+    unit = _UNITS[match[2]]
+    if match[3]:
+        unit = 1024 ** (len(str(unit)) // 3)
+    return int(float(match[1]) * unit)

@@ -24,13 +24,16 @@ from regard.views.part import Head, heads
 
 __all__ = [
     "READING_NOTE",
+    "WHAT_IF",
     "Passage",
     "Section",
     "Stop",
     "beside",
     "by_products",
+    "lane",
     "nonfinite",
     "opening",
+    "outline",
     "passage",
     "significant",
     "step_names",
@@ -51,6 +54,16 @@ PROJECTIONS = ("queries", "keys", "values")
 # Heads were cut out of these, number by number.
 PACKED = tuple(f"projected_{name}" for name in PROJECTIONS)
 
+# The steps that lead to each of the three.
+_LANES = {
+    name: (f"W_{short}", f"b_{short}", f"{one}_products", f"projected_{name}", name)
+    for name, short, one in (
+        ("queries", "q", "query"),
+        ("keys", "k", "key"),
+        ("values", "v", "value"),
+    )
+}
+
 # Each section goes on to this step of the textbook.
 SECTIONS = {
     "Where the numbers start": "context",
@@ -68,6 +81,29 @@ RULES = {
     "segments": "a query sees only the keys of its own segment",
     "mask": "it was given as a table of yes and no",
     "bias −inf": "the bias is −∞ there",
+}
+
+# What a reader may switch, and what that does. The last two are mistakes that people make.
+WHAT_IF = {
+    "scale": {
+        "label": "without the scale",
+        "words": "The scores are not divided by √D. They lie further apart, so softmax puts more "
+        "of the weight on one key.",
+    },
+    "mask": {
+        "label": "without the mask",
+        "words": "No key is hidden from any query. A bias of −∞ counts as 0.",
+    },
+    "axis": {
+        "label": "softmax over the wrong axis",
+        "words": "A mistake: softmax runs down the columns. Now the weights of each key add up to "
+        "1, and those of a query need not.",
+    },
+    "swap": {
+        "label": "Q and K swapped",
+        "words": "A mistake: keys ask and queries answer. The table of scores is turned over, rows "
+        "for columns.",
+    },
 }
 
 
@@ -127,8 +163,16 @@ def tell(
     explanation: Explanation, *, head: int | None = None, batch: tuple[int, ...] | None = None
 ) -> tuple[Section, ...]:
     """The steps that are shown by default, in order, under their headings."""
+    return tuple(
+        Section(title, tuple(passage(explanation, name, head=head, batch=batch) for name in steps))
+        for title, steps in outline(explanation).items()
+    )
+
+
+def outline(explanation: Explanation) -> dict[str, tuple[str, ...]]:
+    """The names of the steps that are shown by default, by the heading that they stand under."""
     hidden = by_products(explanation)
-    sections: dict[str, list[Passage]] = {}
+    sections: dict[str, tuple[str, ...]] = {}
     for name, step in explanation.steps.items():
         if name not in hidden:
             # Ready queries, keys and values are where the numbers start.
@@ -138,9 +182,13 @@ def tell(
                 for title, last in SECTIONS.items()
                 if start or _order()[name] <= _order()[last]
             )
-            told = passage(explanation, name, head=head, batch=batch)
-            sections.setdefault(title, []).append(told)
-    return tuple(Section(title, tuple(told)) for title, told in sections.items())
+            sections[title] = (*sections.get(title, ()), name)
+    return sections
+
+
+def lane(step: str) -> str:
+    """Which of queries, keys and values a step leads to: the three are made side by side."""
+    return next((name for name in PROJECTIONS if step in _LANES[name]), "")
 
 
 def by_products(explanation: Explanation) -> tuple[str, ...]:

@@ -1,0 +1,40 @@
+"""The catalogue: wrong ways of computing attention, and those that only look wrong.
+
+Owns the order in which they are tried. Must not know how a function is called or matched.
+"""
+
+from __future__ import annotations
+
+from regard.diagnosis.mistakes import heads, hiding, numerics, scores, weights, windows
+from regard.diagnosis.mistakes.entry import Equivalent, Mistake
+
+# Ordinary inputs show these. The first that fits is named.
+CATALOGUE: tuple[Mistake, ...] = (
+    *scores.MISTAKES,
+    *weights.MISTAKES,
+    *hiding.MISTAKES,
+    *heads.MISTAKES,
+    *windows.MISTAKES,
+    *numerics.MISTAKES,
+)
+# Only inputs at the edge show these, or how many digits come out.
+FRAGILE: tuple[Mistake, ...] = (*numerics.FRAGILE, *hiding.FRAGILE)
+BY_DIGITS = (numerics.COMPUTED_IN_FLOAT32, numerics.COMPUTED_IN_HALF)
+BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT)
+EQUIVALENTS: tuple[Equivalent, ...] = (
+    *scores.EQUIVALENTS,
+    *hiding.EQUIVALENTS,
+    *numerics.EQUIVALENTS,
+    *heads.EQUIVALENTS,
+    *windows.EQUIVALENTS,
+)
+
+
+def all_mistakes() -> dict[str, Mistake]:
+    """Every mistake by its name.
+
+    >>> all_mistakes()["scale_by_model_width"].title
+    'the scores are divided by √d_model instead of √d_k'
+    """
+    every = (*CATALOGUE, *FRAGILE, *BY_DIGITS, *BY_KIND)
+    return {mistake.name: mistake for mistake in every}

@@ -1,0 +1,189 @@
+"""What a diagnosis says: plain data, that can be printed, sent as JSON and read again.
+
+Must not know how it was found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+Verdict = Literal["right", "fragile", "mistaken", "unknown", "unusable"]
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Ability:
+    """One ability that was tried, and what became of it."""
+
+    name: str
+    title: str
+    state: Literal["right", "wrong", "refused", "not offered"]
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about the function itself: it prints, changes its inputs, is random, …"""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Property:
+    """Something that holds of every attention, tried without any catalogue."""
+
+    name: str
+    title: str
+    holds: bool | None  # None: could not be tried
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One step of an example: as it should be, and as it is."""
+
+    step: str
+    symbol: str
+    formula: str
+    right: Matrix
+    wrong: Matrix | None = None
+    departs: bool = False
+
+
+@dataclass(frozen=True)
+class Example:
+    """The smallest problem on which a mistake shows, in numbers."""
+
+    title: str
+    given: tuple[Shown, ...]
+    steps: tuple[Shown, ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """One mistake of the catalogue, as it was found in this function."""
+
+    name: str
+    family: str
+    severity: str
+    title: str
+    why: str
+    step: str
+    numpy: str
+    torch: str
+    usual_check: str = ""
+    same_as: tuple[str, ...] = ()  # what else would compute just this
+    breaks_on: str = ""
+    example: Example | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Which mistake is in an attention: the verdict, and everything that it rests on.
+
+    `verdict` is right; fragile (right on ordinary inputs, not on all); mistaken (with `mistakes`);
+    unknown (it differs in a way that the catalogue does not know, with the `nearest`); or unusable
+    (it could not be called, or never gave an output).
+    """
+
+    function: str
+    verdict: Verdict
+    summary: str
+    called: str
+    exact_to: str = ""
+    mistakes: tuple[Named, ...] = ()
+    nearest: tuple[Named, ...] = ()
+    fragilities: tuple[Named, ...] = ()
+    abilities: tuple[Ability, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    properties: tuple[Property, ...] = ()
+    calls: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether ordinary inputs give the right numbers."""
+        return self.verdict in ("right", "fragile")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the mistakes that were found, or else of the fragilities."""
+        return tuple(one.name for one in self.mistakes or self.fragilities)
+
+    @property
+    def exit_code(self) -> int:
+        """0 right, 1 mistaken, 2 could not be run."""
+        return 0 if self.ok else 2 if self.verdict == "unusable" else 1
+
+    def __str__(self) -> str:
+        lines = [self.summary, f"called as {self.called}"] if self.called else [self.summary]
+        for one in self.mistakes:
+            lines += [f"  {one.why}", f"  departs at {one.step}; NumPy: {one.numpy}"]
+        for one in self.nearest:
+            lines.append(f"  nearest: {one.title}")
+        lines += [f"  fragile: {one.title} ({one.breaks_on})" for one in self.fragilities]
+        lines += [f"  {one.title}: {one.detail}" for one in self.abilities if one.state == "wrong"]
+        lines += [f"  {one.text}" for one in self.findings]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as data that JSON can hold; NaN and infinity are strings.
+
+        Examples
+        --------
+        >>> Diagnosis("f", "right", "f is right", "f(q, k, v)").to_json()["verdict"]
+        'right'
+        """
+        data = _plain(self)
+        assert isinstance(data, dict)
+        return data | {"ok": self.ok, "exit_code": self.exit_code}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:
+        """What `to_json` gave, read again.
+
+        Examples
+        --------
+        >>> found = Diagnosis("f", "right", "f is right", "f(q, k, v)")
+        >>> Diagnosis.from_json(found.to_json()) == found
+        True
+        """
+        own = {name: data[name] for name in (f.name for f in fields(cls)) if name in data}
+        for name in ("mistakes", "nearest", "fragilities"):
+            own[name] = tuple(_named(one) for one in own.get(name, ()))
+        own["abilities"] = tuple(Ability(**one) for one in own.get("abilities", ()))
+        own["findings"] = tuple(Finding(**one) for one in own.get("findings", ()))
+        own["properties"] = tuple(Property(**one) for one in own.get("properties", ()))
+        return cls(**own)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _named(data: Mapping[str, Any]) -> Named:
+    example = data.get("example")
+    if example is not None:
+        given, steps = (tuple(_shown(one) for one in example[part]) for part in ("given", "steps"))
+        example = Example(example["title"], given, steps)
+    return Named(**{**data, "example": example, "same_as": tuple(data.get("same_as", ()))})
+
+
+def _shown(data: Mapping[str, Any]) -> Shown:
+    own = dict(data)
+    for side in ("right", "wrong"):
+        if own.get(side) is not None:
+            own[side] = tuple(tuple(float(number) for number in row) for row in own[side])
+    return Shown(**own)

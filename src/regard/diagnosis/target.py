@@ -1,0 +1,98 @@
+"""Finding the function that a command line names.
+
+`path/to/file.py:function`, `notebook.ipynb:function` or `package.module:function`. Loading runs
+the file, so the command does it in a child process. Must not know what is done with the function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from regard.errors import OptionError, ProblemError, safe_text
+
+MAX_BYTES = 2**24
+
+
+def load(target: str) -> Any:
+    """The function that `target` names.
+
+    Raises
+    ------
+    OptionError
+        If the target is not written as `place:name`.
+    ProblemError
+        If the place cannot be loaded, or has nothing of that name.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not all(part.isidentifier() for part in name.split(".")):
+        raise OptionError(
+            f"{safe_text(target, 100)}: write path/to/file.py:function or package.module:function"
+        )
+    module = _loaded(place)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            own = [
+                n for n in vars(module) if callable(getattr(module, n)) and not n.startswith("_")
+            ]
+            known = f"; it has {', '.join(sorted(own)[:8])}" if own else ""
+            raise ProblemError(
+                f"{safe_text(place, 100)} has no {safe_text(part, 60)}{safe_text(known, 200)}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _loaded(place: str) -> ModuleType:
+    try:
+        if place.endswith(".ipynb"):
+            return _notebook(Path(place))
+        if place.endswith(".py") or os.sep in place:
+            return _file(Path(place))
+        sys.path.insert(0, os.getcwd())
+        return importlib.import_module(place)
+    except (ProblemError, OSError):
+        raise
+    except (Exception, SystemExit) as error:
+        said = safe_text(f"{type(error).__name__}: {error}", 200)
+        raise ProblemError(f"{safe_text(place, 100)} cannot be loaded: {said}") from None
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ProblemError(f"{safe_text(path, 100)}: no such file")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ProblemError(f"{safe_text(path, 100)}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _notebook(path: Path) -> ModuleType:
+    """The code cells of a notebook in order; a cell that fails is passed over, as one does."""
+    if path.stat().st_size > MAX_BYTES:
+        raise ProblemError(f"{safe_text(path, 100)}: more than {MAX_BYTES} bytes")
+    cells = json.loads(path.read_text("utf-8")).get("cells", [])
+    module = ModuleType(path.stem)
+    sys.path.insert(0, str(path.resolve().parent))
+    for number, cell in enumerate(cells):
+        if cell.get("cell_type") != "code":
+            continue
+        lines = "".join(cell.get("source", "")).split("\n")
+        source = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+        try:
+            exec(compile(source, f"{path.name}[{number}]", "exec"), vars(module))
+        except Exception as error:
+            said = safe_text(f"{type(error).__name__}: {error}", 120)
+            print(f"cell {number}: {said}", file=sys.stderr)
+    return module

@@ -1,0 +1,114 @@
+"""The report: one HTML file in which every number can be opened.
+
+`write` makes the file, `html` the text of one. Must not know what stands in a page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from regard.errors import DtypeError, OptionError, ProblemError, safe_text
+from regard.explanation import Explanation
+from regard.formats.files import write_file
+from regard.values import parse_size
+
+if TYPE_CHECKING:
+    Explanations = Explanation | Mapping[str, Explanation]
+
+__all__ = ["frame", "html", "write"]
+
+BUDGET = 5_000_000
+# Notebooks keep every output, and Jupyter slows down what is larger.
+FRAME_BUDGET = 1_000_000
+DIGITS = 4
+LEAST_BUDGET = 200_000
+
+
+def write(
+    path: str | os.PathLike[str],
+    explanations: Explanations,
+    *,
+    budget: int | str = BUDGET,
+    digits: int = DIGITS,
+    force: bool = False,
+) -> None:
+    """Write one explanation, or several layers by name, as one HTML file.
+
+    Parameters
+    ----------
+    path : path
+        Where the file goes.
+    explanations : Explanation or mapping of str to Explanation
+        What is explained; of a mapping, a reader chooses one layer at a time.
+    budget : int or str
+        The most bytes that the file may have, such as 5_000_000 or "5MB". What does not fit is
+        pooled, and the page says what.
+    digits : int
+        How many decimals the tables show; a derivation always has 8.
+    force : bool
+        Whether a file that is there is replaced.
+
+    Raises
+    ------
+    ProblemError
+        If the file cannot be written, or is there already.
+    OptionError, DtypeError
+        If the budget is too small, or an argument is of the wrong kind.
+    """
+    text = html(explanations, budget=budget, digits=digits).encode()
+
+    def fill(file: BinaryIO) -> None:
+        file.write(text)
+
+    try:
+        write_file(os.fspath(path), fill, force=force)
+    except ProblemError as error:
+        raise ProblemError(f"{safe_text(os.fspath(path), 200)}: {error}") from None
+
+
+def html(explanations: Explanations, *, budget: int | str = BUDGET, digits: int = DIGITS) -> str:
+    """The page that `write` puts into a file."""
+    from regard.views.report.page import render
+
+    layers: Any = {"": explanations} if isinstance(explanations, Explanation) else explanations
+    if not isinstance(layers, Mapping) or not all(
+        isinstance(name, str) and isinstance(one, Explanation) for name, one in layers.items()
+    ):
+        raise DtypeError("explanations must be an Explanation, or a mapping of names to them")
+    if not layers:
+        raise OptionError("explanations is empty; give at least one")
+    for one in layers.values():
+        if 0 in one.batch_shape or one.heads == 0:
+            raise OptionError(
+                f"there is nothing to show: batch {one.batch_shape}, heads {one.heads}; a page "
+                "needs at least one of each"
+            )
+    if isinstance(digits, bool) or not isinstance(digits, int):
+        raise DtypeError(f"digits must be an int, not {safe_text(repr(digits), 60)}")
+    if not 0 <= digits <= 17:
+        raise OptionError(f"digits is {digits}; it must be between 0 and 17")
+    return render(layers, _bytes(budget), digits)
+
+
+def frame(explanations: Explanations, *, budget: int | str = FRAME_BUDGET) -> str:
+    """The page as an <iframe> for a notebook: it keeps its style, its script and its policy."""
+    page = escape(html(explanations, budget=budget), quote=True)
+    return (
+        f'<iframe title="attention, every number explained" sandbox="allow-scripts" '
+        f'style="width: 100%; height: 46rem; border: 1px solid #8884; border-radius: 6px; '
+        f'resize: vertical" srcdoc="{page}"></iframe>'
+    )
+
+
+def _bytes(budget: Any) -> int:
+    if isinstance(budget, bool) or not isinstance(budget, (int, str)):
+        raise DtypeError(
+            f'budget must be bytes or a text such as "5MB", not {type(budget).__name__}'
+        )
+    count = budget if isinstance(budget, int) else parse_size("budget", budget)
+    if count < LEAST_BUDGET:
+        raise OptionError(f"budget is {count} bytes; a page needs at least {LEAST_BUDGET}")
+    return count

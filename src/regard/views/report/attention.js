@@ -1,0 +1,298 @@
+// Attention in the page: runs the steps that regard/steps.py declares. It knows operations, never a
+// formula: which cells of which steps go into a cell stands in the exported declarations. Must not
+// know the page.
+
+import { judge } from "./rules.js";
+
+// --- declarations ---------------------------------------------------------------------------
+
+// An index such as "h//(H//G)" or "g*D+d" as a function of letters and sizes.
+export function indexMap(text) {
+  const tokens = text.match(/\/\/|[A-Za-z]+|[()*%+]/g);
+  let next = 0;
+  const atom = () => {
+    const token = tokens[next++];
+    if (token !== "(") return (at, sizes) => (token in at ? at[token] : sizes[token]);
+    const inside = sum();
+    next++; // the closing bracket
+    return inside;
+  };
+  const product = () => {
+    let left = atom();
+    while (["*", "//", "%"].includes(tokens[next])) {
+      const sign = tokens[next++];
+      const [first, second] = [left, atom()];
+      left = (at, sizes) => {
+        const [a, b] = [first(at, sizes), second(at, sizes)];
+        return sign === "*" ? a * b : sign === "//" ? Math.floor(a / b) : a % b;
+      };
+    }
+    return left;
+  };
+  const sum = () => {
+    let left = product();
+    while (tokens[next] === "+") {
+      next++;
+      const [first, second] = [left, product()];
+      left = (at, sizes) => first(at, sizes) + second(at, sizes);
+    }
+    return left;
+  };
+  return sum();
+}
+
+const maps = new Map();
+export function position(index, at, sizes) {
+  if (index in at) return at[index];
+  if (!maps.has(index)) maps.set(index, indexMap(index));
+  return maps.get(index)(at, sizes);
+}
+
+export const isHead = (axis) => axis === "H" || axis === "G";
+
+// A step of more numbers than this keeps only its latest rows.
+const MOST_HELD = 1 << 22;
+const ROWS_HELD = 64;
+
+// --- running the steps ----------------------------------------------------------------------
+
+// The steps of one batch element over given arrays, computed row by row when asked.
+//
+// `steps` are declarations; `given(name, head)` are the numbers of a given step and `known(name,
+// head)` those that are already computed, or null; `rules` says which keys are hidden.
+export class Run {
+  constructor(
+    { steps, sizes, letters, rules = null, offset = 0, batch = [] },
+    given,
+    known = () => null,
+  ) {
+    this.steps = new Map(
+      steps.map((step) => [step.name, { ...step, index: step.axes.map((axis) => letters[axis]) }]),
+    );
+    this.sizes = sizes;
+    this.given = given;
+    this.known = known;
+    this.rules = rules;
+    this.place = { batch, offset };
+    this.blocks = new Map();
+  }
+
+  // The number of one cell; the head first, if the step has one.
+  value(name, index) {
+    const step = this.steps.get(name);
+    const heads = step.axes.filter(isHead).length;
+    const own = index.slice(heads);
+    const block = this.block(name, heads ? index[0] : 0);
+    const [row, column] = own.length === 2 ? own : block.byRow ? [own[0], 0] : [0, own[0] ?? 0];
+    return block.data[this.start(block, row) + column];
+  }
+
+  // One row of a step as a Float64Array, computed if need be; of a long step it does not stay.
+  row(name, head, row) {
+    const block = this.block(name, head);
+    const start = this.start(block, row);
+    return block.data.subarray(start, start + block.width);
+  }
+
+  // One head of a step (a key head for a step with the axis G): rows × width, perhaps not filled.
+  block(name, head) {
+    const step = this.steps.get(name);
+    const key = step.axes.some(isHead) ? `${name}/${head}` : name;
+    let block = this.blocks.get(key);
+    if (block) return block;
+    const own = step.axes.filter((axis) => !isHead(axis));
+    const sizes = own.map((axis) => this.sizes[axis]);
+    const byRow = own.length === 2 || own[0] === "L";
+    const [rows, width] = own.length === 2 ? sizes : byRow ? [sizes[0], 1] : [1, sizes[0] ?? 1];
+    block = { step, head, rows, width, byRow, held: null, rowLetter: null, columnLetter: null };
+    const letters = step.index.filter((_, k) => !isHead(step.axes[k]));
+    if (own.length === 2) [block.rowLetter, block.columnLetter] = letters;
+    else if (byRow) [block.rowLetter] = letters;
+    else [block.columnLetter = null] = letters;
+    const source = step.op === "given" ? this.given : this.known;
+    block.data = source(name, step.axes.some(isHead) ? head : null);
+    if (!block.data) {
+      const long = own.join() === "L,S" && rows * width > MOST_HELD && !this.sideways();
+      block.held = new Int32Array(long ? ROWS_HELD : rows).fill(-1); // which row is in each place
+      block.data = new Float64Array(block.held.length * width);
+    }
+    this.blocks.set(key, block);
+    return block;
+  }
+
+  // Where a row begins in the data of its block; it is computed if it is not there.
+  start(block, row) {
+    if (block.held === null) return row * block.width;
+    const place = row % block.held.length;
+    if (block.held[place] !== row) {
+      block.held[place] = row;
+      this.fill(block, row, place * block.width);
+    }
+    return place * block.width;
+  }
+
+  complete(block) {
+    for (let row = 0; row < block.rows; row++) this.start(block, row);
+  }
+
+  // Whether anything is added up along the rows of the scores: softmax over the wrong axis.
+  sideways() {
+    return "L" in this.sizes && !this.steps.get("row_sums").axes.includes("L");
+  }
+
+  fill(block, row, start) {
+    const { step, width, data } = block;
+    const at = this.lettersOf(block, row);
+    if (step.op === "visible") {
+      for (let j = 0; j < width; j++)
+        data[start + j] = this.verdict(at.h ?? 0, at.i ?? 0, j).visible ? 1 : 0;
+      return;
+    }
+    if (step.op === "split" || step.op === "merge") {
+      for (let column = 0; column < width; column++) {
+        if (block.columnLetter) at[block.columnLetter] = column;
+        data[start + column] = this.at(step.operands[0], at);
+      }
+      return;
+    }
+    const cell = this.operation(block, at);
+    for (let column = 0; column < width; column++) {
+      if (block.columnLetter) at[block.columnLetter] = column;
+      data[start + column] = cell();
+    }
+  }
+
+  lettersOf(block, row) {
+    const at = { h: block.head };
+    if (block.step.axes.includes("G")) at.g = block.head;
+    if (block.rowLetter) at[block.rowLetter] = row;
+    return at;
+  }
+
+  // The cell that an operand names.
+  at(ref, at) {
+    return this.value(
+      ref.step,
+      ref.index.map((index) => position(index, at, this.sizes)),
+    );
+  }
+
+  // How one cell of a row is computed; `at` holds its letters and changes between calls.
+  operation(block, at) {
+    const { step } = block;
+    const operands = step.operands.map((ref) => this.operand(ref, at));
+    const read = (operand) => this.read(operand, at);
+    const hides =
+      step.over === "visible"
+        ? this.operand({ step: "visible", index: this.steps.get("visible").index }, at)
+        : null;
+    const hidden = () => hides !== null && read(hides) === 0;
+    const [first, second] = operands;
+    switch (step.op) {
+      case "dot":
+      case "sum":
+      case "max":
+        return this.reduction(step, at, operands, hides);
+      case "multiply":
+        return () => read(first) * read(second);
+      case "cap":
+        return () => read(second) * Math.tanh(read(first) / read(second));
+      case "add":
+        return () => operands.map(read).reduce((a, b) => a + b);
+      case "select":
+        return () => (read(first) ? read(second) : -Infinity);
+      case "subtract":
+        return () => (hidden() ? -Infinity : read(first) - read(second));
+      case "exp":
+        return () => (hidden() ? 0 : Math.exp(read(first)));
+      case "divide":
+        return () => (hidden() || read(second) === 0 ? 0 : read(first) / read(second));
+      case "log":
+        return () => Math.log(read(first));
+      case "inverse_root":
+        return () => (read(first) ? 1 / Math.sqrt(read(first)) : 1);
+    }
+    throw new Error(`no such operation: ${step.op}`);
+  }
+
+  // Where an operand's numbers are, and which letters say row and column.
+  operand(ref, at) {
+    const { axes } = this.steps.get(ref.step);
+    const head = axes.findIndex(isHead);
+    const block = this.block(ref.step, head < 0 ? 0 : position(ref.index[head], at, this.sizes));
+    const letters = ref.index.filter((_, k) => !isHead(axes[k]));
+    const [row, column] =
+      letters.length === 2
+        ? letters
+        : block.byRow
+          ? [letters[0], null]
+          : [null, letters[0] ?? null];
+    return { block, row, column };
+  }
+
+  read({ block, row, column }, at) {
+    return block.data[this.start(block, row ? at[row] : 0) + (column ? at[column] : 0)];
+  }
+
+  // Σ or max along the letter that the cell does not have, over visible keys only where declared.
+  reduction(step, at, operands, hides) {
+    const letter = running(step, this.steps).letter;
+    const along = operands.filter((operand) => operand.row === letter || operand.column === letter);
+    const beside = operands.filter((operand) => !along.includes(operand));
+    const all =
+      hides && (hides.row === letter || hides.column === letter) ? [...along, hides] : along;
+    const filter = all.length > along.length;
+    const largest = step.op === "max";
+    for (const { block, row } of all) if (row === letter) this.complete(block);
+    const [first] = along;
+    const count = first.row === letter ? first.block.rows : first.block.width;
+    const walk = all.map((operand) => ({
+      operand,
+      step: operand.row === letter ? operand.block.width : 1,
+      from: 0,
+    }));
+    const unit = { step: 0 };
+    return () => {
+      for (const one of walk) {
+        const { block, row, column } = one.operand;
+        const r = row && row !== letter ? at[row] : 0;
+        one.from = this.start(block, r) + (column && column !== letter ? at[column] : 0);
+      }
+      const [a, b = unit] = walk.slice(0, along.length);
+      const seen = filter ? walk.at(-1) : null;
+      const [x, y] = [a.operand.block.data, b === unit ? null : b.operand.block.data];
+      let total = largest ? -Infinity : 0;
+      for (let k = 0; k < count; k++) {
+        if (seen !== null && seen.operand.block.data[seen.from + k * seen.step] === 0) continue;
+        let term = x[a.from + k * a.step];
+        if (y !== null) term *= y[b.from + k * b.step];
+        if (largest)
+          total = Number.isNaN(total) || Number.isNaN(term) ? NaN : Math.max(total, term);
+        else total += term;
+      }
+      for (const operand of beside) {
+        const term = this.read(operand, at);
+        if (largest)
+          total = Number.isNaN(total) || Number.isNaN(term) ? NaN : Math.max(total, term);
+        else total += term;
+      }
+      return total;
+    };
+  }
+
+  verdict(head, query, key) {
+    return judge(this.rules, { ...this.place, head, query, key, run: this });
+  }
+}
+
+// The axis and letter that a dot, a sum or a maximum runs along: one that the cell has not.
+export function running(step, steps) {
+  for (const ref of step.operands) {
+    const { axes } = steps.get(ref.step);
+    for (const [k, index] of ref.index.entries()) {
+      if (/^[a-z]$/.test(index) && !step.index.includes(index))
+        return { axis: axes[k], letter: index };
+    }
+  }
+  return null;
+}

@@ -1,0 +1,151 @@
+// What the file carries: arrays, labels and declarations; and from these, with what a reader has
+// switched and edited, a run of the steps. Must not know the page.
+
+import { bytesOf, floatsOf } from "./numbers.js";
+import { Run } from "./attention.js";
+
+export class Carried {
+  constructor(content, base64) {
+    this.content = content;
+    this.layers = content.layers;
+    this.bytes = bytesOf(base64);
+    this.decoded = new Map();
+    this.named = new Map();
+  }
+
+  // The names along an axis of a layer; positions where it has none.
+  labels(layer, axis) {
+    const key = `${layer}/${axis}`;
+    if (!this.named.has(key)) {
+      const own = this.layers[layer];
+      const given =
+        own.labels[axis] === undefined ? null : this.content.labelSets[own.labels[axis]];
+      this.named.set(key, given ?? Array.from({ length: own.sizes[axis] }, (_, k) => String(k)));
+    }
+    return this.named.get(key);
+  }
+
+  // One array as float64.
+  decode(entry) {
+    const key = `${entry.dtype}${entry.at}/${entry.count}${entry.fill ? "f" : ""}`;
+    if (!this.decoded.has(key)) {
+      const floats = floatsOf(this.bytes, entry.fill ? { ...entry, count: 1 } : entry);
+      this.decoded.set(key, entry.fill ? new Float64Array(entry.count).fill(floats[0]) : floats);
+    }
+    return this.decoded.get(key);
+  }
+
+  // By which key the numbers of one batch element and head are known, or null if they are left out.
+  partKey(layer, kind, name, batch, head) {
+    const parts = this.layers[layer][kind][name] ?? {};
+    return [`${batch}/${head ?? "-"}`, `-/${head ?? "-"}`].find((key) => key in parts) ?? null;
+  }
+
+  // Whether a head came with all its numbers.
+  isExact(layer, batch, head) {
+    const { sizes } = this.layers[layer];
+    return (
+      [
+        ["queries", head],
+        ["queries", null],
+        ["embeddings", null],
+      ].some(([name, own]) => this.partKey(layer, "given", name, batch, own) !== null) &&
+      this.hasKeys(layer, batch, Math.floor(head / ((sizes.H ?? 1) / (sizes.G ?? sizes.H ?? 1))))
+    );
+  }
+
+  hasKeys(layer, batch, group) {
+    if (!("keys" in this.layers[layer].given)) return true;
+    return [group, null].some((own) => this.partKey(layer, "given", "keys", batch, own) !== null);
+  }
+
+  // The numbers of a given step, with what was edited.
+  given(layer, batch, name, head, { switches, edits }) {
+    if (name === "scale" && switches.has("scale")) return Float64Array.of(1);
+    const key = this.partKey(layer, "given", name, batch, head);
+    if (key === null) return null;
+    const changes = edits.get(`${layer}|${name}|${key}`);
+    const unmasked = name === "bias" && switches.has("mask");
+    const data = this.decode(this.layers[layer].given[name][key]);
+    if (!changes && !unmasked) return data;
+    const copy = unmasked ? data.map((value) => (value === -Infinity ? 0 : value)) : data.slice();
+    for (const [flat, value] of changes ?? []) copy[flat] = value;
+    return copy;
+  }
+
+  // A run of one batch element; `known` lets it take the numbers that were computed beforehand.
+  run({ layer, batch }, { switches = new Set(), edits = new Map(), known = false } = {}) {
+    const own = this.layers[layer];
+    const rules = this.rules(layer, batch, { switches, edits });
+    const bits = [...switches].reduce(
+      (sum, name) => sum + this.content.bits[name],
+      rules ? this.content.masked : 0,
+    );
+    const ids = own.variants[bits];
+    const copies = new Map();
+    const given = (name, head) => {
+      const key = `${name}/${head}`;
+      if (!copies.has(key))
+        copies.set(key, this.given(layer, batch, name, head, { switches, edits }));
+      return copies.get(key);
+    };
+    const computed = (name, head) => {
+      const key = known ? this.partKey(layer, "known", name, batch, head) : null;
+      return key === null ? null : this.decode(own.known[name][key]);
+    };
+    const steps = ids.map((id) => this.content.declarations[id]);
+    const offset = own.offset[batch] ?? own.offset[0] ?? 0;
+    const { letters } = this.content;
+    const run = new Run(
+      { steps, sizes: own.sizes, letters, rules, offset, batch: unravel(batch, own.lead) },
+      given,
+      computed,
+    );
+    run.ids = ids;
+    return run;
+  }
+
+  // What hides keys: the rules of the call, and −∞ wherever the bias has one.
+  rules(layer, batch, changed) {
+    if (changed.switches.has("mask")) return null;
+    const rules = this.filled(this.layers[layer].rules);
+    const hides = Object.keys(this.layers[layer].given.bias ?? {}).some((key) => {
+      const head = key.split("/")[1];
+      return this.given(
+        layer,
+        batch,
+        "bias",
+        head === "-" ? null : Number(head),
+        changed,
+      )?.includes(-Infinity);
+    });
+    if (!hides) return rules;
+    const leaf = { kind: "bias", name: "bias −inf" };
+    if (rules === null) return leaf;
+    return {
+      kind: "all",
+      name: "all of",
+      parts: [...(rules.kind === "all" ? rules.parts : [rules]), leaf],
+    };
+  }
+
+  filled(rule) {
+    if (rule === null) return null;
+    const made = { ...rule };
+    for (const name of ["lengths", "query", "key", "cells"]) {
+      if (name in rule) made[name] = { data: this.decode(rule[name]), shape: rule[name].shape };
+    }
+    if (rule.part) made.part = this.filled(rule.part);
+    if (rule.parts) made.parts = rule.parts.map((part) => this.filled(part));
+    return made;
+  }
+}
+
+function unravel(flat, shape) {
+  const index = [];
+  for (let k = shape.length - 1; k >= 0; k--) {
+    index.unshift(flat % shape[k]);
+    flat = Math.floor(flat / shape[k]);
+  }
+  return index;
+}

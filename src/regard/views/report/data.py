@@ -1,0 +1,286 @@
+"""What a page carries: numbers as bytes, declarations, labels and words as plain data.
+
+Owns the shape of the embedded data. Numbers are never written as decimals: NaN and infinity are not
+JSON, and a float64 must come back as it was. Must not know HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard import masks
+from regard.errors import safe_text
+from regard.explanation import READING_NOTE, Explanation
+from regard.labels import own_head
+from regard.masks import All, AllowedByBias, Mask
+from regard.steps import LETTERS, Step
+from regard.views import story
+from regard.views.part import Head
+from regard.views.report.plan import Plan, pooled
+from regard.views.report.whatif import BITS, MASKED, switches, variants
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# More of a label than this is never shown.
+LABEL_LENGTH = 201
+
+
+def page_data(explanations: Mapping[str, Explanation], plan: Plan, digits: int) -> Data:
+    """Everything that the script of a page needs."""
+    data = Data()
+    first = next(iter(explanations.values()))
+    data.content = {
+        "letters": LETTERS,
+        "bits": BITS,
+        "masked": MASKED,
+        "digits": digits,
+        "switches": story.WHAT_IF,
+        "readingNote": READING_NOTE,
+        "title": safe_text(first.title, 200),
+        "layers": [
+            _layer(data, name, explanation, plan) for name, explanation in explanations.items()
+        ],
+        "declarations": data.declarations.items,
+        "labelSets": data.label_sets.items,
+        "sentences": data.sentences.items,
+    }
+    return data
+
+
+class Data:
+    """The plain content, and one run of bytes that its arrays point into."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, Any] = {}
+        self.declarations = Pool(_declaration)
+        self.label_sets = Pool(lambda labels: None if labels is None else list(labels))
+        self.sentences = Pool(str)
+        self._bytes = bytearray()
+        self._places: dict[tuple[str, bytes], int] = {}
+
+    def array(self, array: Array, *, tight: bool = False) -> dict[str, Any]:
+        """Where an array's bytes are; `tight` allows numbers to be rounded to 32 bits."""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        if flat.dtype == np.bool_:
+            return self._place("bit", np.packbits(flat, bitorder="little"), flat.size)
+        flat = flat.astype(np.float64, copy=False)
+        if flat.size > 1 and (flat.view(np.uint64) == flat.view(np.uint64)[0]).all():
+            return {**self._place("f8", flat[:1], flat.size), "fill": True}
+        with np.errstate(over="ignore"):
+            short = flat.astype("<f4")
+        if tight or (short.astype(np.float64).view(np.uint64) == flat.view(np.uint64)).all():
+            return self._place("f4", short, flat.size)
+        return self._place("f8", flat.astype("<f8", copy=False), flat.size)
+
+    def short(self, array: Array, dtype: str) -> dict[str, Any]:
+        """As `array`, in 16 bits: f2 for what is only drawn, u2 for positions."""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        with np.errstate(over="ignore"):
+            return self._place(dtype, flat.astype(f"<{dtype}"), flat.size)
+
+    def _place(self, dtype: str, stored: Array, count: int) -> dict[str, Any]:
+        raw = stored.tobytes()
+        at = self._places.get((dtype, raw))
+        if at is None:
+            self._bytes += b"\0" * (-len(self._bytes) % 8)
+            at = self._places[dtype, raw] = len(self._bytes)
+            self._bytes += raw
+        return {"dtype": dtype, "at": at, "count": count}
+
+    @property
+    def base64(self) -> str:
+        """All arrays."""
+        return base64.b64encode(bytes(self._bytes)).decode("ascii")
+
+    @property
+    def json(self) -> str:
+        """The content, such that no HTML parser finds anything in it."""
+        text = json.dumps(self.content, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+        return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+class Pool:
+    """Things that occur several times, each kept once and called by its number."""
+
+    def __init__(self, plain: Callable[[Any], Any]) -> None:
+        self.items: list[Any] = []
+        self._plain = plain
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, thing: Hashable) -> int:
+        """Of a thing that is new or known."""
+        if thing not in self._numbers:
+            self._numbers[thing] = len(self.items)
+            self.items.append(self._plain(thing))
+        return self._numbers[thing]
+
+
+def _declaration(step: Step) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "symbol": step.symbol,
+        "formula": step.formula,
+        "axes": list(step.axes),
+        "op": step.op,
+        "operands": [{"step": ref.step, "index": list(ref.index)} for ref in step.operands],
+        "over": step.over,
+    }
+
+
+# --- one layer -----------------------------------------------------------------------------------
+
+
+def _layer(data: Data, name: str, explanation: Explanation, plan: Plan) -> dict[str, Any]:
+    source, layer = explanation.source, plan.layers[name]
+    shown = layer.explanation
+    own_rules = _without_bias(source.rules)
+    axes = {axis for step in shown.source.steps.values() for axis in step.axes} - {"H", "G"}
+    return {
+        "name": safe_text(name, 200),
+        "sizes": shown.source.sizes,
+        "lead": list(source.lead),
+        "labels": {
+            axis: data.label_sets.number(_exported(explanation, axis)) for axis in sorted(axes)
+        },
+        "notes": {
+            step: data.label_sets.number(tuple(safe_text(note, LABEL_LENGTH) for note in notes))
+            for step, notes in explanation.row_notes.items()
+            if step in shown.steps
+        },
+        "alone": "" if "L" in source.sizes else safe_text("".join(shown.labels.get("L", ())), 200),
+        "switches": list(switches(shown)),
+        "variants": {
+            str(bits): [data.declarations.number(step) for step in steps]
+            for bits, steps in variants(shown).items()
+        },
+        "rules": None if own_rules is None else _rule(data, own_rules),
+        "offset": [int(number) for number in np.asarray(source.offset).reshape(-1)],
+        "given": {
+            step.name: _parts(data, explanation, step, plan, layer.exact)
+            for step in shown.source.steps.values()
+            if step.op == "given"
+        },
+        "known": {
+            step.name: _parts(data, explanation, step, plan, layer.exact)
+            for step in (shown.source.steps.values() if plan.small else ())
+            if step.op not in ("given", "visible")
+        },
+        "words": {
+            f"{batch}/{head.number}": {
+                passage.step: [data.sentences.number(sentence) for sentence in passage.words]
+                for passage in (
+                    story.passage(shown, step, head=head.number, batch=head.batch)
+                    for step in shown.steps
+                )
+            }
+            for batch, head in layer.exact
+        },
+        "sections": [
+            {"title": title, "steps": list(steps)} for title, steps in story.outline(shown).items()
+        ],
+        "lanes": {step: story.lane(step) for step in shown.steps if story.lane(step)},
+        "aside": list(story.by_products(shown)),
+        "overview": {
+            f"{batch}/{head.number}": _overview(data, head, plan)
+            for batch, head in (layer.every if plan.overview else ())
+        },
+    }
+
+
+def _exported(explanation: Explanation, axis: str) -> tuple[str, ...] | None:
+    """Inert labels, cut where no view shows more; None: positions stand for them."""
+    if explanation.labels.get(axis) is None:
+        return None
+    return tuple(safe_text(label)[:LABEL_LENGTH] for label in explanation.names.along(axis))
+
+
+def _parts(
+    data: Data,
+    explanation: Explanation,
+    step: Step,
+    plan: Plan,
+    exact: tuple[tuple[int, Head], ...],
+) -> dict[str, Any]:
+    """The numbers of a step, one array for each batch element and head that has its own."""
+    source = explanation.source
+    batched = len(source.shape(step.name)) > len(step.axes)
+    parts: dict[str, Any] = {}
+    for batch, head in exact:
+        own = own_head(source.sizes, step, head.number)
+        key = f"{batch if batched else '-'}/{'-' if own is None else own}"
+        if key not in parts:
+            rows = range(source.sizes["L"]) if "L" in step.axes else range(head.shape(step.name)[0])
+            parts[key] = data.array(head.rows(step.name, rows), tight=plan.tight)
+    return parts
+
+
+def _overview(data: Data, head: Head, plan: Plan) -> dict[str, Any]:
+    found = pooled(head, plan.tiles, plan.strongest)
+    return {
+        "rows": found.mean.shape[0],
+        "columns": found.mean.shape[1],
+        "mean": data.short(found.mean, "f2"),
+        "largest": data.short(found.largest, "f2"),
+        "keys": data.short(found.keys, "u2"),
+        "shares": data.short(found.shares, "f2"),
+        "each": found.keys.shape[1],
+    }
+
+
+# --- rules ---------------------------------------------------------------------------------------
+
+
+def _without_bias(rule: Mask | None) -> Mask | None:
+    """The rules apart from −∞ in the bias, which the page reads off the bias itself."""
+    if isinstance(rule, AllowedByBias):
+        return None
+    if isinstance(rule, All) and isinstance(rule.parts[-1], AllowedByBias):
+        rest = rule.parts[:-1]
+        return rest[0] if len(rest) == 1 else All(rest)
+    return rule
+
+
+def _rule(data: Data, rule: Mask) -> dict[str, Any]:
+    def whole(array: Any) -> dict[str, Any]:
+        array = np.asarray(array)
+        return {**data.array(array), "shape": list(array.shape)}
+
+    own: dict[str, Any] = {"name": safe_text(rule.name)[:LABEL_LENGTH]}
+    match rule:
+        case masks.Causal():
+            return own | {"kind": "causal"}
+        case masks.Window(left, right):
+            return own | {"kind": "window", "left": left, "right": right}
+        case masks.Lengths(lengths):
+            return own | {"kind": "lengths", "lengths": whole(lengths)}
+        case masks.Segments(query, key):
+            key = query if key is None else key
+            return own | {"kind": "segments", "query": whole(query), "key": whole(key)}
+        case masks.Boolean(cells):
+            said = dict(_said(rule))
+            seen, unseen = said.get(True, ""), said.get(False, "")
+            return own | {"kind": "cells", "cells": whole(cells), "seen": seen, "unseen": unseen}
+        case masks.Not(part):
+            return own | {"kind": "not", "part": _rule(data, part)}
+        case masks.All(parts) | masks.AnyOf(parts):
+            kind = "all" if isinstance(rule, All) else "any"
+            return own | {"kind": kind, "parts": [_rule(data, part) for part in parts]}
+        case AllowedByBias():
+            return own | {"kind": "bias"}
+    raise NotImplementedError(type(rule).__name__)
+
+
+def _said(rule: masks.Boolean) -> Iterator[tuple[bool, str]]:
+    """What a table of yes and no says where it says yes, and where no."""
+    for answer in (True, False):
+        single = type(rule)(np.array([[[answer]]]), name=rule.name)
+        at = masks.Block((1, 1, 1), (), 0, np.array([0]), 0)
+        yield answer, single.verdict(at, 0).detail

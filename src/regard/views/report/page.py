@@ -1,0 +1,248 @@
+"""One HTML file: the printed tables, the data, the style and the script, and nothing from outside.
+
+Owns the frame of the page and its Content-Security-Policy. Text reaches the page through jinja2's
+autoescaping alone. Must not compute anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+from regard.errors import OptionError, safe_text
+from regard.explanation import READING_NOTE, ExplainedStep, Explanation
+from regard.views import story
+from regard.views.part import Head
+from regard.views.report.data import page_data
+from regard.views.report.plan import Plan, make_plan
+from regard.views.report.tables import is_printed, printed
+
+# A page that turns out too long is planned again, with less room for numbers.
+ATTEMPTS = 4
+# Up to so many given numbers, a page says where the first NaN or infinity is.
+SEARCHED = 100_000
+# In this order: each one may import from those before it.
+SCRIPTS = (
+    *("numbers", "rules", "attention", "derivation", "carried", "pictures"),
+    *("shown", "tables", "why", "large", "steps", "report"),
+)
+
+
+def render(explanations: Mapping[str, Explanation], budget: int, digits: int) -> str:
+    """The whole page as text of at most `budget` bytes.
+
+    Raises
+    ------
+    OptionError
+        If there is no such page.
+    """
+    frame = len(_asset("style.css").encode()) + len(_script().encode()) + 25_000
+    for _ in range(ATTEMPTS):
+        text = _render(explanations, make_plan(explanations, budget, frame), digits)
+        surplus = len(text.encode()) - budget
+        if surplus <= 0:
+            return text
+        frame += surplus + 2_000
+    raise OptionError(f"budget is {budget} bytes, and the page is {surplus} bytes longer")
+
+
+def _render(explanations: Mapping[str, Explanation], plan: Plan, digits: int) -> str:
+    data = page_data(explanations, plan, digits)
+    first = next(iter(explanations.values()))
+    style, script = _asset("style.css"), _script()
+    text: str = _template().render(
+        title=safe_text(first.title, 200) or "Attention",
+        note=safe_text(first.note, 1000),
+        opening=_opening(explanations),
+        alarms=_alarms(explanations),
+        plan=plan,
+        without_script=_without_script(plan),
+        choices_of_digits=sorted({2, 3, 4, 6, 8, 16, digits}),
+        selectable=_selectable(explanations),
+        sections=_sections(plan, digits),
+        reading_note=READING_NOTE,
+        what_if={
+            name: what
+            for name, what in story.WHAT_IF.items()
+            if any(name in layer["switches"] for layer in data.content["layers"])
+        },
+        digits=digits,
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        json=Markup(data.json),
+        arrays=Markup(data.base64),
+    )
+    return text
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["formula"] = _typeset
+    return environment.from_string(_asset("template.html.j2"))
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("regard") / "views" / "report" / name).read_text("utf-8")
+
+
+@cache
+def _script() -> str:
+    """The modules in one: each a function of its own that gives away what it exports.
+
+    Comments and indentation stay in the sources.
+    """
+    whole = "\n".join(_as_function(name, _asset(f"{name}.js")) for name in SCRIPTS)
+    return re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
+
+
+def _as_function(name: str, source: str) -> str:
+    imported = r'^import (\{[^}]*\}) from "\./(\w+)\.js";$'
+    source = re.sub(imported, r"const \1 = _\2;", source, flags=re.MULTILINE)
+    given = re.findall(r"^export (?:async )?(?:function|class|const) (\w+)", source, re.MULTILINE)
+    source = re.sub(r"^export ", "", source, flags=re.MULTILINE)
+    return f"const _{name} = (() => {{\n{source}\nreturn {{ {', '.join(given)} }};\n}})();"
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing may be loaded; only this style and this script may take effect."""
+    return (
+        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    hashed = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{hashed}'"
+
+
+def _typeset(formula: str) -> Markup:
+    """A formula with its letters as letters of mathematics."""
+    parts = re.split(r"((?<![A-Za-z_])[A-Zb-z](?![A-Za-z])|_[a-z])", formula)
+    made = (
+        Markup("<sub>{}</sub>").format(part[1])
+        if re.fullmatch("_[a-z]", part)
+        else Markup("<var>{}</var>").format(part)
+        if re.fullmatch("[A-Zb-z]", part)
+        else escape(part)
+        for part in parts
+        if part
+    )
+    return Markup("").join(made)
+
+
+# --- what the page says and prints ---------------------------------------------------------------
+
+
+def _opening(explanations: Mapping[str, Explanation]) -> list[str]:
+    first = next(iter(explanations.values()))
+    words = list(story.opening(first))
+    if len(explanations) > 1:
+        words.append(f"{len(explanations)} layers, one after the other.")
+    return words
+
+
+def _alarms(explanations: Mapping[str, Explanation]) -> list[tuple[str, str]]:
+    """Where the numbers of a layer stop being finite: a sentence, and the link to the number.
+
+    Long layers are not searched.
+    """
+    alarms = []
+    for number, one in enumerate(explanations.values()):
+        if sum(math.prod(step.shape) for step in one.steps.values() if step.given) > SEARCHED:
+            continue
+        found = story.nonfinite(one)
+        if found is not None:
+            sentence, first = found
+            batch = _indices(one.batch_shape).index(first.batch)
+            cell = f"{first.step}:{','.join(map(str, first.index))}"
+            place = f"#layer={number}&batch={batch}&head={first.head or 0}&cell={cell}"
+            alarms.append((sentence, place))
+    return alarms
+
+
+def _without_script(plan: Plan) -> str:
+    several = sum(len(layer.every) for layer in plan.layers.values()) > 1
+    shown = "The tables below are those of the first head. " if several else ""
+    return f"{shown}Where JavaScript runs, every number can be opened and changed."
+
+
+def _selectable(explanations: Mapping[str, Explanation]) -> dict[str, list[str]]:
+    """What a reader may choose between, and the names of the choices."""
+    batches = max((_indices(one.batch_shape) for one in explanations.values()), key=len)
+    heads = max(one.heads or 1 for one in explanations.values())
+    choices = {
+        "layer": [safe_text(name, 60) for name in explanations],
+        "batch": [", ".join(map(str, at)) for at in batches],
+        "head": [str(head) for head in range(heads)],
+    }
+    return {name: names for name, names in choices.items() if len(names) > 1}
+
+
+def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return list(np.ndindex(*shape))
+
+
+def _sections(plan: Plan, digits: int) -> list[dict[str, Any]]:
+    """The steps of the first head, under their headings; at the end those that stand aside."""
+    layer = next(iter(plan.layers.values()))
+    if not layer.exact:
+        return []
+    head = layer.exact[0][1]
+    outline = story.outline(layer.explanation)
+    sections = [
+        {
+            "title": title,
+            "lanes": [
+                [_step(layer.explanation, head, name, digits) for name in lane]
+                for lane in _lanes(names)
+            ],
+        }
+        for title, names in outline.items()
+    ]
+    aside = [
+        _step(layer.explanation, head, name, digits)
+        for name in story.by_products(layer.explanation)
+    ]
+    return [*sections, {"title": "", "lanes": [[step] for step in aside]}] if aside else sections
+
+
+def _lanes(names: tuple[str, ...]) -> list[list[str]]:
+    """The steps that stand below each other; the lanes stand side by side."""
+    lanes: dict[str, list[str]] = {}
+    for name in names:
+        lanes.setdefault(story.lane(name) or name, []).append(name)
+    return list(lanes.values())
+
+
+def _step(explanation: Explanation, head: Head, name: str, digits: int) -> dict[str, Any]:
+    step = explanation.steps[name]
+    return {
+        "name": name,
+        "symbol": step.symbol,
+        "formula": "given" if step.given and name != "width" else step.formula,
+        "words": story.passage(explanation, name, head=head.number, batch=head.batch).words,
+        "printed": printed(head, name, digits),
+        "small": is_printed(head.shape(name)),
+        "size": _size(step, head.shape(name)),
+    }
+
+
+def _size(step: ExplainedStep, shape: tuple[int, int]) -> str:
+    count = len([axis for axis in step.axes if axis not in ("H", "G")])
+    return f"{shape[0]} × {shape[1]}" if count == 2 else str(max(shape)) if count else "one number"

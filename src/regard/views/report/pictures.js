@@ -1,0 +1,109 @@
+// Matrices too large for digits, drawn one dot per number. Must not know attention or the page.
+
+const MOST_DOTS = 1024; // along one side; longer sides are pooled, the largest number in each dot
+const SLICE = 7; // milliseconds of work between two frames
+const BETWEEN = 700; // milliseconds until a picture that takes long is shown as far as it is
+
+// The colours that the style sheet says, as [r, g, b].
+function palette() {
+  const style = getComputedStyle(document.documentElement);
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  const colour = (name) => {
+    pen.fillStyle = style.getPropertyValue(`--${name}`).trim();
+    pen.fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+  };
+  return Object.fromEntries(
+    ["sheet", "more", "less", "hatch", "alarm"].map((name) => [name, colour(name)]),
+  );
+}
+
+// How many dots a matrix has, and how many numbers go into one.
+export function dotsOf(rows, columns) {
+  const [tall, broad] = [Math.ceil(rows / MOST_DOTS), Math.ceil(columns / MOST_DOTS)];
+  return { tall, broad, rows: Math.ceil(rows / tall), columns: Math.ceil(columns / broad) };
+}
+
+// Draw a matrix whose row i is `row(i)` = {values, visible or null}, a few rows per frame. Answers
+// with `stop`, which gives it up, and `mark`, which points at one row.
+export function drawMatrix(canvas, { rows, columns, row, log = false, marked = null }) {
+  const dots = dotsOf(rows, columns);
+  const numbers = new Float64Array(dots.rows * dots.columns).fill(NaN);
+  const state = new Uint8Array(numbers.length).fill(1); // 1 hidden, 0 a number, 2 not finite
+  let next = 0;
+  let stopped = false;
+  let image = null;
+  let shownAt = performance.now();
+  const show = () => {
+    const pen = canvas.getContext("2d");
+    pen.putImageData(image, 0, 0);
+    if (marked === null) return;
+    pen.strokeStyle = getComputedStyle(canvas).color;
+    pen.strokeRect(-0.5, Math.floor(marked / dots.tall) - 0.5, dots.columns + 1, 2);
+  };
+  const work = () => {
+    if (stopped) return;
+    const begin = performance.now();
+    while (next < rows && performance.now() < begin + SLICE) {
+      pool(numbers, state, dots, row(next), next);
+      next++;
+    }
+    if (next < rows) requestAnimationFrame(work);
+    if (next < rows && begin < shownAt + BETWEEN) return;
+    if (image === null) [canvas.width, canvas.height] = [dots.columns, dots.rows];
+    image = imageOf(dots, numbers, state, log);
+    show();
+    shownAt = performance.now();
+  };
+  requestAnimationFrame(work);
+  return {
+    stop: () => {
+      stopped = true;
+    },
+    mark: (row) => {
+      marked = row;
+      if (image !== null) show();
+    },
+  };
+}
+
+function pool(numbers, state, dots, { values, visible }, row) {
+  const start = Math.floor(row / dots.tall) * dots.columns;
+  for (let column = 0; column < values.length; column++) {
+    if (visible !== null && visible[column] === 0) continue;
+    const at = start + Math.floor(column / dots.broad);
+    const value = values[column];
+    if (!Number.isFinite(value)) state[at] = 2;
+    else if (state[at] !== 2) {
+      if (state[at] === 1 || Math.abs(value) > Math.abs(numbers[at])) numbers[at] = value;
+      state[at] = 0;
+    }
+  }
+}
+
+// From 0 at a thousandth of the largest number, and below it, to 1 at the largest.
+const logarithmic = (share) => Math.max(0, 1 + Math.log10(share) / 3);
+
+function imageOf(dots, numbers, state, log) {
+  const colours = palette();
+  let largest = 0;
+  for (let k = 0; k < numbers.length; k++) {
+    if (state[k] === 0) largest = Math.max(largest, Math.abs(numbers[k]));
+  }
+  const image = new ImageData(dots.columns, dots.rows);
+  for (let k = 0; k < numbers.length; k++) {
+    const share = state[k] === 0 && largest ? Math.abs(numbers[k]) / largest : 0;
+    const [colour, depth] =
+      state[k] === 1
+        ? [colours.hatch, 0.5]
+        : state[k] === 2
+          ? [colours.alarm, 1]
+          : [numbers[k] < 0 ? colours.less : colours.more, log ? logarithmic(share) : share];
+    for (let c = 0; c < 3; c++)
+      image.data[4 * k + c] = colours.sheet[c] + (colour[c] - colours.sheet[c]) * depth;
+    image.data[4 * k + 3] = 255;
+  }
+  return image;
+}

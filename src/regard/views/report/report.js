@@ -1,0 +1,413 @@
+// The page: what a reader may open, change and choose, keys and clicks, and the link that holds all
+// of it. All arithmetic is in attention.js.
+
+import { formatNumber, parseNumber } from "./numbers.js";
+import { asText, cellName, cut, derive } from "./derivation.js";
+import { isHead } from "./attention.js";
+import {
+  carried,
+  comparable,
+  content,
+  doing,
+  find,
+  h,
+  labels,
+  layer,
+  main,
+  ownHead,
+  refresh,
+  runs,
+  shown,
+  state,
+  tools,
+  why,
+} from "./shown.js";
+import { fillTable, focusCell, placeOf, viewOf } from "./tables.js";
+import { editPlace, mark, showWhy } from "./why.js";
+import { buildGallery, fillRow, pressGallery, redraw, setRow } from "./large.js";
+import { adopt, build } from "./steps.js";
+
+const DIGITS = 8;
+const MOST_COMPARED = 1 << 16; // scores, for a sentence about what an edit did
+
+// --- opening a number -----------------------------------------------------------------------
+// Open a cell: from a table (`fresh`) or as the next one on the way.
+function open(cell, { fresh = false, focus = "", push = true } = {}) {
+  const step = runs.now.steps.get(cell.step);
+  if (!step) return;
+  const axis = step.axes.find(isHead);
+  if (axis) {
+    const own = ownHead(step, state.head);
+    if (own !== cell.index[0]) {
+      state.head =
+        axis === "G" ? cell.index[0] * (layer().sizes.H / layer().sizes.G) : cell.index[0];
+      rebuild();
+    }
+  }
+  state.cell = cell;
+  state.all = false;
+  state.trail = fresh ? [cell] : [...state.trail, cell];
+  if (state.trail.length > 40) state.trail.shift();
+  const place = placeOf(cell);
+  if (place && !place.view.small) setRow(place.view.letter, place.row);
+  showWhy(focus);
+  if (push) remember();
+}
+
+function back(focus) {
+  if (state.trail.length < 2) return;
+  state.trail.pop();
+  const cell = state.trail.pop();
+  open(cell, { focus });
+}
+function change({ key, flat }, value) {
+  const [, name, part] = key.split("|");
+  const given = carried.decode(layer().given[name][part])[flat];
+  const own = state.edits.get(key) ?? new Map();
+  if (value === null || Object.is(value, given)) own.delete(flat);
+  else own.set(flat, value);
+  if (own.size) state.edits.set(key, own);
+  else state.edits.delete(key);
+  recompute();
+  showWhy("heading");
+  remember();
+}
+
+// New numbers in the tables that stand there; new tables where other steps are.
+function recompute() {
+  const before = runs.now?.ids;
+  refresh();
+  if (!before || before.join() !== runs.now.ids.join()) rebuild();
+  else repaint();
+  say();
+}
+
+function repaint() {
+  for (const view of shown.values()) {
+    Object.assign(view, { block: viewOf(view.name).block });
+    if (view.small) fillTable(view, [...Array(view.rows).keys()]);
+    else {
+      fillRow(view);
+      redraw(view);
+    }
+  }
+  mark();
+}
+
+function rebuild() {
+  const active = document.activeElement?.place;
+  const opened = find("details.aside", main)?.open;
+  build();
+  if (opened && find("details.aside", main)) find("details.aside", main).open = true;
+  if (active?.name && shown.has(active.name))
+    focusCell(shown.get(active.name), active.row, active.column);
+  setTools();
+  pressGallery();
+  mark();
+}
+
+// The tools say what is shown; a switch that changes nothing here cannot be used.
+function setTools() {
+  for (const name of ["layer", "batch", "head", "digits"]) {
+    if (tools.elements[name]) tools.elements[name].value = String(state[name]);
+  }
+  for (const box of tools.querySelectorAll("[name=switch]")) {
+    box.checked = state.switches.has(box.value);
+    box.disabled = !layer().switches.includes(box.value);
+  }
+}
+
+// What is changed, and what that did.
+function say() {
+  const lines = [...state.switches].map((name) => content.switches[name].words);
+  const count = [...state.edits.values()].reduce((sum, own) => sum + own.size, 0);
+  if (count) lines.push(`${count} given number${count > 1 ? "s" : ""} changed. ${effect()}`);
+  else if (state.switches.size) lines.push(effect());
+  if (runs.touched && carried.isExact(state.layer, state.batch, state.head))
+    lines.push(
+      "What differs has a dark corner; the sentences below the tables are about the numbers as they were given.",
+    );
+  find(".status").replaceChildren(...(lines.length ? [h("p", {}, lines.join(" "))] : []));
+  tools.elements.reset.disabled = !runs.touched;
+}
+
+// Which number of the result changed most.
+function effect() {
+  if (!carried.isExact(state.layer, state.batch, state.head)) return "";
+  const name = ["projected_output", "merged", "output"].find((one) => runs.now.steps.has(one));
+  if (!comparable(name)) return "";
+  const view = shown.get(name) ?? viewOf(name);
+  if (view.rows * layer().sizes.S > MOST_COMPARED) return ""; // it would need every row of everything
+  let most = { apart: 0 };
+  for (let row = 0; row < view.rows; row++) {
+    const [now, plain] = [runs.now, runs.plain].map((run) => run.row(name, view.own ?? 0, row));
+    for (let column = 0; column < view.columns; column++) {
+      const apart = Math.abs(now[column] - plain[column]);
+      const odd = Number.isNaN(apart) && !Object.is(now[column], plain[column]);
+      if (odd || apart > most.apart)
+        most = { apart: odd ? Infinity : apart, row, column, was: plain[column], is: now[column] };
+    }
+  }
+  if (!most.apart) return "The result stays the same.";
+  const cell = derive(runs.now, labels, name, view.index(most.row, most.column));
+  return `The result changes most at ${cut(cellName(cell.step.symbol, cell.labels), 80)}: from ${formatNumber(most.was, 4)} to ${formatNumber(most.is, 4)}.`;
+}
+
+// --- what can be chosen ---------------------------------------------------------------------
+
+function choose(place, { keep = false } = {}) {
+  Object.assign(state, place);
+  const own = layer();
+  state.head = Math.min(state.head, (own.sizes.H ?? 1) - 1);
+  state.batch = Math.min(state.batch, Math.max(0, own.offset.length - 1));
+  for (const name of state.switches) if (!own.switches.includes(name)) state.switches.delete(name);
+  refresh();
+  if (!keep && state.cell) {
+    // The same place in the other head, if there is one.
+    const step = runs.now.steps.get(state.cell.step);
+    const fits =
+      step &&
+      carried.isExact(state.layer, state.batch, state.head) &&
+      state.cell.index.every((n, k) => n < own.sizes[step.axes[k]]);
+    const index = fits
+      ? state.cell.index.map((n, k) => (isHead(step.axes[k]) ? ownHead(step, state.head) : n))
+      : null;
+    state.cell = fits ? { step: step.name, index } : null;
+    state.trail = state.cell ? [state.cell] : [];
+  }
+  rebuild();
+  say();
+  showWhy();
+  remember();
+}
+
+tools.addEventListener("submit", (event) => event.preventDefault());
+tools.addEventListener("change", ({ target }) => {
+  if (["layer", "batch", "head"].includes(target.name))
+    choose({ [target.name]: Number(target.value) });
+  else if (target.name === "digits") {
+    state.digits = Number(target.value);
+    repaint();
+    remember();
+  } else if (target.name === "theme") {
+    if (target.value) document.documentElement.dataset.theme = target.value;
+    else delete document.documentElement.dataset.theme;
+    for (const canvas of document.querySelectorAll("canvas")) if (canvas.drawn) canvas.view?.draw();
+  } else if (target.name === "switch") {
+    if (target.checked) state.switches.add(target.value);
+    else state.switches.delete(target.value);
+    recompute();
+    if (state.cell && !fitsNow(state.cell)) close();
+    else showWhy();
+    remember();
+  }
+});
+tools.elements.reset.addEventListener("click", () => {
+  state.switches.clear();
+  state.edits.clear();
+  setTools();
+  recompute();
+  if (state.cell && !fitsNow(state.cell)) close();
+  else showWhy();
+  remember();
+});
+tools.elements.link.addEventListener("click", async () => {
+  const button = tools.elements.link;
+  try {
+    await navigator.clipboard.writeText(location.href);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "It is in the address bar";
+  }
+  setTimeout(() => {
+    button.textContent = "Copy link";
+  }, 2000);
+});
+
+function fitsNow({ step, index }) {
+  const declared = runs.now.steps.get(step);
+  return (
+    declared !== undefined &&
+    declared.axes.length === index.length &&
+    index.every((n, k) => n < layer().sizes[declared.axes[k]])
+  );
+}
+
+function close() {
+  const cell = state.cell;
+  state.cell = null;
+  state.trail = [];
+  showWhy();
+  const place = cell && placeOf(cell);
+  if (place?.td) focusCell(place.view, place.row, place.column);
+  remember();
+}
+
+// --- mouse and keys -------------------------------------------------------------------------
+
+main.addEventListener("click", ({ target }) => {
+  const td = target.closest("[role=gridcell]");
+  if (!td?.place) return;
+  const view = shown.get(td.place.name);
+  focusCell(view, td.place.row, td.place.column);
+  open({ step: view.name, index: view.index(td.place.row, td.place.column) }, { fresh: true });
+});
+
+main.addEventListener("keydown", (event) => {
+  const td = event.target.closest("[role=gridcell]");
+  const held =
+    event.altKey || event.metaKey || (event.ctrlKey && !["Home", "End"].includes(event.key));
+  if (!td?.place || held) return;
+  const { name, row, column } = td.place;
+  const view = shown.get(name);
+  const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+  let next = null;
+  if (event.key in moves) next = [row + moves[event.key][0], column + moves[event.key][1]];
+  else if (event.key === "Home") next = [event.ctrlKey ? 0 : row, 0];
+  else if (event.key === "End") next = [event.ctrlKey ? view.rows - 1 : row, view.columns - 1];
+  else if (event.key === "Enter" || event.key === " ")
+    open({ step: name, index: view.index(row, column) }, { fresh: true, focus: "operand" });
+  else if (event.key === "Escape") close();
+  else if (view.given && (event.key === "F2" || /^[-\d.]$/.test(event.key))) {
+    open({ step: name, index: view.index(row, column) }, { fresh: true });
+    const input = find("#edit");
+    if (input) {
+      input.focus();
+      if (event.key === "F2") input.select();
+      else input.value = event.key;
+    }
+  } else return;
+  event.preventDefault();
+  if (next && next[0] >= 0 && next[0] < view.rows && next[1] >= 0 && next[1] < view.columns) {
+    if (!view.small && next[0] !== row) setRow(view.letter, next[0]);
+    focusCell(view, ...next);
+  }
+});
+
+why.addEventListener("keydown", (event) => {
+  if (event.target.tagName === "INPUT" && event.key !== "Escape") return;
+  const operands = [...why.querySelectorAll(".operand")];
+  const now = operands.indexOf(document.activeElement);
+  const across =
+    operands.length > 1 &&
+    operands[0].closest("tr") &&
+    operands[0].closest("tr") === operands[1].closest("tr")
+      ? 2
+      : 1;
+  const move = { ArrowDown: across, ArrowUp: -across, ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (move && operands.length)
+    operands[Math.max(0, Math.min(operands.length - 1, now + move))].focus();
+  else if (event.key === "Backspace") back("operand");
+  else if (event.key === "Escape") close();
+  else return;
+  event.preventDefault();
+});
+
+// --- state in the link ----------------------------------------------------------------------
+
+function remember() {
+  const query = new URLSearchParams();
+  for (const name of ["layer", "batch", "head"]) if (state[name]) query.set(name, state[name]);
+  if (state.cell) query.set("cell", `${state.cell.step}:${state.cell.index.join(",")}`);
+  if (state.switches.size) query.set("off", [...state.switches].join(","));
+  if (state.digits !== content.digits) query.set("digits", state.digits);
+  const edits = [...state.edits].flatMap(([key, own]) =>
+    [...own].map(([flat, value]) => `${key}|${flat}|${value}`),
+  );
+  if (edits.length) query.set("set", edits.join(";"));
+  try {
+    const hash = query.toString();
+    if (location.hash.slice(1) !== hash) history.pushState({ trail: state.trail }, "", `#${hash}`);
+  } catch {
+    // a page without an address of its own, such as one in a notebook
+  }
+}
+
+const own = (table, key) => (Object.hasOwn(table, key) ? table[key] : undefined);
+
+// What a link says; whatever does not fit this page is passed over.
+function recall() {
+  const query = new URLSearchParams(location.hash.slice(1));
+  const whole = (name, most) => {
+    const number = Number(query.get(name) ?? 0);
+    return Number.isInteger(number) && number >= 0 && number < most ? number : 0;
+  };
+  state.layer = whole("layer", content.layers.length);
+  state.batch = whole("batch", Math.max(1, layer().offset.length));
+  state.head = whole("head", layer().sizes.H ?? 1);
+  state.digits = (query.has("digits") && whole("digits", 18)) || content.digits;
+  state.switches = new Set(
+    (query.get("off") ?? "").split(",").filter((name) => layer().switches.includes(name)),
+  );
+  state.edits = new Map();
+  for (const edit of (query.get("set") ?? "").split(";").filter(Boolean)) {
+    const [number, name, part, flat, value] = edit.split("|");
+    const given = own(content.layers, number)?.given ?? {};
+    const entry = own(own(given, name) ?? {}, part);
+    const at = Number(flat);
+    if (
+      !entry ||
+      !Number.isInteger(at) ||
+      at < 0 ||
+      at >= entry.count ||
+      parseNumber(value ?? "") === null
+    )
+      continue;
+    const key = `${number}|${name}|${part}`;
+    state.edits.set(key, (state.edits.get(key) ?? new Map()).set(at, parseNumber(value)));
+  }
+  refresh();
+  const [step, places] = (query.get("cell") ?? "").split(":");
+  const cell = { step, index: places ? places.split(",").map(Number) : [] };
+  const sound =
+    cell.index.every((n) => Number.isInteger(n) && n >= 0) &&
+    fitsNow(cell) &&
+    carried.isExact(state.layer, state.batch, state.head);
+  state.cell = sound ? cell : null;
+  state.trail = sound ? (history.state?.trail ?? [cell]) : [];
+}
+
+function fresh() {
+  const quiet =
+    !state.layer && !state.batch && !state.head && !runs.touched && state.digits === content.digits;
+  return quiet && find(".step table", main) && !shown.size;
+}
+
+function start() {
+  recall();
+  if (fresh() && carried.isExact(0, 0, 0)) adopt();
+  else build();
+  setTools();
+  pressGallery();
+  say();
+  const place = state.cell && placeOf(state.cell);
+  if (place && !place.view.small) setRow(place.view.letter, place.row);
+  showWhy();
+  const td = state.cell && placeOf(state.cell)?.td;
+  if (td) {
+    const details = td.closest("details");
+    if (details) details.open = true;
+    td.scrollIntoView({ block: "center", inline: "nearest" });
+  }
+}
+
+Object.assign(doing, { open, back, close, change, choose });
+tools.hidden = false;
+tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
+buildGallery();
+start();
+window.addEventListener("popstate", start);
+window.addEventListener("hashchange", () => {
+  if (history.state === null) start();
+});
+
+// For whoever wants to ask the page from its console, and for tests.
+window.regard = {
+  state,
+  content,
+  runs: () => runs,
+  text: (step, index) => asText(derive(runs.now, labels, step, index), DIGITS),
+  value: (step, index) => runs.now.value(step, index),
+  rebuild,
+  edit: (step, index, value) => change(editPlace(runs.now.steps.get(step), index), value),
+};

@@ -1,0 +1,140 @@
+// The steps on the page, under their headings: taken over from the file, or built anew when other
+// steps are shown.
+
+import { isHead } from "./attention.js";
+import { carried, content, find, h, layer, main, runs, shown, state, typeset } from "./shown.js";
+import { fillTable, makeGrid, viewOf } from "./tables.js";
+import { addPicture, pooledHead } from "./large.js";
+
+function sectionsOf() {
+  const own = layer();
+  const listed = new Map(
+    own.sections.flatMap(({ title, steps }) => steps.map((name) => [name, title])),
+  );
+  const sections = new Map(own.sections.map(({ title }) => [title, []]));
+  const aside = [];
+  let title = own.sections[0]?.title ?? "";
+  for (const name of runs.now.steps.keys()) {
+    if (own.aside.includes(name) || ["width", "scale", "visible"].includes(name)) aside.push(name);
+    else {
+      title = listed.get(name) ?? title;
+      sections.get(title).push(name);
+    }
+  }
+  return { sections, aside };
+}
+
+function sizeOf({ step, rows, columns }) {
+  const axes = step.axes.filter((axis) => !isHead(axis));
+  return axes.length === 2
+    ? `${rows} × ${columns}`
+    : axes.length
+      ? String(Math.max(rows, columns))
+      : "one number";
+}
+
+function wordsOf(name) {
+  const words = layer().words[`${state.batch}/${state.head}`]?.[name] ?? [];
+  const id = runs.now.ids.find((one) => content.declarations[one].name === name);
+  return runs.plain.ids.includes(id) ? words.map((one) => content.sentences[one]).join(" ") : "";
+}
+
+function sectionFor(name) {
+  const view = viewOf(name);
+  const formula = view.given ? "given" : view.step.formula;
+  const words = wordsOf(name);
+  const section = h(
+    "section",
+    { class: `step${view.small ? "" : " wide"}`, "data-step": name },
+    h(
+      "h3",
+      {},
+      h("span", { class: "name" }, name),
+      " ",
+      h("span", { class: "formula" }, typeset(formula)),
+      " ",
+      h("span", { class: "shape" }, sizeOf(view)),
+    ),
+  );
+  view.section = section;
+  if (view.small) {
+    fillTable(view, [...Array(view.rows).keys()]);
+    section.append(h("div", { class: "sheet" }, view.table));
+  } else {
+    addPicture(view);
+  }
+  if (words) section.append(h("p", { class: "words" }, words));
+  shown.set(name, view);
+  return section;
+}
+
+export function build() {
+  for (const view of shown.values()) view.picture?.stop();
+  shown.clear();
+  for (const old of main.querySelectorAll(".part")) old.remove();
+  if (!carried.isExact(state.layer, state.batch, state.head)) return void main.append(pooledHead());
+  const { sections, aside } = sectionsOf();
+  for (const [title, names] of sections) {
+    if (names.length)
+      main.append(
+        h(
+          "section",
+          { class: "part" },
+          h("h2", {}, title),
+          h("div", { class: "steps" }, lanesOf(names)),
+        ),
+      );
+  }
+  if (aside.length) {
+    main.append(
+      h(
+        "details",
+        { class: "part aside" },
+        h("summary", {}, "The other steps"),
+        h(
+          "div",
+          { class: "steps" },
+          aside.map((name) => h("div", { class: "lane" }, sectionFor(name))),
+        ),
+      ),
+    );
+  }
+}
+
+// The steps that stand below each other; the lanes stand side by side.
+function lanesOf(names) {
+  const lanes = new Map();
+  for (const name of names) {
+    const lane = layer().lanes[name] ?? name;
+    lanes.set(lane, [...(lanes.get(lane) ?? []), sectionFor(name)]);
+  }
+  return [...lanes.values()].map((sections) => h("div", { class: "lane" }, sections));
+}
+
+// The tables that the file came with are made alive.
+export function adopt() {
+  for (const section of main.querySelectorAll(".step")) {
+    const view = viewOf(section.dataset.step);
+    view.section = section;
+    view.table = find("table", section);
+    if (view.small) {
+      view.table.dataset.form = JSON.stringify([
+        view.rows,
+        view.columns,
+        view.columnLabels.length,
+        view.rowLabels.length,
+        state.layer,
+        view.step.axes,
+      ]);
+      makeGrid(view);
+      fillTable(view, [...Array(view.rows).keys()]);
+    } else {
+      for (const old of section.querySelectorAll(".sheet, .left, .words")) old.remove();
+      view.table = null;
+      addPicture(view);
+      const words = wordsOf(view.name);
+      if (words) section.append(h("p", { class: "words" }, words));
+    }
+    shown.set(view.name, view);
+  }
+}

@@ -1,0 +1,105 @@
+"""The same attention with something changed: which steps a page runs when a switch is on.
+
+Owns how the declared steps follow from the switches. The steps come from the textbook; only what
+the textbook rightly lacks, two mistakes, is declared here by changing its indices. Must not know
+numbers or pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+from regard.steps import Ref, Step, textbook
+
+if TYPE_CHECKING:
+    from regard.explanation import Explanation
+
+# The bits of a variant's number: one for each switch, and one for whether a rule hides keys.
+BITS = {"scale": 1, "mask": 2, "axis": 4, "swap": 8}
+MASKED = 16
+
+# One number for each row: along the wrong axis it is one for each key.
+_ROW_STEPS = ("row_maximum", "sink_shifted", "sink_exponential", "row_sums", "log_sums", "lse")
+
+
+def switches(explanation: Explanation) -> tuple[str, ...]:
+    """The switches that change something in this attention."""
+    steps, sizes = explanation.source.steps, explanation.source.sizes
+    rows = "L" in steps["scores"].axes
+    possible = {
+        "scale": float(explanation.steps["scale"].value) != 1,
+        "mask": "visible" in steps,
+        "axis": rows,
+        "swap": rows and sizes["L"] == sizes["S"],
+    }
+    return tuple(name for name, there in possible.items() if there)
+
+
+def variants(explanation: Explanation) -> dict[int, tuple[Step, ...]]:
+    """The declared steps for every combination of switches, by the sum of their bits."""
+    source = explanation.source
+    masked = {"visible" in source.steps, False}
+    if "bias" in source.steps:
+        masked |= {True}  # −∞ may be written into a bias
+    return {
+        sum(BITS[name] for name in on) + MASKED * hides: _declared(explanation, on, hides)
+        for on in _subsets(switches(explanation))
+        for hides in sorted(masked)
+        if not (hides and "mask" in on)
+    }
+
+
+def _subsets(names: tuple[str, ...]) -> Iterator[frozenset[str]]:
+    for chosen in product((False, True), repeat=len(names)):
+        yield frozenset(name for name, there in zip(names, chosen, strict=True) if there)
+
+
+def _declared(explanation: Explanation, on: frozenset[str], hides: bool) -> tuple[Step, ...]:
+    steps = explanation.source.steps
+    given = {name for name, step in steps.items() if step.op == "given"} - {"width", "scale"}
+    declared = textbook(
+        given,
+        heads="H" in steps["scores"].axes,
+        rows="L" in steps["scores"].axes,
+        masked=hides,
+        softmax="shifted" if "row_maximum" in steps else "unshifted",
+        default_scale="width" in steps and "scale" not in on,
+    )
+    if "swap" in on:
+        declared = tuple(_swapped(step) for step in declared)
+    if "axis" in on:
+        declared = tuple(_along_columns(step) for step in declared)
+    return declared
+
+
+def _swapped(step: Step) -> Step:
+    """Scores of the keys against the queries, instead of the other way round."""
+    if step.name != "scores":
+        return step
+    asking, answering = (ref.index for ref in step.operands)
+    operands = (
+        Ref("keys", tuple("i" if letter == "j" else letter for letter in answering)),
+        Ref("queries", tuple("j" if letter == "i" else letter for letter in asking)),
+    )
+    return replace(step, formula="A = K·Qᵀ", latex=r"A = K Q^{\top}", operands=operands)
+
+
+def _along_columns(step: Step) -> Step:
+    """Softmax that compares the queries of one key, not the keys of one query."""
+    own = step.name in _ROW_STEPS
+
+    def moved(ref: Ref) -> Ref:
+        if ref.step not in _ROW_STEPS:
+            return ref
+        return Ref(ref.step, tuple("j" if letter == "i" else letter for letter in ref.index))
+
+    return replace(
+        step,
+        formula=step.formula.replace("_j", "_i") if own else step.formula,
+        latex=step.latex.replace("_j", "_i") if own else step.latex,
+        axes=tuple("S" if axis == "L" else axis for axis in step.axes) if own else step.axes,
+        operands=tuple(moved(ref) for ref in step.operands),
+    )

@@ -1,0 +1,107 @@
+"""Tables as text for other documents: Markdown, LaTeX; and all numbers as one NPZ file.
+
+Must not know words or pages. Labels come from outside: what they hold is inert in each format.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from regard.arithmetic import format_number, latex_number, latex_text
+from regard.errors import ProblemError, safe_text
+from regard.explanation import Explanation, Table
+from regard.formats.files import write_file
+
+LABEL_LENGTH = 80
+
+
+def as_markdown(tables: Sequence[Table], digits: int = 8) -> str:
+    r"""One heading and one pipe table for each step.
+
+    >>> import regard
+    >>> explanation = regard.explain([[1.0]], [[2.0]], [[3.0]], key_labels=["a|b"])
+    >>> print(explanation.to_markdown("scores"))
+    **scores**: A = Q·Kᵀ
+    <BLANKLINE>
+    |   | a\|b |
+    |---|---:|
+    | 0 | 2 |
+    """
+    return "\n\n".join(_markdown(table, digits) for table in tables)
+
+
+def _markdown(table: Table, digits: int) -> str:
+    headers = [_plain(label) for label in table.column_labels] or [_plain(table.symbol)]
+    notes = [""] if table.row_notes else []
+    lines = [
+        f"| {' | '.join([' ', *headers, *notes])} |",
+        f"|---|{'---:|' * len(headers)}{'---|' * len(notes)}",
+    ]
+    for row in range(len(table.values)):
+        label = _plain(table.row_labels[row]) if table.row_labels else " "
+        cells = [_word(table, row, k, digits) for k in range(table.values.shape[1])]
+        remark = [_plain(table.row_notes[row])] if notes else []
+        lines.append(f"| {' | '.join([label, *cells, *remark])} |")
+    return "\n".join([f"**{_plain(table.name)}**: {_plain(table.formula)}", "", *lines])
+
+
+def _word(table: Table, row: int, column: int, digits: int) -> str:
+    if table.hidden is not None and table.hidden[row, column]:
+        assert table.hidden_by is not None
+        return _plain(", ".join(table.hidden_by(row, column)) or "hidden")
+    return format_number(float(table.values[row, column]), digits)
+
+
+def _plain(label: str) -> str:
+    """Text in which Markdown and the HTML in it find nothing."""
+    return re.sub(r"([\\`*_{}\[\]<>|&~$#])", r"\\\1", safe_text(label, LABEL_LENGTH))
+
+
+def as_latex(tables: Sequence[Table], digits: int = 8) -> str:
+    r"""One array with labels for each step, to stand in a display formula.
+
+    >>> import regard
+    >>> print(regard.explain([[1.0]], [[2.0]], [[3.0]]).to_latex("scores"))
+    \begin{array}{r|r}
+    A & \text{0} \\ \hline
+    \text{0} & 2
+    \end{array}
+    """
+    return "\n\n".join(_latex(table, digits) for table in tables)
+
+
+def _latex(table: Table, digits: int) -> str:
+    columns = table.values.shape[1]
+    headers = [latex_text(label) for label in table.column_labels] or [""] * columns
+    lines = [" & ".join([table.latex_symbol, *headers]) + r" \\ \hline"]
+    rows = []
+    for row in range(len(table.values)):
+        label = latex_text(table.row_labels[row]) if table.row_labels else ""
+        cells = []
+        for k in range(columns):
+            hidden = table.hidden is not None and table.hidden[row, k]
+            number = latex_number(float(table.values[row, k]), digits)
+            cells.append(latex_text(_word(table, row, k, digits)) if hidden else number)
+        rows.append(" & ".join([label, *cells]))
+    body = " \\\\\n".join(rows)
+    return "\n".join([rf"\begin{{array}}{{r|{'r' * columns}}}", *lines, body, r"\end{array}"])
+
+
+def save_npz(explanation: Explanation, path: str | os.PathLike[str], *, force: bool) -> None:
+    """Every step by its name, and the labels along each axis that has some."""
+    arrays: dict[str, Any] = {name: step.value for name, step in explanation.steps.items()}
+    for axis, names in explanation.labels.items():
+        arrays[f"labels_{axis}"] = np.array(names, dtype=np.str_)
+
+    def fill(file: BinaryIO) -> None:
+        np.savez_compressed(file, **arrays)
+
+    try:
+        write_file(os.fspath(path), fill, force=force)
+    except ProblemError as error:
+        raise ProblemError(f"{safe_text(os.fspath(path), 200)}: {error}") from None

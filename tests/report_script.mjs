@@ -1,0 +1,70 @@
+// What the page's script says of every number: driven by test_report_script.py, one JSON in, one out.
+
+import { readFileSync, readdirSync } from "node:fs";
+import { pathToFileURL } from "node:url";
+
+const [folder] = process.argv.slice(2);
+const take = (name) => import(pathToFileURL(`${folder}/${name}.js`));
+const { formatNumber, numpyLiteral, gives, parseNumber } = await take("numbers");
+const { asNumpy, asText, derive } = await take("derivation");
+const { Carried } = await take("carried");
+
+const inWords = (value) =>
+  Number.isFinite(value) && !Object.is(value, -0)
+    ? value
+    : Object.is(value, -0)
+      ? "-0"
+      : String(value);
+const number = (value) =>
+  typeof value === "string"
+    ? value === "-0"
+      ? -0
+      : Number(value.replace("inf", "Infinity"))
+    : value;
+
+function everyCell({ content, arrays, switches = [], edits = [], known, texts }) {
+  const book = new Carried(content, arrays);
+  const map = new Map();
+  for (const [key, flat, value] of edits)
+    map.set(key, (map.get(key) ?? new Map()).set(flat, number(value)));
+  const found = [];
+  for (const [layer, own] of content.layers.entries()) {
+    for (let batch = 0; batch < Math.max(1, own.offset.length); batch++) {
+      const run = book.run({ layer, batch }, { switches: new Set(switches), edits: map, known });
+      for (const step of run.steps.values()) {
+        const shape = step.axes.map((axis) => own.sizes[axis]);
+        const count = shape.reduce((a, b) => a * b, 1);
+        for (let flat = 0; flat < count; flat++) {
+          const index = [];
+          for (let k = shape.length - 1, rest = flat; k >= 0; k--) {
+            index.unshift(rest % shape[k]);
+            rest = Math.floor(rest / shape[k]);
+          }
+          const cell = [batch, step.name, index, inWords(run.value(step.name, index))];
+          if (texts) {
+            const why = derive(run, (axis) => book.labels(layer, axis), step.name, index);
+            cell.push(asText(why), asNumpy(why));
+          }
+          found.push(cell);
+        }
+      }
+    }
+  }
+  return found;
+}
+
+const tasks = {
+  format: ({ cases }) => cases.map(([value, digits]) => formatNumber(number(value), digits)),
+  literal: ({ cases }) => cases.map((value) => numpyLiteral(number(value))),
+  gives: ({ cases }) =>
+    cases.map(([op, printed, value, digits]) => gives(op, printed, number(value), digits)),
+  parse: ({ cases }) =>
+    cases.map((text) => {
+      const value = parseNumber(text);
+      return value === null ? null : inWords(value);
+    }),
+  cells: everyCell,
+};
+
+const asked = JSON.parse(readFileSync(0, "utf8"));
+process.stdout.write(JSON.stringify(asked.map((one) => tasks[one.task](one))));

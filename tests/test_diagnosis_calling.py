@@ -1,0 +1,355 @@
+"""How a function is called is found out and said; whatever it does instead of answering, too."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import regard
+import wrong_attentions as wrong
+from regard.errors import OptionError
+
+right = wrong.unmasked()
+
+
+def found_names(found):
+    return {finding.name for finding in found.findings}
+
+
+# --- signatures ----------------------------------------------------------------------------------
+
+
+def test_three_arrays_without_telling_names_are_query_key_value():
+    found = regard.diagnose(lambda a, b, c: right(a, b, c))
+    assert found.verdict == "right"
+
+
+def test_a_signature_says_what_names_do_not():
+    def f(memory_v, memory_k, asking):
+        return right(asking, memory_k, memory_v)
+
+    told = {"memory_v": "value", "memory_k": "key", "asking": "query"}
+    assert regard.diagnose(f, signature=told).verdict == "right"
+    as_text = "memory_v=value, memory_k=key, asking=query"
+    assert regard.diagnose(f, signature=as_text).verdict == "right"
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (lambda one, two: one, {}, "what is its parameter one"),
+        (lambda q, k, v, fancy: q, {}, "what is its parameter fancy"),
+        (lambda q, k, v: q, {"signature": "q"}, "write parameter=role"),
+        (lambda q, k, v: q, {"signature": "q=question"}, "must be one of"),
+        (lambda q, k, v: q, {"signature": "z=query"}, "no parameter"),
+        (lambda q, k, v: q, {"mask": "yes"}, "mask is 'yes'"),
+        (lambda q, k, v: q, {"causal": "middle"}, "causal is 'middle'"),
+        (lambda q, k, v: q, {"heads": 0}, "heads is 0"),
+        (lambda q, k, v: q, {"time_limit": -1}, "time_limit is -1"),
+        (42, {}, "needs a function"),
+    ],
+)
+def test_what_cannot_be_known_is_asked_for(function, options, message):
+    with pytest.raises(OptionError, match=message):
+        regard.diagnose(function, **options)
+
+
+@pytest.mark.parametrize(
+    ("hide", "said"),
+    [
+        (lambda s, m: np.where(m.astype(bool), s, -np.inf), "True = attend"),
+        (lambda s, m: np.where(m.astype(bool), -np.inf, s), "True = hide"),
+        (lambda s, m: s + m, "0 and −inf, to be added"),
+        (lambda s, m: s + (1 - m) * -1e9, "True = attend"),
+        (lambda s, m: s + np.log(m.astype(float)), "True = attend"),
+    ],
+)
+def test_the_kind_of_mask_is_found_out(hide, said):
+    def f(q, k, v, mask=None):
+        s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        return wrong.plain_softmax(s if mask is None else hide(s, mask)) @ v
+
+    found = regard.diagnose(f)
+    assert found.verdict == "right"
+    assert said in found.called
+
+
+def test_a_mask_that_was_told_otherwise_is_inverted():
+    f = wrong.masked("mask_inverted")
+    assert "True = hide" in regard.diagnose(f).called
+    assert regard.diagnose(f, mask="keep").names == ("mask_inverted",)
+
+
+def test_both_ways_of_aligning_are_right_unless_one_is_asked_for():
+    f = wrong.with_causal("causal_aligned_at_start")
+    found = regard.diagnose(f)
+    assert found.verdict == "right"
+    assert "first query with the first key" in found.called
+
+
+def test_what_it_does_not_take_is_said_to_be_refused_or_not_offered():
+    def square(q, k, v):
+        assert q.shape == k.shape == v.shape, "square only"
+        return right(q, k, v)
+
+    states = {one.name: one for one in regard.diagnose(square).abilities}
+    assert states["plain"].state == "right"
+    assert states["rectangular"].state == "refused"
+    assert "square only" in states["rectangular"].detail
+    assert states["mask"].state == "not offered"
+
+
+def test_a_decorated_function_is_read_through():
+    import functools
+
+    def decorator(function):
+        @functools.wraps(function)
+        def inner(*arguments, **more):
+            return function(*arguments, **more)
+
+        return inner
+
+    assert regard.diagnose(decorator(wrong.masked())).verdict == "right"
+
+
+# --- what a call may do --------------------------------------------------------------------------
+
+
+def test_a_function_that_raises_is_quoted():
+    def f(q, k, v):
+        raise RuntimeError("not today\x1b[31m")
+
+    found = regard.diagnose(f)
+    assert found.verdict == "unusable"
+    assert found.exit_code == 2
+    assert "RuntimeError: not today\\x1b[31m" in found.summary
+
+
+def test_a_function_that_exits_does_not_end_us():
+    def f(q, k, v):
+        sys.exit(0)
+
+    assert regard.diagnose(f).verdict == "unusable"
+
+
+@pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="needs Unix signals")
+def test_a_function_that_hangs_is_stopped():
+    def f(q, k, v):
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+
+    begin = time.monotonic()
+    found = regard.diagnose(f, time_limit=0.2)
+    assert time.monotonic() - begin < 60
+    assert found.verdict == "unusable"
+    assert "hung" in found_names(found)
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "text"),
+    [
+        (lambda q, k, v: None, "nothing", "returned nothing"),
+        (lambda q, k, v: "attention", "type", "holds no array"),
+        (lambda q, k, v: right(q, k, v).T, "shape", "the output should be"),
+        (lambda q, k, v: q @ k.swapaxes(-1, -2), "shape", "the output should be"),
+        (lambda q, k, v: 0.5, "type", "holds no array"),
+    ],
+)
+def test_what_is_no_output_is_told(result, kind, text):
+    found = regard.diagnose(result)
+    assert found.verdict == "unusable"
+    assert kind in found_names(found)
+    assert text in found.summary
+
+
+def test_nan_throughout_is_told():
+    found = regard.diagnose(lambda q, k, v: right(q, k, v) * np.nan)
+    assert found.verdict == "unknown"
+    assert "nan" in found_names(found)
+    assert found.exit_code == 1
+
+
+def test_a_random_function_is_told():
+    rng = np.random.default_rng(0)
+    found = regard.diagnose(lambda q, k, v: right(q, k, v) * (rng.random() > 0.5))
+    found = found if found.verdict == "unusable" else None
+    found = found or regard.diagnose(lambda q, k, v: right(q, k, v) + rng.random())
+    assert "random" in found_names(found)
+    assert found.exit_code == 2
+
+
+def test_printing_is_kept_from_the_terminal_and_told(capsys):
+    def f(q, k, v):
+        print("hello")
+        return right(q, k, v)
+
+    found = regard.diagnose(f)
+    assert capsys.readouterr() == ("", "")
+    assert found.verdict == "right"
+    assert "prints" in found_names(found)
+
+
+def test_changed_inputs_are_told():
+    def f(q, k, v):
+        q /= np.sqrt(q.shape[-1])
+        return wrong.plain_softmax(q @ k.swapaxes(-1, -2)) @ v
+
+    found = regard.diagnose(f)
+    assert found.names == ("changes_its_arguments",)
+    assert found.verdict == "fragile"
+    assert "argument q" in found.summary
+
+
+def test_a_list_and_a_narrower_dtype_are_told():
+    assert "returns_list" in found_names(regard.diagnose(lambda q, k, v: right(q, k, v).tolist()))
+    narrow = regard.diagnose(lambda q, k, v: right(q, k, v).astype(np.float32))
+    assert "another_dtype" in found_names(narrow)
+    assert narrow.verdict == "right"
+    assert narrow.exact_to == "float32"
+
+
+def test_what_the_catalogue_does_not_know_comes_with_the_nearest_and_the_properties_that_fail():
+    found = regard.diagnose(lambda q, k, v: np.tanh(q @ k.swapaxes(-1, -2)) @ v)
+    assert found.verdict == "unknown"
+    assert len(found.nearest) == 1
+    failing = {one.name for one in found.properties if one.holds is False}
+    assert "rows_add_up" in failing
+    assert "key_order" not in failing
+
+
+def test_a_leak_from_a_later_key_is_found_without_the_catalogue():
+    found = regard.diagnose(wrong.with_causal("causal_off_by_one"))
+    leak = next(one for one in found.properties if one.name == "no_leak")
+    assert leak.holds is False
+    assert "changes row" in leak.evidence
+
+
+@pytest.mark.needs("torch")
+def test_the_users_module_is_not_changed():
+    import torch
+
+    module = torch.nn.MultiheadAttention(6, 2)
+    before = [parameter.clone() for parameter in module.parameters()]
+    regard.diagnose(module)
+    for parameter, kept in zip(module.parameters(), before, strict=True):
+        assert torch.equal(parameter, kept)
+    assert module.training
+    assert next(module.parameters()).dtype == torch.float32
+
+
+def test_a_diagnosis_survives_json():
+    import json
+
+    found = regard.diagnose(wrong.masked("mask_after_softmax"))
+    text = json.dumps(found.to_json(), allow_nan=False)
+    assert regard.Diagnosis.from_json(json.loads(text)) == found
+
+
+def test_printing_a_diagnosis_says_what_to_change():
+    text = str(regard.diagnose(wrong.unmasked("no_scale")))
+    assert "not scaled" in text
+    assert "np.sqrt(K.shape[-1])" in text
+
+
+def test_a_slow_function_is_given_up_after_a_while():
+    def f(q, k, v):
+        time.sleep(0.05)
+        return right(q, k, v)
+
+    found = regard.diagnose(f, time_limit=0.1)
+    assert "slow" in found_names(found)
+    assert found.verdict == "unusable"
+    assert "too slow" in found.summary
+    assert found.calls <= 10 * 0.1 / 0.05 + 1
+
+
+def test_weights_that_did_not_make_the_output_are_told():
+    def f(q, k, v):
+        return right(q, k, v), q @ k.swapaxes(-1, -2)
+
+    found = regard.diagnose(f)
+    assert found.verdict == "right"
+    assert "other_weights" in found_names(found)
+
+
+def test_what_else_would_compute_the_same_is_said():
+    found = regard.diagnose(wrong.masked("mask_multiplied"), mask="keep")
+    assert "1e-9" in found.mistakes[0].same_as[0]
+
+
+@pytest.mark.needs("torch")
+def test_weights_that_cannot_be_recognised_are_asked_for():
+    import torch
+
+    class Strange(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = (torch.nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            return self.one(x)
+
+    with pytest.raises(OptionError, match="weights of Strange"):
+        regard.diagnose(Strange())
+
+
+def test_a_scale_that_divides_and_one_that_is_a_switch_are_no_mistakes():
+    def divides(q, k, v, temperature_or_scale=None):
+        s = q @ k.swapaxes(-1, -2)
+        by = np.sqrt(q.shape[-1]) if temperature_or_scale is None else temperature_or_scale
+        return wrong.plain_softmax(s / by) @ v
+
+    found = regard.diagnose(divides, signature="temperature_or_scale=scale,q=query,k=key,v=value")
+    assert found.verdict == "right"
+    assert "divided by the scale" in found.called
+
+    def switched(q, k, v, scale=True, dim=-1):
+        s = q @ k.swapaxes(-1, -2)
+        return wrong.plain_softmax(s / np.sqrt(q.shape[-1]) if scale else s, dim) @ v
+
+    assert regard.diagnose(switched).verdict == "right"
+
+
+def keyword_only(*, query, key, value):
+    return right(query, key, value)
+
+
+def any_arguments(*arrays):
+    return right(*arrays)
+
+
+def positional_only(q, k, v, /):
+    return right(q, k, v)
+
+
+def as_mapping(q, k, v):
+    return {"weights": q @ k.swapaxes(-1, -2), "output": right(q, k, v)}
+
+
+@pytest.mark.parametrize("function", [keyword_only, any_arguments, positional_only, as_mapping])
+def test_however_arguments_come_in_and_results_come_out_it_is_called(function):
+    assert regard.diagnose(function).verdict == "right"
+
+
+def test_an_array_of_something_else_and_a_coroutine_are_told():
+    assert "complex128" in regard.diagnose(lambda q, k, v: right(q, k, v) + 0j).summary
+
+    async def f(q, k, v):
+        return right(q, k, v)
+
+    assert "asynchronous" in regard.diagnose(f).summary
+
+
+def test_a_function_that_remembers_is_told():
+    calls = []
+
+    def f(q, k, v):
+        calls.append(1)
+        return right(q, k, v) * (1 if len(calls) < 4 else 2)
+
+    assert "random" in found_names(regard.diagnose(f))

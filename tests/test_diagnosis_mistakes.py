@@ -1,0 +1,257 @@
+"""Every mistake of the catalogue, written independently of it, is named; no two are confused."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import regard
+import wrong_attentions as wrong
+from regard.diagnosis.examples import usual_check
+from regard.diagnosis.fitting import UNITS
+from regard.diagnosis.mistakes import (
+    BY_DIGITS,
+    BY_KIND,
+    CATALOGUE,
+    EQUIVALENTS,
+    FRAGILE,
+    all_mistakes,
+)
+from regard.diagnosis.probes import RIGHT, of_rank, projected, walk
+
+UNMASKED = [*wrong.SCALES, *wrong.PRODUCTS, *wrong.SOFTMAXES, *wrong.OUTPUTS]
+MASKED = [*wrong.BEFORE, *wrong.READ]
+CAUSAL = [*wrong.TRIANGLES, "causal_aligned_at_start"]
+WINDOWED = [*wrong.WINDOWS, "window_ignores_offset"]
+PADDED = ["mask_on_the_query_axis", "mask_of_first_batch_for_all", "mask_tiled_over_heads"]
+GROUPED = ["key_heads_tiled", "first_key_head_for_all", "key_heads_reversed"]
+CASES = [
+    *((name, wrong.unmasked, {}) for name in UNMASKED),
+    *((name, wrong.masked, {"mask": "keep"}) for name in MASKED),
+    *((name, wrong.with_causal, {"causal": "end"}) for name in CAUSAL),
+    ("causal_aligned_at_end", lambda name: wrong.with_causal(), {"causal": "start"}),
+    *((name, wrong.windowed, {"window": "inclusive"}) for name in WINDOWED),
+    *((name, wrong.padded, {"mask": "keep"}) for name in PADDED),
+    *((name, wrong.grouped, {}) for name in GROUPED),
+    *((name, wrong.multihead, {}) for name in wrong.PROJECTED),
+    *((name, wrong.cached, {}) for name in wrong.CACHED),
+]
+# Tested by functions of their own below.
+BY_HAND = {
+    "empty_row_nan",
+    "empty_row_mean",
+    "hidden_nan_leaks",
+    "integers_truncated",
+    "half_precision_constant",
+}
+# Pairs: at least this share with one of the two named. Larger samples give the same or more.
+SHARE_OF_PAIRS, PAIRS = 0.8, 25
+
+
+@pytest.mark.parametrize(("name", "make", "told"), CASES, ids=[case[0] for case in CASES])
+def test_a_mistake_is_named(name, make, told):
+    found = regard.diagnose(make(name), **told)
+    assert found.names[:1] == (name,), found
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("group", ["plain", "masks", "triangles", "modules"])
+def test_mistakes_in_torch_are_named(group):
+    import wrong_attentions_torch as in_torch
+
+    more = ("queries_and_keys_swapped", "weights_transposed", "keys_for_values")
+    names, told, make = {
+        "plain": ((*in_torch.SCALES, *in_torch.SOFTMAXES, *more), {}, in_torch.attention),
+        "masks": (tuple(in_torch.MASKS), {"mask": "keep"}, in_torch.attention),
+        "triangles": (tuple(in_torch.TRIANGLES), {"causal": "end"}, in_torch.attention),
+        "modules": (in_torch.MODULES, {}, in_torch.MultiHead),
+    }[group]
+    named = {name: regard.diagnose(make(name), **told).names[:1] for name in names}
+    assert named == {name: (name,) for name in names}
+
+
+def test_the_catalogue_has_at_least_sixty_mistakes_and_a_test_for_each():
+    assert len(all_mistakes()) == len(CATALOGUE) + len(FRAGILE) + len(BY_DIGITS) + len(BY_KIND)
+    assert len(all_mistakes()) >= 60
+    assert {name for name, _, _ in CASES} | BY_HAND == set(all_mistakes())
+
+
+def ordinary_probes():
+    square = {f"W_{part}": (6, 6) for part in "qkvo"} | {f"b_{part}": (6,) for part in "qkvo"}
+    probes = [probe for rank in (2, 3, 4) for probe in of_rank(rank)]
+    return [*probes, *projected(square, 2)]
+
+
+def everything(probes, variant):
+    with np.errstate(all="ignore"):
+        return np.concatenate([probe.result(walk(probe, variant)).ravel() for probe in probes])
+
+
+def same(one, other, tolerance):
+    with np.errstate(all="ignore"):
+        near = (one == other) | (np.abs(one - other) <= tolerance)
+    return bool((near | (np.isnan(one) & np.isnan(other))).all())
+
+
+def test_no_two_mistakes_give_the_same_on_all_probes_and_none_gives_what_is_right():
+    probes = ordinary_probes()
+    tolerance = np.concatenate(
+        [np.full(p.result(p.right).size, p.tolerance(UNITS["float32"])) for p in probes]
+    )
+    right = everything(probes, RIGHT)
+    # Small roundings and epsilons are told apart in float64 only, alignment only where it is told.
+    excused = {"rounded", "epsilon_in_the_denominator", "causal_aligned_at_end"}
+    results = [
+        (mistake.name, everything(probes, variant))
+        for mistake in CATALOGUE
+        if mistake.name not in excused
+        for variant in mistake.variants
+    ]
+    confused = {
+        (one, other)
+        for (one, a), (other, b) in itertools.combinations(results, 2)
+        if one != other and same(a, b, tolerance)
+    }
+    assert confused == set()
+    assert [name for name, result in results if same(result, right, tolerance)] == []
+
+
+@pytest.mark.parametrize("equivalent", EQUIVALENTS, ids=lambda one: one.name)
+def test_what_is_listed_as_equivalent_is(equivalent):
+    probes = ordinary_probes()
+    tolerance = np.concatenate(
+        [np.full(p.result(p.right).size, p.tolerance(UNITS["float64"])) for p in probes]
+    )
+    # 1e-9 in place of 0, and −10⁹ in place of −∞, are equivalent for all that anybody can see.
+    tolerance = np.maximum(tolerance, 1e-7 if "1e-9" in equivalent.name else 0)
+    others = (
+        [RIGHT]
+        if equivalent.same_as == "right"
+        else list(all_mistakes()[equivalent.same_as].variants)
+    )
+    result = everything(probes, equivalent.variant)
+    assert any(same(result, everything(probes, other), tolerance) for other in others)
+
+
+def test_equivalents_are_not_accused():
+    for name in ("b_k_lost",):
+        assert regard.diagnose(wrong.multihead(name)).verdict == "right"
+
+
+TABLES = (
+    wrong.PRODUCTS,
+    wrong.SCALES,
+    wrong.BEFORE,
+    wrong.READ,
+    wrong.TRIANGLES,
+    wrong.SOFTMAXES,
+    wrong.OUTPUTS,
+)
+
+
+def pairs(count, seed=0):
+    """Two mistakes in different places of the same function, at random."""
+    ordinary = {mistake.name for mistake in CATALOGUE} - {"all_axes_reversed"}
+    places = [[name for name in table if name in ordinary] for table in TABLES]
+    every = [
+        (a, b)
+        for one, other in itertools.combinations(places, 2)
+        for a in one
+        for b in other
+        if "scale_after_softmax" not in (a, b)  # stands in two places
+    ]
+    chosen = np.random.default_rng(seed).choice(len(every), count, replace=False)
+    return [every[n] for n in chosen]
+
+
+def test_of_two_mistakes_at_once_one_is_named_and_neither_is_called_right():
+    counts: Counter[str] = Counter()
+    for pair in pairs(PAIRS):
+        with np.errstate(all="ignore"):
+            found = regard.diagnose(wrong.general(*pair), mask="keep", causal="end")
+        named = {one.name for one in (*found.mistakes, *found.nearest)}
+        counts["named" if named & set(pair) else "missed"] += 1
+        assert found.verdict in ("mistaken", "unknown"), pair
+    assert counts["named"] >= SHARE_OF_PAIRS * PAIRS
+
+
+def test_most_mistakes_pass_the_usual_check():
+    """One head, as many queries as keys, no mask: the check that a tutorial ends with."""
+    passing = [one.name for one in CATALOGUE if "it passes" in usual_check(one.variants[0])]
+    assert {"scale_by_model_width", "mask_after_softmax", "causal_off_by_one"} <= set(passing)
+    assert "no_scale" not in passing
+    assert len(passing) > len(CATALOGUE) / 2
+
+
+def test_a_mistake_comes_with_an_example_where_its_step_departs():
+    found = regard.diagnose(wrong.unmasked("scale_by_model_width")).mistakes[0]
+    assert found.step == "scaled"
+    assert found.example is not None
+    departing = next(shown for shown in found.example.steps if shown.departs)
+    assert departing.step == "scaled"
+    assert departing.right != departing.wrong
+    ratio = np.array(departing.right) / np.array(departing.wrong)
+    np.testing.assert_allclose(ratio, np.sqrt(2), rtol=1e-12)  # √H for two heads
+
+
+@pytest.mark.parametrize("mistake", all_mistakes().values(), ids=lambda one: one.name)
+def test_an_entry_says_everything_that_a_reader_needs(mistake):
+    assert mistake.title
+    assert mistake.title[0] not in ".,"
+    assert len(mistake.why) > 20
+    assert mistake.numpy
+    assert mistake.torch
+    assert mistake.variants or mistake in (*BY_DIGITS, *BY_KIND)
+
+
+def test_a_row_that_sees_nothing_is_told_by_what_becomes_of_it():
+    finite = regard.diagnose(wrong.masked("mask_constant_1e9"))
+    assert "mask_constant_1e9" in finite.names
+    assert "empty_row_mean" in finite.names
+    assert {"empty_row_nan", "hidden_nan_leaks"} <= set(regard.diagnose(wrong.masked()).names)
+
+
+def test_integers_cut_by_a_buffer_like_the_query_are_told():
+    def f(q, k, v):
+        out = np.empty_like(v, shape=(*q.shape[:-1], v.shape[-1]))
+        out[...] = wrong.attention((), q, k, v)
+        return out
+
+    assert "integers_truncated" in regard.diagnose(f).names
+
+
+def test_a_constant_that_float16_does_not_have_is_told():
+    def f(q, k, v, mask=None):
+        s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]).astype(q.dtype)
+        if mask is not None:
+            s = s + (1 - mask.astype(s.dtype)) * s.dtype.type(-1e9)
+        return wrong.plain_softmax(s) @ v
+
+    assert "half_precision_constant" in regard.diagnose(f).names
+
+
+# What is smaller than the rounding of a type cannot be told there; exp_missing divides by a sum
+# that float16 may round to nearly 0.
+BELOW_ROUNDING = {
+    "float32": {"epsilon_in_the_denominator"},
+    "float16": {"epsilon_in_the_denominator", "rounded", "exp_missing", "all_axes_reversed"},
+}
+
+
+@pytest.mark.parametrize("dtype", list(BELOW_ROUNDING))
+def test_mistakes_are_named_in_narrower_types_too(dtype):
+    ordinary = {mistake.name for mistake in CATALOGUE}
+    missed = set()
+    for name in ordinary & set(UNMASKED):
+
+        def f(q, k, v, name=name):
+            own = (one.astype(dtype) for one in (q, k, v))
+            return wrong.attention((name,), *own).astype(dtype)
+
+        found = regard.diagnose(f, signature="q=query,k=key,v=value")
+        if found.names[:1] != (name,):
+            missed.add(name)
+    assert missed <= BELOW_ROUNDING[dtype]

@@ -1,0 +1,102 @@
+"""`regard info --verify`: every promise is checked, and a broken one is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from regard import verification
+from regard.verification import CHECKS, verify
+
+
+def test_every_promise_is_kept_here():
+    assert [check for check in verify() if not check.kept] == []
+    assert list(CHECKS) == [f"G{number}" for number in range(1, 14)]
+
+
+def changed(way):
+    """Attention with something broken in it."""
+    real = verification.attention
+
+    def attention(query, key, value, **options):
+        return way(real, query, key, value, options)
+
+    return attention
+
+
+def noisy(real, query, key, value, options):
+    got = real(query, key, value, **options)
+    if not isinstance(got, np.ndarray):
+        return got
+    return got * (1 + 1e-3 * np.random.default_rng().random(got.shape)).astype(got.dtype)
+
+
+def leaking(real, query, key, value, options):
+    mask = options.pop("mask", None)
+    if mask is None:
+        return real(query, key, value, **options)
+    bias = np.where(mask, 0.0, -30.0)
+    return real(query, key, value, bias=bias, **options)
+
+
+def writing(real, query, key, value, options):
+    if query.flags.writeable:
+        query *= 1.0
+    else:
+        query.setflags(write=True)
+        query += 1
+    return real(query, key, value, **options)
+
+
+def deaf(real, query, key, value, options):
+    for name in ("scale", "softcap", "sink", "bias"):
+        options.pop(name, None)
+    return real(query, key, value, **options)
+
+
+def forgiving(real, query, key, value, options):
+    try:
+        return real(query, key, value, **options)
+    except (ValueError, TypeError):
+        return value
+
+
+def narrow(real, query, key, value, options):
+    if query.dtype != np.float64:
+        return real(query, key, value, **options)
+    own = (one.astype(np.float32) for one in (query, key, value))
+    got = real(*own, **options)
+    return got.astype(query.dtype) if isinstance(got, np.ndarray) else got
+
+
+@pytest.mark.parametrize(
+    ("way", "numbers"),
+    [
+        (noisy, {"G5", "G6", "G8"}),
+        (leaking, {"G1", "G2"}),
+        (writing, {"G12"}),
+        (deaf, {"G9"}),
+        (forgiving, {"G10"}),
+        (narrow, {"G6"}),
+    ],
+)
+def test_a_broken_promise_is_found(monkeypatch, way, numbers):
+    monkeypatch.setattr(verification, "attention", changed(way))
+    broken = {check.number for check in verify() if not check.kept}
+    assert numbers <= broken
+
+
+def test_the_command_says_so_and_takes_less_than_ten_seconds():
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", "info", "--verify"],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "Every promise is kept here." in done.stdout
+    assert sum(check.seconds for check in verify()) < 10
