@@ -177,7 +177,8 @@ def _from_vocabulary(text: str, settings: dict[str, Any]) -> Library:
         strip_accents=settings.get("strip_accents"),
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
     )
-    return made._tokenizer
+    library: Library = made._tokenizer
+    return library
 
 
 def _settings(folder: str) -> dict[str, Any]:
