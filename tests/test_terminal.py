@@ -24,7 +24,7 @@ from rich.console import Console
 import regard
 from regard.arithmetic import format_number
 from regard.errors import LabelError
-from regard.views import part, story, terminal
+from regard.views import colours, part, sheet, story, terminal
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 EXAMPLES = (
@@ -212,7 +212,7 @@ def test_remarks_move_to_the_next_piece_rather_than_widen_a_table() -> None:
 
 def test_decimal_points_stand_below_each_other() -> None:
     np.testing.assert_equal(
-        terminal.align(["1", "−12.5", "1.5e-13", "0.25"]),
+        sheet.align(["1", "−12.5", "1.5e-13", "0.25"]),
         ["  1      ", "−12.5    ", "  1.5e-13", "  0.25   "],
     )
 
@@ -453,13 +453,13 @@ def test_shades_stay_distinct_where_there_are_only_256_colours(
     background: str, sign: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLORFGBG", background)
-    styles = [terminal.shading(sign * share, few=True) for share in np.linspace(0.1, 1, 10)]
+    styles = [colours.shading(sign * share, few=True) for share in np.linspace(0.1, 1, 10)]
     behind = [style.bgcolor.downgrade(ColorSystem.EIGHT_BIT).number for style in styles]
     np.testing.assert_equal(len(set(behind)), 5)
     np.testing.assert_equal(sum(a != b for a, b in pairwise(behind)), 4)
     for style in styles:
-        colours = [color.get_truecolor() for color in (style.color, style.bgcolor)]
-        assert terminal.contrast(*colours) >= READABLE
+        pair = [color.get_truecolor() for color in (style.color, style.bgcolor)]
+        assert colours.contrast(*pair) >= READABLE
 
 
 def test_plain_text_has_no_escapes() -> None:
@@ -472,10 +472,10 @@ def test_the_digits_stand_out_from_every_background(
 ) -> None:
     monkeypatch.setenv("COLORFGBG", background)
     for share in np.linspace(-1, 1, 401):
-        style = terminal.shading(float(share))
+        style = colours.shading(float(share))
         if style is not None:
-            colours = [color.get_truecolor() for color in (style.color, style.bgcolor)]
-            assert terminal.contrast(*colours) >= READABLE
+            pair = [color.get_truecolor() for color in (style.color, style.bgcolor)]
+            assert colours.contrast(*pair) >= READABLE
 
 
 def test_larger_numbers_are_further_from_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,8 +483,8 @@ def test_larger_numbers_are_further_from_the_background(monkeypatch: pytest.Monk
         monkeypatch.setenv("COLORFGBG", background)
         behind = (0, 0, 0) if dark else (255, 255, 255)
         for sign in (1, -1):
-            styles = [terminal.shading(sign * share) for share in (0.1, 0.4, 0.7, 1.0)]
-            away = [terminal.contrast(style.bgcolor.get_truecolor(), behind) for style in styles]
+            styles = [colours.shading(sign * share) for share in (0.1, 0.4, 0.7, 1.0)]
+            away = [colours.contrast(style.bgcolor.get_truecolor(), behind) for style in styles]
             np.testing.assert_equal(away, sorted(away))
 
 

@@ -58,9 +58,9 @@ def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | No
         if isinstance(value, dict):
             print(key)
             for name, state in value.items():
-                print(f"  {name:<12}{state}")
+                print(f"  {name:<14}{state}")
         else:
-            print(f"{key:<14}{value}")
+            print(f"{key:<16}{value}")
     return None
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from rich.console import Console
 
 from regard.errors import safe_text
+from regard.views.colours import shading
+from regard.views.sheet import FAINT, STRONG, Cell, Sheet
 from regard.views.story import READING_NOTE
-from regard.views.terminal import FAINT, STRONG, _Cell, _Page, shading
 
 if TYPE_CHECKING:
     from regard.models.overview import Overview
@@ -33,7 +34,7 @@ MEASURES = {
 
 def print_overview(overview: Overview, console: Console, digits: int | None = None) -> None:
     """Each measure as a table, layers down and heads across, with where it is largest."""
-    page = _Page(console, DIGITS if digits is None else digits)
+    page = Sheet(console, DIGITS if digits is None else digits)
     layers, heads = overview.entropy.shape
     count = len(overview.tokens)
     words = [safe_text(token, 24) for token in overview.tokens[:MOST_TOKENS]]
@@ -59,16 +60,16 @@ def print_overview(overview: Overview, console: Console, digits: int | None = No
     page.say(READING_NOTE)
 
 
-def _print_measure(overview: Overview, name: str, page: _Page) -> None:
+def _print_measure(overview: Overview, name: str, page: Sheet) -> None:
     values = overview.measures[name]
     full = math.log(len(overview.tokens)) if name == "entropy" else 1.0
     few = page.console.color_system == "256"
 
-    def cell(value: float) -> _Cell:
+    def cell(value: float) -> Cell:
         if not np.isfinite(value):
-            return _Cell("NaN", FAINT, word=True)
+            return Cell("NaN", FAINT, word=True)
         style = shading(value / full, few=few) if page.shaded and full else None
-        return _Cell(f"{value:.{page.digits}f}", style)
+        return Cell(f"{value:.{page.digits}f}", style)
 
     page.grid(
         [str(layer) for layer in range(values.shape[0])],

@@ -1,43 +1,29 @@
 """An explanation in a terminal: labelled tables, shaded cells, derivations, with rich.
 
-Owns layout, colour and the spelling of symbols where only ASCII can be printed. Digits are never
-hidden, wrapped or cut. The words come from `story`, the numbers and formulas from the explanation.
+Owns what is printed, and in which order: the words come from `story`, the numbers and formulas from
+the explanation, and `sheet` lays them out.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
-import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
-from rich.cells import cell_len, set_cell_size
-from rich.color import Color
 from rich.console import Console
-from rich.style import Style
-from rich.text import Text
 
 from regard.answers import Comparison, Mismatch, RowStatistics
 from regard.arithmetic import format_number
 from regard.derivation import Derivation
 from regard.errors import safe_text
-from regard.explanation import ExplainedStep, Explanation, Table
+from regard.explanation import ExplainedStep, Explanation
 from regard.views import story
 from regard.views.part import Head
+from regard.views.sheet import ALARM, FAINT, STRONG, Cell, Sheet, shown_of
 
-DIGITS = 8
-# Longer axes are shown by their first and last few.
-MOST, FIRST, LAST = 12, 6, 5
 MOST_TERMS = 16
 MOST_MISMATCHES = 10
-LABEL_WIDTH, HEADER_WIDTH, RULE_WIDTH = 24, 14, 12
-PROSE_WIDTH = 88
-
-STRONG, FAINT, ALARM = Style(bold=True), Style(dim=True), Style(bold=True, color="red")
 
 
 # --- what can be printed -------------------------------------------------------------------------
@@ -53,7 +39,7 @@ def print_explanation(
     """Every step as a table with its formula and its meaning; only `steps` if they are named."""
     for name in steps or ():
         explanation.steps[name]  # one that is not there says so before anything is printed
-    page = _Page(console, digits)
+    page = Sheet(console, digits)
     own = Head(explanation, head)
     _print_head_line(explanation, page, head, whole=steps is None)
     if steps is not None:
@@ -81,7 +67,7 @@ def print_derivation_walk(
     derivation: Derivation, console: Console, digits: int | None = None, shared: int = 1
 ) -> None:
     """Why one cell has its value, and why the numbers that made it have theirs, to the start."""
-    page = _Page(console, digits)
+    page = Sheet(console, digits)
     stops = story.walk(derivation)
     for position, stop in enumerate(stops):
         if position:
@@ -97,7 +83,7 @@ def print_derivation_walk(
 
 def print_statistics(explanation: Explanation, console: Console, head: int | None = None) -> None:
     """Mean, variance and range of each step, what the scale does, how rows spread their weight."""
-    page = _Page(console, None)
+    page = Sheet(console, None)
     statistics = explanation.statistics()
     page.section("Statistics")
     all_heads = " over all heads" if (explanation.heads or 1) > 1 else ""
@@ -110,7 +96,7 @@ def print_statistics(explanation: Explanation, console: Console, head: int | Non
         tuple(statistics.steps),
         ("mean", "variance", "min", "max", "cells"),
         [
-            [*(_Cell(story.significant(number)) for number in row), _Cell(str(one.cells))]
+            [*(Cell(story.significant(number)) for number in row), Cell(str(one.cells))]
             for row, one in zip(numbers, statistics.steps.values(), strict=True)
         ],
     )
@@ -125,7 +111,7 @@ def print_mismatches(
     mismatches: Sequence[Mismatch], console: Console, digits: int | None = None
 ) -> None:
     """What was expected and what came out, each with the numbers that made it."""
-    page = _Page(console, digits)
+    page = Sheet(console, digits)
     for mismatch in mismatches[:MOST_MISMATCHES]:
         page.gap()
         where = f"[{', '.join(mismatch.labels)}]" if mismatch.labels else ""
@@ -152,7 +138,7 @@ def print_comparison(
     comparison: Comparison | None, console: Console, digits: int | None = None
 ) -> None:
     """The first step in which two explanations differ, with both derivations."""
-    page = _Page(console, digits)
+    page = Sheet(console, digits)
     if comparison is None:
         page.say("No step differs.")
         return
@@ -174,7 +160,7 @@ def print_comparison(
 
 
 def _print_head_line(
-    explanation: Explanation, page: _Page, head: int | None, *, whole: bool
+    explanation: Explanation, page: Sheet, head: int | None, *, whole: bool
 ) -> None:
     if explanation.title:
         page.say(safe_text(explanation.title, 200), STRONG)
@@ -197,7 +183,7 @@ def _print_head_line(
         page.say(f"{sentence} See why: --why {_why_arguments(first_cell, shared)}", ALARM)
 
 
-def _print_step(own: Head, page: _Page, passage: story.Passage) -> None:
+def _print_step(own: Head, page: Sheet, passage: story.Passage) -> None:
     step = own.explanation.steps[passage.step]
     rows, columns = own.shape(step.name)
     number = "L" not in step.axes and not step.column_labels and columns == 1
@@ -212,7 +198,7 @@ def _print_step(own: Head, page: _Page, passage: story.Passage) -> None:
         page.line(f"  {step.symbol} = {page.number(float(own.rows(step.name, [0])[0, 0]))}")
     elif rows and columns:
         page.gap()
-        shown = _ends(rows)
+        shown = shown_of(rows)
         page.table(own.table(step.name, [row for row in shown if row is not None]), step, rows)
 
 
@@ -230,7 +216,7 @@ def _shape_words(step: ExplainedStep) -> str:
 
 
 def _print_row_statistics(
-    explanation: Explanation, rows: RowStatistics, page: _Page, head: int | None
+    explanation: Explanation, rows: RowStatistics, page: Sheet, head: int | None
 ) -> None:
     step = explanation.steps["weights"]
     at: tuple[int, ...] = (0,) * len(explanation.batch_shape)
@@ -247,11 +233,11 @@ def _print_row_statistics(
     )
     page.gap()
     keys = step.column_labels
-    shown = [row for row in _ends(len(entropy)) if row is not None]
+    shown = [row for row in shown_of(len(entropy)) if row is not None]
     cells, notes = [], []
     for row in shown:
         values = (entropy[row], effective[row], largest[row])
-        cells.append([_Cell(story.significant(float(value))) for value in values])
+        cells.append([Cell(story.significant(float(value))) for value in values])
         notes.append(keys[int(best[row])] if best[row] >= 0 else "")
     page.grid(
         [step.row_labels[row] if step.row_labels else "" for row in shown],
@@ -276,7 +262,7 @@ def _print_row_statistics(
 _EQUATIONS = {"multiply", "cap", "add", "subtract", "exp", "divide", "log"}
 
 
-def _print_derivation(page: _Page, derivation: Derivation, followed: int | None) -> None:
+def _print_derivation(page: Sheet, derivation: Derivation, followed: int | None) -> None:
     page.heading([(derivation.step, STRONG), (derivation.declared.formula, None)])
     name = safe_text(derivation.name, 200)
     value = page.number(derivation.value)
@@ -298,7 +284,7 @@ def _print_derivation(page: _Page, derivation: Derivation, followed: int | None)
         page.say(remark, FAINT, indent=4)
 
 
-def _print_terms(page: _Page, derivation: Derivation, followed: int | None) -> None:
+def _print_terms(page: Sheet, derivation: Derivation, followed: int | None) -> None:
     """One line per term, aligned, and their sum or the largest below."""
     terms = derivation.terms
     shown = list(range(len(terms)))
@@ -364,385 +350,6 @@ def _why_arguments(derivation: Derivation, shared: int = 1) -> str:
     return " ".join([*words, *([f"--head {head}"] if head else [])])
 
 
-# --- the page ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """What one cell of a table prints. A word is not aligned on the decimal point."""
-
-    text: str
-    style: Style | None = None
-    word: bool = False
-
-
-class _Page:
-    """Where lines go: knows the width, the digits, and whether there are colours and Unicode."""
-
-    def __init__(self, console: Console, digits: int | None) -> None:
-        self.console = console
-        self.digits = DIGITS if digits is None else digits
-        self.width = max(console.width, 20)
-        self.ascii = not console.encoding.lower().startswith("utf")
-        self.coloured = console.color_system is not None and not console.no_color
-        # With sixteen colours of the user's own choosing no contrast is certain.
-        self.shaded = console.color_system in ("256", "truecolor") and self.coloured
-
-    def number(self, value: float) -> str:
-        return format_number(value, self.digits)
-
-    def adds_up(self, terms: Sequence[float], total: float) -> bool:
-        """Whether the terms as printed add up to the total as printed."""
-        if not np.isfinite([*terms, total]).all():
-            return True
-        printed = sum(float(self.number(term).replace("−", "-")) for term in terms)
-        return self.number(printed) == self.number(total)
-
-    # --- lines ---
-
-    def line(self, text: str | Text, style: Style | None = None) -> None:
-        shown = Text(text, style=style or "") if isinstance(text, str) else text
-        if self.ascii:
-            plain = to_ascii(shown.plain)
-            if len(plain) != len(shown.plain):
-                shown = Text(plain)  # spans would no longer fit; ASCII terminals forgo styles
-            else:
-                shown.plain = plain
-        if not self.shaded:
-            shown.rstrip()
-        self.console.print(shown, soft_wrap=True)
-
-    def gap(self) -> None:
-        self.console.print()
-
-    def say(self, text: str, style: Style | None = None, indent: int = 0) -> None:
-        """Prose, wrapped between words."""
-        if self.ascii:
-            text = to_ascii(text)
-        width = min(self.width, PROSE_WIDTH) - indent
-        for wrapped in _wrap(text, width):
-            self.line(" " * indent + wrapped, style)
-
-    def section(self, title: str = "") -> None:
-        self.gap()
-        start = f"── {title} " if title else ""
-        rule = start + "─" * max(min(self.width, PROSE_WIDTH) - cell_len(start), 2)
-        self.line(rule, FAINT if not title else STRONG)
-        if title:
-            self.gap()
-
-    def heading(self, parts: Sequence[tuple[str, Style | None]]) -> None:
-        """A name, a formula, a size: on one line as far as they fit."""
-        text = Text()
-        for part, style in parts:
-            part = to_ascii(part) if self.ascii else part
-            if text and cell_len(text.plain) + 3 + cell_len(part) > self.width:
-                self.line(text)
-                text = Text("  ")
-            elif text:
-                text.append("   ")
-            text.append(part, style or "")
-        self.line(text)
-
-    def equation(self, name: str, sides: Sequence[str]) -> None:
-        """A name and what it equals, one line for each; long sides go below the name."""
-        start = f"  {name}"
-        if self.ascii:
-            start = to_ascii(start)
-        room = self.width - cell_len(start) - 3
-        sides = [to_ascii(side) if self.ascii else side for side in sides]
-        if len(sides) > 1 and max(cell_len(side) for side in sides) > room:
-            self.line(start)
-            start = "   "
-        for side in sides:
-            lines = _wrap(side, max(self.width - cell_len(start) - 3, 12))
-            self.line(f"{start} = {lines[0]}")
-            start = " " * cell_len(start)
-            for more in lines[1:]:
-                self.line(f"{start}   {more}")
-
-    # --- tables ---
-
-    def table(self, table: Table, step: ExplainedStep, count: int) -> None:
-        """A step's matrix of so many rows, all or the first and last; long rows are elided too."""
-        columns = _ends(table.values.shape[1])
-        shade = self._shading(table, step)
-        cells = [
-            [self._cell(table, row, column, shade) for column in columns]
-            for row in range(len(table.values))
-        ]
-        names = table.column_labels or (table.symbol,)
-        away = table.values.shape[1] - FIRST - LAST
-        headers = [away if column is None else names[column] for column in columns]
-        labels = table.row_labels or ("",) * len(cells)
-        self.grid(labels, headers, cells, table.row_notes, left_out=count - len(cells))
-        if None in columns or count > len(cells):
-            self.say(
-                f"All {count * table.values.shape[1]} numbers: --json, or "
-                f'explanation.steps["{table.name}"].value in Python.',
-                FAINT,
-                indent=2,
-            )
-
-    def _cell(
-        self,
-        table: Table,
-        row: int,
-        column: int | None,
-        shade: Callable[[float], Style | None],
-    ) -> _Cell:
-        if column is None:
-            return _Cell("…", FAINT, word=True)
-        if table.hidden is not None and table.hidden[row, column]:
-            assert table.hidden_by is not None
-            return _Cell(_rule_name(table.hidden_by(row, column)), FAINT, word=True)
-        value = table.values[row, column]
-        if table.values.dtype == np.bool_:
-            return _Cell("1" if value else "0", None if value else FAINT)
-        text = self.number(float(value))
-        if not np.isfinite(value):
-            return _Cell(text, ALARM, word=True)
-        return _Cell(text, shade(float(value)))
-
-    def _shading(self, table: Table, step: ExplainedStep) -> Callable[[float], Style | None]:
-        values = np.asarray(table.values, dtype=np.float64)
-        finite = values[np.isfinite(values)]
-        size = float(np.abs(finite).max()) if finite.size else 0.0
-        most = 1.0 if step.name == "weights" else size
-        if not self.shaded or most == 0 or step.axes == ("H", "L"):
-            return lambda value: None
-        few = self.console.color_system == "256"
-        return lambda value: shading(value / most, few=few)
-
-    def grid(
-        self,
-        labels: Sequence[str],
-        headers: Sequence[str | int],
-        cells: Sequence[Sequence[_Cell]],
-        notes: Sequence[str] = (),
-        notes_header: str = "",
-        left_out: int = 0,
-    ) -> None:
-        """A table under a thin rule; too wide a one comes in pieces, the row labels on each.
-
-        So many rows are left out after the first few. A header that is a number stands for so
-        many columns.
-        """
-        names = [self._label(label, min(LABEL_WIDTH, self.width // 3)) for label in labels]
-        width = max((cell_len(name) for name in names), default=0)
-        tops = [
-            _ascii_if(self, f"… {header} more")
-            if isinstance(header, int)
-            else self._label(header, HEADER_WIDTH)
-            for header in headers
-        ]
-        columns = [self._column(top, [row[k] for row in cells]) for k, top in enumerate(tops)]
-        remarks = [self._label(note, 40) for note in notes]
-        notes_width = max((cell_len(note) for note in (*remarks, notes_header)), default=0)
-        pieces = self._pieces([cell_len(column[0].text) for column in columns], width, notes_width)
-        for number, piece in enumerate(pieces):
-            if number:
-                self.gap()
-            last = number == len(pieces) - 1
-            own = [columns[k] for k in piece]
-            body = remarks if last and any(remarks) else [""] * len(names)
-            self._piece(names, width, own, body, notes_header if last else "", left_out)
-
-    def _piece(
-        self,
-        names: Sequence[str],
-        width: int,
-        columns: Sequence[Sequence[_Cell]],
-        notes: Sequence[str],
-        notes_header: str,
-        left_out: int,
-    ) -> None:
-        bar = (" |" if self.ascii else " │", FAINT)
-        top = Text(" " * (2 + width)).append(*bar)
-        for column in columns:
-            top.append(f" {column[0].text} ", STRONG)
-        if notes_header:
-            top.append(f"  {notes_header}", STRONG)
-        self.line(top)
-        across = sum(cell_len(column[0].text) + 2 for column in columns)
-        if notes_header:
-            across += 2 + max(cell_len(note) for note in (*notes, notes_header))
-        cross, dash = ("+", "-") if self.ascii else ("┼", "─")
-        self.line(f"  {dash * (width + 1)}{cross}{dash * across}", FAINT)
-        for number, (name, note) in enumerate(zip(names, notes, strict=True)):
-            if left_out and number == FIRST:
-                self.line(f"  … {left_out} more", FAINT)
-            text = Text("  ").append(_padded(name, width), STRONG).append(*bar)
-            for column in columns:
-                cell = column[number + 1]
-                text.append(f" {cell.text} ", cell.style or "")
-            if note:
-                text.append(f"  {note}", Style(italic=True))
-            self.line(text)
-
-    def _pieces(self, widths: Sequence[int], label: int, notes: int) -> list[list[int]]:
-        """Which columns stand together: as few pieces as fit, with about as many columns each."""
-        room = self.width - label - 4
-        wanted = [width + 2 for width in widths]
-        if notes:
-            wanted[-1] += notes + 2
-        for most in range(len(widths), 1, -1):
-            count = -(-len(widths) // most)
-            cuts = [round(len(widths) * k / count) for k in range(count + 1)]
-            pieces = [list(range(*cut)) for cut in pairwise(cuts)]
-            if all(sum(wanted[k] for k in piece) <= room for piece in pieces):
-                return pieces
-        return [[number] for number in range(len(widths))]
-
-    def _column(self, header: str, cells: Sequence[_Cell]) -> list[_Cell]:
-        """The header and the cells of a column, all equally wide, numbers aligned on the point."""
-        texts = [to_ascii(cell.text) if self.ascii else cell.text for cell in cells]
-        numbers = [text for text, cell in zip(texts, cells, strict=True) if not cell.word]
-        aligned = iter(align(numbers))
-        texts = [
-            text if cell.word else next(aligned) for text, cell in zip(texts, cells, strict=True)
-        ]
-        width = max(cell_len(text) for text in (header, *texts))
-        return [
-            _Cell(_padded(header, width, right=True)),
-            *(
-                _Cell(_padded(text, width, right=True), cell.style)
-                for text, cell in zip(texts, cells, strict=True)
-            ),
-        ]
-
-    def _label(self, label: str, limit: int) -> str:
-        """A label that cannot do anything, in at most `limit` cells."""
-        text = safe_text(label, 200)
-        if self.ascii:
-            text = to_ascii(text, label=True)
-        if cell_len(text) > limit:
-            dots = "..." if self.ascii else "…"
-            text = set_cell_size(text, limit - cell_len(dots)).rstrip() + dots
-        # After letters that run to the left, a mark that lets the numbers run to the right again.
-        if any(unicodedata.bidirectional(letter) in ("R", "AL", "AN") for letter in text):
-            text = f"\u200e{text}\u200e"
-        return text
-
-    def terms(
-        self,
-        marks: Sequence[str],
-        labels: Sequence[str],
-        columns: Sequence[Sequence[str]],
-        ends: Sequence[tuple[str, str]],
-    ) -> None:
-        """Terms one below the other: mark, label, factors, product; then the totals."""
-        columns = [[to_ascii(t) if self.ascii else t for t in column] for column in columns]
-        last = align([*columns[-1][1:], *(_ascii_if(self, text) for _, text in ends)])
-        bodies = [align(column[1:]) for column in columns[:-1]] + [last[: len(labels) - 1]]
-        widths = [
-            max(cell_len(text) for text in (column[0], *body))
-            for column, body in zip(columns, bodies, strict=True)
-        ]
-        widths[-1] = max(widths[-1], *(cell_len(text) for text in last))
-        totals = [_ascii_if(self, word) for word, _ in ends]
-        room = self.width - 6 - sum(width + 3 for width in widths)
-        limit = max(min(LABEL_WIDTH, room), 8, *(cell_len(word) for word in totals))
-        names = [self._label(label, limit) for label in labels]
-        width = max(cell_len(text) for text in (*names, *totals))
-        signs = [" × ", " = "][: len(columns) - 1] if len(columns) > 1 else []
-        for number, (mark, name) in enumerate(zip(marks, names, strict=True)):
-            sign = _ascii_if(self, mark) or " "
-            text = Text(f"  {sign} ", style=STRONG if mark else "")
-            text.append(_padded(name, width))
-            for k, column_width in enumerate(widths):
-                cell = columns[k][0] if number == 0 else bodies[k][number - 1]
-                between = "  " if k == 0 else ("   " if number == 0 else signs[k - 1])
-                text.append(between)
-                text.append(_padded(cell, column_width, right=True), FAINT if number == 0 else "")
-            self.line(text)
-        before = sum(w + 3 for w in widths[:-1])
-        for k, word in enumerate(totals):
-            text = Text("    ").append(_padded(word, width)).append(" " * (before + 2))
-            text.append(_padded(last[len(labels) - 1 + k], widths[-1], right=True), STRONG)
-            self.line(text)
-
-
-def _ascii_if(page: _Page, text: str) -> str:
-    return to_ascii(text) if page.ascii else text
-
-
-# --- text ----------------------------------------------------------------------------------------
-
-_SPELLED = {
-    "−": "-",
-    "∞": "inf",
-    "×": "x",
-    "ᵀ": "^T",
-    "′": "'",
-    "Σ": "sum",
-    "…": "...",
-    "→": "->",
-    "≤": "<=",
-    "▸": ">",
-    "─": "-",
-    "│": "|",
-    "┼": "+",
-}
-
-
-def to_ascii(text: str, *, label: bool = False) -> str:
-    r"""Text in ASCII alone: symbols spelled out, letters that are not there as escapes.
-
-    >>> to_ascii("A_s = Q·Kᵀ / √D, −∞"), to_ascii("naïve ×", label=True)
-    ('A_s = Q * K^T / sqrt(D), -inf', 'na\\xefve \\xd7')
-    """
-    if not label:
-        text = re.sub(r"√(\w+)", r"sqrt(\1)", text)
-        text = re.sub(r" ?· ?", " * ", text)
-        text = "".join(_SPELLED.get(character, character) for character in text)
-    return text.encode("ascii", "backslashreplace").decode("ascii")
-
-
-def align(numbers: Sequence[str]) -> list[str]:
-    """Numbers as text, padded so that their decimal points stand below each other.
-
-    >>> align(["0.5", "−12", "3.25"])
-    ['  0.5 ', '−12   ', '  3.25']
-    """
-    parts = [number.partition(".") for number in numbers]
-    before = max((len(whole) for whole, _, _ in parts), default=0)
-    after = max((len(dot + rest) for _, dot, rest in parts), default=0)
-    return [whole.rjust(before) + (dot + rest).ljust(after) for whole, dot, rest in parts]
-
-
-def _padded(text: str, width: int, *, right: bool = False) -> str:
-    space = " " * max(width - cell_len(text), 0)
-    return space + text if right else text + space
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells, broken at spaces only: a number stays whole."""
-    lines = [""]
-    for gap, group in groupby(re.findall(r" +|[^ ]+", text), key=lambda part: part[0] == " "):
-        for part in group:
-            if gap:
-                lines[-1] += part
-            elif lines[-1].strip() and cell_len(lines[-1]) + cell_len(part) > width:
-                lines[-1] = lines[-1].rstrip()
-                lines.append(part)
-            else:
-                lines[-1] += part
-    return lines
-
-
-def _ends(size: int) -> list[int | None]:
-    """The positions along an axis that are shown; None stands for those left out."""
-    if size <= MOST:
-        return list(range(size))
-    return [*range(FIRST), None, *range(size - LAST, size)]
-
-
-def _rule_name(names: Sequence[str]) -> str:
-    name = safe_text(names[0] if names else "hidden", RULE_WIDTH)
-    return f"{name} +{len(names) - 1}" if len(names) > 1 else name
-
-
 def _exact(value: float) -> str:
     """As many digits as tell this float64 from all others."""
     return (
@@ -750,60 +357,3 @@ def _exact(value: float) -> str:
         if np.isfinite(value)
         else format_number(value)
     )
-
-
-# --- colour --------------------------------------------------------------------------------------
-
-# Blue for positive, orange for negative: told apart by every kind of colour vision.
-_POSITIVE, _NEGATIVE = (33, 102, 172), (179, 88, 6)
-# The grey from which both start: near the background where it is known, else between the two.
-_DARK, _LIGHT, _UNKNOWN = 28, 246, 112
-
-
-# Where there are only 256 colours, the positive and the negative ones by hand, weakest first:
-# mixed ones would be rounded to two or three.
-_RAMPS = {
-    _DARK: ((17, 18, 25, 26, 33), (52, 94, 130, 166, 208)),
-    _LIGHT: ((195, 153, 117, 75, 33), (230, 223, 216, 215, 208)),
-    _UNKNOWN: ((67, 68, 32, 26, 20), (137, 136, 172, 166, 130)),
-}
-
-
-def shading(share: float, *, few: bool = False) -> Style | None:
-    """The background for a value between −1 and 1, and a foreground that can be read on it.
-
-    `few`: one of 256 colours, not of all.
-    """
-    strength = min(abs(share), 1.0)
-    base = _base()
-    if strength < (0.08 if base == _UNKNOWN else 0.02):
-        return None
-    if few:
-        ramp = _RAMPS[base][int(share < 0)]
-        background = Color.from_ansi(ramp[min(int(strength * len(ramp)), len(ramp) - 1)])
-    else:
-        hue = _POSITIVE if share > 0 else _NEGATIVE
-        background = Color.from_rgb(*(round(base + (part - base) * strength) for part in hue))
-    behind = background.get_truecolor()
-    text = max((0, 255), key=lambda grey: contrast((grey,) * 3, behind))
-    return Style(color=Color.from_rgb(text, text, text), bgcolor=background)
-
-
-def contrast(one: Sequence[int], other: Sequence[int]) -> float:
-    """The contrast of two colours by the WCAG definition: 1 to 21, text needs 4.5."""
-
-    def luminance(colour: Sequence[int]) -> float:
-        parts = [part / 255 for part in colour]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _base() -> int:
-    """By what the terminal says of its background in COLORFGBG, which many do not."""
-    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    if not background.isdecimal():
-        return _UNKNOWN
-    return _LIGHT if int(background) in (7, *range(9, 16)) else _DARK
