@@ -10,6 +10,7 @@
 #include <functional>
 #include <vector>
 
+#include "cpus.hpp"
 #include "simd.hpp"
 #include "threads.hpp"
 

@@ -110,7 +110,7 @@ def build(folder: Path) -> ctypes.CDLL:
     library = folder / "ladder.so"
     flags = [*FLAGS.split(), *shlex.split(environ.get("CXXFLAGS", ""))]
     command = [*shlex.split(compiler), *flags, f"-I{KERNEL}", str(HERE / "ladder.cpp")]
-    command += [str(KERNEL / "threads.cpp")]
+    command += [str(KERNEL / name) for name in ("cpus.cpp", "threads.cpp")]
     if subprocess.run([*command, "-o", str(library)]).returncode:
         sys.exit(f"failed: {shlex.join(command)}")
     ladder = ctypes.CDLL(str(library))

@@ -100,6 +100,9 @@ def test_a_plain_call_has_the_bytes_of_the_general_way(target, dtype, shapes):
                 continue
             plain = plainly(*arrays, **options)
             assert plain is not None, f"{options}: not taken for plain"
+            out = np.full_like(plain, np.nan)
+            assert plainly(*arrays, out=out, **options) is out
+            assert_same_bytes(out, plain, f"{options}, in out")
             with without_plain():
                 general = regard.attention(*arrays, **options)
             assert_same_bytes(plain, general, f"{options}")
@@ -293,8 +296,11 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
     "causal that is 1": {"causal": 1},
     "causal that is None": {"causal": None},
     "causal that is NumPy's": {"causal": np.True_},
-    "out": {"out": np.full((4, 5, 6), np.nan, np.float32)},
     "out of another shape": {"out": np.zeros((4, 5, 7), np.float32)},
+    "out of fewer axes": {"out": np.zeros((5, 6), np.float32)},
+    "out of another dtype": {"out": np.zeros((4, 5, 6), np.float64)},
+    "out in another order": {"out": np.zeros((4, 5, 6), np.float32, order="F")},
+    "out that is a list": {"out": [0.0]},
     "a kernel": {"kernel": "fused"},
     "another kernel": {"kernel": "reference"},
     "an unknown kernel": {"kernel": "quickest"},
@@ -331,6 +337,32 @@ def test_out_is_what_a_call_with_out_returns():
     out = np.full((4, 5, 6), np.nan, np.float32)
     assert regard.attention(**base(), out=out) is out
     assert_same_bytes(out, regard.attention(**base()))
+
+
+def test_out_that_lies_on_an_input_is_left_to_the_general_way():
+    memory = numbers((400,), seed=1)
+    whole = numbers((4, 5, 6), seed=2)
+    query = memory[120:240].reshape(4, 5, 6)
+    for start in (0, 1, 60, 119, 120, 121, 239, 240, 280):
+        out = memory[start : start + 120].reshape(4, 5, 6)
+        for one in (query, query[::-1], query[:, ::-1, ::-1]):
+            for arrays in ((one, whole, whole), (whole, one, whole), (whole, whole, one)):
+                expected = regard.attention(*(array.copy() for array in arrays))
+                before = memory.copy()
+                taken = plainly(*arrays, out=out)
+                assert (taken is out) is (start in (0, 240, 280))
+                assert regard.attention(*arrays, out=out) is out
+                assert_same_bytes(out, expected)
+                memory[...] = before
+
+
+def test_out_that_may_not_be_written_is_left_to_the_general_way():
+    whole = numbers((4, 5, 6))
+    out = np.zeros((4, 5, 6), np.float32)
+    out.setflags(write=False)
+    assert plainly(whole, whole, whole, out=out) is None
+    with pytest.raises(ValueError, match="out is read-only"):
+        regard.attention(whole, whole, whole, out=out)
 
 
 def test_causal_needs_an_offset_where_lengths_differ_though_the_call_is_plain():

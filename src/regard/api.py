@@ -79,7 +79,8 @@ def attention(
     return_weights, return_lse : bool
         Return the weights (…, H, L, S), the log-sum-exp (…, H, L) too.
     out : ndarray or tensor, optional
-        Where to write the output: its exact shape and dtype. May overlap an input.
+        Where to write the output: its exact shape and dtype. May overlap an input, at the price
+        of a copy. After an interrupt it may be written in part.
     kernel : str, optional
         Which kernel answers; it is never replaced by another. See `regard.show_config`.
     threads : int, optional

@@ -161,7 +161,6 @@ def run(request: Request) -> Result:
     kinds = {"query": request.query, "key": request.key, "value": request.value}
     query, key, value = (_readable(array, accumulator) for array in kinds.values())
     *most, _ = request.shape
-    output = np.empty((*most, value.shape[-1]), request.dtype)
     weights = np.zeros(request.shape, accumulator) if request.return_weights else None
     lse = np.empty(tuple(most), request.lse_dtype) if request.return_lse else None
     bias = request.bias
@@ -170,7 +169,11 @@ def run(request: Request) -> Result:
     sink = request.sink
     if sink is not None:
         sink = np.ascontiguousarray(sink, dtype=np.float64)
+    offset = np.ascontiguousarray(request.offset)
     left, right, length, rules = _compile(request)
+    read = [query, key, value, bias, sink, offset, length]
+    read += [array for rule in rules for array in rule[1:3]]
+    output = _output(request, (*most, value.shape[-1]), read)
     _fused.run(
         query,
         key,
@@ -180,7 +183,7 @@ def run(request: Request) -> Result:
         lse,
         bias,
         sink,
-        np.ascontiguousarray(request.offset),
+        offset,
         length,
         left,
         right,
@@ -194,12 +197,25 @@ def run(request: Request) -> Result:
     )
     output = request.natural(output)
     if request.out is not None:
-        request.out[...] = output
+        if not np.may_share_memory(output, request.out):
+            request.out[...] = output
         output = request.out
     if weights is not None:
         with np.errstate(all="ignore"):
             weights = request.natural(weights).astype(request.dtype, copy=False)
     return Result(output, weights, None if lse is None else request.natural(lse))
+
+
+def _output(request: Request, shape: tuple[int, ...], read: list[Array | None]) -> Array:
+    """Where the kernel writes: `out` itself, unless it is strided or lies on what is still read."""
+    out = request.out
+    if (
+        out is None
+        or not out.flags.carray
+        or any(array is not None and np.may_share_memory(out, array) for array in read)
+    ):
+        return np.empty(shape, request.dtype)
+    return np.asarray(out).reshape(shape)
 
 
 def _readable(array: Array, accumulator: np.dtype[Any]) -> Array:

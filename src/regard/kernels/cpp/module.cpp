@@ -226,9 +226,25 @@ bool is_bfloat(PyArrayObject* array) {
     return std::strcmp(dot ? dot + 1 : name, "bfloat16") == 0;
 }
 
+// Whether two arrays might have bytes in common: whether the stretches that they lie in do.
+bool may_overlap(PyArrayObject* one, PyArrayObject* other) {
+    const auto stretch = [](PyArrayObject* array, const char*& low, const char*& high) {
+        low = high = PyArray_BYTES(array);
+        for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
+            const npy_intp reach = (PyArray_DIM(array, axis) - 1) * PyArray_STRIDE(array, axis);
+            (reach < 0 ? low : high) += reach;
+        }
+        high += PyArray_ITEMSIZE(array);
+    };
+    const char *low, *high, *other_low, *other_high;
+    stretch(one, low, high);
+    stretch(other, other_low, other_high);
+    return low < other_high && other_low < high;
+}
+
 // regard.attention's arguments, all by position, in order. Answers the plain call, three aligned
-// arrays of one type, contiguous or views such as a cache has, with default options (causal, a scale
-// and threads allowed), before anything else is built; returns None for every other call, and for
+// arrays of one type, contiguous or views such as a cache has, with default options (causal, a
+// scale, threads and an `out` beside the inputs allowed), before anything else is built; returns None for every other call, and for
 // every error, so that there is one place that says what is wrong.
 PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     enum { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink, Precision,
@@ -236,7 +252,7 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     static PyObject* const working = PyUnicode_InternFromString("working");
     const PlainArithmetic plain_arithmetic;
     if (count != Count || !active) Py_RETURN_NONE;
-    for (const int none : {Mask, Bias, Window, Offset, Softcap, Sink, Out, Kernel})
+    for (const int none : {Mask, Bias, Window, Offset, Softcap, Sink, Kernel})
         if (args[none] != Py_None) Py_RETURN_NONE;
     if (args[Precision] != working || args[Weights] != Py_False || args[Lse] != Py_False)
         Py_RETURN_NONE;
@@ -329,11 +345,22 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     npy_intp shape[kMostAxes];
     for (int axis = 0; axis < axes - 1; axis++) shape[axis] = qs[axis];
     shape[axes - 1] = q.E;
-    PyArray_Descr* descr = PyArray_DESCR(arrays[0]);
-    Py_INCREF(descr);
-    PyObject* output = PyArray_NewFromDescr(&PyArray_Type, descr, axes, shape, nullptr, nullptr, 0,
-                                            nullptr);
-    if (!output) return nullptr;
+    PyObject* output = args[Out];
+    if (output == Py_None) {
+        PyArray_Descr* descr = PyArray_DESCR(arrays[0]);
+        Py_INCREF(descr);
+        output = PyArray_NewFromDescr(&PyArray_Type, descr, axes, shape, nullptr, nullptr, 0, nullptr);
+        if (!output) return nullptr;
+    } else {
+        if (!PyArray_CheckExact(output)) Py_RETURN_NONE;
+        PyArrayObject* out = reinterpret_cast<PyArrayObject*>(output);
+        if (!PyArray_ISCARRAY(out) || PyArray_TYPE(out) != type || PyArray_NDIM(out) != axes ||
+            !PyArray_CompareLists(PyArray_DIMS(out), shape, axes))
+            Py_RETURN_NONE;
+        for (PyArrayObject* array : arrays)
+            if (may_overlap(out, array)) Py_RETURN_NONE;
+        Py_INCREF(output);
+    }
     q.output = PyArray_BYTES(reinterpret_cast<PyArrayObject*>(output));
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     const Target& target = *active;
