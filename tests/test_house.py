@@ -48,6 +48,8 @@ RANKS = {room: rank for rank, rooms in enumerate(LADDER.split("\n")) for room in
 OPEN_ROOMS = {"formats", "models", "views", "diagnosis", "interop", "bench"}
 # Convenience methods that import from their own rank or above, inside their body.
 UPWARD = {
+    ("regard.diagnosis.result", "Diagnosis._repr_mimebundle_"),
+    ("regard.diagnosis.result", "Diagnosis.to_html"),
     ("regard.explanation", "Explanation._repr_mimebundle_"),
     ("regard.explanation", "Explanation.plot"),
     ("regard.explanation", "Explanation.plot_heads"),

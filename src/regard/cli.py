@@ -517,8 +517,7 @@ def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
 
 
 def _save(problem: Problem, path: str, force: bool) -> None:
-    if not force and os.path.lexists(path):
-        raise ProblemError(f"{path}: is there already; --force replaces it")
+    _refuse_existing(path, force)
     problem.save(path, force=force)
     typer.echo(f"saved {safe_text(path)}", err=True)
 
@@ -534,8 +533,7 @@ def _write_report(
 ) -> None:
     from regard.views import report
 
-    if not force and os.path.lexists(path):
-        raise ProblemError(f"{path}: is there already; --force replaces it")
+    _refuse_existing(path, force)
     report.write(
         path,
         explanation,
@@ -543,6 +541,16 @@ def _write_report(
         digits=report.DIGITS if digits is None else digits,
         force=force,
     )
+    _saved(path, show)
+
+
+def _refuse_existing(path: str, force: bool) -> None:
+    if not force and os.path.lexists(path):
+        raise ProblemError(f"{path}: is there already; --force replaces it")
+
+
+def _saved(path: str, show: bool) -> None:
+    """Say that a page was written, and open it if that was asked for."""
     typer.echo(f"saved {safe_text(path)}", err=True)
     if show:
         import webbrowser
@@ -783,8 +791,7 @@ def _check_targets(targets: Mapping[str, str], force: bool) -> None:
         other = places.setdefault(os.path.realpath(path), name)
         if other != name:
             raise OptionError(f"{other} and {name} would go to the same file, {path}")
-        if not force and os.path.lexists(path):
-            raise ProblemError(f"{path}: is there already; --force replaces it")
+        _refuse_existing(path, force)
 
 
 def _check_memory(job: Job, arrays: Mapping[str, Array], limit: int | None) -> None:
@@ -835,6 +842,7 @@ def _offset(text: str | None) -> int | str | None:
 DIAGNOSE_EXAMPLES = """\b
 Examples:
   regard diagnose my_attention.py:attention
+  regard diagnose my_attention.py:attention --html diagnosis.html --open
   regard diagnose package.module:attention --mask keep --causal end
   regard diagnose notebook.ipynb:attention --signature "a=query, b=key, c=value"
 """
@@ -874,10 +882,20 @@ def diagnose(
         bool, typer.Option("--in-process", help="Run it in this process, not in a child.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    html: Annotated[
+        str | None,
+        typer.Option("--html", metavar="OUT.html", help="Write it as one HTML file."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open that file in the browser.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let --html replace a file.")] = False,
 ) -> None:
     """Say which mistake is in an attention: exit code 0 right, 1 mistaken, 2 could not be run."""
     from regard.diagnosis.child import diagnose_target
 
+    if html is None:
+        _refuse_without("--html", {"--open": show or None, "--force": force or None})
+    else:
+        _refuse_existing(html, force)
     options = {
         "signature": signature,
         "heads": heads,
@@ -890,9 +908,12 @@ def diagnose(
     if as_json:
         typer.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=True))
     else:
-        from regard.views.diagnosis import print_diagnosis
+        from regard.views.diagnosis.terminal import print_diagnosis, print_verdict
 
-        print_diagnosis(found, _console())
+        (print_diagnosis if html is None else print_verdict)(found, _console())
+    if html is not None:
+        found.to_html(html, force=force)
+        _saved(html, show)
     raise typer.Exit(1 if strict and found.verdict == "fragile" else found.exit_code)
 
 

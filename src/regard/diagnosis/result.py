@@ -6,6 +6,7 @@ Must not know how it was found.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
@@ -143,6 +144,28 @@ class Diagnosis:
         data = _plain(self)
         assert isinstance(data, dict)
         return data | {"ok": self.ok, "exit_code": self.exit_code}
+
+    def to_html(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write all of it as one HTML file; `force` replaces one that is there.
+
+        Raises
+        ------
+        ProblemError
+            If the file is there already, or cannot be written.
+
+        Examples
+        --------
+        >>> Diagnosis("f", "right", "f is right", "f(q, k, v)").to_html("diagnosis.html")
+        """
+        from regard.views import diagnosis
+
+        diagnosis.write(path, self, force=force)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows: the page in a frame of its own, and the plain text."""
+        from regard.views import diagnosis
+
+        return {"text/html": diagnosis.frame(self), "text/plain": repr(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:

@@ -19,7 +19,7 @@ from regard.arithmetic import format_number
 from regard.derivation import Derivation, verdict
 from regard.errors import safe_text
 from regard.explanation import READING_NOTE, Explanation
-from regard.steps import textbook
+from regard.steps import Step, textbook
 from regard.views.part import Head, heads
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Stop",
     "beside",
     "by_products",
+    "declared",
     "lane",
     "nonfinite",
     "opening",
@@ -681,15 +682,21 @@ def _opened(derivation: Derivation, followed: int | None) -> tuple[int, ...]:
 
 def step_names() -> tuple[str, ...]:
     """The names of all steps that any call may have, in the order of the textbook."""
-    return tuple(_order())
+    return tuple(declared())
 
 
 @cache
 def _order() -> dict[str, int]:
     """The place of every step in the textbook, those of any call."""
+    return {name: place for place, name in enumerate(declared())}
+
+
+@cache
+def declared() -> dict[str, Step]:
+    """Every step that any call may have, by its name, in the order of the textbook."""
     weights = {f"{letter}_{short}" for letter in "Wb" for short in "qkvo"}
     every = {"embeddings", "context", "bias", "softcap", "sink", *weights}
-    names: dict[str, int] = {}
+    steps: dict[str, Step] = {}
     for step in (*textbook(every, masked=True), *textbook({*PROJECTIONS})):
-        names.setdefault(step.name, len(names))
-    return names
+        steps.setdefault(step.name, step)
+    return steps

@@ -18,7 +18,7 @@ from regard.values import parse_size
 if TYPE_CHECKING:
     Explanations = Explanation | Mapping[str, Explanation]
 
-__all__ = ["frame", "html", "write"]
+__all__ = ["frame", "framed", "html", "save", "write"]
 
 BUDGET = 5_000_000
 # Notebooks keep every output, and Jupyter slows down what is larger.
@@ -58,10 +58,14 @@ def write(
     OptionError, DtypeError
         If the budget is too small, or an argument is of the wrong kind.
     """
-    text = html(explanations, budget=budget, digits=digits).encode()
+    save(path, html(explanations, budget=budget, digits=digits), force=force)
+
+
+def save(path: str | os.PathLike[str], page: str, *, force: bool) -> None:
+    """Put a page into a file, whole or not at all; the errors are those of `write`."""
 
     def fill(file: BinaryIO) -> None:
-        file.write(text)
+        file.write(page.encode())
 
     try:
         write_file(os.fspath(path), fill, force=force)
@@ -95,11 +99,16 @@ def html(explanations: Explanations, *, budget: int | str = BUDGET, digits: int 
 
 def frame(explanations: Explanations, *, budget: int | str = FRAME_BUDGET) -> str:
     """The page as an <iframe> for a notebook: it keeps its style, its script and its policy."""
-    page = escape(html(explanations, budget=budget), quote=True)
+    page = html(explanations, budget=budget)
+    return framed(page, "attention, every number explained", "allow-scripts")
+
+
+def framed(page: str, title: str, allowed: str = "") -> str:
+    """Any page as an <iframe> that may do nothing but what is `allowed`."""
     return (
-        f'<iframe title="attention, every number explained" sandbox="allow-scripts" '
+        f'<iframe title="{escape(title)}" sandbox="{allowed}" '
         f'style="width: 100%; height: 46rem; border: 1px solid #8884; border-radius: 6px; '
-        f'resize: vertical" srcdoc="{page}"></iframe>'
+        f'resize: vertical" srcdoc="{escape(page)}"></iframe>'
     )
 
 

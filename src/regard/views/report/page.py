@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from regard.errors import OptionError, safe_text
@@ -46,7 +46,7 @@ def render(explanations: Mapping[str, Explanation], budget: int, digits: int) ->
     OptionError
         If there is no such page.
     """
-    frame = len(_asset("style.css").encode()) + len(_script().encode()) + 25_000
+    frame = len(asset("report/style.css").encode()) + len(_script().encode()) + 25_000
     for _ in range(ATTEMPTS):
         text = _render(explanations, make_plan(explanations, budget, frame), digits)
         surplus = len(text.encode()) - budget
@@ -59,8 +59,8 @@ def render(explanations: Mapping[str, Explanation], budget: int, digits: int) ->
 def _render(explanations: Mapping[str, Explanation], plan: Plan, digits: int) -> str:
     data = page_data(explanations, plan, digits)
     first = next(iter(explanations.values()))
-    style, script = _asset("style.css"), _script()
-    text: str = _template().render(
+    style, script = asset("report/style.css"), _script()
+    text: str = template("report/template.html.j2").render(
         title=safe_text(first.title, 200) or "Attention",
         note=safe_text(first.note, 1000),
         opening=_opening(explanations),
@@ -77,7 +77,7 @@ def _render(explanations: Mapping[str, Explanation], plan: Plan, digits: int) ->
             if any(name in layer["switches"] for layer in data.content["layers"])
         },
         digits=digits,
-        policy=_policy(style, script),
+        policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
         json=Markup(data.json),
@@ -87,17 +87,23 @@ def _render(explanations: Mapping[str, Explanation], plan: Plan, digits: int) ->
 
 
 @cache
-def _template() -> Any:
+def template(name: str) -> Template:
+    """One of the templates beside the views: whatever is put into it is escaped."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(asset),
     )
     environment.filters["formula"] = _typeset
-    return environment.from_string(_asset("template.html.j2"))
+    return environment.get_template(name)
 
 
 @cache
-def _asset(name: str) -> str:
-    return (files("regard") / "views" / "report" / name).read_text("utf-8")
+def asset(name: str) -> str:
+    """The text of a file beside the views, such as report/style.css."""
+    return (files("regard") / "views" / name).read_text("utf-8")
 
 
 @cache
@@ -106,7 +112,7 @@ def _script() -> str:
 
     Comments and indentation stay in the sources.
     """
-    whole = "\n".join(_as_function(name, _asset(f"{name}.js")) for name in SCRIPTS)
+    whole = "\n".join(_as_function(name, asset(f"report/{name}.js")) for name in SCRIPTS)
     return re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
 
 
@@ -118,10 +124,11 @@ def _as_function(name: str, source: str) -> str:
     return f"const _{name} = (() => {{\n{source}\nreturn {{ {', '.join(given)} }};\n}})();"
 
 
-def _policy(style: str, script: str) -> str:
-    """Nothing may be loaded; only this style and this script may take effect."""
+def policy(style: str, script: str = "") -> str:
+    """Nothing may be loaded; only this style, and this script if any, may take effect."""
+    allowed = _digest(script) if script else "'none'"
     return (
-        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
+        f"default-src 'none'; script-src {allowed}; style-src {_digest(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 

@@ -1,0 +1,49 @@
+"""A diagnosis to look at: in a terminal, as one HTML file, in a notebook.
+
+`print_diagnosis` prints it, `write` makes the file, `html` the text of one and `frame` what a
+notebook shows. Must not know what stands there: `story.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from regard.views import report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from regard.diagnosis.result import Diagnosis
+
+__all__ = ["frame", "html", "print_diagnosis", "write"]
+
+
+def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """Everything that a diagnosis says, in a terminal."""
+    from regard.views.diagnosis import terminal
+
+    terminal.print_diagnosis(diagnosis, console)
+
+
+def write(path: str | os.PathLike[str], diagnosis: Diagnosis, *, force: bool = False) -> None:
+    """Write a diagnosis as one HTML file; `force` replaces one that is there.
+
+    Raises
+    ------
+    ProblemError
+        If the file cannot be written, or is there already.
+    """
+    report.save(path, html(diagnosis), force=force)
+
+
+def html(diagnosis: Diagnosis) -> str:
+    """The page that `write` puts into a file."""
+    from regard.views.diagnosis.page import render
+
+    return render(diagnosis)
+
+
+def frame(diagnosis: Diagnosis) -> str:
+    """The page as an <iframe> for a notebook: it keeps its style and its policy."""
+    return report.framed(html(diagnosis), "a diagnosis of an attention")

@@ -1,0 +1,43 @@
+"""A diagnosis as one HTML file: the report's style and tables, no script, nothing from outside.
+
+Owns the signs that stand beside colours. Text reaches the page through jinja2's autoescaping alone.
+Must not know how a diagnosis is made, nor what is said in which order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from regard.views.diagnosis.story import Mood, Sheet, tell
+from regard.views.report.page import asset, policy, template
+
+if TYPE_CHECKING:
+    from regard.diagnosis.result import Diagnosis
+
+SIGNS: dict[Mood, str] = {"good": "✓", "warning": "!", "bad": "✗", "none": "–"}
+# A wider table may have to be scrolled on a phone, which has to be possible with keys as well.
+NARROW = 34
+LETTERS = (
+    "B batch elements, H heads, L queries, D the width of a head. Rows are queries, columns of "
+    "scores and weights are keys, counted from 0."
+)
+
+
+def render(diagnosis: Diagnosis) -> str:
+    """The whole page as text."""
+    style = asset("report/style.css") + asset("diagnosis/style.css")
+    text: str = template("diagnosis/page.html.j2").render(
+        story=tell(diagnosis),
+        signs=SIGNS,
+        letters=LETTERS,
+        is_wide=_is_wide,
+        policy=policy(style),
+        style=Markup(style),
+    )
+    return text
+
+
+def _is_wide(sheet: Sheet) -> bool:
+    return sheet.width > NARROW

@@ -1,0 +1,332 @@
+"""What a diagnosis tells, in which order and in which words: the terminal and the page show this.
+
+Owns the headings, which cells of an example stand out, and how their numbers are written. Whatever
+came with somebody's function is made inert here. Must not know how anything is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from regard.errors import safe_text
+from regard.views.report.tables import Cell, aligned, number_cell, rounded
+from regard.views.story import declared
+
+if TYPE_CHECKING:
+    from regard.diagnosis.result import Diagnosis, Example, Matrix, Named, Shown
+
+# Whether something is as it should be; each view has its own colours and signs for these.
+Mood = Literal["good", "warning", "bad", "none"]
+
+VERDICTS: Mapping[str, Mood] = {"right": "good", "fragile": "warning"}
+ABILITIES: Mapping[str, Mood] = {
+    "wrong": "bad",
+    "refused": "warning",
+    "right": "good",
+    "not offered": "none",
+}
+PROPERTIES: Mapping[str, Mood] = {"fails": "bad", "holds": "good", "not tried": "none"}
+HOLDS = {True: "holds", False: "fails", None: "not tried"}
+DIFFERS = "≠"
+# Two numbers that differ are shown with as many decimals as it takes to see that.
+DECIMALS = (4, 8, 12)
+# The steps between which a mistake is shown; the one where it departs is always among them.
+MAIN = ("embeddings", "queries", "keys", "values", "scores", "scaled", "weights", "output")
+NAME_LENGTH, TEXT_LENGTH = 80, 1000
+ROWS = {"L": "query", "S": "key"}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One matrix: what a table of it has, beginning with the names of its columns and rows."""
+
+    headers: tuple[str, ...]
+    labels: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many characters its widest row has, about."""
+        lines = ([len(cell.text) + len(cell.pad) + 3 for cell in row] for row in self.rows)
+        return max(map(len, self.labels), default=0) + max(map(sum, lines), default=0)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One step of an example: as it should be, and as the function has it if that differs."""
+
+    name: str
+    symbol: str
+    formula: str
+    size: str
+    right: Sheet
+    wrong: Sheet | None = None
+    departs: bool = False
+
+
+@dataclass(frozen=True)
+class Shortest:
+    """The smallest example: what was given, and the steps to the result."""
+
+    title: str
+    given: tuple[Compared, ...]
+    steps: tuple[Compared, ...]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line about a mistake; `is_code` where it is a line to be typed."""
+
+    name: str
+    text: str
+    is_code: bool = False
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One step on the way from what is given to the result."""
+
+    name: str
+    symbol: str
+    place: Literal["before", "departs", "after"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that was found: a mistake, the nearest one, or something fragile."""
+
+    title: str
+    tag: str
+    words: str
+    facts: tuple[Fact, ...] = ()
+    way: tuple[Stop, ...] = ()
+    example: Shortest | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """What became of one thing that was tried."""
+
+    word: str
+    mood: Mood
+    title: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Story:
+    """The whole of a diagnosis, in the order in which it is needed."""
+
+    function: str
+    verdict: str
+    mood: Mood
+    summary: str
+    called: str
+    parts: tuple[Part, ...]
+    states: tuple[tuple[str, tuple[State, ...]], ...]
+    findings: tuple[str, ...]
+    cost: str
+
+
+def tell(diagnosis: Diagnosis) -> Story:
+    """Everything that a diagnosis says."""
+    tried = [
+        State(one.state, ABILITIES[one.state], _text(one.title), _text(one.detail))
+        for one in diagnosis.abilities
+    ]
+    properties = [
+        State(HOLDS[one.holds], PROPERTIES[HOLDS[one.holds]], _text(one.title), _text(one.evidence))
+        for one in diagnosis.properties
+    ]
+    states = (
+        ("What was tried", _ordered(tried, ABILITIES)),
+        ("What holds of every attention", _ordered(properties, PROPERTIES)),
+    )
+    return Story(
+        safe_text(diagnosis.function, NAME_LENGTH),
+        diagnosis.verdict,
+        VERDICTS.get(diagnosis.verdict, "bad"),
+        _text(diagnosis.summary),
+        f"Called as {_text(diagnosis.called)}." if diagnosis.called else "",
+        tuple(_parts(diagnosis)),
+        tuple((title, rows) for title, rows in states if rows),
+        tuple(f"{_text(one.text)}." for one in diagnosis.findings),
+        f"{diagnosis.calls} calls, {diagnosis.seconds:.2f} s.",
+    )
+
+
+def _text(text: str) -> str:
+    return safe_text(text, TEXT_LENGTH)
+
+
+def _ordered(states: Sequence[State], order: Mapping[str, Mood]) -> tuple[State, ...]:
+    places = list(order)
+    return tuple(sorted(states, key=lambda one: places.index(one.word)))
+
+
+# --- what was found ------------------------------------------------------------------------------
+
+
+def _parts(diagnosis: Diagnosis) -> Iterator[Part]:
+    for one in diagnosis.mistakes:
+        # The summary has said the only one already.
+        alone = len(diagnosis.mistakes) == 1
+        title = "What happens" if alone else _sentence(one.title)
+        example = _example(one.example)
+        yield Part(
+            title, _tag(one.name, one.family), _text(one.why), _facts(one), _way(one), example
+        )
+    for one in diagnosis.nearest:
+        words = f"{_sentence(one.breaks_on)}. {_text(one.why)}"
+        yield Part(f"Nearest: {_text(one.title)}", _tag(one.name), words)
+    for one in diagnosis.fragilities:
+        # A note is about a choice: that others choose differently needs no example.
+        example = _example(one.example) if one.severity == "fragile" else None
+        way = _way(one) if example is not None else ()
+        tag = _tag(one.name, one.severity)
+        yield Part(_sentence(one.title), tag, _text(one.why), _facts(one), way, example)
+
+
+def _sentence(text: str) -> str:
+    text = _text(text)
+    return text[:1].upper() + text[1:]
+
+
+def _tag(*names: str) -> str:
+    return ", ".join(safe_text(name, NAME_LENGTH) for name in names if name)
+
+
+def _facts(one: Named) -> tuple[Fact, ...]:
+    breaks = one.severity in ("fragile", "note")
+    every = (
+        Fact("Breaks on", _text(one.breaks_on)),
+        Fact("Departs at", "" if breaks else _text(one.step)),
+        Fact("In NumPy", _text(one.numpy), is_code=True),
+        Fact("In torch", _text(one.torch), is_code=True),
+        Fact("Usual check", "" if breaks else _text(one.usual_check)),
+        Fact("The same as", "; ".join(map(_text, one.same_as))),
+    )
+    return tuple(fact for fact in every if fact.text)
+
+
+def _way(one: Named) -> tuple[Stop, ...]:
+    """The main steps of the smallest example, and where on that way the mistake departs."""
+    if one.example is None or one.step not in declared():
+        return ()
+    shown = {shown.step for shown in (*one.example.given, *one.example.steps)}
+    names = [n for n in declared() if n in {*MAIN, one.step, *shown}]
+    if "embeddings" not in shown:
+        names = [name for name in names if name != "embeddings"]
+    at = names.index(one.step)
+    return tuple(
+        Stop(
+            name,
+            declared()[name].symbol,
+            "before" if n < at else "after" if n > at else "departs",
+        )
+        for n, name in enumerate(names)
+    )
+
+
+# --- the smallest example ------------------------------------------------------------------------
+
+
+def _example(example: Example | None) -> Shortest | None:
+    if example is None:
+        return None
+    places = {name: place for place, name in enumerate(declared())}
+    steps = sorted(example.steps, key=lambda shown: places.get(shown.step, len(places)))
+    return Shortest(
+        _text(example.title),
+        tuple(_compared(shown) for shown in example.given),
+        tuple(_compared(shown) for shown in steps),
+    )
+
+
+def _compared(shown: Shown) -> Compared:
+    right, wrong = shown.right, shown.wrong
+    differs = {
+        (i, j)
+        for i, row in enumerate(wrong or ())
+        for j, number in enumerate(row)
+        if not _near(number, _at(right, i, j))
+    }
+    digits = DECIMALS[0]
+    if wrong is not None and differs:
+        pairs = [(wrong[i][j], _at(right, i, j)) for i, j in differs]
+        digits = next((d for d in DECIMALS if all(_tells(*pair, d) for pair in pairs)), 17)
+    every = (number for matrix in (right, wrong or ()) for row in matrix for number in row)
+    largest = max((abs(number) for number in every if math.isfinite(number)), default=0.0)
+    as_it_is = None
+    if wrong is not None and differs:
+        as_it_is = _sheet(shown, wrong, largest, digits)
+        as_it_is = replace(as_it_is, rows=tuple(_marked(as_it_is.rows, differs, right, digits)))
+    step = safe_text(shown.step, NAME_LENGTH)
+    return Compared(
+        step,
+        safe_text(shown.symbol, NAME_LENGTH),
+        _text(shown.formula),
+        f"{len(right)} × {len(right[0]) if right else 0}",
+        _sheet(shown, right, largest, digits),
+        as_it_is,
+        shown.departs,
+    )
+
+
+def _sheet(shown: Shown, matrix: Matrix, largest: float, digits: int) -> Sheet:
+    """A matrix with its queries and keys numbered from 0, as they are in Python."""
+    known = declared().get(shown.step)
+    axes = [axis for axis in known.axes if axis not in ("H", "G")] if known else []
+    names = [ROWS.get(axis, "") for axis in axes] + ["", ""]
+    if len(axes) == 1:
+        headers: tuple[str, ...] = ()  # a number for each row stands under its symbol
+    else:
+        columns = range(len(matrix[0]) if matrix else 0)
+        headers = tuple(f"{names[1]} {j}".strip() for j in columns)
+    cells = aligned([[_cell(number, largest, digits) for number in row] for row in matrix])
+    labels = tuple(f"{names[0]} {i}".strip() for i in range(len(matrix)))
+    return Sheet(headers, labels, tuple(tuple(row) for row in cells))
+
+
+def _cell(number: float, largest: float, digits: int) -> Cell:
+    """A score of −∞ is no accident: it hides a key."""
+    cell = number_cell(number, largest, digits)
+    return replace(cell, style="hidden") if number == -math.inf else cell
+
+
+def _marked(
+    rows: Sequence[Sequence[Cell]], differs: set[tuple[int, int]], right: Matrix, digits: int
+) -> Iterator[tuple[Cell, ...]]:
+    """Those cells that differ stand out, and say what they should be."""
+    for i, row in enumerate(rows):
+        yield tuple(
+            replace(
+                cell,
+                style=f"{cell.style} differs".strip(),
+                mark=DIFFERS,
+                hint=f"should be {rounded(_at(right, i, j), digits)}",
+            )
+            if (i, j) in differs
+            else cell
+            for j, cell in enumerate(row)
+        )
+
+
+def _at(matrix: Matrix, i: int, j: int) -> float:
+    return matrix[i][j] if i < len(matrix) and j < len(matrix[i]) else math.nan
+
+
+def _near(one: float, other: float) -> bool:
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    if math.isinf(one) or math.isinf(other):
+        return one == other
+    return abs(one - other) <= 1e-9 * max(1.0, abs(other))
+
+
+def _tells(one: float, other: float, digits: int) -> bool:
+    return rounded(one, digits) != rounded(other, digits)
