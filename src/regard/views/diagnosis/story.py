@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from regard.errors import safe_text
-from regard.views.report.tables import Cell, aligned, number_cell, rounded
+from regard.views.report.tables import Cell, rounded, shaded
 from regard.views.story import declared
 
 if TYPE_CHECKING:
@@ -287,15 +287,17 @@ def _sheet(shown: Shown, matrix: Matrix, largest: float, digits: int) -> Sheet:
     else:
         columns = range(len(matrix[0]) if matrix else 0)
         headers = tuple(f"{names[1]} {j}".strip() for j in columns)
-    cells = aligned([[_cell(number, largest, digits) for number in row] for row in matrix])
+    cells = shaded(matrix, largest, digits)
     labels = tuple(f"{names[0]} {i}".strip() for i in range(len(matrix)))
-    return Sheet(headers, labels, tuple(tuple(row) for row in cells))
-
-
-def _cell(number: float, largest: float, digits: int) -> Cell:
-    """A score of −∞ is no accident: it hides a key."""
-    cell = number_cell(number, largest, digits)
-    return replace(cell, style="hidden") if number == -math.inf else cell
+    # A score of −∞ is no accident: it hides a key.
+    rows = [
+        [
+            replace(cell, style="hidden") if number == -math.inf else cell
+            for cell, number in zip(own, numbers, strict=True)
+        ]
+        for own, numbers in zip(cells, matrix, strict=True)
+    ]
+    return Sheet(headers, labels, tuple(map(tuple, rows)))
 
 
 def _marked(

@@ -46,7 +46,7 @@ def render(explanations: Mapping[str, Explanation], budget: int, digits: int) ->
     OptionError
         If there is no such page.
     """
-    frame = len(asset("report/style.css").encode()) + len(_script().encode()) + 25_000
+    frame = len(_asset("style.css").encode()) + len(_script().encode()) + 25_000
     for _ in range(ATTEMPTS):
         text = _render(explanations, make_plan(explanations, budget, frame), digits)
         surplus = len(text.encode()) - budget
@@ -59,7 +59,7 @@ def render(explanations: Mapping[str, Explanation], budget: int, digits: int) ->
 def _render(explanations: Mapping[str, Explanation], plan: Plan, digits: int) -> str:
     data = page_data(explanations, plan, digits)
     first = next(iter(explanations.values()))
-    style, script = asset("report/style.css"), _script()
+    style, script = _asset("style.css"), _script()
     text: str = template("report/template.html.j2").render(
         title=safe_text(first.title, 200) or "Attention",
         note=safe_text(first.note, 1000),
@@ -106,13 +106,17 @@ def asset(name: str) -> str:
     return (files("regard") / "views" / name).read_text("utf-8")
 
 
+def _asset(name: str) -> str:
+    return asset(f"report/{name}")
+
+
 @cache
 def _script() -> str:
     """The modules in one: each a function of its own that gives away what it exports.
 
     Comments and indentation stay in the sources.
     """
-    whole = "\n".join(_as_function(name, asset(f"report/{name}.js")) for name in SCRIPTS)
+    whole = "\n".join(_as_function(name, _asset(f"{name}.js")) for name in SCRIPTS)
     return re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
 
 

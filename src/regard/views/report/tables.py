@@ -6,6 +6,7 @@ Must not know HTML.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ LABEL_LENGTH, RULE_LENGTH = 60, 12
 class Cell:
     """What one cell shows: `pad` stands after it, unseen, so that points stand below each other.
 
-    `mark` stands before the number, where it is not what it should be.
+    `mark` stands before a number that is not what it should be.
     """
 
     text: str
@@ -80,7 +81,7 @@ def printed(head: Head, step: str, digits: int) -> Printed:
     return Printed(
         tuple(safe_text(label, LABEL_LENGTH) for label in table.column_labels[:shown_columns]),
         tuple(safe_text(label, LABEL_LENGTH) for label in table.row_labels),
-        tuple(tuple(row) for row in aligned(cells)),
+        tuple(tuple(row) for row in _aligned(cells)),
         tuple(safe_text(note, LABEL_LENGTH) for note in table.row_notes),
         rows - shown_rows,
         columns - shown_columns,
@@ -109,14 +110,25 @@ def _cell(table: Table, row: int, column: int, largest: float, digits: int) -> C
         more = f" +{len(names) - 1}" if len(names) > 1 else ""
         hint = "hidden by: " + ", ".join(safe_text(name, 80) for name in names)
         return Cell(name + more, "hidden", hint=hint)
-    return number_cell(float(table.values[row, column]), largest, digits)
-
-
-def number_cell(value: float, largest: float, digits: int) -> Cell:
-    """One number; the `largest` would be darkest."""
+    value = float(table.values[row, column])
     if not np.isfinite(value):
         return Cell(format_number(value), "odd")
     return Cell(rounded(value, digits), _shade(value, largest))
+
+
+def shaded(rows: Sequence[Sequence[float]], largest: float, digits: int) -> list[list[Cell]]:
+    """Numbers as cells of one table; the `largest` would be darkest."""
+    return _aligned(
+        [
+            [
+                Cell(rounded(value, digits), _shade(value, largest))
+                if np.isfinite(value)
+                else Cell(format_number(value), "odd")
+                for value in row
+            ]
+            for row in rows
+        ]
+    )
 
 
 def rounded(value: float, digits: int) -> str:
@@ -137,7 +149,7 @@ def _shade(value: float, largest: float) -> str:
     return f"{'n' if value < 0 else 'p'}{level}" if level else ""
 
 
-def aligned(rows: list[list[Cell]]) -> list[list[Cell]]:
+def _aligned(rows: list[list[Cell]]) -> list[list[Cell]]:
     """The same cells with what has to follow each number so that a column's points align."""
     if len(rows) < 2:
         return rows
