@@ -32,10 +32,11 @@ def neighbours(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """The report in a browser; needs chromium."""
+    """The report and a diagnosis in a browser; needs chromium."""
     session.install(".[test,browser]")
     required = {"REGARD_REQUIRE": "chromium,playwright,axe,jupyter,matplotlib,node"}
     files = [f"tests/test_report{part}.py" for part in ("", "_script", "_browser")]
+    files += ["tests/test_diagnosis_browser.py"]
     session.run("pytest", *files, *session.posargs, env=required)
 
 

@@ -231,7 +231,7 @@ def _guarded(subject: Subject, arguments: Mapping[str, Any], limit: float) -> tu
         for name, value in arguments.items()
         if isinstance(value, np.ndarray) and not _same(value, as_numpy(handed[name]))
     )
-    text = safe_text(printed.getvalue(), 200)
+    text = safe_text(printed.getvalue().strip(), 200)
     answer = Answer(problem=problem, kind=kind, printed=text, changed=changed, seconds=seconds)
     return result, answer
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from regard.views.diagnosis.story import Mood, Sheet, tell
+from regard.views.diagnosis.story import Mood, tell
 from regard.views.report.page import asset, policy, template
+from regard.views.report.tables import Printed
 
 if TYPE_CHECKING:
     from regard.diagnosis.result import Diagnosis
 
 SIGNS: dict[Mood, str] = {"good": "✓", "warning": "!", "bad": "✗", "none": "–"}
-# A wider table may have to be scrolled on a phone, which has to be possible with keys as well.
+# More characters in a row may have to be scrolled on a phone, and that with keys as well.
 NARROW = 34
 LETTERS = (
     "B batch elements, H heads, L queries, D the width of a head. Rows are queries, columns of "
@@ -39,5 +40,6 @@ def render(diagnosis: Diagnosis) -> str:
     return text
 
 
-def _is_wide(sheet: Sheet) -> bool:
-    return sheet.width > NARROW
+def _is_wide(shown: Printed) -> bool:
+    lines = (sum(len(cell.text) + len(cell.pad) + 3 for cell in row) for row in shown.rows)
+    return max(map(len, shown.labels), default=0) + max(lines, default=0) > NARROW

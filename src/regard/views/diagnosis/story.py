@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from regard.arithmetic import format_number
 from regard.errors import safe_text
-from regard.views.report.tables import Cell, rounded, shaded
+from regard.views.report.tables import Cell, Printed, rounded, shaded
 from regard.views.story import declared
 
 if TYPE_CHECKING:
@@ -40,22 +41,6 @@ ROWS = {"L": "query", "S": "key"}
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """One matrix: what a table of it has, beginning with the names of its columns and rows."""
-
-    headers: tuple[str, ...]
-    labels: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def width(self) -> int:
-        """How many characters its widest row has, about."""
-        lines = ([len(cell.text) + len(cell.pad) + 3 for cell in row] for row in self.rows)
-        return max(map(len, self.labels), default=0) + max(map(sum, lines), default=0)
-
-
-@dataclass(frozen=True)
 class Compared:
     """One step of an example: as it should be, and as the function has it if that differs."""
 
@@ -63,8 +48,8 @@ class Compared:
     symbol: str
     formula: str
     size: str
-    right: Sheet
-    wrong: Sheet | None = None
+    right: Printed
+    wrong: Printed | None = None
     departs: bool = False
 
 
@@ -277,11 +262,13 @@ def _compared(shown: Shown) -> Compared:
     )
 
 
-def _sheet(shown: Shown, matrix: Matrix, largest: float, digits: int) -> Sheet:
+def _sheet(shown: Shown, matrix: Matrix, largest: float, digits: int) -> Printed:
     """A matrix with its queries and keys numbered from 0, as they are in Python."""
     known = declared().get(shown.step)
     axes = [axis for axis in known.axes if axis not in ("H", "G")] if known else []
     names = [ROWS.get(axis, "") for axis in axes] + ["", ""]
+    if shown.step == "embeddings":
+        names[0] = "token"
     if len(axes) == 1:
         headers: tuple[str, ...] = ()  # a number for each row stands under its symbol
     else:
@@ -297,7 +284,7 @@ def _sheet(shown: Shown, matrix: Matrix, largest: float, digits: int) -> Sheet:
         ]
         for own, numbers in zip(cells, matrix, strict=True)
     ]
-    return Sheet(headers, labels, tuple(map(tuple, rows)))
+    return Printed(headers, labels, tuple(map(tuple, rows)), (), 0, 0)
 
 
 def _marked(
@@ -331,4 +318,4 @@ def _near(one: float, other: float) -> bool:
 
 
 def _tells(one: float, other: float, digits: int) -> bool:
-    return rounded(one, digits) != rounded(other, digits)
+    return format_number(one, digits) != format_number(other, digits)

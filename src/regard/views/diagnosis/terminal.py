@@ -14,7 +14,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from regard.views.diagnosis.story import Compared, Fact, Part, Sheet, Shortest, State, tell
+from regard.views.diagnosis.story import Compared, Fact, Part, Shortest, State, tell
+from regard.views.report.tables import Printed
 
 if TYPE_CHECKING:
     from regard.diagnosis.result import Diagnosis
@@ -100,12 +101,12 @@ def _labelled(shown: Compared) -> Table:
     return table
 
 
-def _matrix(sheet: Sheet) -> Table:
+def _matrix(shown: Printed) -> Table:
     """Numbers in columns, their points below each other; those that differ stand out."""
     table = Table.grid(padding=(0, 2))
-    for _ in sheet.rows[0] if sheet.rows else ():
+    for _ in shown.rows[0] if shown.rows else ():
         table.add_column(justify="right")
-    for row in sheet.rows:
+    for row in shown.rows:
         styles = (BOLD + RED if cell.mark else Style() for cell in row)
         texts = (cell.text + " " * len(cell.pad) for cell in row)
         table.add_row(*map(Text, texts, styles))
