@@ -25,11 +25,8 @@ Open = Callable[..., Any]
 @pytest.fixture(scope="module")
 def found() -> dict[str, Diagnosis]:
     two = wrong.unmasked("no_scale", "weights_transposed")
-    functions = {
-        **FUNCTIONS,
-        "two": two,
-        "projected": wrong.multihead("heads_split_without_transpose"),
-    }
+    projected = wrong.multihead("heads_split_without_transpose")
+    functions = {**FUNCTIONS, "two": two, "projected": projected}
     return {name: regard.diagnose(function) for name, function in functions.items()}
 
 
