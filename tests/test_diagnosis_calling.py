@@ -222,6 +222,41 @@ def test_what_the_catalogue_does_not_know_comes_with_the_nearest_and_the_propert
     assert "key_order" not in failing
 
 
+def test_an_entry_that_explains_no_wrong_answer_does_not_lead_the_summary():
+    found = regard.diagnose(lambda q, k, v: np.tanh(q @ k.swapaxes(-1, -2)) @ v)
+    assert "nearest" not in found.summary
+    assert found.nearest[0].breaks_on.startswith("it explains none")
+
+
+@pytest.mark.parametrize("always", [False, True], ids=["with a flag", "always"])
+@pytest.mark.parametrize("aligned", ["start", "end"])
+@pytest.mark.parametrize(
+    ("extra", "name"), [(0, None), (1, "causal_off_by_one"), (-1, "causal_hides_own_key")]
+)
+def test_causal_mistakes_are_named_however_unequal_lengths_align(aligned, extra, name, always):
+    def attend(q, k, v, causal):
+        scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+        if causal:
+            rows, keys = scores.shape[-2:]
+            shift = extra + (keys - rows if aligned == "end" else 0)
+            scores = np.where(np.tri(rows, keys, shift, dtype=bool), scores, -1e30)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True) @ v
+
+    def always_causal(q, k, v):
+        return attend(q, k, v, True)
+
+    def with_a_flag(q, k, v, causal=False):
+        return attend(q, k, v, causal)
+
+    found = regard.diagnose(always_causal if always else with_a_flag)
+    assert [one.name for one in found.mistakes] == ([name] if name else [])
+    assert ("always causal" in found.called) is always
+    assert ("first query with the first key" in found.called) is (aligned == "start")
+    if always and name:
+        assert "no mask" not in found.mistakes[0].usual_check
+
+
 def test_a_leak_from_a_later_key_is_found_without_the_catalogue():
     found = regard.diagnose(wrong.with_causal("causal_off_by_one"))
     leak = next(one for one in found.properties if one.name == "no_leak")

@@ -6,6 +6,7 @@ Owns the tiny problems that are printed. Must not know how a mistake was found.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,9 @@ def named(mistake: Mistake, variant: Variant, trial: Trial, ways: Sequence[Conve
         step,
         mistake.numpy,
         mistake.torch,
-        usual_check(variant) if mistake.variants else "A comparison with rtol=1e-5 passes.",
+        usual_check(variant, causal=ways[0].causal_always)
+        if mistake.variants
+        else "A comparison with rtol=1e-5 passes.",
         tuple(one.title for one in EQUIVALENTS if one.same_as == mistake.name),
         "",
         example,
@@ -65,28 +68,26 @@ def smallest_example(
     return _shown(*best), best[1]
 
 
-def usual_check(variant: Variant) -> str:
-    """Whether one head with as many queries as keys and no mask would have shown it."""
-    probe = _usual()
+def usual_check(variant: Variant, *, causal: bool = False) -> str:
+    """Whether one head with as many queries as keys would have shown it; causal if always so."""
+    probe = _usual(causal)
     values = walk(probe, variant)
     departs, _ = _departure(probe, variant)
+    where = "One head, as many queries as keys" + ("" if causal else ", no mask")
     if departs is None:
-        return "One head, as many queries as keys, no mask: every number is right, and it passes."
+        return f"{where}: every number is right, and it passes."
     sums = values["weights"].sum(-1)
     if np.allclose(sums, 1, atol=1e-6) and (values["weights"] >= -1e-9).all():
         return (
-            "One head, as many queries as keys, no mask: the shape is right and rows of weights "
-            "add up to 1; only a comparison with another implementation shows it."
+            f"{where}: the shape is right and rows of weights add up to 1; only a comparison with "
+            "another implementation shows it."
         )
-    return (
-        "One head, as many queries as keys, no mask: the shape is right; weights.sum(-1), which "
-        "should be 1 throughout, shows it."
-    )
+    return f"{where}: the shape is right; weights.sum(-1), which should be 1 throughout, shows it."
 
 
-@lru_cache(maxsize=1)
-def _usual() -> Probe:
-    return ready("usual", "plain", (1, 1, 1, 4, 4, 4, 4), 500, rank=2)
+@lru_cache(maxsize=2)
+def _usual(causal: bool) -> Probe:
+    return replace(ready("usual", "plain", (1, 1, 1, 4, 4, 4, 4), 500, rank=2), causal=causal)
 
 
 @lru_cache(maxsize=8)

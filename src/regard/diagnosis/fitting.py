@@ -133,7 +133,7 @@ def ways_to_call(trial: Trial) -> list[list[Convention]]:
     for causal_always, turn in itertools.product(always, turned):
         base = [replace(way, causal_always=causal_always, turned=turn) for way in layouts]
         hypotheses += _with_masks(trial, base)
-    return [_settled(trial, ways) for ways in hypotheses]
+    return [settled for ways in hypotheses for settled in _settled(trial, ways)]
 
 
 def _may_turn(subject: Subject) -> bool:
@@ -358,23 +358,38 @@ def key_mask_way(trial: Trial, way: Convention, probe: Probe) -> Convention:
     return taken or way
 
 
-def _settled(trial: Trial, ways: list[Convention]) -> list[Convention]:
-    """How causal is aligned and how a window is counted: as told, or whichever is right."""
-    out = []
-    for way in ways:
-        if trial.told.causal in ("start", "end"):
-            way = replace(way, aligned=str(trial.told.causal))
-        else:
-            way = _first_right(
-                trial, "causal rectangular", [way, replace(way, aligned="start")], way
-            )
-        if trial.told.window is not None:
-            way = replace(way, window_extra=int(trial.told.window == "exclusive"))
-        else:
-            way = _first_right(trial, "window", [way, replace(way, window_extra=1)], way)
-        way = _first_right(trial, "scale", [way, replace(way, scale_divides=True)], way)
-        out.append(way)
-    return out
+def _settled(trial: Trial, ways: list[Convention]) -> Iterator[list[Convention]]:
+    """How causal is aligned and how a window is counted: as told, or whichever is right.
+
+    Where neither alignment is right, a mistake may stand on either of them.
+    """
+    for aligned in _alignments(trial, ways):
+        out = []
+        for way in ways:
+            way = replace(way, aligned=aligned)
+            if trial.told.window is not None:
+                way = replace(way, window_extra=int(trial.told.window == "exclusive"))
+            else:
+                way = _first_right(trial, "window", [way, replace(way, window_extra=1)], way)
+            way = _first_right(trial, "scale", [way, replace(way, scale_divides=True)], way)
+            out.append(way)
+        yield out
+
+
+def _alignments(trial: Trial, ways: list[Convention]) -> tuple[str, ...]:
+    if trial.told.causal in ("start", "end"):
+        return (str(trial.told.causal),)
+    both = ("end", "start")
+    answered = False
+    for aligned, way in itertools.product(both, ways):
+        own = replace(way, aligned=aligned)
+        ability = "rectangular" if way.causal_always else "causal rectangular"
+        for probe in trial.probes_for(own):
+            if probe.ability == ability:
+                if trial.is_right(own, probe):
+                    return (aligned,)
+                answered |= trial.ask(own, probe).output is not None
+    return both if answered else both[:1]
 
 
 def _first_right(
@@ -403,7 +418,7 @@ def spoken(trial: Trial, ways: Sequence[Convention], answer: Answer | None) -> s
         text += f"; {subject.roles[role].name}: {MASK_KINDS[way.mask]}"
     if way.causal_always:
         text += "; always causal"
-    if way.aligned == "start" and "causal" in subject.roles:
+    if way.aligned == "start" and (way.causal_always or "causal" in subject.roles):
         text += "; causal aligns the first query with the first key"
     if "window" in subject.roles:
         counts = "does not count" if way.window_extra else "counts"

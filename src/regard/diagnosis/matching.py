@@ -163,7 +163,10 @@ def _pair(matcher: Matcher, meeting: bool, deadline: float) -> tuple[Entry, Entr
 
 
 def nearest(matcher: Matcher) -> tuple[Entry, float]:
-    """The mistake that explains most answers, and the share of them; then the smallest distance."""
+    """The mistake that explains most answers, then the one whose numbers are closest.
+
+    With it the share of the answers that it explains; 0 if none of those is a wrong one.
+    """
     best: tuple[tuple[float, float], Entry] | None = None
     for mistake in CATALOGUE:
         for variant in mistake.variants[:2]:
@@ -175,7 +178,9 @@ def nearest(matcher: Matcher) -> tuple[Entry, float]:
             if best is None or score > best[0]:
                 best = (score, (mistake, variant))
     assert best is not None
-    return best[1], best[0][0] / len(matcher.seen)
+    (share, _), entry = best
+    explains = any(matcher.agrees(number, entry[1]) for number in matcher.wrong)
+    return entry, share / len(matcher.seen) if explains else 0.0
 
 
 def _distance(matcher: Matcher, number: int, variant: Variant) -> float:

@@ -35,6 +35,7 @@ from regard.diagnosis.signature import read
 from regard.errors import OptionError, safe_text
 
 TIME_LIMIT = 10.0
+FAR = "it explains none of the wrong answers, but comes closest to them"
 
 
 def diagnose(
@@ -217,7 +218,7 @@ def _lost_digits(returned: str, given: str, exact_to: str) -> tuple[Entry, ...]:
 
 def _nearest(trial: Trial, hypothesis: Hypothesis) -> Named:
     entry, share = matching.nearest(hypothesis.matcher)
-    text = f"it explains {share:.0%} of what came back"
+    text = f"it explains {share:.0%} of what came back" if share else FAR
     return replace(named(*entry, trial, hypothesis.ways), breaks_on=text)
 
 
@@ -279,4 +280,5 @@ def _summary(name: str, verdict: Verdict, exact_to: str, said: Sequence[Named]) 
             return f"{name} is right on ordinary inputs, and fragile: {worst}"
         case "mistaken":
             return f"{name} is mistaken: {', and '.join(titles)}"
-    return f"{name} differs in a way that the catalogue does not know; nearest: {titles[0]}"
+    text = f"{name} differs in a way that the catalogue does not know"
+    return text if said[0].breaks_on == FAR else f"{text}; nearest: {titles[0]}"
