@@ -119,6 +119,41 @@ def test_nan_is_never_hidden_by_a_weight_that_underflows(kernel, dtype):
 
 
 @every_kernel
+@every_float
+@pytest.mark.parametrize("bad", [np.nan, INF])
+def test_nan_is_never_hidden_by_a_score_of_minus_infinity(kernel, dtype, bad):
+    q, k, v = inputs((2, 4), (600, 4), (600, 2), dtype=dtype)
+    q[:, 0] = 1
+    # One whole piece of keys, in whatever pieces they are read, and not all of them.
+    for keys in (slice(0, 300), slice(280, 600)):
+        low = k.copy()
+        low[keys, 0] = -INF
+        clean = run(kernel, q, low, v)
+        assert np.isfinite(clean.output.astype(float)).all()
+        worse = v.copy()
+        worse[keys.start + 5, 1] = bad
+        result = run(kernel, q, low, worse)
+        np.testing.assert_array_equal(is_nan(result.output), [[False, True]] * 2)
+        if kernel != "reference":  # which makes such rows again, in more digits
+            assert_same_bytes(result.output[:, 0], clean.output[:, 0])
+            assert_same_bytes(result.lse, clean.lse)
+
+
+@every_kernel
+@every_float
+def test_a_sink_takes_the_row_whose_scores_are_all_minus_infinity(kernel, dtype):
+    q, k, v = inputs((2, 4), (3, 4), (3, 2), dtype=dtype)
+    q[:, 0], k[:, 0] = 1, -INF
+    result = run(kernel, q, k, v, sink=0.5)
+    np.testing.assert_array_equal(result.output.astype(float), 0.0)
+    np.testing.assert_array_equal(result.weights.astype(float), 0.0)
+    np.testing.assert_array_equal(result.lse, 0.5)
+    v[1, 1] = np.nan
+    result = run(kernel, q, k, v, sink=0.5)
+    np.testing.assert_array_equal(is_nan(result.output), [[False, True]] * 2)
+
+
+@every_kernel
 @pytest.mark.parametrize("size", [1, 7, 64, 65, 300])
 def test_nan_is_found_at_every_key_of_long_rows(kernel, size):
     q, k, v = inputs((2, 8), (size, 8), (size, 3))

@@ -115,8 +115,9 @@ template <class T>
 static void finish(const Request& q, const Softmax<T>& how, const Row& row, State<T> state, T* out,
                    const T* maxima, uint8_t* stack) {
     double top = double(state.maximum) * how.natural;  // as a logit
-    if (state.sum == 0) {
-        // Empty is decided by the rules: visible scores that are all −∞ leave NaN.
+    if (state.sum == 0 && (q.narrow || !q.sink)) {
+        // Empty is decided by the rules: visible scores that are all −∞ leave NaN, where there is no
+        // sink for the row to go to. (A narrow row is redone: they may have overflowed.)
         for_visible<T>(q, row, stack, [&](int64_t) {
             state.sum = T(__builtin_nan(""));
             return true;
@@ -323,10 +324,14 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             for (int64_t r = 0; r < height; r++) {
                 T* out = part + r * wide;
                 const Row& row = s.row[tile + r];
-                if (!all_finite && !finite(out, wide))
+                if (!all_finite && !finite(out, wide)) {
                     blend_visible(row, s.strip + r * kStrip<T>, values, stride, wide, k0, low,
                                   high, q.program ? s.bytes + r * depth : nullptr,
                                   bias_of(q, row, k0, n, s.bias), out);
+                    // Scores that are all −∞ leave no number, but a NaN among their values stays.
+                    if (parts[r].sum == 0 && !finite(out, wide))
+                        parts[r].maximum = -largest_number<T>();
+                }
                 if (q.weights && parts[r].maximum != -infinity<T>()) {
                     const int64_t number = (b * q.H + row.h) * q.L + row.i;
                     T* weights = (T*)q.weights + number * q.S + k0;
