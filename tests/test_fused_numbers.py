@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -248,3 +249,27 @@ def test_errors_are_as_small_as_those_of_independent_roundings(target, size, key
     exact = exact_answer(q, k, v)
     ratio = (output - exact.output) / independent_roundings(q, k, v, exact)
     np.testing.assert_array_less(np.sqrt((ratio**2).mean()), 1.0)
+
+
+@every_target
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+def test_no_number_holds_up_a_call(target, dtype, bad, which):
+    # A few times the work of the call is fair; long double for every row is a hundred times that.
+    arrays = dict(
+        zip(("query", "key", "value"), inputs(*[(768, 64)] * 3, dtype=dtype), strict=True)
+    )
+    worse = {name: array.copy() for name, array in arrays.items()}
+    worse[which][-1 if which == "key" else slice(None), 7] = bad
+
+    def seconds(given: dict[str, np.ndarray]) -> float:
+        taken = []
+        for _ in range(3):
+            start = time.process_time()
+            regard.attention(**given, threads=1)
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    with on_path(f"fused:{target}"):
+        assert seconds(worse) < 20 * seconds(arrays) + 1e-3
