@@ -29,6 +29,14 @@ def test_the_configuration_is_printed_one_thing_a_line(capsys):
     assert any(line.split()[:2] == ["reference", "usable"] for line in lines)
 
 
+def test_every_name_stands_apart_from_what_is_said_of_it(capsys):
+    regard.show_config()
+    lines = capsys.readouterr().out.splitlines()
+    config = regard.show_config("dict")
+    for name, state in {**config["kernels"], **config["extras"]}.items():
+        assert any(line.split(maxsplit=1) == [name, state] for line in lines), name
+
+
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="mode"):
         regard.show_config("xml")
