@@ -358,6 +358,11 @@ def test_json_is_ascii_whatever_the_labels(tmp_path: Path) -> None:
 # --- streams -------------------------------------------------------------------------------------
 
 
+def test_a_width_of_zero_is_one_that_nobody_knows():
+    for words in (["explain", "causal-mask"], ["explain", "causal-mask", "--statistics"]):
+        assert succeed(*words, columns=0) == succeed(*words, columns=80)
+
+
 @pytest.mark.parametrize("columns", [60, 120])
 def test_the_width_is_that_of_the_terminal(columns: int) -> None:
     text = succeed("explain", "causal-mask", columns=columns)

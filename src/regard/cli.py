@@ -598,12 +598,15 @@ def _console() -> Console:
     from rich.console import Console
 
     # NO_COLOR asks for no colour; rich would still print bold and dim.
-    return Console(
+    console = Console(
         markup=False,
         highlight=False,
         emoji=False,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
     )
+    if console.width < 1:  # COLUMNS=0: nobody knows; rich would leave out every word
+        console.width = 80
+    return console
 
 
 # --- explain --json ------------------------------------------------------------------------------
