@@ -944,6 +944,17 @@ def test_html_of_an_expectation_that_fails_is_written_and_the_failure_told() -> 
     assert Path("page.html").exists()
 
 
+@pytest.mark.parametrize("option", ["html", "save"])
+def test_a_dash_or_nothing_is_no_file_to_write(option: str) -> None:
+    assert refuse("explain", "causal-mask", f"--{option}", "-") == (
+        f"--{option} needs the name of a file, not - (./- would be a file of that name)"
+    )
+    assert refuse("explain", "causal-mask", f"--{option}", "") == (
+        f"--{option} needs the name of a file, not an empty one"
+    )
+    assert not Path("-").exists()
+
+
 def test_html_replaces_a_file_only_by_force() -> None:
     Path("page.html").write_text("mine")
     assert refuse("explain", "causal-mask", "--html", "page.html") == (

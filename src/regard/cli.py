@@ -517,6 +517,7 @@ def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
 
 
 def _save(problem: Problem, path: str, force: bool) -> None:
+    _check_name("save", path)
     _refuse_existing(path, force)
     problem.save(path, force=force)
     typer.echo(f"saved {safe_text(path)}", err=True)
@@ -533,6 +534,7 @@ def _write_report(
 ) -> None:
     from regard.views import report
 
+    _check_name("html", path)
     _refuse_existing(path, force)
     report.write(
         path,
@@ -783,14 +785,18 @@ def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
             bar.stop()
 
 
+def _check_name(option: str, path: str) -> None:
+    if path in ("", "-"):
+        raise OptionError(
+            f"--{option} needs the name of a file, not "
+            + ("an empty one" if not path else "- (./- would be a file of that name)")
+        )
+
+
 def _check_targets(targets: Mapping[str, str], force: bool) -> None:
     places: dict[str, str] = {}
     for name, path in targets.items():
-        if path in ("", "-"):
-            raise OptionError(
-                f"--{name} needs the name of a file, not "
-                + ("an empty one" if not path else "- (./- would be a file of that name)")
-            )
+        _check_name(name, path)
         other = places.setdefault(os.path.realpath(path), name)
         if other != name:
             raise OptionError(f"{other} and {name} would go to the same file, {path}")
@@ -898,6 +904,7 @@ def diagnose(
     if html is None:
         _refuse_without("--html", {"--open": show or None, "--force": force or None})
     else:
+        _check_name("html", html)
         _refuse_existing(html, force)
     options = {
         "signature": signature,
