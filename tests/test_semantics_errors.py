@@ -52,6 +52,27 @@ def test_kinds_that_are_not_real_numbers_are_refused_by_name(kernel, name, kind)
     assert name in str(caught.value).split(" (query")[0]
 
 
+@pytest.mark.parametrize(
+    "name", ["scale", "softcap", "sink", "offset", "out", "lengths", "segments"]
+)
+def test_a_mask_of_its_own_is_never_lost_in_any_argument(name):
+    # np.ma.masked stands for "no number", and NumPy alone would read it as 0.
+    x = np.eye(2)[None, None]
+    given = {
+        "offset": np.ma.masked_array(1, True),
+        "out": np.ma.masked_array(np.zeros((1, 1, 2, 2)), True),
+        "lengths": np.ma.masked_array([2], [True]),
+        "segments": np.ma.masked_array([0, 1], [True, False]),
+    }.get(name, np.ma.masked)
+    with pytest.raises(regard.DtypeError, match=f"{name}.* is a MaskedArray"):
+        if name == "lengths":
+            regard.masks.Lengths(given)
+        elif name == "segments":
+            regard.masks.Segments([0, 1], given)
+        else:
+            regard.attention(x, x, x, **{name: given})
+
+
 @every_kernel
 @pytest.mark.parametrize("name", NAMES)
 def test_kinds_that_are_ragged_are_refused_by_name(kernel, name):

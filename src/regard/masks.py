@@ -176,6 +176,10 @@ def _position(offset: Any, queries: int, keys: int) -> int:
 
 def plain_array(name: str, value: Any, wanted: str) -> NDArray[Any]:
     """What NumPy makes of a value; whatever keeps it from that is an error about the argument."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise DtypeError(
+            f"{name} is a MaskedArray, whose mask would be lost; pass its data where that is meant"
+        )
     try:
         return as_numpy(name, value)
     except (MemoryError, DtypeError):

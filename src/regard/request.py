@@ -466,6 +466,8 @@ def checked_threads(threads: Any) -> int | None:
 def _with_out(request: Request, out: Any, shape: tuple[int, ...]) -> Request:
     if not isinstance(out, np.ndarray):
         raise DtypeError(f"out must be an ndarray, not {type(out).__name__}")
+    if isinstance(out, np.ma.MaskedArray):
+        raise DtypeError("out is a MaskedArray, whose mask may keep numbers out; pass out.data")
     if out.shape != shape:
         raise ShapeError(f"out has shape {out.shape} but the output has {shape}; they must match")
     if out.dtype != request.dtype:
