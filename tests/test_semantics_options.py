@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from calls import (
+    BFLOAT16,
     answer_of,
     assert_other_numbers,
     assert_same_bytes,
@@ -38,6 +39,16 @@ INF, NAN = np.inf, np.nan
 @pytest.mark.parametrize("scale", [None, 1.0, 0.0, -0.0, -0.3, 2.5, 1e-30, 3, np.float32(0.7)])
 def test_scale_may_be_any_finite_number(kernel, dtype, scale):
     check(kernel, *inputs((2, 3, 4), (2, 5, 4), (2, 5, 6), dtype=dtype), scale=scale)
+
+
+@pytest.mark.needs("ml_dtypes")
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_scale_and_softcap_may_be_numbers_of_every_float_dtype(name):
+    q, k, v = inputs((2, 3, 4), (2, 5, 4), (2, 5, 6))
+    expected = regard.attention(q, k, v, **{name: 0.5})
+    for dtype in (np.float16, BFLOAT16, np.float32, np.float64, np.longdouble):
+        for number in (np.full((), 0.5, dtype), np.full((), 0.5, dtype)[()]):
+            assert_same_bytes(regard.attention(q, k, v, **{name: number}), expected)
 
 
 @every_kernel

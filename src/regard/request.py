@@ -402,7 +402,7 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 2**1023 else math.inf
     array = plain_array(name, value, "a number")
-    if array.ndim or array.dtype.kind not in "iuf":
+    if array.ndim or not (array.dtype.kind in "iuf" or is_float(array.dtype)):
         raise DtypeError(f"{name} must be a number, not {safe_text(repr(value), 60)}")
     return float(array)
 
