@@ -64,13 +64,12 @@ def test_a_mask_of_its_own_is_never_lost_in_any_argument(name):
         "lengths": np.ma.masked_array([2], [True]),
         "segments": np.ma.masked_array([0, 1], [True, False]),
     }.get(name, np.ma.masked)
+    call = {
+        "lengths": regard.masks.Lengths,
+        "segments": lambda segments: regard.masks.Segments([0, 1], segments),
+    }.get(name, lambda option: regard.attention(x, x, x, **{name: option}))
     with pytest.raises(regard.DtypeError, match=f"{name}.* is a MaskedArray"):
-        if name == "lengths":
-            regard.masks.Lengths(given)
-        elif name == "segments":
-            regard.masks.Segments([0, 1], given)
-        else:
-            regard.attention(x, x, x, **{name: given})
+        call(given)
 
 
 @every_kernel

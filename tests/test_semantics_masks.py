@@ -20,9 +20,25 @@ from calls import (
     numbers,
     run,
 )
-from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 
 INF = np.inf
+
+
+class EveryOther(Mask):
+    """A rule of somebody's own: keys at even distances."""
+
+    name = "every other"
+
+    def block(self, at):
+        return (at.rows[:, None] - np.arange(at.shape[-1])) % 2 == 0
+
+
+class Strict(Causal):
+    """A rule that looks like one of regard's and is not."""
+
+    def block(self, at):
+        return np.arange(at.shape[-1]) < (at.rows + at.offset)[:, None]
 
 
 def coins(shape: tuple[int, ...], heads: float = 0.6, seed: int = 0) -> np.ndarray:
@@ -53,6 +69,25 @@ def test_mask_broadcasts_from_every_shape_that_numpy_allows(kernel):
                 mask = coins(shape[4 - axes :], seed=axes)
                 check(kernel, q, k, v, mask=mask)
                 check(kernel, q, k, v, mask=Boolean(mask), rule=mask)
+
+
+def test_mask_of_one_s_own_rule_is_asked_and_never_taken_for_another():
+    x = inputs((5, 3))[0]
+    visible = np.subtract.outer(range(5), range(5))
+    for rule, cells in (
+        (EveryOther(), visible % 2 == 0),
+        (Strict(), visible > 0),
+        (~EveryOther() & Causal() | Strict(), (visible % 2 != 0) & (visible >= 0) | (visible > 0)),
+    ):
+        expected = regard.attention(x, x, x, mask=cells, kernel="reference")
+        assert_same_bytes(regard.attention(x, x, x, mask=rule), expected)
+
+
+@pytest.mark.needs("fused")
+def test_mask_of_one_s_own_rule_is_refused_by_the_kernel_that_cannot_ask_it():
+    x = inputs((5, 3))[0]
+    with pytest.raises(regard.OptionError, match="does not know the rule EveryOther"):
+        regard.attention(x, x, x, mask=Causal() & ~EveryOther(), kernel="fused")
 
 
 @every_kernel

@@ -40,6 +40,9 @@ except ImportError:
 
 name = "fused"
 
+# How the rules say what is visible that native code knows.
+KNOWN = {rule.block for rule in (Boolean, Causal, Lengths, Segments, Window)}
+
 UNBOUNDED = -1
 MOST_THREADS = 256
 FARTHEST = 2**63 - 1
@@ -149,7 +152,22 @@ def clock_frequency(threads: int, seconds: float = 0.3) -> float:
 
 def supports(request: Request) -> str | None:
     """None, or why not."""
-    return None if BUILT else "it is not built"
+    if not BUILT:
+        return "it is not built"
+    unknown = None if request.mask is None else _unknown(request.mask)
+    if unknown is None:
+        return None
+    return f"it does not know the rule {safe_text(type(unknown).__name__, 60)}"
+
+
+def _unknown(rule: Mask) -> Mask | None:
+    """A rule that only Python can ask: one that says in its own way which keys are visible."""
+    match rule:
+        case All() | AnyOf():
+            return next((u for part in rule.parts if (u := _unknown(part)) is not None), None)
+        case Not():
+            return _unknown(rule.part)
+    return None if type(rule).block in KNOWN else rule
 
 
 def run(request: Request) -> Result:
