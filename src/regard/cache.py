@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard import dispatch
+from regard.arrays import home_of, lent
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
 from regard.masks import Boolean, Lengths, Mask, as_mask, check_lead, plain_array
 from regard.request import FLOATS, as_array, checked_window, make_request
@@ -185,7 +186,7 @@ class KVCache:
         Returns
         -------
         ndarray, (…, H, L, E), or a named tuple (output[, weights][, lse])
-            As `attention` returns it.
+            As `attention` returns it: arrays of another library, if query or out is one.
 
         Raises
         ------
@@ -197,6 +198,8 @@ class KVCache:
             raise OptionError("the cache was never appended to; append the keys and values first")
         held = self._end - self._start
         key, value = (_first(buffer, held) for buffer in self._buffers)
+        home = home_of(query=query, out=out)
+        given, out = out, lent("out", out, in_place=True)
         query = as_array("query", query)
         try:
             queries = 1 if query.ndim < 2 else query.shape[-2]
@@ -214,7 +217,7 @@ class KVCache:
                                         kernel, threads)
                 # fmt: on
                 if answer is not None:
-                    return answer
+                    return answer if home is None else home(answer)
             request = make_request(
                 query,
                 key,
@@ -235,7 +238,12 @@ class KVCache:
             )
         except (ShapeError, OptionError, DtypeError) as error:
             raise with_shapes(error, {"query": query, "key": key, "value": value}) from None
-        return dispatch.run(request, kernel).returned
+        result = dispatch.run(request, kernel).returned
+        if home is None:
+            return result
+        if given is None:
+            return home(result)
+        return home(result)._replace(output=given) if isinstance(result, tuple) else given
 
     # --- looking -------------------------------------------------------------------------------
 

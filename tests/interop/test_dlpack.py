@@ -132,6 +132,35 @@ def test_two_libraries_in_one_call_are_refused_by_name():
 
 
 @every_library
+def test_a_cache_gives_back_what_its_queries_are(library):
+    wrap = LIBRARIES[library]
+    q, k, v = inputs((3, 5, 8), (3, 5, 8), (3, 5, 4))
+    cache, theirs = regard.KVCache(), regard.KVCache()
+    for rows in (slice(0, 4), slice(4, 5)):
+        cache.append(k[:, rows], v[:, rows])
+        theirs.append(wrap(k[:, rows]), wrap(v[:, rows]))
+        query = wrap(np.ascontiguousarray(q[:, rows]))
+        same(theirs.attend(query), cache.attend(q[:, rows]), type(query))
+        one = theirs.attend(query, return_lse=True, return_weights=True)
+        other = cache.attend(q[:, rows], return_lse=True, return_weights=True)
+        assert type(one) is type(other)
+        for mine, its in zip(one, other, strict=True):
+            same(mine, its, type(query))
+
+
+@pytest.mark.needs("torch")
+def test_a_cache_writes_into_a_tensor():
+    q, k, v = inputs((3, 5, 8), (3, 5, 8), (3, 5, 4))
+    cache = regard.KVCache()
+    cache.append(k, v)
+    for options in ({}, {"return_lse": True}):
+        out = torch.empty(3, 5, 4)
+        result = cache.attend(to_torch(q), out=out, **options)
+        assert (result.output if options else result) is out
+        np.testing.assert_array_equal(out.numpy(), cache.attend(q))
+
+
+@every_library
 def test_softmax_merge_and_layers_give_back_what_they_got(library):
     wrap = LIBRARIES[library]
     scores = inputs((4, 6))[0]
