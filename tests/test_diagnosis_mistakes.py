@@ -57,6 +57,47 @@ def test_a_mistake_is_named(name, make, told):
     assert found.names[:1] == (name,), found
 
 
+def for_matrices(softmax, width=lambda q, k: q.shape[1]):
+    """Attention as one writes it for matrices: whatever counts axes from the left is literal."""
+    return lambda q, k, v: softmax(q @ k.T / np.sqrt(width(q, k))) @ v
+
+
+def by_sums(e, axis):
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("softmax_over_queries", for_matrices(lambda s: by_sums(np.exp(s), 0))),
+        ("softmax_over_queries", for_matrices(lambda s: by_sums(np.exp(s - s.max(0)), 0))),
+        (
+            "softmax_over_queries",
+            for_matrices(lambda s: by_sums(np.exp(s), 0), lambda q, k: q.shape[-1]),
+        ),
+        (
+            "denominator_over_queries",
+            for_matrices(
+                lambda s: by_sums(np.exp(s - s.max(-1, keepdims=True)), 0),
+                lambda q, k: q.shape[-1],
+            ),
+        ),
+        (
+            "maximum_over_queries",
+            for_matrices(lambda s: by_sums(np.exp(s - s.max(0)), -1), lambda q, k: q.shape[-1]),
+        ),
+        (
+            "scale_by_queries",
+            for_matrices(lambda s: by_sums(np.exp(s), -1), lambda q, k: q.shape[0]),
+        ),
+        ("keepdims_lost", for_matrices(lambda s: np.exp(s) / np.exp(s).sum(axis=1))),
+    ],
+)
+def test_a_mistake_written_for_matrices_is_named_though_a_vector_makes_it_right(name, function):
+    found = regard.diagnose(function)
+    assert found.names == (name,), found
+
+
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("group", ["plain", "masks", "triangles", "modules"])
 def test_mistakes_in_torch_are_named(group):

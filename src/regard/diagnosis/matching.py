@@ -95,6 +95,19 @@ class Matcher:
         """The probes on which the function is not right."""
         return [n for n in range(len(self.seen)) if not self.agrees(n, RIGHT)]
 
+    @cached_property
+    def of_matrices(self) -> Matcher:
+        """Without single queries, where the function is wrong on matrices too.
+
+        Whoever writes for matrices takes (D,) by accident, and an axis counted from the left (the
+        0 in sum(axis=0), in q.shape[0]) is then another one.
+        """
+        seen = [one for one in self.seen if one.probe.rank > 1]
+        if not 0 < len(seen) < len(self.seen):
+            return self
+        fewer = Matcher(seen, self.unit, self.candidates, self.practical)
+        return fewer if fewer.wrong else self
+
     def fits(self, variant: Variant, numbers: Sequence[int]) -> bool:
         """Whether a candidate explains all of these answers."""
         return all(self.agrees(number, variant) for number in numbers)

@@ -190,7 +190,7 @@ def _settled(
     for unit in units[:2]:
         if (settled := _right_or_one(hypotheses(unit), unit)) is not None:
             return settled, best_first[0]
-    two = matching.pair([one.matcher for one in best_first])
+    two = matching.pair([one.matcher.of_matrices for one in best_first])
     if two is not None:
         return Settled(best_first[two[0]], two[1], units[0]), best_first[0]
     for unit in units[2:]:
@@ -205,6 +205,10 @@ def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Settled | None
             return Settled(one, (), unit)
     for one in hypotheses:
         if (entry := matching.single(one.matcher)) is not None:
+            return Settled(one, (entry,), unit)
+    for one in hypotheses:
+        fewer = one.matcher.of_matrices
+        if fewer is not one.matcher and (entry := matching.single(fewer)) is not None:
             return Settled(one, (entry,), unit)
     return None
 

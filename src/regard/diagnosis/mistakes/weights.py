@@ -115,6 +115,9 @@ MISTAKES = (
         "the row sums lost their axis (no keepdims), so column j is divided by the sum of row j",
         "On a square matrix NumPy broadcasts the sums along the wrong axis without a word.",
         _without_keepdims,
+        lambda values, probe: (
+            np.exp(logits(values)) / np.exp(logits(values)).sum(axis=-1)[..., None, :]
+        ),
     ),
     _softmax(
         "maximum_over_queries",
