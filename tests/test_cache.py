@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -487,3 +488,18 @@ class TestText(Text.TestCase):
     """Whatever is done in whatever order."""
 
     settings = settings(max_examples=settings().max_examples, stateful_step_count=15)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_goes_its_own_way(copied):
+    tokens = np.arange(12.0).reshape(3, 4)
+    cache = regard.KVCache(capacity=8)
+    assert len(copied(cache)) == 0
+    cache.append(tokens, tokens)
+    other = copied(cache)
+    other.append(-tokens, -tokens)
+    cache.append(tokens + 100, tokens + 100)
+    np.testing.assert_array_equal(cache.keys, np.vstack([tokens, tokens + 100]))
+    np.testing.assert_array_equal(other.values, np.vstack([tokens, -tokens]))
+    other.truncate(1)
+    assert (len(cache), len(other), other.capacity) == (6, 1, 8)

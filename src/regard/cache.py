@@ -247,6 +247,15 @@ class KVCache:
 
     # --- looking -------------------------------------------------------------------------------
 
+    def __copy__(self) -> KVCache:
+        """A cache of its own, as `copy.copy` gives it: what one appends, the other never sees."""
+        other = KVCache.__new__(KVCache)
+        other.__dict__.update(self.__dict__)
+        if self._buffers is not None:
+            key, value = self._buffers
+            other._buffers = key.copy(), value.copy()
+        return other
+
     def __len__(self) -> int:
         """How many tokens were appended, of the longest batch element."""
         return _most(self._end)
