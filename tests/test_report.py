@@ -19,8 +19,8 @@ from regard.errors import DtypeError, OptionError, ProblemError
 from regard.formats import example_names, load_problem
 from regard.values import parse_size
 from regard.views import report
-from regard.views.report import page
 from regard.views.part import Head
+from regard.views.report import page
 from regard.views.report.plan import make_plan, pooled
 from regard.views.report.tables import printed, rounded
 from regard.views.report.whatif import MASKED, switches, variants

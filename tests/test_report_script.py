@@ -384,8 +384,8 @@ def assert_same_figures(found: list[Any], explanation: Explanation) -> None:
             np.testing.assert_allclose(
                 page, expected, rtol=CHAIN, atol=4 * CHAIN * largest**2, err_msg=name
             )
-        # −p·ln p of a weight that is off by δ is off by δ·(1 + |ln p|), |ln p| being below 745. There
-        # are S of these, and e^entropy, which is at most S, multiplies their error.
+        # −p·ln p of a weight that is off by δ is off by δ·(1 + |ln p|), |ln p| being below 745.
+        # There are S of these, and e^entropy, which is at most S, multiplies their error.
         spread_error = 746 * explanation.source.sizes["S"] ** 2 * CHAIN
         page_rows = np.array([[received(number) for number in row] for row in rows])
         own = ours.rows

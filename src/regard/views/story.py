@@ -87,8 +87,8 @@ RULES = {
 
 # What the statistics of a row of weights mean.
 SPREAD = (
-    "Entropy is in nats. Effective keys: as many keys with equal weights would spread the weight as "
-    "far (exp of the entropy)."
+    "Entropy is in nats. Effective keys: as many keys with equal weights would spread the weight "
+    "as far (exp of the entropy)."
 )
 
 # What a reader may switch, and what that does. The last two are mistakes that people make.

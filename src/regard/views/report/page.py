@@ -248,9 +248,7 @@ def _sections(plan: Plan, digits: int) -> list[dict[str, Any]]:
         }
         for title, names in outline(layer.explanation).items()
     ]
-    others = [
-        _step(layer.explanation, head, name, digits) for name in aside(layer.explanation)
-    ]
+    others = [_step(layer.explanation, head, name, digits) for name in aside(layer.explanation)]
     return [*sections, {"title": "", "lanes": [[step] for step in others]}] if others else sections
 
 

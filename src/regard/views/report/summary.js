@@ -106,13 +106,12 @@ function table(caption, headers, names, rows, notes = null) {
     h("thead", {}, h("tr", {}, h("td"), heads)),
     h("tbody", {}, body),
   );
-  return rows.length > PRINTED
-    ? h(
-        "div",
-        { class: "sheet long", tabindex: 0, role: "region", "aria-label": caption },
-        made,
-      )
-    : h("div", { class: "sheet" }, made);
+  const long = rows.length > PRINTED ? " long" : "";
+  return h(
+    "div",
+    { class: `sheet${long}`, tabindex: 0, role: "region", "aria-label": caption },
+    made,
+  );
 }
 
 // --- what should come out -------------------------------------------------------------------

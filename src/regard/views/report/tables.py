@@ -97,10 +97,7 @@ def figures(
 ) -> Printed:
     """A plain table of numbers."""
     cells = [
-        [
-            Cell(rounded(value, digits), "" if np.isfinite(value) else "odd")
-            for value in row
-        ]
+        [Cell(rounded(value, digits), "" if np.isfinite(value) else "odd") for value in row]
         for row in rows
     ]
     return Printed(
