@@ -1000,6 +1000,10 @@ def test_colours_can_be_chosen_against_the_system(open_page: Open) -> None:
 
 def test_on_paper_the_tools_are_gone(open_page: Open) -> None:
     page = open_page(example("she-likes-coffee"))
-    page.emulate_media(media="print")
+    assert page.locator("details.figures").is_visible()
+    page.emulate_media(media="print", color_scheme="dark")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == "rgb(255, 255, 255)"  # whatever the screen has
+    assert not page.locator("details.figures").is_visible()  # folded away, and cannot be opened
     assert not page.locator(".tools").is_visible()
     assert page.locator('[data-step="weights"]').is_visible()

@@ -111,7 +111,7 @@ def framed(page: str, title: str, allowed: str = "") -> str:
     """Any page as an <iframe> that may do nothing but what is `allowed`."""
     return (
         f'<iframe title="{escape(title)}" sandbox="{allowed}" '
-        f'width="100%" height="{FRAME_HEIGHT}" style="height: clamp(40rem, 85vh, 60rem); '
+        f'width="100%" height="{FRAME_HEIGHT}" style="height: clamp(34rem, 85vh, 60rem); '
         f"box-sizing: border-box; border: 1px solid #8884; border-radius: 6px; "
         f'resize: vertical" srcdoc="{escape(page)}"></iframe>'
     )

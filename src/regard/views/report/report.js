@@ -141,7 +141,8 @@ function say() {
     lines.push(
       "What differs has a dark corner; the sentences below the tables are about the numbers as they were given.",
     );
-  find(".status").replaceChildren(...(lines.length ? [h("p", {}, lines.join(" "))] : []));
+  const spans = lines.flatMap((line) => [h("span", {}, line), " "]);
+  find(".status").replaceChildren(...(lines.length ? [h("p", {}, spans)] : []));
   tools.elements.reset.disabled = !runs.touched;
 }
 

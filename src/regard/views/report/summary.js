@@ -146,7 +146,8 @@ export function expectedOf({ step, index }) {
 }
 
 function exactly(value) {
-  return Number.isFinite(value) ? numpyLiteral(value).replace(/^-/, "−") : formatNumber(value);
+  if (!Number.isFinite(value)) return formatNumber(value);
+  return numpyLiteral(value).replace(/^-/, "−").replace(/\.0$/, "");
 }
 
 // The sentences about one expectation: [whether it is right, words, the cell that they are about].

@@ -167,4 +167,4 @@ def exactly(value: float) -> str:
     """As many digits as tell this float64 from all others."""
     if not np.isfinite(value):
         return format_number(value)
-    return numpy_literal(value).replace("-", "−", int(value < 0))
+    return numpy_literal(value).removesuffix(".0").replace("-", "−", int(value < 0))

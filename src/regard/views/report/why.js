@@ -241,11 +241,14 @@ function operandButton(operand, side, named) {
   return button;
 }
 
+// A sign and the operand after it stay in one line.
+const after = (sign, operand) => h("span", { class: "after" }, sign, operand);
+
 const SIGNS = {
-  multiply: (a) => [a[0], "×", a[1]],
-  add: (a) => a.flatMap((one, k) => (k ? ["+", one] : [one])),
-  subtract: (a) => [a[0], "−", a[1]],
-  divide: (a) => [a[0], "/", a[1]],
+  multiply: (a) => [a[0], after("×", a[1])],
+  add: (a) => a.map((one, k) => (k ? after("+", one) : one)),
+  subtract: (a) => [a[0], after("−", a[1])],
+  divide: (a) => [a[0], after("/", a[1])],
   exp: (a) => ["exp(", a[0], ")"],
   log: (a) => ["ln(", a[0], ")"],
   inverse_root: (a) => ["1 / √", a[0]],
