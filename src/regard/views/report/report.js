@@ -139,7 +139,7 @@ function say() {
   else if (state.switches.size) lines.push(effect());
   if (runs.touched && carried.isExact(state.layer, state.batch, state.head))
     lines.push(
-      "What differs has a dark corner; the sentences below the tables are about the numbers as they were given.",
+      "What differs has a marked corner; the sentences below the tables are about the numbers as they were given.",
     );
   const spans = lines.flatMap((line) => [h("span", {}, line), " "]);
   find(".status").replaceChildren(...(lines.length ? [h("p", {}, spans)] : []));
