@@ -95,15 +95,11 @@ def figures(
     digits: int,
     notes: tuple[str, ...] = (),
 ) -> Printed:
-    """A plain table of numbers."""
-    cells = [
-        [Cell(rounded(value, digits), "" if np.isfinite(value) else "odd") for value in row]
-        for row in rows
-    ]
+    """A plain table of numbers, without shades."""
     return Printed(
         headers,
         tuple(safe_text(label, LABEL_LENGTH) for label in labels),
-        tuple(tuple(row) for row in _aligned(cells)),
+        tuple(tuple(row) for row in shaded(rows, 0, digits)),
         tuple(safe_text(note, LABEL_LENGTH) for note in notes),
         0,
         0,
