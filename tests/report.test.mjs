@@ -9,7 +9,8 @@ const take = (name) => import(`${folder}/${name}.js`);
 const { decimal, floatsOf, formatNumber, rounded } = await take("numbers");
 const { Run, indexMap } = await take("attention");
 const { cellName, cut } = await take("derivation");
-const { hiddenBy, judge, leaves } = await take("rules");
+const { hiddenBy, judge, leaves, turnsOf } = await take("rules");
+const { moments, spread } = await take("figures");
 const { dotsOf } = await take("pictures");
 
 test("an index map is read as Python reads it", () => {
@@ -43,6 +44,44 @@ test("rules combine, and the ones that hide are named", () => {
   assert.equal(leaves(judge(both, place)).length, 2);
   const not = judge({ kind: "not", name: "not causal", part: causal }, place);
   assert.equal(not.visible, true);
+});
+
+test("a cell of a given table is turned where that decides, and no other rule is", () => {
+  const table = (name, ...data) => ({
+    kind: "cells",
+    name,
+    key: name,
+    cells: { data, shape: [1, 4] },
+  });
+  const [first, second] = [table("first", 1, 0, 0, 1), table("second", 1, 1, 0, 1)];
+  const causal = { kind: "causal", name: "causal" };
+  const rules = { kind: "all", name: "all of", parts: [first, { ...causal }, second] };
+  const at = (key) =>
+    turnsOf(rules, { query: 2, key, offset: 0, batch: [], head: 0 }).map(({ place, value }) => [
+      place.key,
+      place.flat,
+      value,
+    ]);
+  assert.deepEqual(at(0), [["first", 0, 0]]); // visible: one table is enough to hide it
+  assert.deepEqual(at(1), [["first", 1, 1]]);
+  assert.deepEqual(at(2), [["first", 2, 1], ["second", 2, 1]]); // both hide it
+  assert.deepEqual(at(3), []); // causal hides it, whatever the tables say
+  const not = { kind: "not", name: "not first", part: first };
+  const place = { query: 0, key: 1, offset: 0, batch: [], head: 0 };
+  assert.equal(judge(not, place).visible, true);
+  assert.equal(turnsOf(not, place)[0].value, 1);
+  assert.deepEqual(turnsOf(null, place), []);
+});
+
+test("statistics pass over hidden cells, and cells that are alike have no variance", () => {
+  const alike = Float64Array.from({ length: 10 }, () => 0.1);
+  assert.deepEqual(moments([{ values: alike, visible: null }]), [0.1, 0, 0.1, 0.1, 10]);
+  const rows = [{ values: [1, 99, 3], visible: [1, 0, 1] }];
+  assert.deepEqual(moments(rows), [2, 1, 1, 3, 2]);
+  assert.deepEqual(moments([{ values: [5], visible: [0] }]), [NaN, NaN, NaN, NaN, 0]);
+  assert.deepEqual(spread([0, 1, 0]), [0, 1, 1, 1]);
+  assert.deepEqual(spread([0, 0]), [0, 0, 0, -1]);
+  assert.equal(spread([0.25, 0.25, 0.25, 0.25])[1], 4);
 });
 
 test("text is cut by characters, not by halves of them", () => {

@@ -8,6 +8,7 @@ const take = (name) => import(pathToFileURL(`${folder}/${name}.js`));
 const { formatNumber, numpyLiteral, gives, parseNumber } = await take("numbers");
 const { asNumpy, asText, derive } = await take("derivation");
 const { Carried } = await take("carried");
+const { missed, moments, spread } = await take("figures");
 
 const inWords = (value) =>
   Number.isFinite(value) && !Object.is(value, -0)
@@ -22,11 +23,58 @@ const number = (value) =>
       : Number(value.replace("inf", "Infinity"))
     : value;
 
-function everyCell({ content, arrays, switches = [], edits = [], known, texts }) {
-  const book = new Carried(content, arrays);
+const asMap = (edits) => {
   const map = new Map();
   for (const [key, flat, value] of edits)
     map.set(key, (map.get(key) ?? new Map()).set(flat, number(value)));
+  return map;
+};
+
+// The statistics of every head of every batch element: [batch, head, {step: …}, rows].
+function figures({ content, arrays, edits = [] }) {
+  const book = new Carried(content, arrays);
+  const own = content.layers[0];
+  const found = [];
+  for (let batch = 0; batch < Math.max(1, own.offset.length); batch++) {
+    const run = book.run({ layer: 0, batch }, { edits: asMap(edits) });
+    for (let head = 0; head < (own.sizes.H ?? 1); head++) {
+      const shared = own.sizes.H / own.sizes.G;
+      const of = ({ axes }) => (axes.includes("G") ? Math.floor(head / shared) : head);
+      const steps = [...run.steps.values()].filter(
+        (step) => step.axes.length && step.op !== "visible",
+      );
+      found.push([
+        batch,
+        head,
+        Object.fromEntries(
+          steps.map((step) => [step.name, moments(run.rows(step.name, of(step))).map(inWords)]),
+        ),
+        run.rows("weights", head).map(({ values }) => spread(values).map(inWords)),
+      ]);
+    }
+  }
+  return found;
+}
+
+// What does not come out as expected: [step, index, expected].
+function checks({ content, arrays, edits = [] }) {
+  const book = new Carried(content, arrays);
+  const run = book.run({ layer: 0, batch: 0 }, { edits: asMap(edits) });
+  return content.layers[0].expect.map((one) => {
+    const values = one.values && book.decode(one.values);
+    const variance = one.variance && book.decode(one.variance)[0];
+    const { axes } = run.steps.get(one.step);
+    return missed(run, { ...one, axes, values, variance }).map(({ index, expected }) => [
+      one.step,
+      index,
+      inWords(expected),
+    ]);
+  });
+}
+
+function everyCell({ content, arrays, switches = [], edits = [], known, texts }) {
+  const book = new Carried(content, arrays);
+  const map = asMap(edits);
   const found = [];
   for (const [layer, own] of content.layers.entries()) {
     for (let batch = 0; batch < Math.max(1, own.offset.length); batch++) {
@@ -64,6 +112,8 @@ const tasks = {
       return value === null ? null : inWords(value);
     }),
   cells: everyCell,
+  checks,
+  figures,
 };
 
 const asked = JSON.parse(readFileSync(0, "utf8"));

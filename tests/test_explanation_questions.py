@@ -126,6 +126,39 @@ def test_statistics_of_large_numbers_do_not_overflow_on_the_way(monkeypatch, cel
 
 
 @every_block_size
+def test_cells_that_are_all_alike_have_no_variance(monkeypatch, cells):
+    in_blocks(monkeypatch, cells)
+    found = regard.explain(np.full((7, 3), 0.1), np.ones((3, 3)), np.ones((3, 1))).statistics()
+    assert dataclasses.astuple(found.steps["queries"]) == (0.1, 0.0, 0.1, 0.1, 21)
+
+
+@every_block_size
+def test_statistics_of_one_head_of_one_batch_element(monkeypatch, cells):
+    in_blocks(monkeypatch, cells)
+    shapes = ((2, 3, 4, 6, 2), (2, 3, 2, 5, 2), (2, 3, 2, 5, 1))
+    explanation = regard.explain(*inputs(*shapes), mask=Lengths([[4, 3, 5], [1, 5, 2]]))
+    whole = explanation.statistics().rows
+    for batch in np.ndindex(2, 3):
+        for head in range(4):
+            found = explanation.statistics(head=head, batch=batch)
+            for name, one in found.steps.items():
+                step = explanation.steps[name]
+                own = step.head(head, batch)
+                if explanation.hides(step.declared):
+                    own = own[explanation.steps["visible"].head(head, batch)]
+                check_statistics(one, own)
+            assert found.rows.entropy.shape == (6,)
+            for name in ("entropy", "effective_keys", "largest_weight", "largest_key"):
+                np.testing.assert_array_equal(
+                    getattr(found.rows, name), getattr(whole, name)[(*batch, head)]
+                )
+    assert explanation.statistics(batch=(1, 2)).rows.entropy.shape == (4, 6)
+    assert explanation.statistics(head=3).rows.entropy.shape == (2, 3, 6)
+    with pytest.raises(regard.LabelError, match="there is no head 4"):
+        explanation.statistics(head=4)
+
+
+@every_block_size
 @pytest.mark.parametrize("at", [(0, 0), (3, 1), (6, 0)])
 def test_statistics_of_a_step_with_a_nan_are_nan(monkeypatch, cells, at):
     in_blocks(monkeypatch, cells)

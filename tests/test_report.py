@@ -20,6 +20,7 @@ from regard.formats import example_names, load_problem
 from regard.values import parse_size
 from regard.views import report
 from regard.views.part import Head
+from regard.views.report import page
 from regard.views.report.plan import make_plan, pooled
 from regard.views.report.tables import printed, rounded
 from regard.views.report.whatif import MASKED, switches, variants
@@ -101,7 +102,7 @@ def test_numbers_are_carried_as_bytes_and_come_back_as_they_were() -> None:
     ["</script><img src=x onerror=y>", "</script x", "<!--", '"><b a="', "a\u2028b\u202e", "&amp;"],
 )
 def test_text_from_outside_makes_no_element(text: str) -> None:
-    def page(label: str) -> list[Any]:
+    def tags(label: str) -> list[Any]:
         arrays = [np.arange(6.0).reshape(3, 2)] * 3
         labels = (label, f"{label}2", label)
         explanation = regard.explain(
@@ -113,7 +114,7 @@ def test_text_from_outside_makes_no_element(text: str) -> None:
         )
         return Parts(report.html({label: explanation, f"{label}1": explanation})).tags
 
-    assert page(text) == page("benign")
+    assert tags(text) == tags("benign")
 
 
 def test_the_data_of_a_page_hold_no_character_that_markup_begins_with() -> None:
@@ -267,6 +268,101 @@ def test_an_explanation_without_heads_or_batch_elements_is_refused(shape: tuple[
         report.html(regard.explain(*[np.zeros(shape)] * 3))
 
 
+# --- statistics, and what should come out --------------------------------------------------------
+
+
+def part(text: str, kind: str) -> str:
+    """One of the two parts at the end of a page, as text."""
+    (found,) = re.findall(rf'<details class="part {kind}".*?</details>', text, re.DOTALL)
+    return str(found)
+
+
+def words(markup: str) -> list[str]:
+    return [one.strip() for one in re.findall(r">([^<>]+)<", markup) if one.strip()]
+
+
+@pytest.mark.parametrize("name", example_names())
+def test_the_statistics_are_printed_and_folded_away(name: str) -> None:
+    explanation = example(name)
+    shown = part(report.html(explanation), "figures")
+    assert not re.match(r"<details[^>]* open", shown)
+    found = words(shown)
+    statistics = explanation.statistics()
+    for step, one in statistics.steps.items():
+        at = found.index(step)
+        numbers = (one.mean, one.variance, one.minimum, one.maximum)
+        assert found[at + 1 : at + 6] == [*(rounded(n, 4) for n in numbers), str(one.cells)]
+    rows = statistics.rows
+    for number in (*np.ravel(rows.entropy), *np.ravel(rows.effective_keys)):
+        assert rounded(float(number), 4) in found
+
+
+def test_the_statistics_are_those_of_the_head_that_is_shown() -> None:
+    explanation = random_heads(3, 5)
+    found = words(part(report.html(explanation), "figures"))
+    own = explanation.statistics(head=0, batch=()).steps["scores"]
+    assert found[found.index("scores") + 1] == rounded(own.mean, 4)
+    assert rounded(own.mean, 4) != rounded(explanation.statistics().steps["scores"].mean, 4)
+
+
+def test_what_the_problem_expects_is_right_or_wrong_with_the_expected_number() -> None:
+    problem = load_problem("she-likes-coffee")
+    text = report.html(problem.explain())
+    shown = part(text, "checks")
+    assert "all 7 come out" in shown
+    assert "Q[she, 0] = 0.33000000000000007, to within 5.6e-17" in shown
+    assert not re.match(r"<details[^>]* open", shown)
+    assert "Not everything comes out" not in text
+
+    changed = problem.explain(scale=0.25)
+    text = report.html(changed)
+    shown = part(text, "checks")
+    assert re.match(r"<details[^>]* open", shown)
+    (first, *_) = changed.check()
+    assert first.step == "scaled"
+    ours = f"A_s[she, she]: {first.expected!r} is expected, {first.got!r} comes out"
+    assert ours in shown
+    assert "Not everything comes out as the problem expects: 5 of 7 differ" in text
+    assert "scaled: 4 more differ" in shown
+
+
+def test_an_expectation_that_does_not_fit_says_why() -> None:
+    explanation = load_problem("causal-mask").explain(causal=False)
+    shown = part(report.html(explanation), "checks")
+    assert "masked cannot be checked: there is no step masked" in shown
+
+
+def test_a_page_without_expectations_has_no_part_about_them() -> None:
+    assert "What should come out" not in report.html(random_heads(1, 3)).split("<script")[0]
+
+
+def test_a_given_mask_is_among_the_inputs_and_a_rule_is_not() -> None:
+    x = np.eye(3)
+    given = report.html(regard.explain(x, x, x, mask=np.tri(3, dtype=bool)))
+    ruled = report.html(regard.explain(x, x, x, causal=True))
+    aside = '<details class="part aside">'
+    assert given.index('data-step="visible"') < given.index('data-step="masked"')
+    assert ruled.index('data-step="visible"') > ruled.index(aside)
+
+
+# --- the script ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "sent"),
+    [
+        ("const a = b ? [1, 2] : { c };", "const a=b?[1,2]:{c};"),
+        ('say("a = b, c", d);', 'say("a = b, c",d);'),
+        ("return `a = ${b}`;", "return `a = ${b}`;"),
+        ("x = y / z;", "x = y / z;"),
+        ("const MOST = 3; // that many, at most", "const MOST=3;"),
+        ("a - -b + +c", "a - -b + +c"),
+    ],
+)
+def test_blanks_are_left_out_only_where_they_mean_nothing(source: str, sent: str) -> None:
+    assert page._tight(source) == sent
+
+
 # --- notebooks -----------------------------------------------------------------------------------
 
 
@@ -277,6 +373,7 @@ def test_a_notebook_gets_the_page_in_a_frame_and_the_plain_text() -> None:
     (frame,) = [tag for tag, names in Parts(bundle["text/html"]).tags if "srcdoc" in names]
     assert frame == "iframe"
     assert 'sandbox="allow-scripts"' in bundle["text/html"]
+    assert 'width="100%" height="736"' in bundle["text/html"]
 
 
 # --- Markdown, LaTeX, NPZ ------------------------------------------------------------------------

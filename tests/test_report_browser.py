@@ -272,6 +272,222 @@ def edited(problem: regard.Problem, name: str, index: tuple[int, ...], value: fl
     return problem.replace(**{name: array}).explain()
 
 
+def with_mask(**more: Any) -> regard.Problem:
+    """A table of yes and no as a mask, causal and a length beside it."""
+    rng = np.random.default_rng(6)
+    words = ["the", "cat", "sat", "down"]
+    mask = np.array([[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]], dtype=bool)
+    return regard.Problem(
+        **{
+            "title": "A given mask",
+            "query_labels": words,
+            "embeddings": rng.normal(size=(4, 3)),
+            **{name: rng.normal(size=(3, 2)) for name in ("W_q", "W_k", "W_v")},
+            "mask": mask,
+            "causal": True,
+            "lengths": 3,
+            **more,
+        }
+    )
+
+
+def masked_edit(problem: regard.Problem, row: int, column: int) -> Explanation:
+    """The problem with one cell of its mask turned, if that cell is what decides."""
+    assert problem.mask is not None
+    mask = problem.mask.copy()
+    mask[row, column] ^= True
+    turned = problem.replace(mask=mask).explain()
+    visible = [one.steps["visible"].value[row, column] for one in (problem.explain(), turned)]
+    return turned if visible[0] != visible[1] else problem.explain()
+
+
+def test_after_each_of_fifty_turns_of_a_mask_the_page_has_what_python_computes(
+    open_page: Open,
+) -> None:
+    problem = with_mask()
+    page = open_page(problem.explain())
+    rng = np.random.default_rng(9)
+    places = [(int(i), int(j)) for i, j in rng.integers(4, size=(50, 2))]
+    turned = 0
+    for row, column in places:
+        page.evaluate("([i, j]) => regard.turn(i, j)", [row, column])
+        expected = masked_edit(problem, row, column)
+        turned += expected.problem is not problem
+        assert_same_numbers(page, expected)
+        assert_same_figures(page, expected)
+        if page.locator("[name=reset]").is_enabled():
+            page.locator("[name=reset]").click()
+    assert 10 < turned < 40
+    for step, cells in read(page).items():  # all as it was
+        for index, number, text in cells:
+            why = problem.explain().derive(step, tuple(index))
+            np.testing.assert_equal(received(number), why.value)
+            assert text == why.text()
+
+
+def assert_same_figures(page: Any, explanation: Explanation) -> None:
+    """The statistics that stand on the page, against Python's at the same decimals."""
+    found = page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll(".figures tbody tr")].map((tr) =>
+          [tr.querySelector("th").textContent,
+           [...tr.querySelectorAll("td")].map((td) => td.textContent)]))"""
+    )
+    ours = explanation.statistics()
+    for name, one in ours.steps.items():
+        numbers = (one.mean, one.variance, one.minimum, one.maximum)
+        assert found[name] == [*(rounded(number, 4) for number in numbers), str(one.cells)]
+    names = explanation.names.along("S")
+    for row, label in enumerate(explanation.names.along("L")):
+        rows = ours.rows
+        numbers = (rows.entropy[row], rows.effective_keys[row], rows.largest_weight[row])
+        key = rows.largest_key[row]
+        shown = [rounded(float(number), 4) for number in numbers]
+        assert found[label] == [*shown, names[key] if key >= 0 else ""]
+
+
+def test_a_cell_of_a_given_mask_is_turned_by_keys(open_page: Open) -> None:
+    problem = with_mask()
+    page = open_page(problem.explain())
+    page.evaluate("""document.querySelector('[data-step="visible"] td[tabindex="0"]').focus()""")
+    for key in ("ArrowDown", "ArrowDown", "Space"):
+        page.keyboard.press(key)
+    assert tables(page)["visible"][2] == ["1", "1", "1", "0"]
+    here = page.evaluate("document.activeElement.place")
+    assert here == {"name": "visible", "row": 2, "column": 0}  # the focus stays in the table
+    assert "visible[sat, the] is 1" in page.locator(".live").text_content()
+    assert_same_numbers(page, masked_edit(problem, 2, 0))
+    changed = page.evaluate("[...document.querySelectorAll('td.changed')].map((td) => td.place)")
+    assert {"name": "visible", "row": 2, "column": 0} in changed
+    assert {"masked", "weights", "output"} <= {place["name"] for place in changed}
+    assert "scores" not in {place["name"] for place in changed}
+    said = page.locator(".status").text_content()
+    assert said.startswith("1 cell of a mask changed. The result changes most at O[sat, ")
+    page.keyboard.press("Space")
+    assert page.locator(".status").text_content() == ""
+    page.keyboard.press("Enter")  # opens it, and Enter again turns it
+    page.keyboard.press("Enter")
+    assert tables(page)["visible"][2][0] == "1"
+    page.keyboard.press("Enter")
+    assert tables(page)["visible"][2][0] == "0"
+
+
+def test_a_hidden_number_is_shown_by_a_click_and_the_link_keeps_that(open_page: Open) -> None:
+    problem = with_mask()
+    page = open_page(problem.explain())
+    page.locator('[data-step="weights"] tbody tr').nth(2).locator("td").nth(0).click()
+    rules = page.locator("#why .rules li").all_text_contents()
+    assert rules[0] == "mask: hidden (mask is False here)"
+    page.get_by_text("Show this key").click()
+    expected = masked_edit(problem, 2, 0)
+    assert_same_numbers(page, expected)
+    assert page.locator("#why .was").text_content().startswith("was 0, +0.")
+    link = page.url
+    assert "mask%7C0%7C8%7C1" in link
+    page.goto("about:blank")
+    page.goto(link)
+    assert_same_numbers(page, expected)
+    page.locator("[name=reset]").click()
+    assert_same_numbers(page, problem.explain())
+    page.goto("about:blank")
+    page.goto(link.replace("%7C8%7C1", "%7C8%7C7"))  # a mask has no cell that is 7
+    assert page.locator(".status").text_content() == ""
+
+
+def test_a_cell_that_only_other_rules_hide_cannot_be_turned_and_says_so(open_page: Open) -> None:
+    problem = with_mask()
+    before = tables(page := open_page(problem.explain(), "cell=visible:0,1"))
+    remark = "Hidden by causal, which is a rule and no table: there is no cell to change."
+    assert page.locator("#why .decided").text_content() == remark
+    assert page.locator("#why .turn").count() == 0
+    page.locator('[data-step="visible"] td.open').focus()
+    page.keyboard.press("Space")
+    assert tables(page) == before
+    assert not page.locator("[name=reset]").is_enabled()
+    page = open_page(problem.explain(), "cell=visible:3,3")  # the length alone
+    assert page.locator("#why .decided").text_content() == remark.replace("causal", "lengths")
+    page = open_page(example("causal-mask"), "cell=weights:0,3")
+    assert remark in page.locator("#why").text_content()
+    narrow = with_mask(causal=False, lengths=None, window=(0, 0))
+    page = open_page(narrow.explain(), "cell=masked:0,1")
+    assert page.locator("#why .turn").count() == 0
+    assert remark.replace("causal", "window") in page.locator("#why").text_content()
+
+
+def test_a_key_that_the_bias_hides_leads_to_the_bias(open_page: Open) -> None:
+    bias = np.zeros((4, 4))
+    bias[2, 1] = -np.inf
+    problem = with_mask(bias=bias, mask=None)
+    page = open_page(problem.explain(), "cell=weights:2,1")
+    page.locator("#why .operand").click()
+    assert page.locator("#why h2").text_content() == "bias[sat, cat]"
+    page.fill("#edit", "0.5")
+    page.keyboard.press("Enter")
+    bias[2, 1] = 0.5
+    ours = problem.replace(bias=bias).explain().steps["weights"].value.ravel()
+    found = [received(cell[1]) for cell in read(page)["weights"]]
+    np.testing.assert_allclose(found, ours, rtol=CHAIN, atol=CHAIN)
+
+
+def test_one_cell_of_a_mask_for_all_heads_says_for_whom_it_counts(open_page: Open) -> None:
+    problem = regard.Problem(
+        embeddings=np.eye(4),
+        **{name: np.eye(4) for name in ("W_q", "W_k", "W_v")},
+        heads=2,
+        mask=np.tri(4, dtype=bool),
+    )
+    page = open_page(problem.explain(), "cell=visible:1,0,2&head=1")
+    assert "This cell of it counts for every head." in page.locator("#why").text_content()
+    page.get_by_text("Show this key").click()
+    mask = np.tri(4, dtype=bool)
+    mask[0, 2] = True
+    assert_same_numbers(page, problem.replace(mask=mask).explain())
+
+
+def test_what_should_come_out_follows_what_is_changed(open_page: Open) -> None:
+    page = open_page(example("she-likes-coffee"), "cell=weights:0,1")
+    summary = page.locator(".checks summary")
+    assert summary.text_content() == "What should come out: all 7 come out"
+    assert page.locator("#why .expected").text_content() == "0.30004505 is expected: right"
+    page.evaluate("regard.edit('embeddings', [0, 0], 5)")
+    assert summary.text_content() == "What should come out: 7 of 7 differ"
+    assert page.locator("#why .expected").text_content() == "0.30004505 is expected: wrong"
+    summary.click()
+    first = page.locator(".checks li.wrong").first
+    assert "Q[she, 0]: 0.33000000000000007 is expected, " in first.text_content()
+    first.get_by_text("open it").click()
+    assert page.locator("#why h2").text_content() == "Q[she, 0]"
+    page.locator("[name=reset]").click()
+    page.get_by_label("softmax over the wrong axis").check()
+    said = page.locator(".checks li.absent").all_text_contents()
+    assert said == ["absent row_sums is not part of what is shown"]
+
+
+@pytest.mark.parametrize("name", example_names())
+def test_statistics_are_pythons_at_any_number_of_decimals(name: str, open_page: Open) -> None:
+    page = open_page(example(name))
+    came = page.evaluate(TREE, "details.figures")
+    page.select_option("[name=digits]", "8")
+    assert page.evaluate(TREE, "details.figures") != came
+    page.select_option("[name=digits]", "4")
+    assert page.evaluate(TREE, "details.figures") == came
+
+
+def test_statistics_of_many_rows_are_made_when_somebody_looks(open_page: Open) -> None:
+    explanation = large(1, 1)["layer 0"]
+    page = open_page(explanation)
+    assert page.locator(".figures .sheet").nth(1).locator("tbody tr").count() == 8
+    page.locator(".figures summary").click()
+    rows = page.locator(".figures .long tbody tr")
+    assert rows.count() == 200
+    ours = explanation.statistics(head=0, batch=()).rows
+    last = rows.nth(199).locator("td").all_text_contents()
+    assert last == [
+        *(rounded(float(one[199]), 4) for one in (ours.entropy, ours.effective_keys)),
+        rounded(float(ours.largest_weight[199]), 4),
+        f"tok{ours.largest_key[199]}",
+    ]
+
+
 @pytest.mark.parametrize("name", example_names())
 def test_after_each_of_fifty_edits_the_page_has_what_python_computes(
     name: str, open_page: Open
@@ -286,7 +502,8 @@ def test_after_each_of_fifty_edits_the_page_has_what_python_computes(
         index = tuple(int(rng.integers(size)) for size in explanation.steps[step].shape)
         value = float(rng.normal() * 2)
         page.evaluate("([s, i, v]) => regard.edit(s, i, v)", [step, list(index), value])
-        assert assert_same_numbers(page, edited(problem, step, index, value)) > 40
+        after = edited(problem, step, index, value)
+        assert assert_same_numbers(page, after) > 40
         page.locator("[name=reset]").click()
     for step, cells in read(page).items():  # all as it was
         for index, number, text in cells:
@@ -577,7 +794,10 @@ def test_a_notebook_that_was_run_shows_a_page_that_lives(browser: Any, tmp_path:
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
+    page.set_viewport_size({"width": 1000, "height": 900})
     frame = page.frames[1]
+    box = page.locator("iframe").bounding_box()
+    assert 640 <= box["height"] <= 900  # what is opened is in sight, and so is what was clicked
     frame.locator('[data-step="output"] td[role=gridcell]').nth(2).click()
     assert frame.locator("#why .value").text_content() == "0.50530294"
     assert complaints == []
@@ -706,7 +926,17 @@ def violations(page: Any) -> list[Any]:
 def test_axe_finds_nothing(name: str, width: int, scheme: str, open_page: Open) -> None:
     page = open_page(example(name), "cell=output:0,1", width=width, scheme=scheme)
     page.get_by_label("without the scale").check()
-    page.evaluate("document.querySelector('details.aside').open = true")
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    page.evaluate("regard.edit(Object.keys(regard.content.layers[0].given)[0], [0, 0], 3)")
+    assert violations(page) == []
+
+
+@pytest.mark.needs("axe")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_where_a_mask_can_be_changed(scheme: str, open_page: Open) -> None:
+    page = open_page(with_mask().explain(), "cell=visible:2,0", width=768, scheme=scheme)
+    page.evaluate("regard.turn(2, 0)")
+    assert page.locator("#why .turn").is_visible()
     assert violations(page) == []
 
 
@@ -770,6 +1000,10 @@ def test_colours_can_be_chosen_against_the_system(open_page: Open) -> None:
 
 def test_on_paper_the_tools_are_gone(open_page: Open) -> None:
     page = open_page(example("she-likes-coffee"))
-    page.emulate_media(media="print")
+    assert page.locator("details.figures").is_visible()
+    page.emulate_media(media="print", color_scheme="dark")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == "rgb(255, 255, 255)"  # whatever the screen has
+    assert not page.locator("details.figures").is_visible()  # folded away, and cannot be opened
     assert not page.locator(".tools").is_visible()
     assert page.locator('[data-step="weights"]').is_visible()

@@ -85,7 +85,7 @@ def test_the_parts_of_the_script_pass_their_own_tests() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout.decode()
-    assert b"# pass 8" in done.stdout
+    assert b"# pass 10" in done.stdout
 
 
 def test_a_number_is_written_with_the_same_digits() -> None:
@@ -254,46 +254,153 @@ def test_the_page_computes_every_cell_from_what_is_given(name: str) -> None:
 # --- edits and switches --------------------------------------------------------------------------
 
 
-def given_cells(explanation: Explanation) -> list[tuple[str, int]]:
-    return [
+def given_cells(problem: regard.Problem, explanation: Explanation) -> list[tuple[str, int]]:
+    cells = [
         (name, flat)
         for name, step in explanation.steps.items()
-        if step.given and name not in ("width", "scale")
+        if step.given and name != "width"
         for flat in range(step.value.size)
     ]
+    mask = () if problem.mask is None else range(problem.mask.size)
+    return [*cells, *(("mask", flat) for flat in mask)]
 
 
 def edited(problem: regard.Problem, explanation: Explanation, changes: dict[Any, float]) -> Any:
-    """The same problem with some given numbers changed."""
-    arrays: dict[str, np.ndarray] = {}
+    """The same problem with some given numbers, or cells of its mask, changed."""
+    arrays: dict[str, Any] = {}
     for (name, flat), value in changes.items():
-        arrays.setdefault(name, explanation.steps[name].value.copy()).flat[flat] = value
-    return problem.replace(**arrays).explain()
+        was = problem.mask if name == "mask" else explanation.steps[name].value
+        arrays.setdefault(name, was.copy()).flat[flat] = value
+    return problem.replace(
+        **{name: array if array.ndim else float(array) for name, array in arrays.items()}
+    ).explain()
 
 
-@pytest.mark.parametrize("name", example_names())
-def test_after_fifty_edits_the_page_computes_what_python_does(name: str) -> None:
-    problem = load_problem(name)
-    explanation = problem.explain()
+def edit_in_page(explanation: Explanation, name: str, flat: int, value: float) -> list[Any]:
+    """The same change as the page keeps it: by layer, name and part."""
+    if name == "mask":
+        return ["0|mask|0", flat, int(value)]
+    step = explanation.steps[name]
+    if not {"H", "G"} & set(step.axes):
+        return [f"0|{name}|-/-", flat, sent(value)]
+    head, within = divmod(flat, step.value[0].size)
+    return [f"0|{name}|-/{head}", within, sent(value)]
+
+
+def with_mask(**more: Any) -> regard.Problem:
+    """A problem with a table of yes and no, in which one row sees nothing at first."""
+    return regard.Problem(
+        embeddings=numbers(40, 4, 3),
+        **{name: numbers(41 + k, 3, 4) for k, name in enumerate(("W_q", "W_k", "W_v"))},
+        **{"mask": numbers(44, 4, 4) > [[-0.5], [0.0], [9.0], [0.2]], **more},
+    )
+
+
+TABLES = {
+    "a mask": lambda: with_mask(),
+    "a mask and every rule beside it": lambda: with_mask(
+        causal=True, window=(2, None), lengths=3, query_segments=(0, 1, 1, 1)
+    ),
+    "a mask and all options": lambda: with_mask(
+        bias=numbers(45, 4, 4), scale=0.4, softcap=2.0, sink=-0.3
+    ),
+    "a mask for every head": lambda: with_mask(
+        heads=2, mask=numbers(46, 2, 4, 4) > 0, sink=numbers(47, 2)
+    ),
+    "a mask of one row": lambda: with_mask(heads=2, key_heads=2, mask=[True, False, True, True]),
+}
+PROBLEMS = {
+    **{name: lambda name=name: load_problem(name) for name in example_names()},
+    **TABLES,
+}
+
+
+def random_edits(problem: regard.Problem, explanation: Explanation) -> Iterator[dict[Any, float]]:
     rng = np.random.default_rng(7)
-    places = given_cells(explanation)
-    trials = [
-        {
-            places[k]: float(rng.normal() * 2)
-            for k in rng.choice(len(places), size=rng.integers(1, 4), replace=False)
-        }
-        for _ in range(50)
-    ]
-    tasks = [
-        {
-            "task": "cells",
-            "edits": [[f"0|{step}|-/-", flat, sent(v)] for (step, flat), v in changes.items()],
-            **carried(explanation),
-        }
+    places = given_cells(problem, explanation)
+    masks = [place for place in places if place[0] == "mask"]
+
+    def value(name: str, flat: int) -> float:
+        if name == "mask":
+            assert problem.mask is not None
+            return float(not problem.mask.flat[flat])
+        number = float(rng.normal() * 2)
+        return abs(number) + 0.1 if name == "softcap" else number
+
+    for _ in range(50):
+        chosen = [places[k] for k in rng.choice(len(places), rng.integers(1, 4), replace=False)]
+        if masks:  # at least one cell of the mask, too
+            chosen.append(masks[rng.integers(len(masks))])
+        yield {place: value(*place) for place in chosen}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_after_fifty_edits_the_page_computes_what_python_does(name: str) -> None:
+    problem = PROBLEMS[name]()
+    explanation = problem.explain()
+    trials = list(random_edits(problem, explanation))
+    edits = [
+        [edit_in_page(explanation, step, flat, value) for (step, flat), value in changes.items()]
         for changes in trials
     ]
-    for changes, found in zip(trials, ask(*tasks), strict=True):
-        assert_same_numbers(found, edited(problem, explanation, changes))
+    page = carried(explanation)
+    found = ask(*({"task": "cells", "texts": True, "edits": own, **page} for own in edits))
+    figures = ask(*({"task": "figures", "edits": own, **page} for own in edits))
+    checks = ask(*({"task": "checks", "edits": own, **page} for own in edits))
+    for changes, cells, own, missed in zip(trials, found, figures, checks, strict=True):
+        after = edited(problem, explanation, changes)
+        assert_same_numbers(cells, after)
+        assert_same_figures(own, after)
+        assert missed == expected_misses(after)
+        for _, step, index, _, text, _ in cells:  # which rules decide, in Python's words
+            if step == "visible":
+                assert text == after.derive(step, tuple(index)).text()
+
+
+def expected_misses(explanation: Explanation) -> list[list[Any]]:
+    assert explanation.problem is not None
+    return [
+        [
+            [miss.step, list(miss.index) if miss.what == "value" else None, sent(miss.expected)]
+            for miss in explanation.check((one,))
+        ]
+        for one in explanation.problem.expect
+    ]
+
+
+def assert_same_figures(found: list[Any], explanation: Explanation) -> None:
+    """The page's statistics of every head, against Python's."""
+    batches = list(np.ndindex(*explanation.batch_shape))
+    assert len(found) == len(batches) * (explanation.heads or 1)
+    for batch, head, steps, rows in found:
+        ours = explanation.statistics(head=head, batch=batches[batch])
+        assert list(steps) == list(ours.steps)
+        for name, one in ours.steps.items():
+            page = [received(number) for number in steps[name]]
+            expected = [one.mean, one.variance, one.minimum, one.maximum, one.cells]
+            finite = np.abs([n for n in (one.minimum, one.maximum) if np.isfinite(n)])
+            largest = float(np.max(finite, initial=1.0))
+            # A variance is made of squares, and takes twice the error of its numbers.
+            np.testing.assert_allclose(
+                page, expected, rtol=CHAIN, atol=4 * CHAIN * largest**2, err_msg=name
+            )
+        # −p·ln p of a weight that is off by δ is off by δ·(1 + |ln p|), |ln p| being below 745.
+        # There are S of these, and e^entropy, which is at most S, multiplies their error.
+        spread_error = 746 * explanation.source.sizes["S"] ** 2 * CHAIN
+        page_rows = np.array([[received(number) for number in row] for row in rows])
+        own = ours.rows
+        for column, array in enumerate((own.entropy, own.effective_keys, own.largest_weight)):
+            np.testing.assert_allclose(
+                page_rows[:, column], np.ravel(array), rtol=CHAIN, atol=spread_error
+            )
+        assert page_rows[:, 3].tolist() == np.ravel(own.largest_key).tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in DESIGNED if name != "overflow"])
+def test_the_page_has_the_statistics_of_every_head(name: str) -> None:
+    explanation = DESIGNED[name]()
+    (found,) = ask({"task": "figures", **carried(explanation)})
+    assert_same_figures(found, explanation)
 
 
 def test_a_bias_of_minus_infinity_hides_a_key_once_it_is_typed_in() -> None:

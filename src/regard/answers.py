@@ -113,8 +113,13 @@ class Mismatch:
     derivation: Derivation | None
 
 
-def statistics(explanation: Explanation) -> Statistics:
-    """Of every step that is more than one number, and of every row of weights."""
+def statistics(
+    explanation: Explanation, head: int | None = None, batch: tuple[int, ...] | None = None
+) -> Statistics:
+    """Of every step that is more than one number, and of every row of weights.
+
+    Over all heads and batch elements, or those of one query head and of one batch element.
+    """
     names = [
         name
         for name, step in explanation.steps.items()
@@ -122,11 +127,11 @@ def statistics(explanation: Explanation) -> Statistics:
     ]
     moments = {name: _Moments() for name in names}
     rows = _Rows(explanation)
-    for name, block in _together(explanation, names):
+    for name, block in _together(explanation, names, head, batch):
         moments[name].add(block)
         if name == "weights":
             rows.add(block)
-    return Statistics({name: moments[name].result() for name in names}, rows.result())
+    return Statistics({name: moments[name].result() for name in names}, rows.result(head, batch))
 
 
 class _Block(NamedTuple):
@@ -139,7 +144,12 @@ class _Block(NamedTuple):
     seen: Array | None
 
 
-def _together(explanation: Explanation, names: Sequence[str]) -> Iterator[tuple[str, _Block]]:
+def _together(
+    explanation: Explanation,
+    names: Sequence[str],
+    head: int | None = None,
+    batch: tuple[int, ...] | None = None,
+) -> Iterator[tuple[str, _Block]]:
     """Every block of every step: one place in all steps, then the next place.
 
     A step is made from the blocks of others at the same place, which are then still at hand.
@@ -150,24 +160,30 @@ def _together(explanation: Explanation, names: Sequence[str]) -> Iterator[tuple[
         kind = (len(step.shape) > len(step.axes), *(axis in step.axes for axis in "HGL"))
         kinds.setdefault(kind, []).append(name)
     for alike in kinds.values():
-        for blocks in zip(*(_blocks(explanation, name) for name in alike), strict=True):
+        every = (_blocks(explanation, name, head, batch) for name in alike)
+        for blocks in zip(*every, strict=True):
             yield from zip(alike, blocks, strict=True)
 
 
-def _blocks(explanation: Explanation, name: str, head: int | None = None) -> Iterator[_Block]:
-    """Every block of a step, so that a long one is never whole."""
+def _blocks(
+    explanation: Explanation,
+    name: str,
+    head: int | None = None,
+    batch: tuple[int, ...] | None = None,
+) -> Iterator[_Block]:
+    """Every block of a step, or of one head or batch element, so that a long one is never whole."""
     source, step = explanation.source, explanation.steps[name]
     lead = step.shape[: len(step.shape) - len(step.axes)]
     heads = range(next((source.sizes[axis] for axis in step.axes if axis in ("H", "G")), 1))
     if head is not None:
         heads = heads[(own := _own_head(explanation, step, head)) : own + 1]
     row_blocks = source.row_blocks() if "L" in step.axes else [range(1)]
-    for batch in np.ndindex(*lead):
+    for element in np.ndindex(*lead) if batch is None else [batch[: len(lead)]]:
         for at, rows in itertools.product(heads, row_blocks):
             seen = None
             if explanation.hides(step.declared):
-                seen = source.block("visible", batch, at, rows)
-            yield _Block(batch, at, rows, source.block(name, batch, at, rows), seen)
+                seen = source.block("visible", element, at, rows)
+            yield _Block(element, at, rows, source.block(name, element, at, rows), seen)
 
 
 def _own_head(explanation: Explanation, step: ExplainedStep, head: int) -> int:
@@ -198,7 +214,9 @@ class _Moments:
         if not cells.size:
             return
         with np.errstate(all="ignore"):
-            own = float(cells.mean())
+            low, high = float(cells.min()), float(cells.max())
+            # Cells that are all alike have that mean, and no variance: adding would round.
+            own = low if low == high else float(cells.mean())
             total = self.count + cells.size
             self.squares += float(((cells - own) ** 2).sum())
             if self.count and own != self.mean:
@@ -209,8 +227,8 @@ class _Moments:
                 self.mean = float(self.mean * share + own * (cells.size / total))
             else:
                 self.mean = own
-            self.minimum = float(np.minimum(self.minimum, cells.min()))
-            self.maximum = float(np.maximum(self.maximum, cells.max()))
+            self.minimum = float(np.minimum(self.minimum, low))
+            self.maximum = float(np.maximum(self.maximum, high))
         self.count = total
 
     def result(self) -> StepStatistics:
@@ -245,9 +263,13 @@ class _Rows:
         self.largest[at] = weights.max(axis=-1)
         self.largest_key[at] = np.where(total == 0, -1, weights.argmax(axis=-1))
 
-    def result(self) -> RowStatistics:
-        """All rows."""
-        return RowStatistics(self.entropy, self.effective, self.largest, self.largest_key)
+    def result(self, head: int | None, batch: tuple[int, ...] | None) -> RowStatistics:
+        """All rows, or those of one head or batch element."""
+        at: tuple[Any, ...] = (...,) if batch is None else batch
+        if head is not None and "H" in self.axes:
+            at = (*at, head, slice(None)) if "L" in self.axes else (*at, head)
+        every = (self.entropy, self.effective, self.largest, self.largest_key)
+        return RowStatistics(*(np.asarray(array[at]) for array in every))
 
 
 def row_entropy(weights: Array) -> Array:

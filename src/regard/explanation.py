@@ -393,12 +393,20 @@ class Explanation:
 
     # --- questions -----------------------------------------------------------------------------
 
-    def statistics(self) -> Statistics:
+    def statistics(
+        self, *, head: int | None = None, batch: tuple[int, ...] | None = None
+    ) -> Statistics:
         """Mean, variance, minimum and maximum of every step; how each row spreads its weight.
 
         The variances show why the scale is there: that of q·k grows with the width D.
+
+        Parameters
+        ----------
+        head, batch
+            One query head, one batch element; all of them if not given.
         """
-        return statistics(self)
+        own_head = None if head is None else self._head(head)
+        return statistics(self, own_head, None if batch is None else self._batch(batch))
 
     def contributions(
         self,

@@ -24,6 +24,7 @@ from regard.views.part import Head, heads
 
 __all__ = [
     "READING_NOTE",
+    "SPREAD",
     "WHAT_IF",
     "Passage",
     "Section",
@@ -83,6 +84,12 @@ RULES = {
     "mask": "it was given as a table of yes and no",
     "bias −inf": "the bias is −∞ there",
 }
+
+# What the statistics of a row of weights mean.
+SPREAD = (
+    "Entropy is in nats. Effective keys: as many keys with equal weights would spread the weight "
+    "as far (exp of the entropy)."
+)
 
 # What a reader may switch, and what that does. The last two are mistakes that people make.
 WHAT_IF = {

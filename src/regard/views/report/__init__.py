@@ -24,6 +24,10 @@ BUDGET = 5_000_000
 # Notebooks keep every output, and Jupyter slows down what is larger.
 FRAME_BUDGET = 1_000_000
 DIGITS = 4
+# Of the frame, where a style is taken away; even the smallest page is several times as tall. With a
+# style it is as tall as most of the window: what is opened stands at the bottom of the frame, and a
+# frame as tall as its page would have it out of sight.
+FRAME_HEIGHT = 736
 LEAST_BUDGET = 200_000
 
 
@@ -107,7 +111,8 @@ def framed(page: str, title: str, allowed: str = "") -> str:
     """Any page as an <iframe> that may do nothing but what is `allowed`."""
     return (
         f'<iframe title="{escape(title)}" sandbox="{allowed}" '
-        f'style="width: 100%; height: 46rem; border: 1px solid #8884; border-radius: 6px; '
+        f'width="100%" height="{FRAME_HEIGHT}" style="height: clamp(34rem, 85vh, 60rem); '
+        f"box-sizing: border-box; border: 1px solid #8884; border-radius: 6px; "
         f'resize: vertical" srcdoc="{escape(page)}"></iframe>'
     )
 

@@ -2,7 +2,7 @@
 // formula: which cells of which steps go into a cell stands in the exported declarations. Must not
 // know the page.
 
-import { judge } from "./rules.js";
+import { judge, turnsOf } from "./rules.js";
 
 // --- declarations ---------------------------------------------------------------------------
 
@@ -92,6 +92,21 @@ export class Run {
     const block = this.block(name, head);
     const start = this.start(block, row);
     return block.data.subarray(start, start + block.width);
+  }
+
+  // All rows of a step, each with what is visible of it; null: nothing of it can be hidden.
+  rows(name, head) {
+    const { rows } = this.block(name, head);
+    const seen = this.hides(this.steps.get(name)) ? this.steps.get("visible") : null;
+    return Array.from({ length: rows }, (_, row) => ({
+      values: this.row(name, head, row),
+      visible: seen && this.row("visible", seen.axes.includes("H") ? head : 0, row),
+    }));
+  }
+
+  // Whether cells of a step may be hidden keys.
+  hides({ over, axes }) {
+    return over === "visible" && axes.includes("S") && (axes.includes("L") || !("L" in this.sizes));
   }
 
   // One head of a step (a key head for a step with the axis G): rows × width, perhaps not filled.
@@ -282,6 +297,11 @@ export class Run {
 
   verdict(head, query, key) {
     return judge(this.rules, { ...this.place, head, query, key, run: this });
+  }
+
+  // Which cells of given tables, turned, would show or hide this key.
+  turns(head, query, key) {
+    return turnsOf(this.rules, { ...this.place, head, query, key, run: this });
   }
 }
 

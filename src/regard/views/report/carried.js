@@ -3,6 +3,7 @@
 
 import { bytesOf, floatsOf } from "./numbers.js";
 import { Run } from "./attention.js";
+import { tablesOf } from "./rules.js";
 
 export class Carried {
   constructor(content, base64) {
@@ -59,18 +60,33 @@ export class Carried {
     return [group, null].some((own) => this.partKey(layer, "given", "keys", batch, own) !== null);
   }
 
+  // The array in which an edit stands: a part of a given step, or the cells of a table among the
+  // rules, whose part is its number. Undefined if there is none.
+  editable(layer, name, part) {
+    const own = /^\d+$/.test(layer) ? this.layers[layer] : null;
+    if (name === "mask") return tablesOf(own?.rules)[part]?.cells;
+    const parts = own && Object.hasOwn(own.given, name) ? own.given[name] : {};
+    return Object.hasOwn(parts, part) ? parts[part] : undefined;
+  }
+
+  // An array with what was edited.
+  edited(entry, changes) {
+    const data = this.decode(entry);
+    if (!changes) return data;
+    const copy = data.slice();
+    for (const [flat, value] of changes) copy[flat] = value;
+    return copy;
+  }
+
   // The numbers of a given step, with what was edited.
   given(layer, batch, name, head, { switches, edits }) {
     if (name === "scale" && switches.has("scale")) return Float64Array.of(1);
     const key = this.partKey(layer, "given", name, batch, head);
     if (key === null) return null;
     const changes = edits.get(`${layer}|${name}|${key}`);
-    const unmasked = name === "bias" && switches.has("mask");
-    const data = this.decode(this.layers[layer].given[name][key]);
-    if (!changes && !unmasked) return data;
-    const copy = unmasked ? data.map((value) => (value === -Infinity ? 0 : value)) : data.slice();
-    for (const [flat, value] of changes ?? []) copy[flat] = value;
-    return copy;
+    const data = this.edited(this.layers[layer].given[name][key], changes);
+    if (name !== "bias" || !switches.has("mask")) return data;
+    return data.map((value) => (value === -Infinity ? 0 : value));
   }
 
   // A run of one batch element; `known` lets it take the numbers that were computed beforehand.
@@ -108,7 +124,7 @@ export class Carried {
   // What hides keys: the rules of the call, and −∞ wherever the bias has one.
   rules(layer, batch, changed) {
     if (changed.switches.has("mask")) return null;
-    const rules = this.filled(this.layers[layer].rules);
+    const rules = this.filled(this.layers[layer].rules, layer, changed.edits);
     const hides = Object.keys(this.layers[layer].given.bias ?? {}).some((key) => {
       const head = key.split("/")[1];
       return this.given(
@@ -129,14 +145,19 @@ export class Carried {
     };
   }
 
-  filled(rule) {
+  // A rule with its arrays; every table has its number.
+  filled(rule, layer, edits, count = { tables: 0 }) {
     if (rule === null) return null;
     const made = { ...rule };
-    for (const name of ["lengths", "query", "key", "cells"]) {
+    for (const name of ["lengths", "query", "key"]) {
       if (name in rule) made[name] = { data: this.decode(rule[name]), shape: rule[name].shape };
     }
-    if (rule.part) made.part = this.filled(rule.part);
-    if (rule.parts) made.parts = rule.parts.map((part) => this.filled(part));
+    if (rule.kind === "cells") {
+      made.key = `${layer}|mask|${count.tables++}`;
+      made.cells = { data: this.edited(rule.cells, edits.get(made.key)), shape: rule.cells.shape };
+    }
+    if (rule.part) made.part = this.filled(rule.part, layer, edits, count);
+    if (rule.parts) made.parts = rule.parts.map((part) => this.filled(part, layer, edits, count));
     return made;
   }
 }

@@ -22,6 +22,7 @@ from regard.steps import LETTERS, Step
 from regard.views import story
 from regard.views.part import Head
 from regard.views.report.plan import Plan, pooled
+from regard.views.report.summary import checks, countable, scale_words
 from regard.views.report.whatif import BITS, MASKED, switches, variants
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def page_data(explanations: Mapping[str, Explanation], plan: Plan, digits: int) 
         "digits": digits,
         "switches": story.WHAT_IF,
         "readingNote": READING_NOTE,
+        "spread": story.SPREAD,
         "title": safe_text(first.title, 200),
         "layers": [
             _layer(data, name, explanation, plan) for name, explanation in explanations.items()
@@ -184,10 +186,13 @@ def _layer(data: Data, name: str, explanation: Explanation, plan: Plan) -> dict[
             for batch, head in layer.exact
         },
         "sections": [
-            {"title": title, "steps": list(steps)} for title, steps in story.outline(shown).items()
+            {"title": title, "steps": list(steps)} for title, steps in outline(shown).items()
         ],
         "lanes": {step: story.lane(step) for step in shown.steps if story.lane(step)},
-        "aside": list(story.by_products(shown)),
+        "aside": list(aside(shown)),
+        "countable": countable(shown),
+        "scaleWords": scale_words(shown) if layer.exact else "",
+        "expect": _expectations(data, explanation) if len(layer.exact) == len(layer.every) else [],
         "overview": {
             f"{batch}/{head.number}": _overview(data, head, plan)
             for batch, head in (layer.every if plan.overview else ())
@@ -235,7 +240,58 @@ def _overview(data: Data, head: Head, plan: Plan) -> dict[str, Any]:
     }
 
 
+def outline(explanation: Explanation) -> dict[str, tuple[str, ...]]:
+    """The steps under their headings; a table of yes and no was given, so it is among them."""
+    sections = story.outline(explanation)
+    if _has_table(explanation.source.rules):
+        title = next(title for title, steps in sections.items() if "masked" in steps)
+        at = sections[title].index("masked")
+        sections[title] = (*sections[title][:at], "visible", *sections[title][at:])
+    return sections
+
+
+def aside(explanation: Explanation) -> tuple[str, ...]:
+    """The steps that stand aside."""
+    named = {name for steps in outline(explanation).values() for name in steps}
+    return tuple(name for name in story.by_products(explanation) if name not in named)
+
+
+def _expectations(data: Data, explanation: Explanation) -> list[dict[str, Any]]:
+    """What should come out, and the sentence for when it does."""
+    found: list[dict[str, Any]] = []
+    for check in checks(explanation):
+        one = check.expected
+        if not check.fits:
+            found.append({"unfit": check.wrong[0]})
+            continue
+        own: dict[str, Any] = {"step": one.step, "right": check.right}
+        if one.variance is not None:
+            own["variance"] = data.array(np.array([one.variance]))
+        if one.value is not None:
+            own["values"] = data.array(np.asarray(one.value, np.float64))
+        declared = explanation.steps[one.step].declared
+        head = None if one.head is None else own_head(explanation.source.sizes, declared, one.head)
+        if head is not None:
+            own["head"] = head
+        if one.at is not None:
+            own["at"] = list(explanation.why(one.step, *one.at, head=one.head).index)
+        found.append(own | {"within": one.within, "relative": one.relative})
+    return found
+
+
 # --- rules ---------------------------------------------------------------------------------------
+
+
+def _has_table(rule: Mask | None) -> bool:
+    """Whether one of the rules is a table of yes and no, whose cells can be changed."""
+    match rule:
+        case masks.Boolean():
+            return True
+        case masks.Not(part):
+            return _has_table(part)
+        case masks.All(parts) | masks.AnyOf(parts):
+            return any(map(_has_table, parts))
+    return False
 
 
 def _without_bias(rule: Mask | None) -> Mask | None:

@@ -55,6 +55,7 @@ export function derive(run, labels, name, index) {
     operands,
     terms,
     verdicts,
+    place: [at.h ?? 0, at.i ?? 0, at.j],
     labels: cellLabels(step, index, run.sizes, labels),
     value: run.value(name, index),
     hidden: verdicts.some((verdict) => !verdict.visible),

@@ -23,8 +23,9 @@ from regard.errors import OptionError, safe_text
 from regard.explanation import READING_NOTE, ExplainedStep, Explanation
 from regard.views import story
 from regard.views.part import Head
-from regard.views.report.data import page_data
-from regard.views.report.plan import Plan, make_plan
+from regard.views.report.data import aside, outline, page_data
+from regard.views.report.plan import Layer, Plan, make_plan
+from regard.views.report.summary import checks, said, summary
 from regard.views.report.tables import is_printed, printed
 
 # A page that turns out too long is planned again, with less room for numbers.
@@ -33,8 +34,8 @@ ATTEMPTS = 4
 SEARCHED = 100_000
 # In this order: each one may import from those before it.
 SCRIPTS = (
-    *("numbers", "rules", "attention", "derivation", "carried", "pictures"),
-    *("shown", "tables", "why", "large", "steps", "report"),
+    *("numbers", "rules", "attention", "derivation", "carried", "figures", "pictures"),
+    *("shown", "tables", "summary", "why", "large", "steps", "report"),
 )
 
 
@@ -70,6 +71,9 @@ def _render(explanations: Mapping[str, Explanation], plan: Plan, digits: int) ->
         choices_of_digits=sorted({2, 3, 4, 6, 8, 16, digits}),
         selectable=_selectable(explanations),
         sections=_sections(plan, digits),
+        summary=summary(shown[0][1], digits) if (shown := _first(plan).exact) else None,
+        checks=_checks(first),
+        spread=story.SPREAD,
         reading_note=READING_NOTE,
         what_if={
             name: what
@@ -114,10 +118,25 @@ def _asset(name: str) -> str:
 def _script() -> str:
     """The modules in one: each a function of its own that gives away what it exports.
 
-    Comments and indentation stay in the sources.
+    Comments, indentation and blanks beside signs stay in the sources.
     """
     whole = "\n".join(_as_function(name, _asset(f"{name}.js")) for name in SCRIPTS)
-    return re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
+    whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
+    whole = "\n".join(map(_tight, whole.splitlines()))
+    return re.sub(r"(?<=[({\[,])\n|\n(?=[)}\]])", "", whole)
+
+
+def _tight(line: str) -> str:
+    """A line of the script without a comment at its end, and without the blanks beside its signs.
+
+    Lines that may hold a text of another kind than "…" are left as they are.
+    """
+    line = re.sub(r"(?<=[;,{(\[])\s+// .*$", "", line)
+    if "`" in line or "/" in line:
+        return line
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', line)
+    parts[::2] = (re.sub(r"\s*([=<>!&|?:,;{}()\[\]%*]+)\s*", r"\1", part) for part in parts[::2])
+    return "".join(parts)
 
 
 def _as_function(name: str, source: str) -> str:
@@ -209,13 +228,16 @@ def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return list(np.ndindex(*shape))
 
 
+def _first(plan: Plan) -> Layer:
+    return next(iter(plan.layers.values()))
+
+
 def _sections(plan: Plan, digits: int) -> list[dict[str, Any]]:
     """The steps of the first head, under their headings; at the end those that stand aside."""
-    layer = next(iter(plan.layers.values()))
+    layer = _first(plan)
     if not layer.exact:
         return []
     head = layer.exact[0][1]
-    outline = story.outline(layer.explanation)
     sections = [
         {
             "title": title,
@@ -224,13 +246,24 @@ def _sections(plan: Plan, digits: int) -> list[dict[str, Any]]:
                 for lane in _lanes(names)
             ],
         }
-        for title, names in outline.items()
+        for title, names in outline(layer.explanation).items()
     ]
-    aside = [
-        _step(layer.explanation, head, name, digits)
-        for name in story.by_products(layer.explanation)
+    others = [_step(layer.explanation, head, name, digits) for name in aside(layer.explanation)]
+    return [*sections, {"title": "", "lanes": [[step] for step in others]}] if others else sections
+
+
+def _checks(explanation: Explanation) -> dict[str, Any] | None:
+    """What was expected of the first layer, and what became of it."""
+    found = checks(explanation)
+    if not found:
+        return None
+    wrong = sum(1 for check in found if check.wrong)
+    lines = [
+        line
+        for check in found
+        for line in ([(False, one) for one in check.wrong] or [(True, check.right)])
     ]
-    return [*sections, {"title": "", "lanes": [[step] for step in aside]}] if aside else sections
+    return {"said": said(len(found), wrong), "wrong": wrong, "lines": lines}
 
 
 def _lanes(names: tuple[str, ...]) -> list[list[str]]:

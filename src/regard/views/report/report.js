@@ -26,6 +26,7 @@ import { fillTable, focusCell, placeOf, viewOf } from "./tables.js";
 import { editPlace, mark, showWhy } from "./why.js";
 import { buildGallery, fillRow, pressGallery, redraw, setRow } from "./large.js";
 import { adopt, build } from "./steps.js";
+import { fillSummary, rowFigures, stepFigures } from "./summary.js";
 
 const DIGITS = 8;
 const MOST_COMPARED = 1 << 16; // scores, for a sentence about what an edit did
@@ -60,17 +61,29 @@ function back(focus) {
   const cell = state.trail.pop();
   open(cell, { focus });
 }
-function change({ key, flat }, value) {
-  const [, name, part] = key.split("|");
-  const given = carried.decode(layer().given[name][part])[flat];
-  const own = state.edits.get(key) ?? new Map();
-  if (value === null || Object.is(value, given)) own.delete(flat);
-  else own.set(flat, value);
-  if (own.size) state.edits.set(key, own);
-  else state.edits.delete(key);
+
+const change = (place, value) => changeAll([{ place, value }]);
+
+// Change given cells; a value of null puts one back.
+function changeAll(changes, focus = "heading") {
+  for (const { place, value } of changes) {
+    const given = carried.decode(carried.editable(...place.key.split("|")))[place.flat];
+    const own = state.edits.get(place.key) ?? new Map();
+    if (value === null || Object.is(value, given)) own.delete(place.flat);
+    else own.set(place.flat, value);
+    if (own.size) state.edits.set(place.key, own);
+    else state.edits.delete(place.key);
+  }
   recompute();
-  showWhy("heading");
+  showWhy(focus);
   remember();
+}
+
+// The same with the keys of a table: its cell is turned, if a given table decides about it.
+function turn(view, row, column) {
+  const cell = { step: view.name, index: view.index(row, column) };
+  open(cell, { fresh: true, push: false });
+  changeAll(runs.now.turns(...derive(runs.now, labels, cell.step, cell.index).place), "");
 }
 
 // New numbers in the tables that stand there; new tables where other steps are.
@@ -91,6 +104,7 @@ function repaint() {
       redraw(view);
     }
   }
+  fillSummary();
   mark();
 }
 
@@ -120,15 +134,30 @@ function setTools() {
 // What is changed, and what that did.
 function say() {
   const lines = [...state.switches].map((name) => content.switches[name].words);
-  const count = [...state.edits.values()].reduce((sum, own) => sum + own.size, 0);
-  if (count) lines.push(`${count} given number${count > 1 ? "s" : ""} changed. ${effect()}`);
+  const changed = changedWords();
+  if (changed) lines.push(`${changed} changed. ${effect()}`);
   else if (state.switches.size) lines.push(effect());
   if (runs.touched && carried.isExact(state.layer, state.batch, state.head))
     lines.push(
-      "What differs has a dark corner; the sentences below the tables are about the numbers as they were given.",
+      "What differs has a marked corner; the sentences below the tables are about the numbers as they were given.",
     );
-  find(".status").replaceChildren(...(lines.length ? [h("p", {}, lines.join(" "))] : []));
+  const spans = lines.flatMap((line) => [h("span", {}, line), " "]);
+  find(".status").replaceChildren(...(lines.length ? [h("p", {}, spans)] : []));
   tools.elements.reset.disabled = !runs.touched;
+}
+
+// How many given numbers, and cells of masks, are not as they were given.
+function changedWords() {
+  const counts = { number: 0, cell: 0 };
+  for (const [key, own] of state.edits)
+    counts[key.split("|")[1] === "mask" ? "cell" : "number"] += own.size;
+  const { number, cell } = counts;
+  return [
+    number ? `${number} given number${number > 1 ? "s" : ""}` : "",
+    cell ? `${cell} cell${cell > 1 ? "s" : ""} of a mask` : "",
+  ]
+    .filter(Boolean)
+    .join(" and ");
 }
 
 // Which number of the result changed most.
@@ -265,9 +294,12 @@ main.addEventListener("keydown", (event) => {
   if (event.key in moves) next = [row + moves[event.key][0], column + moves[event.key][1]];
   else if (event.key === "Home") next = [event.ctrlKey ? 0 : row, 0];
   else if (event.key === "End") next = [event.ctrlKey ? view.rows - 1 : row, view.columns - 1];
+  else if (event.key === " " && name === "visible") turn(view, row, column);
   else if (event.key === "Enter" || event.key === " ")
     open({ step: name, index: view.index(row, column) }, { fresh: true, focus: "operand" });
   else if (event.key === "Escape") close();
+  else if (name === "visible" && event.key === "F2")
+    open({ step: name, index: view.index(row, column) }, { fresh: true, focus: "turn" });
   else if (view.given && (event.key === "F2" || /^[-\d.]$/.test(event.key))) {
     open({ step: name, index: view.index(row, column) }, { fresh: true });
     const input = find("#edit");
@@ -323,8 +355,6 @@ function remember() {
   }
 }
 
-const own = (table, key) => (Object.hasOwn(table, key) ? table[key] : undefined);
-
 // What a link says; whatever does not fit this page is passed over.
 function recall() {
   const query = new URLSearchParams(location.hash.slice(1));
@@ -341,20 +371,13 @@ function recall() {
   );
   state.edits = new Map();
   for (const edit of (query.get("set") ?? "").split(";").filter(Boolean)) {
-    const [number, name, part, flat, value] = edit.split("|");
-    const given = own(content.layers, number)?.given ?? {};
-    const entry = own(own(given, name) ?? {}, part);
-    const at = Number(flat);
-    if (
-      !entry ||
-      !Number.isInteger(at) ||
-      at < 0 ||
-      at >= entry.count ||
-      parseNumber(value ?? "") === null
-    )
-      continue;
+    const [number, name, part, flat, written = ""] = edit.split("|");
+    const entry = carried.editable(number, name, part);
+    const [at, value] = [Number(flat), parseNumber(written)];
+    const inside = entry && Number.isInteger(at) && at >= 0 && at < entry.count;
+    if (!inside || value === null || (name === "mask" && value !== 0 && value !== 1)) continue;
     const key = `${number}|${name}|${part}`;
-    state.edits.set(key, (state.edits.get(key) ?? new Map()).set(at, parseNumber(value)));
+    state.edits.set(key, (state.edits.get(key) ?? new Map()).set(at, value));
   }
   refresh();
   const [step, places] = (query.get("cell") ?? "").split(":");
@@ -391,7 +414,7 @@ function start() {
   }
 }
 
-Object.assign(doing, { open, back, close, change, choose });
+Object.assign(doing, { open, back, close, change, changeAll, choose });
 tools.hidden = false;
 tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
 buildGallery();
@@ -409,5 +432,7 @@ window.regard = {
   text: (step, index) => asText(derive(runs.now, labels, step, index), DIGITS),
   value: (step, index) => runs.now.value(step, index),
   rebuild,
+  figures: () => ({ steps: stepFigures(), rows: rowFigures() }),
+  turn: (row, column) => turn(shown.get("visible"), row, column),
   edit: (step, index, value) => change(editPlace(runs.now.steps.get(step), index), value),
 };

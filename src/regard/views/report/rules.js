@@ -1,7 +1,8 @@
 // Which keys are hidden, and by which rule: the same answers, in the same words, as regard/masks.py.
 // Must not know numbers or the page.
 
-// What one rule says about one query and one key, as regard/masks.py does.
+// What one rule says about one query and one key, as regard/masks.py does; the cells of the tables in
+// `place.turned` are taken for their opposite.
 export function judge(rule, place) {
   const { query, key, offset } = place;
   const own = query + offset;
@@ -33,8 +34,9 @@ export function judge(rule, place) {
       return say(mine === its, `query in segment ${mine}, key in segment ${its}`);
     }
     case "cells": {
-      const visible = broadcast(rule.cells, [...place.batch, place.head, query, key]) !== 0;
-      return say(visible, visible ? rule.seen : rule.unseen);
+      const stated = broadcast(rule.cells, [...place.batch, place.head, query, key]) !== 0;
+      const visible = stated !== (place.turned?.includes(rule) ?? false);
+      return { ...say(visible, visible ? rule.seen : rule.unseen), table: true };
     }
     case "bias": {
       const { axes } = place.run.steps.get("bias");
@@ -75,11 +77,32 @@ export function judge(rule, place) {
 }
 
 // A cell of an array that is broadcast, aligned from the right.
-function broadcast({ data, shape }, index) {
+const broadcast = (array, index) => array.data[flatten(array.shape, index)];
+
+function flatten(shape, index) {
   const own = index.slice(index.length - shape.length);
-  let flat = 0;
-  for (const [k, size] of shape.entries()) flat = flat * size + (size === 1 ? 0 : own[k]);
-  return data[flat];
+  return shape.reduce((flat, size, k) => flat * size + (size === 1 ? 0 : own[k]), 0);
+}
+
+// The tables of yes and no among the rules, in order.
+export function tablesOf(rule) {
+  if (rule?.kind === "cells") return [rule];
+  return rule ? [...(rule.parts ?? []), ...(rule.part ? [rule.part] : [])].flatMap(tablesOf) : [];
+}
+
+// The cells of tables that, turned, show a hidden key or hide a visible one: of one table if that is
+// enough, of every table if it takes all of them, of none if other rules decide.
+export function turnsOf(rules, place) {
+  const tables = tablesOf(rules);
+  const visible = tables.length > 0 && judge(rules, place).visible;
+  const turned = [...tables.map((table) => [table]), tables].find(
+    (some) => some.length && judge(rules, { ...place, turned: some }).visible !== visible,
+  );
+  const index = [...place.batch, place.head, place.query, place.key];
+  return (turned ?? []).map((table) => {
+    const flat = flatten(table.cells.shape, index);
+    return { table, place: { key: table.key, flat }, value: table.cells.data[flat] ? 0 : 1 };
+  });
 }
 
 export function leaves(verdict) {

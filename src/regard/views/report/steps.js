@@ -5,6 +5,7 @@ import { isHead } from "./attention.js";
 import { carried, content, find, h, layer, main, runs, shown, state, typeset } from "./shown.js";
 import { fillTable, makeGrid, viewOf } from "./tables.js";
 import { addPicture, pooledHead } from "./large.js";
+import { buildSummary, dropSummary, fillSummary } from "./summary.js";
 
 function sectionsOf() {
   const own = layer();
@@ -15,7 +16,8 @@ function sectionsOf() {
   const aside = [];
   let title = own.sections[0]?.title ?? "";
   for (const name of runs.now.steps.keys()) {
-    if (own.aside.includes(name) || ["width", "scale", "visible"].includes(name)) aside.push(name);
+    const unlisted = ["width", "scale", "visible"].includes(name) && !listed.has(name);
+    if (own.aside.includes(name) || unlisted) aside.push(name);
     else {
       title = listed.get(name) ?? title;
       sections.get(title).push(name);
@@ -71,8 +73,11 @@ function sectionFor(name) {
 export function build() {
   for (const view of shown.values()) view.picture?.stop();
   shown.clear();
-  for (const old of main.querySelectorAll(".part")) old.remove();
-  if (!carried.isExact(state.layer, state.batch, state.head)) return void main.append(pooledHead());
+  for (const old of main.querySelectorAll(".part:not(.figures, .checks)")) old.remove();
+  if (!carried.isExact(state.layer, state.batch, state.head)) {
+    main.append(pooledHead());
+    return dropSummary();
+  }
   const { sections, aside } = sectionsOf();
   for (const [title, names] of sections) {
     if (names.length)
@@ -99,6 +104,7 @@ export function build() {
       ),
     );
   }
+  buildSummary();
 }
 
 // The steps that stand below each other; the lanes stand side by side.
@@ -137,4 +143,5 @@ export function adopt() {
     }
     shown.set(view.name, view);
   }
+  fillSummary(true);
 }

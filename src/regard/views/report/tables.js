@@ -24,12 +24,6 @@ const PRINTED = 32; // larger matrices are drawn
 const LEVELS = 9; // of shade
 const DIGITS = 8; // of what a number was
 
-// Whether cells of a step may be hidden keys.
-const hides = (step) =>
-  step.over === "visible" &&
-  step.axes.includes("S") &&
-  (step.axes.includes("L") || !("L" in layer().sizes));
-
 // One view for each step: where its numbers are, and how the table stands on the page.
 export function viewOf(name) {
   const step = runs.now.steps.get(name);
@@ -59,7 +53,7 @@ export function viewOf(name) {
 }
 
 export function visibleRow(view, row) {
-  return hides(view.step)
+  return runs.now.hides(view.step)
     ? runs.now.row(
         "visible",
         runs.now.steps.get("visible").axes.includes("H") ? state.head : 0,
@@ -104,14 +98,16 @@ function cellsOf(view, rows) {
       const changed = !Object.is(was, value);
       if (visible !== null && visible[column] === 0) {
         const names = hiddenBy(runs.now.verdict(state.head, rows[r], column));
+        const list = names.map((one) => cut(one, 80)).join(", ");
         const text = cut(names[0], 12) + (names.length > 1 ? ` +${names.length - 1}` : "");
         return {
           text,
           style: "hidden",
-          hint: `hidden by: ${names.map((one) => cut(one, 80)).join(", ")}`,
+          hint: `hidden by: ${list}${changed ? `; was ${formatNumber(was, DIGITS)}` : ""}`,
           changed,
         };
       }
+      if (step.op === "visible" && !value) return { text: "0", style: "off", changed, was };
       if (!Number.isFinite(value)) return { text: formatNumber(value), style: "odd", changed, was };
       const level = largest ? Math.min(LEVELS, Math.ceil((LEVELS * Math.abs(value)) / largest)) : 0;
       return {
@@ -127,7 +123,7 @@ function cellsOf(view, rows) {
 }
 
 // What has to follow each number, unseen, so that the points of a column stand below each other.
-function align(cells) {
+export function align(cells) {
   if (cells.length < 2) return;
   const fraction = ({ text, style }) => {
     const plain = style !== "hidden" && style !== "odd" && !text.includes("e");
@@ -144,7 +140,7 @@ function align(cells) {
   }
 }
 
-function dress(td, cell) {
+export function dress(td, cell) {
   const text = td.firstChild ?? td.appendChild(document.createTextNode(""));
   if (text.data !== cell.text) text.data = cell.text;
   if (td.className !== cell.style) td.className = cell.style;

@@ -88,6 +88,24 @@ def printed(head: Head, step: str, digits: int) -> Printed:
     )
 
 
+def figures(
+    headers: tuple[str, ...],
+    labels: tuple[str, ...],
+    rows: list[list[float]],
+    digits: int,
+    notes: tuple[str, ...] = (),
+) -> Printed:
+    """A plain table of numbers, without shades."""
+    return Printed(
+        headers,
+        tuple(safe_text(label, LABEL_LENGTH) for label in labels),
+        tuple(tuple(row) for row in shaded(rows, 0, digits)),
+        tuple(safe_text(note, LABEL_LENGTH) for note in notes),
+        0,
+        0,
+    )
+
+
 def _scale(table: Table, step: str, head: Head) -> float:
     """The number that is darkest; 0 where nothing is shaded."""
     axes = head.source.steps[step].axes
@@ -111,6 +129,8 @@ def _cell(table: Table, row: int, column: int, largest: float, digits: int) -> C
         hint = "hidden by: " + ", ".join(safe_text(name, 80) for name in names)
         return Cell(name + more, "hidden", hint=hint)
     value = float(table.values[row, column])
+    if table.values.dtype == np.bool_ and not value:
+        return Cell("0", "off")
     if not np.isfinite(value):
         return Cell(format_number(value), "odd")
     return Cell(rounded(value, digits), _shade(value, largest))

@@ -22,6 +22,7 @@ import {
   find,
   h,
   labels,
+  layer,
   nameOf,
   runs,
   state,
@@ -29,6 +30,8 @@ import {
   why,
 } from "./shown.js";
 import { placeOf } from "./tables.js";
+import { hiddenBy, leaves } from "./rules.js";
+import { expectedOf } from "./summary.js";
 
 const DIGITS = 8;
 const MOST_TERMS = 48; // before the smaller ones are put together
@@ -98,18 +101,22 @@ export function showWhy(focus = "") {
     ...trailParts(),
     ...headParts(found),
     ...bodyParts(found),
+    ...maskParts(found),
     ...editParts(found),
     ...textParts(found),
   );
   why.scrollTop = 0;
   find(".live").textContent = spoken(found);
   if (focus === "operand")
-    (find(".operand", why) ?? find("h2", why)).focus({ preventScroll: true });
+    (find(".operand, .turn", why) ?? find("h2", why)).focus({ preventScroll: true });
+  if (focus === "turn") (find(".turn", why) ?? find("h2", why)).focus({ preventScroll: true });
   if (focus === "heading") find("h2", why).focus({ preventScroll: true });
 }
 
-function spoken({ step, labels: names, value, operands }) {
-  return `${cut(cellName(step.symbol, names), 80)} is ${formatNumber(value, DIGITS)}. ${step.formula}. ${operands.length} operands.`;
+function spoken({ step, labels: names, value, operands, verdicts }) {
+  const rules = verdicts.flatMap(hiddenBy).map((name) => cut(name, 80));
+  const made = rules.length ? `Hidden by ${rules.join(", ")}.` : `${operands.length} operands.`;
+  return `${cut(cellName(step.symbol, names), 80)} is ${formatNumber(value, DIGITS)}. ${step.formula}. ${made}`;
 }
 
 function trailParts() {
@@ -166,6 +173,16 @@ function headParts({ step, labels: names, value, index }) {
       h("span", { class: "formula" }, typeset(step.formula)),
     ),
   ];
+  const expected = expectedOf({ step: step.name, index });
+  if (expected)
+    parts.push(
+      h(
+        "p",
+        { class: `expected ${expected.right ? "right" : "wrong"}` },
+        `${expected.wanted} is expected: `,
+        h("b", {}, expected.right ? "right" : "wrong"),
+      ),
+    );
   if (runs.touched && comparable(step.name)) {
     const was = runs.plain.value(step.name, index);
     if (!Object.is(was, value)) {
@@ -224,11 +241,14 @@ function operandButton(operand, side, named) {
   return button;
 }
 
+// A sign and the operand after it stay in one line.
+const after = (sign, operand) => h("span", { class: "after" }, sign, operand);
+
 const SIGNS = {
-  multiply: (a) => [a[0], "×", a[1]],
-  add: (a) => a.flatMap((one, k) => (k ? ["+", one] : [one])),
-  subtract: (a) => [a[0], "−", a[1]],
-  divide: (a) => [a[0], "/", a[1]],
+  multiply: (a) => [a[0], after("×", a[1])],
+  add: (a) => a.map((one, k) => (k ? after("+", one) : one)),
+  subtract: (a) => [a[0], after("−", a[1])],
+  divide: (a) => [a[0], after("/", a[1])],
   exp: (a) => ["exp(", a[0], ")"],
   log: (a) => ["ln(", a[0], ")"],
   inverse_root: (a) => ["1 / √", a[0]],
@@ -426,6 +446,59 @@ function editParts({ step, value, index }) {
     } else doing.change(place, typed);
   });
   return [form];
+}
+
+// Where a given table of yes and no decides, a button to change its cell; else who decides.
+function maskParts({ step, place, verdicts: [verdict], hidden }) {
+  const given = step.op === "visible";
+  if (!verdict || !(hidden || given || step.op === "select")) return [];
+  const turns = runs.now.turns(...place);
+  const remark = (words) => h("p", { class: "decided" }, words);
+  if (!turns.length) {
+    const rules = leaves(verdict).filter((leaf) => !leaf.table && leaf.visible === !hidden);
+    const names = [...new Set(rules.map((leaf) => cut(leaf.rule, 80)))].join(" and ");
+    if (!hidden && !given) return [];
+    const bias = rules.some((leaf) => leaf.rule === BIAS) && biasButton(place);
+    if (bias) return [remark("The bias is −∞ here; it is given and can be changed:"), bias];
+    const said = hidden ? `Hidden by ${names}` : `Visible by ${names}`;
+    return [remark(`${said}, which is a rule and no table: there is no cell to change.`)];
+  }
+  const names = [...new Set(turns.map(({ table }) => cut(table.name, 80)))].join(" and ");
+  const button = h(
+    "button",
+    { type: "button", class: "turn", onclick: () => doing.changeAll(turns, "turn") },
+    hidden ? "Show this key" : "Hide this key",
+  );
+  const reach = reachOf(turns);
+  return [
+    h("div", { class: "sum" }, button, h("small", {}, `changes a cell of ${names}`)),
+    reach ? remark(`This cell of it counts for every ${reach}.`) : "",
+  ];
+}
+
+const BIAS = "bias −inf";
+
+function biasButton([head, query, key]) {
+  const step = runs.now.steps.get("bias");
+  const at = { H: head, L: query, S: key };
+  const index = step.axes.map((axis) => at[axis]);
+  const { labels: names, value } = derive(runs.now, labels, "bias", index);
+  const operand = { step: "bias", symbol: step.symbol, index, labels: names, value };
+  return h("div", { class: "sum" }, operandButton(operand, "first", true));
+}
+
+// What else a cell of a table decides about, because the table has one of it for all.
+function reachOf(turns) {
+  const { lead, sizes } = layer();
+  const whole = [...lead, sizes.H ?? 1, sizes.L ?? 1, sizes.S];
+  const kinds = [...lead.map(() => "batch element"), "head", "query", "key"];
+  const shared = turns.flatMap(({ table: { cells } }) =>
+    kinds.filter((_, k) => {
+      const own = cells.shape[k - (whole.length - cells.shape.length)] ?? 1;
+      return own === 1 && whole[k] > 1;
+    }),
+  );
+  return [...new Set(shared)].join(" and ");
 }
 
 export function editPlace(step, index) {

@@ -1,0 +1,170 @@
+"""Numbers about the numbers, and whether what was expected came out.
+
+Owns what a reader without JavaScript sees of these; `figures.js` and `summary.js` say the same of
+what a reader changed. Must not know HTML, nor how a statistic is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from regard.answers import Mismatch
+from regard.arithmetic import format_number, numpy_literal
+from regard.errors import LabelError, OptionError, ShapeError, safe_text
+from regard.explanation import Explanation
+from regard.views import story
+from regard.views.part import Head
+from regard.views.report.tables import Printed, figures, is_printed
+
+if TYPE_CHECKING:
+    from regard.problem import Expectation
+
+OF_STEPS = ("mean", "variance", "min", "max", "cells")
+OF_ROWS = ("entropy", "effective keys", "largest weight")
+# Above so many scores of a head, nothing is said about all of them.
+MOST_SCORES = 2**20
+# Of the rows of weights, where there are too many to be printed.
+EXCERPT = 8
+# Of the numbers of one expectation that came out differently.
+MOST_MISSED = 5
+NAME_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The statistics of one head."""
+
+    steps: Printed
+    rows: Printed
+    rows_left: int
+    words: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation: the sentence for when it comes out, and each number that did not."""
+
+    expected: Expectation
+    right: str
+    wrong: tuple[str, ...]
+    fits: bool  # whether there is such a step, of that shape
+
+
+def summary(head: Head, digits: int) -> Summary | None:
+    """Of every step of one head, and of every row of its weights; None where that takes long."""
+    explanation = head.explanation
+    if not countable(explanation):
+        return None
+    found = explanation.statistics(head=head.number, batch=head.batch)
+    weights = explanation.steps["weights"]
+    keys = found.rows.largest_key.reshape(-1)
+    shown = len(keys) if is_printed((len(keys), 1)) else EXCERPT
+    rows = np.column_stack(
+        [found.rows.entropy.flat, found.rows.effective_keys.flat, found.rows.largest_weight.flat]
+    )
+    names = explanation.names.along("S")
+    return Summary(
+        figures(
+            OF_STEPS,
+            tuple(found.steps),
+            [
+                [one.mean, one.variance, one.minimum, one.maximum, float(one.cells)]
+                for one in found.steps.values()
+            ],
+            digits,
+        ),
+        figures(
+            OF_ROWS,
+            weights.row_labels[:shown],
+            rows[:shown].tolist(),
+            digits,
+            notes=tuple(names[key] if key >= 0 else "" for key in keys[:shown].tolist()),
+        ),
+        len(keys) - shown,
+        scale_words(explanation),
+    )
+
+
+def countable(explanation: Explanation) -> bool:
+    """Whether a head is small enough to have statistics on a page."""
+    return explanation.source.sizes.get("L", 1) * explanation.source.sizes["S"] <= MOST_SCORES
+
+
+def scale_words(explanation: Explanation) -> str:
+    """What the scale does to the variance of the scores, where there is one head to say it of."""
+    several = explanation.batch_shape or (explanation.heads or 1) > 1
+    if several or not countable(explanation):
+        return ""
+    return story.why_the_scale(explanation, explanation.statistics())
+
+
+# --- what should come out ------------------------------------------------------------------------
+
+
+def checks(explanation: Explanation) -> tuple[Check, ...]:
+    """Every expectation of the problem beside what came out."""
+    expected = explanation.problem.expect if explanation.problem else ()
+    return tuple(_check(explanation, one) for one in expected)
+
+
+def said(count: int, wrong: int) -> str:
+    """How many expectations came out."""
+    if wrong:
+        return f"{wrong} of {count} {'differs' if wrong == 1 else 'differ'}"
+    return "it comes out" if count == 1 else f"all {count} come out"
+
+
+def _check(explanation: Explanation, one: Expectation) -> Check:
+    try:
+        missed = explanation.check((one,))
+        right = f"{_expected(explanation, one)}, {_tolerance(one)}"
+    except (LabelError, ShapeError, OptionError) as error:
+        return Check(one, "", (safe_text(f"{one.step} cannot be checked: {error}", 300),), False)
+    wrong = [
+        f"{_what(mismatch)}: {exactly(mismatch.expected)} is expected, {exactly(mismatch.got)} "
+        "comes out"
+        for mismatch in missed[:MOST_MISSED]
+    ]
+    if len(missed) > MOST_MISSED:
+        wrong.append(f"{one.step}: {len(missed) - MOST_MISSED} more differ")
+    return Check(one, right, tuple(wrong), True)
+
+
+def _expected(explanation: Explanation, one: Expectation) -> str:
+    """What is expected: the number, or how many numbers they are."""
+    if one.value is None:
+        assert one.variance is not None
+        return f"variance of {one.step} = {exactly(one.variance)}"
+    if np.ndim(one.value):
+        return f"{one.step}: {np.size(one.value)} numbers"
+    number = exactly(float(np.asarray(one.value)))
+    if one.at is None:
+        return f"{one.step} = {number}"
+    return f"{_short(explanation.why(one.step, *one.at, head=one.head).name)} = {number}"
+
+
+def _tolerance(one: Expectation) -> str:
+    own = [format_number(one.within, 1)] if one.within else []
+    if one.relative:
+        own.append(f"{format_number(one.relative, 1)} of it")
+    return f"to within {' and '.join(own)}" if own else "exactly"
+
+
+def _what(mismatch: Mismatch) -> str:
+    if mismatch.derivation is None:
+        return f"variance of {mismatch.step}"
+    return _short(mismatch.derivation.name)
+
+
+def _short(name: str) -> str:
+    return safe_text(name, NAME_LENGTH)
+
+
+def exactly(value: float) -> str:
+    """As many digits as tell this float64 from all others."""
+    if not np.isfinite(value):
+        return format_number(value)
+    return numpy_literal(value).removesuffix(".0").replace("-", "−", int(value < 0))
