@@ -50,7 +50,7 @@ MUTANTS = [
         "                if (bytes && !bytes[j]) continue;\n",
         "",
         "test_semantics_masks.py::test_masked_means_absent_for_keys_that_no_row_sees",
-        "fused and float32 and mask",
+        "fused and float32",
     ),
     Mutant(
         "G1",
@@ -59,7 +59,7 @@ MUTANTS = [
         "const Bits<T> absent = (Bits<T>)all(-infinity<T>());",
         "const Bits<T> absent = (Bits<T>)all(T(-1e9));",
         "test_semantics_masks.py::test_masked_means_absent_for_keys_that_no_row_sees",
-        "fused and float32 and mask",
+        "fused and float32",
     ),
     Mutant(
         "G2",
@@ -180,6 +180,24 @@ MUTANTS = [
         "3.0",
     ),
     Mutant(
+        "G7",
+        "a dot product is one long sum",
+        CPP + "rows.hpp",
+        "constexpr int64_t kDepth = 16;",
+        "constexpr int64_t kDepth = 4096;",
+        "test_fused_numbers.py::test_errors_of_long_sums_are_as_small_as_those_of_sums_in_runs",
+        "1024",
+    ),
+    Mutant(
+        "G7",
+        "the output of a chunk is one long sum",
+        CPP + "rows.hpp",
+        "constexpr int64_t kRun = 64;",
+        "constexpr int64_t kRun = 256;",
+        "test_fused_numbers.py::test_errors_of_long_sums_are_as_small_as_those_of_sums_in_runs",
+        "256",
+    ),
+    Mutant(
         "G8",
         "chunks that threads share are merged from right to left",
         CPP + "kernel.hpp",
@@ -212,8 +230,39 @@ MUTANTS = [
         CPP + "redo.cpp",
         "if (q.softcap != 0) x = q.softcap * std::tanh(x / q.softcap);",
         "",
-        "test_semantics_numbers.py::test_range_of_finite_inputs_gives_finite_outputs_among_the_values",
-        "fused and float32 and softcap",
+        "test_semantics_options.py::"
+        "test_every_option_counts_in_rows_that_leave_the_range_of_float32",
+        "softcap",
+    ),
+    Mutant(
+        "G9",
+        "a row that is computed again ignores the left side of window",
+        CPP + "redo.cpp",
+        "if (q.left >= 0 && j < plus(position, -q.left)) return false;",
+        "",
+        "test_semantics_options.py::"
+        "test_every_option_counts_in_rows_that_leave_the_range_of_float32",
+        "window",
+    ),
+    Mutant(
+        "G9",
+        "a row that is computed again leaves the sink out of its sum",
+        CPP + "redo.cpp",
+        "Wide sum = q.sink ? std::exp(Wide(q.sink[b * q.H + h]) - maximum) : 0;",
+        "Wide sum = 0;",
+        "test_semantics_options.py::"
+        "test_every_option_counts_in_rows_that_leave_the_range_of_float32",
+        "sink",
+    ),
+    Mutant(
+        "G9",
+        "a row that is computed again takes every segment for its own",
+        CPP + "redo.cpp",
+        "node.queries[b * q.L + i] == node.keys[b * q.S + j]",
+        "true",
+        "test_semantics_options.py::"
+        "test_every_option_counts_in_rows_that_leave_the_range_of_float32",
+        "segments",
     ),
     Mutant(
         "G10",
