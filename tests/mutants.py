@@ -333,12 +333,19 @@ MUTANTS = [
         "G12",
         "the kernel writes into out while it still reads what out overlaps",
         "kernels/fused.py",
-        "output = np.empty((*most, value.shape[-1]), request.dtype)",
-        "output = np.empty((*most, value.shape[-1]), request.dtype)\n"
-        "    if request.out is not None:\n"
-        "        output = request.out.reshape(output.shape)",
+        "        or any(array is not None and np.may_share_memory(out, array) for array in read)\n",
+        "",
         "test_semantics_results.py::test_out_may_overlap_inputs_in_any_way",
         "fused",
+    ),
+    Mutant(
+        "G12",
+        "a plain call writes into out while it still reads what out overlaps",
+        CPP + "module.cpp",
+        "if (may_overlap(out, array)) Py_RETURN_NONE;",
+        "if (false && may_overlap(out, array)) Py_RETURN_NONE;",
+        "test_fused_plain.py::test_out_that_lies_on_an_input_is_left_to_the_general_way",
+        "",
     ),
     Mutant(
         "G13",
