@@ -123,6 +123,15 @@ def exhaustive(session: nox.Session) -> None:
     session.run("pytest", "tests/exhaustive_exponential.py", *session.posargs)
 
 
+@nox.session(python="3.11")
+def mutants(session: nox.Session) -> None:
+    """One small fault after the other, put into a copy: the tests must notice; needs a compiler."""
+    session.install(*PROJECT["build-system"]["requires"], "cmake", "ninja")
+    # The copy builds the native module itself.
+    session.install(".[test]", "--config-settings=wheel.cmake=false")
+    session.run("python", "tests/mutants.py", *session.posargs)
+
+
 def kernel_tests() -> list[str]:
     found = [*Path("tests").glob("test_fused_*.py"), *Path("tests").glob("test_semantics_*.py")]
     return sorted(str(path) for path in found)

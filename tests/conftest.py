@@ -85,6 +85,7 @@ TOOLS = {
     ),
     "axe": Tool(importable("axe_core_python"), 'pip install ".[browser]"'),
     "node": Tool(program("node"), "install nodejs"),
+    "qemu": Tool(program("qemu-x86_64", "qemu-x86_64-static"), "install qemu-user"),
 }
 REQUIRED = pytest.StashKey[frozenset[str]]()
 

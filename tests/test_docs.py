@@ -136,3 +136,13 @@ def test_every_test_that_a_page_names_exists() -> None:
         named |= set(re.findall(r"`(test_\w+)`", page.read_text("utf-8")))
     assert len(named) >= 60
     assert named <= defined
+
+
+def test_every_promise_is_listed_once_with_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
+    rows = re.findall(r"^\| (G\d+) \| \*\*.+?\*\*.* \| (.+) \| .+ \|$", page, re.MULTILINE)
+    assert [number for number, _ in rows] == [f"G{number}" for number in range(1, 16)]
+    for number, keepers in rows:
+        files = re.findall(r"`([\w/]+\.py)`", keepers)
+        assert files, number
+        assert [name for name in files if not (ROOT / "tests" / name).is_file()] == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -48,11 +49,15 @@ def tasks():
 
 
 def python(
-    program: str, *arguments: str, start: str = START, **environment: str
+    program: str,
+    *arguments: str,
+    start: str = START,
+    emulator: tuple[str, ...] = (),
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     before = {name: x for name, x in os.environ.items() if not name.startswith("REGARD_")}
     return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", start + program, *arguments],
+        [*emulator, sys.executable, "-X", "faulthandler", "-c", start + program, *arguments],
         cwd=Path(__file__).parent,
         env=before | environment,
         capture_output=True,
@@ -510,6 +515,18 @@ def test_a_target_that_is_unknown_is_refused_and_the_old_one_stays():
 def test_the_baseline_is_always_usable_and_last():
     assert list(fused.targets())[-1] == "baseline"
     assert fused.targets()["baseline"]
+
+
+@x86
+@pytest.mark.needs("qemu")
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="not under an emulator")
+def test_a_cpu_without_avx_answers_with_the_bytes_of_the_baseline():
+    program = "print(fused.target, regard.attention(q[:, :9], k, v).tobytes().hex())"
+    name = shutil.which("qemu-x86_64") or shutil.which("qemu-x86_64-static")
+    oldest = (str(name), "-cpu", "Nehalem")  # that NumPy itself runs on
+    emulated = well(python(program, emulator=oldest))
+    assert emulated.startswith("baseline ")
+    assert emulated == well(python(program, REGARD_TARGET="baseline"))
 
 
 # not built --------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ from calls import (
     check_result,
     every_float,
     every_kernel,
+    every_target,
     inputs,
     numbers,
+    on_path,
     path_of,
     recording,
     run,
@@ -319,6 +321,40 @@ def test_every_option_counts_beside_every_other(kernel, one, other):
     for name in (one, other):
         alone = run(kernel, q, k, v, offset=1, **CASES[name][0])
         assert_other_numbers(both.output, alone.output, f"what is not {name} of {one} and {other}")
+
+
+def beyond_float32(x: np.ndarray, sign: float) -> np.ndarray:
+    """Columns before those of `x`, whose products are ±1e50: no float32, but they cancel.
+
+    Sixteen products at most are added up from zero, so that one sum is ∞ and the next −∞.
+    """
+    more = np.zeros((*x.shape[:-1], 17), np.float32)
+    more[..., 0], more[..., 16] = 1e25, sign * 1e25
+    return np.concatenate([more, x], axis=-1)
+
+
+@pytest.mark.needs("fused")
+@every_target
+@pytest.mark.parametrize("name", CASES)
+def test_every_option_counts_in_rows_that_leave_the_range_of_float32(target, name):
+    # The fused kernel computes such rows again, in code of their own.
+    q, k, v = base()
+    options, rules = ({"scale": 0.5} | x for x in CASES[name])
+    with on_path(f"fused:{target}") as kernel:
+        far = beyond_float32(q, 1), beyond_float32(k, -1)
+        plain = run(kernel, *far, v, offset=1, scale=0.5)
+        result = run(kernel, *far, v, offset=1, **options)
+    check_result(kernel, result, answer_of(q, k, v, offset=1, **rules), q, k, v, **options)
+    assert_other_numbers(result.output, plain.output, name)
+
+
+@pytest.mark.needs("fused")
+@every_target
+def test_grouped_heads_count_in_rows_that_leave_the_range_of_float32(target):
+    q, k, v = inputs((4, LENGTH, 4), (2, SIZE, 4), (2, SIZE, 3))
+    with on_path(f"fused:{target}") as kernel:
+        result = run(kernel, beyond_float32(q, 1), beyond_float32(k, -1), v, scale=0.5)
+    check_result(kernel, result, attend(q, k, v, scale=0.5), q, k, v, scale=0.5)
 
 
 ALL_AT_ONCE = {

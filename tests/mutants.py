@@ -1,0 +1,554 @@
+"""Small faults, each with the promise that it breaks and the test that must notice it.
+
+    python tests/mutants.py            # all of them; nox -s mutants brings what that needs
+    python tests/mutants.py G8 G11     # those of some promises
+
+Owns the list and the lane. The repository is copied, its native module built, and every test named
+must pass. Then one fault after the other is put in, what changed is compiled, the test must fail,
+and the fault is taken out again. Ends with 1 if a fault goes unnoticed. What is promised stands in
+docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+CPP = "kernels/cpp/"
+LEFT_OUT = shutil.ignore_patterns(
+    ".*", "__pycache__", "build", "dist", "venv", "*.so", "*.egg-info"
+)
+LONGEST = 900.0  # seconds for one test, after which it counts as hanging
+
+
+class Mutant(NamedTuple):
+    """One fault: `old` occurs once in the file and becomes `new`."""
+
+    promise: str
+    fault: str
+    file: str  # below src/regard
+    old: str
+    new: str
+    test: str  # below tests: file::function
+    cases: str  # which of its cases, as pytest's -k has it
+
+
+MUTANTS = [
+    Mutant(
+        "G1",
+        "a hidden value is multiplied by its weight of 0 instead of being skipped",
+        CPP + "kernel.hpp",
+        "                if (bytes && !bytes[j]) continue;\n",
+        "",
+        "test_semantics_masks.py::test_masked_means_absent_for_keys_that_no_row_sees",
+        "fused and float32",
+    ),
+    Mutant(
+        "G1",
+        "hidden scores become a very low number instead of −∞",
+        CPP + "softmax.hpp",
+        "const Bits<T> absent = (Bits<T>)all(-infinity<T>());",
+        "const Bits<T> absent = (Bits<T>)all(T(-1e9));",
+        "test_semantics_masks.py::test_masked_means_absent_for_keys_that_no_row_sees",
+        "fused and float32",
+    ),
+    Mutant(
+        "G2",
+        "a row that saw nothing is divided by its sum of 0",
+        CPP + "kernel.hpp",
+        "all(state.sum == 0 ? T(1) : state.sum);",
+        "all(state.sum);",
+        "test_semantics_masks.py::test_empty_row_is_zero_among_all_masks_of_up_to_six_keys",
+        "fused and float64 and None",
+    ),
+    Mutant(
+        "G2",
+        "a row whose visible scores are all −∞ counts as empty",
+        CPP + "kernel.hpp",
+        '            state.sum = T(__builtin_nan(""));\n            return true;\n',
+        "            return true;\n",
+        "test_semantics_masks.py::test_empty_row_is_not_one_whose_scores_are_all_minus_infinity",
+        "fused",
+    ),
+    Mutant(
+        "G3",
+        "rows that left the range of float32 are not computed again",
+        CPP + "driver.cpp",
+        "q.redo = redo_row;",
+        "q.redo = [](const Request&, int64_t, int64_t, int64_t, bool) {};",
+        "test_semantics_numbers.py::test_range_of_finite_inputs_gives_finite_outputs_among_the_values",
+        "fused and float32 and 1e+30",
+    ),
+    Mutant(
+        "G3",
+        "rows that left the range of float32 are computed again in float32",
+        CPP + "redo.cpp",
+        "typedef long double Wide;",
+        "typedef float Wide;",
+        "test_semantics_numbers.py::test_range_of_queries_and_keys_is_that_of_float32_itself",
+        "fused",
+    ),
+    Mutant(
+        "G4",
+        "the smallest exponent takes the place of a NaN",
+        CPP + "simd.hpp",
+        "x = larger(low, x);  // NaN passes: it is the second argument",
+        "x = larger(x, low);",
+        "test_fused_numbers.py::test_a_nan_is_never_hidden_whatever_its_bits",
+        "float32",
+    ),
+    Mutant(
+        "G4",
+        "a value whose weight underflowed to 0 is skipped, NaN or not",
+        CPP + "kernel.hpp",
+        "if (k0 + j < row.low || k0 + j >= row.high) continue;",
+        "if (k0 + j < row.low || k0 + j >= row.high || p[j] == 0) continue;",
+        "test_semantics_numbers.py::test_nan_is_never_hidden_by_a_weight_that_underflows",
+        "fused",
+    ),
+    Mutant(
+        "G5",
+        "2^x has a polynomial of one degree less",
+        CPP + "simd.hpp",
+        "Vec<float> p = all(1.535336188319500e-4f);",
+        "Vec<float> p = all(0.0f);",
+        "test_fused_exponential.py::test_the_exponential_is_off_by_one_ulp_at_most",
+        "not half",
+    ),
+    Mutant(
+        "G5",
+        "the sum of a chunk that is merged is not brought to the common maximum",
+        CPP + "softmax.hpp",
+        "state.sum = state.sum * keep + part.sum * take;",
+        "state.sum = state.sum * keep + part.sum;",
+        "test_fused_numbers.py::test_every_number_is_within_its_bound_around_the_chunks",
+        "float32 and 300",
+    ),
+    Mutant(
+        "G6",
+        "exponentials of float64 keep the digits of float32 alone",
+        CPP + "simd.hpp",
+        "    p = p + all(1.0);\n",
+        "    p = (Vec<double>)((Bits<double>)(p + all(1.0)) >> 29 << 29);\n",
+        "test_semantics_numbers.py::test_accuracy_of_float64_is_that_of_float64",
+        "fused",
+    ),
+    Mutant(
+        "G6",
+        "a plain call in float64 is computed in float32",
+        CPP + "module.cpp",
+        "q.wide = type == NPY_DOUBLE;",
+        "q.wide = false;",
+        "test_fused_plain.py::test_a_plain_call_has_the_bytes_of_the_general_way",
+        "float64 and 257",
+    ),
+    Mutant(
+        "G7",
+        'precision="exact" sums in float32',
+        "kernels/fused.py",
+        "accumulator = request.accumulator if ordinary",
+        "accumulator = np.result_type(np.float32, request.dtype) if ordinary",
+        "test_semantics_numbers.py::test_exact_precision_is_correctly_rounded",
+        "fused and float32 and 3.0",
+    ),
+    Mutant(
+        "G7",
+        'precision="exact" rounds twice on the way to float16',
+        CPP + "rows.hpp",
+        "((uint16_t*)to)[i] = to_half(to_odd(x)); break;",
+        "((uint16_t*)to)[i] = to_half(float(x)); break;",
+        "test_semantics_numbers.py::test_exact_precision_rounds_once_on_the_way_to_a_half_type",
+        "fused",
+    ),
+    Mutant(
+        "G7",
+        "the factor from scores to exponents is off by 4 units of rounding, which the bound allows",
+        CPP + "kernel.hpp",
+        "how.unit = T(how.natural * kLog2e);",
+        "how.unit = T(how.natural * kLog2e * (1 + 0x1p-22));",
+        "test_fused_numbers.py::test_errors_are_as_small_as_those_of_independent_roundings",
+        "3.0",
+    ),
+    Mutant(
+        "G7",
+        "a dot product is one long sum",
+        CPP + "rows.hpp",
+        "constexpr int64_t kDepth = 16;",
+        "constexpr int64_t kDepth = 4096;",
+        "test_fused_numbers.py::test_errors_of_long_sums_are_as_small_as_those_of_sums_in_runs",
+        "1024",
+    ),
+    Mutant(
+        "G7",
+        "the output of a chunk is one long sum",
+        CPP + "rows.hpp",
+        "constexpr int64_t kRun = 64;",
+        "constexpr int64_t kRun = 256;",
+        "test_fused_numbers.py::test_errors_of_long_sums_are_as_small_as_those_of_sums_in_runs",
+        "256",
+    ),
+    Mutant(
+        "G8",
+        "chunks that threads share are merged from right to left",
+        CPP + "kernel.hpp",
+        "for (int64_t chunk = 0; chunk < chunks; chunk++) {\n            merge_part(",
+        "for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {\n            merge_part(",
+        "test_fused_bytes.py::test_the_number_of_threads_changes_no_byte",
+        "one and row",
+    ),
+    Mutant(
+        "G8",
+        "a few rows add over the width in another order than many",
+        CPP + "pack.hpp",
+        "if (d && d % kDepth == 0)",
+        "if (d && d % (2 * kDepth) == 0)",
+        "test_fused_bytes.py::test_a_row_alone_has_the_bytes_it_has_among_others",
+        "float32 and none",
+    ),
+    Mutant(
+        "G9",
+        "a plain call ignores window",
+        CPP + "module.cpp",
+        "{Mask, Bias, Window, Offset,",
+        "{Mask, Bias, Offset,",
+        "test_fused_plain.py::test_options_that_are_not_plain_come_out_as_the_general_way_has_them",
+        "window",
+    ),
+    Mutant(
+        "G9",
+        "a row that is computed again ignores softcap",
+        CPP + "redo.cpp",
+        "if (q.softcap != 0) x = q.softcap * std::tanh(x / q.softcap);",
+        "",
+        "test_semantics_options.py::"
+        "test_every_option_counts_in_rows_that_leave_the_range_of_float32",
+        "softcap",
+    ),
+    Mutant(
+        "G9",
+        "a row that is computed again ignores the left side of window",
+        CPP + "redo.cpp",
+        "if (q.left >= 0 && j < plus(position, -q.left)) return false;",
+        "",
+        "test_semantics_options.py::"
+        "test_every_option_counts_in_rows_that_leave_the_range_of_float32",
+        "window",
+    ),
+    Mutant(
+        "G9",
+        "a row that is computed again leaves the sink out of its sum",
+        CPP + "redo.cpp",
+        "Wide sum = q.sink ? std::exp(Wide(q.sink[b * q.H + h]) - maximum) : 0;",
+        "Wide sum = 0;",
+        "test_semantics_options.py::"
+        "test_every_option_counts_in_rows_that_leave_the_range_of_float32",
+        "sink",
+    ),
+    Mutant(
+        "G9",
+        "a row that is computed again takes every segment for its own",
+        CPP + "redo.cpp",
+        "node.queries[b * q.L + i] == node.keys[b * q.S + j]",
+        "true",
+        "test_semantics_options.py::"
+        "test_every_option_counts_in_rows_that_leave_the_range_of_float32",
+        "segments",
+    ),
+    Mutant(
+        "G10",
+        "memory that was not to be had is used",
+        CPP + "driver.cpp",
+        "if (!data_) throw std::bad_alloc();",
+        "",
+        "test_fused_memory.py::test_sizes_beyond_all_memory_are_a_memory_error",
+        "",
+    ),
+    Mutant(
+        "G10",
+        "a plain call does not compare the widths of query and key",
+        CPP + "module.cpp",
+        "ks[axes - 1] != q.D || ",
+        "",
+        "test_fused_plain.py::test_inputs_that_are_not_plain_come_out_as_the_general_way_has_them",
+        "another and width",
+    ),
+    Mutant(
+        "G10",
+        "an exception leaves a thread",
+        CPP + "driver.cpp",
+        "} catch (const std::bad_alloc&) {  // from redoing a row",
+        "} catch (const std::bad_function_call&) {  // from redoing a row",
+        "test_fused_allocations.py::"
+        "test_every_allocation_that_fails_is_a_memory_error_and_the_next_call_works",
+        "rows and again",
+    ),
+    Mutant(
+        "G11",
+        "rows are read in whole vectors to their end and beyond",
+        CPP + "rows.hpp",
+        "for (; i + kLanes<T> <= n; i += kLanes<T>)",
+        "for (; i < n; i += kLanes<T>)",
+        "test_fused_guard_pages.py::test_nothing_is_touched_beyond_the_arrays",
+        "value and width",
+    ),
+    Mutant(
+        "G11",
+        "rows of the output are written in whole vectors",
+        CPP + "kernel.hpp",
+        "const bool direct = q.kind == kind_of<T>() && q.E % kLanes<T> == 0;",
+        "const bool direct = q.kind == kind_of<T>();",
+        "test_fused_guard_pages.py::test_nothing_is_touched_beyond_the_arrays",
+        "value and width",
+    ),
+    Mutant(
+        "G11",
+        "a chunk of a bias is read as if it were full",
+        CPP + "kernel.hpp",
+        "if (n == kChunk && in_place<T>(q.bias, n))",
+        "if (in_place<T>(q.bias, kChunk))",
+        "test_fused_guard_pages.py::test_nothing_is_touched_beyond_the_arrays",
+        "masks and biases",
+    ),
+    Mutant(
+        "G12",
+        "the sign of the scale is multiplied into the query itself too",
+        CPP + "kernel.hpp",
+        "for (int64_t d = 0; d < D; d++) query[d] *= sign;",
+        "for (int64_t d = 0; d < D; d++)\n"
+        "                    ((T*)q.query.at(b, row.h, row.i))[d] = query[d] *= sign;",
+        "test_semantics_layout.py::test_inputs_are_never_written",
+        "fused and float32",
+    ),
+    Mutant(
+        "G12",
+        "the kernel writes into out while it still reads what out overlaps",
+        "kernels/fused.py",
+        "        or any(array is not None and np.may_share_memory(out, array) for array in read)\n",
+        "",
+        "test_semantics_results.py::test_out_may_overlap_inputs_in_any_way",
+        "fused",
+    ),
+    Mutant(
+        "G12",
+        "a plain call writes into out while it still reads what out overlaps",
+        CPP + "module.cpp",
+        "if (may_overlap(out, array)) Py_RETURN_NONE;",
+        "if (false && may_overlap(out, array)) Py_RETURN_NONE;",
+        "test_fused_plain.py::test_out_that_lies_on_an_input_is_left_to_the_general_way",
+        "",
+    ),
+    Mutant(
+        "G13",
+        "a plain call keeps the lock of the interpreter",
+        CPP + "module.cpp",
+        "            Unlocked unlocked;\n            // 0: as many",
+        "            // 0: as many",
+        "test_fused_process.py::test_other_python_threads_run_during_a_call",
+        "True",
+    ),
+    Mutant(
+        "G13",
+        "nobody looks for signals during a call",
+        CPP + "driver.cpp",
+        "if (interrupted()) stop = true;",
+        "",
+        "test_fused_process.py::test_an_interrupt_ends_a_long_call_at_once_and_the_next_call_works",
+        "few and not converted",
+    ),
+    Mutant(
+        "G13",
+        "the floating-point state of the caller does not come back",
+        CPP + "driver.hpp",
+        "if (_mm_getcsr() != before_) _mm_setcsr(before_);",
+        "",
+        "test_fused_process.py::test_a_call_leaves_the_floating_point_state_and_flags_as_they_were",
+        "",
+    ),
+    Mutant(
+        "G13",
+        "a child process waits for threads that only its parent has",
+        CPP + "threads.cpp",
+        "    pool.store(nullptr);\n",
+        "",
+        "test_fused_process.py::test_a_fork_after_use_leaves_a_child_that_computes",
+        "",
+    ),
+    Mutant(
+        "G13",
+        "one CPU more is used than affinity allows",
+        CPP + "cpus.cpp",
+        "cpus = CPU_COUNT(&set);",
+        "cpus = CPU_COUNT(&set) + 1;",
+        "test_fused_process.py::test_a_process_on_one_cpu_gets_no_further_thread",
+        "",
+    ),
+    Mutant(
+        "G14",
+        "a matrix L × S is made, whatever is asked for",
+        CPP + "driver.cpp",
+        "const int64_t tasks = q.B * q.G * blocks;",
+        "const int64_t tasks = q.B * q.G * blocks;\n"
+        "    const std::vector<float> matrix(size_t(q.L * q.S), float(threads));\n"
+        "    if (!matrix.empty() && matrix[matrix.size() / 2] == 0) return false;",
+        "test_fused_memory.py::test_a_long_call_takes_no_more_memory_whatever_its_rules",
+        "",
+    ),
+]
+
+
+class Outcome(NamedTuple):
+    """What a test had to say."""
+
+    passed: list[str]  # names of cases
+    failed: dict[str, str]  # names of cases, and the first line of what they say
+    ended: str = ""  # how pytest itself ended, where it did not report
+
+
+def main(wanted: list[str]) -> int:
+    chosen = [one for one in MUTANTS if not wanted or one.promise in wanted]
+    rows, trouble = [], []
+    with tempfile.TemporaryDirectory(prefix="regard-mutants-") as folder:
+        copy = Copy(Path(folder))
+        for test, cases in dict.fromkeys((one.test, one.cases) for one in chosen):
+            outcome = copy.outcome(test, cases)
+            print(f"as it is: {test} [{cases}]: {len(outcome.passed)} passed", flush=True)
+            if outcome.failed or outcome.ended or not outcome.passed:
+                trouble.append(f"{test} [{cases}] does not pass as it is: {outcome}")
+        for one in chosen if not trouble else []:
+            with copy.changed(one) as fits:
+                outcome = copy.outcome(one.test, one.cases) if fits else Outcome([], {})
+            row = row_of(one, outcome, copy.targets)
+            print(row, flush=True)
+            rows.append(row)
+            if not fits:
+                trouble.append(f"{one.promise}: {one.old!r} is not there once, or does not compile")
+            elif not noticed(outcome, copy.targets):
+                trouble.append(f"{one.promise}: nobody noticed that {one.fault}")
+    print("\n| promise | change | test that fails | on | fails with |\n|---|---|---|---|---|")
+    print("\n".join(rows))
+    print("\n" + ("\n".join(trouble) or f"All {len(rows)} faults were noticed."))
+    return bool(trouble)
+
+
+def noticed(outcome: Outcome, targets: list[str]) -> bool:
+    """Whether the test fails, and on the best CPU target if its cases are about targets."""
+    if outcome.ended:
+        return True
+    about = targets_of([*outcome.passed, *outcome.failed], targets)
+    failing = targets_of(list(outcome.failed), targets)
+    return bool(outcome.failed) and (not about or targets[0] in failing)
+
+
+def targets_of(cases: list[str], targets: list[str]) -> list[str]:
+    return [target for target in targets if any(target in case for case in cases)]
+
+
+def row_of(one: Mutant, outcome: Outcome, targets: list[str]) -> str:
+    """The line of the table."""
+    place = ", ".join(targets_of(list(outcome.failed), targets)) or "–"
+    said = outcome.ended or next(iter(outcome.failed.values()), "**unnoticed**")
+    return f"| {one.promise} | {one.fault} | `{one.test}` | {place} | {said} |"
+
+
+class Copy:
+    """The repository in a folder of its own, with the native module built."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree, self.build, self.whole = (folder / n for n in ("tree", "build", "whole"))
+        shutil.copytree(ROOT, self.tree, ignore=LEFT_OUT)
+        command = ["cmake", "-S", str(self.tree), "-B", str(self.build), "-G", "Ninja"]
+        command += ["-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={sys.executable}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        if not self.compiles():
+            raise SystemExit("the native module does not build as it is")
+        shutil.copytree(self.build, self.whole)
+        self.environment = {name: x for name, x in os.environ.items() if name[:7] != "REGARD_"}
+        self.environment |= {
+            "PYTHONPATH": str(self.tree / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",  # or a change within one second might not be seen
+            "REGARD_REQUIRE": "fused,compiler",
+        }
+        ask = (
+            "from regard.kernels import fused; print(*(t for t, u in fused.targets().items() if u))"
+        )
+        self.targets = self.python("-c", ask).stdout.split()
+
+    def compiles(self) -> bool:
+        """Build whatever changed, and put the module where Python finds it."""
+        done = subprocess.run(["ninja", "-C", self.build, "-j2"], capture_output=True, text=True)
+        if done.returncode:
+            print(done.stdout[-3000:])
+            return False
+        for module in self.build.glob("_fused*.so"):
+            shutil.copy2(module, self.tree / "src/regard")
+        return True
+
+    @contextmanager
+    def changed(self, one: Mutant) -> Iterator[bool]:
+        """With this fault in the copy meanwhile; False if it cannot be put there."""
+        path = self.tree / "src/regard" / one.file
+        text, times = path.read_text("utf-8"), path.stat()
+        if text.count(one.old) != 1:
+            yield False
+            return
+        path.write_text(text.replace(one.old, one.new), "utf-8")
+        yield self.compiles()
+        # Source and build as they were, times included: the next fault compiles its own file only.
+        path.write_text(text, "utf-8")
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        shutil.rmtree(self.build)
+        shutil.copytree(self.whole, self.build)
+        assert self.compiles()
+
+    def outcome(self, test: str, cases: str) -> Outcome:
+        report = self.tree / "report.xml"
+        report.unlink(missing_ok=True)
+        options = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        try:
+            done = self.python("-m", "pytest", f"tests/{test}", "-k", cases, *options)
+        except subprocess.TimeoutExpired:
+            return Outcome([], {}, "no end within the time")
+        if done.returncode < 0:
+            return Outcome([], {}, f"the process ends by signal {-done.returncode}")
+        passed, failed = [], {}
+        for case in xml.parse(report).iter("testcase"):
+            name = case.get("name", "")
+            troubles = case.findall("failure") + case.findall("error")
+            if troubles:
+                failed[name] = in_short(troubles[0].get("message", ""))
+            elif case.find("skipped") is None:
+                passed.append(name)
+        return Outcome(passed, failed)
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.tree,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+        )
+
+
+def in_short(message: str) -> str:
+    """What a failing test says, on one line; of what a process printed, its error alone."""
+    lines = message.removeprefix("AssertionError: ").splitlines()
+    lines = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in lines if re.match(r"Fatal Python|terminate called|\w+Error", line)]
+    words = " ".join(errors[-1:] or lines).replace("|", "\\|")
+    return words if len(words) <= 100 else words[:99] + "…"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
