@@ -20,7 +20,7 @@ BAD = {
     "inf in a key": ("key", np.inf),
     "NaN in a value": ("value", np.nan),
     "inf in a value": ("value", np.inf),
-    "1e30 throughout the keys": ("key", 1e30),
+    "1e38 throughout the keys": ("key", 1e38),
 }
 
 

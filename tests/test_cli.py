@@ -19,7 +19,8 @@ import pytest
 from typer.testing import CliRunner
 
 import regard
-from regard.cli import app, size_text
+from regard.cli import app
+from regard.cli.attention import size_text
 from regard.on_disk import PIECE_CELLS, Job
 from regard.values import parse_size
 
@@ -752,7 +753,7 @@ def test_what_is_written_can_be_read_by_numpy_alone_and_has_its_usual_bytes(tmp_
 def test_a_large_call_says_beforehand_what_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.cli.WORTH_SAYING", 1)
+    monkeypatch.setattr("regard.cli.attention.WORTH_SAYING", 1)
     write_arrays(tmp_path)
     result = call(*QKV, "-o", "out.npy")
     assert "query (2, 4, 6, 8) float32" in result.stderr

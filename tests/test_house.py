@@ -45,7 +45,7 @@ __main__
 """
 RANKS = {room: rank for rank, rooms in enumerate(LADDER.split("\n")) for room in rooms.split()}
 # Packages whose modules may import each other. Kernels may not: any one of them can be deleted.
-OPEN_ROOMS = {"formats", "models", "views", "diagnosis", "interop", "bench"}
+OPEN_ROOMS = {"cli", "formats", "models", "views", "diagnosis", "interop", "bench"}
 # Convenience methods that import from their own rank or above, inside their body.
 UPWARD = {
     ("regard.diagnosis.result", "Diagnosis._repr_mimebundle_"),

@@ -1,0 +1,70 @@
+"""The command line: `regard explain`, `attention`, `diagnose`, `bench` and `info`.
+
+Owns arguments, exit codes and what goes to which stream, one module for each command. Must not
+compute or lay out anything itself. Exit codes: 0 fine, 1 a stated expectation differs, 2 bad input,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from regard.cli import attention, bench, diagnose, explain, info
+from regard.cli.frame import Commands
+
+app = typer.Typer(
+    cls=Commands,
+    help="Attention on NumPy arrays, with an explanation of every number.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from regard import __version__
+
+        typer.echo(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Attention on NumPy arrays, with an explanation of every number."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command(
+    cls=explain.ExplainCommand,
+    epilog=explain.EXAMPLES,
+    short_help="Show every step of an attention.",
+)(explain.explain)
+app.command(epilog=attention.EXAMPLES)(attention.attention)
+app.command(epilog=diagnose.EXAMPLES)(diagnose.diagnose)
+app.command(epilog=bench.EXAMPLES, short_help="Time regard beside its peers on this machine.")(
+    bench.bench
+)
+app.command()(info.info)
+
+
+def main() -> None:
+    """The command `regard`."""
+    # A process may start with its streams closed; whatever is written then goes nowhere.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    app(prog_name="regard")

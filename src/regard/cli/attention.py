@@ -1,0 +1,234 @@
+"""`regard attention`: attention on arrays in .npy files."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli.completion import complete_kernel
+from regard.cli.frame import check_name, refuse_existing
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from regard.on_disk import Job
+
+    Array = NDArray[Any]
+
+# From here on the command says beforehand what it needs.
+WORTH_SAYING = 2**28
+BAR_AFTER_SECONDS = 1.0
+
+EXAMPLES = """\b
+Examples:
+  regard attention q.npy k.npy v.npy -o out.npy --causal
+  regard attention q.npy k.npy v.npy -o out.npy --mask keep.npy --weights weights.npy
+"""
+
+
+def attention(
+    query: Annotated[str, typer.Argument(metavar="Q.npy", help="Queries, (..., H, L, D).")],
+    key: Annotated[str, typer.Argument(metavar="K.npy", help="Keys, (..., G, S, D).")],
+    value: Annotated[str, typer.Argument(metavar="V.npy", help="Values, (..., G, S, E).")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="OUT.npy", help="Where the output goes.")
+    ],
+    causal: Annotated[
+        bool, typer.Option("--causal", help="No query sees a key after its position.")
+    ] = False,
+    mask: Annotated[
+        str | None, typer.Option(metavar="M.npy", help="Booleans, true = attend.")
+    ] = None,
+    bias: Annotated[
+        str | None, typer.Option(metavar="B.npy", help="Numbers to add to the scores.")
+    ] = None,
+    window: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="LEFT RIGHT", help="Keys to either side; a number or unbounded."),
+    ] = None,
+    offset: Annotated[
+        str | None,
+        typer.Option(metavar="N|end", help="Position of the first query; end: last meets last."),
+    ] = None,
+    scale: Annotated[float | None, typer.Option(metavar="X", help="Instead of 1/sqrt(D).")] = None,
+    softcap: Annotated[
+        float | None, typer.Option(metavar="X", help="Bend scores to stay below this.")
+    ] = None,
+    sink: Annotated[
+        float | None, typer.Option(metavar="X", help="A score that belongs to no key.")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(metavar="working|exact", help="exact: accumulate in float64.")
+    ] = "working",
+    kernel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Which kernel answers; see regard info.",
+            autocompletion=complete_kernel,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="At most so many threads.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="W.npy", help="Where the weights go, if they are wanted.")
+    ] = None,
+    lse: Annotated[
+        str | None, typer.Option(metavar="LSE.npy", help="Where the log-sum-exp goes, if wanted.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Refuse to take more, such as 8GB.")
+    ] = None,
+) -> None:
+    """Attention on arrays in .npy files, computed piece by piece."""
+    from regard.on_disk import Job, load_npy
+    from regard.request import make_request
+    from regard.values import parse_size
+
+    start = _offset(offset)
+    if start is not None and not causal and window is None:
+        raise OptionError("--offset has no effect without --causal or --window; leave it out")
+    wanted = {"output": output, "weights": weights, "lse": lse}
+    targets = {name: path for name, path in wanted.items() if path is not None}
+    _check_targets(targets, force)
+    limit = None if max_memory is None else parse_size("--max-memory", max_memory)
+    arrays = {"query": load_npy(query), "key": load_npy(key), "value": load_npy(value)}
+    options: dict[str, Any] = {
+        "causal": causal,
+        "window": None if window is None else tuple(_window_side(side) for side in window),
+        "scale": scale,
+        "softcap": softcap,
+        "sink": sink,
+        "precision": precision,
+        "threads": threads,
+        "return_weights": "weights" in targets,
+        "return_lse": "lse" in targets,
+    }
+    tables = {"mask": mask, "bias": bias}
+    extras = {name: load_npy(path) for name, path in tables.items() if path is not None}
+    try:
+        request = make_request(
+            arrays["query"],
+            arrays["key"],
+            arrays["value"],
+            mask=extras.get("mask"),
+            bias=extras.get("bias"),
+            offset=start,
+            **options,
+        )
+    except (ShapeError, OptionError, DtypeError) as error:
+        in_options = type(error)(_as_options(str(error)))
+        raise with_shapes(in_options, {**arrays, **extras}) from None
+    job = Job(request, extras, {**options, "kernel": kernel}, causal or window is not None)
+    _check_memory(job, arrays, limit)
+
+    begin = time.perf_counter()
+    job.run(targets, force=force, watch=_with_progress)
+    seconds = time.perf_counter() - begin
+    for name, path in targets.items():
+        shape, dtype = job.results[name]
+        typer.echo(f"{safe_text(path)}: {name} {shape} {dtype}")
+    if seconds >= BAR_AFTER_SECONDS:
+        typer.echo(f"computed in {seconds:.1f} s", err=True)
+
+
+# What the library says to its callers in Python, and how the same is said on a command line.
+_IN_OPTIONS = {
+    r"\bpass offset=(\S+)": r"give --offset \1",
+    r'\boffset="end"': "--offset end",
+    r"\bNone for unbounded": "unbounded",
+    r" \(\w+=None\)": "",
+    r"\b(causal|window|offset|scale|softcap|sink|threads|precision|kernel)="
+    r'"?([^\s",;()]+)"?': r"--\1 \2",
+}
+
+
+def _as_options(message: str) -> str:
+    for python, option in _IN_OPTIONS.items():
+        message = re.sub(python, option, message)
+    return message
+
+
+def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
+    """The pieces one by one, with a bar on a terminal if it takes long."""
+    begin = time.monotonic()
+    bar: Any = None
+    task: Any = None
+    try:
+        for number, piece in enumerate(pieces):
+            late = time.monotonic() - begin > BAR_AFTER_SECONDS
+            if bar is None and late and sys.stderr.isatty():
+                from rich.console import Console
+                from rich.progress import Progress
+
+                bar = Progress(console=Console(stderr=True), transient=True)
+                task = bar.add_task("attention", total=len(pieces), completed=number)
+                bar.start()
+            yield piece
+            if bar is not None:
+                bar.update(task, completed=number + 1)
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _check_targets(targets: Mapping[str, str], force: bool) -> None:
+    places: dict[str, str] = {}
+    for name, path in targets.items():
+        check_name(name, path)
+        other = places.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise OptionError(f"{other} and {name} would go to the same file, {path}")
+        refuse_existing(path, force)
+
+
+def _check_memory(job: Job, arrays: Mapping[str, Array], limit: int | None) -> None:
+    """Say what a large call needs before it starts; refuse one that needs too much."""
+    inputs = sum(array.nbytes for array in (*arrays.values(), *job.extras.values()))
+    needed = inputs + job.memory()
+    if limit is not None and needed > limit:
+        raise OptionError(
+            f"this takes about {size_text(needed)} of memory, {size_text(inputs)} of it for the "
+            f"inputs; --max-memory allows {size_text(limit)}"
+        )
+    if needed >= WORTH_SAYING:
+        taken = ", ".join(f"{name} {a.shape} {a.dtype}" for name, a in arrays.items())
+        given = ", ".join(f"{name} {shape}" for name, (shape, _) in job.results.items())
+        typer.echo(f"{taken} -> {given}: about {size_text(needed)} of memory", err=True)
+
+
+def size_text(size: int) -> str:
+    """A number of bytes for people.
+
+    >>> size_text(999), size_text(8_000_000_000)
+    ('999 bytes', '8.0 GB')
+    """
+    if size < 1000:
+        return f"{size} bytes"
+    power = min((len(str(size)) - 1) // 3, 4)
+    return f"{size / 1000**power:.1f} {'kMGT'[power - 1]}B"
+
+
+def _window_side(text: str) -> int | None:
+    if text == "unbounded":
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise OptionError(f"--window has {text}; each side is a whole number or unbounded")
+    return int(text)
+
+
+def _offset(text: str | None) -> int | str | None:
+    if text is None or text == "end":
+        return text
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise OptionError(f"--offset is {text}; it must be a whole number or end")
+    return int(text)

@@ -1,0 +1,151 @@
+"""What every command has: how it ends, where its words go, and which files it may write.
+
+Owns exit codes and the one line that an error becomes. Must not know any command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+from regard.errors import (
+    DtypeError,
+    LabelError,
+    OptionError,
+    ProblemError,
+    ShapeError,
+    safe_text,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BAD_INPUT = (
+    *(ProblemError, ShapeError, OptionError, DtypeError, LabelError),
+    *(OSError, MemoryError),
+)
+DIFFERS, BAD, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+
+
+class Commands(TyperGroup):
+    """All commands: every error becomes one line and an exit code, never a traceback."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run, and exit with the code."""
+        if not options.get("standalone_mode", True):
+            return super().main(*args, **options)
+        options["standalone_mode"] = False
+        try:
+            code = super().main(*args, **options)
+            _flush()
+        except (typer.Abort, KeyboardInterrupt):
+            sys.exit(INTERRUPTED)
+        except (BrokenPipeError, SystemExit) as error:  # whoever read the output has had enough
+            # rich turns the first into the second.
+            if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+                raise
+            _let_go_of_output()
+            sys.exit(PIPE_CLOSED)
+        except BAD_INPUT as error:
+            _let_go_of_output()  # what could not be written must not be tried again at the end
+            _complain(_in_words(error))
+            sys.exit(BAD)
+        except Exception as error:
+            # What typer raises for a wrong option; the class moved between its versions.
+            if not hasattr(error, "format_message"):
+                raise
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "regard"
+            _complain(f"{error.format_message()} (see {command} --help)")
+            sys.exit(BAD)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _let_go_of_output() -> None:
+    """Flush standard output; what it does not take is dropped."""
+    try:
+        _flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}" if str(error) else "not enough memory"
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename is not None else ""
+        return f"{name}{error.strerror or error}"
+    return str(error)
+
+
+def _complain(message: str) -> None:
+    typer.echo(f"regard: error: {safe_text(message)}", err=True)
+
+
+# --- what options and files have in common --------------------------------------------------------
+
+
+def refuse_with(other: str, options: Mapping[str, Any]) -> None:
+    """Options that would have no effect."""
+    for option, value in options.items():
+        if value is not None:
+            raise OptionError(f"{option} has no effect with {other}; leave it out")
+
+
+def refuse_without(other: str, options: Mapping[str, Any]) -> None:
+    """Options that would have no effect alone."""
+    for option, value in options.items():
+        if value is not None and value != []:
+            raise OptionError(f"{option} goes with {other} only")
+
+
+def check_name(option: str, path: str) -> None:
+    """A file has a name; - is none here."""
+    if path in ("", "-"):
+        raise OptionError(
+            f"--{option} needs the name of a file, not "
+            + ("an empty one" if not path else "- (./- would be a file of that name)")
+        )
+
+
+def refuse_existing(path: str, force: bool) -> None:
+    """No file is replaced unless that was asked for."""
+    if not force and os.path.lexists(path):
+        raise ProblemError(f"{path}: is there already; --force replaces it")
+
+
+def saved(path: str, show: bool) -> None:
+    """Say that a page was written, and open it if that was asked for."""
+    typer.echo(f"saved {safe_text(path)}", err=True)
+    if show:
+        import webbrowser
+        from pathlib import Path
+
+        if not webbrowser.open(Path(path).absolute().as_uri()):
+            typer.echo("no browser could be started; open the file yourself", err=True)
+
+
+def console() -> Console:
+    """Standard output, for rich."""
+    from rich.console import Console
+
+    # NO_COLOR asks for no colour; rich would still print bold and dim.
+    console = Console(
+        markup=False,
+        highlight=False,
+        emoji=False,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )
+    if console.width < 1:  # COLUMNS=0: nobody knows; rich would leave out every word
+        console.width = 80
+    return console

@@ -1,0 +1,30 @@
+"""`regard info`: what is installed, and whether it keeps its promises here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from regard.cli.frame import DIFFERS
+
+
+def info(
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check here what regard promises; a few seconds.")
+    ] = False,
+) -> None:
+    """Show versions, kernels, threads and extras."""
+    from regard.config import show_config
+
+    show_config()
+    if verify:
+        from regard.verification import verify as checks
+
+        broken = 0
+        for check in checks():
+            state = "kept" if check.kept else f"BROKEN: {check.failure}"
+            typer.echo(f"{check.number:<5}{check.promise:<45}{state}")
+            broken += not check.kept
+        typer.echo("Every promise is kept here." if not broken else f"{broken} are broken here.")
+        raise typer.Exit(DIFFERS if broken else 0)
