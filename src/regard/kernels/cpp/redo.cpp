@@ -222,11 +222,12 @@ void redo_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole_row)
     Wide sum = q.sink ? std::exp(Wide(q.sink[b * q.H + h]) - maximum) : 0;
     for (Wide& x : p) sum += x = std::exp(x - maximum);
     if (broken) sum = NAN;
+    for (Wide& x : p) x /= sum;
     for (const int64_t e : columns) {
         if (q.stopped(q.state)) return;
         Wide x = 0;
         for (size_t n = 0; n < keys.size(); n++)
-            x += p[n] / sum * number(q.value, q.value.at(b, g, keys[n]) + e * q.value.column);
+            x += p[n] * number(q.value, q.value.at(b, g, keys[n]) + e * q.value.column);
         put(q.output, row * q.E + e, q.kind, x == 0 ? Wide(0) : x);
     }
     if (!whole_row) return;
@@ -234,7 +235,7 @@ void redo_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole_row)
     if (q.weights) {
         for (int64_t j = 0; j < q.S; j++) put(q.weights, row * q.S + j, arithmetic, 0);
         for (size_t n = 0; n < keys.size(); n++)
-            put(q.weights, row * q.S + keys[n], arithmetic, p[n] / sum);
+            put(q.weights, row * q.S + keys[n], arithmetic, p[n]);
     }
 }
 
