@@ -195,7 +195,7 @@ MUTANTS = [
         "constexpr int64_t kRun = 64;",
         "constexpr int64_t kRun = 256;",
         "test_fused_numbers.py::test_errors_of_long_sums_are_as_small_as_those_of_sums_in_runs",
-        "256",
+        "256 and 16",
     ),
     Mutant(
         "G8",
