@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from functools import cache
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ def off_by_more_than_allowed(expectation: regard.Expectation) -> regard.Expectat
     value = np.array(expectation.value, dtype=np.float64)
     value.flat[0] += 3 * tolerance(expectation, value.flat[0])
     return dataclasses.replace(expectation, value=value if value.ndim else float(value))
+
+
+def sent(value: Any) -> Any:
+    """What another process of a pool receives."""
+    return ForkingPickler.loads(ForkingPickler.dumps(value))
 
 
 def tolerance(expectation: regard.Expectation, number: float) -> float:
@@ -95,6 +101,22 @@ def test_an_example_survives_saving_and_loading(path: Path, suffix: str, tmp_pat
     saved = tmp_path / f"saved{suffix}"
     load(path).save(saved)
     assert_same(contents(regard.load_problem(saved)), contents(load(path)))
+
+
+@every_example
+def test_an_explained_example_goes_to_another_process(path: Path) -> None:
+    explanation = load(path).explain()
+    there = sent(explanation)
+    for name, step in explanation.steps.items():
+        np.testing.assert_array_equal(there.steps[name].value, step.value)
+    last = list(there.steps)[-1]
+    cell = (0,) * there.steps[last].head(0).ndim
+    own, theirs = (
+        one.why(last, *cell, head=0 if one.heads else None) for one in (explanation, there)
+    )
+    assert str(theirs) == str(own)
+    assert str(sent(own).open(0)) == str(own.open(0))
+    np.testing.assert_array_equal(there.without(0).output, explanation.without(0).output)
 
 
 @every_example

@@ -153,8 +153,8 @@ def _share(part: Request, made: Result, lse: Array, weights: Array, first: int) 
             if larger.any():
                 row = int(np.flatnonzero(larger)[0])
                 raise OptionError(
-                    f"lse is {given[at][row]:.8g} in row {first + row}, but the keys that this "
-                    f"row sees give {own[at][row]:.8g} already; pass what that call was given, "
+                    f"lse is {float(lse[at][row]):.8g} in row {first + row}, but the keys it "
+                    f"sees give {own[at][row]:.8g} already; pass what that call was given, "
                     "or an lse over more keys"
                 )
             shared = weights[at].astype(np.float64) * share[:, None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -245,8 +246,12 @@ def derive(
         terms=tuple(terms),
         verdicts=verdicts,
         head=head,
-        opener=lambda chosen: derive(source, labels, chosen.step, batch, chosen.index),
+        opener=partial(_open, source, labels, batch),
     )
+
+
+def _open(source: Values, labels: Labels, batch: tuple[int, ...], chosen: Operand) -> Derivation:
+    return derive(source, labels, chosen.step, batch, chosen.index)
 
 
 def verdict(source: Values, batch: tuple[int, ...], head: int, row: int, key: int) -> Verdict:

@@ -76,17 +76,24 @@ def explain_arrays(
         run,
         title=title,
         labels=checked,
-        rebuild=lambda rule: explain_arrays(
-            query,
-            key,
-            value,
-            softmax=softmax,
-            labels=checked,
-            title=title,
-            **{**options, "mask": with_rule(options.get("mask"), rule)},
-        ),
+        rebuild=partial(_again, query, key, value, softmax, checked, title, options),
         check_kernel=partial(check_kernel, request, run),
     )
+
+
+def _again(
+    query: Array,
+    key: Array,
+    value: Array,
+    softmax: Softmax,
+    labels: Mapping[str, Sequence[str] | None],
+    title: str,
+    options: Mapping[str, Any],
+    rule: Mask,
+) -> Explanation:
+    """The same arrays with one more rule."""
+    options = {**options, "mask": with_rule(options.get("mask"), rule)}
+    return explain_arrays(query, key, value, softmax=softmax, labels=labels, title=title, **options)
 
 
 def explain_problem(problem: Problem, **overrides: Any) -> Explanation:
@@ -139,11 +146,15 @@ def _explained(problem: Problem, rule: Mask | None) -> Explanation:
         title=problem.title,
         note=problem.note,
         labels={axis: labels for axis, labels in names.items() if labels is not None},
-        row_notes=problem.row_notes,
+        row_notes=dict(problem.row_notes),
         problem=problem,
-        rebuild=lambda more: _explained(problem, with_rule(rule, more)),
+        rebuild=partial(_further, problem, rule),
         check_kernel=partial(check_kernel, request, run),
     )
+
+
+def _further(problem: Problem, rule: Mask | None, more: Mask) -> Explanation:
+    return _explained(problem, with_rule(rule, more))
 
 
 def _ready(
