@@ -216,11 +216,13 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
     const int64_t depth = larger_of(1, q.program_depth) * kChunk;
     const bool few = !packed && rows <= kFew;  // turning keys on the way costs less than packing
 
-    // Rows that follow one another in memory are read where they stand.
+    // Aligned rows that follow one another in memory are read where they stand.
     const T sign = q.scale < 0 ? T(-1) : q.scale == 0 ? T(0) : T(1);
     const int64_t one = D * int64_t(sizeof(T));
+    const char* const standing = q.query.at(b, g * (q.H / q.G) + first / q.L, first % q.L);
     const bool stand = q.query.kind == kind_of<T>() && q.query.column == int64_t(sizeof(T)) &&
-                       q.query.row == one && (q.H == q.G || q.query.head == q.L * one) && sign == 1;
+                       q.query.row == one && (q.H == q.G || q.query.head == q.L * one) &&
+                       uintptr_t(standing) % alignof(T) == 0 && sign == 1;
     for_rows(q, b, g, first, last, [&](int64_t r, Row row) {
         s.row[r] = row;
         if (!stand) {
@@ -232,7 +234,7 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
         s.states[r] = kNothing<T>;
         for (int64_t e = 0; e < wide; e += kLanes<T>) store(s.out + r * wide + e, Vec<T>{});
     });
-    const T* queries = stand ? (const T*)q.query.at(b, s.row[0].h, s.row[0].i) : s.queries;
+    const T* queries = stand ? (const T*)standing : s.queries;
 
     for (int64_t chunk = begin; chunk < end; chunk++) {
         if (q.stopped(q.state)) return;
