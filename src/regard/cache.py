@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard import dispatch
-from regard.arrays import home_of, lent
+from regard.arrays import Home, home_of, lent
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
 from regard.masks import Boolean, Lengths, Mask, as_mask, check_lead, plain_array
 from regard.request import FLOATS, as_array, checked_window, make_request
@@ -217,7 +217,7 @@ class KVCache:
                                         kernel, threads)
                 # fmt: on
                 if answer is not None:
-                    return answer if home is None else home(answer)
+                    return answer if home is None else _as_asked(answer, home, given)
             request = make_request(
                 query,
                 key,
@@ -239,11 +239,7 @@ class KVCache:
         except (ShapeError, OptionError, DtypeError) as error:
             raise with_shapes(error, {"query": query, "key": key, "value": value}) from None
         result = dispatch.run(request, kernel).returned
-        if home is None:
-            return result
-        if given is None:
-            return home(result)
-        return home(result)._replace(output=given) if isinstance(result, tuple) else given
+        return result if home is None else _as_asked(result, home, given)
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -413,6 +409,13 @@ class KVCache:
                 f"those from {_shown(self._needed)} on are kept: with a window, attend after each "
                 "append, to its tokens alone"
             )
+
+
+def _as_asked(result: Any, home: Home, out: Any) -> Any:
+    """A result in arrays of the caller's library, with the very `out` that was passed."""
+    if out is None:
+        return home(result)
+    return home(result)._replace(output=out) if isinstance(result, tuple) else out
 
 
 # --- what a caller may pass ----------------------------------------------------------------------
