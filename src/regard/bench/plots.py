@@ -55,9 +55,8 @@ def draw(report: Report) -> Any:
             if best and outcome is not None and outcome.seconds is not None:
                 points.append((best / outcome.seconds, place))
         if points:
-            axes.scatter(
-                *zip(*points, strict=True), marker=mark, color=colour, s=26, label=name, zorder=3
-            )
+            across, down = zip(*points, strict=True)
+            axes.scatter(across, down, marker=mark, color=colour, s=26, label=name, zorder=3)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlim(min([*ratios, 0.05]) * 0.8, max([*ratios, 1.5]) * 1.6)

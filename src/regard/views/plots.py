@@ -100,7 +100,7 @@ def _hatch(axes: Any, hidden: NDArray[np.bool_]) -> None:
 
         for row, column in np.argwhere(hidden):
             place = (column - 0.5, row - 0.5)
-            style = {"facecolor": "none", "edgecolor": "0.7", "linewidth": 0}
+            style: dict[str, Any] = {"facecolor": "none", "edgecolor": "0.7", "linewidth": 0}
             axes.add_patch(Rectangle(place, 1, 1, hatch="////", **style))
 
 
