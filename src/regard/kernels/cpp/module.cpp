@@ -242,10 +242,10 @@ bool may_overlap(PyArrayObject* one, PyArrayObject* other) {
     return low < other_high && other_low < high;
 }
 
-// regard.attention's arguments, all by position, in order. Answers the plain call, three aligned
-// arrays of one type, contiguous or views such as a cache has, with default options (causal, a
-// scale, threads and an `out` beside the inputs allowed), before anything else is built; returns None for every other call, and for
-// every error, so that there is one place that says what is wrong.
+// regard.attention's arguments, all by position, in order. Answers the plain call before anything
+// else is built: three aligned arrays of one type, contiguous or views such as a cache has, with
+// default options (causal, a scale, threads and an `out` beside the inputs allowed). Returns None for
+// every other call, and for every error, so that there is one place that says what is wrong.
 PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     enum { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink, Precision,
            Weights, Lse, Out, Kernel, Threads, Count };
