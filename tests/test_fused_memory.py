@@ -85,6 +85,21 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     np.testing.assert_array_less(1024 * int(well(python(program))), 2 * PER_THREAD + SLACK)
 
 
+def test_keys_that_threads_share_leave_no_part_of_a_matrix():
+    # Some rows, many keys and many threads: what every chunk leaves of every row would be 300 MB.
+    program = """
+import resource
+q, k, v = (rng.random(shape, np.float32) for shape in ((700, 16), (100_000, 16), (100_000, 256)))
+regard.attention(q[:40], k[:40], v[:40])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+regard.attention(q, k, v, threads=16)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    copy_and_output = 4 * (100_000 * 16 + 700 * 256)
+    most = 16 * PER_THREAD + copy_and_output + SLACK
+    np.testing.assert_array_less(1024 * int(well(python(program))), most)
+
+
 @pytest.mark.parametrize("way", ["plain", "general", "refused", "interrupted"])
 def test_memory_does_not_grow_from_call_to_call(way):
     program = """

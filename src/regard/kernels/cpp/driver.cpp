@@ -115,6 +115,9 @@ bool answer(Request q, const Target& target, int threads,
     int64_t ranges = 1;
     if (threads > 1 && tasks < 2 * threads && chunks > 1)
         ranges = std::min<int64_t>(chunks, (4 * threads + tasks - 1) / tasks);
+    // All chunks are kept until they are merged; so much memory threads may take, and no more.
+    const size_t most = kKept * size_t(threads) / size_t(tasks);
+    if (ranges > 1 && target.partial_bytes(q, block_rows, chunks) > most) ranges = 1;
     const int64_t range = (chunks + ranges - 1) / std::max<int64_t>(ranges, 1);
     if (chunks) ranges = (chunks + range - 1) / range;
 
