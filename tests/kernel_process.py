@@ -8,6 +8,7 @@ and a folder, this compiles it. Knows what `kernels/fused.py` hands over, not wh
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import shlex
 import struct
@@ -123,7 +124,7 @@ class Module(types.ModuleType):
         lead = query.shape[:-3]
         (heads, rows, width), (groups, size, columns) = query.shape[-3:], value.shape[-3:]
         if np.isnan(scale):
-            scale = width**-0.5 if width else 1.0
+            scale = 1 / math.sqrt(width) if width else 1.0  # as module.cpp does, to the last bit
         batch = int(np.prod(lead, dtype=np.int64))
         parts = [integers(RUN, self._names.index(target), threads)]
         parts += [integers(batch, heads, groups, rows, size, width, columns, left, right)]
