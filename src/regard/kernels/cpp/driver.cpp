@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -47,6 +48,12 @@ class Buffer {
     size_t size_ = 0;
 };
 
+// Pieces of work that threads take one by one, and those that are done; on a line of memory of its
+// own.
+struct alignas(64) Counter {
+    std::atomic<int64_t> next{0}, done{0};
+};
+
 constexpr size_t kKept = size_t(8) << 20;
 // Multiply-adds below which waking another thread costs more than it brings (about 50 µs).
 constexpr double kWorthAThread = 2e6;
@@ -54,7 +61,7 @@ constexpr double kWorthAThread = 2e6;
 // As many rows as keys are well used by, in blocks that every thread gets the same number of, and no
 // short one left over.
 int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int threads) {
-    constexpr int64_t kPieces = 8, kTiles = 2;
+    constexpr int64_t kPieces = 16, kTiles = 6;
     const int64_t tile = target.rows_per_tile, shortest = (rows + kTiles * tile - 1) / (kTiles * tile);
     int64_t blocks = (rows + target.rows_per_task - 1) / target.rows_per_task;
     if (threads > 1) {
@@ -125,22 +132,30 @@ bool answer(Request q, const Target& target, int threads,
     const size_t packed_size = shared ? (target.packed_bytes(q) + 63) / 64 * 64 : 0;
     const size_t partial_size = ranges > 1 ? target.partial_bytes(q, block_rows, chunks) : 0;
 
-    thread_local Buffer kept[3];
-    Buffer own[3];
+    // Every thread begins with key heads of its own, the same ones in every call: what it reads and
+    // writes is then in its own cache. Whoever is done helps the others.
+    const int64_t heads = q.B * q.G, shares = std::gcd(heads, int64_t(threads));
+    const int64_t heads_each = heads / shares, tasks_each = heads_each * blocks * ranges;
+    const size_t packed_heads = first_of.size() * size_t(q.G);
+    const size_t counters = size_t(shares) + packed_heads + (ranges > 1 ? size_t(tasks) : 0);
+
+    thread_local Buffer kept[4];
+    Buffer own[4];
     Buffer& scratch_buffer = nested ? own[0] : kept[0];
     Buffer& packed_buffer = nested ? own[1] : kept[1];
     Buffer& partial_buffer = nested ? own[2] : kept[2];
+    Buffer& counter_buffer = nested ? own[3] : kept[3];
     char* scratch = scratch_buffer.of(checked_product(scratch_size, size_t(threads)));
-    char* packed = shared ? packed_buffer.of(checked_product(
-                                packed_size, first_of.size() * size_t(q.G)))
-                          : nullptr;
+    char* packed =
+        shared ? packed_buffer.of(checked_product(packed_size, packed_heads)) : nullptr;
     char* partial = ranges > 1 ? partial_buffer.of(checked_product(partial_size, size_t(tasks)))
                                : nullptr;
 
-    const int64_t packs = shared ? int64_t(first_of.size()) * q.G * chunks : 0;
-    std::atomic<int64_t> next_pack{0}, packs_done{0}, next{0};
-    std::vector<std::atomic<int64_t>> ranges_done(ranges > 1 ? size_t(tasks) : 0);
-    for (auto& count : ranges_done) count = 0;
+    Counter* const share_of =
+        reinterpret_cast<Counter*>(counter_buffer.of(counters * sizeof(Counter)));
+    Counter* const packing = share_of + shares;
+    Counter* const parts_of = packing + packed_heads;
+    for (size_t n = 0; n < counters; n++) new (share_of + n) Counter;
     std::atomic<bool> stop{false}, exhausted{false};
 
     std::chrono::steady_clock::time_point last{};
@@ -168,29 +183,35 @@ bool answer(Request q, const Target& target, int threads,
             return here.stop->load(std::memory_order_relaxed);
         };
         char* room = scratch + size_t(thread) * scratch_size;
-        for (int64_t n; !stop && (n = next_pack++) < packs;) {
-            const int64_t set = n / chunks / q.G, g = n / chunks % q.G;
-            target.pack(mine, first_of[size_t(set)], g, n % chunks,
-                        packed + size_t(set * q.G + g) * packed_size);
-            packs_done++;
-            if (thread == 0) look();
-        }
-        while (!stop && packs_done.load(std::memory_order_acquire) < packs)
-            std::this_thread::yield();
-        for (int64_t n; !stop && (n = next++) < tasks * ranges;) {
-            // The longest first: under a causal mask these are the last rows.
-            const int64_t task = n / ranges, part = n % ranges;
-            const int64_t block = blocks - 1 - task / (q.B * q.G);
-            const int64_t b = task % (q.B * q.G) / q.G, g = task % q.G;
-            const int64_t first = block * block_rows;
-            const int64_t end = std::min(rows, first + block_rows);
-            const char* keys =
-                shared ? packed + size_t(head_of[size_t(b)] * q.G + g) * packed_size : nullptr;
-            char* parts = partial ? partial + size_t(task) * partial_size : nullptr;
-            target.attend(mine, b, g, first, end, part * range,
-                          std::min(chunks, (part + 1) * range), keys, room, parts);
-            if (parts && ++ranges_done[size_t(task)] == ranges && !stop)
-                target.merge(mine, b, g, first, end, chunks, parts, room);
+        // The panels of one key head, once for all: whoever needs them first begins, others join in.
+        auto keys_of = [&](int64_t b, int64_t g) {
+            const int64_t set = head_of[size_t(b)], head = set * q.G + g;
+            char* keys = packed + size_t(head) * packed_size;
+            Counter& state = packing[head];
+            for (int64_t n; !stop && (n = state.next++) < chunks; state.done++) {
+                target.pack(mine, first_of[size_t(set)], g, n, keys);
+                if (thread == 0) look();
+            }
+            while (!stop && state.done < chunks) std::this_thread::yield();
+            return keys;
+        };
+        for (int64_t turn = 0; turn < shares; turn++) {
+            const int64_t number = (thread + turn) % shares;
+            for (int64_t n; !stop && (n = share_of[number].next++) < tasks_each;) {
+                // The longest first: under a causal mask these are the last rows.
+                const int64_t block = blocks - 1 - n / ranges % blocks, part = n % ranges;
+                const int64_t head = number * heads_each + n / ranges / blocks;
+                const int64_t b = head / q.G, g = head % q.G;
+                const int64_t first = block * block_rows, last = std::min(rows, first + block_rows);
+                const char* keys = shared ? keys_of(b, g) : nullptr;
+                if (stop) return;
+                const int64_t task = head * blocks + block;
+                char* parts = partial ? partial + size_t(task) * partial_size : nullptr;
+                target.attend(mine, b, g, first, last, part * range,
+                              std::min(chunks, (part + 1) * range), keys, room, parts);
+                if (parts && ++parts_of[task].done == ranges && !stop)
+                    target.merge(mine, b, g, first, last, chunks, parts, room);
+            }
         }
     };
     auto work_on = [&](int thread) {
@@ -204,6 +225,7 @@ bool answer(Request q, const Target& target, int threads,
     run_on_threads(threads, work_on, look);
     packed_buffer.trim(kKept);
     partial_buffer.trim(kKept);
+    counter_buffer.trim(kKept);
     scratch_buffer.trim(kKept * size_t(threads));
     if (exhausted) throw std::bad_alloc();
     return !stop;

@@ -62,13 +62,6 @@ static const T* bias_of(const Request& q, const Row& row, int64_t k0, int64_t n,
     return room;
 }
 
-// Rows of a bias lie far apart: ask for them early, while the scores are made.
-static void ask_for_bias(const Request& q, const Row& row, int64_t k0, int64_t n) {
-    if (q.bias.column != size_of(q.bias.kind)) return;
-    const char* from = q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column;
-    for (int64_t at = 0; at < n * q.bias.column; at += 64) __builtin_prefetch(from + at, 0, 2);
-}
-
 // A part's output once more for one row, hidden keys skipped: what is stored in a hidden value
 // (NaN, infinity) must not meet its weight of 0. Bytes are those of `blend` for finite values.
 template <class T>
@@ -110,10 +103,27 @@ static void for_visible(const Request& q, const Row& row, uint8_t* stack, F f) {
     }
 }
 
-// The sink, the division, and what the caller gets of one row.
+// Where a row's output stands, and whether it is stored in whole vectors of T.
+REGARD_INLINE char* place_of(const Request& q, const Row& row) {
+    return q.output + ((row.b * q.H + row.h) * q.L + row.i) * q.E * size_of(q.kind);
+}
+template <class T> REGARD_INLINE bool stored_as_is(const Request& q) {
+    return q.kind == kind_of<T>() && q.E % kLanes<T> == 0;
+}
+
+template <class T> REGARD_INLINE void divide(const T* from, T by, T* to, int64_t wide) {
+    const Vec<T> whole = all(by);
+    for (int64_t e = 0; e < wide; e += kLanes<T>) {
+        const Vec<T> x = load(from + e) / whole;
+        // −0 becomes +0: no sign of a hidden value's tiny product.
+        store(to + e, (Vec<T>)((Bits<T>)x & (Bits<T>)(x != Vec<T>{})));
+    }
+}
+
+// The sink, the division, and what the caller gets of one row; `in_range`: whether `out` is finite.
 template <class T>
 static void finish(const Request& q, const Softmax<T>& how, const Row& row, State<T> state, T* out,
-                   const T* maxima, uint8_t* stack) {
+                   bool in_range, const T* maxima, uint8_t* stack) {
     double top = double(state.maximum) * how.natural;  // as a logit
     if (state.sum == 0 && (q.narrow || !q.sink)) {
         // Empty is decided by the rules: visible scores that are all −∞ leave NaN, where there is no
@@ -133,19 +143,10 @@ static void finish(const Request& q, const Softmax<T>& how, const Row& row, Stat
         if (!(ahead >= 0)) top = sink;
     }
     const int64_t number = (row.b * q.H + row.h) * q.L + row.i;
-    char* to = q.output + number * q.E * size_of(q.kind);
-    const bool direct = q.kind == kind_of<T>() && q.E % kLanes<T> == 0;
-    T* at = direct ? (T*)to : out;
-    Vec<T> rest = {};
-    const Vec<T> whole = all(state.sum == 0 ? T(1) : state.sum);  // out is 0 where nothing was seen
-    for (int64_t e = 0; e < q.E; e += kLanes<T>) {
-        Vec<T> x = load(out + e) / whole;
-        // −0 becomes +0: no sign of a hidden value's tiny product.
-        x = (Vec<T>)((Bits<T>)x & (Bits<T>)(x != Vec<T>{}));
-        store(at + e, x);
-        rest += x - x;
-    }
-    const bool in_range = sum_of<T>(rest) == 0;
+    char* to = place_of(q, row);
+    const bool direct = stored_as_is<T>(q);
+    // Where nothing was seen, out is 0.
+    divide(out, state.sum == 0 ? T(1) : state.sum, direct ? (T*)to : out, q.E);
     if (!direct) store_row(to, q.kind, out, q.E);
     if (q.lse) {
         const double lse = state.sum == 0 ? -infinity<double>()
@@ -231,8 +232,7 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             if (sign != 1)
                 for (int64_t d = 0; d < D; d++) query[d] *= sign;
         }
-        s.states[r] = kNothing<T>;
-        for (int64_t e = 0; e < wide; e += kLanes<T>) store(s.out + r * wide + e, Vec<T>{});
+        s.states[r] = kNothing<T>;  // and an output that nobody has written yet
     });
     const T* queries = stand ? (const T*)standing : s.queries;
 
@@ -257,15 +257,18 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
                 high = larger_of(high, smaller_of(n, row.high - k0));
             }
             if (low >= high) continue;
+            bool some_hidden = false;
             if (q.program) {
-                uint8_t any = 0;
+                uint8_t any = 0, every = 1;
                 for (int64_t r = 0; r < height; r++) {
                     const uint8_t* bytes = allowed(q, s.row[tile + r], k0, n, s.bytes + r * depth);
-                    for (int64_t j = low; j < high; j++) any |= bytes[j];
+                    for (int64_t j = low; j < high; j++) any |= bytes[j], every &= bytes[j];
                     for (int64_t j = n; j < padded(n, P); j++) s.bytes[r * depth + j] = 0;
                 }
                 if (!any) continue;
+                some_hidden = !every;
             }
+            const auto seen = [&](int64_t r) { return some_hidden ? s.bytes + r * depth : nullptr; };
             if (!panels && !few) {
                 pack_keys(q, b, g, k0, n, s.keys, s.rows);
                 panels = s.keys;
@@ -285,18 +288,25 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
                     stride = whole;
                 }
             }
-            const int64_t from = low / P * P, to = padded(high, P);
-            for (int64_t r = tile; q.bias.data && r < tile + height; r++)
-                ask_for_bias(q, s.row[r], k0, n);
-#define REGARD_SCORES(R) \
-    scores<T, R>(queries + (tile + r) * D, D, panels, low, high, s.strip + r * kStrip<T>)
-#define REGARD_SCORES_UNPACKED(R)                                                           \
-    scores_unpacked<T, R>(q, b, g, k0, n, queries + (tile + r) * D, low, high, s.rows,         \
-                          s.strip + r * kStrip<T>)
+            const int64_t from = low / P * P, to = padded(high, kLanes<T>);
+            // Rows of a bias lie far apart: they are asked for while the scores are made.
+            const bool beside = q.bias.data && q.bias.column == size_of(q.bias.kind);
+            Ahead ahead[kTile];
+            for (int64_t r = 0; r < height; r++) {
+                const Row& row = s.row[tile + r];
+                ahead[r] = {beside ? q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column : nullptr,
+                            q.bias.column};
+            }
             if (few)
-                REGARD_BY_HEIGHT(height, REGARD_SCORES_UNPACKED);
+                with_number<kFew>(height, [&](auto rows) {
+                    scores_unpacked<T, decltype(rows)::value>(
+                        q, b, g, k0, n, queries + tile * D, low, high, s.rows, s.strip, ahead);
+                });
             else
-                REGARD_BY_HEIGHT(height, REGARD_SCORES);
+                by_height(height, [&](int64_t r, auto rows) {
+                    scores<T, decltype(rows)::value>(queries + (tile + r) * D, D, panels, low, high,
+                                                     s.strip + r * kStrip<T>, ahead + r);
+                });
             // Row after row, one thing at a time: what a row waits for, the next ones hide.
             State<T> parts[kTile];
             T most[kTile];
@@ -305,7 +315,7 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
                 const Row& row = s.row[tile + r];
                 most[r] = prepare(how, s.strip + r * kStrip<T>, from, to, row.low - k0,
                                   smaller_of(row.high - k0, n),
-                                  q.program ? s.bytes + r * depth : nullptr,
+                                  seen(r),
                                   bias_of(q, row, k0, n, s.bias));
             }
             for (int64_t r = 0; r < height; r++)
@@ -317,18 +327,19 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             // The first part of a whole tile needs no merging: it is the rows' output so far.
             bool first = !partial_at;
             for (int64_t r = tile; r < tile + height; r++)
-                first &= s.states[r].maximum == -infinity<T>() && s.states[r].sum == 0;
+                first &= nothing(s.states[r]);
             T* part = first ? s.out + tile * wide : s.part;
-#define REGARD_OUTPUTS(R)                                                                  \
-    outputs<T, R>(s.strip + r * kStrip<T>, values, stride, wide, low, high, part + r * wide, wide)
-            REGARD_BY_HEIGHT(height, REGARD_OUTPUTS);
+            by_height(height, [&](int64_t r, auto rows) {
+                outputs<T, decltype(rows)::value>(s.strip + r * kStrip<T>, values, stride, wide, low,
+                                                  high, part + r * wide, wide);
+            });
             const bool all_finite = finite(part, height * wide);
             for (int64_t r = 0; r < height; r++) {
                 T* out = part + r * wide;
                 const Row& row = s.row[tile + r];
                 if (!all_finite && !finite(out, wide)) {
                     blend_visible(row, s.strip + r * kStrip<T>, values, stride, wide, k0, low,
-                                  high, q.program ? s.bytes + r * depth : nullptr,
+                                  high, seen(r),
                                   bias_of(q, row, k0, n, s.bias), out);
                     // Scores that are all −∞ leave no number, but a NaN among their values stays.
                     if (parts[r].sum == 0 && !finite(out, wide))
@@ -354,8 +365,20 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
     }
     if (partial_at) return;
     for (int64_t r = 0; r < rows; r++)
-        finish(q, how, s.row[r], s.states[r], s.out + r * wide,
-               q.weights ? s.chunk_maxima + r * chunks : nullptr, s.bytes);
+        if (nothing(s.states[r])) clear(s.out + r * wide, wide);
+    const bool in_range = finite(s.out, rows * wide);
+    const bool divided_only = !q.sink && !q.lse && !q.weights && stored_as_is<T>(q);
+    for (int64_t r = 0; r < rows; r++) {
+        const State<T> state = s.states[r];
+        T* out = s.out + r * wide;
+        // Nearly every row has nothing left but the division.
+        if (divided_only && in_range && state.sum > 0 && state.sum < infinity<T>() &&
+            state.maximum < infinity<T>())
+            divide(out, state.sum, (T*)place_of(q, s.row[r]), wide);
+        else
+            finish(q, how, s.row[r], state, out, in_range || finite(out, wide),
+                   q.weights ? s.chunk_maxima + r * chunks : nullptr, s.bytes);
+    }
 }
 
 // The parts of every chunk, left to right: the same merging in the same order as in `attend`.
@@ -368,12 +391,12 @@ static void merge(const Request& q, int64_t b, int64_t g, int64_t first, int64_t
     const Softmax<T> how = softmax_of<T>(q);
     for_rows(q, b, g, first, last, [&](int64_t r, Row row) {
         State<T> state = kNothing<T>;
-        for (int64_t e = 0; e < wide; e++) s.out[e] = 0;
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             merge_part(state, s.out, partial.state(chunk, r), partial.out(chunk, r), wide, how.unit);
             if (q.weights) s.chunk_maxima[chunk] = partial.state(chunk, r).maximum;
         }
-        finish(q, how, row, state, s.out, s.chunk_maxima, s.bytes);
+        if (nothing(state)) clear(s.out, wide);
+        finish(q, how, row, state, s.out, finite(s.out, wide), s.chunk_maxima, s.bytes);
     });
 }
 

@@ -43,16 +43,18 @@ template <class T> struct KeyRows {
     bool in_place;
 
     KeyRows(const Request& q, int64_t b, int64_t g, int64_t k0, int64_t j, int64_t n, T* rows)
-        : in_place(direct<T>(q.key, q.D) && j + kLanes<T> <= n) {
+        : in_place(direct<T>(q.key, q.D)) {
         const int64_t wide = padded(q.D, kLanes<T>);
         for (int k = 0; k < kLanes<T>; k++) {
-            const char* key = q.key.at(b, g, k0 + j + k);
             T* row = rows + k * wide;
-            at[k] = in_place ? key : (const char*)row;
-            if (in_place) continue;
-            const int64_t columns = j + k < n ? q.D : 0;
-            load_row(row, key, q.key.column, q.key.kind, columns);
-            for (int64_t d = columns; d < wide; d++) row[d] = 0;
+            if (in_place && j + k < n) {
+                at[k] = q.key.at(b, g, k0 + j + k);
+                continue;
+            }
+            at[k] = (const char*)row;
+            clear(row, wide);
+            if (j + k < n)
+                load_row(row, q.key.at(b, g, k0 + j + k), q.key.column, q.key.kind, q.D);
         }
     }
 };
@@ -61,21 +63,13 @@ template <class T> struct KeyRows {
 template <class T, Kind K, class F>
 REGARD_INLINE void for_turned(const Request& q, const KeyRows<T>& from, F f) {
     constexpr int W = kLanes<T>;
-    // Keys are read once: while these turn, ask for the next W rows, in the order of their
-    // addresses, for columns across rows are a pattern that no prefetcher of a CPU follows.
-    const int64_t row_bytes = q.D * size_of(K);
+    // Keys are read once: while these turn, ask for later ones, row by row as they lie in memory, for
+    // columns across rows are a pattern that no prefetcher of a CPU follows.
+    const int64_t row_bytes = q.D * size_of(K), rows = larger_of(1, W * W / larger_of(1, q.D));
     const char* ahead = from.at[0] + kAhead / larger_of(row_bytes, 1) * q.key.row;
-    int64_t column = 0;
     for (int64_t d = 0; d < q.D; d += W) {
-        if (from.in_place)
-            for (int line = 0; line < W * W * size_of(K) / 64; line++) {
-                __builtin_prefetch(ahead + column, 0, 2);
-                column += 64;
-                if (column >= row_bytes) {
-                    column = 0;
-                    ahead += q.key.row;
-                }
-            }
+        for (int64_t row = 0; from.in_place && row < rows; row++, ahead += q.key.row)
+            for (int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(ahead + at, 0, 2);
         Vec<T> block[W];
         for (int k = 0; k < W; k++) block[k] = load_as<T, K>(from.at[k] + d * size_of(K));
         transpose<T>(block);
@@ -100,8 +94,10 @@ static void pack_keys(const Request& q, int64_t b, int64_t g, int64_t k0, int64_
     for (int64_t j = 0; j < padded(n, P); j += W) {
         T* panel = to + j / P * P * q.D + j % P;
         for_turned(q, KeyRows<T>(q, b, g, k0, j, n, rows), [&](int64_t d, Vec<T>(&block)[W]) {
-            const int64_t most = smaller_of(W, q.D - d);
-            for (int64_t i = 0; i < most; i++) store(panel + (d + i) * P, block[i]);
+            if (d + W <= q.D)
+                for (int i = 0; i < W; i++) store(panel + (d + i) * P, block[i]);
+            else
+                for (int64_t i = 0; i < q.D - d; i++) store(panel + (d + i) * P, block[i]);
         });
     }
 }
@@ -111,9 +107,10 @@ template <class T, int R>
 static __attribute__((noinline)) void scores_unpacked(const Request& q, int64_t b, int64_t g,
                                                       int64_t k0, int64_t n, const T* queries,
                                                       int64_t low, int64_t high, T* rows,
-                                                      T* strip) {
+                                                      T* strip, const Ahead* ahead) {
     constexpr int W = kLanes<T>;
     for (int64_t j = low / W * W; j < high; j += W) {
+        ask_for<R>(ahead, j, W);
         Vec<T> whole[R], sum[R];
         for (int r = 0; r < R; r++) whole[r] = sum[r] = Vec<T>{};
         for_turned(q, KeyRows<T>(q, b, g, k0, j, n, rows), [&](int64_t d, Vec<T>(&block)[W]) {

@@ -5,6 +5,8 @@
 namespace {
 using namespace regard;
 
+constexpr int kRows = 6;  // whose sums stand in registers at the same time
+
 // --- pass 1: scores ----------------------------------------------------------------------------
 
 // A sum, or the first of them.
@@ -12,15 +14,24 @@ template <class T> REGARD_INLINE void add(T* to, Vec<T> sum, bool first) {
     store(to, first ? sum : load(to) + sum);
 }
 
-// Queries against the keys of N vectors of one panel.
+// Queries against the keys of N vectors of one panel. Where there are registers for it, they hold
+// the sums of runs too.
 template <class T, int R, int N>
 static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T* panel, T* strip) {
     constexpr int W = kLanes<T>;
-    for (int64_t begin = 0; begin == 0 || begin < D; begin += kDepth) {
+    constexpr bool in_registers = kTile == 12;
+    const auto to = [&](int r, int n) { return strip + r * kStrip<T> + n * W; };
+    Vec<T> whole[R][N];
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) whole[r][n] = Vec<T>{};
+    int64_t d = 0;
+    do {
+        const bool first = d == 0;
+        const int64_t end = smaller_of(d + kDepth, D);
         Vec<T> sum[R][N];
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
-        for (int64_t d = begin; d < smaller_of(begin + kDepth, D); d++) {
+        for (; d < end; d++) {
             Vec<T> k[N];
             for (int n = 0; n < N; n++) k[n] = load(panel + d * kPanel<T> + n * W);
             for (int r = 0; r < R; r++) {
@@ -29,20 +40,26 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T*
             }
         }
         for (int r = 0; r < R; r++)
-            for (int n = 0; n < N; n++) add(strip + r * kStrip<T> + n * W, sum[r][n], begin == 0);
-    }
+            for (int n = 0; n < N; n++)
+                if (in_registers)
+                    whole[r][n] += sum[r][n];
+                else
+                    add(to(r, n), sum[r][n], first);
+    } while (d < D);
+    for (int r = 0; in_registers && r < R; r++)
+        for (int n = 0; n < N; n++) store(to(r, n), whole[r][n]);
 }
 
 // Scores of keys low … high, in whole vectors. Not inlined: on its own, all of its accumulators
 // stay in registers.
 template <class T, int R>
 static __attribute__((noinline)) void scores(const T* queries, int64_t D, const T* panels,
-                                             int64_t low, int64_t high, T* strip) {
+                                             int64_t low, int64_t high, T* strip,
+                                             const Ahead* ahead) {
     constexpr int64_t W = kLanes<T>, P = kPanel<T>;
-    // A few rows at a time while a panel is in the nearest cache: a sum of them is over sooner than
-    // one of a whole tile, and the next can begin.
-    constexpr int H = R % kScoreRows == 0 ? kScoreRows : R;
+    constexpr int H = smaller_of(R, kRows);
     const auto panel = [&](int64_t j, auto vectors) {
+        ask_for<R>(ahead, j, decltype(vectors)::value * W);
         for (int r = 0; r < R; r += H)
             meet<T, H, decltype(vectors)::value>(queries + r * D, D, panels + j / P * P * D + j % P,
                                                  strip + r * kStrip<T> + j);
@@ -58,9 +75,11 @@ static __attribute__((noinline)) void scores(const T* queries, int64_t D, const 
 
 // --- pass 3: output ----------------------------------------------------------------------------
 
+constexpr int64_t kRowsAhead = 4;  // where values are read once; measured: 2 KiB, not 4 or 8
+
 template <class T, int R, int N>
 REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int64_t from,
-                         int64_t to, T* out, int64_t out_stride) {
+                         int64_t to, T* out, int64_t out_stride, bool once = false) {
     constexpr int W = kLanes<T>;
     for (int64_t begin = from; begin < to; begin = next_run(begin)) {
         const int64_t end = smaller_of(next_run(begin), to);
@@ -70,6 +89,8 @@ REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int
         for (int64_t j = begin; j < end; j++) {
             Vec<T> v[N];
             for (int n = 0; n < N; n++) v[n] = load((const T*)(values + j * stride) + n * W);
+            for (int at = 0; once && at < N * kBytes; at += 64)
+                __builtin_prefetch(values + (j + kRowsAhead) * stride + at, 0, 2);
             for (int r = 0; r < R; r++) {
                 const Vec<T> p = all(strip[r * kStrip<T> + j]);
                 for (int n = 0; n < N; n++) sum[r][n] = fma(p, v[n], sum[r][n]);
@@ -86,14 +107,14 @@ template <class T, int R>
 static __attribute__((noinline)) void outputs(const T* strip, const char* values, int64_t stride,
                                               int64_t wide, int64_t from, int64_t to, T* out,
                                               int64_t out_stride) {
-    constexpr int W = kLanes<T>, H = R >= kTile ? R / 2 : R;
+    constexpr int W = kLanes<T>, H = smaller_of(R, kRows);
     int64_t e = 0;
     // A few rows read values once: in whole rows of memory, or in pieces as large as they can be.
     constexpr int F = kTile == 12 && R % 2 == 0 ? 2 : 1;
     for (; R <= kFew && e + 8 * W <= wide; e += 8 * W)
         for (int r = 0; r < R; r += F)
             blend<T, F, 8>(strip + r * kStrip<T>, values + e * sizeof(T), stride, from, to,
-                           out + r * out_stride + e, out_stride);
+                           out + r * out_stride + e, out_stride, true);
     for (; e + 4 * W <= wide && kTile == 12; e += 4 * W)
         for (int r = 0; r < R; r += H)
             blend<T, H, 4>(strip + r * kStrip<T>, values + e * sizeof(T), stride, from, to,
@@ -104,20 +125,13 @@ static __attribute__((noinline)) void outputs(const T* strip, const char* values
         blend<T, R, 1>(strip, values + e * sizeof(T), stride, from, to, out + e, out_stride);
 }
 
-// A tile of any height as tiles of a few fixed ones; a row's bytes do not depend on which.
-template <class T, class F12, class F6, class F4, class F2, class F1>
-REGARD_INLINE void by_height(int64_t rows, F12 f12, F6 f6, F4 f4, F2 f2, F1 f1) {
-    int64_t r = 0;
-    if (kTile == 12)
-        for (; r + 12 <= rows; r += 12) f12(r);
-    for (; r + 6 <= rows; r += 6) f6(r);
-    for (; r + 4 <= rows; r += 4) f4(r);
-    for (; r + 2 <= rows; r += 2) f2(r);
-    for (; r < rows; r++) f1(r);
+// Calls f(first row, Number<rows>) for the parts of a tile of any height: all of it, or up to two parts
+// whose sums fit the registers. A row's bytes do not depend on which.
+template <class F> REGARD_INLINE void by_height(int64_t height, F f) {
+    if (height == kTile) return f(0, Number<kTile>{});
+    const int64_t first = height > kRows ? (height + 1) / 2 : height;
+    with_number<kRows>(first, [&](auto rows) { f(0, rows); });
+    if (first < height) with_number<kRows>(height - first, [&](auto rows) { f(first, rows); });
 }
-#define REGARD_BY_HEIGHT(ROWS, FUNCTION)                                              \
-    by_height<T>(ROWS, [&](int64_t r) { FUNCTION(kTile); }, [&](int64_t r) { FUNCTION(6); }, \
-                 [&](int64_t r) { FUNCTION(4); }, [&](int64_t r) { FUNCTION(2); },    \
-                 [&](int64_t r) { FUNCTION(1); })
 
 }  // namespace

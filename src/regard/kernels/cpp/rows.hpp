@@ -9,11 +9,9 @@ using namespace regard;
 constexpr double kLog2e = 1.4426950408889634074;
 constexpr double kLn2 = 0.69314718055994530942;
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kTile = 12;  // rows whose accumulators fit the registers, two vectors each
-constexpr int kScoreRows = 4;
+constexpr int kTile = 12;  // rows that share a look at the keys
 #else
 constexpr int kTile = 6;
-constexpr int kScoreRows = 6;
 #endif
 constexpr int64_t kTask = 192;  // rows per piece of work: K and V are read once for so many
 
@@ -26,9 +24,9 @@ constexpr int64_t kRun = 64;    // of a chunk's keys
 template <class T> constexpr int64_t kPanel = 2 * kLanes<T>;  // keys per panel
 template <class T> constexpr int64_t kStrip = kChunk + kLanes<T>;  // row length of the strip
 
-REGARD_INLINE int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
-REGARD_INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
-REGARD_INLINE int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+REGARD_INLINE constexpr int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
+REGARD_INLINE constexpr int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
+REGARD_INLINE constexpr int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 REGARD_INLINE int64_t next_run(int64_t key) { return (key / kRun + 1) * kRun; }
 
@@ -51,6 +49,12 @@ template <> constexpr Kind kind_of<double>() { return Kind::float64; }
 template <int N> struct Number {
     static constexpr int value = N;
 };
+// Calls f(Number<n>) for an n of 1 … Most.
+template <int Most, class F> REGARD_INLINE void with_number(int64_t n, F f) {
+    if constexpr (Most > 1)
+        if (n < Most) return with_number<Most - 1>(n, f);
+    f(Number<Most>{});
+}
 template <bool Condition, class A, class B> struct Conditional { typedef A type; };
 template <class A, class B> struct Conditional<false, A, B> { typedef B type; };
 
@@ -140,6 +144,19 @@ static void load_bias(T* to, const char* from, int64_t stride, Kind kind, int64_
         __builtin_memcpy(&x, from + i * stride, sizeof x);
         if (to[i] == -infinity<T>() && x != -infinity<double>()) to[i] = -largest_number<T>();
     }
+}
+
+// A row that will be read soon: `from` its first number, or nullptr for none.
+struct Ahead {
+    const char* from;
+    int64_t size;  // of a number
+};
+// Asks for the numbers j … j + n of some rows, so that nobody waits for them later.
+template <int R> REGARD_INLINE void ask_for(const Ahead* rows, int64_t j, int64_t n) {
+    if (!rows->from) return;
+    for (int r = 0; r < R; r++)
+        for (int64_t at = 0; at < n * rows->size; at += 64)
+            __builtin_prefetch(rows[r].from + j * rows->size + at, 0, 3);
 }
 
 // Whether rows of an array can be read as vectors of T, and used where they stand.

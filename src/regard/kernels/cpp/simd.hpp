@@ -54,6 +54,10 @@ template <class T> REGARD_INLINE void store(T* p, Vec<T> v) {
 }
 template <class T> REGARD_INLINE Vec<T> all(T x) { return x - (Vec<T>){}; }
 
+template <class T> REGARD_INLINE void clear(T* p, int64_t n) {
+    for (int64_t i = 0; i < n; i += kLanes<T>) store(p + i, Vec<T>{});
+}
+
 // a * b + c: fused where the CPU can, else product and sum, but the same on every path.
 REGARD_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
 #if defined(__AVX512F__)
@@ -152,9 +156,14 @@ template <class T> REGARD_INLINE T largest_of(Vec<T> v) {
 // Whether whole vectors of numbers are finite: x − x is 0 for finite x and NaN else, and a sum
 // keeps a NaN.
 template <class T> REGARD_INLINE bool finite(const T* x, int64_t n) {
-    Vec<T> rest = {};
-    for (int64_t i = 0; i < n; i += kLanes<T>) rest += load(x + i) - load(x + i);
-    return sum_of<T>(rest) == 0;
+    constexpr int W = kLanes<T>, N = 4;  // additions that do not wait for each other
+    Vec<T> rest[N] = {};
+    int64_t i = 0;
+    for (; i + N * W <= n; i += N * W)
+        for (int part = 0; part < N; part++)
+            rest[part] += load(x + i + part * W) - load(x + i + part * W);
+    for (; i < n; i += W) rest[0] += load(x + i) - load(x + i);
+    return sum_of<T>((rest[0] + rest[1]) + (rest[2] + rest[3])) == 0;
 }
 
 // 2^x for x <= 0, at most 1 ulp off, down through the subnormal numbers to 0; NaN stays NaN.

@@ -59,6 +59,9 @@ template <class T> struct State {
     T sum;
 };
 template <class T> constexpr State<T> kNothing = {T(-__builtin_inf()), T(0)};
+template <class T> REGARD_INLINE bool nothing(State<T> state) {
+    return state.maximum == -infinity<T>() && state.sum == 0;
+}
 
 // Numbers that are not seen become −∞.
 template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
@@ -66,8 +69,8 @@ template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
     store(x, (Vec<T>)((seen & (Bits<T>)load(x)) | (~seen & absent)));
 }
 
-// The largest of the scores [from, to) of one row, which become −∞ where hidden; both multiples of
-// a panel. With a bias or a softcap scores become other numbers first.
+// The largest of the scores [from, to) of one row, which become −∞ where hidden; whole vectors, from
+// the beginning of a panel. With a bias or a softcap scores become other numbers first.
 template <class T>
 REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, int64_t low,
                         int64_t high, const uint8_t* bytes, const T* bias) {
@@ -83,7 +86,8 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
             if (bias) {
                 const Vec<T> added = load(bias + j);
                 const Bits<T> hidden = (Bits<T>)(added == absent);
-                t = fma(added, all(how.bias), fma(added, all(how.bias_rest), t));
+                if (how.bias_rest != 0) t = fma(added, all(how.bias_rest), t);
+                t = fma(added, all(how.bias), t);
                 t = (Vec<T>)((hidden & (Bits<T>)absent) | (~hidden & (Bits<T>)t));
             }
             store(x + j, t);
@@ -108,10 +112,12 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
         keep(x + j, Bits<T>(lane < Integer(high - j) - Bits<T>{}));
 
     Vec<T> most0 = absent, most1 = absent;
-    for (int64_t j = from; j < to; j += 2 * W) {
+    int64_t j = from;
+    for (; j + W < to; j += 2 * W) {
         most0 = larger(load(x + j), most0);  // a NaN is passed over here and shows in the sum
         most1 = larger(load(x + j + W), most1);
     }
+    if (j < to) most0 = larger(load(x + j), most0);
     return largest_of<T>(larger(most0, most1));
 }
 
@@ -124,13 +130,19 @@ REGARD_INLINE Vec<T> exponentiate(const Softmax<T>& how, T* x, int64_t from, int
     const T maximum = most > -infinity<T>() ? most : T(0);
     const Vec<T> less = all(maximum), times = all(how.unit);
     Vec<T> sum0 = {}, sum1 = {};
-    for (int64_t j = from; j < to; j += 2 * W) {
+    int64_t j = from;
+    for (; j + W < to; j += 2 * W) {
         const Vec<T> p0 = exp2((load(x + j) - less) * times);
         const Vec<T> p1 = exp2((load(x + j + W) - less) * times);
         sum0 += p0;
         sum1 += p1;
         store(x + j, p0);
         store(x + j + W, p1);
+    }
+    if (j < to) {
+        const Vec<T> p = exp2((load(x + j) - less) * times);
+        sum0 += p;
+        store(x + j, p);
     }
     state = {maximum, 0};
     return sum0 + sum1;
@@ -142,7 +154,12 @@ REGARD_INLINE Vec<T> exponentiate(const Softmax<T>& how, T* x, int64_t from, int
 template <class T>
 static void merge_part(State<T>& state, T* out, State<T> part, const T* part_out, int64_t wide,
                        T unit) {
-    if (part.maximum == -infinity<T>() && part.sum == 0) return;
+    if (nothing(part)) return;
+    if (nothing(state)) {
+        state = part;
+        for (int64_t e = 0; e < wide; e += kLanes<T>) store(out + e, load(part_out + e));
+        return;
+    }
     const T ahead = (state.maximum - part.maximum) * unit;
     const T keep = ahead >= 0 ? T(1) : exp2_of(ahead);
     const T take = ahead >= 0 ? exp2_of(-ahead) : T(1);

@@ -52,8 +52,7 @@ class Pool {
         wake_.notify_all();
         work(0);
         // The others are at most one piece of work behind.
-        for (int spin = 0; spin < 2000 && running_.load(std::memory_order_acquire); spin++)
-            relax();
+        wait(kPatience, [&] { return running_.load(std::memory_order_acquire) == 0; });
         std::unique_lock<std::mutex> lock(mutex_);
         while (running_.load(std::memory_order_acquire)) {
             done_.wait_for(lock, std::chrono::milliseconds(20));
@@ -68,6 +67,15 @@ class Pool {
     }
 
   private:
+    // Falling asleep and waking cost as much as so long a wait.
+    static constexpr std::chrono::microseconds kPatience{100};
+
+    // Looks again and again until `done` or the time is over.
+    template <class Done> static void wait(std::chrono::microseconds longest, Done done) {
+        const auto until = std::chrono::steady_clock::now() + longest;
+        while (!done() && std::chrono::steady_clock::now() < until) relax();
+    }
+
     static void relax() {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
@@ -119,10 +127,7 @@ class Pool {
             const std::function<void(int)>* work;
             int caller;
             // A call often follows a call: look for it a while before going to sleep.
-            const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
-            while (generation_.load(std::memory_order_acquire) == seen &&
-                   std::chrono::steady_clock::now() < until)
-                relax();
+            wait(kPatience / 2, [&] { return generation_.load(std::memory_order_acquire) != seen; });
             {
                 std::unique_lock<std::mutex> lock(mutex_);
                 wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
