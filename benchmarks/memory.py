@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import regard
-from regard.kernels import fused
+from regard import native
 from regard.masks import Lengths, Segments
 
 WIDTH = 64
@@ -43,7 +43,7 @@ def main() -> None:
     if len(sys.argv) > 2:
         print(extra_memory(length, sys.argv[2]))
         return
-    threads = fused.default_threads()
+    threads = native.default_threads()
     bar = threads * 8 * MIB + length * WIDTH * 4
     print(
         f"L = S = {length}, D = {WIDTH}, float32, {threads} threads; promised: {bar / MIB:.1f} MiB"

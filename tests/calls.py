@@ -19,7 +19,7 @@ import regard
 import regard.dispatch
 from bounds import FUSED, WHOLE_ROWS, accumulator, assert_within, error_bounds
 from oracle import Answer, attend, attend_exactly
-from regard.kernels import fused
+from regard import native
 
 try:
     import ml_dtypes
@@ -29,7 +29,7 @@ else:
     BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-TARGETS = [target for target, usable in fused.targets().items() if usable]
+TARGETS = [target for target, usable in native.targets().items() if usable]
 # What can answer a call: a kernel, or the fused one with the instructions of one CPU target.
 PATHS = [
     path
@@ -42,14 +42,14 @@ PATHS = [
 def on_path(path: str) -> Iterator[str]:
     """Answer by this path meanwhile; yields what `kernel=` takes."""
     kernel, _, target = path.partition(":")
-    before = fused.target
+    before = native.target
     if target:
-        fused.use_target(target)
+        native.use_target(target)
     try:
         yield kernel
     finally:
         if target:
-            fused.use_target(before)
+            native.use_target(before)
 
 
 def _over(paths: list[Any], test: Callable[..., None]) -> Callable[..., None]:
@@ -105,7 +105,7 @@ def inputs(
 
 def path_of(kernel: str) -> str:
     """The path that answers now where `kernel=` is this."""
-    return f"fused:{fused.target}" if kernel == "fused" else kernel
+    return f"fused:{native.target}" if kernel == "fused" else kernel
 
 
 def run(kernel: str, query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -134,19 +134,19 @@ def recording() -> Iterator[list[str]]:
 
         return run
 
-    kernels = [(one, one.run) for one in regard.dispatch.kernels() if one is not fused]
-    native = getattr(fused, "_fused", None)
+    kernels = [(one, one.run) for one in regard.dispatch.kernels() if one.name != "fused"]
+    module = native.module if native.BUILT else None
     try:
         for one, work in kernels:
             one.run = recorded(one.name, work)
-        if native is not None:
-            fused._fused = Recorded(native, ran)
+        if module is not None:
+            native.module = Recorded(module, ran)
         yield ran
     finally:
         for one, work in kernels:
             one.run = work
-        if native is not None:
-            fused._fused = native
+        if module is not None:
+            native.module = module
 
 
 @contextmanager

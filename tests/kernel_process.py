@@ -64,7 +64,7 @@ def compile_process(compiler: str, folder: Path, *more: str) -> Path:
 
 
 class Module(types.ModuleType):
-    """What `kernels/fused.py` and the tests use of `regard._fused`, answered by another process."""
+    """What the package and the tests use of `regard._fused`, answered by another process."""
 
     def __init__(self, command: Sequence[str]) -> None:
         super().__init__("regard._fused")

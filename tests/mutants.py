@@ -478,9 +478,7 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",  # or a change within one second might not be seen
             "REGARD_REQUIRE": "fused,compiler",
         }
-        ask = (
-            "from regard.kernels import fused; print(*(t for t, u in fused.targets().items() if u))"
-        )
+        ask = "from regard import native; print(*(t for t, u in native.targets().items() if u))"
         self.targets = self.python("-c", ask).stdout.split()
 
     def compiles(self) -> bool:

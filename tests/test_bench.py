@@ -356,11 +356,11 @@ def test_the_peak_is_printed_beside_what_it_follows_from():
 
 @pytest.mark.needs("fused")
 def test_the_limits_of_this_machine_are_measured_for_every_target_it_runs():
-    from regard.kernels import fused
+    from regard import native
 
     limits = measured_limits(1)
     assert limits is not None
-    targets = [target for target, runs in fused.targets().items() if runs]
+    targets = [target for target, runs in native.targets().items() if runs]
     np.testing.assert_equal([peak.target for peak in limits.peaks], targets)
     assert all(peak.float32 > peak.float64 > 0 for peak in limits.peaks)
     assert limits.read > 0

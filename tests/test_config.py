@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard import dispatch
-from regard.kernels import fused
+from regard import dispatch, native
 
 
 def test_the_configuration_names_versions_and_every_kernel():
@@ -19,7 +18,7 @@ def test_the_configuration_names_versions_and_every_kernel():
     assert tuple(config["kernels"]) == dispatch.kernel_names()
     assert config["kernels"]["reference"] == "usable"
     assert config["cpus"] >= 1
-    assert config["threads"] == fused.default_threads()
+    assert config["threads"] == native.default_threads()
 
 
 def test_the_configuration_is_printed_one_thing_a_line(capsys):
@@ -52,13 +51,13 @@ def test_names_that_are_not_there_are_attribute_errors_and_names_that_are_are_li
 
 @pytest.mark.needs("fused")
 def test_threads_are_set_for_calls_that_do_not_say():
-    from regard.kernels import fused
+    from regard import native
 
     try:
         regard.set_threads(3)
-        assert fused.default_threads() == 3
+        assert native.default_threads() == 3
         regard.set_threads(None)
-        assert fused.default_threads() >= 1
+        assert native.default_threads() >= 1
     finally:
         regard.set_threads(None)
 

@@ -29,7 +29,7 @@ pytestmark = [
 SWEEP = """
 import ctypes
 memory = ctypes.CDLL(None)
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 n, threads = 0, int(sys.argv[2])
 call = CALLS[sys.argv[3]]
 def bytes_of(result):

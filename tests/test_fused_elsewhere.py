@@ -26,7 +26,7 @@ from calls import (
 )
 from kernel_process import LISTED, Module, compile_process
 from layouts import layouts
-from regard.kernels import fused
+from regard import native
 from regard.masks import Causal, Lengths, Segments, Window
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -48,11 +48,11 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Module]:
 
 @contextmanager
 def answering(module: Any) -> Iterator[None]:
-    native, fused._fused = fused._fused, module
+    before, native.module = native.module, module
     try:
         yield
     finally:
-        fused._fused = native
+        native.module = before
 
 
 def both(elsewhere: Module, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
@@ -104,7 +104,7 @@ def test_the_program_gives_the_bytes_of_the_module_in_every_layout(elsewhere):
 
 def test_the_program_gives_the_exponentials_of_the_module(elsewhere):
     x = np.linspace(-160.0, 0.0, 100_003, dtype=np.float32)
-    there, here = (one.exponential(x, "baseline") for one in (elsewhere, fused._fused))
+    there, here = (one.exponential(x, "baseline") for one in (elsewhere, native.module))
     assert_same_bytes(there, here)
 
 

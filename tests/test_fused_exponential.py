@@ -139,9 +139,9 @@ def test_the_exponential_never_exceeds_one(target):
 
 
 def test_targets_with_fused_multiply_add_agree_on_every_bit():
-    from regard.kernels import fused
+    from regard import native
 
-    usable = {one for one, runs in fused.targets().items() if runs}
+    usable = {one for one, runs in native.targets().items() if runs}
     if not {"avx2", "avx512"} <= usable:
         pytest.skip("needs a CPU with AVX2 and AVX-512")
     x = from_bits(-0.0, -152.0, 1009)

@@ -25,8 +25,9 @@ import itertools, sys
 import numpy as np
 from guarded import Pages
 import regard
+from regard import native
 from regard.kernels import fused
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 try:
     import ml_dtypes
     DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
@@ -53,7 +54,7 @@ def call(G, R, L, S, D, E, dtype, end, threads=1, mask=False, bias=False, plain=
     q, k, v = (placed.pop(n) for n in "qkv")
     out = pages["out"].place(np.empty((G * R, L, E), dtype), end, writable=True)
     if plain:
-        result = fused.plain(q, k, v, None, None, False, None, None, None, None, None, "working",
+        result = native.plain(q, k, v, None, None, False, None, None, None, None, None, "working",
                              False, False, out, None, None)
     else:
         result = regard.attention(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calls import every_target
-from regard.kernels import fused
+from regard import native
 from test_fused_process import python, well
 
 pytestmark = [
@@ -28,7 +28,7 @@ PEAK = """
 import resource
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 n, width, threads = (int(x) for x in sys.argv[2:5])
 q, k, v = (rng.random((n, width), np.float32) for _ in range(3))
 bias = np.zeros((1, n), np.float32)
@@ -65,11 +65,11 @@ def test_a_long_call_takes_a_copy_of_the_keys_and_a_bounded_scratch(target):
 
 @pytest.mark.parametrize("rules", RULES)
 def test_a_long_call_takes_no_more_memory_whatever_its_rules(rules):
-    np.testing.assert_array_less(grown(fused.target, rules), MOST)
+    np.testing.assert_array_less(grown(native.target, rules), MOST)
 
 
 def test_the_memory_of_a_call_grows_with_the_length_and_not_with_its_square():
-    short, long = (grown(fused.target, "none", LENGTH // 4 * n, 1) for n in (1, 4))
+    short, long = (grown(native.target, "none", LENGTH // 4 * n, 1) for n in (1, 4))
     np.testing.assert_array_less(long, max(short, PER_THREAD) + 2 * ARRAY + SLACK)
 
 
@@ -154,7 +154,7 @@ def limited(mib, call):
         return "MemoryError"
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 threads = int(sys.argv[2])
 small = [x[:, :50].copy() for x in (q, k, v)]
 right = regard.attention(*small).tobytes()

@@ -19,7 +19,7 @@ import regard
 import regard.api
 from calls import BFLOAT16, assert_same_bytes, every_target, inputs, numbers, on_path
 from layouts import layouts
-from regard.kernels import fused
+from regard import native
 
 pytestmark = pytest.mark.needs("fused")
 
@@ -32,7 +32,7 @@ DEFAULTS |= {"return_weights": False, "return_lse": False}
 
 def plainly(*arrays: Any, **options: Any) -> Any:
     """The answer of `plain` itself; None where it leaves the call to others."""
-    return fused.plain(*arrays, *(DEFAULTS | options).values())
+    return native.plain(*arrays, *(DEFAULTS | options).values())
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def test_a_plain_call_uses_the_target_that_is_chosen(monkeypatch):
     # Targets differ in the last bits, so the bytes say which one answered.
     q, k, v = inputs((4, 40, 64), (4, 300, 64), (4, 300, 64))
     answers = {}
-    for target in [one for one, usable in fused.targets().items() if usable]:
+    for target in [one for one, usable in native.targets().items() if usable]:
         with on_path(f"fused:{target}"):
             answers[target] = plainly(q, k, v).tobytes()
             with without_plain():
@@ -384,11 +384,11 @@ def test_scales_at_the_edge_of_what_is_plain_agree_on_either_side(scale):
 
 def test_plain_counts_its_arguments_and_survives_any_of_them():
     q, k, v = base().values()
-    assert fused.plain() is None
-    assert fused.plain(q, k, v) is None
+    assert native.plain() is None
+    assert native.plain(q, k, v) is None
     odd = [None, 0, "x", object(), float("nan"), [], q, np.zeros(0), np.float32(1), True]
     full = [q, k, v, *DEFAULTS.values()]
     for place in range(len(full)):
         for x in odd:
-            fused.plain(*full[:place], x, *full[place + 1 :])
+            native.plain(*full[:place], x, *full[place + 1 :])
     assert_same_bytes(plainly(q, k, v), regard.attention(q, k, v, kernel="fused"))

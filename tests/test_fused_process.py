@@ -19,7 +19,7 @@ import pytest
 
 import regard
 from calls import assert_same_bytes, every_target, inputs, on_path
-from regard.kernels import fused
+from regard import native
 
 pytestmark = pytest.mark.needs("fused")
 
@@ -38,7 +38,7 @@ START = """
 import os, signal, sys, threading, time
 import numpy as np
 import regard
-from regard.kernels import fused
+from regard import native
 rng = np.random.default_rng(0)
 def arrays(*shapes, dtype=np.float32):
     return [rng.normal(size=s).astype(dtype) for s in shapes]
@@ -171,7 +171,7 @@ INTERRUPTED = {
 @pytest.mark.parametrize("what", INTERRUPTED)
 def test_an_interrupt_ends_a_long_call_at_once_and_the_next_call_works(target, what):
     program = f"""
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 expected = regard.attention(q, k, v).tobytes()
 call, threads = {INTERRUPTED[what]}
 def interrupt(*_):
@@ -200,7 +200,7 @@ print(min(delays))
 @every_target
 def test_an_interrupt_ends_a_long_plain_call(target):
     program = """
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 x = rng.random((1, 60_000, 64), np.float32)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 signal.setitimer(signal.ITIMER_REAL, 0.1)
@@ -217,7 +217,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_call_within_a_signal_handler_within_a_call_leaves_both_right(target, threads):
     program = f"""
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 outer = arrays((2, 5000, 64), (2, 5000, 64), (2, 5000, 60))
 inner = arrays((2, 400, 128), (2, 6000, 128), (2, 6000, 128))
 small = arrays((2, 3, 8), (2, 5, 8), (2, 5, 8))
@@ -408,7 +408,7 @@ print(tasks() - before)
 @linux
 def test_as_many_threads_as_cpus_that_the_process_may_use():
     cpus = len(os.sched_getaffinity(0))
-    printed = well(python("print(fused.default_threads())\n" + BIG)).split()
+    printed = well(python("print(native.default_threads())\n" + BIG)).split()
     assert 1 <= int(printed[0]) <= cpus
     assert int(printed[1]) == int(printed[0]) - 1
 
@@ -418,7 +418,7 @@ def test_a_process_on_one_cpu_gets_no_further_thread():
     pinned = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     assert well(python(pinned + BIG)) == "0"
     # Also where the affinity changes after the import and after the first call.
-    later = "regard.attention(q, k, v)\n" + pinned + "print(fused.default_threads())\n"
+    later = "regard.attention(q, k, v)\n" + pinned + "print(native.default_threads())\n"
     assert well(python(later)) == "1"
 
 
@@ -484,7 +484,8 @@ def test_no_regard_num_threads_is_as_good_as_none():
 @every_target
 def test_regard_target_chooses_the_instructions(target):
     program = (
-        "print(fused.target, fused.status())\nprint(regard.attention(q, k, v).tobytes().hex())"
+        "from regard.kernels import fused\n"
+        "print(native.target, fused.status())\nprint(regard.attention(q, k, v).tobytes().hex())"
     )
     name, status, *_, data = well(python(program, REGARD_TARGET=target)).split()
     assert name == target
@@ -500,28 +501,28 @@ def test_regard_target_that_is_unknown_is_refused_with_those_that_are_usable(giv
     process = python("", REGARD_TARGET=given)
     assert process.returncode != 0
     assert "OptionError: REGARD_TARGET is" in process.stderr
-    for target in [one for one, usable in fused.targets().items() if usable]:
+    for target in [one for one, usable in native.targets().items() if usable]:
         assert target in process.stderr.splitlines()[-1]
     assert "\x1b" not in process.stderr
 
 
 def test_a_target_that_is_unknown_is_refused_and_the_old_one_stays():
-    before = fused.target
+    before = native.target
     with pytest.raises(ValueError, match="sse9"):
-        fused.use_target("sse9")
-    assert fused.target == before
+        native.use_target("sse9")
+    assert native.target == before
 
 
 def test_the_baseline_is_always_usable_and_last():
-    assert list(fused.targets())[-1] == "baseline"
-    assert fused.targets()["baseline"]
+    assert list(native.targets())[-1] == "baseline"
+    assert native.targets()["baseline"]
 
 
 @x86
 @pytest.mark.needs("qemu")
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="not under an emulator")
 def test_a_cpu_without_avx_answers_with_the_bytes_of_the_baseline():
-    program = "print(fused.target, regard.attention(q[:, :9], k, v).tobytes().hex())"
+    program = "print(native.target, regard.attention(q[:, :9], k, v).tobytes().hex())"
     name = shutil.which("qemu-x86_64") or shutil.which("qemu-x86_64-static")
     oldest = (str(name), "-cpu", "Nehalem")  # that NumPy itself runs on
     emulated = well(python(program, emulator=oldest))
@@ -546,7 +547,7 @@ def test_regard_require_fused_makes_a_missing_module_an_error():
 def test_a_missing_module_leaves_the_reference_kernel(given):
     program = """
 import numpy as np, regard
-from regard.kernels import fused
+from regard import native
 x = np.eye(3)
 assert np.array_equal(regard.attention(x, x, x), regard.attention(x, x, x, kernel="reference"))
 try:
@@ -555,8 +556,8 @@ except ValueError as error:
     assert "not built" in str(error), error
 else:
     raise AssertionError("answered")
-assert fused.targets() == {}
-assert fused.default_threads() == 1
+assert native.targets() == {}
+assert native.default_threads() == 1
 print(regard.show_config("dict")["kernels"]["fused"])
 """
     printed = well(python(program, start=UNBUILT, **given))
@@ -565,7 +566,7 @@ print(regard.show_config("dict")["kernels"]["fused"])
 
 
 def test_regard_require_fused_changes_nothing_where_the_module_is_there():
-    assert well(python("print(fused.BUILT)", REGARD_REQUIRE_FUSED="1")) == "True"
+    assert well(python("print(native.BUILT)", REGARD_REQUIRE_FUSED="1")) == "True"
 
 
 # floating-point state ---------------------------------------------------------------------------
@@ -586,7 +587,7 @@ def control():
     return struct.unpack_from("<I", fresh, AT)[0]
 DEFAULT, FLUSH, ZERO, UP, FLAGS = 0x1F80, 0x8000, 0x0040, 0x4000, 0x003F
 def plainly(*call):
-    return fused.plain(*call, None, None, False, None, None, None, None, None, "working",
+    return native.plain(*call, None, None, False, None, None, None, None, None, "working",
                        False, False, None, None, None)
 """
 )
@@ -599,7 +600,7 @@ def test_flushing_of_subnormal_numbers_by_the_caller_changes_no_byte_and_stays_o
     well(
         python(
             """
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 tiny = [x * np.float32(1e-40) for x in (v, v[:, :5].copy())]
 assert (tiny[0] != 0).any()
 few = q[:, :4].copy(), k[:, :5].copy(), tiny[1]
@@ -630,7 +631,7 @@ def test_a_call_leaves_the_floating_point_state_and_flags_as_they_were(target, w
     well(
         python(
             f"""
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 calls = [[np.ascontiguousarray(x[..., :{width}]) for x in (q, k, v)],
          [np.ascontiguousarray(x[:, :3, :{width}]) for x in (q, k, v)]]
 calls.append([x * np.float32(1e30) for x in calls[1]])
@@ -655,7 +656,7 @@ def test_the_rounding_mode_of_the_caller_changes_no_byte(target):
     well(
         python(
             """
-fused.use_target(sys.argv[1])
+native.use_target(sys.argv[1])
 for width in range(1, 40):
     dtype = (np.float32, np.float64)[width % 2]
     call = [x[:, :20, :width].astype(dtype, order="C") for x in (q, k, v)]
@@ -675,12 +676,13 @@ for width in range(1, 40):
 
 @x86
 def test_the_import_leaves_the_floating_point_state_as_it_was():
-    start = STATE.replace("import regard\nfrom regard.kernels import fused\n", "")
+    start = STATE.replace("import regard\nfrom regard import native\n", "")
     well(
         python(
             """
 before = control() & ~FLAGS
-import regard, regard.kernels.fused
+import regard
+regard.attention(*np.ones((3, 2, 2)), causal=True, window=(1, 0))
 assert control() & ~FLAGS == before == DEFAULT
 assert np.float64(5e-324) / 1 > 0
 """,

@@ -22,7 +22,7 @@ PACKAGE = Path(find_spec("regard").origin).parent
 # A module imports only from lower ranks. `__init__` stands for the package as others see it.
 LADDER = """
 errors _fused
-arrays
+arrays native
 masks
 steps
 labels arithmetic values
@@ -172,7 +172,7 @@ def breaches_of_walls(sources: dict[str, str]) -> list[str]:
         return is_ours(one.target) and (
             (here == "views" and there in {"kernels", "dispatch"})
             or (here == there == "kernels" and one.target != "regard.kernels")
-            or (there == "_fused" and one.importer != "regard.kernels.fused")
+            or (there == "_fused" and one.importer != "regard.native")
         )
 
     return [str(one) for one in imports(sources) if is_breach(one)]
@@ -238,8 +238,8 @@ def test_nothing_unpickles_or_speaks_to_a_network():
 # fmt: off
 PLACES = [
     "__init__", "_fused", "errors", "steps", "problem", "explanation", "dispatch", "api", "cli",
-    "kernels.__init__", "kernels.reference", "kernels.fused", "formats.__init__", "formats.toml",
-    "views.__init__", "views.story", "interop.__init__", "interop.torch",
+    "native", "kernels.__init__", "kernels.reference", "kernels.fused", "formats.__init__",
+    "formats.toml", "views.__init__", "views.story", "interop.__init__", "interop.torch",
 ]
 # fmt: on
 LAYOUT = {f"regard.{place}": "" for place in PLACES}
@@ -286,7 +286,8 @@ def test_each_rule_catches_what_it_forbids(rule, module, source):
         ("formats.__init__", "from .toml import parse"),
         ("formats.toml", "from regard.problem import Problem\nimport tomllib"),
         ("formats.toml", "numpy.load(file, allow_pickle=False)"),
-        ("kernels.fused", "from regard import _fused\nfrom . import Kernel"),
+        ("native", "from regard import _fused"),
+        ("kernels.fused", "from regard import native\nfrom . import Kernel"),
         ("views.story", "from rich.table import Table\nfrom regard.explanation import Explanation"),
         ("views.story", "def plot(): import matplotlib.pyplot"),
         ("interop.torch", "import torch"),
@@ -312,6 +313,19 @@ def test_importing_regard_brings_in_nothing_that_only_showing_needs():
     loaded = set(done.stdout.decode().split())
     assert "numpy" in loaded
     assert loaded & (NEIGHBOURS | SHOWING | {"ml_dtypes"}) == set()
+
+
+@pytest.mark.needs("fused")
+def test_a_plain_call_loads_no_more_than_it_needs():
+    program = """
+import sys, numpy, regard
+regard.attention(*numpy.ones((3, 2, 2)))
+print(*sorted(name for name in sys.modules if name.startswith("regard.")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.decode().split() == [
+        f"regard.{name}" for name in ("_fused", "api", "arrays", "errors", "native")
+    ]
 
 
 def modules_with_examples() -> Iterator[object]:

@@ -3,12 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard import masks
 from regard.api import attention, diagnose, explain, set_threads, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
-    from regard import models
+    from regard import masks, models
     from regard.cache import KVCache
     from regard.config import show_config
     from regard.derivation import Derivation
@@ -69,8 +68,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         value = getattr(import_module(f"regard.{_LAZY[name]}"), name)
-    elif name == "models":
-        value = import_module("regard.models")
+    elif name in ("masks", "models"):
+        value = import_module(f"regard.{name}")
     elif name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from regard.arrays import home_of, lent
-from regard.dispatch import plain, run, set_default_threads
 from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
-from regard.request import checked_threads, make_request
+from regard.native import plain, set_default_threads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -150,7 +149,11 @@ def attention(
 
 
 def _general(query: Any, key: Any, value: Any, kernel: str | None, **options: Any) -> Any:
-    # Not a closure in `attention`, which would cost the plain call a quarter of its time.
+    # Not a closure in `attention`, which would cost the plain call a quarter of its time. What a
+    # plain call does without is loaded here, so that `import regard` is quick.
+    from regard.dispatch import run
+    from regard.request import make_request
+
     arrays = {"query": query, "key": key, "value": value}
     home = home_of(**arrays, out=options["out"])
     if home is None:
@@ -278,6 +281,8 @@ def set_threads(threads: int | None) -> None:
     >>> set_threads(1)
     >>> set_threads(None)
     """
+    from regard.request import checked_threads
+
     set_default_threads(checked_threads(threads))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard import dispatch
+from regard import dispatch, native
 from regard.arrays import Home, home_of, lent
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
 from regard.masks import Boolean, Lengths, Mask, as_mask, check_lead, plain_array
@@ -212,9 +212,9 @@ class KVCache:
                 self._check_positions(position, count)
             if rules is None and (not causal or position == 0):
                 # fmt: off
-                answer = dispatch.plain(query, key, value, None, bias, causal, window, None, scale,
-                                        softcap, sink, precision, return_weights, return_lse, out,
-                                        kernel, threads)
+                answer = native.plain(query, key, value, None, bias, causal, window, None, scale,
+                                      softcap, sink, precision, return_weights, return_lse, out,
+                                      kernel, threads)
                 # fmt: on
                 if answer is not None:
                     return answer if home is None else _as_asked(answer, home, given)

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regard import dispatch
-from regard.kernels import fused
+from regard import dispatch, native
 
 # Extra name -> the distribution that it brings.
 EXTRAS = {
@@ -49,7 +48,7 @@ def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | No
         "platform": f"{platform.system()} {platform.machine()}",
         "kernels": dispatch.status(),
         "cpus": _usable_cpus(),
-        "threads": fused.default_threads(),
+        "threads": native.default_threads(),
         "extras": {extra: _version(name) or "not installed" for extra, name in EXTRAS.items()},
     }
     if mode == "dict":

@@ -28,11 +28,6 @@ class Kernel(Protocol):
         """The answer."""
 
 
-# A plain call is recognised and answered before a request is built; None: it is not one.
-plain = fused.plain
-set_default_threads = fused.set_default_threads
-
-
 def kernels() -> Iterator[Kernel]:
     """Every kernel, best first. The reference is loaded only where the one before cannot answer."""
     yield fused

@@ -15,12 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard import native
 from regard.bench.cases import Case, grid
 from regard.bench.run import Report, as_data, run
 from regard.bench.sides import peers
 from regard.bench.timing import Budget
 from regard.errors import OptionError, ProblemError
-from regard.kernels import fused
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,9 +85,9 @@ def checked_threads(threads: int | None) -> int:
     OptionError
         If it is less than 1 or more than the CPUs that this process may use.
     """
-    cpus = fused.usable_cpus()
+    cpus = native.usable_cpus()
     if threads is None:
-        return min(fused.default_threads(), cpus)
+        return min(native.default_threads(), cpus)
     if not 1 <= threads <= cpus:
         raise OptionError(f"--threads is {threads}; this process may use 1 to {cpus}")
     return threads

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.kernels import fused
+from regard import native
 
 # Read from memory, not from a cache: larger than any, and larger for many threads.
 READ_BYTES = 2**29
@@ -51,22 +51,22 @@ class Limits:
 
 def measured_limits(threads: int) -> Limits | None:
     """What the machine does now; None where the native module is not built."""
-    if not fused.BUILT:
+    if not native.BUILT:
         return None
-    lanes = fused.lanes()
+    lanes = native.lanes()
     peaks = tuple(
         Peak(
             target,
             lanes[target],
-            fused.multiply_add_peak(target, threads),
-            fused.multiply_add_peak(target, threads, wide=True),
+            native.multiply_add_peak(target, threads),
+            native.multiply_add_peak(target, threads, wide=True),
         )
-        for target, runs in fused.targets().items()
+        for target, runs in native.targets().items()
         if runs
     )
     data = np.ones(READ_BYTES // 4, np.float32)
-    read = fused.read_bandwidth(data, threads)
-    return Limits(threads, fused.clock_frequency(threads), peaks, read)
+    read = native.read_bandwidth(data, threads)
+    return Limits(threads, native.clock_frequency(threads), peaks, read)
 
 
 def largest(measured: list[Limits]) -> Limits:
@@ -96,8 +96,8 @@ def description(threads: int) -> dict[str, Any]:
         "threads": threads,
         "system": platform.system(),
         "python": platform.python_version(),
-        "target": fused.target or "not built",
-        "targets": [target for target, runs in fused.targets().items() if runs],
+        "target": native.target or "not built",
+        "targets": [target for target, runs in native.targets().items() if runs],
         "blas": _blas(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }

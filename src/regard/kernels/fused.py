@@ -1,17 +1,17 @@
 """The fused kernel: streaming softmax in native code, never a matrix of scores.
 
-The only importer of the native module: owns what it supports and how arrays and rules are handed
-over. What happens then stands in cpp/. Must not know other kernels.
+Owns what native code supports and how arrays and rules are handed over. What happens then stands
+in cpp/. Must not know other kernels.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.errors import OptionError, safe_text
+from regard import native
+from regard.errors import safe_text
 from regard.masks import All, AnyOf, Boolean, Causal, Lengths, Mask, Not, Segments, Window
 from regard.request import Request, Result, is_float, spread
 
@@ -22,137 +22,26 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-REBUILD = "pip install --no-cache-dir --force-reinstall ."
-
-try:
-    import regard._fused as _fused
-
-    BUILT = True
-except ImportError:
-    # Built where there was no compiler, or for another interpreter. pip may keep that wheel and
-    # use it again where there is one: hence the options of the command.
-    BUILT = False
-    if os.environ.get("REGARD_REQUIRE_FUSED", "") not in ("", "0"):
-        raise ImportError(
-            "REGARD_REQUIRE_FUSED is set but the native kernel is not built; "
-            f"where there is a C++ compiler, run: {REBUILD}"
-        ) from None
-
 name = "fused"
 
 # How the rules say what is visible that native code knows.
 KNOWN = {rule.block for rule in (Boolean, Causal, Lengths, Segments, Window)}
 
 UNBOUNDED = -1
-MOST_THREADS = 256
 FARTHEST = 2**63 - 1
-
-
-def targets() -> dict[str, bool]:
-    """The CPU targets that were built, best first, and whether this machine can run them."""
-    return dict(_fused.targets()) if BUILT else {}
-
-
-def _chosen_target() -> str:
-    usable = [target for target, runs in targets().items() if runs]
-    wanted = os.environ.get("REGARD_TARGET", "")
-    if wanted and wanted not in usable:
-        raise OptionError(
-            f"REGARD_TARGET is {safe_text(repr(wanted), 60)}, which cannot be used here; "
-            f"usable are {', '.join(usable)}"
-        )
-    return wanted or usable[0]
-
-
-# Looked up once: which instructions answer must not change between two calls.
-target = _chosen_target() if BUILT else ""
-_threads: int | None = None
-
-
-def use_target(name: str) -> None:
-    """Answer with another of the usable targets from now on."""
-    global target
-    if name not in [one for one, runs in targets().items() if runs]:
-        raise OptionError(f"target {safe_text(repr(name), 60)} cannot be used here")
-    target = name
-    _tell()
-
-
-def nothing_plain(*_: Any) -> None:
-    """What stands for `plain` where the native module is not built: no call is answered."""
-
-
-# All arguments of regard.attention by position: the answer to a plain call, None to any other.
-plain = _fused.plain if BUILT else nothing_plain
 
 
 def status() -> str:
     """Whether the native module is there, and which instructions it uses."""
-    if not BUILT:
-        return f"not built; where there is a C++ compiler, run: {REBUILD}"
-    others = [one for one, runs in targets().items() if runs and one != target]
-    return f"usable, for {target}" + (f" (also {', '.join(others)})" if others else "")
-
-
-def default_threads() -> int:
-    """How many threads a call uses that does not say: REGARD_NUM_THREADS, or all usable CPUs."""
-    if _threads is not None:
-        return _threads
-    stated = os.environ.get("REGARD_NUM_THREADS", "")
-    if stated:
-        if not stated.isdecimal() or int(stated) < 1:
-            raise OptionError(
-                f"REGARD_NUM_THREADS is {safe_text(repr(stated), 60)}; it must be 1 or more"
-            )
-        return min(int(stated[:9]), MOST_THREADS)
-    return usable_cpus()
-
-
-def usable_cpus() -> int:
-    """How many CPUs this process may use: its affinity, within the quota of its cgroup."""
-    return int(_fused.usable_cpus()) if BUILT else 1
-
-
-def set_default_threads(threads: int | None) -> None:
-    """Set what calls use that do not say; None: as at the start."""
-    global _threads
-    _threads = threads
-    _tell()
-
-
-def _tell() -> None:
-    """Let the native module know what a plain call uses; 0 threads: whatever is usable then."""
-    if BUILT:
-        stated = _threads is not None or os.environ.get("REGARD_NUM_THREADS")
-        _fused.use(target, default_threads() if stated else 0)
-
-
-set_default_threads(None)
-
-
-def lanes() -> dict[str, int]:
-    """How many float32 numbers a vector of each CPU target holds."""
-    return {target: int(_fused.lanes(target)) for target in targets()}
-
-
-def multiply_add_peak(target: str, threads: int, wide: bool = False, seconds: float = 0.2) -> float:
-    """Operations per second of multiply-adds that stay in registers, two per multiply-add."""
-    return float(_fused.multiply_add_peak(threads, seconds, wide, target))
-
-
-def read_bandwidth(array: Array, threads: int, seconds: float = 1.0) -> float:
-    """Bytes per second at which threads read the array, each a part of its own."""
-    return float(_fused.read_bandwidth(array, threads, seconds, target))
-
-
-def clock_frequency(threads: int, seconds: float = 0.3) -> float:
-    """Cycles per second of one thread while so many compute: additions that wait for each other."""
-    return float(_fused.clock_frequency(threads, seconds))
+    if not native.BUILT:
+        return f"not built; where there is a C++ compiler, run: {native.REBUILD}"
+    others = [one for one, runs in native.targets().items() if runs and one != native.target]
+    return f"usable, for {native.target}" + (f" (also {', '.join(others)})" if others else "")
 
 
 def supports(request: Request) -> str | None:
     """None, or why not."""
-    if not BUILT:
+    if not native.BUILT:
         return "it is not built"
     unknown = None if request.mask is None else _unknown(request.mask)
     if unknown is None:
@@ -192,7 +81,7 @@ def run(request: Request) -> Result:
     read = [query, key, value, bias, sink, offset, length]
     read += [array for rule in rules for array in rule[1:3]]
     output = _output(request, (*most, value.shape[-1]), read)
-    _fused.run(
+    native.module.run(
         query,
         key,
         value,
@@ -210,8 +99,8 @@ def run(request: Request) -> Result:
         request.softcap or 0.0,
         request.dtype != np.float64,
         wide,
-        min(request.threads or default_threads(), MOST_THREADS),
-        target,
+        min(request.threads or native.default_threads(), native.MOST_THREADS),
+        native.target,
     )
     output = request.natural(output)
     if request.out is not None:

@@ -1,0 +1,129 @@
+"""The native module: whether it was built, for which CPU targets, how many threads it uses.
+
+Its only importer, and light: a plain call needs no more than this. Must not know requests.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import OptionError, safe_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+REBUILD = "pip install --no-cache-dir --force-reinstall ."
+
+try:
+    import regard._fused as _fused
+
+    module: Any = _fused
+    BUILT = True
+except ImportError:
+    # Built where there was no compiler, or for another interpreter. pip may keep that wheel and
+    # use it again where there is one: hence the options of the command.
+    BUILT = False
+    if os.environ.get("REGARD_REQUIRE_FUSED", "") not in ("", "0"):
+        raise ImportError(
+            "REGARD_REQUIRE_FUSED is set but the native kernel is not built; "
+            f"where there is a C++ compiler, run: {REBUILD}"
+        ) from None
+
+MOST_THREADS = 256
+
+
+def targets() -> dict[str, bool]:
+    """The CPU targets that were built, best first, and whether this machine can run them."""
+    return dict(module.targets()) if BUILT else {}
+
+
+def _chosen_target() -> str:
+    usable = [target for target, runs in targets().items() if runs]
+    wanted = os.environ.get("REGARD_TARGET", "")
+    if wanted and wanted not in usable:
+        raise OptionError(
+            f"REGARD_TARGET is {safe_text(repr(wanted), 60)}, which cannot be used here; "
+            f"usable are {', '.join(usable)}"
+        )
+    return wanted or usable[0]
+
+
+# Looked up once: which instructions answer must not change between two calls.
+target = _chosen_target() if BUILT else ""
+_threads: int | None = None
+
+
+def use_target(name: str) -> None:
+    """Answer with another of the usable targets from now on."""
+    global target
+    if name not in [one for one, runs in targets().items() if runs]:
+        raise OptionError(f"target {safe_text(repr(name), 60)} cannot be used here")
+    target = name
+    _tell()
+
+
+def nothing_plain(*_: Any) -> None:
+    """What stands for `plain` where the native module is not built: no call is answered."""
+
+
+# All arguments of regard.attention by position: the answer to a plain call, None to any other.
+plain = module.plain if BUILT else nothing_plain
+
+
+def default_threads() -> int:
+    """How many threads a call uses that does not say: REGARD_NUM_THREADS, or all usable CPUs."""
+    if _threads is not None:
+        return _threads
+    stated = os.environ.get("REGARD_NUM_THREADS", "")
+    if stated:
+        if not stated.isdecimal() or int(stated) < 1:
+            raise OptionError(
+                f"REGARD_NUM_THREADS is {safe_text(repr(stated), 60)}; it must be 1 or more"
+            )
+        return min(int(stated[:9]), MOST_THREADS)
+    return usable_cpus()
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use: its affinity, within the quota of its cgroup."""
+    return int(module.usable_cpus()) if BUILT else 1
+
+
+def set_default_threads(threads: int | None) -> None:
+    """Set what calls use that do not say; None: as at the start."""
+    global _threads
+    _threads = threads
+    _tell()
+
+
+def _tell() -> None:
+    """Let the native module know what a plain call uses; 0 threads: whatever is usable then."""
+    if BUILT:
+        stated = _threads is not None or os.environ.get("REGARD_NUM_THREADS")
+        module.use(target, default_threads() if stated else 0)
+
+
+set_default_threads(None)
+
+
+def lanes() -> dict[str, int]:
+    """How many float32 numbers a vector of each CPU target holds."""
+    return {target: int(module.lanes(target)) for target in targets()}
+
+
+def multiply_add_peak(target: str, threads: int, wide: bool = False, seconds: float = 0.2) -> float:
+    """Operations per second of multiply-adds that stay in registers, two per multiply-add."""
+    return float(module.multiply_add_peak(threads, seconds, wide, target))
+
+
+def read_bandwidth(array: Array, threads: int, seconds: float = 1.0) -> float:
+    """Bytes per second at which threads read the array, each a part of its own."""
+    return float(module.read_bandwidth(array, threads, seconds, target))
+
+
+def clock_frequency(threads: int, seconds: float = 0.3) -> float:
+    """Cycles per second of one thread while so many compute: additions that wait for each other."""
+    return float(module.clock_frequency(threads, seconds))
