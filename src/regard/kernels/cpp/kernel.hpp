@@ -111,6 +111,7 @@ template <class T> REGARD_INLINE bool stored_as_is(const Request& q) {
     return q.kind == kind_of<T>() && q.E % kLanes<T> == 0;
 }
 
+// The division that ends a row.
 template <class T> REGARD_INLINE void divide(const T* from, T by, T* to, int64_t wide) {
     const Vec<T> whole = all(by);
     for (int64_t e = 0; e < wide; e += kLanes<T>) {
@@ -314,8 +315,7 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             for (int64_t r = 0; r < height; r++) {
                 const Row& row = s.row[tile + r];
                 most[r] = prepare(how, s.strip + r * kStrip<T>, from, to, row.low - k0,
-                                  smaller_of(row.high - k0, n),
-                                  seen(r),
+                                  smaller_of(row.high - k0, n), seen(r),
                                   bias_of(q, row, k0, n, s.bias));
             }
             for (int64_t r = 0; r < height; r++)
@@ -326,8 +326,7 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             }
             // The first part of a whole tile needs no merging: it is the rows' output so far.
             bool first = !partial_at;
-            for (int64_t r = tile; r < tile + height; r++)
-                first &= nothing(s.states[r]);
+            for (int64_t r = tile; r < tile + height; r++) first &= nothing(s.states[r]);
             T* part = first ? s.out + tile * wide : s.part;
             by_height(height, [&](int64_t r, auto rows) {
                 outputs<T, decltype(rows)::value>(s.strip + r * kStrip<T>, values, stride, wide, low,
@@ -338,9 +337,8 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
                 T* out = part + r * wide;
                 const Row& row = s.row[tile + r];
                 if (!all_finite && !finite(out, wide)) {
-                    blend_visible(row, s.strip + r * kStrip<T>, values, stride, wide, k0, low,
-                                  high, seen(r),
-                                  bias_of(q, row, k0, n, s.bias), out);
+                    blend_visible(row, s.strip + r * kStrip<T>, values, stride, wide, k0, low, high,
+                                  seen(r), bias_of(q, row, k0, n, s.bias), out);
                     // Scores that are all −∞ leave no number, but a NaN among their values stays.
                     if (parts[r].sum == 0 && !finite(out, wide))
                         parts[r].maximum = -largest_number<T>();
