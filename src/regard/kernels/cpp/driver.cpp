@@ -198,7 +198,7 @@ bool answer(Request q, const Target& target, int threads,
         for (int64_t turn = 0; turn < shares; turn++) {
             const int64_t number = (thread + turn) % shares;
             for (int64_t n; !stop && (n = share_of[number].next++) < tasks_each;) {
-                // The longest first: under a causal mask these are the last rows.
+                // Of a head the longest first: under a causal mask these are the last rows.
                 const int64_t block = blocks - 1 - n / ranges % blocks, part = n % ranges;
                 const int64_t head = number * heads_each + n / ranges / blocks;
                 const int64_t b = head / q.G, g = head % q.G;

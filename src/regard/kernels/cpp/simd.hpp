@@ -54,6 +54,7 @@ template <class T> REGARD_INLINE void store(T* p, Vec<T> v) {
 }
 template <class T> REGARD_INLINE Vec<T> all(T x) { return x - (Vec<T>){}; }
 
+// Whole vectors of zeros over n numbers.
 template <class T> REGARD_INLINE void clear(T* p, int64_t n) {
     for (int64_t i = 0; i < n; i += kLanes<T>) store(p + i, Vec<T>{});
 }
