@@ -116,7 +116,6 @@ class Module(types.ModuleType):
         rules: list[tuple[Any, ...]],
         scale: float,
         softcap: float,
-        narrow: bool,
         wide: bool,
         threads: int,
         target: str,
@@ -128,7 +127,7 @@ class Module(types.ModuleType):
         batch = int(np.prod(lead, dtype=np.int64))
         parts = [integers(RUN, self._names.index(target), threads)]
         parts += [integers(batch, heads, groups, rows, size, width, columns, left, right)]
-        parts += [integers(narrow, wide, KINDS[output.dtype.name], weights is not None)]
+        parts += [integers(wide, KINDS[output.dtype.name], weights is not None)]
         parts += [integers(lse is not None, KINDS["float32" if lse is None else lse.dtype.name])]
         parts += [struct.pack("=2d", scale, softcap)]
         for x in (query, key, value, bias):

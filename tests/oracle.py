@@ -201,8 +201,16 @@ def _row_in_floats(
     exponentials = {j: math.exp(logits[j] - maximum) for j in keys_seen}
     row_sum = total([*exponentials.values(), *([] if sink is None else [math.exp(sink - maximum)])])
     weights = [exponentials[j] / row_sum if seen[j] else 0.0 for j in range(len(keys))]
-    output = [total([weights[j] * values[j][d] for j in keys_seen]) for d in range(width)]
+    output = [
+        total([product(weights[j], values[j][d], logits[j]) for j in keys_seen])
+        for d in range(width)
+    ]
     return Row(output, weights, maximum + math.log(row_sum), logits)
+
+
+def product(weight: float, value: float, logit: float) -> float:
+    """Weight times value: a finite logit has a positive weight, even where that underflows to 0."""
+    return value if weight == 0 and math.isinf(value) and math.isfinite(logit) else weight * value
 
 
 def total(terms: Sequence[float]) -> float:

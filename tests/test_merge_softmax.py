@@ -135,6 +135,26 @@ def test_merging_leaves_empty_parts_out():
     assert_same_bytes(result.output[2], outputs[2, 2])
 
 
+@every_kernel
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_merging_keeps_an_infinite_output_whose_share_underflows(kernel, dtype):
+    q, k, v = np.ones((1, 1), dtype), np.array([[0], [-2000]], dtype), np.ones((2, 2), dtype)
+    v[1] = [np.inf, 3.0]
+    parts = [
+        regard.attention(q, k[j : j + 1], v[j : j + 1], return_lse=True, kernel=kernel)
+        for j in range(2)
+    ]
+    merged = regard.merge([p.output for p in parts], [p.lse for p in parts])
+    np.testing.assert_array_equal(merged.output, [[np.inf, 1.0]])
+
+
+def test_merging_outputs_near_the_largest_number_stays_finite():
+    top = np.finfo(np.float64).max
+    merged = regard.merge([np.full((1, 1), top)] * 3, [np.array([x]) for x in (0.1, 0.2, 0.3)])
+    np.testing.assert_array_less(top * (1 - 1e-15), merged.output)
+    assert np.isfinite(merged.output).all()
+
+
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, 1e300])
 def test_merging_never_looks_at_the_output_of_an_empty_part(bad):
     outputs = numbers((2, 3, 2), np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import platform
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import regard
-from bounds import accumulator, assert_within, error_bounds
+from bounds import accumulator, assert_within, error_bounds, precision_of
 from calls import (
     BFLOAT16,
     FLOATS,
@@ -20,13 +21,14 @@ from calls import (
     assert_same_bytes,
     assert_same_result,
     check,
+    check_result,
     every_float,
     every_kernel,
     inputs,
     numbers,
     run,
 )
-from oracle import attend, attend_exactly
+from oracle import Answer, attend, attend_exactly
 
 INF = np.inf
 NARROW = [one for one in FLOATS if one.id != "float64"]
@@ -211,6 +213,59 @@ def test_nan_follows_ieee_where_queries_or_keys_are_infinite(kernel):
     np.testing.assert_array_equal(result.weights[1, 1], 0.0)
 
 
+def above_and_below(dtype, distance):
+    """A query and two keys, the second with a score that is lower by this; values to fill in."""
+    q, k = np.ones((1, 1)), np.array([[0.0], [-distance]])
+    return q.astype(dtype), k.astype(dtype), np.ones((2, 3), dtype)
+
+
+@every_kernel
+@every_float
+@pytest.mark.parametrize("distance", [1.0, 95.0, 110.0, 800.0, 6e4])
+@pytest.mark.parametrize("sink", [None, 900.0])
+def test_an_infinite_value_that_is_seen_is_infinite_however_small_its_weight(
+    kernel, dtype, distance, sink
+):
+    q, k, v = above_and_below(dtype, distance)
+    v[1] = [INF, -INF, 2.0]
+    options = {"scale": 1.0, "sink": sink}
+    result = run(kernel, q, k, v, **options)
+    np.testing.assert_array_equal(result.output[0, :2].astype(float), [INF, -INF])
+    assert np.isfinite(result.output[0, 2].astype(float))
+    v[0] = [-INF, -INF, 1.0]
+    result = run(kernel, q, k, v, **options)
+    np.testing.assert_array_equal(result.output[0, :2].astype(float), [np.nan, -INF])
+    hidden = regard.attention(q, k, v, mask=[False, False], kernel=kernel, **options)
+    np.testing.assert_array_equal(hidden.astype(float), 0.0)
+
+
+@every_kernel
+@every_float
+def test_an_infinite_value_is_infinite_in_every_row_of_many_chunks(kernel, dtype):
+    q, k, v = inputs((300, 8), (600, 8), (600, 3), dtype=dtype)
+    k[:2] *= dtype.type(300)  # so that most weights of the others underflow
+    v[5, 0], v[570, 1], v[7, 2], v[590, 2] = INF, -INF, INF, -INF
+    for options in ({}, {"causal": True, "offset": 300}):
+        result = run(kernel, q, k, v, **options)
+        first = 300 - 30 if options else 0
+        np.testing.assert_array_equal(result.output[:, 0].astype(float), INF)
+        np.testing.assert_array_equal(result.output[first:, 1].astype(float), -INF)
+        last = 300 - 10 if options else 0
+        np.testing.assert_array_equal(result.output[last:, 2].astype(float), np.nan)
+        np.testing.assert_array_equal(result.output[:last, 2].astype(float), INF)
+
+
+@every_kernel
+@every_float
+@pytest.mark.parametrize("sink", [None, 0.5])
+def test_an_infinite_value_at_a_score_of_minus_infinity_is_nan(kernel, dtype, sink):
+    q, k, v = above_and_below(dtype, INF)
+    v[1] = [INF, 2.0, -INF]
+    result = run(kernel, q, k, v, sink=sink)
+    np.testing.assert_array_equal(is_nan(result.output), [[True, False, True]])
+    np.testing.assert_array_equal(result.weights[0, 1].astype(float), 0.0)
+
+
 # range --------------------------------------------------------------------------------------------
 
 
@@ -228,14 +283,99 @@ def assert_inside(result, answer, query, key, value, **options):
     high = np.where(seen, values, -rest).max(axis=-2, initial=-rest)
     any_seen = seen.any(axis=-2)
     count = answer.visible.sum(axis=-1)[..., np.newaxis]
-    inner, outer = (float(np.finfo(t).eps) for t in (np.float32, np.float32))
+    inner = outer = float(np.finfo(accumulator(result.output.dtype)).eps)
     if result.output.dtype.itemsize == 2:
         outer = 2.0**-7 if result.output.dtype == BFLOAT16 else 2.0**-10
     largest = np.where(seen, abs(values), 0.0).max(axis=-2, initial=0.0)
-    slack = (count * inner + outer) * largest + 1e-40
+    slack = (count * inner + outer) * largest
+    slack = slack + (1e-320 if result.output.dtype == np.float64 else 1e-40)
     slack = slack + (2.0**-24 if result.output.dtype == np.float16 else 0.0)
-    np.testing.assert_array_equal((output >= low - slack) | ~any_seen, True)
-    np.testing.assert_array_equal((output <= high + slack) | ~any_seen, True)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal((output >= low - slack) | ~any_seen, True)
+        np.testing.assert_array_equal((output <= high + slack) | ~any_seen, True)
+
+
+@every_kernel
+@every_float
+@pytest.mark.parametrize("keys", [3, 300])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_range_of_partial_sums_that_overflow_changes_no_number(kernel, dtype, keys, softcap):
+    """The sum reaches −∞ on its way to a number, and no NaN ever shows it."""
+    top = precision_of(dtype).largest
+    q = np.array([[0.9, 0.9, 0.9 / 300]]) * top
+    k = np.zeros((keys, 3))
+    k[0], k[1], k[keys - 1] = [-2, 2, 2], [0, 0, 1], [1.5, -1.5, 1]
+    q, k, v = q.astype(dtype), k.astype(dtype), numbers((keys, 2), dtype)
+    for scale in (1.0, -1.0, 4 / top, None):
+        options = {"scale": scale, "softcap": softcap}
+        result = run(kernel, q, k, v, **options)
+        answer = attend_exactly(q, k, v, **options)
+        unit = dict(scale=scale * top if scale else top / 3**0.5, softcap=softcap)
+        bound = error_bounds(  # of the same logits, from numbers of an ordinary size
+            q.astype(float) / top, k, v, answer, dtype=dtype, **unit
+        )
+        assert_within(result.output, answer.output, bound.output, f"{options}")
+
+
+@every_kernel
+@every_float
+@pytest.mark.parametrize("sign", [1, -1])
+def test_range_of_products_is_that_of_no_type(kernel, dtype, sign):
+    """Powers of two in queries and keys that the scale takes back change no logit."""
+    most = {"float16": 15, "bfloat16": 126, "float32": 126, "float64": 1020}[dtype.name]
+    q0, k0, v = inputs((2, 5, 8), (2, 300, 8), (2, 300, 3), dtype=dtype)
+    q0, k0 = (np.clip(x.astype(float), -1, 1) for x in (q0, k0))
+    least = -1070 if dtype == np.float64 else -2 * most
+    for q_up, k_up in ((most // 2 + 10, most // 2 + 10), (most, 40), (40, most), (most, most)):
+        q_up, k_up = min(q_up, most), min(k_up, most)
+        k_up = min(k_up, -least - q_up)
+        q, k = (q0 * 2.0**q_up).astype(dtype), (k0 * 2.0**k_up).astype(dtype)
+        options = {"scale": sign * 2.0 ** -(q_up + k_up), "causal": True, "offset": 100}
+        result = run(kernel, q, k, v, **options)
+        plain = (
+            (q.astype(float) * 2.0**-q_up).astype(dtype),
+            (k.astype(float) * 2.0**-k_up).astype(dtype),
+        )
+        options["scale"] = float(sign)
+        answer = answer_of(*plain, v, **options)
+        assert answer.weights.max() < 0.9
+        check_result(kernel, result, answer, *plain, v, **options)
+
+
+@functools.cache
+def calls_of_every_size(dtype):
+    """Calls whose scores, biases, sinks and values are near the ends of float64, with answers."""
+    top, calls = precision_of(dtype).largest, []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        sizes = rng.choice([1.0, top**0.5, top, 1 / top], (3, 4, 1))
+        q, k, v = (x.astype(dtype) for x in rng.uniform(-1, 1, (3, 4, 3)) * sizes)
+        options = {
+            "scale": [None, 1.0, -1e300, 1e-300][seed % 4],
+            "bias": rng.choice([0.0, 1e300, -1.7e308], (4, 4)) if seed % 2 else None,
+            "sink": [1.7e308, None, -1.0][seed % 3],
+            "softcap": rng.choice([None, 1e300, 3.0]),
+            "causal": bool(seed % 3),
+        }
+        calls.append((q, k, v, options, attend_exactly(q, k, v, **options)))
+    return calls
+
+
+@every_kernel
+@every_float
+def test_range_ends_at_no_score_bias_or_value(kernel, dtype):
+    for q, k, v, options, answer in calls_of_every_size(dtype):
+        result = run(kernel, q, k, v, **options)
+        assert_inside(result, answer, q, k, v, **options)
+        # Where one logit is far above all others, its value is the output.
+        sink = np.full((4, 1), -INF if options["sink"] is None else options["sink"])
+        logits = np.concatenate([answer.logits, sink], axis=-1)
+        quarters = np.clip(logits, -1.7e308, 1.7e308) / 4
+        first, second = np.sort(quarters, axis=-1)[:, [-1, -2]].T
+        values = np.concatenate([v.astype(float), np.zeros((1, 3))])
+        for row in np.flatnonzero((first - second > 1e6) & (first - second > 1e-3 * abs(first))):
+            expected = values[logits[row].argmax()]
+            np.testing.assert_array_equal(result.output[row].astype(float), expected)
 
 
 @every_kernel
@@ -331,14 +471,22 @@ def test_range_includes_denormal_numbers(kernel, dtype):
 
 
 @every_kernel
-def test_range_of_values_is_that_of_float32_itself(kernel):
-    q, k, _ = inputs((3, 4), (5, 4), (5, 2))
-    v = np.array([[3.4e38, -3.4e38], [3.4e38, 3.4e38], [-3.4e38, 1], [1, 1], [3e38, 2]], np.float32)
-    result, answer = check(kernel, q, k, v)
-    assert_inside(result, answer, q, k, v)
-    same = np.full((5, 2), np.finfo(np.float32).max)
-    result, answer = check(kernel, q, k, same)
-    assert_inside(result, answer, q, k, same)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("keys", [5, 700])
+def test_range_of_values_is_that_of_the_type_itself(kernel, dtype, keys):
+    top = np.finfo(dtype).max
+    q, k, v = inputs((3, 4), (keys, 4), (keys, 2), dtype=dtype)
+    v[:5] = np.array([[1, -1], [1, 1], [-1, 1 / top], [1 / top, 1 / top], [0.9, 2 / top]]) * top
+    for value in (v, np.full((keys, 2), top), np.full((keys, 2), -top)):
+        for sink in (None, 1.0):
+            result = run(kernel, q, k, value, sink=sink)
+            answer = attend_exactly(q, k, value, sink=sink)
+            assert_inside(result, answer, q, k, value, sink=sink)
+            small = Answer(answer.output / top, *answer[1:])  # bounds of numbers that have a sum
+            bound = error_bounds(q, k, value / top, small, dtype=dtype, sink=sink)
+            assert_within(
+                (result.output.astype(float) / top).astype(dtype), small.output, bound.output
+            )
 
 
 @every_kernel

@@ -323,25 +323,27 @@ def test_every_option_counts_beside_every_other(kernel, one, other):
         assert_other_numbers(both.output, alone.output, f"what is not {name} of {one} and {other}")
 
 
-def beyond_float32(x: np.ndarray, sign: float) -> np.ndarray:
-    """Columns before those of `x`, whose products are ±1e50: no float32, but they cancel.
-
-    Sixteen products at most are added up from zero, so that one sum is ∞ and the next −∞.
-    """
-    more = np.zeros((*x.shape[:-1], 17), np.float32)
-    more[..., 0], more[..., 16] = 1e25, sign * 1e25
+def beyond(x, sign):
+    """Columns before those of `x`, whose products leave the range of its type, but cancel."""
+    size = 1e200 if x.dtype == np.float64 else 1e25
+    more = np.full((*x.shape[:-1], 2), size, x.dtype)
+    more[..., 1] *= sign
     return np.concatenate([more, x], axis=-1)
+
+
+either_float = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
 @pytest.mark.needs("fused")
 @every_target
+@either_float
 @pytest.mark.parametrize("name", CASES)
-def test_every_option_counts_in_rows_that_leave_the_range_of_float32(target, name):
+def test_every_option_counts_in_rows_that_leave_the_range_of_their_type(target, dtype, name):
     # The fused kernel computes such rows again, in code of their own.
-    q, k, v = base()
+    q, k, v = (x.astype(dtype) for x in base())
     options, rules = ({"scale": 0.5} | x for x in CASES[name])
     with on_path(f"fused:{target}") as kernel:
-        far = beyond_float32(q, 1), beyond_float32(k, -1)
+        far = beyond(q, 1), beyond(k, -1)
         plain = run(kernel, *far, v, offset=1, scale=0.5)
         result = run(kernel, *far, v, offset=1, **options)
     check_result(kernel, result, answer_of(q, k, v, offset=1, **rules), q, k, v, **options)
@@ -350,11 +352,12 @@ def test_every_option_counts_in_rows_that_leave_the_range_of_float32(target, nam
 
 @pytest.mark.needs("fused")
 @every_target
-def test_grouped_heads_count_in_rows_that_leave_the_range_of_float32(target):
-    q, k, v = inputs((4, LENGTH, 4), (2, SIZE, 4), (2, SIZE, 3))
+@either_float
+def test_grouped_heads_count_in_rows_that_leave_the_range_of_their_type(target, dtype):
+    q, k, v = inputs((4, LENGTH, 4), (2, SIZE, 4), (2, SIZE, 3), dtype=dtype)
     with on_path(f"fused:{target}") as kernel:
-        result = run(kernel, beyond_float32(q, 1), beyond_float32(k, -1), v, scale=0.5)
-    check_result(kernel, result, attend(q, k, v, scale=0.5), q, k, v, scale=0.5)
+        result = run(kernel, beyond(q, 1), beyond(k, -1), v, scale=0.5)
+    check_result(kernel, result, answer_of(q, k, v, scale=0.5), q, k, v, scale=0.5)
 
 
 ALL_AT_ONCE = {

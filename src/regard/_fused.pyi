@@ -18,7 +18,6 @@ def run(
     rules: list[Any],
     scale: float,
     softcap: float,
-    narrow: bool,
     wide: bool,
     threads: int,
     target: str,

@@ -171,11 +171,18 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
     weights, maximum, sums = _weights(by_part, wide)
     output = np.zeros((by_part.shape[0], parts[0].shape[-1]), wide)  # (rows, E)
     with np.errstate(all="ignore"):
+        infinite = np.zeros(output.shape, np.bool_)
         for number, part in enumerate(parts):
-            share = weights[:, number, None]
-            term = share * part.reshape(output.shape).astype(wide)
-            # A part that saw no key is absent, whatever stands in its output.
-            output += np.where(by_part[:, number, None] == -np.inf, 0, term)
+            share, own = weights[:, number, None], part.reshape(output.shape).astype(wide)
+            # A share that underflows to 0 is still positive.
+            term = np.where((share == 0) & np.isinf(own), own, share * own)
+            # A part that saw no key is absent, whatever its output holds.
+            seen = by_part[:, number, None] != -np.inf
+            output += np.where(seen, term, 0)
+            infinite |= seen & np.isinf(own)
+        # Finite outputs have a finite mean, though rounding may carry it beyond the largest number.
+        most = np.finfo(wide).max
+        output = np.where(infinite, output, np.clip(output, -most, most))
         lse = maximum + np.log(sums)
     merged = Merged(
         output.reshape(parts[0].shape).astype(dtype), lse.reshape(logs[0].shape).astype(lse_dtype)

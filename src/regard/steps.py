@@ -580,10 +580,26 @@ def _dot(
         # + 0 turns −0 into +0: else the sign of a hidden value could show in 0·(−v).
         return np.asarray(a @ b) + np.zeros((), a.dtype)
     # A hidden value that is NaN or infinite is absent, so it must not meet its weight of 0.
-    finite = np.isfinite(b)
-    result = a @ np.where(finite, b, 0)
-    for key in np.flatnonzero(~finite.all(axis=1)):
-        term = a[..., key, None] * np.where(finite[key], 0, b[key])  # (L, E)
-        seen = np.broadcast_to(visible, a.shape)[..., key, None] & ~finite[key]
-        result = result + np.where(seen, term, 0)
-    return np.asarray(result)
+    seen = np.broadcast_to(visible, a.shape)
+    special = sum_of_special(seen & (a > 0), seen & ~(a > 0), b)
+    return np.asarray(a @ np.where(np.isfinite(b), b, 0)) + special
+
+
+def sum_of_special(
+    counted: NDArray[np.bool_], lost: NDArray[np.bool_], values: Array
+) -> NDArray[np.float64]:
+    """What NaN and infinite values (S, E) add to rows (L, S); 0 where there are none.
+
+    A row adds the values of the keys that it counts, and NaN for those of the keys that it lost:
+    0 · ∞ is NaN, and so is ∞ − ∞.
+    """
+    special = ~np.isfinite(values)
+    keys = np.flatnonzero(special.any(axis=-1))
+    counted, lost, values, special = counted[:, keys], lost[:, keys], values[keys], special[keys]
+
+    def met(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return rows.astype(np.float32) @ cells.astype(np.float32) > 0
+
+    up, down = met(counted, values == np.inf), met(counted, values == -np.inf)
+    nan = met(counted, np.isnan(values)) | met(lost, special) | (up & down)
+    return np.where(nan, np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))

@@ -86,7 +86,6 @@ void run() {
     const int threads = int(integer());
     for (int64_t* size : {&q.B, &q.H, &q.G, &q.L, &q.S, &q.D, &q.E, &q.left, &q.right})
         *size = integer();
-    q.narrow = integer();
     q.wide = integer();
     q.kind = Kind(integer());
     const bool weights = integer(), lse = integer();

@@ -97,7 +97,6 @@ def run(request: Request) -> Result:
         rules,
         float("nan") if request.scale is None else request.scale,  # NaN: 1/√D
         request.softcap or 0.0,
-        request.dtype != np.float64,
         wide,
         min(request.threads or native.default_threads(), native.MOST_THREADS),
         native.target,

@@ -16,8 +16,7 @@ namespace regard {
 class PlainArithmetic {
   public:
 #if defined(__x86_64__)
-    // Vectors only look at this register; the other one, of long double, costs ten times as much
-    // to save and is saved by redo_row, which alone uses it.
+    // The only register that vectors look at; the other one, of long double, is never used.
     PlainArithmetic() : before_(_mm_getcsr()) {
         if ((before_ & ~0x3fu) != 0x1f80) _mm_setcsr(0x1f80);
     }

@@ -21,15 +21,24 @@ using namespace regard;
 
 // --- one piece of work -------------------------------------------------------------------------
 
+// What a careful look keeps apart (careful.hpp).
+template <class T> struct Apart {
+    T* sums;    // (rows, E): NaN and infinite values that a row sees, added up; 0 where there are none
+    T* chunk;   // (E): the same for the keys of a chunk
+    T* values;  // (keys, E): NaN and infinite values of a chunk; 0 for all others
+    uint8_t *special_keys, *special_values;  // (keys): whether there is one in a key, in a value
+};
+
 // Scratch memory of one thread, laid out in one place.
 template <class T> struct Scratch {
     T *queries, *out, *part, *strip, *bias, *keys, *values, *rows, *chunk_maxima;
     State<T>* states;
     Row* row;
     uint8_t* bytes;
+    Apart<T> apart;  // room for a second, careful look
     size_t size;
 
-    Scratch(const Request& q, char* at) : size(0) {
+    Scratch(const Request& q, char* at, bool careful = false) : apart(), size(0) {
         const int64_t wide = padded(q.E, kLanes<T>), chunks = (q.S + kChunk - 1) / kChunk;
         auto take = [&](int64_t bytes) {
             char* here = at ? at + size : nullptr;
@@ -48,6 +57,12 @@ template <class T> struct Scratch {
         states = (State<T>*)take(kTask * sizeof(State<T>));
         row = (Row*)take(kTask * sizeof(Row));
         bytes = (uint8_t*)take(kTile * larger_of(1, q.program_depth) * kChunk);
+        if (!careful) return;
+        apart.sums = (T*)take(kTask * wide * sizeof(T));
+        apart.chunk = (T*)take(wide * sizeof(T));
+        apart.values = (T*)take(kChunk * wide * sizeof(T));
+        apart.special_keys = (uint8_t*)take(kChunk);
+        apart.special_values = (uint8_t*)take(kChunk);
     }
 };
 
@@ -62,45 +77,57 @@ static const T* bias_of(const Request& q, const Row& row, int64_t k0, int64_t n,
     return room;
 }
 
-// A part's output once more for one row, hidden keys skipped: what is stored in a hidden value
-// (NaN, infinity) must not meet its weight of 0. Bytes are those of `blend` for finite values.
+// A row's output of one chunk again, hidden keys skipped: what is stored in a hidden value (NaN,
+// infinity) must not meet its weight of 0. Bytes are those of `blend` for finite values.
 template <class T>
-static void blend_visible(const Row& row, const T* p, const char* values,
-                          int64_t stride, int64_t wide, int64_t k0, int64_t from, int64_t to,
-                          const uint8_t* bytes, const T* bias, T* out) {
+static void blend_visible(const Seen<T>& seen, const T* p, const char* values, int64_t stride,
+                          int64_t wide, int64_t from, int64_t to, T* out) {
+    int16_t keys[kChunk];
+    int64_t count = 0;
+    for (int64_t j = from; j < to; j++) {
+        keys[count] = int16_t(j);
+        if (seen(j)) count++;
+    }
+    if (count == to - from) return;
     for (int64_t e = 0; e < wide; e += kLanes<T>) {
         Vec<T> whole = {};
-        for (int64_t begin = from; begin < to; begin = next_run(begin)) {
+        for (int64_t begin = from, at = 0; begin < to; begin = next_run(begin)) {
             Vec<T> sum = {};
-            for (int64_t j = begin; j < smaller_of(next_run(begin), to); j++) {
-                if (k0 + j < row.low || k0 + j >= row.high) continue;
-                if (bytes && !bytes[j]) continue;
-                if (bias && bias[j] == -infinity<T>()) continue;
-                sum = fma(all(p[j]), load((const T*)(values + j * stride) + e), sum);
-            }
+            for (; at < count && keys[at] < next_run(begin); at++)
+                sum = fma(all(p[keys[at]]), load((const T*)(values + keys[at] * stride) + e), sum);
             whole = begin > from ? whole + sum : sum;
         }
         store(out + e, whole);
     }
 }
 
-// Calls f(j) for every key that a row may see, until f says stop.
-template <class T, class F>
-static void for_visible(const Request& q, const Row& row, uint8_t* stack, F f) {
-    for (int64_t k0 = row.low / kChunk * kChunk; k0 < row.high; k0 += kChunk) {
-        const int64_t n = smaller_of(kChunk, q.S - k0);
-        const uint8_t* bytes = q.program ? allowed(q, row, k0, n, stack) : nullptr;
-        for (int64_t j = larger_of(0, row.low - k0); j < smaller_of(n, row.high - k0); j++) {
-            if (bytes && !bytes[j]) continue;
-            if (q.bias.data) {
-                T added;
-                const char* from = q.bias.at(row.b, row.h, row.i) + (k0 + j) * q.bias.column;
-                load_bias(&added, from, 0, q.bias.kind, 1);
-                if (added == -infinity<T>()) continue;
-            }
-            if (f(k0 + j)) return;
-        }
+// The keys of a chunk that any row of a tile may see: [low, high), relative to the chunk.
+struct Range {
+    int64_t low, high;
+};
+static Range range_of(const Row* rows, int64_t height, int64_t k0, int64_t n) {
+    Range range = {n, 0};
+    for (int64_t r = 0; r < height; r++) {
+        if (rows[r].high <= k0 || rows[r].low >= k0 + n) continue;
+        range.low = smaller_of(range.low, larger_of(0, rows[r].low - k0));
+        range.high = larger_of(range.high, smaller_of(n, rows[r].high - k0));
     }
+    return range;
+}
+
+// The further rules for a tile's keys, as bytes, and whether they allow any of them, or every one.
+struct Allowed {
+    bool any, every;
+};
+static Allowed allowed_of(const Request& q, const Row* rows, int64_t height, int64_t k0, int64_t n,
+                          Range range, uint8_t* bytes, int64_t depth, int64_t panel) {
+    uint8_t any = 0, every = 1;
+    for (int64_t r = 0; r < height; r++) {
+        const uint8_t* own = allowed(q, rows[r], k0, n, bytes + r * depth);
+        for (int64_t j = range.low; j < range.high; j++) any |= own[j], every &= own[j];
+        for (int64_t j = n; j < padded(n, panel); j++) bytes[r * depth + j] = 0;
+    }
+    return {any != 0, every != 0};
 }
 
 // Where a row's output stands, and whether it is stored in whole vectors of T.
@@ -121,28 +148,29 @@ template <class T> REGARD_INLINE void divide(const T* from, T by, T* to, int64_t
     }
 }
 
-// The sink, the division, and what the caller gets of one row; `in_range`: whether `out` is finite.
+// A row's state with the sink in it: one more part, of a single exponential and no value. `top` is the
+// largest logit.
 template <class T>
-static void finish(const Request& q, const Softmax<T>& how, const Row& row, State<T> state, T* out,
-                   bool in_range, const T* maxima, uint8_t* stack) {
-    double top = double(state.maximum) * how.natural;  // as a logit
-    if (state.sum == 0 && (q.narrow || !q.sink)) {
-        // Empty is decided by the rules: visible scores that are all −∞ leave NaN, where there is no
-        // sink for the row to go to. (A narrow row is redone: they may have overflowed.)
-        for_visible<T>(q, row, stack, [&](int64_t) {
-            state.sum = T(__builtin_nan(""));
-            return true;
-        });
-    }
-    if (q.sink) {
-        // One more part, of a single exponential and no value.
-        const double sink = double(T(q.sink[row.b * q.H + row.h]));
-        const T ahead = T((top - sink) * kLog2e);
-        const T keep = ahead >= 0 ? T(1) : exp2_of(ahead);
-        state.sum = state.sum * keep + (ahead >= 0 ? exp2_of(-ahead) : T(1));
-        for (int64_t e = 0; e < q.E; e++) out[e] *= keep;
-        if (!(ahead >= 0)) top = sink;
-    }
+static void add_sink(const Request& q, const Row& row, State<T>& state, double& top, T* out) {
+    if (!q.sink) return;
+    const double sink = double(T(q.sink[row.b * q.H + row.h]));
+    const T ahead = T((top - sink) * kLog2e);
+    const T keep = ahead >= 0 ? T(1) : exp2_of(ahead);
+    state.sum = state.sum * keep + (ahead >= 0 ? exp2_of(-ahead) : T(1));
+    for (int64_t e = 0; e < q.E; e++) out[e] *= keep;
+    if (!(ahead >= 0)) top = sink;
+}
+
+// Whether a state has numbers to divide by and to take logarithms of.
+template <class T> REGARD_INLINE bool in_range(State<T> state, double top) {
+    return state.sum < infinity<T>() && top < infinity<double>();
+}
+
+// The sink, the division, and what the caller gets of one row whose numbers are all in range, weights
+// as numbers of W.
+template <class T, class W = T>
+static void finish(const Request& q, const Softmax<T>& how, const Row& row, State<T> state,
+                   double top, T* out, const T* maxima) {
     const int64_t number = (row.b * q.H + row.h) * q.L + row.i;
     char* to = place_of(q, row);
     const bool direct = stored_as_is<T>(q);
@@ -154,36 +182,26 @@ static void finish(const Request& q, const Softmax<T>& how, const Row& row, Stat
                                           : top + __builtin_log(double(state.sum));
         store_one(q.lse, number, q.lse_kind, lse);
     }
-    const bool broken = !(state.sum - state.sum == 0) || !(top < infinity<double>());
-    if (q.weights && state.sum != 0) {
-        T* weights = (T*)q.weights + number * q.S;
-        if (broken) {
-            for (int64_t j = 0; j < q.S; j++) weights[j] = 0;
-            for_visible<T>(q, row, stack, [&](int64_t j) {
-                weights[j] = T(__builtin_nan(""));
-                return false;
-            });
-        } else {
-            for (int64_t k0 = 0; k0 < q.S; k0 += kChunk) {
-                const double own = double(maxima[k0 / kChunk]) * how.natural;
-                const T factor = exp2_of(T((own - top) * kLog2e));
-                for (int64_t j = k0; j < smaller_of(k0 + kChunk, q.S); j++)
-                    weights[j] = weights[j] * factor / state.sum;
-            }
-        }
+    if (!q.weights || state.sum == 0) return;
+    W* weights = (W*)q.weights + number * q.S;
+    for (int64_t k0 = 0; k0 < q.S; k0 += kChunk) {
+        const double own = double(maxima[k0 / kChunk]) * how.natural;
+        const T factor = exp2_of(T((own - top) * kLog2e));
+        for (int64_t j = k0; j < smaller_of(k0 + kChunk, q.S); j++)
+            weights[j] = W(T(weights[j]) * factor / state.sum);
     }
-    if (q.narrow && (broken || !in_range)) q.redo(q, row.b, row.h, row.i, broken);
 }
 
 template <class T> static Softmax<T> softmax_of(const Request& q) {
     // The sign went into the queries; without a scale they are 0.
     const double scale = q.scale < 0 ? -q.scale : q.scale == 0 ? 1 : q.scale;
     Softmax<T> how = {};
-    how.general = q.bias.data || q.softcap != 0;
+    // Far from 1, a scale leads out of the range of numbers on its own, and that has to be seen.
+    const bool far = !(scale > 1e-30 && scale < 1e30);
+    how.general = q.bias.data || q.softcap != 0 || far;
     // A cap beyond every number bends none; the smallest of them leaves little but signs.
     how.capped = q.softcap != 0 && q.softcap * kLog2e < double(largest_number<T>());
-    // A bias in units of the scores must not leave the range of numbers by that alone.
-    how.in_logits = how.capped || (how.general && !(scale > 1e-30 && scale < 1e30));
+    how.in_logits = how.capped || far;
     how.natural = how.in_logits ? 1 : scale;
     how.unit = T(how.natural * kLog2e);
     how.bias = T(1 / how.natural);
@@ -191,6 +209,27 @@ template <class T> static Softmax<T> softmax_of(const Request& q) {
     how.scale = T(scale);
     how.cap = T(q.softcap) > 0 ? T(q.softcap) : smallest_number<T>();
     return how;
+}
+
+// A row to compute again, by its number among those of a key head: all of it, or only the columns of
+// its output that are not finite.
+struct Left {
+    int64_t number;
+    bool whole;
+};
+
+// Ends one row, or adds it to those that are to be computed again.
+template <class T>
+static void settle(const Request& q, const Softmax<T>& how, const Row& row, State<T> state, T* out,
+                   const T* maxima, int64_t number, Left* left, int64_t& count) {
+    double top = double(state.maximum) * how.natural;  // as a logit
+    add_sink(q, row, state, top, out);
+    if (!in_range(state, top)) {
+        left[count++] = {number, true};
+        return;
+    }
+    if (!finite(out, padded(q.E, kLanes<T>))) left[count++] = {number, false};
+    finish(q, how, row, state, top, out, maxima);
 }
 
 // What one chunk leaves of one row, when keys are split over threads.
@@ -203,6 +242,8 @@ template <class T> struct Partial {
     }
     T* out(int64_t chunk, int64_t r) const { return (T*)(&state(chunk, r) + 2); }
 };
+
+#include "careful.hpp"
 
 template <class T>
 static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_t last,
@@ -249,27 +290,24 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
         int64_t stride = 0;
         for (int64_t tile = 0; tile < rows; tile += kTile) {
             const int64_t height = smaller_of(kTile, rows - tile);
-            // The keys that any row of the tile may see, relative to the chunk.
-            int64_t low = n, high = 0;
-            for (int64_t r = tile; r < tile + height; r++) {
-                const Row& row = s.row[r];
-                if (row.high <= k0 || row.low >= k0 + n) continue;
-                low = smaller_of(low, larger_of(0, row.low - k0));
-                high = larger_of(high, smaller_of(n, row.high - k0));
-            }
+            bool doomed = !partial_at;
+            for (int64_t r = tile; r < tile + height; r++) doomed &= again(s.states[r]);
+            if (doomed) continue;
+            const auto [low, high] = range_of(s.row + tile, height, k0, n);
             if (low >= high) continue;
             bool some_hidden = false;
             if (q.program) {
-                uint8_t any = 0, every = 1;
-                for (int64_t r = 0; r < height; r++) {
-                    const uint8_t* bytes = allowed(q, s.row[tile + r], k0, n, s.bytes + r * depth);
-                    for (int64_t j = low; j < high; j++) any |= bytes[j], every &= bytes[j];
-                    for (int64_t j = n; j < padded(n, P); j++) s.bytes[r * depth + j] = 0;
-                }
-                if (!any) continue;
-                some_hidden = !every;
+                const Allowed found = allowed_of(q, s.row + tile, height, k0, n, {low, high},
+                                                 s.bytes, depth, P);
+                if (!found.any) continue;
+                some_hidden = !found.every;
             }
-            const auto seen = [&](int64_t r) { return some_hidden ? s.bytes + r * depth : nullptr; };
+            const auto seen = [&](int64_t r) -> Seen<T> {
+                const Row& row = s.row[tile + r];
+                return {row.low - k0, smaller_of(row.high - k0, n),
+                        some_hidden ? s.bytes + r * depth : nullptr,
+                        bias_of(q, row, k0, n, s.bias)};
+            };
             if (!panels && !few) {
                 pack_keys(q, b, g, k0, n, s.keys, s.rows);
                 panels = s.keys;
@@ -312,17 +350,21 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             State<T> parts[kTile];
             T most[kTile];
             Vec<T> sums[kTile];
+            bool left[kTile];  // whether a number that the row sees left the range of T
             for (int64_t r = 0; r < height; r++) {
-                const Row& row = s.row[tile + r];
-                most[r] = prepare(how, s.strip + r * kStrip<T>, from, to, row.low - k0,
-                                  smaller_of(row.high - k0, n), seen(r),
-                                  bias_of(q, row, k0, n, s.bias));
+                T* x = s.strip + r * kStrip<T>;
+                const Seen<T> own = seen(r);
+                left[r] = !finite(x + from, to - from) && any_seen_special(own, x, low, high);
+                bool odd = false;
+                most[r] = prepare(how, x, from, to, own, odd);
+                left[r] |= odd && any_seen_special(own, x, low, high);
             }
             for (int64_t r = 0; r < height; r++)
                 sums[r] = exponentiate(how, s.strip + r * kStrip<T>, from, to, most[r], parts[r]);
             for (int64_t r = 0; r < height; r++) {
                 parts[r].sum = sum_of<T>(sums[r]);
                 if (parts[r].sum == 0) parts[r] = kNothing<T>;
+                if (left[r]) parts[r] = kAgain<T>;
             }
             // The first part of a whole tile needs no merging: it is the rows' output so far.
             bool first = !partial_at;
@@ -336,14 +378,10 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             for (int64_t r = 0; r < height; r++) {
                 T* out = part + r * wide;
                 const Row& row = s.row[tile + r];
-                if (!all_finite && !finite(out, wide)) {
-                    blend_visible(row, s.strip + r * kStrip<T>, values, stride, wide, k0, low, high,
-                                  seen(r), bias_of(q, row, k0, n, s.bias), out);
-                    // Scores that are all −∞ leave no number, but a NaN among their values stays.
-                    if (parts[r].sum == 0 && !finite(out, wide))
-                        parts[r].maximum = -largest_number<T>();
-                }
-                if (q.weights && parts[r].maximum != -infinity<T>()) {
+                if (!all_finite && !again(parts[r]) && !finite(out, wide))
+                    blend_visible(seen(r), s.strip + r * kStrip<T>, values, stride, wide, low, high,
+                                  out);
+                if (q.weights && !nothing(parts[r]) && !again(parts[r])) {
                     const int64_t number = (b * q.H + row.h) * q.L + row.i;
                     T* weights = (T*)q.weights + number * q.S + k0;
                     for (int64_t j = low; j < high; j++) weights[j] = s.strip[r * kStrip<T> + j];
@@ -364,19 +402,21 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
     if (partial_at) return;
     for (int64_t r = 0; r < rows; r++)
         if (nothing(s.states[r])) clear(s.out + r * wide, wide);
-    const bool in_range = finite(s.out, rows * wide);
+    const bool all_finite = finite(s.out, rows * wide);
     const bool divided_only = !q.sink && !q.lse && !q.weights && stored_as_is<T>(q);
+    Left left[kTask];
+    int64_t count = 0;
     for (int64_t r = 0; r < rows; r++) {
         const State<T> state = s.states[r];
         T* out = s.out + r * wide;
         // Nearly every row has nothing left but the division.
-        if (divided_only && in_range && state.sum > 0 && state.sum < infinity<T>() &&
-            state.maximum < infinity<T>())
+        if (divided_only && all_finite && state.sum > 0 && in_range(state, state.maximum))
             divide(out, state.sum, (T*)place_of(q, s.row[r]), wide);
         else
-            finish(q, how, s.row[r], state, out, in_range || finite(out, wide),
-                   q.weights ? s.chunk_maxima + r * chunks : nullptr, s.bytes);
+            settle(q, how, s.row[r], state, out, q.weights ? s.chunk_maxima + r * chunks : nullptr,
+                   first + r, left, count);
     }
+    if (count) attend_carefully(q, b, g, left, count, at);
 }
 
 // The parts of every chunk, left to right: the same merging in the same order as in `attend`.
@@ -387,6 +427,8 @@ static void merge(const Request& q, int64_t b, int64_t g, int64_t first, int64_t
     const int64_t rows = last - first, wide = padded(q.E, kLanes<T>);
     const Partial<T> partial = {const_cast<char*>(partial_at), rows, wide};
     const Softmax<T> how = softmax_of<T>(q);
+    Left left[kTask];
+    int64_t count = 0;
     for_rows(q, b, g, first, last, [&](int64_t r, Row row) {
         State<T> state = kNothing<T>;
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
@@ -394,8 +436,9 @@ static void merge(const Request& q, int64_t b, int64_t g, int64_t first, int64_t
             if (q.weights) s.chunk_maxima[chunk] = partial.state(chunk, r).maximum;
         }
         if (nothing(state)) clear(s.out, wide);
-        finish(q, how, row, state, s.out, finite(s.out, wide), s.chunk_maxima, s.bytes);
+        settle(q, how, row, state, s.out, s.chunk_maxima, first + r, left, count);
     });
+    if (count) attend_carefully(q, b, g, left, count, at);
 }
 
 template <class T>
@@ -426,7 +469,9 @@ template <class T> static size_t packed_size(const Request& q) {
 #define REGARD_EITHER(CALL_FLOAT, CALL_DOUBLE) (q.wide ? CALL_DOUBLE : CALL_FLOAT)
 
 static size_t scratch_bytes(const Request& q) {
-    return REGARD_EITHER(Scratch<float>(q, nullptr).size, Scratch<double>(q, nullptr).size) + 64;
+    const size_t careful = Scratch<double>(q, nullptr, true).size;
+    const size_t own = REGARD_EITHER(Scratch<float>(q, nullptr).size, Scratch<double>(q, nullptr).size);
+    return (own > careful ? own : careful) + 64;
 }
 static size_t packed_bytes(const Request& q) {
     return REGARD_EITHER(packed_size<float>(q), packed_size<double>(q));

@@ -163,7 +163,7 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
          const nb::object& output, const nb::object& weights, const nb::object& lse,
          const nb::object& bias, const nb::object& sink, const nb::object& offset,
          const nb::object& length, int64_t left, int64_t right, const nb::list& rules, double scale,
-         double softcap, bool narrow, bool wide, int threads, const std::string& target) {
+         double softcap, bool wide, int threads, const std::string& target) {
     const PlainArithmetic plain;
     Call call;
     Request& q = call.request;
@@ -189,7 +189,6 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     read_program(call, rules);
     q.scale = std::isnan(scale) ? (q.D ? 1 / std::sqrt(double(q.D)) : 1.0) : scale;
     q.softcap = softcap;
-    q.narrow = narrow;
     q.wide = wide;
     q.output = numbers<char>(output);
     q.kind = kind_of(array_of(output));
@@ -339,7 +338,6 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     q.left = -1;
     q.right = causal ? 0 : -1;
     q.wide = type == NPY_DOUBLE;
-    q.narrow = !q.wide;
     q.kind = q.lse_kind = q.query.kind;
 
     npy_intp shape[kMostAxes];
@@ -427,7 +425,7 @@ NB_MODULE(_fused, module) {
                nb::arg("weights").none(), nb::arg("lse").none(), nb::arg("bias").none(),
                nb::arg("sink").none(), nb::arg("offset"), nb::arg("length").none(),
                nb::arg("left"), nb::arg("right"), nb::arg("rules"), nb::arg("scale"),
-               nb::arg("softcap"), nb::arg("narrow"), nb::arg("wide"), nb::arg("threads"),
+               nb::arg("softcap"), nb::arg("wide"), nb::arg("threads"),
                nb::arg("target"));
     module.def("use", &use);
     module.attr("plain") = nb::steal(PyCFunction_New(&plain_method, nullptr));

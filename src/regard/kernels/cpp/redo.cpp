@@ -1,13 +1,13 @@
-// One row again in long double, plainly: for the rare row that left the range of float32 although
-// its inputs are finite (q·k near 1e38 and beyond, sums of values near the largest float).
+// One row again with numbers of any size, plainly: for the rare row that leaves the range of float64
+// although its inputs are finite (q·k near 1e308 and beyond, sums of values near the largest number).
 //
-// pass 1 scores of the visible keys, pass 2 maximum, pass 3 exponentials and sum, pass 4 output.
+// pass 1 logits of the visible keys, pass 2 maximum, pass 3 exponentials and sum, pass 4 output.
 //
-// What a NaN of the inputs reaches comes here too. That is found by looking, without arithmetic:
-// many times slower than the kernel's own, it would let one NaN hold up a whole call.
+// Sums are brought into range by powers of two, which round nothing, and logits have exponents of
+// their own. A long double would not do: where it is no wider than a double it has no more range.
 #include "redo.hpp"
 
-#include <cfenv>
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -17,9 +17,34 @@
 namespace regard {
 namespace {
 
-typedef long double Wide;
+// fraction · 2^exponent: the fraction is 0, NaN, infinite, or of a size from ½ to 1.
+struct Number {
+    double fraction = 0;
+    int64_t exponent = 0;
 
-Wide number(const Array& a, const char* at) {
+    Number(double x = 0, int64_t power = 0) : fraction(x) {
+        if (x == 0 || !std::isfinite(x)) return;
+        int own;
+        fraction = std::frexp(x, &own);
+        exponent = power + own;
+    }
+    // The nearest double; infinite or 0 where it is beyond.
+    double near() const { return std::ldexp(fraction, int(std::clamp<int64_t>(exponent, -9999, 9999))); }
+};
+
+Number operator-(Number x) { return {-x.fraction, x.exponent}; }
+Number operator*(Number x, Number y) { return {x.fraction * y.fraction, x.exponent + y.exponent}; }
+Number operator/(Number x, Number y) { return {x.fraction / y.fraction, x.exponent - y.exponent}; }
+Number operator+(Number x, Number y) {
+    if (!std::isfinite(x.fraction + y.fraction)) return x.fraction + y.fraction;
+    if (x.fraction == 0) return y;
+    if (y.fraction != 0 && x.exponent < y.exponent) std::swap(x, y);
+    const int64_t down = std::max<int64_t>(y.exponent - x.exponent, -9999);
+    return {x.fraction + std::ldexp(y.fraction, int(down)), x.exponent};
+}
+bool operator<(Number x, Number y) { return (x + -y).fraction < 0; }
+
+double number(const Array& a, const char* at) {
     switch (a.kind) {
         case Kind::float32: {
             float x;
@@ -39,29 +64,10 @@ Wide number(const Array& a, const char* at) {
     }
 }
 
-// Whether one of n numbers is NaN or infinite: its exponent has every bit.
-template <class Bits> bool one_special(const char* at, int64_t stride, int64_t n, Bits exponent) {
-    Bits found = 0;
-    for (int64_t k = 0; k < n; k++) {
-        Bits bits;
-        __builtin_memcpy(&bits, at + k * stride, sizeof bits);
-        found |= Bits((bits & exponent) == exponent);
-    }
-    return found != 0;
-}
-template <class Bits> bool one_special_of(const Array& a, const char* at, int64_t n, Bits exponent) {
-    // With a stride known beforehand the loop is one of vectors.
-    if (a.column == int64_t(sizeof(Bits))) return one_special(at, sizeof(Bits), n, exponent);
-    return one_special(at, a.column, n, exponent);
-}
-bool any_special(const Array& a, const char* at, int64_t n) {
-    switch (a.kind) {
-        case Kind::float16: return one_special_of<uint16_t>(a, at, n, 0x7c00);
-        case Kind::bfloat16: return one_special_of<uint16_t>(a, at, n, 0x7f80);
-        case Kind::float32: return one_special_of<uint32_t>(a, at, n, 0x7f800000);
-        case Kind::float64: return one_special_of<uint64_t>(a, at, n, 0x7ff0000000000000);
-    }
-    return true;
+std::vector<double> numbers_of(const Array& a, int64_t b, int64_t h, int64_t r, int64_t n) {
+    std::vector<double> x(static_cast<size_t>(n));
+    for (int64_t d = 0; d < n; d++) x[size_t(d)] = number(a, a.at(b, h, r) + d * a.column);
+    return x;
 }
 
 bool seen(const Request& q, int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -102,141 +108,116 @@ bool seen(const Request& q, int64_t b, int64_t h, int64_t i, int64_t j) {
     return stack.empty() || stack.back();
 }
 
-void put(char* to, int64_t at, Kind kind, Wide x) {
+void put(char* to, int64_t at, Kind kind, double x) {
     switch (kind) {
         case Kind::float32: ((float*)to)[at] = float(x); break;
-        case Kind::float64: ((double*)to)[at] = double(x); break;
-        case Kind::float16: ((uint16_t*)to)[at] = to_half(to_odd(double(x))); break;
-        case Kind::bfloat16: ((uint16_t*)to)[at] = to_bfloat(to_odd(double(x))); break;
+        case Kind::float64: ((double*)to)[at] = x; break;
+        case Kind::float16: ((uint16_t*)to)[at] = to_half(to_odd(x)); break;
+        case Kind::bfloat16: ((uint16_t*)to)[at] = to_bfloat(to_odd(x)); break;
     }
 }
 
-Wide get(const char* from, int64_t at, Kind kind) {
+double get(const char* from, int64_t at, Kind kind) {
     Array a;
     a.kind = kind;
     const int64_t size = kind == Kind::float64 ? 8 : kind == Kind::float32 ? 4 : 2;
     return number(a, from + at * size);
 }
 
-Wide logit(const Request& q, int64_t b, int64_t h, int64_t i, int64_t j) {
-    const int64_t g = h / (q.H / q.G);
-    Wide x = 0;
-    for (int64_t d = 0; d < q.D; d++)
-        x += number(q.query, q.query.at(b, h, i) + d * q.query.column) *
-             number(q.key, q.key.at(b, g, j) + d * q.key.column);
-    x *= q.scale;
-    if (q.softcap != 0) x = q.softcap * std::tanh(x / q.softcap);
-    if (q.bias.data) x += number(q.bias, q.bias.at(b, h, i) + j * q.bias.column);
+// The power of two by which numbers are divided so that none exceeds 2^500, and D products of two such
+// numbers have a sum.
+int down_to_range(const std::vector<double>& x) {
+    double most = 0;
+    for (const double one : x) most = std::isfinite(one) ? std::max(most, std::fabs(one)) : most;
+    return std::max(0, (most > 0 ? std::ilogb(most) : 0) - 500);
+}
+
+Number dot(const std::vector<double>& x, const std::vector<double>& y) {
+    double sum = 0, of_special = 0;
+    for (size_t d = 0; d < x.size(); d++) {
+        sum += x[d] * y[d];
+        if (!std::isfinite(x[d]) || !std::isfinite(y[d])) of_special += x[d] * y[d];
+    }
+    // Finite products make no difference to a NaN or an infinity.
+    if (of_special != 0) return of_special;
+    if (std::isfinite(sum)) return sum;
+    const int x_down = down_to_range(x), y_down = down_to_range(y);
+    sum = 0;
+    for (size_t d = 0; d < x.size(); d++) sum += std::ldexp(x[d], -x_down) * std::ldexp(y[d], -y_down);
+    return {sum, x_down + y_down};
+}
+
+Number logit(const Request& q, const std::vector<double>& query, int64_t b, int64_t h, int64_t i,
+             int64_t j) {
+    Number x = dot(query, numbers_of(q.key, b, h / (q.H / q.G), j, q.D)) * Number(q.scale);
+    if (q.softcap != 0) {
+        // A cap bends a number that is far below it by less than rounding does.
+        const Number part = x / Number(q.softcap);
+        if (!std::isfinite(part.fraction) || part.exponent > -30)
+            x = q.softcap * std::tanh(part.near());
+    }
+    if (q.bias.data) x = x + number(q.bias, q.bias.at(b, h, i) + j * q.bias.column);
     return x;
-}
-
-// Whether a NaN or an infinity of the inputs makes every number of the row NaN.
-bool poisoned(const Request& q, int64_t b, int64_t h, int64_t i) {
-    const int64_t g = h / (q.H / q.G);
-    const bool every = any_special(q.query, q.query.at(b, h, i), q.D);
-    for (int64_t j = 0; j < q.S; j++) {
-        if (j % kChunk == 0 && q.stopped(q.state)) return false;
-        const bool special =
-            every || any_special(q.key, q.key.at(b, g, j), q.D) ||
-            (q.bias.data &&
-             any_special(q.bias, q.bias.at(b, h, i) + j * q.bias.column, 1));
-        if (!special || !seen(q, b, h, i, j)) continue;
-        const Wide x = logit(q, b, h, i, j);
-        if (std::isnan(x) || x == INFINITY) return true;
-    }
-    return false;
-}
-
-// Which columns of a row's output arithmetic has to make. Those where a visible value is NaN, or
-// infinities of both signs meet, are NaN without it; those that became the one infinity among their
-// values are right.
-std::vector<int64_t> columns_left(const Request& q, int64_t b, int64_t h, int64_t i,
-                                  const std::vector<int64_t>& wanted) {
-    enum { Up = 1, Down = 2, Nan = 4 };
-    const int64_t g = h / (q.H / q.G);
-    std::vector<uint8_t> met(size_t(q.E), 0);
-    for (int64_t j = 0; j < q.S; j++) {
-        if (j % kChunk == 0 && q.stopped(q.state)) return {};
-        const char* values = q.value.at(b, g, j);
-        if (!any_special(q.value, values, q.E) || !seen(q, b, h, i, j)) continue;
-        for (const int64_t e : wanted) {
-            const Wide x = number(q.value, values + e * q.value.column);
-            if (std::isnan(x)) met[size_t(e)] |= Nan;
-            else if (std::isinf(x)) met[size_t(e)] |= x > 0 ? Up : Down;
-        }
-    }
-    std::vector<int64_t> left;
-    const int64_t row = (b * q.H + h) * q.L + i;
-    for (const int64_t e : wanted) {
-        const uint8_t all = met[size_t(e)];
-        const Wide made = get(q.output, row * q.E + e, q.kind);
-        if (all & Nan || all == (Up | Down))
-            put(q.output, row * q.E + e, q.kind, NAN);
-        else if (!(all == Up && made == INFINITY) && !(all == Down && made == -INFINITY))
-            left.push_back(e);
-    }
-    return left;
 }
 
 }  // namespace
 
-void redo_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole_row) {
-    struct Restored {
-        std::fenv_t before;
-        Restored() {
-            std::fegetenv(&before);
-            std::fesetenv(FE_DFL_ENV);
-        }
-        ~Restored() { std::fesetenv(&before); }
-    } restored;
-    const int64_t g = h / (q.H / q.G);
-    const int64_t row = (b * q.H + h) * q.L + i;
-    const Kind arithmetic = q.wide ? Kind::float64 : Kind::float32;  // the type of the weights
-    if (whole_row && poisoned(q, b, h, i)) {
-        for (int64_t e = 0; e < q.E; e++) put(q.output, row * q.E + e, q.kind, NAN);
-        if (q.lse) put(q.lse, row, q.lse_kind, NAN);
-        for (int64_t j = 0; q.weights && j < q.S; j++)
-            put(q.weights, row * q.S + j, arithmetic, seen(q, b, h, i, j) ? Wide(NAN) : 0);
-        return;
-    }
-    std::vector<int64_t> columns;
-    for (int64_t e = 0; e < q.E; e++)
-        if (whole_row || !std::isfinite(get(q.output, row * q.E + e, q.kind))) columns.push_back(e);
-    if (!whole_row) columns = columns_left(q, b, h, i, columns);
-    if (columns.empty() && !whole_row) return;
-
+void redo_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole) {
+    const int64_t g = h / (q.H / q.G), row = (b * q.H + h) * q.L + i;
+    const Kind weight = q.wide ? Kind::float64 : Kind::float32;
+    const std::vector<double> query = numbers_of(q.query, b, h, i, q.D);
     std::vector<int64_t> keys;
-    std::vector<Wide> p;
-    Wide maximum = -INFINITY;
-    bool broken = false;
+    std::vector<Number> logits;
+    Number most = -INFINITY;
+    bool nan = false;
     for (int64_t j = 0; j < q.S; j++) {
         if (j % kChunk == 0 && q.stopped(q.state)) return;
         if (!seen(q, b, h, i, j)) continue;
-        const Wide x = logit(q, b, h, i, j);
         keys.push_back(j);
-        p.push_back(x);
-        broken |= std::isnan(x);
-        maximum = x > maximum ? x : maximum;
+        logits.push_back(nan ? Number() : logit(q, query, b, h, i, j));
+        const double fraction = logits.back().fraction;
+        nan |= std::isnan(fraction) || fraction == INFINITY;
+        if (most < logits.back()) most = logits.back();
     }
-    if (q.sink) maximum = std::max(maximum, Wide(q.sink[b * q.H + h]));
-    Wide sum = q.sink ? std::exp(Wide(q.sink[b * q.H + h]) - maximum) : 0;
-    for (Wide& x : p) sum += x = std::exp(x - maximum);
-    if (broken) sum = NAN;
-    for (Wide& x : p) x /= sum;
-    for (const int64_t e : columns) {
+    double sum = 0;
+    if (q.sink) {
+        const Number sink = q.sink[b * q.H + h];
+        if (most < sink) most = sink;
+        sum = std::exp((sink + -most).near());
+    }
+    nan |= std::isinf(most.fraction);  // all of them −∞
+    std::vector<double> weights;
+    for (const Number x : logits) weights.push_back(std::exp((x + -most).near()));
+    for (const double x : weights) sum += x;
+    if (nan) sum = NAN;
+    for (double& x : weights) x /= sum;
+
+    for (int64_t e = 0; e < q.E; e++) {
+        if (!whole && std::isfinite(get(q.output, row * q.E + e, q.kind))) continue;
         if (q.stopped(q.state)) return;
-        Wide x = 0;
-        for (size_t n = 0; n < keys.size(); n++)
-            x += p[n] * number(q.value, q.value.at(b, g, keys[n]) + e * q.value.column);
-        put(q.output, row * q.E + e, q.kind, x == 0 ? Wide(0) : x);
+        // What is NaN or infinite weighs 1, or 0 with a score of −∞, but not what a positive weight
+        // underflows to.
+        double sum = 0, half = 0, special = 0, low = q.sink ? 0 : INFINITY, high = -low;
+        for (size_t n = 0; n < keys.size(); n++) {
+            const double v = number(q.value, q.value.at(b, g, keys[n]) + e * q.value.column);
+            if (std::isfinite(v)) {
+                sum += weights[n] * v;
+                half += weights[n] * (v / 2);  // no sum of halves overflows
+                low = std::min(low, v);
+                high = std::max(high, v);
+            } else {
+                special += std::isinf(logits[n].fraction) ? v * 0 : v;
+            }
+        }
+        if (!std::isfinite(sum)) sum = half * 2;
+        const double finite = low <= high ? std::clamp(sum, low, high) : 0;
+        put(q.output, row * q.E + e, q.kind, nan ? NAN : special != 0 ? special : finite + 0.0);
     }
-    if (!whole_row) return;
-    if (q.lse) put(q.lse, row, q.lse_kind, maximum + std::log(sum));
-    if (q.weights) {
-        for (int64_t j = 0; j < q.S; j++) put(q.weights, row * q.S + j, arithmetic, 0);
-        for (size_t n = 0; n < keys.size(); n++)
-            put(q.weights, row * q.S + keys[n], arithmetic, p[n]);
-    }
+    if (!whole) return;
+    if (q.lse) put(q.lse, row, q.lse_kind, (most + std::log(sum)).near());
+    if (!q.weights) return;
+    for (int64_t j = 0; j < q.S; j++) put(q.weights, row * q.S + j, weight, 0);
+    for (size_t n = 0; n < keys.size(); n++) put(q.weights, row * q.S + keys[n], weight, weights[n]);
 }
 
 }  // namespace regard

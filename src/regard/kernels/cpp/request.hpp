@@ -45,7 +45,6 @@ struct Request {
     int32_t program_size;
     int32_t program_depth;     // the most values on its stack
     double scale, softcap;     // softcap 0: none
-    bool narrow;               // results of a type narrower than the arithmetic's promise: redo rows
     bool wide;                 // compute in float64
     // Results: contiguous (B, H, L, E), (B, H, L, S), (B, H, L).
     char* output;
@@ -53,8 +52,9 @@ struct Request {
     char* lse;                 // or nullptr
     Kind kind;                 // of output and weights
     Kind lse_kind;
-    // Computes one row again with more range; called for rows that left the range of float32.
-    void (*redo)(const Request&, int64_t b, int64_t h, int64_t i, bool whole_row);
+    // Computes one row with exponents that do not end; called for rows that left the range of float64.
+    // Not the whole row: only those numbers of its output that are not finite.
+    void (*redo)(const Request&, int64_t b, int64_t h, int64_t i, bool whole);
     // Asked now and then, at least once per chunk of keys: true means stop, the call is given up.
     bool (*stopped)(void* state);
     void* state;

@@ -154,16 +154,16 @@ template <class T> REGARD_INLINE T sum_of(Vec<T> v) {
 template <class T> REGARD_INLINE T largest_of(Vec<T> v) {
     return fold<T, kLanes<T> / 2>(v, [](Vec<T> a, Vec<T> b) { return larger(a, b); })[0];
 }
-// Whether whole vectors of numbers are finite: x − x is 0 for finite x and NaN else, and a sum
-// keeps a NaN.
+// Whether whole vectors of numbers are finite: x · 0 is 0 for finite x and NaN else, and a sum keeps
+// a NaN.
 template <class T> REGARD_INLINE bool finite(const T* x, int64_t n) {
     constexpr int W = kLanes<T>, N = 4;  // additions that do not wait for each other
     Vec<T> rest[N] = {};
     int64_t i = 0;
     for (; i + N * W <= n; i += N * W)
         for (int part = 0; part < N; part++)
-            rest[part] += load(x + i + part * W) - load(x + i + part * W);
-    for (; i < n; i += W) rest[0] += load(x + i) - load(x + i);
+            rest[part] = fma(load(x + i + part * W), Vec<T>{}, rest[part]);
+    for (; i < n; i += W) rest[0] = fma(load(x + i), Vec<T>{}, rest[0]);
     return sum_of<T>((rest[0] + rest[1]) + (rest[2] + rest[3])) == 0;
 }
 

@@ -35,7 +35,7 @@ template <class T> struct Softmax {
     double natural;       // a number times this is a logit
     T bias, bias_rest;    // a bias times these two together is a number: rounded once, not twice
     T scale, cap;         // what makes logits of scores where the softcap bends them
-    bool general;         // bias or softcap: there is more to do than to find the largest
+    bool general;         // there is more to do than to find the largest
     bool in_logits;       // numbers are logits; else scores, and what is hidden by −∞ in a bias has
                           // the bytes of what a mask hides
     bool capped;
@@ -63,6 +63,29 @@ template <class T> REGARD_INLINE bool nothing(State<T> state) {
     return state.maximum == -infinity<T>() && state.sum == 0;
 }
 
+// The state of a row of which a number left the range of T: it stays so, whatever is merged with it.
+template <class T> constexpr State<T> kAgain = {T(0), T(__builtin_nan(""))};
+template <class T> REGARD_INLINE bool again(State<T> state) { return state.sum != state.sum; }
+
+// Which keys of a chunk a row sees, relative to the chunk. bytes, bias: nullptr where there are none.
+template <class T> struct Seen {
+    int64_t low, high;
+    const uint8_t* bytes;
+    const T* bias;
+
+    bool operator()(int64_t j) const {
+        return j >= low && j < high && (!bytes || bytes[j]) && (!bias || bias[j] != -infinity<T>());
+    }
+};
+
+// Whether one of the numbers low … high that a row sees is NaN or infinite.
+template <class T>
+static bool any_seen_special(const Seen<T>& seen, const T* x, int64_t low, int64_t high) {
+    for (int64_t j = low; j < high; j++)
+        if (x[j] - x[j] != 0 && seen(j)) return true;
+    return false;
+}
+
 // Numbers that are not seen become −∞.
 template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
     const Bits<T> absent = (Bits<T>)all(-infinity<T>());
@@ -70,13 +93,17 @@ template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
 }
 
 // The largest of the scores [from, to) of one row, which become −∞ where hidden; whole vectors, from
-// the beginning of a panel. With a bias or a softcap scores become other numbers first.
+// the beginning of a panel. With a bias or a softcap scores become other numbers first; `odd` says
+// whether one of those, hidden or not, is NaN or infinite.
 template <class T>
-REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, int64_t low,
-                        int64_t high, const uint8_t* bytes, const T* bias) {
+REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, const Seen<T>& seen,
+                        bool& odd) {
     constexpr int W = kLanes<T>;
     const Vec<T> absent = all(-infinity<T>());
+    const uint8_t* const bytes = seen.bytes;
+    const T* const bias = seen.bias;
     if (how.general) {
+        Vec<T> rest = {};
         for (int64_t j = from; j < to; j += W) {
             Vec<T> t = load(x + j);
             if (how.capped)
@@ -88,10 +115,15 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
                 const Bits<T> hidden = (Bits<T>)(added == absent);
                 if (how.bias_rest != 0) t = fma(added, all(how.bias_rest), t);
                 t = fma(added, all(how.bias), t);
-                t = (Vec<T>)((hidden & (Bits<T>)absent) | (~hidden & (Bits<T>)t));
+                const Bits<T> kept = ~hidden & (Bits<T>)t;
+                rest = fma((Vec<T>)kept, Vec<T>{}, rest);
+                t = (Vec<T>)((hidden & (Bits<T>)absent) | kept);
+            } else {
+                rest = fma(t, Vec<T>{}, rest);
             }
             store(x + j, t);
         }
+        odd = sum_of<T>(rest) != 0;
     }
     if (bytes) {
         for (int64_t j = from; j < to; j += W) {
@@ -104,8 +136,7 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
     typedef typename VectorOf<T>::integer Integer;
     Bits<T> lane;
     for (int i = 0; i < W; i++) lane[i] = i;
-    low = smaller_of(low, to);
-    high = larger_of(high, from);
+    const int64_t low = smaller_of(seen.low, to), high = larger_of(seen.high, from);
     for (int64_t j = from; j < low; j += W)
         keep(x + j, Bits<T>(lane >= Integer(low - j) - Bits<T>{}));
     for (int64_t j = high / W * W; j < to; j += W)
@@ -114,7 +145,7 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, i
     Vec<T> most0 = absent, most1 = absent;
     int64_t j = from;
     for (; j + W < to; j += 2 * W) {
-        most0 = larger(load(x + j), most0);  // a NaN is passed over here and shows in the sum
+        most0 = larger(load(x + j), most0);  // a NaN is passed over
         most1 = larger(load(x + j + W), most1);
     }
     if (j < to) most0 = larger(load(x + j), most0);
