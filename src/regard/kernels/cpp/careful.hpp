@@ -73,7 +73,7 @@ static void add_apart(const Scratch<double>& s, const Seen<double>& seen, const 
     int64_t count = 0;
     for (int64_t j = range.low; j < range.high; j++) {
         keys[count] = int16_t(j);
-        if (s.apart.special_values[j] && seen(j)) count++;
+        count += (s.apart.special_values[j] != 0) & seen(j);
     }
     for (int64_t e = 0; e < wide; e += kLanes<double>) {
         Vec<double> sum = load(sums + e);

@@ -86,7 +86,7 @@ static void blend_visible(const Seen<T>& seen, const T* p, const char* values, i
     int64_t count = 0;
     for (int64_t j = from; j < to; j++) {
         keys[count] = int16_t(j);
-        if (seen(j)) count++;
+        count += seen(j);
     }
     if (count == to - from) return;
     for (int64_t e = 0; e < wide; e += kLanes<T>) {

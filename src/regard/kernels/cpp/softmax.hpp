@@ -74,7 +74,10 @@ template <class T> struct Seen {
     const T* bias;
 
     bool operator()(int64_t j) const {
-        return j >= low && j < high && (!bytes || bytes[j]) && (!bias || bias[j] != -infinity<T>());
+        bool all = (j >= low) & (j < high);  // no branches: a mask may look like chance
+        if (bytes) all &= bytes[j] != 0;
+        if (bias) all &= bias[j] != -infinity<T>();
+        return all;
     }
 };
 
