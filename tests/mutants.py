@@ -338,6 +338,16 @@ MUTANTS = [
     ),
     Mutant(
         "G10",
+        "an array that is lazy or elsewhere is read without a word",
+        "arrays.py",
+        "        _check_that_it_is_here(name, value)\n",
+        "",
+        "interop/test_elsewhere.py::"
+        "test_what_is_lazy_or_elsewhere_is_refused_with_what_to_pass_instead",
+        "cupy",
+    ),
+    Mutant(
+        "G10",
         "an exception leaves a thread",
         CPP + "driver.cpp",
         "} catch (const std::bad_alloc&) {  // from redoing a row",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from regard.arrays import home_of, lent
+from regard.arrays import home_of, lent, untraced
 from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
 from regard.native import plain, set_default_threads
 
@@ -98,7 +98,8 @@ def attention(
         Both ValueError: shapes that do not fit, options that make no sense.
     DtypeError
         A TypeError: complex, object, longdouble or masked arrays, masks that are not boolean,
-        arrays of two other libraries, on another device, or followed by a gradient.
+        arrays of two other libraries, on another device, not loaded or computed yet, traced, or
+        followed by a gradient.
 
     Notes
     -----
@@ -148,9 +149,13 @@ def attention(
     )
 
 
-def _general(query: Any, key: Any, value: Any, kernel: str | None, **options: Any) -> Any:
-    # Not a closure in `attention`, which would cost the plain call a quarter of its time. What a
-    # plain call does without is loaded here, so that `import regard` is quick.
+def _general(*arguments: Any, **options: Any) -> Any:
+    # Not a closure in `attention`, which would cost the plain call a quarter of its time.
+    return untraced(_answer)(*arguments, **options)
+
+
+def _answer(query: Any, key: Any, value: Any, kernel: str | None, **options: Any) -> Any:
+    # What a plain call does without is loaded here, so that `import regard` is quick.
     from regard.dispatch import run
     from regard.request import make_request
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+
+T = TypeVar("T")
 
 # Results, an array or a named tuple of arrays, as those of a library.
 Home = Callable[[Any], Any]
@@ -59,20 +61,80 @@ def lent(name: str, value: Any, *, in_place: bool = False) -> Any:
 
     `in_place`: to be written into, so what NumPy could only have a copy of is refused.
     """
-    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+    if isinstance(value, np.ndarray) or type(value).__module__ == "builtins":
         return value
+    tensor = _is_torch(value)
+    if not tensor:
+        _check_that_it_is_here(name, value)
+        if not hasattr(type(value), "__dlpack__"):
+            return value
     try:
-        return (_of_torch if _is_torch(value) else _of_dlpack)(name, value, in_place)
+        return (_of_torch if tensor else _of_dlpack)(name, value, in_place)
     except (MemoryError, DtypeError):
         raise
     except Exception as error:
         verb = "write into" if in_place else "read"
         reason = safe_text(str(error).partition("\n")[0], 120)
-        traced = type(value).__module__.startswith("jax")
-        hint = "; within jit and vmap: regard.interop.jax" if traced else ""
         raise DtypeError(
-            f"{name} is a {type(value).__name__} that NumPy cannot {verb}: {reason}{hint}"
+            f"{name} is a {type(value).__name__} that NumPy cannot {verb}: {reason}"
         ) from None
+
+
+def untraced(function: Callable[..., T]) -> Callable[..., T]:
+    """The function; for torch.compile, which would look into it, one that it calls as a whole."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    if function not in _hidden:
+        _hidden[function] = sys.modules["torch"].compiler.disable(function)
+    hidden: Callable[..., T] = _hidden[function]
+    return hidden
+
+
+_hidden: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+# --- arrays whose numbers are not in this memory, or not yet --------------------------------------
+
+# Where NumPy would load, compute or copy all of an array unasked, or fail without a way out: the
+# package of its class, where its numbers are, and what to pass instead.
+ELSEWHERE = {
+    "dask": ("not computed yet", "{}.compute()"),
+    "zarr": ("in a store", "{}[...]"),
+    "h5py": ("in a file", "{}[...]"),
+    "sparse": ("kept without the zeros", "{}.todense()"),
+    "cupy": ("in the memory of a GPU", "{}.get()"),
+    "torch.fx": ("not known while it records", "it to a function that torch.fx.wrap keeps whole"),
+}
+
+
+def _check_that_it_is_here(name: str, value: Any) -> None:
+    """Refuse what is lazy, elsewhere or not known yet, and say how to get its numbers."""
+    jax = sys.modules.get("jax")
+    if isinstance(value, getattr(getattr(jax, "core", None), "Tracer", ())):
+        raise DtypeError(
+            f"{name} is traced by JAX and has no numbers yet: within jax.jit and jax.vmap call "
+            "regard.interop.jax.dot_product_attention, whose rows come before heads; within "
+            "jax.grad call jax.nn.dot_product_attention, because regard computes no gradients"
+        )
+    for package, (where, instead) in ELSEWHERE.items():
+        if _belongs_to(package, value):
+            raise DtypeError(
+                f"{name} is a {package} {type(value).__name__}, whose numbers are {where}; "
+                f"pass {instead.format(name)}"
+            )
+    variable = getattr(value, "variable", value) if _belongs_to("xarray", value) else None
+    if not getattr(variable, "_in_memory", True):
+        inner = getattr(variable, "_data", None)
+        _check_that_it_is_here(f"{name}.data", inner)
+        if _belongs_to("xarray", inner):
+            raise DtypeError(
+                f"{name} is an xarray {type(value).__name__}, whose numbers are not loaded yet; "
+                f"pass {name}.load()"
+            )
+
+
+def _belongs_to(package: str, value: Any) -> bool:
+    return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(value).__mro__)
 
 
 def _of_dlpack(name: str, value: Any, in_place: bool) -> Array:
@@ -82,7 +144,7 @@ def _of_dlpack(name: str, value: Any, in_place: bool) -> Array:
         device = min(READABLE_DEVICES)
     if device not in READABLE_DEVICES:
         where = safe_text(getattr(value, "device", f"DLPack device {device}"), 60)
-        raise _elsewhere(name, value, where)
+        raise DtypeError(_elsewhere(name, value, where))
     try:
         return np.from_dlpack(value)
     except Exception:  # NumPy takes fewer dtypes by DLPack than it has
@@ -97,7 +159,8 @@ def _library(array: Any) -> Any:
         return None
     if _is_torch(array):
         return sys.modules["torch"]
-    speaks = hasattr(array, "__dlpack__") and hasattr(array, "__array_namespace__")
+    kind = type(array)  # not the array: some answer to every name
+    speaks = hasattr(kind, "__dlpack__") and hasattr(kind, "__array_namespace__")
     return array.__array_namespace__() if speaks else None
 
 
@@ -116,8 +179,8 @@ def _brought_home(library: Any, result: Any) -> Any:
         return library.asarray(result)
 
 
-def _elsewhere(name: str, value: Any, where: str) -> DtypeError:
-    return DtypeError(
+def _elsewhere(name: str, value: Any, where: str) -> str:
+    return (
         f"{name} is a {type(value).__name__} on {where}, and regard computes on the CPU; "
         "bring it there first, in PyTorch with .cpu(), in JAX with jax.device_put"
     )
@@ -133,17 +196,34 @@ def _is_torch(value: Any) -> bool:
 
 def _of_torch(name: str, tensor: Any, in_place: bool) -> Array:
     torch = sys.modules["torch"]
-    if tensor.device.type != "cpu":
-        raise _elsewhere(name, tensor, str(tensor.device))
+    if torch.jit.is_tracing() or _make_fx_runs():
+        raise DtypeError(
+            f"{name} is read within a trace, which would keep regard's answer as a constant; trace "
+            "what comes before and after it, or use torch.compile, which calls regard each time"
+        )
+    if torch._is_functional_tensor(tensor):  # NumPy could read it, but perhaps what it was before
+        raise DtypeError(_followed(torch, name, tensor))
     if tensor.requires_grad and torch.is_grad_enabled():
         raise DtypeError(
-            f"{name} requires a gradient, which regard does not compute; pass {name}.detach(), or "
-            "call within torch.no_grad()"
+            _followed(torch, name, tensor)
+            or f"{name} requires a gradient, which regard does not compute; pass {name}.detach(), "
+            "or call within torch.no_grad()"
         )
     if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
         raise DtypeError(
             f"{name} carries a tangent, which regard does not follow; pass its primal alone"
         )
+    try:
+        return _numbers_of(name, tensor, in_place)
+    except DtypeError:
+        raise
+    except (RuntimeError, TypeError) as error:
+        reason = _followed(torch, name, tensor) or _unreadable(torch, name, tensor.detach())
+        raise (error if reason is None else DtypeError(reason)) from None
+
+
+def _numbers_of(name: str, tensor: Any, in_place: bool) -> Array:
+    torch = sys.modules["torch"]
     tensor = tensor.detach()
     if not in_place:
         tensor = tensor.resolve_neg()  # a sign that torch has put off; else the tensor itself
@@ -152,6 +232,55 @@ def _of_torch(name: str, tensor: Any, in_place: bool) -> Array:
         return bits.view(_bfloat16(name))
     array: Array = tensor.numpy()
     return array
+
+
+def _make_fx_runs() -> bool:
+    """Whether what happens to tensors is recorded by make_fx, which hands out real ones."""
+    recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return recorder is not None and recorder.get_proxy_mode() is not None
+
+
+def _followed(torch: Any, name: str, tensor: Any) -> str | None:
+    """Why a tensor is not what it seems to be within the transforms of torch.func."""
+    transforms = torch._C._functorch
+    if transforms.is_batchedtensor(tensor):
+        return (
+            f"{name} is mapped by torch.vmap; pass the whole tensors without it, because regard "
+            "broadcasts leading axes by itself"
+        )
+    if transforms.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
+        return (
+            f"{name} is followed by torch.func (grad, vjp, jvp, functionalize), and regard has no "
+            "gradients; call regard outside of it"
+        )
+    return None
+
+
+def _unreadable(torch: Any, name: str, tensor: Any) -> str | None:
+    """Why NumPy cannot read a tensor, and what to pass instead."""
+    kind = type(tensor)
+    if kind.__name__ == "FakeTensor" or tensor.is_meta:
+        what = "FakeTensor" if kind.__name__ == "FakeTensor" else f"{kind.__name__} on meta"
+        return (
+            f"{name} is a {what}, which has a shape and no numbers; call regard on real tensors, "
+            "outside of torch.export and FakeTensorMode"
+        )
+    if tensor.is_nested:
+        return f"{name} is a nested tensor; pass its parts, {name}.unbind(), singly"
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return (
+            f"{name} is a {kind.__name__}, a class that keeps its numbers in its own way; pass "
+            "the plain tensor that it stands for"
+        )
+    if tensor.device.type != "cpu":
+        return _elsewhere(name, tensor, str(tensor.device))
+    if tensor.layout != torch.strided:
+        return f"{name} has the layout {tensor.layout}; pass {name}.to_dense()"
+    if tensor.is_quantized:
+        return f"{name} is quantised, {tensor.dtype}; pass {name}.dequantize()"
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        return f"{name} has dtype {tensor.dtype}, which NumPy does not know; pass {name}.float()"
+    return None
 
 
 def _bfloat16(name: str) -> Any:

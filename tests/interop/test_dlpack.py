@@ -285,7 +285,7 @@ def test_out_of_the_wrong_shape_dtype_or_memory_is_refused():
         regard.attention(*given, out=torch.zeros(2, 3, 5, 4, dtype=torch.float64))
     with pytest.raises(regard.OptionError, match="on top of each other"):
         regard.attention(*given, out=torch.zeros(2, 3, 1, 4).expand(2, 3, 5, 4))
-    with pytest.raises(regard.DtypeError, match="out is a Tensor on meta"):
+    with pytest.raises(regard.DtypeError, match=r"out is a Tensor on meta.*no numbers"):
         regard.attention(*given, out=torch.zeros(2, 3, 5, 4, device="meta"))
 
 
@@ -320,14 +320,28 @@ def test_an_array_on_another_device_is_refused_with_the_way_to_bring_it(place):
         regard.attention(q, Lent(k, place), v)
 
 
-@pytest.mark.needs("torch")
-@pytest.mark.parametrize("name", ["query", "key", "value", "mask", "bias", "sink"])
-def test_a_tensor_on_another_device_is_refused_by_name(name):
+EVERY_TENSOR = ["query", "key", "value", "mask", "bias", "sink"]
+
+
+def every_tensor():
     given = dict(zip(("query", "key", "value"), map(to_torch, inputs(*SHAPES)), strict=True))
-    given |= {"mask": torch.ones(5, 6) > 0, "bias": torch.ones(5, 6), "sink": torch.ones(3)}
+    return given | {"mask": torch.ones(5, 6) > 0, "bias": torch.ones(5, 6), "sink": torch.ones(3)}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", EVERY_TENSOR)
+def test_a_tensor_without_numbers_is_refused_by_name(name):
+    given = every_tensor()
     given[name] = given[name].to("meta")
-    with pytest.raises(regard.DtypeError, match=rf"{name} is a Tensor on meta.*\.cpu\(\)"):
+    with pytest.raises(regard.DtypeError, match=rf"{name} is a Tensor on meta.*no numbers"):
         regard.attention(**given)
+    fake = torch._subclasses.FakeTensorMode()
+    given[name] = fake.from_tensor(every_tensor()[name])
+    with pytest.raises(regard.DtypeError, match=rf"{name} is a FakeTensor.*no numbers"):
+        regard.attention(**given)
+    if name == "query":
+        with fake, pytest.raises(regard.DtypeError, match="query is a FakeTensor"):
+            regard.attention(**every_tensor())
 
 
 @pytest.mark.needs("torch")
@@ -344,13 +358,131 @@ def test_a_tensor_that_requires_a_gradient_is_refused_unless_none_is_followed(na
         assert regard.attention(**given).shape == (2, 3, 5, 4)
 
 
+# What becomes of a tensor of float32, and what to do then.
+UNREADABLE = {
+    "sparse": (lambda t: t.to_sparse(), r"layout torch.sparse_coo; pass query\.to_dense\(\)"),
+    "mkldnn": (lambda t: t.to_mkldnn(), r"layout torch._mkldnn; pass query\.to_dense\(\)"),
+    "quantised": (
+        lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
+        r"quantised, torch.qint8; pass query\.dequantize\(\)",
+    ),
+    "nested": (
+        lambda t: torch.nested.nested_tensor([t[0], t[1, :, :3]]),
+        r"a nested tensor; pass its parts, query\.unbind\(\)",
+    ),
+    "jagged": (
+        lambda t: torch.nested.nested_tensor([t[0], t[1, :2]], layout=torch.jagged),
+        r"a nested tensor; pass its parts, query\.unbind\(\)",
+    ),
+    "masked": (lambda t: torch.masked.masked_tensor(t, t > 0), "a MaskedTensor.*plain tensor"),
+    "narrow": (lambda t: t.to(torch.float8_e4m3fn), r"float8_e4m3fn.*pass query\.float\(\)"),
+    "complex": (lambda t: t.to(torch.complex64), "complex64, which is not supported"),
+}
+
+
 @pytest.mark.needs("torch")
-def test_a_tensor_that_numpy_cannot_read_is_a_dtype_error():
+@pytest.mark.filterwarnings("ignore")  # prototypes, and what is deprecated
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_tensor_that_numpy_cannot_read_is_refused_with_what_to_pass_instead(case):
+    change, words = UNREADABLE[case]
     q, k, v = map(to_torch, inputs(*SHAPES))
-    with pytest.raises(regard.DtypeError, match="query is a Tensor that NumPy cannot read"):
-        regard.attention(q.to_sparse(), k, v)
-    with pytest.raises(regard.DtypeError, match="value"):
-        regard.attention(q, k, v.to(torch.complex64))
+    with pytest.raises(regard.DtypeError, match=f"query (is|has).*{words}"):
+        regard.attention(change(q), k, v)
+
+
+@pytest.mark.needs("torch")
+def test_other_reasons_are_given_in_the_words_of_the_library(monkeypatch):
+    q, k, v = map(to_torch, inputs(*SHAPES))
+    out = torch.complex(torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 5, 4)).conj().imag
+    with pytest.raises(
+        regard.DtypeError, match=r"out is a Tensor that NumPy cannot write.*negative"
+    ):
+        regard.attention(q, k, v, out=out)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(regard.DtypeError, match=r"query is bfloat16.*regard\[bfloat16\]"):
+        regard.attention(q.bfloat16(), k, v)
+
+
+@pytest.mark.needs("torch")
+def test_a_class_of_tensors_is_read_as_a_plain_tensor_and_comes_back_as_one():
+    class Mine(torch.Tensor):
+        pass
+
+    given = [to_torch(array) for array in inputs(*SHAPES)]
+    for kind in (lambda t: t.as_subclass(Mine), lambda t: torch.nn.Parameter(t, False)):
+        output = regard.attention(*map(kind, given))
+        assert type(output) is torch.Tensor
+        assert torch.equal(output, regard.attention(*given))
+
+
+# How PyTorch makes something of a function of one tensor, and what regard says within it.
+TRACES = {
+    "trace": (
+        lambda f: torch.jit.trace(f, torch.ones(2, 3, 4)),
+        "query is read within a trace.*constant.*torch.compile",
+    ),
+    "make_fx": (
+        lambda f: torch.fx.experimental.proxy_tensor.make_fx(f)(torch.ones(2, 3, 4)),
+        "query is read within a trace.*constant.*torch.compile",
+    ),
+    "symbolic_trace": (lambda f: torch.fx.symbolic_trace(f), r"query is a torch\.fx Proxy.*wrap"),
+    "vmap": (
+        lambda f: torch.func.vmap(f)(torch.ones(2, 3, 4)),
+        "query is mapped by torch.vmap; pass the whole tensors",
+    ),
+    "grad": (
+        lambda f: torch.func.grad(lambda t: f(t).sum())(torch.ones(2, 3, 4)),
+        r"query is followed by torch\.func.*outside",
+    ),
+    "grad_detached": (
+        lambda f: torch.func.grad(lambda t: f(t.detach()).sum())(torch.ones(2, 3, 4)),
+        r"query is followed by torch\.func.*outside",
+    ),
+    "jvp": (
+        lambda f: torch.func.jvp(f, (torch.ones(2, 3, 4),), (torch.ones(2, 3, 4),)),
+        "query carries a tangent",
+    ),
+    "functionalize": (
+        lambda f: torch.func.functionalize(f)(torch.ones(2, 3, 4)),
+        r"query is followed by torch\.func.*outside",
+    ),
+}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.filterwarnings("ignore")  # tracing is deprecated
+@pytest.mark.parametrize("way", TRACES)
+def test_what_torch_traces_or_transforms_is_refused_with_what_to_do(way):
+    transform, words = TRACES[way]
+    with pytest.raises(regard.DtypeError, match=words):
+        transform(lambda t: regard.attention(t, t, t))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.filterwarnings("ignore")  # what torch.compile warns of by itself
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"offset": 0, "causal": True},
+        {"mask": np.tri(5, dtype=bool)},
+        {"return_lse": True},
+        {"kernel": "reference"},
+    ],
+    ids=lambda options: "_".join(options) or "plain",
+)
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_torch_compile_calls_regard_each_time(options, name):
+    def attend(t):
+        result = regard.attention(t * 2, t, t, **options)
+        return result[0] + 1 if options.get("return_lse") else result + 1
+
+    compiled = torch.compile(attend, backend="eager")
+    for seed in range(3):
+        given = to_torch(inputs((2, 5, 4), seed=seed)[0]).to(getattr(torch, name))
+        output = compiled(given)
+        assert type(output) is torch.Tensor
+        assert torch.equal(output, attend(given))
 
 
 @pytest.mark.needs("torch")
@@ -361,8 +493,18 @@ def test_a_sign_that_torch_has_put_off_is_not_lost():
 
 
 @pytest.mark.needs("jax")
-def test_a_traced_array_is_refused_with_the_way_out():
+@pytest.mark.parametrize("name", ["query", "key", "value", "bias", "sink", "scale"])
+def test_an_array_that_jax_traces_is_refused_with_what_to_call(name):
     import jax
 
-    with pytest.raises(regard.DtypeError, match=r"regard\.interop\.jax"):
-        jax.jit(regard.attention)(*[jnp.ones((3, 4))] * 3)
+    given = {name: jnp.ones((3, 4)) for name in ("query", "key", "value")}
+    given |= {"bias": jnp.ones((3, 3)), "sink": jnp.ones(1), "scale": jnp.ones(())}
+
+    def attend(array):
+        return regard.attention(**(given | {name: array})).sum()
+
+    words = rf"{name} is traced by JAX.*regard\.interop\.jax\.dot_product_attention.*jax\.grad"
+    for transform in (jax.jit, jax.grad, lambda f: jax.vmap(f)):
+        array = given[name][None] if transform not in (jax.jit, jax.grad) else given[name]
+        with pytest.raises(regard.DtypeError, match=words):
+            transform(attend)(array)

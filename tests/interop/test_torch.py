@@ -236,7 +236,7 @@ REFUSED = {
     "gradient": (lambda: {"key": numbers(2, 4, 5, 8).requires_grad_()}, r"key.*detach"),
     "gradient_of_a_mask": (lambda: {"attn_mask": torch.zeros(5, 5).requires_grad_()}, "attn_mask"),
     "dropout": (lambda: {"dropout_p": 0.1}, "dropout_p is 0.1"),
-    "another_device": (lambda: {"value": good()["value"].to("meta")}, r"value.*meta.*\.cpu\(\)"),
+    "another_device": (lambda: {"value": good()["value"].to("meta")}, "value.*meta.*no numbers"),
     "nested": (lambda: {"query": ragged(torch.strided)}, "query is a nested"),
     "nested_jagged": (lambda: {"query": ragged(torch.jagged)}, "query is a nested"),
     "sparse": (lambda: {"query": good()["query"].to_sparse()}, r"query.*[Ss]parse"),
@@ -272,6 +272,107 @@ def test_what_cannot_be_answered_is_refused_by_name(case):
     options, message = REFUSED[case]
     with pytest.raises((regard.DtypeError, regard.OptionError, regard.ShapeError), match=message):
         scaled_dot_product_attention(**(good() | options()))
+
+
+# --- autocast ------------------------------------------------------------------------------------
+
+MIXED = [*((name,) * 3 for name in NAMES), ("float32", "bfloat16", "float16")]
+MIXED += [("float64", "float32", "float32"), ("float64", "float64", "bfloat16")]
+
+
+def answer_of(function, tensors, mask):
+    """What comes back, or None where the call is refused."""
+    try:
+        return function(*tensors, attn_mask=mask)
+    except (RuntimeError, regard.DtypeError):
+        return None
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+@pytest.mark.parametrize("names", MIXED, ids="_".join)
+@pytest.mark.parametrize("mask", [None, "bool", *NAMES])
+def test_autocast_casts_what_it_casts_for_pytorch_s_own_function(mask, names, to):
+    given = [numbers(2, 4, 5, 8, dtype=name, seed=n) for n, name in enumerate(names)]
+    added = None if mask is None else numbers(5, 5, seed=3) > -0.5
+    if mask not in (None, "bool"):
+        added = numbers(5, 5, dtype=mask, seed=3)
+    narrow = getattr(torch, to)
+    own = functional.scaled_dot_product_attention
+    with torch.autocast("cpu", dtype=narrow):
+        theirs, ours = (
+            answer_of(own, given, added),
+            answer_of(scaled_dot_product_attention, given, added),
+        )
+        with torch.autocast("cpu", enabled=False):
+            off = answer_of(scaled_dot_product_attention, given, added)
+    without = answer_of(scaled_dot_product_attention, given, added)
+    assert (off is None) == (without is None)
+    assert off is None or torch.equal(off, without)
+    assert (ours is None) == (theirs is None)
+    if theirs is None:
+        return
+    assert ours.dtype == theirs.dtype == (torch.float64 if names[0] == "float64" else narrow)
+    if names[0] != "float64":
+        given = [tensor.to(narrow) for tensor in given]
+        added = added.to(narrow) if mask not in (None, "bool") else added
+    assert torch.equal(ours, scaled_dot_product_attention(*given, added))
+
+
+def test_autocast_counts_within_the_context_too():
+    layer = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    x = numbers(2, 5, 16)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = layer(x, x, x, need_weights=False)[0]
+        with patched() as calls:
+            output = layer(x, x, x, need_weights=False)[0]
+    assert (calls.answered, output.dtype) == (1, expected.dtype)
+    # bfloat16 rounds each of a few sums to 8 bits.
+    np.testing.assert_allclose(output.float(), expected.float(), rtol=0, atol=2**-6)
+
+
+def test_attention_on_tensors_follows_their_dtypes_and_not_autocast():
+    query = numbers(2, 4, 5, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert regard.attention(query, query, query).dtype == torch.float32
+
+
+# --- tensors of other classes --------------------------------------------------------------------
+
+
+def test_a_class_of_tensors_is_asked_and_gets_its_own_back_as_from_pytorch():
+    asked = []
+
+    class Mine(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            asked.append(function)
+            return super().__torch_function__(function, types, arguments, options)
+
+    given = list(good().values())
+    ours = scaled_dot_product_attention(*(tensor.as_subclass(Mine) for tensor in given))
+    assert asked[0] is scaled_dot_product_attention
+    assert type(ours) is Mine
+    plain = ours.as_subclass(torch.Tensor)
+    assert torch.equal(plain, scaled_dot_product_attention(*given))
+
+
+@pytest.mark.filterwarnings("ignore")  # tracing is deprecated
+def test_a_trace_is_refused_and_torch_compile_calls_regard_each_time():
+    query, mask = numbers(2, 4, 5, 8), numbers(5, 5)
+
+    def attend(tensor):
+        return scaled_dot_product_attention(tensor * 2, tensor, tensor, mask) + 1
+
+    with pytest.raises(
+        regard.DtypeError, match=r"attn_mask is read within a trace.*torch\.compile"
+    ):
+        torch.jit.trace(attend, query)
+    with pytest.raises(regard.DtypeError, match=r"query is mapped by torch\.vmap"):
+        torch.func.vmap(attend)(query)
+    compiled = torch.compile(attend, backend="eager")
+    for seed in range(3):
+        query = numbers(2, 4, 5, 8, seed=seed)
+        assert torch.equal(compiled(query), attend(query))
 
 
 @pytest.mark.filterwarnings("ignore")  # quantisation is deprecated

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -437,6 +438,156 @@ def test_tokens_that_do_not_fit_are_refused_in_words():
         call.explain(batch="0")
     with pytest.raises(DtypeError, match="sequence of strings"):
         call.explain("one string")
+
+
+# --- models whose attention cannot be replaced ---------------------------------------------------
+
+SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+OWN = {
+    "gpt_neo": Family(
+        "GPTNeoModel",
+        "GPTNeoConfig",
+        {"vocab_size": 99, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
+        | {"attention_types": [[["global"], 2]]},
+    ),
+    "gptj": Family(
+        "GPTJModel",
+        "GPTJConfig",
+        {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
+    ),
+    "mpt": Family(
+        "MptModel", "MptConfig", {"vocab_size": 99, "d_model": 32, "n_layers": 2, "n_heads": 4}
+    ),
+    "deberta_v2": Family(
+        "DebertaV2Model", "DebertaV2Config", {**SIZES, "intermediate_size": 48}, "encoder"
+    ),
+    "bloom": Family(
+        "BloomModel",
+        "BloomConfig",
+        {"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    ),
+    "falcon": Family("FalconModel", "FalconConfig", SIZES),
+    "mpnet": Family("MPNetModel", "MPNetConfig", {**SIZES, "intermediate_size": 48}, "encoder"),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_model_that_keeps_its_own_attention_says_so_and_computes_what_it_did(name):
+    torch, transformers, interop = neighbours()
+    family = OWN[name]
+    kind, config = (getattr(transformers, one) for one in (family.model, family.config))
+    call, _ = inputs_of(family.kind, "right")
+
+    def output(model: Any) -> Any:
+        model.load_state_dict(expected.state_dict())
+        with torch.no_grad():
+            return model.eval()(**call).last_hidden_state
+
+    # None is what transformers takes by itself.
+    expected = kind._from_config(config(**family.options), attn_implementation=None)
+    with pytest.warns(UserWarning, match=f"{family.model} computes in its own code cannot be repl"):
+        model = kind._from_config(config(**family.options), attn_implementation="regard")
+    assert model.config._attn_implementation == expected.config._attn_implementation
+    with (
+        pytest.warns(UserWarning, match=f"no attention of {family.model} ran on regard"),
+        interop.record() as calls,
+    ):
+        ours = output(model)
+    assert calls == []
+    assert torch.equal(ours, output(expected))
+
+
+def test_the_model_types_listed_keep_their_own_attention():
+    _, transformers, interop = neighbours()
+    page = Path(__file__).parents[2] / "docs" / "transformers.md"
+    text = (
+        page.read_text("utf-8").partition("<!-- own attention -->")[2].partition("<!-- end -->")[0]
+    )
+    types = [word.strip(" .") for word in " ".join(text.split()).split(",")]
+    assert len(types) == len(set(types))
+    for name in types:
+        config = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]
+        models = transformers.MODEL_MAPPING.get(config, None)
+        models = models or transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(config, None)
+        models = models or transformers.AutoModelForObjectDetection._model_mapping.get(config, None)
+        for model in models if isinstance(models, tuple) else (models,):
+            assert not interop._looks_its_attention_up(model), name
+
+
+def test_a_model_that_looks_its_attention_up_is_built_and_recorded_without_a_warning():
+    torch, _, interop = neighbours()
+    call, _ = inputs_of("encoder", "right")
+    family = FAMILIES["BERT"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model = family.build("regard")
+        with torch.no_grad(), interop.record() as calls:
+            model(**call)
+            model(**call)
+        with interop.record() as outer, torch.no_grad(), interop.record() as inner:
+            model(**call)
+    assert (len(calls), len(outer), len(inner)) == (4, 0, 2)
+
+
+def test_a_record_names_the_model_that_was_not_told_to_attend_with_regard():
+    torch, _, interop = neighbours()
+    call, _ = inputs_of("encoder", "none")
+    models = [FAMILIES["BERT"].build("regard"), FAMILIES["ModernBERT"].build("eager")]
+
+    def run() -> Any:
+        with torch.no_grad(), interop.record() as calls:
+            for model in models:
+                model(**call)
+        return calls
+
+    with pytest.warns(UserWarning, match=r"ModernBertModel.*\"eager\".*set_attn_implementation"):
+        calls = run()
+    assert [one.module for one in calls] == ["BertSelfAttention"] * 2
+
+
+def test_a_record_that_ends_in_an_error_does_not_warn_too():
+    torch, _, interop = neighbours()
+    model = FAMILIES["BERT"].build("eager")
+
+    def run() -> None:
+        with torch.no_grad(), interop.record():
+            model(**inputs_of("encoder", "none")[0])
+            raise ZeroDivisionError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(ZeroDivisionError):
+            run()
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_another_attention_than_regard_s_is_chosen_as_transformers_does_it():
+    _, transformers, interop = neighbours()
+    config = transformers.BloomConfig(**OWN["bloom"].options)
+    interop.register()
+    with pytest.raises(ValueError, match="nobody"):
+        transformers.BloomModel._from_config(config, attn_implementation="nobody")
+    assert OWN["bloom"].build("eager").config._attn_implementation == "eager"
+
+
+def test_autocast_narrows_what_a_model_attends_with():
+    torch, _, interop = neighbours()
+    call, counts = inputs_of("decoder", "right")
+    family = FAMILIES["Llama"]
+
+    def output(implementation: str) -> Any:
+        model = family.build(implementation)
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            return first(model(**call))[counts]
+
+    exact = first(family.build("eager", "float64")(**call))[counts].detach()
+    with interop.record() as calls:
+        ours = output("regard")
+    assert {one.query.dtype.name for one in calls} == {"bfloat16"}
+    theirs = output("sdpa")
+    assert ours.dtype == theirs.dtype
+    error, allowed = ((one.double() - exact).abs().max() for one in (ours, theirs))
+    assert error <= TIMES_EAGER * allowed
 
 
 # --- what is refused ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.api import attention
-from regard.arrays import lent
+from regard.arrays import lent, untraced
 from regard.errors import DtypeError, OptionError, ShapeError
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -58,16 +58,19 @@ def scaled_dot_product_attention(
     Returns
     -------
     Tensor, (…, H, L, E)
-        Of the query's dtype. A row that sees no key is 0.
+        Of the query's dtype, or of autocast's. A row that sees no key is 0.
 
     Raises
     ------
     DtypeError, OptionError, ShapeError
         Where regard cannot answer: gradients, dropout, another device, nested, sparse and quantised
-        tensors, and whatever PyTorch refuses.
+        tensors, what is traced or mapped, and whatever PyTorch refuses.
 
     Notes
     -----
+    Within ``torch.autocast("cpu")`` inputs are cast as PyTorch casts those of its own function: all
+    that are floating-point, a mask too, except float64.
+
     Where it differs from PyTorch: what stands in a masked key or value, NaN included, has no
     influence; a NaN in a query is never hidden; scores that are all −inf without a mask give NaN.
 
@@ -84,10 +87,12 @@ def scaled_dot_product_attention(
     tensor([[10.0000,  0.0000],
             [ 3.3024,  6.6976]])
     """
-    tensors = {"query": query, "key": key, "value": value}
-    _check(tensors, dropout_p)
-    options = _visible(attn_mask, bool(is_causal), query, key)
-    return attention(*_matched(query, key, value, bool(enable_gqa)), scale=scale, **options)
+    arguments = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+    involved = _involved(query, key, value, attn_mask)
+    if _overridden(involved):
+        # A subclass, or a mode, has its own idea, and may come back here with plain tensors.
+        return handle_torch_function(scaled_dot_product_attention, involved, *arguments)
+    return untraced(_answer)(*arguments)
 
 
 @dataclass
@@ -138,6 +143,33 @@ def patched() -> Iterator[Calls]:
 
 
 # --- what the arguments mean ---------------------------------------------------------------------
+
+
+def _answer(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Any:
+    query, key, value = map(as_autocast_has_it, (query, key, value))
+    if not isinstance(attn_mask, CausalBias):
+        attn_mask = as_autocast_has_it(attn_mask)
+    _check({"query": query, "key": key, "value": value}, dropout_p)
+    options = _visible(attn_mask, bool(is_causal), query, key)
+    return attention(*_matched(query, key, value, bool(enable_gqa)), scale=scale, **options)
+
+
+def as_autocast_has_it(tensor: Any) -> Any:
+    """A tensor in the dtype of ``torch.autocast("cpu")``; itself where that leaves it alone."""
+    if not torch.is_autocast_enabled("cpu") or not isinstance(tensor, torch.Tensor):
+        return tensor
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
 def _check(tensors: dict[str, Any], dropout_p: float) -> None:
@@ -257,13 +289,11 @@ def _answered_or_passed_on(
 ) -> Any:
     arguments = query, key, value, attn_mask, dropout_p, is_causal
     options: Any = {"scale": scale, "enable_gqa": enable_gqa}
-    causal_bias = isinstance(attn_mask, CausalBias)
-    involved = (query, key, value) if causal_bias else (query, key, value, attn_mask)
+    involved = _involved(query, key, value, attn_mask)
     # What is recorded must be PyTorch's: our results would stand in it as constants.
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not _counting.get():
         reason = "the call is compiled or traced"
-    elif _are_tensors(involved) and has_torch_function(involved):
-        # A subclass, or a mode, has its own idea, and may come back here with plain tensors.
+    elif _overridden(involved):
         return handle_torch_function(_answered_or_passed_on, involved, *arguments, **options)
     else:
         try:
@@ -273,15 +303,22 @@ def _answered_or_passed_on(
         else:
             _count()
             return output
-    if causal_bias and has_torch_function((attn_mask,)):
+    if isinstance(attn_mask, CausalBias) and has_torch_function((attn_mask,)):
         # Looks for the function that stands in torch.nn.functional now, and calls it again.
         return handle_torch_function(_answered_or_passed_on, (attn_mask,), *arguments, **options)
     _count(reason)
     return _own(*arguments, **options)
 
 
-def _are_tensors(involved: tuple[Any, ...]) -> bool:
-    return all(one is None or isinstance(one, torch.Tensor) for one in involved)
+def _involved(query: Any, key: Any, value: Any, attn_mask: Any) -> tuple[Any, ...]:
+    """What may have an idea of its own of attention; causal biases are understood here."""
+    bias = isinstance(attn_mask, CausalBias)
+    return (query, key, value) if bias else (query, key, value, attn_mask)
+
+
+def _overridden(involved: tuple[Any, ...]) -> bool:
+    tensors = all(one is None or isinstance(one, torch.Tensor) for one in involved)
+    return tensors and has_torch_function(involved)
 
 
 def _count(reason: str | None = None) -> None:

@@ -1,12 +1,14 @@
 """Hugging Face models that attend with regard, and what their attention calls looked like.
 
-Owns the function and the mask that `attn_implementation="regard"` names, and `record`. It reads
-tensors as arrays where they lie, turns (B, L, H, D) around, and refuses what regard cannot honour.
-Must not know how attention is computed.
+Owns the function and the mask that `attn_implementation="regard"` names, which models may be built
+with it, and `record`. It reads tensors as arrays where they lie, turns (B, L, H, D) around, and
+refuses what regard cannot honour. Must not know how attention is computed.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,13 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from regard import dispatch
 from regard.arrays import home_of, lent
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation import Explanation
+from regard.interop.torch import as_autocast_has_it
 from regard.masks import Boolean
 from regard.request import make_request
 from regard.walkthrough import explain_arrays, string_labels
@@ -53,7 +56,7 @@ NEUTRAL = frozenset(
     }
 )
 
-_calls: ContextVar[list[AttentionCall] | None] = ContextVar("regard_calls", default=None)
+_recording: ContextVar[_Recording | None] = ContextVar("regard_recording", default=None)
 
 
 def register(name: str = "regard") -> None:
@@ -75,6 +78,9 @@ def register(name: str = "regard") -> None:
     The mask function is registered too: without one of the same name transformers passes no mask
     at all, and padding would be attended to.
 
+    Some models compute attention in code of their own, which transformers cannot replace. One that
+    is built with this name keeps its own attention and mask, and a UserWarning says so.
+
     Examples
     --------
     >>> register()
@@ -92,11 +98,42 @@ def register(name: str = "regard") -> None:
         )
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, sdpa_mask)
+    if PreTrainedModel.get_correct_attn_implementation is not _implementation:
+        PreTrainedModel.get_correct_attn_implementation = _implementation
+
+
+_own_implementation = PreTrainedModel.get_correct_attn_implementation
+
+
+def _implementation(model: Any, requested: str | None, *more: Any, **options: Any) -> Any:
+    """The name that a model keeps of the one it is built with: ours only if it asks for ours.
+
+    A model that does not look its attention up would have a KeyError, or add our mask of booleans
+    to its scores and compute something else.
+    """
+    ours = requested is not None and AttentionInterface().get(requested) is attend
+    if not ours or _looks_its_attention_up(type(model)):
+        return _own_implementation(model, requested, *more, **options)
+    kept = _own_implementation(model, None, *more, **options)
+    warnings.warn(
+        f"attention that {type(model).__name__} computes in its own code cannot be replaced: it "
+        f'runs as attn_implementation="{kept}", not on regard',
+        stacklevel=2,
+    )
+    return kept
+
+
+def _looks_its_attention_up(model: Any) -> bool:
+    """Whether attention is looked up by name, as transformers finds out from the source."""
+    module = sys.modules.get(model.__module__)
+    return hasattr(module, "ALL_ATTENTION_FUNCTIONS") or model._can_set_attn_implementation()
 
 
 @contextmanager
 def record() -> Iterator[list[AttentionCall]]:
     """Keep queries, keys, values, mask and log-sum-exp of every attention call in the block.
+
+    A UserWarning at its end names the models that were called and did not attend with regard.
 
     Yields
     ------
@@ -110,12 +147,41 @@ def record() -> Iterator[list[AttentionCall]]:
     >>> layers
     []
     """
-    calls: list[AttentionCall] = []
-    token = _calls.set(calls)
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    recording = _Recording()
+    token = _recording.set(recording)
+    handle = register_module_forward_pre_hook(recording.note)
     try:
-        yield calls
+        yield recording.calls
     finally:
-        _calls.reset(token)
+        handle.remove()
+        _recording.reset(token)
+    for model in recording.models:
+        if recording.modules.isdisjoint(model.modules()):
+            warnings.warn(
+                f"no attention of {type(model).__name__} ran on regard (its attn_implementation is "
+                f'"{model.config._attn_implementation}"), so none is recorded; call '
+                'set_attn_implementation("regard"), or see docs/transformers.md for the models '
+                "whose attention cannot be replaced",
+                stacklevel=3,
+            )
+
+
+class _Recording:
+    """What happens within one `record`: models called, and attention calls that reached regard."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+        self.modules: set[Any] = set()  # that attended with regard
+        self.models: list[Any] = []  # without those that are parts of another one
+
+    def note(self, module: Any, _: Any) -> None:
+        """PyTorch calls this for every module of every thread."""
+        if _recording.get() is not self or not isinstance(module, PreTrainedModel):
+            return
+        if not any(module is part for model in self.models for part in model.modules()):
+            self.models.append(module)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -254,7 +320,7 @@ def attend(
         )
     home = home_of(query=query, key=key, value=value)
     arrays = {"query": query, "key": key, "value": value}
-    arrays = {name: _array(name, tensor) for name, tensor in arrays.items()}
+    arrays = {name: _array(name, as_autocast_has_it(tensor)) for name, tensor in arrays.items()}
     for name, added in (("attention_mask", attention_mask), ("position_bias", position_bias)):
         if added is not None and getattr(added, "ndim", None) != 4:
             raise ShapeError(
@@ -277,17 +343,18 @@ def attend(
         # Keys beyond the queries are room that a static cache has not filled yet.
         options |= {"causal": True, "offset": 0} if causal else {}
     options = {name: given for name, given in options.items() if given is not None}
-    calls = _calls.get()
+    recording = _recording.get()
     result = dispatch.run(
         make_request(
-            **arrays, **options, return_weights=_collects(more), return_lse=calls is not None
+            **arrays, **options, return_weights=_collects(more), return_lse=recording is not None
         )
     )
-    if calls is not None and result.lse is not None:
+    if recording is not None and result.lse is not None:
+        recording.modules.add(module)
         layer = getattr(module, "layer_idx", None)
         # A cache may write into its keys and values again.
         kept = {name: array.copy() for name, array in arrays.items()}
-        calls.append(
+        recording.calls.append(
             AttentionCall(type(module).__name__, layer, **kept, lse=result.lse, options=options)
         )
     output = np.ascontiguousarray(result.output.swapaxes(1, 2))
