@@ -8,8 +8,8 @@ verdict. Must not know any view.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -30,8 +30,8 @@ from regard.errors import OptionError, ProblemError, safe_text
 # Loading a file may import torch; a loop in native code gets no signal, so we wait a little longer.
 LOADING_SECONDS = 120.0
 GRACE_SECONDS = 5.0
-# How often we look whether the keeper is still there.
-LOOK_SECONDS = 0.5
+# How often we look whether an answer is late.
+LOOK_SECONDS = 0.1
 
 T = TypeVar("T")
 
@@ -62,14 +62,15 @@ def diagnose_target(
 
 
 class _Process:
-    """The keeper and its worker, and a thread that exchanges one message for another with them."""
+    """The keeper and its worker, and a thread that ends them when an answer is late."""
 
     def __init__(self) -> None:
         self._key = os.urandom(keeper.KEY_BYTES)
         self._number = 0
+        self._deadline = math.inf
+        self._late = False
+        self._over = threading.Event()
         self._last_words: tuple[str, int] | None = None
-        self._outgoing: queue.Queue[tuple[bytes, int] | None] = queue.Queue()
-        self._incoming: queue.Queue[wire.Message | Exception] = queue.Queue()
         self._keeper = subprocess.Popen(
             [sys.executable, "-P", keeper.__file__],
             bufsize=0,
@@ -81,8 +82,8 @@ class _Process:
         )
         pipes = self._keeper.stdin, self._keeper.stdout, self._keeper.stderr
         self._pipes = [pipe for pipe in pipes if pipe is not None]
-        self._exchanges = threading.Thread(target=self._exchange_all, daemon=True)
-        self._exchanges.start()
+        self._watchdog = threading.Thread(target=self._watch, daemon=True)
+        self._watchdog.start()
 
     def diagnosed(self, target: str, options: Mapping[str, Any]) -> Diagnosis:
         """The diagnosis; whatever ends it early is one too."""
@@ -104,18 +105,29 @@ class _Process:
     def end(self) -> tuple[str, int]:
         """End the worker and all that came of it: what ended it before, and how many it left."""
         if self._last_words is None:
-            self._keeper.terminate()
-            try:
-                self._keeper.wait(keeper.ENDING_SECONDS + GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._keeper.kill()
-                self._keeper.wait()
+            self._over.set()
+            self._stop()
+            self._watchdog.join()
             self._last_words = self._read_last_words()
-            self._outgoing.put(None)
-            self._exchanges.join(1)
             for pipe in self._pipes:
                 pipe.close()
         return self._last_words
+
+    def _watch(self) -> None:
+        """The thread: a pipe may keep the other one waiting, until the keeper has ended."""
+        while not self._over.wait(LOOK_SECONDS):
+            if time.monotonic() > self._deadline:
+                self._late = True
+                self._stop()
+                return
+
+    def _stop(self) -> None:
+        self._keeper.terminate()
+        try:
+            self._keeper.wait(keeper.ENDING_SECONDS + GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
 
     def _read_last_words(self) -> tuple[str, int]:
         with contextlib.suppress(OSError, ValueError):
@@ -166,39 +178,24 @@ class _Process:
     ) -> T:
         """Send one message and read the answer to it, which has at most so many bytes of arrays."""
         self._number += 1
-        self._outgoing.put((write(self._number), most))
-        got = self._next(patience)
-        if got is None:
-            raise Lost("hangs", f"it did not come back from {doing}")
-        if isinstance(got, wire.Message) and got.number == self._number:
-            with contextlib.suppress(wire.Junk):
-                return read(got)
-        elif isinstance(got, EOFError | OSError):
-            raise self._ended(doing)
-        raise Lost("channel", f"what came from its process was no answer, in {doing}")
-
-    def _next(self, patience: float) -> wire.Message | Exception | None:
-        deadline = time.monotonic() + patience
-        while (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                return self._incoming.get(timeout=min(left, LOOK_SECONDS))
-            if self._keeper.poll() is not None and self._incoming.empty():
-                return EOFError()
-        return None
-
-    def _exchange_all(self) -> None:
-        """The thread: a pipe may keep it waiting, so that the one that asks never has to."""
         inbox, outbox = self._pipes[0].fileno(), self._pipes[1].fileno()
-        while (item := self._outgoing.get()) is not None:
-            message, most = item
-            try:
-                while message:
-                    message = message[os.write(inbox, message) :]
-                self._incoming.put(
-                    wire.receive(lambda count: os.read(outbox, count), self._key, most)
-                )
-            except (wire.Junk, EOFError, OSError) as error:
-                self._incoming.put(error)
+        self._deadline = time.monotonic() + patience
+        try:
+            message = write(self._number)
+            while message:
+                message = message[os.write(inbox, message) :]
+            got = wire.receive(lambda count: os.read(outbox, count), self._key, most)
+            if got.number != self._number:
+                raise wire.Junk
+            return read(got)
+        except wire.Junk:
+            raise Lost("channel", f"what came from its process was no answer, in {doing}") from None
+        except (EOFError, OSError):
+            if self._late:
+                raise Lost("hangs", f"it did not come back from {doing}") from None
+            raise self._ended(doing) from None
+        finally:
+            self._deadline = math.inf
 
     def _ended(self, doing: str) -> Lost:
         what, _ = self.end()

@@ -60,7 +60,8 @@ def frame(
     data = b"".join(array.tobytes() for array in arrays)
     text = _encode(content).encode()
     lengths = _pack(b"", number, len(text), len(data))[16:]
-    return _digest(key, lengths, text, data) + lengths + text + data
+    rest = lengths + text + data
+    return _digest(key, rest) + rest
 
 
 def receive(read: Callable[[int], bytes], key: bytes, most: int) -> Message:
@@ -77,17 +78,14 @@ def receive(read: Callable[[int], bytes], key: bytes, most: int) -> Message:
     digest, number, text_length, data_length = _unpack(head)
     if text_length > MAX_TEXT or data_length > most:
         raise Junk
-    text, data = _exactly(read, text_length), _exactly(read, data_length)
-    if digest != _digest(key, head[16:], text, data):
+    rest = _exactly(read, text_length + data_length)
+    if digest != _digest(key, head[16:] + rest):
         raise Junk
-    return Message(number, text, data)
+    return Message(number, rest[:text_length], rest[text_length:])
 
 
-def _digest(key: bytes, *parts: bytes) -> bytes:
-    digest = blake2b(key=key, digest_size=16)
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
+def _digest(key: bytes, content: bytes) -> bytes:
+    return blake2b(content, key=key, digest_size=16).digest()
 
 
 def _exactly(read: Callable[[int], bytes], count: int) -> bytes:

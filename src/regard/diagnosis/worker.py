@@ -83,6 +83,8 @@ def _doors() -> tuple[Door, Door]:
             pass
     except OSError:
         inbox, outbox = os.dup(0), os.dup(1)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: os.closerange(inbox, outbox + 1))
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nowhere, number)
