@@ -1,4 +1,4 @@
-"""Attentions that do what nobody should, for tests of what becomes of the process that calls them."""
+"""Attentions that attack the process in which they are called, or the one that calls them."""
 
 from __future__ import annotations
 
@@ -40,24 +40,27 @@ def to_every_file(content):
 # --- writing where it should not -----------------------------------------------------------------
 
 
-def writes_junk_to_every_file(q, k, v):
-    to_every_file(b"\x00\xff junk \n")
-    return right(q, k, v)
-
-
-def writes_a_list_to_every_file(q, k, v):
-    to_every_file(b"[1, 2]\n")
-    return right(q, k, v)
-
-
-def writes_deep_nesting_to_every_file(q, k, v):
-    to_every_file(DEEP_LINE)
+def writes_to_every_file(q, k, v):
+    for content in (b"\x00\xff junk \n", b"[1, 2]\n", DEEP_LINE):
+        to_every_file(content)
     return right(q, k, v)
 
 
 def forges_a_verdict(q, k, v):
     to_every_file(FORGED_LINE)
     return unscaled(q, k, v)
+
+
+def refuses_open_files(q, k, v):
+    listing = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        others = {int(name) for name in os.listdir(listing)} - {listing}
+    finally:
+        os.close(listing)
+    for number in others:
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            assert os.readlink(f"/proc/self/fd/{number}") == os.devnull
+    return right(q, k, v)
 
 
 def closes_every_file(q, k, v):
@@ -139,7 +142,7 @@ def changes_the_process(q, k, v):
 
 def sets_an_alarm(q, k, v):
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    signal.alarm(1)
     return right(q, k, v)
 
 
@@ -201,10 +204,8 @@ def hears_no_signal(q, k, v):
 
 def catches_everything(q, k, v):
     while True:
-        try:
+        with contextlib.suppress(BaseException):
             time.sleep(0.01)
-        except BaseException:
-            pass
 
 
 # --- taking too much -----------------------------------------------------------------------------
@@ -249,12 +250,18 @@ def leaves_a_daemon(q, k, v):
     return right(q, k, v)
 
 
+def waits_for_ever(q, k, v):
+    with open(PIDS, "w") as file:
+        file.write(f"{os.getpid()}\n")
+    time.sleep(1000)
+
+
 # --- returning what is no array ------------------------------------------------------------------
 
 
 def returns_deep_nesting(q, k, v):
     out = []
-    for _ in range(200_000):
+    for _ in range(50_000):
         out = [out]
     return out
 
@@ -295,6 +302,16 @@ class Hostile(Exception):
     __str__ = __len__ = __iter__ = __getitem__ = __bool__ = __hash__ = __eq__ = __repr__
 
 
+class Nameless:
+    __name__ = property(lambda self: 1 / 0)
+
+    def __call__(self, q, k, v):
+        return right(q, k, v)
+
+
+nameless = Nameless()
+
+
 def returns_a_hostile_object(q, k, v):
     return Hostile()
 
@@ -314,4 +331,4 @@ def returns_what_never_ends(q, k, v):
 
 
 def raises_a_long_text(q, k, v):
-    raise ValueError("\x1b]0;title\x07" * 10**6)
+    raise ValueError("\x1b]0;title\x07" * 10**5)
