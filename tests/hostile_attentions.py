@@ -242,7 +242,7 @@ def leaves_a_daemon(q, k, v):
             if os.fork() == 0:
                 with open(PIDS, "a") as file:
                     file.write(f"{os.getpid()}\n")
-                time.sleep(1000)
+                time.sleep(60)
             os._exit(0)
         os.wait()
         while not os.path.exists(PIDS):
