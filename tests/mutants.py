@@ -476,6 +476,44 @@ MUTANTS = [
         "test_fused_memory.py::test_a_long_call_takes_no_more_memory_whatever_its_rules",
         "",
     ),
+    Mutant(
+        "G15",
+        "a function under diagnosis has the messages of its process among its open files",
+        "diagnosis/worker.py",
+        "        with _opened(inbox, os.O_RDONLY), _opened(outbox, os.O_WRONLY):\n"
+        "            pass\n",
+        "        raise OSError\n",
+        "test_diagnosis_hostile.py::"
+        "test_what_a_function_does_to_its_own_process_does_not_change_the_verdict",
+        "refuses_open_files",
+    ),
+    Mutant(
+        "G15",
+        "a message from the function's process is taken for one whatever its digest",
+        "diagnosis/wire.py",
+        "    if digest != _digest(key, head[16:] + rest):\n        raise Junk\n",
+        "",
+        "test_diagnosis_hostile.py::test_a_changed_byte_makes_a_frame_junk",
+        "",
+    ),
+    Mutant(
+        "G15",
+        "a process that has left its session outlives a diagnosis",
+        "diagnosis/keeper.py",
+        "    prctl(PR_SET_CHILD_SUBREAPER, 1)",
+        "    prctl(PR_SET_CHILD_SUBREAPER, 0)",
+        "test_diagnosis_hostile.py::test_a_process_that_left_its_session_is_ended_and_told",
+        "",
+    ),
+    Mutant(
+        "G15",
+        "the memory that the processes of a function take together is not counted",
+        "diagnosis/keeper.py",
+        "if memory and sum(map(_memory, family)) > memory:",
+        "if memory and sum(map(_memory, family)) > 8 * memory:",
+        "test_diagnosis_hostile.py::test_memory_that_no_limit_of_a_process_counts_is_watched",
+        "",
+    ),
 ]
 
 

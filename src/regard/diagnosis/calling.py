@@ -1,26 +1,29 @@
-"""One call of somebody's attention: its arguments, its time limit, and what goes wrong in it.
+"""One question to an attention: its arguments under one convention, and its answer.
 
-Whatever happens in a call is said in the answer; nothing ends the
-diagnosis. Must not know mistakes.
+Whatever happens in a call is said in the answer. Must not know mistakes, nor in which process the
+function is.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import io
-import signal
-import threading
 import time
-import warnings
-from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.diagnosis.convention import RANKS, ROWS_FIRST, Answer, Convention
+from regard.diagnosis.convention import (
+    RANKS,
+    ROWS_FIRST,
+    Answer,
+    Ask,
+    Convention,
+    Part,
+    Question,
+    Returned,
+)
 from regard.diagnosis.probes import Probe
-from regard.diagnosis.reading import as_numpy, read_result
+from regard.diagnosis.reading import read_result
 from regard.diagnosis.signature import Subject
 from regard.errors import safe_text
 
@@ -30,20 +33,20 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
-class TookTooLong(BaseException):
-    """Raised inside the function when its time is up; no `except Exception` of its own stops it."""
-
-
-def call(subject: Subject, way: Convention, probe: Probe, limit: float = 10.0) -> Answer:
-    """One call. Whatever happens in it comes back as an answer."""
+def call(subject: Subject, way: Convention, probe: Probe, ask: Ask) -> Answer:
+    """One question and its answer. Whatever goes wrong in it comes back as an answer."""
     try:
         arguments = _arguments(subject, way, probe)
     except _CannotSay as error:
         return Answer(problem=str(error), kind="refused")
     if probe.chunks:
-        return _call_with_cache(subject, way, probe, arguments, limit)
-    result, answer = _guarded(subject, arguments, limit)
-    return answer if answer.problem else read_result(result, way, probe, answer)
+        cache = subject.roles["cache"].name
+        question = Question(probe.name, _in_chunks(subject, way, probe, arguments), cache)
+    else:
+        question = Question(probe.name, (arguments,))
+    begin = time.perf_counter()
+    returned = _put_together(way, ask(question))
+    return read_result(returned, way, probe, time.perf_counter() - begin)
 
 
 class _CannotSay(Exception):
@@ -191,141 +194,39 @@ def _mask(probe: Probe, way: Convention, dtype: np.dtype[Any]) -> Array:
     return np.where(kept, 0, -np.inf).astype(dtype)
 
 
-def _guarded(subject: Subject, arguments: Mapping[str, Any], limit: float) -> tuple[Any, Answer]:
-    """The call itself: caught, timed, with its printing and its changes to the inputs noted."""
-    handed = {name: _handed(value, subject.framework) for name, value in arguments.items()}
-    printed = io.StringIO()
-    begin = time.perf_counter()
-    result, problem, kind = None, "", ""
-    positional, keyword = [], {}
-    for parameter in subject.parameters:
-        if parameter.name in handed:
-            if parameter.keyword:
-                keyword[parameter.name] = handed[parameter.name]
-            else:
-                positional.append(handed[parameter.name])
-    try:
-        with (
-            warnings.catch_warnings(),
-            np.errstate(all="ignore"),
-            contextlib.redirect_stdout(printed),
-            contextlib.redirect_stderr(printed),
-            _quietly(subject.framework),
-            _time_limit(limit),
-        ):
-            warnings.simplefilter("ignore")
-            result = subject.function(*positional, **keyword)
-        if inspect.iscoroutine(result):
-            result.close()
-            problem, kind = "it is asynchronous: it returned a coroutine", "type"
-    except TookTooLong:
-        problem, kind = f"it did not come back within {limit:g} s", "hung"
-    except KeyboardInterrupt:  # the user's own
-        raise
-    except BaseException as error:
-        said = safe_text(str(error).strip().split("\n")[0] if str(error).strip() else "", 120)
-        problem, kind = f"{type(error).__name__}: {said}".rstrip(": "), "raised"
-    seconds = time.perf_counter() - begin
-    changed = tuple(
-        name
-        for name, value in arguments.items()
-        if isinstance(value, np.ndarray) and not _same(value, as_numpy(handed[name]))
-    )
-    text = safe_text(printed.getvalue().strip(), 200)
-    answer = Answer(problem=problem, kind=kind, printed=text, changed=changed, seconds=seconds)
-    return result, answer
-
-
-def _handed(value: Any, framework: str) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    if framework == "torch":
-        import torch
-
-        return torch.from_numpy(value.copy())
-    if framework == "jax":
-        import jax.numpy as jnp
-
-        return jnp.asarray(value)
-    return value.copy()
-
-
-def _same(first: Array, second: Any) -> bool:
-    if first.shape != second.shape:
-        return False
-    if first.dtype == bool or second.dtype == bool:
-        return bool((first == second).all())
-    unit = np.finfo(np.float32).eps if second.dtype == np.float32 else 0.0
-    with np.errstate(all="ignore"):
-        near = (first == second) | (np.abs(first - second) <= unit * np.abs(first))
-    return bool((near | (np.isnan(first) & np.isnan(second))).all())
-
-
-@contextlib.contextmanager
-def _quietly(framework: str) -> Iterator[None]:
-    """Without gradients, and on one thread: waking others takes longer than a probe."""
-    if framework != "torch":
-        yield
-        return
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt Python code that takes longer; only the main thread of a Unix can be."""
-    usable = hasattr(signal, "setitimer")
-    if not usable or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise TookTooLong
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _call_with_cache(
-    subject: Subject, way: Convention, probe: Probe, arguments: dict[str, Any], limit: float
-) -> Answer:
-    """Some tokens at a time; what comes back beside the output is handed in again."""
-    roles = subject.roles
-    pieces = []
-    cache: Any = None
+def _in_chunks(
+    subject: Subject, way: Convention, probe: Probe, arguments: dict[str, Any]
+) -> tuple[dict[str, Any], ...]:
+    """The arguments of a call for some tokens at a time."""
+    parts = []
     start = 0
-    axis = -3 if way.layout in ROWS_FIRST else -2
-    answer = Answer()
     for length in probe.chunks:
         part = dict(arguments)
         for role in ("query", "key", "value", "x"):
-            if role in roles and roles[role].name in part:
-                whole = part[roles[role].name]
-                part[roles[role].name] = np.take(whole, range(start, start + length), axis=axis)
-        part[roles["cache"].name] = cache
-        result, answer = _guarded(subject, part, limit)
-        if answer.problem:
-            return answer
-        if not isinstance(result, tuple | list) or len(result) < 2:
-            return Answer(problem="it takes a cache but returns none", kind="type")
-        output, cache = result[0], result[1] if len(result) == 2 else result[1:]
-        pieces.append(as_numpy(output))
+            if role in subject.roles and (name := subject.roles[role].name) in part:
+                rows = range(start, start + length)
+                part[name] = np.take(part[name], rows, axis=_token_axis(way))
+        parts.append(part)
         start += length
+    return tuple(parts)
+
+
+def _token_axis(way: Convention) -> int:
+    return -3 if way.layout in ROWS_FIRST else -2
+
+
+def _put_together(way: Convention, several: list[Returned]) -> Returned:
+    """The outputs of all calls with a cache as one, or the first problem among them."""
+    last = several[-1]
+    if last.problem or len(several) == 1:
+        return last
+    outputs = [one.parts[0] for one in several]
     try:
-        whole = np.concatenate(pieces, axis=axis)
+        if any(part.numbers is None for part in outputs):
+            raise ValueError
+        numbers = [part.numbers for part in outputs if part.numbers is not None]
+        whole = np.concatenate(numbers, axis=_token_axis(way))
     except ValueError:
-        shapes = ", ".join(str(piece.shape) for piece in pieces)
-        return Answer(problem=f"with a cache it returned shapes {shapes}", kind="shape")
-    return read_result(whole, way, probe, answer)
+        shapes = safe_text(", ".join(str(part.shape) for part in outputs), 200)
+        return Returned(problem=f"with a cache it returned shapes {shapes}", kind="shape")
+    return replace(last, parts=(Part(whole.shape, last.parts[0].dtype, whole),))

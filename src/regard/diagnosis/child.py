@@ -1,35 +1,49 @@
-"""A diagnosis in a process of its own, so that what a function does there stays there.
+"""A diagnosis of a function in another process, so that what the function does stays there.
 
-The child loads and calls the function; only lines of JSON come back. A function that never
-returns, crashes or exits ends the child, not the caller. Must not know any view.
+This side computes the verdict and puts questions; the other one only loads and calls. A function
+that never returns, crashes, exits, writes junk or takes too much ends its process, and that is the
+verdict. Must not know any view.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import math
 import os
-import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from typing import IO, Any
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from regard.diagnosis import keeper, wire
+from regard.diagnosis.convention import Ask, Question, Returned
 from regard.diagnosis.result import Diagnosis, Finding
+from regard.diagnosis.running import MAX_BYTES
+from regard.diagnosis.signature import Subject
 from regard.diagnosis.target import load
-from regard.diagnosis.verdict import TIME_LIMIT, diagnose
+from regard.diagnosis.worker import MAX_MEMORY
 from regard.errors import OptionError, ProblemError, safe_text
 
 # Loading a file may import torch; a loop in native code gets no signal, so we wait a little longer.
 LOADING_SECONDS = 120.0
 GRACE_SECONDS = 5.0
-MAX_LINE = 2**24
+# How often we look whether an answer is late.
+LOOK_SECONDS = 0.1
+
+T = TypeVar("T")
+
+
+class Lost(Exception):
+    """Nothing more can be asked: the name of a finding, and what happened, in words."""
 
 
 def diagnose_target(
     target: str, options: Mapping[str, Any], *, in_process: bool = False
 ) -> Diagnosis:
-    """The diagnosis of what `target` names, made in a child process unless asked otherwise.
+    """The diagnosis of what `target` names, called in another process unless asked otherwise.
 
     Raises
     ------
@@ -37,91 +51,163 @@ def diagnose_target(
         As `regard.diagnose` does, and if the target cannot be loaded.
     """
     if in_process:
+        from regard.diagnosis.verdict import diagnose
+
         return diagnose(load(target), **options)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "regard.diagnosis.child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONUTF8": "1"},
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    request = {"target": target, "options": dict(options)}
+    process = _Process()
     try:
-        child.stdin.write(json.dumps(request).encode())
-        child.stdin.close()
-        return _listen(child, child.stdout, target, options.get("time_limit", TIME_LIMIT))
+        return process.diagnosed(target, options)
     finally:
-        child.kill()
-        child.wait()
-        child.stdout.close()
+        process.end()
 
 
-def _listen(
-    child: subprocess.Popen[bytes], pipe: IO[bytes], target: str, time_limit: float
-) -> Diagnosis:
-    lines: queue.Queue[bytes] = queue.Queue()
+class _Process:
+    """The keeper and its worker, and a thread that ends them when an answer is late."""
 
-    def read() -> None:
-        while line := pipe.readline(MAX_LINE):
-            lines.put(line)
-        lines.put(b"")
+    def __init__(self) -> None:
+        self._key = os.urandom(keeper.KEY_BYTES)
+        self._number = 0
+        self._deadline = math.inf
+        self._late = False
+        self._over = threading.Event()
+        self._last_words: tuple[str, int] | None = None
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-P", keeper.__file__],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUTF8": "1"},
+        )
+        pipes = self._keeper.stdin, self._keeper.stdout, self._keeper.stderr
+        self._pipes = [pipe for pipe in pipes if pipe is not None]
+        self._watchdog = threading.Thread(target=self._watch, daemon=True)
+        self._watchdog.start()
 
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    doing, patience = "loading the file", LOADING_SECONDS
-    try:
-        while True:
-            try:
-                line = lines.get(timeout=patience)
-            except queue.Empty:
-                return _lost(target, "hangs", f"it did not come back from {doing}")
-            if not line:
-                code = child.wait()
-                how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                return _lost(target, "ends_process", f"it ended the process ({how}) in {doing}")
-            message = json.loads(line)
-            if "diagnosis" in message:
-                return Diagnosis.from_json(message["diagnosis"])
-            if "error" in message:
-                kind = OptionError if message["kind"] == "OptionError" else ProblemError
-                raise kind(message["error"])
-            doing = f"the probe {message['asking']}"
-            patience = time_limit + GRACE_SECONDS
-    finally:
-        child.kill()
-        reader.join(timeout=1)
+    def diagnosed(self, target: str, options: Mapping[str, Any]) -> Diagnosis:
+        """The diagnosis; whatever ends it early is one too."""
+        from regard.diagnosis.verdict import diagnose  # loaded while the worker starts
 
+        name = safe_text(target.rpartition(":")[2], 60)
+        try:
+            found = diagnose(target, reach=self._reach, **options)
+        except Lost as lost:
+            kind, text = lost.args
+            summary, finding = f"{name} could not be diagnosed: {text}", f"{name}: {text}"
+            return Diagnosis(name, "unusable", summary, "", findings=(Finding(kind, finding),))
+        _, left = self.end()
+        if left == 0:
+            return found
+        text = f"{name} leaves {left} process{'es' if left > 1 else ''} behind; ended with it"
+        return replace(found, findings=(*found.findings, Finding("leaves_processes", text)))
 
-def _lost(target: str, kind: str, text: str) -> Diagnosis:
-    name = safe_text(target.rpartition(":")[2], 60)
-    summary = f"{name} could not be diagnosed: {text}"
-    return Diagnosis(name, "unusable", summary, "", findings=(Finding(kind, f"{name}: {text}"),))
+    def end(self) -> tuple[str, int]:
+        """End the worker and all that came of it: what ended it before, and how many it left."""
+        if self._last_words is None:
+            self._over.set()
+            self._stop()
+            self._watchdog.join()
+            self._last_words = self._read_last_words()
+            for pipe in self._pipes:
+                pipe.close()
+        return self._last_words
 
+    def _watch(self) -> None:
+        """The thread: a pipe may keep the other one waiting, until the keeper has ended."""
+        while not self._over.wait(LOOK_SECONDS):
+            if time.monotonic() > self._deadline:
+                self._late = True
+                self._stop()
+                return
 
-def main() -> None:
-    """The child: a request on standard input, lines of JSON on what was standard output."""
-    # What the function prints must not get between the lines.
-    out = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    request = json.loads(sys.stdin.buffer.read())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    def _stop(self) -> None:
+        self._keeper.terminate()
+        try:
+            self._keeper.wait(keeper.ENDING_SECONDS + GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
 
-    def say(message: Mapping[str, Any]) -> None:
-        out.write(json.dumps(message, allow_nan=False) + "\n")
+    def _read_last_words(self) -> tuple[str, int]:
+        with contextlib.suppress(OSError, ValueError):
+            pipe = self._pipes[2].fileno()
+            if hasattr(os, "fork"):  # nobody else writes there, but nothing may keep us waiting
+                os.set_blocking(pipe, False)
+            *_, what, left = os.read(pipe, 2**16).decode().split("\n")
+            return what, int(left)
+        return "", 0
 
-    try:
-        function = load(request["target"])
-        found = diagnose(function, watch=lambda what: say({"asking": what}), **request["options"])
-    except (OptionError, ProblemError, OSError) as error:
-        say({"error": str(error), "kind": type(error).__name__})
-    else:
-        say({"diagnosis": found.to_json()})
-    out.flush()
-    os._exit(0)  # threads that the function has left behind do not keep us
+    def _reach(
+        self, target: str, signature: Mapping[str, str] | None, heads: int | None, limit: float
+    ) -> tuple[Subject, Ask]:
+        roles = None if signature is None else dict(signature)
+        request = {"target": target, "signature": roles, "heads": heads, "limit": limit}
 
+        def read(message: wire.Message) -> Subject:
+            if (error := wire.as_error(message)) is not None:
+                kind, text = error
+                raise (OptionError if kind == "OptionError" else ProblemError)(text)
+            return wire.as_subject(message)
 
-if __name__ == "__main__":
-    main()
+        def ask(question: Question) -> list[Returned]:
+            return self._exchange(
+                lambda number: wire.question_frame(self._key, number, question),
+                lambda message: wire.as_returned(message, question),
+                f"the probe {question.name}",
+                limit * len(question.calls) + GRACE_SECONDS,
+                MAX_BYTES * len(question.calls),
+            )
+
+        subject = self._exchange(
+            lambda number: self._key + wire.frame(self._key, number, request),
+            read,
+            "loading the file",
+            LOADING_SECONDS,
+            wire.MAX_WEIGHTS,
+        )
+        return subject, ask
+
+    def _exchange(
+        self,
+        write: Callable[[int], bytes],
+        read: Callable[[wire.Message], T],
+        doing: str,
+        patience: float,
+        most: int,
+    ) -> T:
+        """Send one message and read the answer to it, which has at most so many bytes of arrays."""
+        self._number += 1
+        inbox, outbox = self._pipes[0].fileno(), self._pipes[1].fileno()
+        self._deadline = time.monotonic() + patience
+        try:
+            message = write(self._number)
+            while message:
+                message = message[os.write(inbox, message) :]
+            got = wire.receive(lambda count: os.read(outbox, count), self._key, most)
+            if got.number != self._number:
+                raise wire.Junk
+            return read(got)
+        except wire.Junk:
+            raise Lost("channel", f"what came from its process was no answer, in {doing}") from None
+        except (EOFError, OSError):
+            if self._late:
+                raise Lost("hangs", f"it did not come back from {doing}") from None
+            raise self._ended(doing) from None
+        finally:
+            self._deadline = math.inf
+
+    def _ended(self, doing: str) -> Lost:
+        what, _ = self.end()
+        if what == "processes":
+            text = f"it started more than {keeper.MAX_PROCESSES} processes in {doing}"
+            return Lost("processes", text)
+        if what == "memory":
+            text = f"it took more than {MAX_MEMORY / 2**30:g} GiB of memory in {doing}"
+            return Lost("memory", text)
+        if not what.startswith(("exit code", "signal")):
+            code = self._keeper.returncode
+            if hasattr(os, "fork"):
+                return Lost("ends_process", f"it ended the process that watches it, in {doing}")
+            what = f"exit code {code}"
+        return Lost("ends_process", f"it ended the process ({what}) in {doing}")

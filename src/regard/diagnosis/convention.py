@@ -1,10 +1,11 @@
-"""What the signature of somebody's attention leaves open, and what one call of it gives.
+"""What the signature of an attention leaves open, what a question to it holds, and its answer.
 
 Owns the layouts and the kinds of masks. Must not know how any of them is found out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,49 @@ class Convention:
 
 
 @dataclass(frozen=True, eq=False)
+class Question:
+    """One question to the function: the arguments of its calls, by the names of its parameters."""
+
+    name: str  # of the probe, for messages
+    calls: tuple[Mapping[str, Any], ...]  # NumPy arrays, numbers, True, False and None
+    cache: str = ""  # the parameter that takes what an earlier call returned beside the output
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One array among the results of a call; `numbers` is None where it is far too large."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    numbers: Array | None  # float64
+
+
+@dataclass(frozen=True, eq=False)
+class Returned:
+    """What came of one call in the process that has the function, or what went wrong, in words."""
+
+    parts: tuple[Part, ...] = ()
+    a_list: bool = False
+    problem: str = ""
+    kind: str = ""  # one of PROBLEMS
+    printed: str = ""
+    changed: tuple[str, ...] = ()
+
+
+# Puts a question to the function, in this process or in another: one answer for each call, up to
+# the first that has a problem.
+Ask = Callable[[Question], "list[Returned]"]
+PROBLEMS = ("raised", "hung", "prints", "nothing", "type")
+
+
+@dataclass(frozen=True, eq=False)
 class Answer:
     """What came back: an output with the probe's axes, or what went wrong, in words."""
 
     output: Array | None = None
     weights: Array | None = None
     problem: str = ""
-    kind: str = ""  # raised, hung, shape, nothing, type
+    kind: str = ""  # one of PROBLEMS, shape, or refused
     returned: str = ""
     position: int = 0  # of the output among what was returned
     dtype: str = ""

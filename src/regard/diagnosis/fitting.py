@@ -7,7 +7,7 @@ not know mistakes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.diagnosis.calling import call, mask_role
-from regard.diagnosis.convention import LAYOUTS, MASK_KINDS, RANKS, Answer, Convention
+from regard.diagnosis.convention import LAYOUTS, MASK_KINDS, RANKS, Answer, Ask, Convention
 from regard.diagnosis.probes import ABILITIES, Probe, of_rank, projected
 from regard.diagnosis.signature import Subject
 from regard.errors import OptionError
@@ -51,7 +51,7 @@ class Trial:
     subject: Subject
     told: Told
     limit: float
-    watch: Callable[[str], None] = lambda what: None
+    put: Ask
     answers: dict[tuple[Convention, Probe], Answer] = field(default_factory=dict)
     probes: dict[tuple[Any, ...], list[Probe]] = field(default_factory=dict)
     hung: bool = False
@@ -65,8 +65,7 @@ class Trial:
                 return Answer(problem="it had not come back from an earlier call", kind="hung")
             if self.out_of_time:
                 return Answer(problem="no time was left for it", kind="refused")
-            self.watch(probe.name)
-            self.answers[key] = call(self.subject, way, probe, self.limit)
+            self.answers[key] = call(self.subject, way, probe, self.put)
             self.spent += self.answers[key].seconds
             self.hung = self.answers[key].kind == "hung"
         return self.answers[key]
@@ -207,11 +206,8 @@ def _probes(subject: Subject, way: Convention) -> Iterator[Probe]:
     batch = 1 if rank == 2 else 2
     given = subject.weights
     if given:
-        width = given["W_q"].shape[1]
         heads = subject.heads or 1
-        if width % heads:
-            raise OptionError(f"{heads} heads do not fit into a width of {width}")
-        groups = max(1, given["W_k"].shape[1] // (width // heads))
+        groups = _groups(given, heads)
         shapes = {name: array.shape for name, array in given.items()}
         cross = bool({"context", "key"} & subject.roles.keys())
         yield from projected(
@@ -242,6 +238,35 @@ def _probes(subject: Subject, way: Convention) -> Iterator[Probe]:
         return
     for shape in (square, taken):
         yield from projected(shape, heads, batch=batch, rank=rank, cross=cross)
+
+
+def _groups(weights: Mapping[str, Array], heads: int) -> int:
+    """How many heads the keys have, where the shapes of the weights fit together."""
+    shapes: dict[str, tuple[int, ...]] = {name: array.shape for name, array in weights.items()}
+
+    def refuse(why: str) -> OptionError:
+        told = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
+        return OptionError(f"the weights do not fit together: {told}; {why}")
+
+    for name, shape in shapes.items():
+        wanted = 2 if name.startswith("W_") else 1
+        if len(shape) != wanted or 0 in shape:
+            raise refuse(f"{name} must have {wanted} {'axes' if wanted > 1 else 'axis'}, none of 0")
+    rows, width = shapes["W_q"]
+    if any(shapes[name][0] != rows for name in ("W_k", "W_v")):
+        raise refuse("W_q, W_k and W_v must have as many rows")
+    if width % heads:
+        raise OptionError(f"{heads} heads do not fit into a width of {width}")
+    groups, rest = divmod(shapes["W_k"][1], width // heads)
+    if rest or not groups or heads % groups or shapes["W_v"][1] % groups:
+        raise refuse(f"with {heads} heads the columns of W_k or W_v are no whole number of heads")
+    if "W_o" in shapes and shapes["W_o"][0] != (joined := shapes["W_v"][1] // groups * heads):
+        raise refuse(f"W_o must have {joined} rows")
+    for part in "qkvo":
+        bias, matrix = shapes.get(f"b_{part}"), shapes.get(f"W_{part}")
+        if bias is not None and (matrix is None or bias[0] != matrix[1]):
+            raise refuse(f"b_{part} must be as long as W_{part} has columns")
+    return groups
 
 
 def _packed_heads(heads: int, batch: int, rank: int) -> Iterator[Probe]:

@@ -115,7 +115,7 @@ def unusable(trial: Trial) -> Diagnosis:
     for (way, _), answer in trial.answers.items():
         if answer.problem and answer.kind != "refused":
             problems.setdefault(answer.kind, f"{answer.problem} ({way.layout})")
-    order = ("hung", "nothing", "type", "shape", "raised")
+    order = ("hung", "prints", "nothing", "type", "shape", "raised")
     kind = next((kind for kind in order if kind in problems), "raised")
     said = problems.get(kind, "it could not be called")
     if trial.out_of_time:

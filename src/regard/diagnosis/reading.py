@@ -5,14 +5,12 @@ Must not know how the call was made.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.diagnosis.convention import RANKS, ROWS_FIRST, Answer, Convention
+from regard.diagnosis.convention import RANKS, ROWS_FIRST, Answer, Convention, Part, Returned
 from regard.diagnosis.probes import Probe
 from regard.errors import safe_text
 
@@ -22,62 +20,34 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
-def read_result(result: Any, way: Convention, probe: Probe, call: Answer) -> Answer:
-    """The answer of a call that came back with `result`."""
-    if result is None:
-        return replace(call, problem="it returned nothing (None)", kind="nothing")
-    parts = list(_parts(result))
-    if not parts:
-        what = safe_text(type(result).__name__, 40)
-        if hasattr(result, "dtype"):
-            said = f"it returned an array of {safe_text(result.dtype, 40)}, not of real numbers"
-        else:
-            said = f"it returned {what}, which holds no array"
-        return replace(call, problem=said, kind="type")
-    fitting = [_as_output(part, way, probe) for part, _ in parts]
+def read_result(returned: Returned, way: Convention, probe: Probe, seconds: float) -> Answer:
+    """The answer of a call that returned arrays."""
+    answer = Answer(printed=returned.printed, changed=returned.changed, seconds=seconds)
+    if returned.problem:
+        return replace(answer, problem=returned.problem, kind=returned.kind)
+    parts = returned.parts
+    fitting = [_as_output(part, way, probe) for part in parts]
     places = [n for n, fit in enumerate(fitting) if fit is not None]
     if not places:
-        shapes = " and ".join(str(part.shape) for part, _ in parts[:3])
+        shapes = " and ".join(safe_text(part.shape, 100) for part in parts[:3])
         expected = _laid_out_shape(way, probe)
         said = f"it returned shape {shapes}; the output should be {expected}"
-        return replace(call, problem=said, kind="shape")
+        return replace(answer, problem=said, kind="shape")
     place = way.output_at if way.output_at in places else places[0]
     weights = None
     order = ["output" if n == place else "more" for n in range(len(parts))]
-    for n, (part, _) in enumerate(parts):
+    for n, part in enumerate(parts):
         if n != place and weights is None and (own := _as_weights(part, probe)) is not None:
             weights, order[n] = own, "weights"
-    a_list = "a list: " if isinstance(result, list) else ""
+    a_list = "a list: " if returned.a_list else ""
     return replace(
-        call,
+        answer,
         output=fitting[place],
         weights=weights,
         returned=a_list + ", ".join(order),
         position=place,
-        dtype=parts[place][1],
+        dtype=parts[place].dtype,
     )
-
-
-def _parts(result: Any) -> Iterator[tuple[Array, str]]:
-    """Every array of numbers in a result, and the name of its dtype."""
-    if is_dataclass(result) and not isinstance(result, type):
-        result = vars(result)
-    if isinstance(result, Mapping):
-        result = list(result.values())
-    if isinstance(result, list) and result and isinstance(result[0], list | float | int):
-        with contextlib.suppress(ValueError, TypeError):
-            yield np.asarray(result, float), "float64"
-        return
-    several = result if isinstance(result, tuple | list) else [result]
-    for one in several:
-        if hasattr(one, "shape") or isinstance(one, list):
-            with contextlib.suppress(ValueError, TypeError, RuntimeError):
-                array = as_numpy(one)
-                name = str(getattr(one, "dtype", array.dtype)).removeprefix("torch.")
-                if name == "bfloat16":
-                    array = array.astype(np.float32)
-                if array.dtype.kind in "fiu":
-                    yield array, name
 
 
 def _laid_out_shape(way: Convention, probe: Probe) -> tuple[int, ...]:
@@ -99,8 +69,10 @@ def _laid_out_shape(way: Convention, probe: Probe) -> tuple[int, ...]:
     }[way.layout]
 
 
-def _as_output(part: Array, way: Convention, probe: Probe) -> Array | None:
+def _as_output(found: Part, way: Convention, probe: Probe) -> Array | None:
     """With the probe's axes, or None where the shape is another one."""
+    if (part := found.numbers) is None:
+        return None
     wanted, size = _laid_out_shape(way, probe), probe.sizes
     whole = probe.result(probe.right).shape
     if part.shape == wanted:
@@ -119,18 +91,10 @@ def _as_output(part: Array, way: Convention, probe: Probe) -> Array | None:
     return None
 
 
-def _as_weights(part: Array, probe: Probe) -> Array | None:
+def _as_weights(found: Part, probe: Probe) -> Array | None:
+    if (part := found.numbers) is None:
+        return None
     size = probe.sizes
     whole = (size["B"], size["H"], size["L"], size["S"])
     fits = part.shape[-1:] == (size["S"],) and part.size == int(np.prod(whole))
     return part.reshape(whole) if fits else None
-
-
-def as_numpy(value: Any) -> Array:
-    """An array of any framework as NumPy's."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
-            value = value.float()
-        return np.asarray(value.numpy())
-    return np.asarray(value)

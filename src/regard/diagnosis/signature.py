@@ -94,9 +94,8 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is to be diagnosed, and all that could be read off it without calling it."""
+    """All that could be read off a function without calling it."""
 
-    function: Callable[..., Any]
     name: str
     parameters: tuple[Parameter, ...]
     framework: str = "numpy"
@@ -119,8 +118,10 @@ class Subject:
         return "packed" if "heads" in roles else "arrays"
 
 
-def read(function: Any, signature: Mapping[str, str] | None, heads: int | None) -> Subject:
-    """All that can be known before the first call."""
+def read(
+    function: Any, signature: Mapping[str, str] | None, heads: int | None
+) -> tuple[Callable[..., Any], Subject]:
+    """What is to be called, and all that can be known before the first call."""
     name = getattr(function, "__name__", type(function).__name__)
     name = safe_text(name, 60)
     framework = "numpy"
@@ -153,7 +154,7 @@ def read(function: Any, signature: Mapping[str, str] | None, heads: int | None) 
             weights = array_weights(function)
             heads = heads or _head_count(function)
     parameters = _with_roles(_parameters(called), signature)
-    return Subject(function, name, parameters, framework, weights, heads)
+    return function, Subject(name, parameters, framework, weights, heads)
 
 
 def _is_torch_module(function: Any) -> bool:

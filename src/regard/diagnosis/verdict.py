@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.diagnosis import matching
-from regard.diagnosis.convention import MASK_KINDS, Convention
+from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
 from regard.diagnosis.edge import fragilities
 from regard.diagnosis.examples import named
 from regard.diagnosis.fitting import UNITS, Told, Trial, key_mask_way, spoken, ways_to_call
@@ -31,15 +31,24 @@ from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_
 from regard.diagnosis.probes import RIGHT, Probe
 from regard.diagnosis.properties import properties
 from regard.diagnosis.result import Diagnosis, Named, Verdict
-from regard.diagnosis.signature import read
+from regard.diagnosis.running import run
+from regard.diagnosis.signature import Subject, read
 from regard.errors import OptionError, safe_text
 
 TIME_LIMIT = 10.0
 FAR = "it explains none of the wrong answers, but comes closest to them"
 
 
+def here(
+    function: Any, signature: Mapping[str, str] | None, heads: int | None, limit: float
+) -> tuple[Subject, Ask]:
+    """What can be read off a function in this process, and how to put questions to it."""
+    called, subject = read(function, signature, heads)
+    return subject, lambda question: run(called, subject, question, limit)
+
+
 def diagnose(
-    function: Callable[..., Any],
+    function: Any,
     *,
     signature: Mapping[str, str] | str | None = None,
     heads: int | None = None,
@@ -47,15 +56,14 @@ def diagnose(
     mask: str | None = None,
     window: str | None = None,
     time_limit: float = TIME_LIMIT,
-    watch: Callable[[str], None] | None = None,
+    reach: Callable[..., tuple[Subject, Ask]] = here,
 ) -> Diagnosis:
-    """See `regard.diagnose`; `watch` is told which probe comes next."""
+    """See `regard.diagnose`; `reach` finds the function, in this process or in another one."""
     begin = time.monotonic()
     roles = parse_signature(signature) if isinstance(signature, str) else signature
     _check(causal, mask, window, heads, time_limit)
-    subject = read(function, roles, heads)
-    told = Told(causal, mask, window)
-    trial = Trial(subject, told, float(time_limit), watch or (lambda what: None))
+    subject, ask = reach(function, roles, heads, float(time_limit))
+    trial = Trial(subject, Told(causal, mask, window), float(time_limit), ask)
     found = _verdict(trial)
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=trial.calls, seconds=seconds)

@@ -1,0 +1,162 @@
+"""The process between the one that diagnoses and the one in which the function runs.
+
+It starts the worker, watches what comes of it, and ends all of it: children, their children, and
+those that have left for a session of their own. It runs as a file, on the standard library alone,
+and ends when nobody listens to it any more. Must not know attention.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+KEY_BYTES = 16
+MAX_PROCESSES = 64
+# How often it looks, and which share of the time looking may take on a machine with many processes.
+TICK_SECONDS = 0.1
+LOOKING_SHARE = 0.1
+ENDING_SECONDS = 5.0
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+
+
+class Called(BaseException):
+    """The process that diagnoses wants an end."""
+
+
+def main() -> None:
+    """Start the worker; at the end say on standard error what ended it, and how many it left."""
+    key = os.read(0, KEY_BYTES)
+    if not hasattr(os, "fork"):  # Windows: the function's process alone is ended
+        _work(key)
+    signal.signal(signal.SIGTERM, _called)
+    prctl = _prctl()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # whose parent has ended becomes our child
+    worker = os.fork()
+    if worker == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setsid()
+        _work(key)
+    try:
+        what = _watch(worker)
+    except Called:
+        what = "asked to"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    left = len(_family() - {worker})
+    _end(worker)
+    os.write(2, f"{what}\n{left}".encode())
+    os._exit(0)
+
+
+def _called(number: int, frame: object) -> None:
+    raise Called
+
+
+def _work(key: bytes) -> None:
+    """Be the worker, in a process that ends with this call."""
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    try:
+        from regard.diagnosis.worker import serve
+
+        serve(key)
+    finally:
+        os._exit(1)
+
+
+def _prctl() -> Callable[[int, int], object]:
+    """Linux's prctl; elsewhere a function that does nothing."""
+    if sys.platform != "linux":
+        return lambda option, value: None
+    import ctypes
+
+    return ctypes.CDLL(None).prctl
+
+
+def _watch(worker: int) -> str:
+    """Wait for the end of the worker, or for a reason to end it, in one or two words."""
+    listener = select.poll()
+    listener.register(0, 0)  # tells when the other end of our input has been closed
+    memory = None
+    while True:
+        begin = time.monotonic()
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == worker:
+                    code = os.waitstatus_to_exitcode(ended[1])
+                    return f"signal {-code}" if code < 0 else f"exit code {code}"
+        family = _family()
+        if len(family) > MAX_PROCESSES:
+            return "processes"
+        memory = memory or _limit_of(worker)
+        if memory and sum(map(_memory, family)) > memory:
+            return "memory"
+        pause = max(TICK_SECONDS, (time.monotonic() - begin) / LOOKING_SHARE)
+        if listener.poll(1000 * pause):
+            return "asked to"
+
+
+def _end(worker: int) -> None:
+    """Kill the worker's group and every descendant until none is left."""
+    deadline = time.monotonic() + ENDING_SECONDS
+    while time.monotonic() < deadline:
+        for pid in _family():
+            _kill(os.kill, pid)
+        _kill(os.killpg, worker)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.002)
+
+
+def _kill(kill: Callable[[int, int], None], number: int) -> None:
+    with contextlib.suppress(OSError):
+        kill(number, signal.SIGKILL)
+
+
+def _family() -> set[int]:
+    """All our descendants that run, as Linux tells; none elsewhere."""
+    children: dict[int, list[int]] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with (
+                    contextlib.suppress(OSError, ValueError),
+                    open(f"/proc/{name}/stat", "rb") as file,
+                ):
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                    if state not in b"ZX":
+                        children.setdefault(int(parent), []).append(int(name))
+    found, todo = set(), [os.getpid()]
+    while todo:
+        more = children.get(todo.pop(), [])
+        found.update(more)
+        todo += more
+    return found
+
+
+def _limit_of(pid: int) -> int | None:
+    """How many bytes the worker has allowed itself before it called the function; None: not yet."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import resource
+
+        limit = resource.prlimit(pid, resource.RLIMIT_DATA)[0]
+        return None if limit == resource.RLIM_INFINITY else limit
+    return None
+
+
+def _memory(pid: int) -> int:
+    """Bytes of a process that no file holds; what several share is split between them."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        own = (line.split() for line in file)
+        return sum(1024 * int(line[1]) for line in own if line[0] in (b"Pss_Anon:", b"Pss_Shmem:"))
+    return 0
+
+
+if __name__ == "__main__":
+    main()
