@@ -293,12 +293,13 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             bool doomed = !partial_at;
             for (int64_t r = tile; r < tile + height; r++) doomed &= again(s.states[r]);
             if (doomed) continue;
-            const auto [low, high] = range_of(s.row + tile, height, k0, n);
+            const Range range = range_of(s.row + tile, height, k0, n);
+            const int64_t low = range.low, high = range.high;
             if (low >= high) continue;
             bool some_hidden = false;
             if (q.program) {
-                const Allowed found = allowed_of(q, s.row + tile, height, k0, n, {low, high},
-                                                 s.bytes, depth, P);
+                const Allowed found = allowed_of(q, s.row + tile, height, k0, n, range, s.bytes,
+                                                 depth, P);
                 if (!found.any) continue;
                 some_hidden = !found.every;
             }
