@@ -421,6 +421,15 @@ MUTANTS = [
         "test_fused_memory.py::test_a_long_call_takes_no_more_memory_whatever_its_rules",
         "",
     ),
+    Mutant(
+        "G14",
+        "the last result is kept until the next call",
+        "dispatch.py",
+        "    return choose(request, kernel).run(request)",
+        "    run.kept = choose(request, kernel).run(request)\n    return run.kept",
+        "test_semantics_layout.py::test_memory_is_given_back",
+        "",
+    ),
 ]
 
 
