@@ -7,7 +7,7 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "tests"]
-REQUIRED = "distribution,fused,compiler,ml_dtypes,onnx,safetensors,tokenizers"
+REQUIRED = "distribution,fused,compiler,ml_dtypes,onnx,safetensors,tokenizers,matplotlib,scipy"
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -34,7 +34,7 @@ def neighbours(session: nox.Session) -> None:
 def browser(session: nox.Session) -> None:
     """The report and a diagnosis in a browser; needs chromium."""
     session.install(".[test,browser]")
-    required = {"REGARD_REQUIRE": "chromium,playwright,axe,jupyter,matplotlib,node"}
+    required = {"REGARD_REQUIRE": "chromium,playwright,axe,jupyter,node"}
     files = [f"tests/test_report{part}.py" for part in ("", "_script", "_browser")]
     files += ["tests/test_diagnosis_browser.py"]
     session.run("pytest", *files, *session.posargs, env=required)

@@ -477,6 +477,15 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "G14",
+        "the last result is kept until the next call",
+        "dispatch.py",
+        "    return choose(request, kernel).run(request)",
+        "    run.kept = choose(request, kernel).run(request)\n    return run.kept",
+        "test_semantics_layout.py::test_memory_is_given_back",
+        "",
+    ),
+    Mutant(
         "G15",
         "a function under diagnosis has the messages of its process among its open files",
         "diagnosis/worker.py",

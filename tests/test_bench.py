@@ -440,6 +440,31 @@ def test_the_picture_has_a_bar_per_compared_case(count, tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.needs("matplotlib")
+@pytest.mark.parametrize("slowest", [1.0, 1e-4, 1e4])
+def test_the_picture_shows_every_mark_and_all_that_is_written(slowest):
+    from matplotlib.collections import PathCollection
+    from matplotlib.text import Text
+
+    from regard.bench.plots import draw
+
+    report = report_of(result({"regard": slowest, "torch": 2.0, "numpy": 90.0}))
+    machine = {**report.machine, "cpu": "A Processor of $x_1$ and of many more words " * 9}
+    axes = draw(replace(report, machine=machine))
+    axes.figure.canvas.draw()
+    for text in axes.figure.findobj(Text):
+        if text.get_visible() and text.get_text():
+            box = text.get_window_extent()
+            ends = [*axes.figure.bbox.min - box.min, *box.max - axes.figure.bbox.max]
+            np.testing.assert_array_less(ends, 1e-9, text.get_text())
+    assert "$x_1$" in axes.get_title()
+    assert not axes.title.get_parse_math()
+    for marks in axes.findobj(PathCollection):
+        for across, _ in marks.get_offsets():
+            np.testing.assert_array_less(axes.get_xlim()[0], across)
+            np.testing.assert_array_less(across, axes.get_xlim()[1])
+
+
 def script(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
     assert spec is not None

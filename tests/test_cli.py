@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +74,12 @@ def refuse(*words: object, **kind: Any) -> str:
     return line.removeprefix("regard: error: ")
 
 
-def process(*words: object, **more: Any) -> subprocess.Popen[bytes]:
+def process(
+    *words: object, start: Sequence[str] = ("-m", "regard"), **more: Any
+) -> subprocess.Popen[bytes]:
     """The command in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "regard", *map(str, words)],
+        [sys.executable, *start, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         **more,
@@ -897,26 +901,55 @@ def test_a_result_replaces_a_file_only_if_forced_and_only_when_it_is_whole(
     np.testing.assert_equal(load("out").shape, (2, 4, 6, 5))
 
 
-@POSIX
-def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
-    shape = (64, 4096, 32)  # half a minute of work, of which little is done
+# The command as a terminal starts it, or as a script does in the background. Whether interrupts are
+# ignored is inherited, from whatever runs these tests too.
+STARTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, getattr(signal, sys.argv[1]))
+os.execv(sys.executable, [sys.executable, "-m", "regard", *sys.argv[2:]])
+"""
+
+
+@contextmanager
+def at_work(tmp_path: Path, handling: str, rows: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that computes, with its handling of an interrupt: SIG_DFL or SIG_IGN."""
     for name in "qkv":
-        np.save(f"{name}.npy", np.zeros(shape, np.float32))
-    child = process(*QKV, "-o", "out.npy", "--lse", "lse.npy", cwd=tmp_path)
+        np.save(f"{name}.npy", np.zeros((64, rows, 32), np.float32))
+    words = [handling, *QKV, "-o", "out.npy", "--lse", "lse.npy"]
+    child = process(*words, start=["-c", STARTED], cwd=tmp_path)
     # However the test ends, the process does.
     watchdog = threading.Timer(PATIENCE, child.kill)
     watchdog.start()
     try:
         while len(list(tmp_path.glob(".*.part"))) < 2 and child.poll() is None:
             time.sleep(0.02)
+        yield child
+    finally:
+        watchdog.cancel()
+
+
+@POSIX
+def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
+    # half a minute of work, of which little is done
+    with at_work(tmp_path, "SIG_DFL", 4096) as child:
         time.sleep(0.2)
         child.send_signal(signal.SIGINT)
         out, error = child.communicate()
-    finally:
-        watchdog.cancel()
     np.testing.assert_equal((child.returncode, out, error), (INTERRUPTED, b"", error))
     assert b"Traceback" not in error
     np.testing.assert_equal(sorted(os.listdir(tmp_path)), ["k.npy", "q.npy", "v.npy"])
+
+
+@POSIX
+def test_a_command_that_is_started_to_ignore_interrupts_ends_its_work(tmp_path: Path) -> None:
+    with at_work(tmp_path, "SIG_IGN", 1024) as child:
+        while child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+        _, error = child.communicate()
+    np.testing.assert_equal(child.returncode, FINE, error.decode())
+    files = [f"{name}.npy" for name in ("k", "lse", "out", "q", "v")]
+    np.testing.assert_equal(sorted(os.listdir(tmp_path)), files)
 
 
 # --- explain --html ------------------------------------------------------------------------------

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+import test_fused_process
 from calls import every_target
 from regard import native
-from test_fused_process import python, well
+from test_fused_process import START, well
 
 pytestmark = [
     pytest.mark.needs("fused"),
-    pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss and RLIMIT_AS as Linux has them"),
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc and RLIMIT_AS as Linux has them"),
 ]
 
 MIB = 1 << 20
@@ -24,17 +26,21 @@ ARRAY = LENGTH * WIDTH * 4
 THREADS = 2
 MOST = THREADS * PER_THREAD + 2 * ARRAY + SLACK  # a copy of the keys, and the output
 
+# Not ru_maxrss: a process starts with that of the process that started it, so that after a large
+# test nothing would seem to grow.
 PEAK = """
-import resource
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+"""
+
+LONG_CALL = """
 native.use_target(sys.argv[1])
 n, width, threads = (int(x) for x in sys.argv[2:5])
 q, k, v = (rng.random((n, width), np.float32) for _ in range(3))
 bias = np.zeros((1, n), np.float32)
 ids = np.arange(n) // 5000
 regard.attention(q[:40], k[:40], v[:40], threads=threads)
-np.ones(3 * n * width) # what NumPy itself may need
 before = peak()
 regard.attention(q, k, v, threads=threads, **eval(sys.argv[5]))
 print(peak() - before)
@@ -54,8 +60,24 @@ RULES = {
 }
 
 
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return test_fused_process.python(program, *arguments, start=START + PEAK)
+
+
+def test_the_peak_that_is_measured_is_that_of_the_process_alone():
+    program = """
+import subprocess
+np.ones(300 << 17)
+small = subprocess.check_output([sys.executable, "-c", sys.argv[1] + "print(peak())"], text=True)
+print(peak(), small)
+"""
+    large, small = map(int, well(python(program, PEAK)).split())
+    np.testing.assert_array_less(300 * MIB, large)
+    np.testing.assert_array_less(small, 100 * MIB)
+
+
 def grown(target: str, rules: str, length: int = LENGTH, threads: int = THREADS) -> int:
-    return int(well(python(PEAK, target, str(length), str(WIDTH), str(threads), RULES[rules])))
+    return int(well(python(LONG_CALL, target, str(length), str(WIDTH), str(threads), RULES[rules])))
 
 
 @every_target
@@ -75,35 +97,32 @@ def test_the_memory_of_a_call_grows_with_the_length_and_not_with_its_square():
 
 def test_one_row_takes_no_copy_of_the_keys():
     program = """
-import resource
 q, k, v = rng.random((1, 64), np.float32), *(rng.random((400_000, 64), np.float32),) * 2
 regard.attention(q, k[:9], v[:9])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 regard.attention(q, k, v, threads=2)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
-    np.testing.assert_array_less(1024 * int(well(python(program))), 2 * PER_THREAD + SLACK)
+    np.testing.assert_array_less(int(well(python(program))), 2 * PER_THREAD + SLACK)
 
 
 def test_keys_that_threads_share_leave_no_part_of_a_matrix():
     # Some rows, many keys and many threads: what every chunk leaves of every row would be 300 MB.
     program = """
-import resource
 q, k, v = (rng.random(shape, np.float32) for shape in ((700, 16), (100_000, 16), (100_000, 256)))
 regard.attention(q[:40], k[:40], v[:40])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 regard.attention(q, k, v, threads=16)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
     copy_and_output = 4 * (100_000 * 16 + 700 * 256)
     most = 16 * PER_THREAD + copy_and_output + SLACK
-    np.testing.assert_array_less(1024 * int(well(python(program))), most)
+    np.testing.assert_array_less(int(well(python(program))), most)
 
 
 @pytest.mark.parametrize("way", ["plain", "general", "refused", "interrupted"])
 def test_memory_does_not_grow_from_call_to_call(way):
     program = """
-import resource
 x = rng.random((4, 64, 33), np.float32)
 long = rng.random((4000, 64), np.float32)
 class Stop(Exception): pass
@@ -131,12 +150,12 @@ def call():
 repeats = 40 if sys.argv[1] == "interrupted" else 3000
 for _ in range(repeats):
     call()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 for _ in range(repeats):
     call()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
-    np.testing.assert_array_less(int(well(python(program, way))), 600)  # KiB
+    np.testing.assert_array_less(int(well(python(program, way))), 600 * 1024)
 
 
 # no memory --------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from regard.answers import (
 from regard.arithmetic import format_number
 from regard.derivation import Derivation, Values, derive, verdict
 from regard.errors import DtypeError, LabelError, safe_text
-from regard.labels import Index, Labels, batch_position, head_position, own_head
+from regard.labels import AXIS_NAMES, Index, Labels, batch_position, head_position, own_head
 from regard.masks import LeftOut, Mask
 from regard.steps import Step
 
@@ -97,6 +97,8 @@ class Table:
     hidden: NDArray[np.bool_] | None = None
     hidden_by: Callable[[int, int], tuple[str, ...]] | None = None
     latex_symbol: str = ""
+    row_axis: str = ""  # what its rows are, such as "query rows"
+    column_axis: str = ""
 
     def __repr__(self) -> str:
         rows, columns = self.values.shape
@@ -324,6 +326,8 @@ class Explanation:
             hidden,
             hidden_by if hidden is not None else None,
             explained.declared.latex_symbol,
+            AXIS_NAMES.get(rows or "", ""),
+            AXIS_NAMES.get(columns or "", ""),
         )
 
     def hides(self, step: Step) -> bool:
@@ -576,10 +580,33 @@ class Explanation:
         batch: tuple[int, ...] | None = None,
         axes: Any = None,
     ) -> Any:
-        """One head of a step as a heat map, on `axes` or new ones, which are returned.
+        r"""One head of a step as a heat map, on `axes` or on a figure made for it; returns Axes.
 
-        Hidden cells are hatched; small tables have their numbers written in. The Axes have what
-        matplotlib offers, `axes.figure.savefig("weights.svg")` for one. Nothing is shown.
+        The figure is as large as its cells and labels need, and has a colour bar; nothing is shown.
+        To save it: `explanation.plot().figure.savefig("weights.svg")`. On `axes` of your own there
+        is no colour bar, and room for labels is made by `figure(layout="constrained")`.
+
+        - Hidden cells are hatched, and NaN and infinite ones are green.
+        - Colours reach from 0 to the largest number, or as far on both sides of 0 where there are
+          negative ones. In tables of more than 200 numbers the largest 1 in 200 share the last
+          colour, so that a few large ones do not leave the others pale; the colour bar then says ≥.
+        - Numbers are written into tables of up to 12 × 12 cells, if each of them fits.
+        - Every row and column has its label while lines of text fit beside each other: up to about
+          70 of them, 24 in `plot_heads`. In longer tables every 2nd, 5th, 10th, … is named, which
+          is said beside the axis.
+        - Labels are plain text, in which a ``$`` is no formula. They end in ``…`` after 48
+          characters. A letter that no installed font has is written as ``\u65e5``.
+
+        Parameters
+        ----------
+        step : str
+            The name of a step, such as ``"weights"``.
+        head : int, optional
+            Which query head, 0 if not given.
+        batch : tuple of int, optional
+            Which batch element, the first if not given.
+        axes : matplotlib.axes.Axes, optional
+            Where to draw.
 
         Raises
         ------
@@ -593,7 +620,10 @@ class Explanation:
     def plot_heads(
         self, step: str = "weights", *, batch: tuple[int, ...] | None = None
     ) -> tuple[Any, ...]:
-        """One heat map for each head, side by side with one scale; returns the Axes of each."""
+        """One heat map for each head on one figure, with one scale; returns the Axes of each.
+
+        As `plot`, with labels at the left and at the bottom only, since all heads share them.
+        """
         from regard.views import plots
 
         heads = range(self.heads or 1)

@@ -18,7 +18,7 @@ from regard.steps import Step
 
 Index = int | str
 
-_AXIS_NAMES = {
+AXIS_NAMES = {
     "L": "query rows",
     "S": "keys",
     "D": "key features",
@@ -109,7 +109,7 @@ class Labels:
         if len(where) == len(axes) + 1 and where[0] in alone:
             where = where[1:]
         if len(where) != len(axes):
-            names = ", ".join(_AXIS_NAMES[axis] for axis in axes) or "it is one number"
+            names = ", ".join(AXIS_NAMES[axis] for axis in axes) or "it is one number"
             plural = "index" if len(axes) == 1 else "indices"
             after = " after the head" if len(axes) < len(step.axes) else ""
             raise LabelError(
@@ -119,7 +119,7 @@ class Labels:
 
     def position(self, axis: str, key: Index) -> int:
         """Where a label stands along an axis; a number, if no label matches, counts from 0."""
-        labels, what = self.along(axis), _AXIS_NAMES[axis]
+        labels, what = self.along(axis), AXIS_NAMES[axis]
         if isinstance(key, str):
             named = self._named(axis, key)
             if named is not None:
@@ -153,7 +153,7 @@ class Labels:
         if key in own:  # repeated, so the plain label names several
             several = [label for label, plain in zip(labels, own, strict=True) if plain == key]
             raise LabelError(
-                f"{safe_text(key, 60)} names {len(several)} of the {_AXIS_NAMES[axis]}: say "
+                f"{safe_text(key, 60)} names {len(several)} of the {AXIS_NAMES[axis]}: say "
                 + " or ".join(safe_text(label, 60) for label in several)
             )
         plain, at, number = key.rpartition("@")

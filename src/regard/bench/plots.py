@@ -5,9 +5,11 @@ Must not compute anything that the report does not say.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from regard.bench.sides import REGARD
+from regard.errors import safe_text
 
 if TYPE_CHECKING:
     from regard.bench.run import Report
@@ -30,7 +32,7 @@ def draw(report: Report) -> Any:
     from matplotlib.figure import Figure
 
     rows = [one for one in report.results if one.ratio is not None]
-    figure = Figure(figsize=(9, 1.6 + ROW * max(len(rows), 4)), layout="constrained")
+    figure = Figure(figsize=(9, 1.6 + ROW * max(len(rows), 1)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     places = range(len(rows))
@@ -38,15 +40,18 @@ def draw(report: Report) -> Any:
     # From 1 to the left or the right, so that a length says by how much one of them is faster.
     axes.barh(places, [r - 1 for r in ratios], left=1, height=0.62, color=BAR, label=REGARD.name)
     for place, ratio in zip(places, ratios, strict=True):
+        # In a column at the right, where no mark is.
         axes.annotate(
             f"{ratio:.2f}",
-            (ratio, place),
-            xytext=(4 if ratio >= 1 else -4, 0),
+            (1, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 0),
             textcoords="offset points",
-            ha="left" if ratio >= 1 else "right",
             va="center",
             fontsize=8,
+            color=BAR,
         )
+    speeds = [*ratios, 1.0]
     for name, (mark, colour) in MARKS.items():
         points = []
         for place, one in zip(places, rows, strict=True):
@@ -56,18 +61,25 @@ def draw(report: Report) -> Any:
                 points.append((best / outcome.seconds, place))
         if points:
             across, down = zip(*points, strict=True)
+            speeds += across
             axes.scatter(across, down, marker=mark, color=colour, s=26, label=name, zorder=3)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_xlim(min([*ratios, 0.05]) * 0.8, max([*ratios, 1.5]) * 1.6)
-    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if tick <= axes.get_xlim()[1]]
+    left, right = min(speeds) / 1.25, max(*speeds, 1.2) * 1.25
+    axes.set_xlim(left, right)
+    decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)))
+    ticks = [digit * 10.0**n for n in decades for digit in (1, 2, 5)]
+    ticks = [tick for tick in ticks if left <= tick <= right]
+    if len(ticks) > 12:
+        ticks = [10.0**n for n in decades if left <= 10.0**n]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_yticks(places, [one.case.name for one in rows], fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel("speed relative to the fastest peer of the case (its mark stands at 1)")
+    axes.set_ylim(max(len(rows), 1) - 0.4, -0.6)
+    axes.set_xlabel("speed relative to the fastest peer of the case (its mark is at 1)")
     machine = report.machine
-    axes.set_title(f"{machine['cpu']}, {machine['threads']} threads", fontsize=9)
+    title = f"{safe_text(machine['cpu'], 80)}, {machine['threads']} threads"
+    axes.set_title(title, fontsize=9, parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=6, frameon=False, fontsize=9)
     return axes

@@ -2,7 +2,8 @@
 
 Owns arguments, exit codes and what goes to which stream, one module for each command. Must not
 compute or lay out anything itself. Exit codes: 0 fine, 1 a stated expectation differs, 2 bad input,
-130 interrupted.
+130 interrupted. A command that a script starts in the background, where interrupts are ignored,
+goes on ignoring them.
 """
 
 from __future__ import annotations
