@@ -304,7 +304,7 @@ def test_range_of_partial_sums_that_overflow_changes_no_number(kernel, dtype, ke
     top = precision_of(dtype).largest
     q = np.array([[0.9, 0.9, 0.9 / 300]]) * top
     k = np.zeros((keys, 3))
-    k[0], k[1], k[keys - 1] = [-2, 2, 2], [0, 0, 1], [1.5, -1.5, 1]
+    k[0], k[1], k[keys - 1] = [-2, 2, 2], [0, 0, 1], [-1.5, 1.5, 1]
     q, k, v = q.astype(dtype), k.astype(dtype), numbers((keys, 2), dtype)
     for scale in (1.0, -1.0, 4 / top, None):
         options = {"scale": scale, "softcap": softcap}
