@@ -378,7 +378,7 @@ MUTANTS = [
         "G13",
         "nobody looks for signals during a call",
         CPP + "driver.cpp",
-        "if (interrupted()) stop = true;",
+        "raised = interrupted();",
         "",
         "test_fused_process.py::test_an_interrupt_ends_a_long_call_at_once_and_the_next_call_works",
         "few and not converted",
@@ -403,6 +403,24 @@ MUTANTS = [
     ),
     Mutant(
         "G13",
+        "a child that a signal handler made goes on as if its helpers were there",
+        CPP + "driver.cpp",
+        "raised || (threads > 1 && forks() != before)",
+        "raised",
+        "test_fused_process.py::test_a_call_that_forks_ends_in_both_processes",
+        "",
+    ),
+    Mutant(
+        "G13",
+        "in a child that another thread made no signal is looked for",
+        CPP + "module.cpp",
+        "pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });",
+        "",
+        "test_fused_process.py::test_an_interrupt_ends_a_call_in_a_child_of_another_thread",
+        "",
+    ),
+    Mutant(
+        "G13",
         "one CPU more is used than affinity allows",
         CPP + "cpus.cpp",
         "cpus = CPU_COUNT(&set);",
@@ -417,7 +435,7 @@ MUTANTS = [
         "const int64_t tasks = q.B * q.G * blocks;",
         "const int64_t tasks = q.B * q.G * blocks;\n"
         "    const std::vector<float> matrix(size_t(q.L * q.S), float(threads));\n"
-        "    if (!matrix.empty() && matrix[matrix.size() / 2] == 0) return false;",
+        "    if (!matrix.empty() && matrix[matrix.size() / 2] == 0) return Ending::interrupted;",
         "test_fused_memory.py::test_a_long_call_takes_no_more_memory_whatever_its_rules",
         "",
     ),

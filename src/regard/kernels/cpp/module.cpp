@@ -7,6 +7,7 @@
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -423,6 +424,8 @@ NB_MODULE(_fused, module) {
     if (_import_array() < 0) throw nb::python_error();
     main_thread = nb::cast<unsigned long>(
         nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+    // Whichever thread forks is the main thread of the child.
+    pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
     module.def("run", &run, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("output"),
                nb::arg("weights").none(), nb::arg("lse").none(), nb::arg("bias").none(),
                nb::arg("sink").none(), nb::arg("offset"), nb::arg("length").none(),
