@@ -284,6 +284,26 @@ MUTANTS = [
     ),
     Mutant(
         "G10",
+        "digits of any alphabet are a number of threads",
+        "native.py",
+        "if stated.isascii() and stated.isdecimal() and digits:",
+        "if stated.isdecimal() and digits:",
+        "test_environment.py::"
+        "test_a_number_of_threads_that_is_none_is_refused_by_the_first_call_that_needs_it",
+        "",
+    ),
+    Mutant(
+        "G10",
+        "a plain call is answered by all CPUs where REGARD_NUM_THREADS is refused",
+        "native.py",
+        'module.use(target if known else "", ',
+        "module.use(target, ",
+        "test_environment.py::"
+        "test_a_number_of_threads_that_is_none_is_refused_by_the_first_call_that_needs_it",
+        "",
+    ),
+    Mutant(
+        "G10",
         "a plain call does not compare the widths of query and key",
         CPP + "module.cpp",
         "ks[axes - 1] != q.D || ",

@@ -528,24 +528,6 @@ def test_a_small_call_wakes_nobody():
     assert well(python(program)) == "0"
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", " ", "1e3", "\x1b[31m"])
-def test_regard_num_threads_that_is_no_number_is_refused_by_name(given):
-    process = python("", REGARD_NUM_THREADS=given)
-    assert process.returncode != 0
-    assert "OptionError: REGARD_NUM_THREADS is" in process.stderr
-    assert "1 or more" in process.stderr
-    assert "\x1b" not in process.stderr
-
-
-@pytest.mark.parametrize("given", ["3000000000", "99999999999999999999"])
-def test_regard_num_threads_that_is_far_too_large_is_no_accident(given):
-    process = python("print(regard.attention(q, k, v).shape)", REGARD_NUM_THREADS=given)
-    if process.returncode:
-        assert "OptionError: REGARD_NUM_THREADS is" in process.stderr, process.stderr[-500:]
-    else:
-        assert well(process) == "(4, 300, 64)"
-
-
 @pytest.mark.parametrize("threads", [2**31 - 1, 2**31, 2**63, 2**70])
 def test_threads_that_are_far_too_many_are_no_accident(threads):
     q, k, v = inputs((2, 3, 4), (2, 5, 4), (2, 5, 4))
@@ -556,10 +538,6 @@ def test_threads_that_are_far_too_many_are_no_accident(threads):
         np.testing.assert_equal("threads" in str(error), True, str(error))
     else:
         assert_same_bytes(result, expected)
-
-
-def test_no_regard_num_threads_is_as_good_as_none():
-    assert well(python("print('here')", REGARD_NUM_THREADS="")) == "here"
 
 
 # targets ----------------------------------------------------------------------------------------
@@ -578,16 +556,6 @@ def test_regard_target_chooses_the_instructions(target):
         rng = np.random.default_rng(0)
         call = [rng.normal(size=(4, 300, 64)).astype(np.float32) for _ in range(3)]
         assert regard.attention(*call).tobytes().hex() == data
-
-
-@pytest.mark.parametrize("given", ["sse9", "AVX2", "avx2 ", "\x1b[31m", "baseline,avx2"])
-def test_regard_target_that_is_unknown_is_refused_with_those_that_are_usable(given):
-    process = python("", REGARD_TARGET=given)
-    assert process.returncode != 0
-    assert "OptionError: REGARD_TARGET is" in process.stderr
-    for target in [one for one, usable in native.targets().items() if usable]:
-        assert target in process.stderr.splitlines()[-1]
-    assert "\x1b" not in process.stderr
 
 
 def test_a_target_that_is_unknown_is_refused_and_the_old_one_stays():

@@ -14,6 +14,7 @@ import typer
 from regard.cli.completion import complete_kernel
 from regard.cli.frame import check_name, refuse_existing
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
+from regard.views.screen import console
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,10 +168,9 @@ def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
         for number, piece in enumerate(pieces):
             late = time.monotonic() - begin > BAR_AFTER_SECONDS
             if bar is None and late and sys.stderr.isatty():
-                from rich.console import Console
                 from rich.progress import Progress
 
-                bar = Progress(console=Console(stderr=True), transient=True)
+                bar = Progress(console=console(stderr=True), transient=True)
                 task = bar.add_task("attention", total=len(pieces), completed=number)
                 bar.start()
             yield piece

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.frame import console
+from regard.views.screen import console
 
 EXAMPLES = """\b
 Examples:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.frame import check_name, console, refuse_existing, refuse_without, saved
+from regard.cli.frame import check_name, refuse_existing, refuse_without, saved
+from regard.views.screen import console
 
 EXAMPLES = """\b
 Examples:

@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from regard.cli.completion import complete_source, complete_step
 from regard.cli.frame import (
     DIFFERS,
+    Command,
     check_name,
-    console,
     refuse_existing,
     refuse_with,
     refuse_without,
     saved,
 )
 from regard.errors import LabelError, OptionError, ProblemError, ShapeError, safe_text
+from regard.views.screen import console
 
 if TYPE_CHECKING:
     from regard.derivation import Derivation
@@ -37,7 +37,7 @@ Examples:
 """
 
 
-class ExplainCommand(TyperCommand):
+class ExplainCommand(Command):
     """`explain`, whose --why takes a step and as many labels as the step has axes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

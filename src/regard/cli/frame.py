@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from regard import native
 from regard.errors import (
     DtypeError,
     LabelError,
@@ -21,9 +22,6 @@ from regard.errors import (
     ShapeError,
     safe_text,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 BAD_INPUT = (
     *(ProblemError, ShapeError, OptionError, DtypeError, LabelError),
@@ -64,6 +62,15 @@ class Commands(TyperGroup):
             _complain(f"{error.format_message()} (see {command} --help)")
             sys.exit(BAD)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+class Command(TyperCommand):
+    """One command that computes: what the environment says must make sense."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it."""
+        native.check_environment()
+        return super().invoke(ctx)
 
 
 def _flush() -> None:
@@ -133,19 +140,3 @@ def saved(path: str, show: bool) -> None:
 
         if not webbrowser.open(Path(path).absolute().as_uri()):
             typer.echo("no browser could be started; open the file yourself", err=True)
-
-
-def console() -> Console:
-    """Standard output, for rich."""
-    from rich.console import Console
-
-    # NO_COLOR asks for no colour; rich would still print bold and dim.
-    console = Console(
-        markup=False,
-        highlight=False,
-        emoji=False,
-        color_system=None if os.environ.get("NO_COLOR") else "auto",
-    )
-    if console.width < 1:  # COLUMNS=0: nobody knows; rich would leave out every word
-        console.width = 80
-    return console

@@ -207,12 +207,12 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     if (!complete) throw nb::python_error();
 }
 
-// What a plain call uses; set once from Python, and again by tests.
+// What a plain call uses; set once from Python, and again by tests. Without a target none is plain.
 const Target* active = nullptr;
 int default_threads = 0;
 
 void use(const std::string& target, int threads) {
-    active = &target_named(target);
+    active = target.empty() ? nullptr : &target_named(target);
     default_threads = threads;
 }
 
