@@ -769,6 +769,22 @@ def test_more_memory_than_allowed_is_refused_with_both_numbers(tmp_path: Path) -
     succeed(*QKV, "-o", "out.npy", "--max-memory", "1GB")
 
 
+def test_only_what_is_allocated_counts_as_memory(tmp_path: Path) -> None:
+    shape = (16, 20_000, 64)
+    np.save(tmp_path / "q.npy", np.ones((16, 1, 64), np.float32))
+    for dtype in (np.float32, np.int8):
+        for name in ("k", "v"):  # sparse files of zeros
+            path = tmp_path / f"{name}.npy"
+            np.lib.format.open_memmap(path, "w+", dtype, shape).flush()
+        size = (tmp_path / "k.npy").stat().st_size
+        if dtype == np.float32:  # mapped: 82 MB each
+            assert size > 60e6
+            succeed(*QKV, "-o", "out.npy", "--max-memory", "60MB")
+        else:  # converted to float64: 20 MB become 164
+            line = refuse(*QKV, "-o", "out.npy", "--force", "--max-memory", "300MB")
+            assert re.search("takes about 38[0-9].[0-9] MB of memory, besides the inputs", line)
+
+
 def test_sizes_are_read_and_written_as_people_do() -> None:
     read = {"8GB": 8 * 10**9, "8 gib": 2**33, "1.5k": 1500, "7": 7, "2TiB": 2**41, "10b": 10}
     np.testing.assert_equal({text: parse_size("budget", text) for text in read}, read)

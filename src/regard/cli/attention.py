@@ -87,7 +87,11 @@ def attention(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     max_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Refuse to take more, such as 8GB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Refuse to allocate more, such as 8GB. Inputs are mapped and do not count.",
+        ),
     ] = None,
 ) -> None:
     """Attention on arrays in .npy files, computed piece by piece."""
@@ -193,17 +197,18 @@ def _check_targets(targets: Mapping[str, str], force: bool) -> None:
 
 def _check_memory(job: Job, arrays: Mapping[str, Array], limit: int | None) -> None:
     """Say what a large call needs before it starts; refuse one that needs too much."""
-    inputs = sum(array.nbytes for array in (*arrays.values(), *job.extras.values()))
-    needed = inputs + job.memory()
+    needed = job.memory()
     if limit is not None and needed > limit:
         raise OptionError(
-            f"this takes about {size_text(needed)} of memory, {size_text(inputs)} of it for the "
-            f"inputs; --max-memory allows {size_text(limit)}"
+            f"this takes about {size_text(needed)} of memory, besides the inputs, which are read "
+            f"where they lie; --max-memory allows {size_text(limit)}"
         )
     if needed >= WORTH_SAYING:
         taken = ", ".join(f"{name} {a.shape} {a.dtype}" for name, a in arrays.items())
         given = ", ".join(f"{name} {shape}" for name, (shape, _) in job.results.items())
-        typer.echo(f"{taken} -> {given}: about {size_text(needed)} of memory", err=True)
+        typer.echo(
+            f"{taken} -> {given}: about {size_text(needed)} of memory besides the inputs", err=True
+        )
 
 
 def size_text(size: int) -> str:
