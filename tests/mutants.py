@@ -274,6 +274,15 @@ MUTANTS = [
         "segments",
     ),
     Mutant(
+        "G9",
+        "a head that the page does not show is accepted and ignored",
+        "cli/explain.py",
+        'refuse_with("--html alone", {"--head": head})',
+        "pass",
+        "test_cli.py::test_bad_input_of_explain_is_one_line",
+        "html",
+    ),
+    Mutant(
         "G10",
         "memory that was not to be had is used",
         CPP + "driver.cpp",

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -510,6 +511,10 @@ def test_a_reader_that_stops_reading_ends_it_quietly() -> None:
         (["the-cat-sat", "--save", "x.csv"], "suffix"),
         (["the-cat-sat", "--save", "there.toml"], "--force replaces it"),
         (["the-cat-sat", "--save", "no/such/folder.toml"], "folder.toml: cannot be written"),
+        (["the-cat-sat", "--html", "x", "--head", "0"], "--head has no effect with --html alone"),
+        (["the-cat-sat", "--html", "there.toml"], "--force replaces it"),
+        (["the-cat-sat", "--save", "x.toml", "--html", "./x.toml"], "would go to the same file"),
+        (["the-cat-sat", "--save", "x.toml", "--html", "there.toml"], "--force replaces it"),
         (["\x1b[31mred\x1b[0m.toml"], "\\x1b[31mred"),
     ],
 )
@@ -519,6 +524,7 @@ def test_bad_input_of_explain_is_one_line(words: list[str], message: str, tmp_pa
     (tmp_path / "broken.toml").write_text("a = [\n")
     assert message in refuse("explain", *words)
     np.testing.assert_equal((tmp_path / "there.toml").read_text(), "kept")
+    assert not (tmp_path / "x.toml").exists()
 
 
 def test_bad_input_of_the_program_itself_is_one_line() -> None:
@@ -885,6 +891,85 @@ def test_bad_input_of_attention_is_one_line_and_leaves_no_file(
     assert message in refuse("attention", *words, "-o", "out.npy")
     np.testing.assert_equal(sorted(os.listdir(tmp_path)), before)
     np.testing.assert_equal((tmp_path / "there.npy").read_text(), "kept")
+
+
+SPELLINGS = {
+    "the same": lambda path: path.name,
+    "with a dot": lambda path: f"./{path.name}",
+    "with a way around": lambda path: f"folder/../{path.name}",
+    "from the root": lambda path: str(path),
+    "through a link to the folder": lambda path: f"{linked(path.parent)}/{path.name}",
+    "by a link": lambda path: str(linked(path)),
+    "by another link to the same bytes": lambda path: str(linked(path, os.link)),
+}
+
+
+def linked(path: Path, link: Any = os.symlink) -> Path:
+    folder = Path("links")
+    folder.mkdir(exist_ok=True)
+    link(path, folder / path.name)
+    return folder / path.name
+
+
+@POSIX
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_command_replaces_what_it_reads(spelling: str, tmp_path: Path) -> None:
+    write_arrays(tmp_path)
+    np.save("m.npy", np.ones((6, 9), bool))
+    np.save("b.npy", np.ones((6, 9), np.float32))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "problem.toml").write_text(SMALL)
+    (tmp_path / "mine.py").write_text("def attention(q, k, v):\n    return v\n")
+    (tmp_path / "mine.ipynb").write_text('{"cells": []}')
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "inner.py").write_text("def attention(q, k, v):\n    return v\n")
+    arrays = [*QKV, "--mask", "m.npy", "--bias", "b.npy"]
+    problem, mine = ["explain", "problem.toml"], ["diagnose", "mine.py:attention"]
+    module = ["diagnose", "package.inner:attention"]
+    calls = [
+        *((name, [*arrays, "-o"]) for name in ("q.npy", "k.npy", "v.npy", "m.npy", "b.npy")),
+        ("k.npy", [*arrays, "-o", "out.npy", "--weights"]),
+        ("m.npy", [*arrays, "-o", "out.npy", "--lse"]),
+        ("problem.toml", [*problem, "--save"]),
+        ("problem.toml", [*problem, "--html"]),
+        ("problem.toml", [*problem, "--save", "other.toml", "--html"]),
+        ("mine.py", [*mine, "--html"]),
+        ("mine.ipynb", ["diagnose", "mine.ipynb:attention", "--html"]),
+        ("package/inner.py", [*module, "--html"]),
+        ("package/__init__.py", [*module, "--html"]),
+    ]
+    for name, words in calls:
+        path = tmp_path / name
+        before = path.read_bytes()
+        target = SPELLINGS[spelling](path) if path.parent == tmp_path else name
+        for force in ([], ["--force"]):
+            assert "would replace what this command reads" in refuse(*words, target, *force)
+        assert path.read_bytes() == before
+        shutil.rmtree("links", ignore_errors=True)
+    assert not {"out.npy", "other.toml"} & set(os.listdir(tmp_path))
+
+
+def test_standard_input_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "problem.toml").write_text(SMALL)
+    for option in ("--save", "--html"):
+        with open(tmp_path / "problem.toml", encoding="utf-8") as file:
+            child = process("explain", "-", option, "problem.toml", "--force", stdin=file)
+            _, said = child.communicate(timeout=PATIENCE)
+        np.testing.assert_equal(child.returncode, BAD)
+        assert b"would replace what this command reads" in said
+    np.testing.assert_equal((tmp_path / "problem.toml").read_text(), SMALL)
+
+
+def test_an_example_is_not_replaced(tmp_path: Path) -> None:
+    from regard.formats import file_of
+
+    place = Path(file_of("causal-mask"))
+    before = place.read_bytes()
+    line = refuse("explain", "causal-mask", "--save", place, "--force")
+    assert "would replace what this command reads" in line
+    assert place.read_bytes() == before
 
 
 def test_a_result_replaces_a_file_only_if_forced_and_only_when_it_is_whole(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.completion import complete_kernel
-from regard.cli.frame import check_name, refuse_existing
+from regard.cli.frame import check_targets
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
 from regard.views.screen import console
 
@@ -104,7 +103,8 @@ def attention(
         raise OptionError("--offset has no effect without --causal or --window; leave it out")
     wanted = {"output": output, "weights": weights, "lse": lse}
     targets = {name: path for name, path in wanted.items() if path is not None}
-    _check_targets(targets, force)
+    inputs = [path for path in (query, key, value, mask, bias) if path is not None]
+    check_targets(targets, force=force, inputs=inputs)
     limit = None if max_memory is None else parse_size("--max-memory", max_memory)
     arrays = {"query": load_npy(query), "key": load_npy(key), "value": load_npy(value)}
     options: dict[str, Any] = {
@@ -183,16 +183,6 @@ def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
     finally:
         if bar is not None:
             bar.stop()
-
-
-def _check_targets(targets: Mapping[str, str], force: bool) -> None:
-    places: dict[str, str] = {}
-    for name, path in targets.items():
-        check_name(name, path)
-        other = places.setdefault(os.path.realpath(path), name)
-        if other != name:
-            raise OptionError(f"{other} and {name} would go to the same file, {path}")
-        refuse_existing(path, force)
 
 
 def _check_memory(job: Job, arrays: Mapping[str, Array], limit: int | None) -> None:

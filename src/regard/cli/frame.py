@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -116,19 +116,39 @@ def refuse_without(other: str, options: Mapping[str, Any]) -> None:
             raise OptionError(f"{option} goes with {other} only")
 
 
-def check_name(option: str, path: str) -> None:
-    """A file has a name; - is none here."""
-    if path in ("", "-"):
-        raise OptionError(
-            f"--{option} needs the name of a file, not "
-            + ("an empty one" if not path else "- (./- would be a file of that name)")
-        )
+def check_targets(
+    targets: Mapping[str, str | None], *, force: bool, inputs: Sequence[str | int] = ()
+) -> None:
+    """What a command may write: no file twice, none that is there, and none that it reads itself.
+
+    `targets` are options without their dashes; `inputs` are files, or the number of an open one.
+    """
+    places: dict[str, str] = {}
+    for option, path in targets.items():
+        if path is None:
+            continue
+        if path in ("", "-"):
+            raise OptionError(
+                f"--{option} needs the name of a file, not "
+                + ("an empty one" if not path else "- (./- would be a file of that name)")
+            )
+        other = places.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise OptionError(f"--{other} and --{option} would go to the same file, {path}")
+        if os.path.exists(path) and any(_is_same_file(path, one) for one in inputs):
+            raise ProblemError(
+                f"{path}: --{option} would replace what this command reads; give another name"
+            )
+        if not force and os.path.lexists(path):
+            raise ProblemError(f"{path}: is there already; --force replaces it")
 
 
-def refuse_existing(path: str, force: bool) -> None:
-    """No file is replaced unless that was asked for."""
-    if not force and os.path.lexists(path):
-        raise ProblemError(f"{path}: is there already; --force replaces it")
+def _is_same_file(path: str, other: str | int) -> bool:
+    """Whether two names lead to one file: as they are, by links of any kind, by another case."""
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):  # one is not there
+        return False
 
 
 def saved(path: str, show: bool) -> None:
