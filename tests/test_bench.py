@@ -529,6 +529,7 @@ def test_the_command_prints_a_table_and_saves_everything(tiny_command):
         (("--plot", "plot.jpg"), "--plot is plot.jpg; it must end in .png, .svg or .pdf"),
         (("--json", "nowhere/results.json"), "nowhere is no folder that can be written to"),
         (("--json", "x.png", "--plot", "x.png"), "--json and --plot would go to the same file"),
+        (("--force",), "--force goes with --json and --plot only"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is_measured(tiny_command, words, message):

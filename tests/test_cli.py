@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -514,6 +515,10 @@ def test_a_reader_that_stops_reading_ends_it_quietly() -> None:
         (["the-cat-sat", "--save", "x.csv"], "suffix"),
         (["the-cat-sat", "--save", "there.toml"], "--force replaces it"),
         (["the-cat-sat", "--save", "no/such/folder.toml"], "folder.toml: cannot be written"),
+        (["the-cat-sat", "--html", "x", "--head", "0"], "--head has no effect with --html alone"),
+        (["the-cat-sat", "--html", "there.toml"], "--force replaces it"),
+        (["the-cat-sat", "--save", "x.toml", "--html", "./x.toml"], "would go to the same file"),
+        (["the-cat-sat", "--save", "x.toml", "--html", "there.toml"], "--force replaces it"),
         (["\x1b[31mred\x1b[0m.toml"], "\\x1b[31mred"),
     ],
 )
@@ -523,6 +528,7 @@ def test_bad_input_of_explain_is_one_line(words: list[str], message: str, tmp_pa
     (tmp_path / "broken.toml").write_text("a = [\n")
     assert message in refuse("explain", *words)
     np.testing.assert_equal((tmp_path / "there.toml").read_text(), "kept")
+    assert not (tmp_path / "x.toml").exists()
 
 
 def test_bad_input_of_the_program_itself_is_one_line() -> None:
@@ -773,6 +779,22 @@ def test_more_memory_than_allowed_is_refused_with_both_numbers(tmp_path: Path) -
     succeed(*QKV, "-o", "out.npy", "--max-memory", "1GB")
 
 
+def test_only_what_is_allocated_counts_as_memory(tmp_path: Path) -> None:
+    shape = (16, 20_000, 64)
+    np.save(tmp_path / "q.npy", np.ones((16, 1, 64), np.float32))
+    for dtype in (np.float32, np.int8):
+        for name in ("k", "v"):  # sparse files of zeros
+            path = tmp_path / f"{name}.npy"
+            np.lib.format.open_memmap(path, "w+", dtype, shape).flush()
+        size = (tmp_path / "k.npy").stat().st_size
+        if dtype == np.float32:  # mapped: 82 MB each
+            assert size > 60e6
+            succeed(*QKV, "-o", "out.npy", "--max-memory", "60MB")
+        else:  # converted to float64: 20 MB become 164
+            line = refuse(*QKV, "-o", "out.npy", "--force", "--max-memory", "300MB")
+            assert re.search("takes about 38[0-9].[0-9] MB of memory, besides the inputs", line)
+
+
 def test_sizes_are_read_and_written_as_people_do() -> None:
     read = {"8GB": 8 * 10**9, "8 gib": 2**33, "1.5k": 1500, "7": 7, "2TiB": 2**41, "10b": 10}
     np.testing.assert_equal({text: parse_size("budget", text) for text in read}, read)
@@ -873,6 +895,85 @@ def test_bad_input_of_attention_is_one_line_and_leaves_no_file(
     assert message in refuse("attention", *words, "-o", "out.npy")
     np.testing.assert_equal(sorted(os.listdir(tmp_path)), before)
     np.testing.assert_equal((tmp_path / "there.npy").read_text(), "kept")
+
+
+SPELLINGS = {
+    "the same": lambda path: path.name,
+    "with a dot": lambda path: f"./{path.name}",
+    "with a way around": lambda path: f"folder/../{path.name}",
+    "from the root": lambda path: str(path),
+    "through a link to the folder": lambda path: f"{linked(path.parent)}/{path.name}",
+    "by a link": lambda path: str(linked(path)),
+    "by another link to the same bytes": lambda path: str(linked(path, os.link)),
+}
+
+
+def linked(path: Path, link: Any = os.symlink) -> Path:
+    folder = Path("links")
+    folder.mkdir(exist_ok=True)
+    link(path, folder / path.name)
+    return folder / path.name
+
+
+@POSIX
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_command_replaces_what_it_reads(spelling: str, tmp_path: Path) -> None:
+    write_arrays(tmp_path)
+    np.save("m.npy", np.ones((6, 9), bool))
+    np.save("b.npy", np.ones((6, 9), np.float32))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "problem.toml").write_text(SMALL)
+    (tmp_path / "mine.py").write_text("def attention(q, k, v):\n    return v\n")
+    (tmp_path / "mine.ipynb").write_text('{"cells": []}')
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "inner.py").write_text("def attention(q, k, v):\n    return v\n")
+    arrays = [*QKV, "--mask", "m.npy", "--bias", "b.npy"]
+    problem, mine = ["explain", "problem.toml"], ["diagnose", "mine.py:attention"]
+    module = ["diagnose", "package.inner:attention"]
+    calls = [
+        *((name, [*arrays, "-o"]) for name in ("q.npy", "k.npy", "v.npy", "m.npy", "b.npy")),
+        ("k.npy", [*arrays, "-o", "out.npy", "--weights"]),
+        ("m.npy", [*arrays, "-o", "out.npy", "--lse"]),
+        ("problem.toml", [*problem, "--save"]),
+        ("problem.toml", [*problem, "--html"]),
+        ("problem.toml", [*problem, "--save", "other.toml", "--html"]),
+        ("mine.py", [*mine, "--html"]),
+        ("mine.ipynb", ["diagnose", "mine.ipynb:attention", "--html"]),
+        ("package/inner.py", [*module, "--html"]),
+        ("package/__init__.py", [*module, "--html"]),
+    ]
+    for name, words in calls:
+        path = tmp_path / name
+        before = path.read_bytes()
+        target = SPELLINGS[spelling](path) if path.parent == tmp_path else name
+        for force in ([], ["--force"]):
+            assert "would replace what this command reads" in refuse(*words, target, *force)
+        assert path.read_bytes() == before
+        shutil.rmtree("links", ignore_errors=True)
+    assert not {"out.npy", "other.toml"} & set(os.listdir(tmp_path))
+
+
+def test_standard_input_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "problem.toml").write_text(SMALL)
+    for option in ("--save", "--html"):
+        with open(tmp_path / "problem.toml", encoding="utf-8") as file:
+            child = process("explain", "-", option, "problem.toml", "--force", stdin=file)
+            _, said = child.communicate(timeout=PATIENCE)
+        np.testing.assert_equal(child.returncode, BAD)
+        assert b"would replace what this command reads" in said
+    np.testing.assert_equal((tmp_path / "problem.toml").read_text(), SMALL)
+
+
+def test_an_example_is_not_replaced(tmp_path: Path) -> None:
+    from regard.formats import file_of
+
+    place = Path(file_of("causal-mask"))
+    before = place.read_bytes()
+    line = refuse("explain", "causal-mask", "--save", place, "--force")
+    assert "would replace what this command reads" in line
+    assert place.read_bytes() == before
 
 
 def test_a_result_replaces_a_file_only_if_forced_and_only_when_it_is_whole(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from regard.errors import ProblemError
 from regard.formats import load_problem, problem_from_mapping, save_problem
 from regard.formats.npz import MAX_BYTES, MAX_MEMBERS
-from regard.formats.text import MAX_TEXT_BYTES
+from regard.formats.text import MAX_KEYS, MAX_TEXT_BYTES, parse
 from regard.problem import MAX_NUMBERS, Problem
 
 # Far more than any of these files needs, far less than any of them asks for.
@@ -153,11 +153,73 @@ def test_bottomless_text(name, tmp_path):
     assert "deep" in message or "dotted key of more than 32 parts in line" in message
 
 
+def numbered(key, size=MAX_TEXT_BYTES - 64):
+    """As many of these, each with a number of its own, as a text may hold."""
+    return "".join(key % number for number in range(size // len(key % 10**6)))
+
+
+CROWDED_TEXTS = {
+    "arrays-of-tables.toml": lambda: "[[a]]\n" * (MAX_TEXT_BYTES // 6),
+    "tables.toml": lambda: numbered("[a%d]\n"),
+    "indented-tables.toml": lambda: numbered("  [ a . b%d ] # c\n"),
+    "deep-tables.toml": lambda: numbered("[a.b%d" + ".c" * 29 + "]\r\n"),
+    "quoted-tables.toml": lambda: numbered("[['a' . \"b\\\\%d\"]]\n"),
+    "keys.toml": lambda: numbered("a%d=1\n"),
+    "dotted-keys.toml": lambda: numbered("a.b%d" + ".c" * 29 + " = 1\n"),
+    "quoted-keys.toml": lambda: numbered("'%d' = 1\n"),
+    "keys-of-an-inline-table.toml": lambda: "a = {" + numbered("a%d=1,") + "b=1}",
+    "inline-tables.toml": lambda: "a = [" + "{a=1}," * (MAX_TEXT_BYTES // 8) + "]",
+    "empty-inline-tables.toml": lambda: "a = [" + "{ }," * (MAX_TEXT_BYTES // 8) + "]",
+    "keys.json": lambda: "{" + numbered('"a%d":1,') + '"b":1}',
+    "the-same-key.json": lambda: "{" + '"a":1,' * (MAX_TEXT_BYTES // 8) + '"b":1}',
+    "objects.json": lambda: '{"a":[' + '{"a" : 1},' * (MAX_TEXT_BYTES // 12) + "{}]}",
+    "empty-objects.json": lambda: '{"a":[' + "{ }," * (MAX_TEXT_BYTES // 8) + "{}]}",
+}
+
+
+@pytest.mark.parametrize("name", CROWDED_TEXTS)
+def test_a_text_of_nothing_but_keys_is_refused_before_it_is_parsed(name, tmp_path, monkeypatch):
+    parsed = []
+    monkeypatch.setattr("tomllib.loads", lambda *_, **__: parsed.append(name))
+    monkeypatch.setattr("json.loads", lambda *_, **__: parsed.append(name))
+    path = written(tmp_path, name, CROWDED_TEXTS[name]())
+    refused(path, f"text has more than {MAX_KEYS} keys and empty", "up to line ")
+    assert not parsed
+
+
+def test_what_only_looks_like_a_key_does_not_count():
+    rows = MAX_KEYS + 1
+    column = "a = [\n" + "  [1],\n" * rows + "  [1]\n]\n"
+    before = "a = [[1]\n" + "  , # 1\n[1]\n" * rows + "]\n"
+    text = 'a = """\n' + "[a]\na = 1\n{}\n" * rows + '"""\n'
+    comments = "# [a]\n" * rows + "a = 1\n"
+    for toml in (column, before, text, comments):
+        assert list(parse(toml, "toml")) == ["a"]
+    labels = json.dumps({"a": ['"a": {}, {"b": 1}', "\\"] * rows})
+    assert len(parse(labels, "json")["a"]) == 2 * rows
+
+
+def test_as_many_keys_as_may_be_read_can_be_written_and_no_more(tmp_path):
+    def problem(words):
+        labels = tuple(map(str, range(words)))
+        ones, square = np.ones((words, 1)), np.ones((1, 1))
+        return Problem(query_labels=labels, embeddings=ones, W_q=square, W_k=square, W_v=square)
+
+    for suffix in (".toml", ".json"):
+        path = tmp_path / f"p{suffix}"
+        save_problem(problem(MAX_KEYS - 20), path)
+        assert len(load_problem(path).query_labels) == MAX_KEYS - 20
+        with pytest.raises(ProblemError, match=f"keys and tables; text holds {MAX_KEYS}"):
+            save_problem(problem(MAX_KEYS), path, force=True)
+
+
 def test_unclosed_strings_do_not_take_quadratic_time(tmp_path):
     for number, text in enumerate(
         ('"""' + '\n\\"""' * 300_000, "'''" + "\n''" * 300_000, '"' * 1_000_001, "'" * 1_000_001)
     ):
         refused(written(tmp_path, f"{number}.toml", "title = " + text), "is not valid TOML")
+    text = "{" * MAX_KEYS + '"' + '\\"' * 1_000_000
+    refused(written(tmp_path, "p.json", text), "is not valid JSON")
 
 
 @pytest.mark.parametrize(

@@ -273,8 +273,8 @@ def set_threads(threads: int | None) -> None:
     Parameters
     ----------
     threads : int or None
-        None: `REGARD_NUM_THREADS` if it is set, else every CPU that this process may run on, within
-        its affinity and its cgroup's quota.
+        None: `REGARD_NUM_THREADS` as it was at the import, else every CPU that this process may run
+        on, within its affinity and its cgroup's quota.
 
     Raises
     ------

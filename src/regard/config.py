@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from regard import dispatch, native
+from regard.errors import OptionError
 
 # Extra name -> the distribution that it brings.
 EXTRAS = {
@@ -32,7 +33,8 @@ def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | No
     Parameters
     ----------
     mode : {"print", "dict"}
-        "dict" returns the same as plain data and prints nothing.
+        "dict" returns the same as plain data and prints nothing. Where `REGARD_TARGET` or
+        `REGARD_NUM_THREADS` has a value that cannot be used, it says so.
 
     Examples
     --------
@@ -48,7 +50,7 @@ def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | No
         "platform": f"{platform.system()} {platform.machine()}",
         "kernels": dispatch.status(),
         "cpus": _usable_cpus(),
-        "threads": native.default_threads(),
+        "threads": _threads(),
         "extras": {extra: _version(name) or "not installed" for extra, name in EXTRAS.items()},
     }
     if mode == "dict":
@@ -68,6 +70,14 @@ def _version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def _threads() -> int | str:
+    """How many a call uses, or what is wrong with REGARD_NUM_THREADS."""
+    try:
+        return native.default_threads()
+    except OptionError as error:
+        return str(error)
 
 
 def _usable_cpus() -> int:

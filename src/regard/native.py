@@ -40,20 +40,61 @@ def targets() -> dict[str, bool]:
     return dict(module.targets()) if BUILT else {}
 
 
-def _chosen_target() -> str:
+# What the environment says is read once: which instructions answer must not change between two
+# calls. A value that makes no sense is an error of what needs it, not of the import.
+_refused: dict[str, str] = {}
+
+
+def _target_of_environment() -> str:
+    """REGARD_TARGET, or the best; none if that cannot be used."""
     usable = [target for target, runs in targets().items() if runs]
     wanted = os.environ.get("REGARD_TARGET", "")
-    if wanted and wanted not in usable:
-        raise OptionError(
-            f"REGARD_TARGET is {safe_text(repr(wanted), 60)}, which cannot be used here; "
-            f"usable are {', '.join(usable)}"
+    if not wanted or not usable:
+        return usable[0] if usable else ""
+    if wanted in usable:
+        return wanted
+    _refused["REGARD_TARGET"] = (
+        f"REGARD_TARGET is {safe_text(repr(wanted), 60)}, which cannot be used here; "
+        f"usable are {', '.join(usable)}"
+    )
+    return ""
+
+
+def _threads_of_environment() -> int | None:
+    """REGARD_NUM_THREADS; None if it is not set, or refused."""
+    stated = os.environ.get("REGARD_NUM_THREADS", "")
+    digits = stated.lstrip("0")
+    if stated.isascii() and stated.isdecimal() and digits:
+        return min(int(digits[:9]), MOST_THREADS)
+    if stated:
+        _refused["REGARD_NUM_THREADS"] = (
+            f"REGARD_NUM_THREADS is {safe_text(repr(stated), 60)}; it must be a whole number, "
+            "1 or more, in the digits 0 to 9 alone"
         )
-    return wanted or usable[0]
+    return None
 
 
-# Looked up once: which instructions answer must not change between two calls.
-target = _chosen_target() if BUILT else ""
+target = _target_of_environment()
+_stated = _threads_of_environment()
 _threads: int | None = None
+
+
+def check_environment() -> None:
+    """Raise an OptionError that names a variable whose value was refused, if there is one."""
+    for message in _refused.values():
+        raise OptionError(message)
+
+
+def refused(variable: str) -> str:
+    """What is wrong with the value of a variable of the environment; "" if nothing is."""
+    return _refused.get(variable, "")
+
+
+def usable_target() -> str:
+    """The CPU target that answers, unless REGARD_TARGET names one that cannot."""
+    if not target:
+        raise OptionError(_refused["REGARD_TARGET"])
+    return target
 
 
 def use_target(name: str) -> None:
@@ -77,14 +118,9 @@ def default_threads() -> int:
     """How many threads a call uses that does not say: REGARD_NUM_THREADS, or all usable CPUs."""
     if _threads is not None:
         return _threads
-    stated = os.environ.get("REGARD_NUM_THREADS", "")
-    if stated:
-        if not stated.isdecimal() or int(stated) < 1:
-            raise OptionError(
-                f"REGARD_NUM_THREADS is {safe_text(repr(stated), 60)}; it must be 1 or more"
-            )
-        return min(int(stated[:9]), MOST_THREADS)
-    return usable_cpus()
+    if "REGARD_NUM_THREADS" in _refused:
+        raise OptionError(_refused["REGARD_NUM_THREADS"])
+    return _stated or usable_cpus()
 
 
 def usable_cpus() -> int:
@@ -100,10 +136,13 @@ def set_default_threads(threads: int | None) -> None:
 
 
 def _tell() -> None:
-    """Let the native module know what a plain call uses; 0 threads: whatever is usable then."""
+    """Let the native module know what a plain call uses; 0 threads: whatever is usable then.
+
+    Without a target it answers none: the general way says what was refused.
+    """
     if BUILT:
-        stated = _threads is not None or os.environ.get("REGARD_NUM_THREADS")
-        module.use(target, default_threads() if stated else 0)
+        known = _threads is not None or "REGARD_NUM_THREADS" not in _refused
+        module.use(target if known else "", _threads or _stated or 0)
 
 
 set_default_threads(None)

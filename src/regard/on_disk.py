@@ -18,6 +18,7 @@ from regard.api import attention
 from regard.errors import ProblemError, safe_text
 from regard.formats.files import open_file, write_file
 from regard.kernels.reference import BLOCK_CELLS
+from regard.request import is_float
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -129,40 +130,47 @@ class Job:
 
     def compute(self, batch: tuple[int, ...], heads: slice, rows: slice) -> dict[str, Array]:
         """The results of one piece."""
+        arrays, extras = self._inputs(batch, heads, rows)
+        options = {**self.options, **extras}
+        if self.by_position:
+            offset = self.request.offset + rows.start
+            options["offset"] = offset if batch == () and self.request.lead else int(offset[batch])
+        found: Any = attention(*arrays, **options)
+        if not isinstance(found, tuple):
+            return {"output": found}
+        return dict(zip(found._fields, found, strict=True))  # type: ignore[attr-defined]
+
+    def _inputs(
+        self, batch: tuple[int, ...], heads: slice, rows: slice
+    ) -> tuple[tuple[Array, Array, Array], dict[str, Array]]:
+        """Query, key and value of one piece, and its mask and bias: views, nothing is copied."""
         request = self.request
         several = batch == () and len(request.lead) > 0
         place: tuple[Any, ...] = (slice(None),) * len(request.lead) if several else batch
         shared = request.query.shape[-3] // max(request.key.shape[-3], 1) or 1
         groups = slice(heads.start // shared, -(-heads.stop // shared))
-        options = dict(self.options)
-        if self.by_position:
-            offset = request.offset + rows.start
-            options["offset"] = offset if several else int(offset[batch])
-        for name, array in self.extras.items():
-            whole = np.broadcast_to(array, request.shape)  # a view: nothing is copied
-            options[name] = whole[(*place, heads, rows)]
-        found: Any = attention(
-            request.query[(*place, heads, rows)],
-            request.key[(*place, groups)],
-            request.value[(*place, groups)],
-            **options,
-        )
-        if not isinstance(found, tuple):
-            return {"output": found}
-        return dict(zip(found._fields, found, strict=True))  # type: ignore[attr-defined]
+        query = request.query[(*place, heads, rows)]
+        key, value = (array[(*place, groups)] for array in (request.key, request.value))
+        return (query, key, value), {
+            name: np.broadcast_to(array, request.shape)[(*place, heads, rows)]
+            for name, array in self.extras.items()
+        }
 
     def memory(self) -> int:
-        """About how many bytes it takes besides the inputs."""
+        """About how many bytes it allocates. The inputs are mapped, so they are not among them."""
         keys, width = self.request.shape[-1], self.request.value.shape[-1]
         numbers = width + 1 + (keys if self.request.return_weights else 0)
-        pieces = self.pieces()
-        rows = math.prod(self.request.shape[:-1])
-        if len(pieces) > 1:
-            _, heads, own = pieces[0]
-            rows = (heads.stop - heads.start) * (own.stop - own.start)
+        arrays, extras = self._inputs(*self.pieces()[0])
         # A handful of steps for one block of scores, and one head of keys and values, in float64.
         scratch = 2**25 + keys * (self.request.key.shape[-1] + width) * 8
-        return int(rows * numbers * 8 + scratch)
+        # What is no floating-point number in this machine's order is converted, a piece at a time.
+        converted = sum(
+            array.size
+            for array in (*arrays, *extras.values())
+            if array.dtype != np.bool_ and not (is_float(array.dtype) and array.dtype.isnative)
+        )
+        rows = math.prod(arrays[0].shape[:-1])
+        return int((rows * numbers + converted) * 8 + scratch)
 
     def run(
         self,

@@ -104,6 +104,28 @@ def test_a_head_can_be_saved_as_a_problem_and_explained_again(folder):
     assert succeed("head.npz", "--step", "output") == result.stdout
 
 
+def test_no_file_of_the_model_is_replaced(folder):
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    (folder / "other").symlink_to(folder / "config.json")
+    of_head = ("--model", folder, "--text", TEXT, "--layer", 1, "--force")
+    for name in ("config.json", "model.safetensors", "other", "1_Pooling/config.json"):
+        before = (folder / name).read_bytes()
+        for option in ("--save", "--html"):
+            assert "would replace what this command reads" in refuse(
+                *of_head, option, folder / name
+            )
+        assert (folder / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("head", [(), ("--head", 2)])
+def test_a_layer_can_be_written_as_a_page(folder, head):
+    result = call("--model", folder, "--text", TEXT, "--layer", 1, *head, "--html", "page.html")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "saved page.html\n")
+    page = (folder.parent / "page.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+
+
 def test_a_text_that_is_too_long_is_cut_on_request(folder):
     long = "the cat waits . " * 4
     said = refuse("--model", folder, "--text", long)
@@ -135,6 +157,7 @@ def test_labels_and_names_of_files_cannot_do_anything_to_a_terminal(tmp_path):
         (["--model", "bert", "--text", "a", "--why", "scale"], "--why goes with --layer"),
         (["--model", "bert", "--text", "a", "--statistics"], "--statistics goes with --layer"),
         (["--model", "bert", "--text", "a", "--save", "x.npz"], "--save goes with --layer"),
+        (["--model", "bert", "--text", "a", "--html", "x.html"], "--html goes with --layer"),
         (["--model", "bert", "--text", "a", "--layer", "9"], "there is no layer 9"),
         (["--model", "bert", "--text", "a", "--layer", "0", "--head", "9"], "there is no head 9"),
         (["--model", "bert", "--text", "a", "--json", "--digits", "3"], "--digits has no effect"),

@@ -512,6 +512,45 @@ def test_a_configuration_that_is_not_computed_is_refused(tmp_path, config, says)
         refusal(folder, "config.json: ", says)
 
 
+SIZES = [key for key, value in tiny_bert.CONFIG.items() if type(value) is int]
+NO_NUMBERS = [None, True, False, "2", [2], {"2": 2}]
+# Those of the family that positions depend on; `pad_token_id` counts in RoBERTa alone.
+ROBERTA = {**tiny_bert.CONFIG, "model_type": "roberta"}
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, 2.0, 1.5, -1, -(2**63), 0, 2**62, 2**64, 2**200])
+@pytest.mark.parametrize("key", SIZES)
+def test_a_size_in_a_configuration_that_is_none_is_refused_by_name(tmp_path, key, value):
+    folder = changed(tmp_path)
+    (folder / "config.json").write_text(json.dumps({**ROBERTA, key: value}))
+    if key == "pad_token_id" and value == 0 and value is not False:
+        assert regard.models.load(folder).config.padding == 0
+    else:
+        refusal(folder, f"config.json: {key} ")
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, -1e-12, 1, 1.0, 1e300, 2**200, -1])
+def test_an_epsilon_in_a_configuration_that_is_none_is_refused_by_name(tmp_path, value):
+    folder = changed(tmp_path)
+    (folder / "config.json").write_text(json.dumps({**tiny_bert.CONFIG, "layer_norm_eps": value}))
+    refusal(folder, "config.json: layer_norm_eps ")
+
+
+@pytest.mark.parametrize("key", ["hidden_act", "position_embedding_type", "model_type"])
+def test_a_word_in_a_configuration_that_is_null_is_refused_by_name(tmp_path, key):
+    folder = changed(tmp_path)
+    (folder / "config.json").write_text(json.dumps({**tiny_bert.CONFIG, key: None}))
+    refusal(folder, f"config.json: {key} is nothing")
+
+
+def test_null_in_a_configuration_is_read_where_it_means_no(tmp_path, encoder):
+    folder = changed(tmp_path)
+    no = ("pad_token_id", "is_decoder", "add_cross_attention", "quantization_config", "auto_map")
+    (folder / "config.json").write_text(json.dumps(tiny_bert.CONFIG | dict.fromkeys(no)))
+    read = regard.models.load(folder, dtype="float64")
+    np.testing.assert_array_equal(read.hidden_states(TEXT), encoder.hidden_states(TEXT))
+
+
 @pytest.mark.parametrize("content", ["", "[]", "3", "{", '{"a": 1, "a": 2}', "\xff"])
 def test_a_configuration_that_is_no_table_is_refused(tmp_path, content):
     folder = changed(tmp_path)

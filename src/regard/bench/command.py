@@ -147,13 +147,14 @@ def _with_progress(
     """With a bar on a terminal; elsewhere silently."""
     if not sys.stderr.isatty():
         return measure(lambda _: None)
-    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from regard.views.screen import console
 
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     # Redrawn only between cases: a thread that draws would take time from what is measured.
     with Progress(
-        *columns, console=Console(stderr=True), transient=True, auto_refresh=False
+        *columns, console=console(stderr=True), transient=True, auto_refresh=False
     ) as progress:
         task = progress.add_task("limits of the machine", total=len(cases))
         done = -1

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from regard.cli import attention, bench, diagnose, explain, info
-from regard.cli.frame import Commands
+from regard.cli.frame import Command, Commands
 
 app = typer.Typer(
     cls=Commands,
@@ -54,11 +54,13 @@ app.command(
     epilog=explain.EXAMPLES,
     short_help="Show every step of an attention.",
 )(explain.explain)
-app.command(epilog=attention.EXAMPLES)(attention.attention)
-app.command(epilog=diagnose.EXAMPLES)(diagnose.diagnose)
-app.command(epilog=bench.EXAMPLES, short_help="Time regard beside its peers on this machine.")(
-    bench.bench
-)
+app.command(cls=Command, epilog=attention.EXAMPLES)(attention.attention)
+app.command(cls=Command, epilog=diagnose.EXAMPLES)(diagnose.diagnose)
+app.command(
+    cls=Command,
+    epilog=bench.EXAMPLES,
+    short_help="Time regard beside its peers on this machine.",
+)(bench.bench)
 app.command()(info.info)
 
 

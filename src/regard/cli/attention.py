@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.completion import complete_kernel
-from regard.cli.frame import check_name, refuse_existing
+from regard.cli.frame import check_targets
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
+from regard.views.screen import console
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,7 +86,11 @@ def attention(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     max_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Refuse to take more, such as 8GB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Refuse to allocate more, such as 8GB. Inputs are mapped and do not count.",
+        ),
     ] = None,
 ) -> None:
     """Attention on arrays in .npy files, computed piece by piece."""
@@ -99,7 +103,8 @@ def attention(
         raise OptionError("--offset has no effect without --causal or --window; leave it out")
     wanted = {"output": output, "weights": weights, "lse": lse}
     targets = {name: path for name, path in wanted.items() if path is not None}
-    _check_targets(targets, force)
+    inputs = [path for path in (query, key, value, mask, bias) if path is not None]
+    check_targets(targets, force=force, inputs=inputs)
     limit = None if max_memory is None else parse_size("--max-memory", max_memory)
     arrays = {"query": load_npy(query), "key": load_npy(key), "value": load_npy(value)}
     options: dict[str, Any] = {
@@ -167,10 +172,9 @@ def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
         for number, piece in enumerate(pieces):
             late = time.monotonic() - begin > BAR_AFTER_SECONDS
             if bar is None and late and sys.stderr.isatty():
-                from rich.console import Console
                 from rich.progress import Progress
 
-                bar = Progress(console=Console(stderr=True), transient=True)
+                bar = Progress(console=console(stderr=True), transient=True)
                 task = bar.add_task("attention", total=len(pieces), completed=number)
                 bar.start()
             yield piece
@@ -181,29 +185,20 @@ def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
             bar.stop()
 
 
-def _check_targets(targets: Mapping[str, str], force: bool) -> None:
-    places: dict[str, str] = {}
-    for name, path in targets.items():
-        check_name(name, path)
-        other = places.setdefault(os.path.realpath(path), name)
-        if other != name:
-            raise OptionError(f"{other} and {name} would go to the same file, {path}")
-        refuse_existing(path, force)
-
-
 def _check_memory(job: Job, arrays: Mapping[str, Array], limit: int | None) -> None:
     """Say what a large call needs before it starts; refuse one that needs too much."""
-    inputs = sum(array.nbytes for array in (*arrays.values(), *job.extras.values()))
-    needed = inputs + job.memory()
+    needed = job.memory()
     if limit is not None and needed > limit:
         raise OptionError(
-            f"this takes about {size_text(needed)} of memory, {size_text(inputs)} of it for the "
-            f"inputs; --max-memory allows {size_text(limit)}"
+            f"this takes about {size_text(needed)} of memory, besides the inputs, which are read "
+            f"where they lie; --max-memory allows {size_text(limit)}"
         )
     if needed >= WORTH_SAYING:
         taken = ", ".join(f"{name} {a.shape} {a.dtype}" for name, a in arrays.items())
         given = ", ".join(f"{name} {shape}" for name, (shape, _) in job.results.items())
-        typer.echo(f"{taken} -> {given}: about {size_text(needed)} of memory", err=True)
+        typer.echo(
+            f"{taken} -> {given}: about {size_text(needed)} of memory besides the inputs", err=True
+        )
 
 
 def size_text(size: int) -> str:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.frame import console
+from regard.cli.frame import refuse_without
+from regard.views.screen import console
 
 EXAMPLES = """\b
 Examples:
@@ -43,6 +44,8 @@ def bench(
     """Check, then time, regard and every installed peer, all with the same number of threads."""
     from regard.bench.command import bench as measure
 
+    if as_json is None and plot is None:
+        refuse_without("--json and --plot", {"--force": force or None})
     code = measure(
         console(),
         against=against,

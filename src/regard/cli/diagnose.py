@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.frame import check_name, console, refuse_existing, refuse_without, saved
+from regard.cli.frame import check_targets, refuse_without, saved
+from regard.views.screen import console
 
 EXAMPLES = """\b
 Examples:
@@ -60,12 +61,12 @@ def diagnose(
 ) -> None:
     """Say which mistake is in an attention: exit code 0 right, 1 mistaken, 2 could not be run."""
     from regard.diagnosis.child import diagnose_target
+    from regard.diagnosis.target import files_of
 
     if html is None:
         refuse_without("--html", {"--open": show or None, "--force": force or None})
     else:
-        check_name("html", html)
-        refuse_existing(html, force)
+        check_targets({"html": html}, force=force, inputs=files_of(target))
     options = {
         "signature": signature,
         "heads": heads,

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from regard.cli.completion import complete_source, complete_step
 from regard.cli.frame import (
     DIFFERS,
-    check_name,
-    console,
-    refuse_existing,
+    Command,
+    check_targets,
     refuse_with,
     refuse_without,
     saved,
 )
 from regard.errors import LabelError, OptionError, ProblemError, ShapeError, safe_text
+from regard.views.screen import console
 
 if TYPE_CHECKING:
     from regard.derivation import Derivation
@@ -37,7 +38,7 @@ Examples:
 """
 
 
-class ExplainCommand(TyperCommand):
+class ExplainCommand(Command):
     """`explain`, whose --why takes a step and as many labels as the step has axes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -161,10 +162,15 @@ def explain(
         raise OptionError("--force goes with --save and --html only")
     if html is None and (show or budget is not None):
         raise OptionError(f"{'--open' if show else '--budget'} goes with --html only")
+    if save is not None or html is not None:
+        inputs = _files_read(source, model)
+        check_targets({"save": save, "html": html}, force=force, inputs=inputs)
     if as_json:
         refuse_with("--json", {"--digits": digits, "--head": None if why or model else head})
     if statistics and why is None and not step and html is None:
         refuse_with("--statistics alone", {"--digits": digits})
+    if html is not None and why is None and not step and not statistics and model is None:
+        refuse_with("--html alone", {"--head": head})
     if why is not None and source is None and text is None:
         raise OptionError(
             "explain needs a problem, and --why took the words after it; put FILE before --why "
@@ -179,7 +185,7 @@ def explain(
     else:
         encoder, words = _encoder(model, source, text, kind, own)
         if layer is None:
-            asked = {"--step": step, "--why": why, "--head": head, "--save": save}
+            asked = {"--step": step, "--why": why, "--head": head, "--save": save, "--html": html}
             refuse_without("--layer", {**asked, "--statistics": statistics or None})
             with _too_long():
                 overview = encoder.overview(words, truncate=truncate)
@@ -227,6 +233,20 @@ def explain(
         raise unchecked
     if mismatches:
         raise typer.Exit(DIFFERS)
+
+
+def _files_read(source: str | None, model: str | None) -> list[str | int]:
+    """What this command reads, and so must not replace."""
+    if model is not None:  # its files, and those of its modules
+        below = [glob.escape(model), "*"]
+        return [*glob.glob(os.path.join(*below)), *glob.glob(os.path.join(*below, "*"))]
+    if source is None:
+        return []
+    if source == "-":
+        return [0]  # standard input, which may be a file
+    from regard.formats import file_of
+
+    return [file_of(source)]
 
 
 def _encoder(
@@ -338,8 +358,6 @@ def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
 
 
 def _save(problem: Problem, path: str, force: bool) -> None:
-    check_name("save", path)
-    refuse_existing(path, force)
     problem.save(path, force=force)
     typer.echo(f"saved {safe_text(path)}", err=True)
 
@@ -355,8 +373,6 @@ def _write_report(
 ) -> None:
     from regard.views import report
 
-    check_name("html", path)
-    refuse_existing(path, force)
     report.write(
         path,
         explanation,

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from regard import native
 from regard.errors import (
     DtypeError,
     LabelError,
@@ -21,9 +22,6 @@ from regard.errors import (
     ShapeError,
     safe_text,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 BAD_INPUT = (
     *(ProblemError, ShapeError, OptionError, DtypeError, LabelError),
@@ -64,6 +62,15 @@ class Commands(TyperGroup):
             _complain(f"{error.format_message()} (see {command} --help)")
             sys.exit(BAD)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+class Command(TyperCommand):
+    """One command that computes: what the environment says must make sense."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it."""
+        native.check_environment()
+        return super().invoke(ctx)
 
 
 def _flush() -> None:
@@ -109,19 +116,39 @@ def refuse_without(other: str, options: Mapping[str, Any]) -> None:
             raise OptionError(f"{option} goes with {other} only")
 
 
-def check_name(option: str, path: str) -> None:
-    """A file has a name; - is none here."""
-    if path in ("", "-"):
-        raise OptionError(
-            f"--{option} needs the name of a file, not "
-            + ("an empty one" if not path else "- (./- would be a file of that name)")
-        )
+def check_targets(
+    targets: Mapping[str, str | None], *, force: bool, inputs: Sequence[str | int] = ()
+) -> None:
+    """What a command may write: no file twice, none that is there, and none that it reads itself.
+
+    `targets` are options without their dashes; `inputs` are files, or the number of an open one.
+    """
+    places: dict[str, str] = {}
+    for option, path in targets.items():
+        if path is None:
+            continue
+        if path in ("", "-"):
+            raise OptionError(
+                f"--{option} needs the name of a file, not "
+                + ("an empty one" if not path else "- (./- would be a file of that name)")
+            )
+        other = places.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise OptionError(f"--{other} and --{option} would go to the same file, {path}")
+        if os.path.exists(path) and any(_is_same_file(path, one) for one in inputs):
+            raise ProblemError(
+                f"{path}: --{option} would replace what this command reads; give another name"
+            )
+        if not force and os.path.lexists(path):
+            raise ProblemError(f"{path}: is there already; --force replaces it")
 
 
-def refuse_existing(path: str, force: bool) -> None:
-    """No file is replaced unless that was asked for."""
-    if not force and os.path.lexists(path):
-        raise ProblemError(f"{path}: is there already; --force replaces it")
+def _is_same_file(path: str, other: str | int) -> bool:
+    """Whether two names lead to one file: as they are, by links of any kind, by another case."""
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):  # one is not there
+        return False
 
 
 def saved(path: str, show: bool) -> None:
@@ -133,19 +160,3 @@ def saved(path: str, show: bool) -> None:
 
         if not webbrowser.open(Path(path).absolute().as_uri()):
             typer.echo("no browser could be started; open the file yourself", err=True)
-
-
-def console() -> Console:
-    """Standard output, for rich."""
-    from rich.console import Console
-
-    # NO_COLOR asks for no colour; rich would still print bold and dim.
-    console = Console(
-        markup=False,
-        highlight=False,
-        emoji=False,
-        color_system=None if os.environ.get("NO_COLOR") else "auto",
-    )
-    if console.width < 1:  # COLUMNS=0: nobody knows; rich would leave out every word
-        console.width = 80
-    return console

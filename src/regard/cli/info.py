@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from regard import native
 from regard.cli.frame import DIFFERS
 
 
@@ -19,6 +20,7 @@ def info(
 
     show_config()
     if verify:
+        native.check_environment()
         from regard.verification import verify as checks
 
         broken = 0

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,11 +51,32 @@ def load(target: str) -> Any:
     return found
 
 
+def files_of(target: str) -> list[str]:
+    """The files that loading it reads: its own, and those of the packages that a module is in."""
+    place = target.rpartition(":")[0]
+    if _is_file(place):
+        return [place]
+    found: list[str] = []
+    where: Any = [os.getcwd(), *sys.path]
+    parts = place.split(".")
+    for end in range(1, len(parts) + 1):  # nothing is imported, and so nothing runs
+        spec = PathFinder.find_spec(".".join(parts[:end]), where)
+        if spec is None:
+            break
+        found += [spec.origin] if spec.origin else []
+        where = spec.submodule_search_locations or []
+    return found
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith((".py", ".ipynb")) or os.sep in place
+
+
 def _loaded(place: str) -> ModuleType:
     try:
         if place.endswith(".ipynb"):
             return _notebook(Path(place))
-        if place.endswith(".py") or os.sep in place:
+        if _is_file(place):
             return _file(Path(place))
         sys.path.insert(0, os.getcwd())
         return importlib.import_module(place)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "example_names",
+    "file_of",
     "load_problem",
     "mapping_from_problem",
     "parse_problem",
@@ -66,6 +67,14 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
     else:
         raise ProblemError(f"{safe_text(place, 200)}: {_unknown_suffix(suffix)}")
     return problem_from_mapping(data, place)
+
+
+def file_of(path: str | os.PathLike[str]) -> str:
+    """The file that `load_problem` reads for a path, or for the name of an example."""
+    place = file_name(path)
+    if os.path.splitext(place)[1] or os.path.dirname(place):
+        return place
+    return str(_example_folder() / f"{place}.toml")
 
 
 def parse_problem(text: str, kind: Kind, source: str = "") -> Problem:

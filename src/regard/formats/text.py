@@ -25,6 +25,8 @@ from ..values import shown
 from .schema import MAX_DEPTH
 
 MAX_TEXT_BYTES = 16 * 2**20
+# A parser spends microseconds and up to a kilobyte on each: a few bytes of text.
+MAX_KEYS = 2**17
 
 Kind = Literal["toml", "json"]
 
@@ -42,6 +44,7 @@ def parse(text: str, kind: Kind, name: str = "text") -> Any:
         if kind == "toml":
             _check_words(text)
             return tomllib.loads(text, parse_float=_parse_float)
+        _check_keys(text)
         return json.loads(
             text,
             object_pairs_hook=_object,
@@ -76,6 +79,11 @@ def spell(data: Mapping[str, Any], kind: Kind) -> str:
     count = sum(array.size for array in _arrays(data))
     if count > MAX_NUMBERS:
         raise ProblemError(f"problem has {count} numbers; text holds {MAX_NUMBERS}, .npz more")
+    if _count_keys(data) > MAX_KEYS:
+        raise ProblemError(
+            f"problem has {_count_keys(data)} keys and tables; text holds {MAX_KEYS}, "
+            "and lists of rows need none"
+        )
     lines = _toml(data) if kind == "toml" else _json(data)
     text = "\n".join(lines) + "\n"
     size = len(text.encode())
@@ -94,6 +102,8 @@ _WORD = r"[A-Za-z0-9_-]"
 _QUOTED = r""" "(?:[^"\\\n]|\\[^\n])*+"? | '[^'\n]*+'? """
 _PART = rf"(?: {_WORD}{{1,{_MAX_WORD}}}+ (?!{_WORD}) | {_QUOTED} )"
 _NEXT = rf"(?: [ \t]*+ \. [ \t]*+ {_PART} )"
+# After a header the line ends; after a row of a matrix that looks like one, the matrix goes on.
+_NO_ROW = r"(?= [ \t\r]*+ (?: \# | \Z | \n \s*+ [^],\s] | \n \s*+ \Z ) )"
 # Strings and comments are stepped over whole, closed or not; what is left are words and dots.
 _TOKEN = re.compile(
     rf'''
@@ -102,23 +112,63 @@ _TOKEN = re.compile(
     | \# [^\n]*+
     | (?P<long> {_WORD}{{{_MAX_WORD + 1}}} )
     | (?P<deep> {_PART} {_NEXT}{{{MAX_DEPTH}}} )
-    | {_PART} {_NEXT}*+
+    | ^ [ \t]*+ \[{{1,2}} [ \t]*+ (?P<header> {_PART} {_NEXT}{{0,{MAX_DEPTH - 1}}}+ )
+        [ \t]*+ \]{{1,2}} {_NO_ROW}
+    | {_PART} {_NEXT}*+ (?P<key> (?= [ \t]*+ = ) )?
+    | (?P<table> \{{ \s*+ \}} )
     ''',
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+_ONE_PART = re.compile(_PART, re.VERBOSE)
+
+
+def _check_words(text: str) -> None:
+    """Refuse what tomllib would spend much memory or (on a dotted key) quadratic time on."""
+    keys = 0
+    for match in _TOKEN.finditer(text):
+        what = ""
+        match match.lastgroup:
+            case None:
+                continue
+            case "deep":
+                what = f"a dotted key of more than {MAX_DEPTH} parts in"
+            case "long":
+                what = f"a word or number of more than {_MAX_WORD} characters without quotes in"
+            case "header" | "key":
+                keys += len(_ONE_PART.findall(match["header"] or match[0]))
+            case _:
+                keys += 1
+        if keys > MAX_KEYS:
+            what = f"more than {MAX_KEYS} keys and empty tables up to"
+        if what:
+            raise ProblemError(f"text has {what} line {_line(text, match)}")
+
+
+_JSON_TOKEN = re.compile(
+    r"""
+    " (?: [^"\\]++ | \\. )*+ (?: " | \\?\Z ) (?P<key> \s*+ : )?
+    | (?P<table> \{ \s*+ \} )
+    """,
     re.VERBOSE | re.DOTALL,
 )
 
 
-def _check_words(text: str) -> None:
-    """Refuse what tomllib would spend memory or (on a dotted key) quadratic time on."""
-    for match in _TOKEN.finditer(text):
-        if match.lastgroup is not None:
-            line = text.count("\n", 0, match.start()) + 1
-            what = (
-                f"a dotted key of more than {MAX_DEPTH} parts"
-                if match.lastgroup == "deep"
-                else f"a word or number of more than {_MAX_WORD} characters without quotes"
+def _check_keys(text: str) -> None:
+    """Refuse what json would make hundreds of megabytes of; a colon is rarely anything else."""
+    if text.count(":") + text.count("{") <= MAX_KEYS:
+        return
+    keys = 0
+    for match in _JSON_TOKEN.finditer(text):
+        keys += match.lastgroup is not None
+        if keys > MAX_KEYS:
+            line = _line(text, match)
+            raise ProblemError(
+                f"text has more than {MAX_KEYS} keys and empty objects up to line {line}"
             )
-            raise ProblemError(f"text has {what} in line {line}")
+
+
+def _line(text: str, match: re.Match[str]) -> int:
+    return text.count("\n", 0, match.start()) + 1
 
 
 def _parse_float(digits: str) -> float:
@@ -156,6 +206,14 @@ def _arrays(data: Any) -> Iterator[NDArray[Any]]:
     elif isinstance(data, (Mapping, list)):
         for inner in data.values() if isinstance(data, Mapping) else data:
             yield from _arrays(inner)
+
+
+def _count_keys(data: Any, depth: int = 0) -> int:
+    """As many as reading counts, or a few more: keys, parts of headers, empty tables."""
+    if isinstance(data, Mapping):
+        inner = data.values()
+        return depth + 1 + len(data) + sum(_count_keys(one, depth + 1) for one in inner)
+    return sum(_count_keys(one, depth) for one in data) if isinstance(data, list) else 0
 
 
 def _toml(data: Mapping[str, Any], path: str = "", header: str = "") -> list[str]:

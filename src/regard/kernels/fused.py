@@ -35,6 +35,8 @@ def status() -> str:
     """Whether the native module is there, and which instructions it uses."""
     if not native.BUILT:
         return f"not built; where there is a C++ compiler, run: {native.REBUILD}"
+    if not native.target:
+        return f"not usable: {native.refused('REGARD_TARGET')}"
     others = [one for one, runs in native.targets().items() if runs and one != native.target]
     return f"usable, for {native.target}" + (f" (also {', '.join(others)})" if others else "")
 
@@ -99,7 +101,7 @@ def run(request: Request) -> Result:
         request.softcap or 0.0,
         wide,
         min(request.threads or native.default_threads(), native.MOST_THREADS),
-        native.target,
+        native.usable_target(),
     )
     output = request.natural(output)
     if request.out is not None:

@@ -6,7 +6,6 @@ attention. Must not know text, files' formats or how attention is computed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -212,10 +211,9 @@ def read_config(folder: str) -> Config:
 
         def given(key: str, default: Any = None) -> tuple[str, Any]:
             key = family.keys.get(key, key)
-            value = default if table.get(key) is None else table[key]
-            if value is None:
+            if key not in table and default is None:
                 raise ProblemError(f"does not say {key}")
-            return key, value
+            return key, table.get(key, default)
 
         def size(key: str, least: int = 1, default: Any = None) -> int:
             key, value = given(key, default)
@@ -224,6 +222,8 @@ def read_config(folder: str) -> Config:
                 raise ProblemError(f"{key} is {number}; it must be {least} or more")
             return number
 
+        if not family.after_padding and table.get("pad_token_id", 0) is None:
+            table.pop("pad_token_id")  # there is none, and nothing here would ask for it
         activation, epsilon = given("hidden_act", "gelu"), given("layer_norm_eps", 1e-12)
         config = Config(
             kind,
@@ -242,7 +242,7 @@ def read_config(folder: str) -> Config:
         return config
 
 
-# What changes the numbers, and the only value with which it does not.
+# What changes the numbers, and the only value with which it does not; null is as good as false.
 _NOT_COMPUTED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -265,7 +265,7 @@ def _supported_kind(table: Mapping[str, Any]) -> str:
             f"{', '.join(FAMILIES)}"
         )
     for key, value in _NOT_COMPUTED.items():
-        if table.get(key, value) not in (value, None):
+        if table.get(key, value) != value and (value or table[key] is not None):
             raise ProblemError(
                 f"{key} is {shown(table[key])}, which is not supported; it must be {shown(value)}"
             )
@@ -279,8 +279,10 @@ def _check_sizes(config: Config, key: str, activation: Any) -> None:
         raise ProblemError(
             f"hidden states are {config.width} wide, which {config.heads} heads do not divide"
         )
-    if not (config.epsilon >= 0 and math.isfinite(config.epsilon)):
-        raise ProblemError(f"layer_norm_eps is {config.epsilon}; it must be 0 or more, and finite")
+    if not 0 <= config.epsilon < 1:
+        raise ProblemError(
+            f"layer_norm_eps is {config.epsilon}; it must be 0 or more, and less than 1"
+        )
     if config.longest < 1:
         raise ProblemError(
             f"max_position_embeddings is {config.positions} but positions start after "

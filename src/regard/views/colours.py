@@ -6,6 +6,7 @@ Owns what can be told apart and read on any background. Must not know tables.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from rich.color import Color
@@ -61,6 +62,6 @@ def contrast(one: Sequence[int], other: Sequence[int]) -> float:
 def _base() -> int:
     """By what the terminal says of its background in COLORFGBG, which many do not."""
     background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    if not background.isdecimal():
+    if not re.fullmatch("[0-9]{1,3}", background):
         return _UNKNOWN
     return _LIGHT if int(background) in (7, *range(9, 16)) else _DARK

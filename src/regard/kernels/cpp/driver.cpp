@@ -78,14 +78,14 @@ size_t checked_product(size_t a, size_t b) {
     return product;
 }
 
-}  // namespace
+enum class Ending { complete, interrupted, forked };
 
-bool answer(Request q, const Target& target, int threads,
-            const std::function<bool()>& interrupted) {
+Ending attempt(Request q, const Target& target, int threads,
+               const std::function<bool()>& interrupted) {
     const PlainArithmetic plain;
     q.redo = redo_row;
     const int64_t rows = q.G ? q.H / q.G * q.L : 0;
-    if (q.B == 0 || rows == 0) return true;
+    if (q.B == 0 || rows == 0) return Ending::complete;
     const int64_t chunks = (q.S + kChunk - 1) / kChunk;
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     threads = int(std::min<double>(threads, 1 + work / kWorthAThread));
@@ -157,14 +157,17 @@ bool answer(Request q, const Target& target, int threads,
     Counter* const parts_of = packing + packed_heads;
     for (size_t n = 0; n < counters; n++) new (share_of + n) Counter;
     std::atomic<bool> stop{false}, exhausted{false};
+    bool raised = false;  // by a signal handler
+    const unsigned before = forks();
 
     std::chrono::steady_clock::time_point last{};
     auto look = [&] {
-        if (!interrupted) return;
+        if (!interrupted || raised) return;
         const auto now = std::chrono::steady_clock::now();
         if (now - last < std::chrono::milliseconds(20)) return;
         last = now;
-        if (interrupted()) stop = true;
+        raised = interrupted();
+        if (raised || (threads > 1 && forks() != before)) stop = true;
     };
     // Only the caller's own thread may ask Python; the others look at the flag.
     struct Seat {
@@ -228,7 +231,19 @@ bool answer(Request q, const Target& target, int threads,
     counter_buffer.trim(kKept);
     scratch_buffer.trim(kKept * size_t(threads));
     if (exhausted) throw std::bad_alloc();
-    return !stop;
+    if (!stop) return Ending::complete;
+    return raised ? Ending::interrupted : Ending::forked;
+}
+
+}  // namespace
+
+bool answer(Request request, const Target& target, int threads,
+            const std::function<bool()>& interrupted) {
+    // A signal handler may fork. The child has none of the threads that helped: it begins again.
+    Ending how;
+    do how = attempt(request, target, threads, interrupted);
+    while (how == Ending::forked);
+    return how == Ending::complete;
 }
 
 }  // namespace regard

@@ -7,6 +7,7 @@
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -205,12 +206,12 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     if (!complete) throw nb::python_error();
 }
 
-// What a plain call uses; set once from Python, and again by tests.
+// What a plain call uses; set once from Python, and again by tests. Without a target none is plain.
 const Target* active = nullptr;
 int default_threads = 0;
 
 void use(const std::string& target, int threads) {
-    active = &target_named(target);
+    active = target.empty() ? nullptr : &target_named(target);
     default_threads = threads;
 }
 
@@ -421,6 +422,8 @@ NB_MODULE(_fused, module) {
     if (_import_array() < 0) throw nb::python_error();
     main_thread = nb::cast<unsigned long>(
         nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+    // Whichever thread forks is the main thread of the child.
+    pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
     module.def("run", &run, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("output"),
                nb::arg("weights").none(), nb::arg("lse").none(), nb::arg("bias").none(),
                nb::arg("sink").none(), nb::arg("offset"), nb::arg("length").none(),

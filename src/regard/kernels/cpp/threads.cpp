@@ -16,6 +16,8 @@
 namespace regard {
 namespace {
 
+std::atomic<unsigned> forked{0};
+
 class Pool {
   public:
     ~Pool() {
@@ -31,6 +33,7 @@ class Pool {
     bool run(int threads, const std::function<void(int)>& work, const std::function<void()>& pulse) {
         std::unique_lock<std::mutex> taken(one_call_, std::try_to_lock);
         if (!taken) return false;
+        const unsigned before = forks();
         const int wanted = threads - 1;
         while (int(threads_.size()) < wanted) {
             try {
@@ -51,6 +54,8 @@ class Pool {
         }
         wake_.notify_all();
         work(0);
+        // In a child the others are gone, and one of them may have held the lock.
+        if (forks() != before) return true;
         // The others are at most one piece of work behind.
         wait(kPatience, [&] { return running_.load(std::memory_order_acquire) == 0; });
         std::unique_lock<std::mutex> lock(mutex_);
@@ -59,6 +64,7 @@ class Pool {
             if (pulse) {
                 lock.unlock();
                 pulse();
+                if (forks() != before) return true;
                 lock.lock();
             }
         }
@@ -161,6 +167,7 @@ std::mutex making;
 
 void forget_after_fork() {
     // The threads are gone in the child and the locks may be held: leave the old pool behind.
+    forked++;
     pool.store(nullptr);
     new (&making) std::mutex;
 }
@@ -183,6 +190,8 @@ Pool* the_pool() {
 }
 
 }  // namespace
+
+unsigned forks() { return forked.load(); }
 
 void run_on_threads(int threads, const std::function<void(int)>& work,
                     const std::function<void()>& pulse) {
