@@ -161,7 +161,10 @@ INTERRUPTED = {
         " + [np.broadcast_to(rng.random((1, 64)).astype(np.float16), (4_000_000, 64))] * 2, 1"
     ),
     "rows that leave the range of float32": (
-        "[np.full((96, 64), 3e38, np.float32)] + [rng.random((60_000, 64), np.float32)] * 2, 1"
+        "[np.full((4000, 64), 3e38, np.float32)] + [rng.random((60_000, 64), np.float32)] * 2, 1"
+    ),
+    "rows that leave the range of float64": (
+        "[np.full((96, 64), 1.7e308)] + [rng.random((60_000, 64))] * 2, 1"
     ),
 }
 

@@ -64,10 +64,12 @@ double number(const Array& a, const char* at) {
     }
 }
 
-std::vector<double> numbers_of(const Array& a, int64_t b, int64_t h, int64_t r, int64_t n) {
-    std::vector<double> x(static_cast<size_t>(n));
-    for (int64_t d = 0; d < n; d++) x[size_t(d)] = number(a, a.at(b, h, r) + d * a.column);
-    return x;
+void read_row(const Array& a, int64_t b, int64_t h, int64_t r, std::vector<double>& to) {
+    const char* from = a.at(b, h, r);
+    for (double& x : to) {
+        x = number(a, from);
+        from += a.column;
+    }
 }
 
 bool seen(const Request& q, int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -147,9 +149,9 @@ Number dot(const std::vector<double>& x, const std::vector<double>& y) {
     return {sum, x_down + y_down};
 }
 
-Number logit(const Request& q, const std::vector<double>& query, int64_t b, int64_t h, int64_t i,
-             int64_t j) {
-    Number x = dot(query, numbers_of(q.key, b, h / (q.H / q.G), j, q.D)) * Number(q.scale);
+Number logit(const Request& q, const std::vector<double>& query, const std::vector<double>& key,
+             int64_t b, int64_t h, int64_t i, int64_t j) {
+    Number x = dot(query, key) * Number(q.scale);
     if (q.softcap != 0) {
         // A cap bends a number that is far below it by less than rounding does.
         const Number part = x / Number(q.softcap);
@@ -165,7 +167,8 @@ Number logit(const Request& q, const std::vector<double>& query, int64_t b, int6
 void redo_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole) {
     const int64_t g = h / (q.H / q.G), row = (b * q.H + h) * q.L + i;
     const Kind weight = q.wide ? Kind::float64 : Kind::float32;
-    const std::vector<double> query = numbers_of(q.query, b, h, i, q.D);
+    std::vector<double> query(size_t(q.D)), key(size_t(q.D));
+    read_row(q.query, b, h, i, query);
     std::vector<int64_t> keys;
     std::vector<Number> logits;
     Number most = -INFINITY;
@@ -174,7 +177,8 @@ void redo_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole) {
         if (j % kChunk == 0 && q.stopped(q.state)) return;
         if (!seen(q, b, h, i, j)) continue;
         keys.push_back(j);
-        logits.push_back(nan ? Number() : logit(q, query, b, h, i, j));
+        read_row(q.key, b, g, j, key);
+        logits.push_back(nan ? Number() : logit(q, query, key, b, h, i, j));
         const double fraction = logits.back().fraction;
         nan |= std::isnan(fraction) || fraction == INFINITY;
         if (most < logits.back()) most = logits.back();
