@@ -595,7 +595,8 @@ def sum_of_special(
     """
     special = ~np.isfinite(values)
     keys = np.flatnonzero(special.any(axis=-1))
-    counted, lost, values, special = counted[..., keys], lost[..., keys], values[keys], special[keys]
+    counted, lost = counted[..., keys], lost[..., keys]
+    values, special = values[keys], special[keys]
 
     def met(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return rows.astype(np.float32) @ cells.astype(np.float32) > 0
