@@ -599,7 +599,9 @@ def sum_of_special(
     values, special = values[keys], special[keys]
 
     def met(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        return rows.astype(np.float32) @ cells.astype(np.float32) > 0
+        if not (rows.any() and cells.any()):
+            return np.zeros((*rows.shape[:-1], cells.shape[-1]), np.bool_)
+        return np.asarray(rows.astype(np.float32) @ cells.astype(np.float32) > 0)
 
     up, down = met(counted, values == np.inf), met(counted, values == -np.inf)
     nan = met(counted, np.isnan(values)) | met(lost, special) | (up & down)

@@ -75,14 +75,17 @@ static void add_apart(const Scratch<double>& s, const Seen<double>& seen, const 
         keys[count] = int16_t(j);
         count += (s.apart.special_values[j] != 0) & seen(j);
     }
-    for (int64_t e = 0; e < wide; e += kLanes<double>) {
-        Vec<double> sum = load(sums + e);
+    in_columns<double>(wide, [&](int64_t e, auto vectors) {
+        constexpr int N = decltype(vectors)::value, W = kLanes<double>;
+        Vec<double> sum[N];
+        for (int i = 0; i < N; i++) sum[i] = load(sums + e + i * W);
         for (int64_t at = 0; at < count; at++) {
             const double weight = x[keys[at]] == -infinity<double>() ? 0 : 1;
-            sum = fma(all(weight), load(s.apart.values + keys[at] * wide + e), sum);
+            const double* values = s.apart.values + keys[at] * wide + e;
+            for (int i = 0; i < N; i++) sum[i] = fma(all(weight), load(values + i * W), sum[i]);
         }
-        store(sums + e, sum);
-    }
+        for (int i = 0; i < N; i++) store(sums + e + i * W, sum[i]);
+    });
 }
 
 // Calls f(j) for every key that a row sees, until f says stop.

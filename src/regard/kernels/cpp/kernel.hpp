@@ -77,6 +77,14 @@ static const T* bias_of(const Request& q, const Row& row, int64_t k0, int64_t n,
     return room;
 }
 
+// Calls f(first column, Number<vectors>) for all columns: additions of several vectors at a time do
+// not wait for each other.
+template <class T, class F> REGARD_INLINE void in_columns(int64_t wide, F f) {
+    int64_t e = 0;
+    for (; e + 4 * kLanes<T> <= wide; e += 4 * kLanes<T>) f(e, Number<4>{});
+    for (; e < wide; e += kLanes<T>) f(e, Number<1>{});
+}
+
 // A row's output of one chunk again, hidden keys skipped: what is stored in a hidden value (NaN,
 // infinity) must not meet its weight of 0. Bytes are those of `blend` for finite values.
 template <class T>
@@ -89,16 +97,20 @@ static void blend_visible(const Seen<T>& seen, const T* p, const char* values, i
         count += seen(j);
     }
     if (count == to - from) return;
-    for (int64_t e = 0; e < wide; e += kLanes<T>) {
-        Vec<T> whole = {};
+    in_columns<T>(wide, [&](int64_t e, auto vectors) {
+        constexpr int N = decltype(vectors)::value, W = kLanes<T>;
+        Vec<T> whole[N] = {};
         for (int64_t begin = from, at = 0; begin < to; begin = next_run(begin)) {
-            Vec<T> sum = {};
-            for (; at < count && keys[at] < next_run(begin); at++)
-                sum = fma(all(p[keys[at]]), load((const T*)(values + keys[at] * stride) + e), sum);
-            whole = begin > from ? whole + sum : sum;
+            Vec<T> sum[N] = {};
+            for (; at < count && keys[at] < next_run(begin); at++) {
+                const Vec<T> weight = all(p[keys[at]]);
+                const T* row = (const T*)(values + keys[at] * stride) + e;
+                for (int i = 0; i < N; i++) sum[i] = fma(weight, load(row + i * W), sum[i]);
+            }
+            for (int i = 0; i < N; i++) whole[i] = begin > from ? whole[i] + sum[i] : sum[i];
         }
-        store(out + e, whole);
-    }
+        for (int i = 0; i < N; i++) store(out + e + i * W, whole[i]);
+    });
 }
 
 // The keys of a chunk that any row of a tile may see: [low, high), relative to the chunk.
@@ -355,8 +367,10 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             for (int64_t r = 0; r < height; r++) {
                 T* x = s.strip + r * kStrip<T>;
                 const Seen<T> own = seen(r);
-                left[r] = !finite(x + from, to - from) && any_seen_special(own, x, low, high);
                 bool odd = false;
+                // A softcap makes numbers of scores that are none.
+                left[r] = how.capped && !finite(x + from, to - from) &&
+                          any_seen_special(own, x, low, high);
                 most[r] = prepare(how, x, from, to, own, odd);
                 left[r] |= odd && any_seen_special(own, x, low, high);
             }

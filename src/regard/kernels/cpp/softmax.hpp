@@ -97,7 +97,7 @@ template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
 
 // The largest of the scores [from, to) of one row, which become −∞ where hidden; whole vectors, from
 // the beginning of a panel. With a bias or a softcap scores become other numbers first; `odd` says
-// whether one of those, hidden or not, is NaN or infinite.
+// whether one of the numbers, hidden or not, is NaN or infinite.
 template <class T>
 REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, const Seen<T>& seen,
                         bool& odd) {
@@ -128,6 +128,8 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
         }
         odd = sum_of<T>(rest) != 0;
     }
+    const bool all_seen = !how.general && !bytes && seen.low <= from && seen.high >= to;
+    if (!how.general && !all_seen) odd = !finite(x + from, to - from);
     if (bytes) {
         for (int64_t j = from; j < to; j += W) {
             Bits<T> seen;
@@ -147,6 +149,18 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
 
     Vec<T> most0 = absent, most1 = absent;
     int64_t j = from;
+    if (all_seen) {
+        Vec<T> rest0 = {}, rest1 = {};
+        for (; j + W < to; j += 2 * W) {
+            const Vec<T> x0 = load(x + j), x1 = load(x + j + W);
+            most0 = larger(x0, most0);
+            most1 = larger(x1, most1);
+            rest0 = fma(x0, Vec<T>{}, rest0);
+            rest1 = fma(x1, Vec<T>{}, rest1);
+        }
+        odd = sum_of<T>(rest0 + rest1) != 0;
+        if (j < to) odd |= !finite(x + j, W);
+    }
     for (; j + W < to; j += 2 * W) {
         most0 = larger(load(x + j), most0);  // a NaN is passed over
         most1 = larger(load(x + j + W), most1);
