@@ -155,7 +155,7 @@ def _general(*arguments: Any, **options: Any) -> Any:
 
 
 def _answer(query: Any, key: Any, value: Any, kernel: str | None, **options: Any) -> Any:
-    # What a plain call does without is loaded here, so that `import regard` is quick.
+    # Imports deferred: the plain call does not need them, and `import regard` is quick.
     from regard.dispatch import run
     from regard.request import make_request
 

@@ -270,7 +270,7 @@ def _unreadable(torch: Any, name: str, tensor: Any) -> str | None:
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return (
             f"{name} is a {kind.__name__}, a class that keeps its numbers in its own way; pass "
-            "the plain tensor that it stands for"
+            "a plain tensor"
         )
     if tensor.device.type != "cpu":
         return _elsewhere(name, tensor, str(tensor.device))
