@@ -326,7 +326,7 @@ def test_autocast_counts_within_the_context_too():
         with patched() as calls:
             output = layer(x, x, x, need_weights=False)[0]
     assert (calls.answered, output.dtype) == (1, expected.dtype)
-    # Attended values below 1 differ by one unit of bfloat16 at most, 2^-8; the last layer adds 16 of
+    # Attended values below 1 differ by a unit of bfloat16 at most, 2^-8; the last layer adds 16 of
     # them, each with a weight of at most 1/4.
     most = 16 * 2**-8 / 4
     np.testing.assert_allclose(output.float(), expected.float(), rtol=0, atol=most)
