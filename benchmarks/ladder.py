@@ -28,7 +28,7 @@ import numpy as np
 import regard
 
 HERE = Path(__file__).resolve().parent
-KERNEL = HERE.parent / "src/regard/kernels/cpp"
+KERNEL = HERE.parent / "src/regard/compute/kernels/cpp"
 # The compiler makes no vectors of its own, so that a rung shows one idea; the rest is as in
 # CMakeLists.txt. Never -ffast-math.
 FLAGS = "-std=c++17 -O3 -fno-tree-vectorize -ffp-contract=off -fno-math-errno -fno-trapping-math"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import regard
-from regard import native
+from regard.compute import native
 from regard.masks import Lengths, Segments
 
 WIDTH = 64

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import regard
-import regard.dispatch
+import regard.compute.dispatch
 from bounds import FUSED, WHOLE_ROWS, accumulator, assert_within, error_bounds
 from oracle import Answer, attend, attend_exactly
-from regard import native
+from regard.compute import native
 
 try:
     import ml_dtypes
@@ -33,7 +33,7 @@ TARGETS = [target for target, usable in native.targets().items() if usable]
 # What can answer a call: a kernel, or the fused one with the instructions of one CPU target.
 PATHS = [
     path
-    for one in regard.dispatch.kernels()
+    for one in regard.compute.dispatch.kernels()
     for path in ([f"fused:{t}" for t in TARGETS] if one.name == "fused" else [one.name])
 ]
 
@@ -134,7 +134,7 @@ def recording() -> Iterator[list[str]]:
 
         return run
 
-    kernels = [(one, one.run) for one in regard.dispatch.kernels() if one.name != "fused"]
+    kernels = [(one, one.run) for one in regard.compute.dispatch.kernels() if one.name != "fused"]
     module = native.module if native.BUILT else None
     try:
         for one, work in kernels:

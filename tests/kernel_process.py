@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-UNITS = ROOT / "src/regard/kernels/cpp"
+UNITS = ROOT / "src/regard/compute/kernels/cpp"
 LISTED = ROOT / "CMakeLists.txt"
 SOURCES = ("dispatch.cpp", "driver.cpp", "redo.cpp", "threads.cpp")
 

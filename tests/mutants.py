@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-CPP = "kernels/cpp/"
+CPP = "compute/kernels/cpp/"
 LEFT_OUT = shutil.ignore_patterns(
     ".*", "__pycache__", "build", "dist", "venv", "*.so", "*.egg-info"
 )
@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant(
         "G5",
         "the reference takes a score of −∞ that finite inputs overflow to at its word",
-        "kernels/reference.py",
+        "compute/kernels/reference.py",
         "    broken = np.asarray((seen & ~finite).any(axis=-1))\n",
         "    broken = np.zeros(len(seen), np.bool_)\n",
         "test_semantics_numbers.py::test_range_of_partial_sums_that_overflow_changes_no_number",
@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant(
         "G4",
         "the reference multiplies an infinite value by a weight that underflowed to 0",
-        "kernels/reference.py",
+        "compute/kernels/reference.py",
         "lost = seen & (fraction == -np.inf)",
         "lost = seen & (exponentials == 0)",
         "test_semantics_numbers.py::test_an_infinite_value_that_is_seen_is_infinite_however_small_its_weight",
@@ -209,7 +209,7 @@ MUTANTS = [
     Mutant(
         "G7",
         'precision="exact" sums in float32',
-        "kernels/fused.py",
+        "compute/kernels/fused.py",
         "accumulator = request.accumulator if ordinary",
         "accumulator = np.result_type(np.float32, request.dtype) if ordinary",
         "test_semantics_numbers.py::test_exact_precision_is_correctly_rounded",
@@ -339,7 +339,7 @@ MUTANTS = [
     Mutant(
         "G10",
         "digits of any alphabet are a number of threads",
-        "native.py",
+        "compute/native.py",
         "if stated.isascii() and stated.isdecimal() and digits:",
         "if stated.isdecimal() and digits:",
         "test_environment.py::"
@@ -349,7 +349,7 @@ MUTANTS = [
     Mutant(
         "G10",
         "a plain call is answered by all CPUs where REGARD_NUM_THREADS is refused",
-        "native.py",
+        "compute/native.py",
         'module.use(target if known else "", ',
         "module.use(target, ",
         "test_environment.py::"
@@ -368,7 +368,7 @@ MUTANTS = [
     Mutant(
         "G10",
         "an array that is lazy or elsewhere is read without a word",
-        "arrays.py",
+        "boundary/arrays.py",
         "        _check_that_it_is_here(name, value)\n",
         "",
         "interop/test_elsewhere.py::"
@@ -434,7 +434,7 @@ MUTANTS = [
     Mutant(
         "G12",
         "the kernel writes into out while it still reads what out overlaps",
-        "kernels/fused.py",
+        "compute/kernels/fused.py",
         "        or any(array is not None and np.may_share_memory(out, array) for array in read)\n",
         "",
         "test_semantics_results.py::test_out_may_overlap_inputs_in_any_way",
@@ -526,7 +526,7 @@ MUTANTS = [
     Mutant(
         "G14",
         "the last result is kept until the next call",
-        "dispatch.py",
+        "compute/dispatch.py",
         "    return choose(request, kernel).run(request)",
         "    run.kept = choose(request, kernel).run(request)\n    return run.kept",
         "test_semantics_layout.py::test_memory_is_given_back",
@@ -645,7 +645,7 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",  # or a change within one second might not be seen
             "REGARD_REQUIRE": "fused,compiler",
         }
-        ask = "from regard import native; print(*(t for t, u in native.targets().items() if u))"
+        ask = "from regard.compute.native import targets as t; print(*(x for x in t() if t()[x]))"
         self.targets = self.python("-c", ask).stdout.split()
 
     def compiles(self) -> bool:

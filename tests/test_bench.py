@@ -356,7 +356,7 @@ def test_the_peak_is_printed_beside_what_it_follows_from():
 
 @pytest.mark.needs("fused")
 def test_the_limits_of_this_machine_are_measured_for_every_target_it_runs():
-    from regard import native
+    from regard.compute import native
 
     limits = measured_limits(1)
     assert limits is not None

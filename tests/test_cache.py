@@ -24,7 +24,7 @@ from calls import (
     on_path,
 )
 from regard import DtypeError, KVCache, OptionError, ShapeError
-from regard.cache import CHUNK
+from regard.compute.kv_cache import CHUNK
 from regard.masks import Causal, Lengths
 
 B, H, G, D, E = 2, 4, 2, 8, 6
@@ -302,7 +302,7 @@ def test_memory_that_runs_out_changes_nothing(monkeypatch):
             raise MemoryError
         return np.zeros(shape, dtype)
 
-    monkeypatch.setattr(regard.cache, "_empty", empty)
+    monkeypatch.setattr(regard.compute.kv_cache, "_empty", empty)
     many = np.repeat(GOOD, 200, axis=2)
     with pytest.raises(MemoryError):
         cache.append(many, many)

@@ -22,10 +22,10 @@ import pytest
 from typer.testing import CliRunner
 
 import regard
+from regard.boundary.parse import parse_size
 from regard.cli import app
 from regard.cli.attention import size_text
-from regard.on_disk import PIECE_CELLS, Job
-from regard.values import parse_size
+from regard.cli.on_disk import PIECE_CELLS, Job
 
 FINE, DIFFERS, BAD, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 PATIENCE = 60  # seconds that a process may take to do what it must do at once
@@ -685,8 +685,8 @@ def test_the_output_of_arrays_on_disk_is_that_of_one_call(tmp_path: Path) -> Non
 def test_pieces_give_the_same_bytes_as_one_call(
     cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.on_disk.PIECE_CELLS", cells)
-    monkeypatch.setattr("regard.kernels.reference.BLOCK_CELLS", 2 * 9)  # blocks of two rows
+    monkeypatch.setattr("regard.cli.on_disk.PIECE_CELLS", cells)
+    monkeypatch.setattr("regard.compute.kernels.reference.BLOCK_CELLS", 2 * 9)  # blocks of two rows
     write_arrays(tmp_path)
     succeed(*QKV, "-o", "out.npy", "--weights", "w.npy", "--lse", "lse.npy", *EVERYTHING)
     for found, expected in zip(("out", "w", "lse"), everything_in_one_call(), strict=True):
@@ -695,7 +695,7 @@ def test_pieces_give_the_same_bytes_as_one_call(
 
 def test_large_calls_are_cut_into_batches_then_heads_then_rows() -> None:
     def pieces(lead: tuple[int, ...], heads: int, rows: int, keys: int) -> int:
-        from regard.request import make_request
+        from regard.compute.request import make_request
 
         def array(*shape: int) -> Any:
             return np.broadcast_to(np.zeros((), np.float32), (*lead, *shape))
@@ -967,7 +967,7 @@ def test_standard_input_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_an_example_is_not_replaced(tmp_path: Path) -> None:
-    from regard.formats import file_of
+    from regard.problems.files import file_of
 
     place = Path(file_of("causal-mask"))
     before = place.read_bytes()
@@ -983,7 +983,7 @@ def test_a_result_replaces_a_file_only_if_forced_and_only_when_it_is_whole(
     (tmp_path / "out.npy").write_text("old")
     assert "--force" in refuse(*QKV, "-o", "out.npy")
     before = sorted(os.listdir(tmp_path))
-    monkeypatch.setattr("regard.on_disk.PIECE_CELLS", 1)
+    monkeypatch.setattr("regard.cli.on_disk.PIECE_CELLS", 1)
     compute, calls = Job.compute, []
 
     def fail_later(job: Job, *piece: Any) -> Any:

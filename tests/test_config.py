@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard import dispatch, native
+from regard.compute import dispatch, native
 
 
 def test_the_configuration_names_versions_and_every_kernel():
@@ -51,7 +51,7 @@ def test_names_that_are_not_there_are_attribute_errors_and_names_that_are_are_li
 
 @pytest.mark.needs("fused")
 def test_threads_are_set_for_calls_that_do_not_say():
-    from regard import native
+    from regard.compute import native
 
     try:
         regard.set_threads(3)

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import regard
 from regard import Derivation, Explanation, Problem
-from regard.arithmetic import format_number, numpy_literal
+from regard.explanation.notation import format_number, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
-from regard.steps import Operation
+from regard.textbook.steps import Operation
 
 INF, NAN = np.inf, np.nan
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from regard import native
+from regard.compute import native
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "regard"
@@ -99,13 +99,13 @@ def test_a_target_that_is_none_is_refused_by_the_first_call_that_needs_it(given)
 
 @pytest.mark.parametrize("given", THREADS, ids=in_short)
 def test_a_number_of_threads_is_read(given):
-    program = "from regard import native; print(native.default_threads())"
+    program = "from regard.compute import native; print(native.default_threads())"
     done = python("-c", program, REGARD_NUM_THREADS=given)
     assert (done.stdout.strip(), done.stderr) == (str(THREADS[given]), "")
 
 
 def test_an_empty_value_is_none():
-    program = "from regard import native; print(native.default_threads(), native.target)"
+    program = "from regard.compute import native; print(native.default_threads(), native.target)"
     empty = {"REGARD_NUM_THREADS": "", "REGARD_TARGET": "", "REGARD_REQUIRE_FUSED": ""}
     assert python("-c", program, **empty).stdout == python("-c", program).stdout
 
@@ -163,7 +163,7 @@ def test_the_page_names_every_variable_that_the_sources_read():
         names = re.findall(r'"([A-Z][A-Z0-9_]{3,})"', text)
         assert names, f"{file} reads the environment, and this test does not see what"
         read |= set(names)
-    for file in sorted((SOURCES / "kernels" / "cpp").iterdir()):
+    for file in sorted((SOURCES / "compute" / "kernels" / "cpp").iterdir()):
         assert not re.search(r"\b(secure_)?getenv\b|\benviron\b", file.read_text("utf-8")), file
     build = (ROOT / "CMakeLists.txt").read_text("utf-8")
     read |= set(re.findall(r"ENV\{(\w+)\}", build))

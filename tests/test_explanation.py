@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-import regard.dispatch
+import regard.compute.dispatch
 from bounds import assert_within, error_bounds, precision_of
 from calls import every_float, numbers
 from layouts import layouts
 from oracle import attend
 from regard import Expectation, Explanation, Problem
-from regard.kernels import reference
+from regard.compute.kernels import reference
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
-from regard.steps import textbook
+from regard.textbook.steps import textbook
 
 INF, NAN = np.inf, np.nan
 UNIT = 2.0**-53  # of float64, in which every step is computed
@@ -902,7 +902,7 @@ def test_the_kernel_is_named_and_its_distance_is_the_largest_there_is(dtype, opt
     arrays = inputs((4, 3, 8), (2, 5, 8), (2, 5, 6), dtype=dtype)
     explanation = regard.explain(*arrays, **options)
     check = explanation.kernel
-    assert check.name in regard.dispatch.kernel_names()
+    assert check.name in regard.compute.dispatch.kernel_names()
     assert check.output.dtype == dtype
     exact = explanation.steps["output"].value
     ulp = ulp_of(exact, dtype)
@@ -921,7 +921,7 @@ def test_the_kernel_runs_only_when_it_is_asked_for_and_once(monkeypatch):
         supports=lambda request: None,
         run=lambda request: ran.append(request) or reference.run(request),
     )
-    monkeypatch.setattr(regard.dispatch, "kernels", lambda: (kernel,))
+    monkeypatch.setattr(regard.compute.dispatch, "kernels", lambda: (kernel,))
     explanation = regard.explain(*HEADS)
     explanation.why("output", 0, 0)
     assert explanation.output.shape == (4, 3, 3)
@@ -940,7 +940,7 @@ def test_a_kernel_that_answers_wrongly_is_far_off(monkeypatch, wrong, least):
         return dataclasses.replace(result, output=output)
 
     kernel = SimpleNamespace(name="wrong", supports=lambda request: None, run=run)
-    monkeypatch.setattr(regard.dispatch, "kernels", lambda: (kernel,))
+    monkeypatch.setattr(regard.compute.dispatch, "kernels", lambda: (kernel,))
     assert regard.explain(*PLAIN).kernel.largest_ulp >= least
 
 

@@ -15,7 +15,7 @@ from bounds import assert_within, error_bounds
 from calls import numbers
 from oracle import attend
 from regard import Expectation, Explanation, Problem
-from regard.kernels import reference
+from regard.compute.kernels import reference
 from regard.masks import Boolean, Causal, Lengths
 from regard.views.data import as_data
 

@@ -17,9 +17,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from regard import formats
 from regard.errors import ProblemError
-from regard.formats import (
+from regard.problems import files as formats
+from regard.problems.files import (
     example_names,
     load_problem,
     mapping_from_problem,
@@ -27,8 +27,8 @@ from regard.formats import (
     problem_from_mapping,
     save_problem,
 )
-from regard.formats.schema import KEYS, LONE_KEYS
-from regard.problem import Expectation, Problem, RandomMatrices
+from regard.problems.problem import Expectation, Problem, RandomMatrices
+from regard.problems.schema import KEYS, LONE_KEYS
 
 SUFFIXES = (".toml", ".json", ".npz")
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "problem-files.md"

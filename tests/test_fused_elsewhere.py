@@ -26,7 +26,7 @@ from calls import (
 )
 from kernel_process import LISTED, Module, compile_process
 from layouts import layouts
-from regard import native
+from regard.compute import native
 from regard.masks import Causal, Lengths, Segments, Window
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")

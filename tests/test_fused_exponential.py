@@ -139,7 +139,7 @@ def test_the_exponential_never_exceeds_one(target):
 
 
 def test_targets_with_fused_multiply_add_agree_on_every_bit():
-    from regard import native
+    from regard.compute import native
 
     usable = {one for one, runs in native.targets().items() if runs}
     if not {"avx2", "avx512"} <= usable:

@@ -25,8 +25,8 @@ import itertools, sys
 import numpy as np
 from guarded import Pages
 import regard
-from regard import native
-from regard.kernels import fused
+from regard.compute import native
+from regard.compute.kernels import fused
 native.use_target(sys.argv[1])
 try:
     import ml_dtypes

@@ -10,7 +10,7 @@ import pytest
 
 import test_fused_process
 from calls import every_target
-from regard import native
+from regard.compute import native
 from test_fused_process import START, well
 
 pytestmark = [

@@ -19,7 +19,7 @@ import regard
 import regard.api
 from calls import BFLOAT16, assert_same_bytes, every_target, inputs, numbers, on_path
 from layouts import layouts
-from regard import native
+from regard.compute import native
 
 pytestmark = pytest.mark.needs("fused")
 

@@ -19,7 +19,7 @@ import pytest
 
 import regard
 from calls import assert_same_bytes, every_target, inputs, on_path
-from regard import native
+from regard.compute import native
 
 pytestmark = pytest.mark.needs("fused")
 
@@ -38,7 +38,7 @@ START = """
 import os, signal, sys, threading, time
 import numpy as np
 import regard
-from regard import native
+from regard.compute import native
 rng = np.random.default_rng(0)
 def arrays(*shapes, dtype=np.float32):
     return [rng.normal(size=s).astype(dtype) for s in shapes]
@@ -549,7 +549,7 @@ def test_threads_that_are_far_too_many_are_no_accident(threads):
 @every_target
 def test_regard_target_chooses_the_instructions(target):
     program = (
-        "from regard.kernels import fused\n"
+        "from regard.compute.kernels import fused\n"
         "print(native.target, fused.status())\nprint(regard.attention(q, k, v).tobytes().hex())"
     )
     name, status, *_, data = well(python(program, REGARD_TARGET=target)).split()
@@ -602,7 +602,7 @@ def test_regard_require_fused_makes_a_missing_module_an_error():
 def test_a_missing_module_leaves_the_reference_kernel(given):
     program = """
 import numpy as np, regard
-from regard import native
+from regard.compute import native
 x = np.eye(3)
 assert np.array_equal(regard.attention(x, x, x), regard.attention(x, x, x, kernel="reference"))
 try:
@@ -731,7 +731,7 @@ for width in range(1, 40):
 
 @x86
 def test_the_import_leaves_the_floating_point_state_as_it_was():
-    start = STATE.replace("import regard\nfrom regard import native\n", "")
+    start = STATE.replace("import regard\nfrom regard.compute import native\n", "")
     well(
         python(
             """

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ProblemError
-from regard.formats import load_problem, problem_from_mapping, save_problem
-from regard.formats.npz import MAX_BYTES, MAX_MEMBERS
-from regard.formats.text import MAX_KEYS, MAX_TEXT_BYTES, parse
-from regard.problem import MAX_NUMBERS, Problem
+from regard.problems.files import load_problem, problem_from_mapping, save_problem
+from regard.problems.npz import MAX_BYTES, MAX_MEMBERS
+from regard.problems.problem import MAX_NUMBERS, Problem
+from regard.problems.toml_json import MAX_KEYS, MAX_TEXT_BYTES, parse
 
 # Far more than any of these files needs, far less than any of them asks for.
 ENOUGH_BYTES = 100 * 2**20
@@ -587,7 +587,7 @@ def test_more_bytes_than_are_ever_unpacked(tmp_path):
 
 
 def test_narrow_numbers_that_become_wide(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.formats.npz.MAX_NUMBERS", 5)
+    monkeypatch.setattr("regard.problems.npz.MAX_NUMBERS", 5)
     members = {"queries": npy(np.ones((1, 2))), "keys": npy(np.ones((2, 2), dtype="int8"))}
     path = written(tmp_path, "p.npz", archive(**members))
     refused(path, "keys brings the archive to 6 numbers; at most 5 are read")

@@ -19,46 +19,46 @@ import pytest
 
 PACKAGE = Path(find_spec("regard").origin).parent
 
-# A module imports only from lower ranks. `__init__` stands for the package as others see it.
+# A module imports only from lower ranks. A name stands for a module, or for a package and all that
+# has no name of its own in it. `__init__` is the package as others see it.
 LADDER = """
 errors _fused
-arrays native
-masks
-steps
-labels arithmetic values
-derivation
-answers
-explanation request problem
-kernels formats lse
-dispatch
-walkthrough config chosen_rows
-multihead cache
+boundary.arrays boundary.files compute.native
+boundary.parse masks
+textbook
+explanation.labels explanation.notation
+explanation.derivation
+explanation.questions
+explanation.explanation compute.request problems.problem
+compute.kernels compute.softmax problems
+compute.dispatch
+explanation.build compute.config compute.recompute_weights
+models.multi_head compute.kv_cache
 models views diagnosis
-testing
 api
 interop
 __init__
-on_disk verification
+testing
 bench
 cli
 __main__
 """
 RANKS = {room: rank for rank, rooms in enumerate(LADDER.split("\n")) for room in rooms.split()}
 # Packages whose modules may import each other. Kernels may not: any one of them can be deleted.
-OPEN_ROOMS = {"cli", "formats", "models", "views", "diagnosis", "interop", "bench"}
+OPEN_ROOMS = {"cli", "problems", "models", "views", "diagnosis", "interop", "bench", "testing"}
 # Convenience methods that import from their own rank or above, inside their body.
 UPWARD = {
     ("regard.diagnosis.result", "Diagnosis._repr_mimebundle_"),
     ("regard.diagnosis.result", "Diagnosis.to_html"),
-    ("regard.explanation", "Explanation._repr_mimebundle_"),
-    ("regard.explanation", "Explanation.plot"),
-    ("regard.explanation", "Explanation.plot_heads"),
-    ("regard.explanation", "Explanation.to_html"),
-    ("regard.explanation", "Explanation.to_latex"),
-    ("regard.explanation", "Explanation.to_markdown"),
-    ("regard.explanation", "Explanation.to_npz"),
-    ("regard.problem", "Problem.explain"),
-    ("regard.problem", "Problem.save"),
+    ("regard.explanation.explanation", "Explanation._repr_mimebundle_"),
+    ("regard.explanation.explanation", "Explanation.plot"),
+    ("regard.explanation.explanation", "Explanation.plot_heads"),
+    ("regard.explanation.explanation", "Explanation.to_html"),
+    ("regard.explanation.explanation", "Explanation.to_latex"),
+    ("regard.explanation.explanation", "Explanation.to_markdown"),
+    ("regard.explanation.explanation", "Explanation.to_npz"),
+    ("regard.problems.problem", "Problem.explain"),
+    ("regard.problems.problem", "Problem.save"),
 }
 NATIVE = {"regard._fused"}
 CATCH_ALLS = {"utils", "util", "helpers", "common", "core", "misc"}
@@ -138,8 +138,10 @@ def is_ours(module: str) -> bool:
 
 
 def room(module: str) -> str:
-    """What stands right below `regard`: a module, or a package with everything in it."""
-    return module.split(".")[1] if "." in module else "__init__"
+    """The name in the ladder that a module belongs to: the longest one that it begins with."""
+    parts = module.removesuffix(".__init__").split(".")[1:]
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name in RANKS), parts[0] if parts else "__init__")
 
 
 def is_upward(one: Import) -> bool:
@@ -147,8 +149,10 @@ def is_upward(one: Import) -> bool:
     here, there = room(one.importer), room(one.target)
     if here == "__init__" or there == "_fused" or (here == there and here in OPEN_ROOMS):
         return False
-    if here == there == "kernels":  # what kernels have in common stands in the package itself
-        return one.target != "regard.kernels"
+    if (
+        here == there == "compute.kernels"
+    ):  # what kernels have in common stands in the package itself
+        return one.target != "regard.compute.kernels"
     if one.for_types:  # names for annotations only; nothing is loaded, so no order is broken
         return False
     return RANKS[there] >= RANKS[here]
@@ -170,9 +174,9 @@ def breaches_of_walls(sources: dict[str, str]) -> list[str]:
     def is_breach(one: Import) -> bool:
         here, there = room(one.importer), room(one.target)
         return is_ours(one.target) and (
-            (here == "views" and there in {"kernels", "dispatch"})
-            or (here == there == "kernels" and one.target != "regard.kernels")
-            or (there == "_fused" and one.importer != "regard.native")
+            (here == "views" and there in {"compute.kernels", "compute.dispatch"})
+            or (here == there == "compute.kernels" and one.target != "regard.compute.kernels")
+            or (there == "_fused" and one.importer != "regard.compute.native")
         )
 
     return [str(one) for one in imports(sources) if is_breach(one)]
@@ -208,7 +212,8 @@ def breaches_of_inertness(sources: dict[str, str]) -> list[str]:
 
 
 def test_every_module_has_a_rank():
-    assert {room(module) for module in SOURCES} <= RANKS.keys()
+    empty = {m for m in SOURCES if m.endswith(".__init__") and not list(imports({m: SOURCES[m]}))}
+    assert {room(module) for module in SOURCES.keys() - empty} <= RANKS.keys()
 
 
 def test_no_module_is_a_catch_all():
@@ -237,38 +242,40 @@ def test_nothing_unpickles_or_speaks_to_a_network():
 
 # fmt: off
 PLACES = [
-    "__init__", "_fused", "errors", "steps", "problem", "explanation", "dispatch", "api", "cli",
-    "native", "kernels.__init__", "kernels.reference", "kernels.fused", "formats.__init__",
-    "formats.toml", "views.__init__", "views.story", "interop.__init__", "interop.torch",
+    "__init__", "_fused", "errors", "textbook.steps", "problems.problem", "api", "cli.__init__",
+    "explanation.explanation", "compute.dispatch", "compute.native", "compute.kernels.__init__",
+    "compute.kernels.reference", "compute.kernels.fused", "problems.files", "problems.toml_json",
+    "views.__init__", "views.story", "interop.__init__", "interop.torch",
 ]
 # fmt: on
 LAYOUT = {f"regard.{place}": "" for place in PLACES}
+STEPS, FUSED = "textbook.steps", "compute.kernels.fused"
 
 
 @pytest.mark.parametrize(
     ("rule", "module", "source"),
     [
-        (breaches_of_rank, "steps", "import regard.api"),
-        (breaches_of_rank, "steps", "from regard import attention"),
-        (breaches_of_rank, "steps", "from .problem import Problem"),
-        (breaches_of_rank, "steps", "from . import api"),
-        (breaches_of_rank, "steps", "try:\n    from .api import explain\nexcept ImportError: 0"),
-        (breaches_of_rank, "problem", "from regard.explanation import Explanation"),
-        (breaches_of_rank, "problem", "class Problem:\n    from regard import explanation"),
-        (breaches_of_rank, "formats.__init__", "from ..dispatch import choose"),
-        (breaches_of_rank, "kernels.fused", "from .reference import run"),
-        (breaches_of_walls, "kernels.fused", "def run(): from regard.kernels import reference"),
-        (breaches_of_walls, "kernels.__init__", "from . import reference"),
-        (breaches_of_walls, "kernels.reference", "def run(): from .. import _fused"),
-        (breaches_of_walls, "views.story", "def tell(): from regard.dispatch import choose"),
-        (breaches_of_walls, "views.story", "import regard.kernels.reference"),
+        (breaches_of_rank, STEPS, "import regard.api"),
+        (breaches_of_rank, STEPS, "from regard import attention"),
+        (breaches_of_rank, STEPS, "from ..problems.problem import Problem"),
+        (breaches_of_rank, STEPS, "from .. import api"),
+        (breaches_of_rank, STEPS, "try:\n    from ..api import explain\nexcept ImportError: 0"),
+        (breaches_of_rank, "problems.problem", "from regard.explanation import explanation"),
+        (breaches_of_rank, "problems.problem", "class Problem:\n    from regard import api"),
+        (breaches_of_rank, "problems.files", "from ..compute.dispatch import choose"),
+        (breaches_of_rank, FUSED, "from .reference import run"),
+        (breaches_of_walls, FUSED, "def run(): from regard.compute.kernels import reference"),
+        (breaches_of_walls, "compute.kernels.__init__", "from . import reference"),
+        (breaches_of_walls, "compute.kernels.reference", "def run(): from regard import _fused"),
+        (breaches_of_walls, "views.story", "def tell(): from regard.compute import dispatch"),
+        (breaches_of_walls, "views.story", "import regard.compute.kernels.reference"),
         (breaches_of_lightness, "api", "import rich.table"),
-        (breaches_of_lightness, "cli", "import rich"),
+        (breaches_of_lightness, "cli.__init__", "import rich"),
         (breaches_of_lightness, "views.story", "import matplotlib.pyplot as plt"),
         (breaches_of_lightness, "interop.torch", "import jax"),
-        (breaches_of_inertness, "formats.toml", "def load(): import pickle"),
-        (breaches_of_inertness, "formats.toml", "numpy.load(file, allow_pickle=trusted)"),
-        (breaches_of_inertness, "formats.toml", "from urllib.request import urlopen"),
+        (breaches_of_inertness, "problems.toml_json", "def load(): import pickle"),
+        (breaches_of_inertness, "problems.toml_json", "numpy.load(file, allow_pickle=trusted)"),
+        (breaches_of_inertness, "problems.toml_json", "from urllib.request import urlopen"),
     ],
 )
 def test_each_rule_catches_what_it_forbids(rule, module, source):
@@ -278,17 +285,17 @@ def test_each_rule_catches_what_it_forbids(rule, module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("__init__", "from .api import attention\nfrom .steps import Step"),
-        ("api", "from regard.dispatch import choose"),
-        ("cli", "import typer\nfrom regard import attention"),
-        ("problem", "from .errors import ProblemError"),
-        ("problem", "if TYPE_CHECKING:\n    from .explanation import Explanation"),
-        ("formats.__init__", "from .toml import parse"),
-        ("formats.toml", "from regard.problem import Problem\nimport tomllib"),
-        ("formats.toml", "numpy.load(file, allow_pickle=False)"),
-        ("native", "from regard import _fused"),
-        ("kernels.fused", "from regard import native\nfrom . import Kernel"),
-        ("views.story", "from rich.table import Table\nfrom regard.explanation import Explanation"),
+        ("__init__", "from .api import attention\nfrom .textbook.steps import Step"),
+        ("api", "from regard.compute.dispatch import choose"),
+        ("cli.__init__", "import typer\nfrom regard import attention"),
+        ("problems.problem", "from ..errors import ProblemError"),
+        ("problems.problem", "if TYPE_CHECKING:\n    from regard.explanation import explanation"),
+        ("problems.files", "from .toml_json import parse"),
+        ("problems.toml_json", "from regard.problems.problem import Problem\nimport tomllib"),
+        ("problems.toml_json", "numpy.load(file, allow_pickle=False)"),
+        ("compute.native", "from regard import _fused"),
+        (FUSED, "from regard.compute import native\nfrom . import Kernel"),
+        ("views.story", "from rich.table import Table\nfrom regard.explanation import explanation"),
         ("views.story", "def plot(): import matplotlib.pyplot"),
         ("interop.torch", "import torch"),
     ],
@@ -301,9 +308,9 @@ def test_no_rule_catches_what_is_allowed(module, source):
 
 
 def test_an_upward_import_is_found_by_the_name_of_its_method():
-    source = "class Problem:\n    def save(self):\n        from regard.formats import save_problem"
-    assert upward_functions(LAYOUT | {"regard.problem": source}) == {
-        ("regard.problem", "Problem.save")
+    source = "class Problem:\n    def save(self):\n        from regard.api import explain"
+    assert upward_functions(LAYOUT | {"regard.problems.problem": source}) == {
+        ("regard.problems.problem", "Problem.save")
     }
 
 
@@ -324,7 +331,16 @@ print(*sorted(name for name in sys.modules if name.startswith("regard.")))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout.decode().split() == [
-        f"regard.{name}" for name in ("_fused", "api", "arrays", "errors", "native")
+        f"regard.{name}"
+        for name in (
+            "_fused",
+            "api",
+            "boundary",
+            "boundary.arrays",
+            "compute",
+            "compute.native",
+            "errors",
+        )
     ]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks/ladder.py"
-README = ROOT / "src/regard/kernels/cpp/README.md"
+README = ROOT / "src/regard/compute/kernels/cpp/README.md"
 
 
 @pytest.fixture(scope="module")

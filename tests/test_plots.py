@@ -14,8 +14,8 @@ import pytest
 import regard
 from calls import numbers
 from regard.errors import OptionError
-from regard.explanation import Explanation, Table
-from regard.formats import load_problem
+from regard.explanation.explanation import Explanation, Table
+from regard.problems.files import load_problem
 from regard.views import plots
 
 pytestmark = pytest.mark.needs("matplotlib")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from regard.errors import ProblemError
-from regard.problem import MAX_NUMBERS, Expectation, Problem, RandomMatrices
+from regard.problems.problem import MAX_NUMBERS, Expectation, Problem, RandomMatrices
 
 READY = {
     "queries": np.ones((2, 3)),

@@ -14,10 +14,10 @@ from bounds import assert_within, error_bounds
 from calls import every_float, numbers
 from layouts import layouts
 from oracle import attend
-from regard.kernels import reference
-from regard.kernels.reference import Run
+from regard.compute.kernels import reference
+from regard.compute.kernels.reference import Run
 from regard.masks import Causal, Lengths, Mask
-from regard.steps import textbook
+from regard.textbook.steps import textbook
 
 INF, NAN = np.inf, np.nan
 BLOCKS = [1, 5, 11, 2**18]

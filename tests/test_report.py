@@ -15,9 +15,9 @@ import pytest
 
 import regard
 from regard import Explanation
+from regard.boundary.parse import parse_size
 from regard.errors import DtypeError, OptionError, ProblemError
-from regard.formats import example_names, load_problem
-from regard.values import parse_size
+from regard.problems.files import example_names, load_problem
 from regard.views import report
 from regard.views.part import Head
 from regard.views.report import page

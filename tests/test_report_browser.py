@@ -12,7 +12,7 @@ import pytest
 
 import regard
 from regard import Explanation
-from regard.formats import example_names, load_problem
+from regard.problems.files import example_names, load_problem
 from regard.views import report
 from regard.views.report.tables import rounded
 

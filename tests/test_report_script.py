@@ -21,9 +21,9 @@ import pytest
 
 import regard
 from regard import Explanation
-from regard.arithmetic import _gives, format_number, numpy_literal
-from regard.formats import example_names, load_problem
+from regard.explanation.notation import _gives, format_number, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from regard.problems.files import example_names, load_problem
 from regard.views.report.data import page_data
 from regard.views.report.plan import make_plan
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import pytest
 
-from regard.steps import (
+from regard.textbook.steps import (
     INDEX_MAPS,
     LETTERS,
     Operation,

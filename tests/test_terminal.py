@@ -22,8 +22,8 @@ from rich.color import ColorSystem
 from rich.console import Console
 
 import regard
-from regard.arithmetic import format_number
 from regard.errors import LabelError
+from regard.explanation.notation import format_number
 from regard.views import colours, part, sheet, story, terminal
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

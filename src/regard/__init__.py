@@ -8,15 +8,15 @@ from regard.errors import DtypeError, LabelError, OptionError, ProblemError, Sha
 
 if TYPE_CHECKING:
     from regard import masks, models
-    from regard.cache import KVCache
-    from regard.config import show_config
-    from regard.derivation import Derivation
+    from regard.compute.config import show_config
+    from regard.compute.kv_cache import KVCache
+    from regard.compute.softmax import merge, softmax
     from regard.diagnosis import Diagnosis
-    from regard.explanation import Explanation
-    from regard.formats import load_problem
-    from regard.lse import merge, softmax
-    from regard.multihead import MultiHeadAttention
-    from regard.problem import Expectation, Problem, RandomMatrices
+    from regard.explanation.derivation import Derivation
+    from regard.explanation.explanation import Explanation
+    from regard.models.multi_head import MultiHeadAttention
+    from regard.problems.files import load_problem
+    from regard.problems.problem import Expectation, Problem, RandomMatrices
 
     __version__: str
 
@@ -50,18 +50,18 @@ __all__ = [
 
 # What plain attention does not need is loaded when it is first asked for.
 _LAZY = {
-    "Derivation": "derivation",
+    "Derivation": "explanation.derivation",
     "Diagnosis": "diagnosis",
-    "Expectation": "problem",
-    "Explanation": "explanation",
-    "KVCache": "cache",
-    "MultiHeadAttention": "multihead",
-    "Problem": "problem",
-    "RandomMatrices": "problem",
-    "load_problem": "formats",
-    "merge": "lse",
-    "softmax": "lse",
-    "show_config": "config",
+    "Expectation": "problems.problem",
+    "Explanation": "explanation.explanation",
+    "KVCache": "compute.kv_cache",
+    "MultiHeadAttention": "models.multi_head",
+    "Problem": "problems.problem",
+    "RandomMatrices": "problems.problem",
+    "load_problem": "problems.files",
+    "merge": "compute.softmax",
+    "softmax": "compute.softmax",
+    "show_config": "compute.config",
 }
 
 

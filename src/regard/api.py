@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from regard.arrays import home_of, lent, untraced
+from regard.boundary.arrays import home_of, lent, untraced
+from regard.compute.native import plain, set_default_threads
 from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
-from regard.native import plain, set_default_threads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard.diagnosis import Diagnosis
-    from regard.explanation import Explanation
+    from regard.explanation.explanation import Explanation
 
     Array = NDArray[Any]
 
@@ -156,8 +156,8 @@ def _general(*arguments: Any, **options: Any) -> Any:
 
 def _answer(query: Any, key: Any, value: Any, kernel: str | None, **options: Any) -> Any:
     # Imports deferred: the plain call does not need them, and `import regard` is quick.
-    from regard.dispatch import run
-    from regard.request import make_request
+    from regard.compute.dispatch import run
+    from regard.compute.request import make_request
 
     arrays = {"query": query, "key": key, "value": value}
     home = home_of(**arrays, out=options["out"])
@@ -240,7 +240,7 @@ def weights(
     array([0.248, 0.248, 0.503])
     """
     # Loaded when it is first asked for, as explaining is.
-    from regard.chosen_rows import weights_of_rows
+    from regard.compute.recompute_weights import weights_of_rows
 
     home = home_of(query=query, key=key, lse=lse)
     result = _checked(
@@ -286,7 +286,7 @@ def set_threads(threads: int | None) -> None:
     >>> set_threads(1)
     >>> set_threads(None)
     """
-    from regard.request import checked_threads
+    from regard.compute.request import checked_threads
 
     set_default_threads(checked_threads(threads))
 
@@ -348,8 +348,8 @@ def explain(
       A[a, a] · scale = 1 × 0.70710678
     """
     # Explaining loads as much again as computing; a plain `import regard` does not pay for it.
-    from regard.problem import Problem
-    from regard.walkthrough import OPTIONS, explain_arrays, explain_problem
+    from regard.explanation.build import OPTIONS, explain_arrays, explain_problem
+    from regard.problems.problem import Problem
 
     if isinstance(query, Problem):
         named = {"key": key, "value": value, "query_labels": query_labels}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from regard.arrays import as_numpy
+from regard.boundary.arrays import as_numpy
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 import regard
 from calls import inputs, recording_plain_calls_too
-from regard.arrays import as_numpy
+from regard.boundary.arrays import as_numpy
 
 try:
     import torch

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard import dispatch
+from regard.compute import dispatch
 from regard.errors import OptionError, ShapeError
 
 pytestmark = pytest.mark.needs("onnx")

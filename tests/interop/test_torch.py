@@ -13,7 +13,7 @@ import regard
 from bounds import assert_within, error_bounds
 from calls import recording_plain_calls_too
 from oracle import attend
-from regard.arrays import as_numpy
+from regard.boundary.arrays import as_numpy
 
 try:
     import torch

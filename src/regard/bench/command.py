@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard import native
 from regard.bench.cases import Case, grid
 from regard.bench.run import Report, as_data, run
 from regard.bench.sides import peers
 from regard.bench.timing import Budget
+from regard.compute import native
 from regard.errors import OptionError, ProblemError
 
 if TYPE_CHECKING:

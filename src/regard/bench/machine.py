@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from regard import native
+from regard.compute import native
 
 # Read from memory, not from a cache: larger than any, and larger for many threads.
 READ_BYTES = 2**29

@@ -18,7 +18,7 @@ from regard.views.screen import console
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.on_disk import Job
+    from regard.cli.on_disk import Job
 
     Array = NDArray[Any]
 
@@ -94,9 +94,9 @@ def attention(
     ] = None,
 ) -> None:
     """Attention on arrays in .npy files, computed piece by piece."""
-    from regard.on_disk import Job, load_npy
-    from regard.request import make_request
-    from regard.values import parse_size
+    from regard.boundary.parse import parse_size
+    from regard.cli.on_disk import Job, load_npy
+    from regard.compute.request import make_request
 
     start = _offset(offset)
     if start is not None and not causal and window is None:

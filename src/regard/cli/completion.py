@@ -9,7 +9,7 @@ from regard.errors import safe_text
 
 def complete_source(incomplete: str) -> list[str]:
     """Examples, and files that may hold a problem."""
-    from regard.formats import SUFFIXES, example_names
+    from regard.problems.files import SUFFIXES, example_names
 
     folder, _, start = incomplete.rpartition("/")
     found = [name for name in example_names() if name.startswith(incomplete)]
@@ -36,6 +36,6 @@ def complete_step(incomplete: str) -> list[str]:
 
 def complete_kernel(incomplete: str) -> list[str]:
     """The names of the kernels."""
-    from regard.dispatch import kernel_names
+    from regard.compute.dispatch import kernel_names
 
     return [name for name in kernel_names() if name.startswith(incomplete)]

@@ -25,10 +25,10 @@ from regard.errors import LabelError, OptionError, ProblemError, ShapeError, saf
 from regard.views.screen import console
 
 if TYPE_CHECKING:
-    from regard.derivation import Derivation
-    from regard.explanation import Explanation
+    from regard.explanation.derivation import Derivation
+    from regard.explanation.explanation import Explanation
     from regard.models import Encoder, Overview
-    from regard.problem import Problem
+    from regard.problems.problem import Problem
 
 EXAMPLES = """\b
 Examples:
@@ -176,7 +176,7 @@ def explain(
             "explain needs a problem, and --why took the words after it; put FILE before --why "
             "(see regard explain --help)"
         )
-    from regard.labels import head_position
+    from regard.explanation.labels import head_position
 
     of_model = {"--layer": layer, "--truncate": truncate or None}
     if model is None:
@@ -244,7 +244,7 @@ def _files_read(source: str | None, model: str | None) -> list[str | int]:
         return []
     if source == "-":
         return [0]  # standard input, which may be a file
-    from regard.formats import file_of
+    from regard.problems.files import file_of
 
     return [file_of(source)]
 
@@ -284,7 +284,7 @@ def _show_overview(overview: Overview, as_json: bool, digits: int | None) -> Non
 def _given_problem(
     source: str | None, text: str | None, kind: str | None, own: Mapping[str, Any]
 ) -> Problem:
-    from regard.formats import load_problem
+    from regard.problems.files import load_problem
 
     if text is not None and source is not None:
         raise OptionError(f"give either --text or a problem ({safe_text(source, 60)}), not both")
@@ -296,7 +296,7 @@ def _given_problem(
         if value is not None:
             raise OptionError(f"{option} goes with --text only")
     if source is None:
-        from regard.formats import example_names
+        from regard.problems.files import example_names
 
         raise OptionError(
             "explain needs a problem: a file, - for standard input, --text with some words, or an "
@@ -306,8 +306,8 @@ def _given_problem(
 
 
 def _problem_from_standard_input(kind: str | None) -> Problem:
-    from regard.formats import parse_problem
-    from regard.formats.text import MAX_TEXT_BYTES, decode
+    from regard.problems.files import parse_problem
+    from regard.problems.toml_json import MAX_TEXT_BYTES, decode
 
     if kind not in (None, "toml", "json"):
         raise OptionError(f"--format is {safe_text(kind, 40)}; it must be toml or json")
@@ -328,7 +328,7 @@ def _problem_from_standard_input(kind: str | None) -> Problem:
 
 
 def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
-    from regard.problem import Problem, RandomMatrices
+    from regard.problems.problem import Problem, RandomMatrices
 
     tokens = tuple(text.split())
     width = 4 if own["--dim"] is None else own["--dim"]

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from regard import native
+from regard.compute import native
 from regard.errors import (
     DtypeError,
     LabelError,

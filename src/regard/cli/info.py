@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from regard import native
 from regard.cli.frame import DIFFERS
+from regard.compute import native
 
 
 def info(
@@ -16,12 +16,12 @@ def info(
     ] = False,
 ) -> None:
     """Show versions, kernels, threads and extras."""
-    from regard.config import show_config
+    from regard.compute.config import show_config
 
     show_config()
     if verify:
         native.check_environment()
-        from regard.verification import verify as checks
+        from regard.testing.self_test import verify as checks
 
         broken = 0
         for check in checks():

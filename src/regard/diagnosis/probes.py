@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from regard.steps import LETTERS, Ref, Step, compute, textbook
+from regard.textbook.steps import LETTERS, Ref, Step, compute, textbook
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from regard.api import attention
-from regard.arrays import as_numpy
+from regard.boundary.arrays import as_numpy
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import Boolean, Lengths, Mask, Window
 

@@ -17,11 +17,11 @@ from onnx.backend.base import BackendRep
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from regard import dispatch
+from regard.compute import dispatch
+from regard.compute.kernels.reference import Run
+from regard.compute.request import Request, make_request
 from regard.errors import OptionError, ShapeError, safe_text
-from regard.kernels.reference import Run
 from regard.masks import Boolean, Lengths, Mask
-from regard.request import Request, make_request
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,7 +19,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.api import attention
-from regard.arrays import lent, untraced
+from regard.boundary.arrays import lent, untraced
 from regard.errors import DtypeError, OptionError, ShapeError
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

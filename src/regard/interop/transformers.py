@@ -19,14 +19,14 @@ import numpy as np
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from regard import dispatch
-from regard.arrays import home_of, lent
+from regard.boundary.arrays import home_of, lent
+from regard.compute import dispatch
+from regard.compute.request import make_request
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
-from regard.explanation import Explanation
+from regard.explanation.build import explain_arrays, string_labels
+from regard.explanation.explanation import Explanation
 from regard.interop.torch import as_autocast_has_it
 from regard.masks import Boolean
-from regard.request import make_request
-from regard.walkthrough import explain_arrays, string_labels
 
 try:  # where transformers keeps which outputs a forward pass collects; not a public place
     from transformers.utils.output_capturing import _active_collector as collector

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.parse import as_integer, as_number, either, shown
 from regard.errors import ProblemError, safe_text
-from regard.formats import about
 from regard.models.activations import ACTIVATIONS, layer_norm
 from regard.models.weights import Tensor, find_tensors, read_json, read_tensor
-from regard.values import as_integer, as_number, either, shown
+from regard.problems.files import about
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard import dispatch
+from regard.compute import dispatch
+from regard.compute.request import make_request
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, safe_text
-from regard.explanation import Explanation
-from regard.labels import as_index
+from regard.explanation.build import explain_problem
+from regard.explanation.explanation import Explanation
+from regard.explanation.labels import as_index
 from regard.masks import Lengths
 from regard.models.bert import CONFIG, Config, Weights
 from regard.models.overview import Gathering, Overview
 from regard.models.sentences import Pooling, unit_length
 from regard.models.tokens import Tokenizer, Tokens
-from regard.problem import Problem
-from regard.request import make_request
-from regard.walkthrough import explain_problem
+from regard.problems.problem import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard import dispatch
-from regard.answers import row_entropy
+from regard.compute import dispatch
+from regard.compute.request import make_request
 from regard.errors import safe_text
-from regard.request import make_request
+from regard.explanation.questions import row_entropy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

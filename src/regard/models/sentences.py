@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.parse import as_integer, check_text, either, shown
 from regard.errors import ProblemError, safe_text
-from regard.formats import about
 from regard.models.weights import plain_name, read_json
-from regard.values import as_integer, check_text, either, shown
+from regard.problems.files import about
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.files import read_file
+from regard.boundary.parse import check_text
 from regard.errors import OptionError, ProblemError, safe_text
-from regard.formats import about
-from regard.formats.files import read_file
-from regard.formats.text import decode
 from regard.models.weights import read_json
-from regard.values import check_text
+from regard.problems.files import about
+from regard.problems.toml_json import decode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

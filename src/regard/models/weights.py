@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.files import open_file, read_file
+from regard.boundary.parse import MAX_AXES, shown
 from regard.errors import ProblemError, safe_text
-from regard.formats import about
-from regard.formats.files import open_file, read_file
-from regard.formats.text import MAX_TEXT_BYTES, decode, parse
-from regard.values import MAX_AXES, shown
+from regard.problems.files import about
+from regard.problems.toml_json import MAX_TEXT_BYTES, decode, parse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,8 +14,8 @@ import numpy as np
 from regard.views.story import walk
 
 if TYPE_CHECKING:
-    from regard.derivation import Derivation
-    from regard.explanation import Explanation
+    from regard.explanation.derivation import Derivation
+    from regard.explanation.explanation import Explanation
 
 
 def as_data(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.derivation import verdict
-from regard.explanation import Explanation, Table
-from regard.labels import batch_position, head_position, own_head
+from regard.explanation.derivation import verdict
+from regard.explanation.explanation import Explanation, Table
+from regard.explanation.labels import batch_position, head_position, own_head
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

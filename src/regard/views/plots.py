@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.arithmetic import format_number
 from regard.errors import OptionError, safe_text
-from regard.explanation import Table
+from regard.explanation.explanation import Table
+from regard.explanation.notation import format_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from regard.arithmetic import format_number
 from regard.errors import safe_text
-from regard.explanation import ExplainedStep, Table
+from regard.explanation.explanation import ExplainedStep, Table
+from regard.explanation.notation import format_number
 from regard.views.colours import shading
 
 DIGITS = 8

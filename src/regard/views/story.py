@@ -14,12 +14,12 @@ from itertools import zip_longest
 
 import numpy as np
 
-from regard.answers import Statistics
-from regard.arithmetic import format_number
-from regard.derivation import Derivation, verdict
 from regard.errors import safe_text
-from regard.explanation import READING_NOTE, Explanation
-from regard.steps import Step, textbook
+from regard.explanation.derivation import Derivation, verdict
+from regard.explanation.explanation import READING_NOTE, Explanation
+from regard.explanation.notation import format_number
+from regard.explanation.questions import Statistics
+from regard.textbook.steps import Step, textbook
 from regard.views.part import Head, heads
 
 __all__ = [

@@ -13,11 +13,11 @@ from itertools import groupby
 import numpy as np
 from rich.console import Console
 
-from regard.answers import Comparison, Mismatch, RowStatistics
-from regard.arithmetic import format_number
-from regard.derivation import Derivation
 from regard.errors import safe_text
-from regard.explanation import ExplainedStep, Explanation
+from regard.explanation.derivation import Derivation
+from regard.explanation.explanation import ExplainedStep, Explanation
+from regard.explanation.notation import format_number
+from regard.explanation.questions import Comparison, Mismatch, RowStatistics
 from regard.views import story
 from regard.views.part import Head
 from regard.views.sheet import ALARM, FAINT, STRONG, Cell, Sheet, shown_of

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from regard.arithmetic import format_number, latex_number, latex_text
+from regard.boundary.files import write_file
 from regard.errors import ProblemError, safe_text
-from regard.explanation import Explanation, Table
-from regard.formats.files import write_file
+from regard.explanation.explanation import Explanation, Table
+from regard.explanation.notation import format_number, latex_number, latex_text
 
 LABEL_LENGTH = 80
 

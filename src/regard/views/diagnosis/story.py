@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from regard.arithmetic import format_number
 from regard.errors import safe_text
+from regard.explanation.notation import format_number
 from regard.views.report.tables import Cell, Printed, rounded, shaded
 from regard.views.story import declared
 

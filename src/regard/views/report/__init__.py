@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from regard.boundary.files import write_file
+from regard.boundary.parse import parse_size
 from regard.errors import DtypeError, OptionError, ProblemError, safe_text
-from regard.explanation import Explanation
-from regard.formats.files import write_file
-from regard.values import parse_size
+from regard.explanation.explanation import Explanation
 
 if TYPE_CHECKING:
     Explanations = Explanation | Mapping[str, Explanation]

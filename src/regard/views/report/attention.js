@@ -1,4 +1,4 @@
-// Attention in the page: runs the steps that regard/steps.py declares. It knows operations, never a
+// Attention in the page: runs the steps that regard/textbook/steps.py declares. It knows operations, never a
 // formula: which cells of which steps go into a cell stands in the exported declarations. Must not
 // know the page.
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from regard import masks
 from regard.errors import safe_text
-from regard.explanation import READING_NOTE, Explanation
-from regard.labels import own_head
+from regard.explanation.explanation import READING_NOTE, Explanation
+from regard.explanation.labels import own_head
 from regard.masks import All, AllowedByBias, Mask
-from regard.steps import LETTERS, Step
+from regard.textbook.steps import LETTERS, Step
 from regard.views import story
 from regard.views.part import Head
 from regard.views.report.plan import Plan, pooled

@@ -1,5 +1,5 @@
 // One number and the numbers that made it: read off the declarations, and written out as Python's
-// regard/arithmetic.py does, character by character. Must not know the page.
+// regard/explanation/notation.py does, character by character. Must not know the page.
 
 import { formatNumber, gives, numpyLiteral } from "./numbers.js";
 import { hiddenBy, leaves } from "./rules.js";
@@ -99,7 +99,7 @@ export function cut(text, limit) {
 
 // --- a derivation in words ------------------------------------------------------------------
 
-// The arithmetic as lines of text, as regard/arithmetic.py writes it.
+// The arithmetic as lines of text, as regard/explanation/notation.py writes it.
 export function asText(derivation, digits = 8) {
   const { step, labels, value, verdicts } = derivation;
   const head = `${cut(cellName(step.symbol, labels), 200)} = ${formatNumber(value, digits)}`;

@@ -1,4 +1,4 @@
-// Numbers about the numbers: the statistics of regard/answers.py, and whether what was expected comes
+// Numbers about the numbers: the statistics of regard/explanation/questions.py, and whether what was expected comes
 // out. Must not know the page.
 
 import { isHead } from "./attention.js";

@@ -20,7 +20,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from regard.errors import OptionError, safe_text
-from regard.explanation import READING_NOTE, ExplainedStep, Explanation
+from regard.explanation.explanation import READING_NOTE, ExplainedStep, Explanation
 from regard.views import story
 from regard.views.part import Head
 from regard.views.report.data import aside, outline, page_data

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.derivation import Values
 from regard.errors import OptionError
-from regard.explanation import Explanation
-from regard.steps import Step, textbook
+from regard.explanation.derivation import Values
+from regard.explanation.explanation import Explanation
+from regard.textbook.steps import Step, textbook
 from regard.views.part import Head, heads
 
 if TYPE_CHECKING:

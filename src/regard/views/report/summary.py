@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regard.answers import Mismatch
-from regard.arithmetic import format_number, numpy_literal
 from regard.errors import LabelError, OptionError, ShapeError, safe_text
-from regard.explanation import Explanation
+from regard.explanation.explanation import Explanation
+from regard.explanation.notation import format_number, numpy_literal
+from regard.explanation.questions import Mismatch
 from regard.views import story
 from regard.views.part import Head
 from regard.views.report.tables import Printed, figures, is_printed
 
 if TYPE_CHECKING:
-    from regard.problem import Expectation
+    from regard.problems.problem import Expectation
 
 OF_STEPS = ("mean", "variance", "min", "max", "cells")
 OF_ROWS = ("entropy", "effective keys", "largest weight")

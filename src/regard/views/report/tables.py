@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.arithmetic import format_number
 from regard.errors import safe_text
-from regard.explanation import Table
+from regard.explanation.explanation import Table
+from regard.explanation.notation import format_number
 from regard.views.part import Head
 from regard.views.report.plan import MOST_PRINTED
 

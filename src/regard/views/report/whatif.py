@@ -12,10 +12,10 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from regard.steps import Ref, Step, textbook
+from regard.textbook.steps import Ref, Step, textbook
 
 if TYPE_CHECKING:
-    from regard.explanation import Explanation
+    from regard.explanation.explanation import Explanation
 
 # The bits of a variant's number: one for each switch, and one for whether a rule hides keys.
 BITS = {"scale": 1, "mask": 2, "axis": 4, "swap": 8}

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard import dispatch
-from regard.arrays import home_of
+from regard.boundary.arrays import home_of
+from regard.compute import dispatch
+from regard.compute.kernels.reference import project, unite
+from regard.compute.request import as_array, make_request, result_dtype
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
-from regard.explanation import Explanation
-from regard.kernels.reference import project, unite
-from regard.problem import Problem
-from regard.request import as_array, make_request, result_dtype
-from regard.walkthrough import OPTIONS, explain_problem, string_labels
+from regard.explanation.build import OPTIONS, explain_problem, string_labels
+from regard.explanation.explanation import Explanation
+from regard.problems.problem import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.compute.request import Request, Result
 from regard.masks import Block, Mask
-from regard.request import Request, Result
-from regard.steps import (
+from regard.textbook.steps import (
     LETTERS,
     Ref,
     Step,

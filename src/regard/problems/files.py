@@ -14,12 +14,13 @@ from importlib.resources import files as package_files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..errors import ProblemError, safe_text
-from ..problem import Problem
-from ..values import shown
-from . import files, npz
-from .schema import mapping_from_problem, problem_from_mapping
-from .text import MAX_TEXT_BYTES, Kind, decode, parse, spell
+from regard.boundary import files
+from regard.boundary.parse import shown
+from regard.errors import ProblemError, safe_text
+from regard.problems import npz
+from regard.problems.problem import Problem
+from regard.problems.schema import mapping_from_problem, problem_from_mapping
+from regard.problems.toml_json import MAX_TEXT_BYTES, Kind, decode, parse, spell
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

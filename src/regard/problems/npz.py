@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ProblemError, safe_text
-from ..values import shown
-from . import text
+from regard.boundary.parse import shown
+from regard.errors import ProblemError, safe_text
+from regard.problems import toml_json
 
 MAX_MEMBERS = 64
 MAX_BYTES = 2**30  # of all arrays, unpacked
@@ -62,7 +62,7 @@ def write(file: BinaryIO, data: Mapping[str, Any]) -> None:
     """An archive of a mapping: the same bytes for the same mapping."""
     arrays: dict[str, NDArray[Any]] = {}
     rest = _without_arrays(data, "", arrays)
-    arrays = {HEADER: np.array(text.spell(rest, "json")), **arrays}
+    arrays = {HEADER: np.array(toml_json.spell(rest, "json")), **arrays}
     total = sum(array.nbytes for array in arrays.values())
     numbers = sum(array.size for array in arrays.values())
     if total > MAX_BYTES or numbers > MAX_NUMBERS:
@@ -247,7 +247,7 @@ def _assembled(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
             raise ProblemError(
                 f"{HEADER} must be one string of JSON, not an array of {header.dtype}"
             )
-        data = text.parse(header.item(), "json", HEADER)
+        data = toml_json.parse(header.item(), "json", HEADER)
         if not isinstance(data, dict):
             raise ProblemError(f"{HEADER} must be a JSON object, not {shown(data)}")
     for path, array in arrays.items():

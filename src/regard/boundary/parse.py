@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.arrays import as_numpy
+from regard.boundary.arrays import as_numpy
 from regard.errors import OptionError, ProblemError, safe_text
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
-from ..errors import ProblemError, safe_text
+from regard.errors import ProblemError, safe_text
 
 
 def read_file(path: str, limit: int) -> bytes:

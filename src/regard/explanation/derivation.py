@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from regard.arithmetic import as_latex, as_numpy, as_text
 from regard.errors import LabelError, safe_text
-from regard.labels import Labels, as_index
+from regard.explanation.labels import Labels, as_index
+from regard.explanation.notation import as_latex, as_numpy, as_text
 from regard.masks import Block, Mask, Verdict
-from regard.steps import INDEX_MAPS, Ref, Step
+from regard.textbook.steps import INDEX_MAPS, Ref, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

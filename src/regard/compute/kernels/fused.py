@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard import native
+from regard.compute import native
+from regard.compute.request import Request, Result, is_float, spread
 from regard.errors import safe_text
 from regard.masks import All, AnyOf, Boolean, Causal, Lengths, Mask, Not, Segments, Window
-from regard.request import Request, Result, is_float, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from regard.arithmetic import format_number
-from regard.derivation import Derivation, cell_name
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
-from regard.labels import head_position, own_head
+from regard.explanation.derivation import Derivation, cell_name
+from regard.explanation.labels import head_position, own_head
+from regard.explanation.notation import format_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
 
-    from regard.explanation import ExplainedStep, Explanation
-    from regard.problem import Expectation
-    from regard.steps import Step
+    from regard.explanation.explanation import ExplainedStep, Explanation
+    from regard.problems.problem import Expectation
+    from regard.textbook.steps import Step
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .errors import ProblemError, safe_text
-from .steps import textbook
-from .values import (
+from regard.boundary.parse import (
     MAX_AXES,
     as_booleans,
     as_integer,
@@ -31,13 +29,15 @@ from .values import (
     either,
     shown,
 )
+from regard.errors import ProblemError, safe_text
+from regard.textbook.steps import textbook
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
 
-    from .explanation import Explanation
+    from regard.explanation.explanation import Explanation
 
     Array = NDArray[np.float64]
     Booleans = NDArray[np.bool_]
@@ -301,13 +301,13 @@ class Problem:
 
     def explain(self, **overrides: Any) -> Explanation:
         """Every step of this problem; `overrides` change options, as in `regard.explain`."""
-        from .api import explain
+        from regard.api import explain
 
         return explain(self, **overrides)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write a problem file (.toml, .json or .npz); `force` replaces one that is there."""
-        from .formats import save_problem
+        from regard.problems.files import save_problem
 
         save_problem(self, path, force=force)
 

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ProblemError, safe_text
-from ..problem import (
+from regard.boundary.parse import (
+    as_number,
+    as_number_or_numbers,
+    as_numbers,
+    check_choice,
+    check_text,
+    shown,
+)
+from regard.errors import ProblemError, safe_text
+from regard.problems.problem import (
     MAX_NUMBERS,
     PROJECTED,
     READY,
@@ -24,7 +32,6 @@ from ..problem import (
     Problem,
     RandomMatrices,
 )
-from ..values import as_number, as_number_or_numbers, as_numbers, check_choice, check_text, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

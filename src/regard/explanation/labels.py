@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from regard.errors import DtypeError, LabelError, safe_text
-from regard.steps import Step
+from regard.textbook.steps import Step
 
 Index = int | str
 

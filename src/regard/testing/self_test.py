@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.api import attention
-from regard.dispatch import kernels
+from regard.compute.dispatch import kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

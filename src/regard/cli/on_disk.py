@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 
 from regard.api import attention
+from regard.boundary.files import open_file, write_file
+from regard.compute.kernels.reference import BLOCK_CELLS
+from regard.compute.request import is_float
 from regard.errors import ProblemError, safe_text
-from regard.formats.files import open_file, write_file
-from regard.kernels.reference import BLOCK_CELLS
-from regard.request import is_float
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.request import Request
+    from regard.compute.request import Request
 
     Array = NDArray[Any]
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard import dispatch
+from regard.compute import dispatch
+from regard.compute.request import Request, Result, as_array, make_request, result_dtype
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import Block, plain_array
-from regard.request import Request, Result, as_array, make_request, result_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,10 +19,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ProblemError, safe_text
-from ..problem import MAX_NUMBERS
-from ..values import shown
-from .schema import MAX_DEPTH
+from regard.boundary.parse import shown
+from regard.errors import ProblemError, safe_text
+from regard.problems.problem import MAX_NUMBERS
+from regard.problems.schema import MAX_DEPTH
 
 MAX_TEXT_BYTES = 16 * 2**20
 # A parser spends microseconds and up to a kilobyte on each: a few bytes of text.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from regard.compute.kernels import fused
+from regard.compute.request import Request, Result
 from regard.errors import OptionError, safe_text
-from regard.kernels import fused
-from regard.request import Request, Result
 
 
 class Kernel(Protocol):
@@ -31,7 +31,7 @@ class Kernel(Protocol):
 def kernels() -> Iterator[Kernel]:
     """Every kernel, best first. The reference is loaded only where the one before cannot answer."""
     yield fused
-    from regard.kernels import reference
+    from regard.compute.kernels import reference
 
     yield reference
 

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.answers import (
+from regard.errors import DtypeError, LabelError, safe_text
+from regard.explanation.derivation import Derivation, Values, derive, verdict
+from regard.explanation.labels import (
+    AXIS_NAMES,
+    Index,
+    Labels,
+    batch_position,
+    head_position,
+    own_head,
+)
+from regard.explanation.notation import format_number
+from regard.explanation.questions import (
     Comparison,
     Mismatch,
     Statistics,
@@ -25,12 +36,8 @@ from regard.answers import (
     mismatches,
     statistics,
 )
-from regard.arithmetic import format_number
-from regard.derivation import Derivation, Values, derive, verdict
-from regard.errors import DtypeError, LabelError, safe_text
-from regard.labels import AXIS_NAMES, Index, Labels, batch_position, head_position, own_head
 from regard.masks import LeftOut, Mask
-from regard.steps import Step
+from regard.textbook.steps import Step
 
 if TYPE_CHECKING:
     import os
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-    from regard.problem import Expectation, Problem
+    from regard.problems.problem import Expectation, Problem
 
 
 # Said with every view.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from regard.errors import safe_text
 
 if TYPE_CHECKING:
-    from regard.derivation import Derivation
+    from regard.explanation.derivation import Derivation
 
 
 def format_number(value: float, digits: int = 8) -> str:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard.arrays import home_of
+from regard.boundary.arrays import home_of
+from regard.compute.request import as_array
 from regard.errors import DtypeError, OptionError, ShapeError
-from regard.request import as_array
-from regard.steps import Ref, Step, compute
+from regard.textbook.steps import Ref, Step, compute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regard import dispatch, native
+from regard.compute import dispatch, native
 from regard.errors import OptionError
 
 # Extra name -> the distribution that it brings.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard import dispatch, native
-from regard.arrays import Home, home_of, lent
+from regard.boundary.arrays import Home, home_of, lent
+from regard.compute import dispatch, native
+from regard.compute.request import FLOATS, as_array, checked_window, make_request
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
 from regard.masks import Boolean, Lengths, Mask, as_mask, check_lead, plain_array
-from regard.request import FLOATS, as_array, checked_window, make_request
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

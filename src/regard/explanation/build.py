@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from regard import dispatch
+from regard.compute import dispatch
+from regard.compute.kernels.reference import Run, scalars
+from regard.compute.request import Request, as_array, make_request
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
-from regard.explanation import Explanation, KernelCheck
-from regard.kernels.reference import Run, scalars
+from regard.explanation.explanation import Explanation, KernelCheck
 from regard.masks import Boolean, Lengths, Mask, Segments, as_mask
-from regard.problem import Problem
-from regard.request import Request, as_array, make_request
-from regard.steps import projecting, textbook
+from regard.problems.problem import Problem
+from regard.textbook.steps import projecting, textbook
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,0 +1,1 @@
+"""What enters and leaves: arrays of other libraries, values from outside, files."""

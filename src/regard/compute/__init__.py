@@ -1,0 +1,1 @@
+"""Everything that computes: requests, dispatch and kernels."""

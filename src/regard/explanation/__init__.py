@@ -1,0 +1,1 @@
+"""Everything that explains: steps with labels, derivations and questions."""

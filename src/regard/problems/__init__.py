@@ -1,0 +1,1 @@
+"""Labelled problems and their files."""
