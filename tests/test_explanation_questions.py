@@ -17,7 +17,7 @@ from oracle import attend
 from regard import Expectation, Explanation, Problem
 from regard.compute.kernels import reference
 from regard.masks import Boolean, Causal, Lengths
-from regard.views.data import as_data
+from regard.views.json_output import as_data
 
 INF, NAN = np.inf, np.nan
 UNIT = 2.0**-53

@@ -19,7 +19,7 @@ from regard.boundary.parse import parse_size
 from regard.errors import DtypeError, OptionError, ProblemError
 from regard.problems.files import example_names, load_problem
 from regard.views import report
-from regard.views.part import Head
+from regard.views.head_view import Head
 from regard.views.report import page
 from regard.views.report.plan import make_plan, pooled
 from regard.views.report.tables import printed, rounded

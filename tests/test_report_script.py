@@ -24,7 +24,7 @@ from regard import Explanation
 from regard.explanation.notation import _gives, format_number, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
 from regard.problems.files import example_names, load_problem
-from regard.views.report.data import page_data
+from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan
 
 pytestmark = pytest.mark.needs("node")

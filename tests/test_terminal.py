@@ -24,7 +24,7 @@ from rich.console import Console
 import regard
 from regard.errors import LabelError
 from regard.explanation.notation import format_number
-from regard.views import colours, part, sheet, story, terminal
+from regard.views import colours, head_view, story, terminal, terminal_layout
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 EXAMPLES = (
@@ -212,7 +212,7 @@ def test_remarks_move_to_the_next_piece_rather_than_widen_a_table() -> None:
 
 def test_decimal_points_stand_below_each_other() -> None:
     np.testing.assert_equal(
-        sheet.align(["1", "−12.5", "1.5e-13", "0.25"]),
+        terminal_layout.align(["1", "−12.5", "1.5e-13", "0.25"]),
         ["  1      ", "−12.5    ", "  1.5e-13", "  0.25   "],
     )
 
@@ -376,7 +376,7 @@ def test_a_long_problem_is_shown_from_the_blocks_that_are_shown(
 def test_a_part_of_a_step_has_the_numbers_of_the_whole() -> None:
     explanation = everything().explain()
     for head in range(4):
-        own = part.Head(explanation, head)
+        own = head_view.Head(explanation, head)
         for name, step in explanation.steps.items():
             table = explanation.table(name, head=head)
             np.testing.assert_equal(own.shape(name), table.values.shape)

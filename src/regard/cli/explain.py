@@ -423,7 +423,7 @@ def _print_json(
     derivation: Derivation | None,
     statistics: bool,
 ) -> None:
-    from regard.views.data import as_data
+    from regard.views.json_output import as_data
 
     data = as_data(explanation, steps, derivation, statistics)
     # ASCII, so that labels cannot do anything to a terminal.

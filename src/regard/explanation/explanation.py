@@ -644,10 +644,10 @@ class Explanation:
         digits: int = 8,
     ) -> str:
         """Steps as Markdown tables: those named, or all of them."""
-        from regard.views import written
+        from regard.views import export
 
         tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
-        return written.as_markdown(tables, digits)
+        return export.as_markdown(tables, digits)
 
     def to_latex(
         self,
@@ -657,10 +657,10 @@ class Explanation:
         digits: int = 8,
     ) -> str:
         """Steps as LaTeX tables: those named, or all of them."""
-        from regard.views import written
+        from regard.views import export
 
         tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
-        return written.as_latex(tables, digits)
+        return export.as_latex(tables, digits)
 
     def to_npz(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Save the value of every step under its name, and labels as labels_L, labels_S and so on.
@@ -670,9 +670,9 @@ class Explanation:
         >>> np.load("steps.npz")["output"]
         array([[3.]])
         """
-        from regard.views import written
+        from regard.views import export
 
-        written.save_npz(self, path, force=force)
+        export.save_npz(self, path, force=force)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """What a notebook shows: the report in a frame of its own, and the plain text."""

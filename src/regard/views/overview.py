@@ -13,8 +13,8 @@ from rich.console import Console
 
 from regard.errors import safe_text
 from regard.views.colours import shading
-from regard.views.sheet import FAINT, STRONG, Cell, Sheet
 from regard.views.story import READING_NOTE
+from regard.views.terminal_layout import FAINT, STRONG, Cell, Sheet
 
 if TYPE_CHECKING:
     from regard.models.overview import Overview

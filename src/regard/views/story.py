@@ -20,7 +20,7 @@ from regard.explanation.explanation import READING_NOTE, Explanation
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Statistics
 from regard.textbook.steps import Step, textbook
-from regard.views.part import Head, heads
+from regard.views.head_view import Head, heads
 
 __all__ = [
     "READING_NOTE",

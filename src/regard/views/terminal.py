@@ -19,8 +19,8 @@ from regard.explanation.explanation import ExplainedStep, Explanation
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Comparison, Mismatch, RowStatistics
 from regard.views import story
-from regard.views.part import Head
-from regard.views.sheet import ALARM, FAINT, STRONG, Cell, Sheet, shown_of
+from regard.views.head_view import Head
+from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Sheet, shown_of
 
 MOST_TERMS = 16
 MOST_MISMATCHES = 10

@@ -22,8 +22,8 @@ from markupsafe import Markup, escape
 from regard.errors import OptionError, safe_text
 from regard.explanation.explanation import READING_NOTE, ExplainedStep, Explanation
 from regard.views import story
-from regard.views.part import Head
-from regard.views.report.data import aside, outline, page_data
+from regard.views.head_view import Head
+from regard.views.report.json_data import aside, outline, page_data
 from regard.views.report.plan import Layer, Plan, make_plan
 from regard.views.report.summary import checks, said, summary
 from regard.views.report.tables import is_printed, printed

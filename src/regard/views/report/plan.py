@@ -16,7 +16,7 @@ from regard.errors import OptionError
 from regard.explanation.derivation import Values
 from regard.explanation.explanation import Explanation
 from regard.textbook.steps import Step, textbook
-from regard.views.part import Head, heads
+from regard.views.head_view import Head, heads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from regard.explanation.explanation import Explanation
 from regard.explanation.notation import format_number, numpy_literal
 from regard.explanation.questions import Mismatch
 from regard.views import story
-from regard.views.part import Head
+from regard.views.head_view import Head
 from regard.views.report.tables import Printed, figures, is_printed
 
 if TYPE_CHECKING:

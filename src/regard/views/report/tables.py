@@ -16,7 +16,7 @@ import numpy as np
 from regard.errors import safe_text
 from regard.explanation.explanation import Table
 from regard.explanation.notation import format_number
-from regard.views.part import Head
+from regard.views.head_view import Head
 from regard.views.report.plan import MOST_PRINTED
 
 if TYPE_CHECKING:

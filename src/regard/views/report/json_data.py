@@ -20,7 +20,7 @@ from regard.explanation.labels import own_head
 from regard.masks import All, AllowedByBias, Mask
 from regard.textbook.steps import LETTERS, Step
 from regard.views import story
-from regard.views.part import Head
+from regard.views.head_view import Head
 from regard.views.report.plan import Plan, pooled
 from regard.views.report.summary import checks, countable, scale_words
 from regard.views.report.whatif import BITS, MASKED, switches, variants
