@@ -546,7 +546,7 @@ MUTANTS = [
     Mutant(
         "G15",
         "a message from the function's process is taken for one whatever its digest",
-        "diagnosis/wire.py",
+        "diagnosis/protocol.py",
         "    if digest != _digest(key, head[16:] + rest):\n        raise Junk\n",
         "",
         "test_diagnosis_hostile.py::test_a_changed_byte_makes_a_frame_junk",
@@ -555,7 +555,7 @@ MUTANTS = [
     Mutant(
         "G15",
         "a process that has left its session outlives a diagnosis",
-        "diagnosis/keeper.py",
+        "diagnosis/supervisor.py",
         "    prctl(PR_SET_CHILD_SUBREAPER, 1)",
         "    prctl(PR_SET_CHILD_SUBREAPER, 0)",
         "test_diagnosis_hostile.py::test_a_process_that_left_its_session_is_ended_and_told",
@@ -564,7 +564,7 @@ MUTANTS = [
     Mutant(
         "G15",
         "the memory that the processes of a function take together is not counted",
-        "diagnosis/keeper.py",
+        "diagnosis/supervisor.py",
         "if memory and sum(map(_memory, family)) > memory:",
         "if memory and sum(map(_memory, family)) > 8 * memory:",
         "test_diagnosis_hostile.py::test_memory_that_no_limit_of_a_process_counts_is_watched",

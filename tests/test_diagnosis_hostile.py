@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.diagnosis import child, keeper, wire
-from regard.diagnosis.child import diagnose_target
+from regard.diagnosis import isolation, protocol, supervisor
 from regard.diagnosis.convention import Part, Question, Returned
+from regard.diagnosis.isolation import diagnose_target
 from regard.diagnosis.running import MAX_BYTES
 from regard.diagnosis.signature import Parameter, Subject
 from regard.diagnosis.verdict import diagnose
 from regard.errors import OptionError, ProblemError
 
 HOSTILE = Path(__file__).parent / "hostile_attentions.py"
-KEY = b"k" * keeper.KEY_BYTES
+KEY = b"k" * supervisor.KEY_BYTES
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -40,7 +40,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """Waits but half a second beyond the limit of a call."""
-    monkeypatch.setattr(child, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(isolation, "GRACE_SECONDS", 0.5)
 
 
 def diagnosed(name, **options):
@@ -203,10 +203,10 @@ LATE, ENDS = ("silence", "silence, deaf"), ("an end", "half a head")
 def test_whatever_a_process_sends_is_a_finding(name, tmp_path, monkeypatch, impatient):
     script = tmp_path / "keeper.py"
     script.write_text("import os, signal, sys, time\n" + PROCESSES[name], "utf-8")
-    monkeypatch.setattr(keeper, "__file__", str(script))
-    monkeypatch.setattr(keeper, "ENDING_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "__file__", str(script))
+    monkeypatch.setattr(supervisor, "ENDING_SECONDS", 0.1)
     if name in LATE:
-        monkeypatch.setattr(child, "LOADING_SECONDS", 0.5)
+        monkeypatch.setattr(isolation, "LOADING_SECONDS", 0.5)
     found = diagnosed("right", time_limit=0.5)
     assert names(found) == {
         "hangs" if name in LATE else "ends_process" if name in ENDS else "channel"
@@ -225,36 +225,36 @@ SUBJECT = Subject(
 
 def message(made):
     chunks = iter([made[:32], made[32:]])
-    return wire.receive(lambda count: next(chunks, b""), KEY, MAX_BYTES)
+    return protocol.receive(lambda count: next(chunks, b""), KEY, MAX_BYTES)
 
 
 def readers():
-    return [wire.as_subject, wire.as_error, lambda one: wire.as_returned(one, QUESTION)]
+    return [protocol.as_subject, protocol.as_error, lambda one: protocol.as_returned(one, QUESTION)]
 
 
 def test_what_one_side_writes_the_other_reads():
-    got = wire.as_question(message(wire.question_frame(KEY, 1, QUESTION)))
+    got = protocol.as_question(message(protocol.question_frame(KEY, 1, QUESTION)))
     np.testing.assert_array_equal(got.calls[0]["q"], QUESTION.calls[0]["q"])
     assert got.calls[0]["scale"] == 0.5
-    (back,) = wire.as_returned(message(wire.returned_frame(KEY, 2, [RETURNED])), QUESTION)
+    (back,) = protocol.as_returned(message(protocol.returned_frame(KEY, 2, [RETURNED])), QUESTION)
     np.testing.assert_array_equal(back.parts[0].numbers, RETURNED.parts[0].numbers)
     assert (back.printed, back.changed, back.parts[0].dtype) == ("hello", ("q",), "float64")
-    subject = wire.as_subject(message(wire.subject_frame(KEY, 3, SUBJECT)))
+    subject = protocol.as_subject(message(protocol.subject_frame(KEY, 3, SUBJECT)))
     assert (subject.name, subject.parameters) == (SUBJECT.name, SUBJECT.parameters)
     np.testing.assert_array_equal(subject.weights["W_k"], SUBJECT.weights["W_k"])
-    error = message(wire.error_frame(KEY, 4, "OptionError", "no\x1b"))
-    assert wire.as_error(error) == ("OptionError", r"no\x1b")
+    error = message(protocol.error_frame(KEY, 4, "OptionError", "no\x1b"))
+    assert protocol.as_error(error) == ("OptionError", r"no\x1b")
 
 
 def test_a_changed_byte_makes_a_frame_junk():
-    whole = wire.returned_frame(KEY, 1, [RETURNED])
+    whole = protocol.returned_frame(KEY, 1, [RETURNED])
     for place in range(0, len(whole)):
         changed = bytearray(whole)
         changed[place] ^= 4
-        with pytest.raises((wire.Junk, EOFError)):
+        with pytest.raises((protocol.Junk, EOFError)):
             message(bytes(changed))
-    other = wire.returned_frame(b"another key, yes", 1, [RETURNED])
-    with pytest.raises(wire.Junk):
+    other = protocol.returned_frame(b"another key, yes", 1, [RETURNED])
+    with pytest.raises(protocol.Junk):
         message(other)
 
 
@@ -277,8 +277,8 @@ HOSTILE_JSON = [
 @pytest.mark.parametrize("number", range(len(HOSTILE_JSON)))
 def test_hostile_text_in_a_valid_frame_is_junk(number):
     for reader in readers():
-        with contextlib.suppress(wire.Junk):
-            assert reader(wire.Message(1, HOSTILE_JSON[number], b"")) is None  # it is no error
+        with contextlib.suppress(protocol.Junk):
+            assert reader(protocol.Message(1, HOSTILE_JSON[number], b"")) is None  # it is no error
 
 
 ODD = [None, True, -1, 2**70, 0.5, "x", "\x1b" * 5000, [], [[]], [-1], [2**62, 2**62], {}, {"a": 1}]
@@ -287,9 +287,9 @@ ODD = [None, True, -1, 2**70, 0.5, "x", "\x1b" * 5000, [], [[]], [-1], [2**62, 2
 def test_any_value_in_any_place_is_junk_or_harmless():
     rng = random.Random(0)
     made = {
-        "subject": message(wire.subject_frame(KEY, 1, SUBJECT)),
-        "returned": message(wire.returned_frame(KEY, 1, [RETURNED, RETURNED])),
-        "error": message(wire.error_frame(KEY, 1, "OptionError", "no")),
+        "subject": message(protocol.subject_frame(KEY, 1, SUBJECT)),
+        "returned": message(protocol.returned_frame(KEY, 1, [RETURNED, RETURNED])),
+        "error": message(protocol.error_frame(KEY, 1, "OptionError", "no")),
     }
     refused = 0
     for _ in range(3000):
@@ -307,8 +307,8 @@ def test_any_value_in_any_place_is_junk_or_harmless():
         data = one.data if rng.random() < 0.8 else one.data[: rng.randrange(len(one.data) + 1)]
         for reader in readers():
             try:
-                reader(wire.Message(1, json.dumps(content).encode(), data))
-            except wire.Junk:
+                reader(protocol.Message(1, json.dumps(content).encode(), data))
+            except protocol.Junk:
                 refused += 1
     assert refused > 5000
 
@@ -382,7 +382,7 @@ def test_what_cannot_be_loaded_or_read_is_an_error_that_says_why(target, error, 
 @unix
 def test_nothing_is_left_when_the_caller_is_killed(tmp_path):
     script = (
-        "from regard.diagnosis.child import diagnose_target\n"
+        "from regard.diagnosis.isolation import diagnose_target\n"
         f"diagnose_target({str(HOSTILE) + ':waits_for_ever'!r}, {{}})"
     )
     caller = subprocess.Popen([sys.executable, "-c", script])

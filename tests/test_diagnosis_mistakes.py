@@ -10,8 +10,8 @@ import pytest
 
 import regard
 import wrong_attentions as wrong
+from regard.diagnosis.convention_search import UNITS
 from regard.diagnosis.examples import usual_check
-from regard.diagnosis.fitting import UNITS
 from regard.diagnosis.mistakes import (
     BY_DIGITS,
     BY_KIND,
@@ -20,7 +20,7 @@ from regard.diagnosis.mistakes import (
     FRAGILE,
     all_mistakes,
 )
-from regard.diagnosis.probes import RIGHT, of_rank, projected, walk
+from regard.diagnosis.probe import RIGHT, of_rank, projected, walk
 
 UNMASKED = [*wrong.SCALES, *wrong.PRODUCTS, *wrong.SOFTMAXES, *wrong.OUTPUTS]
 MASKED = [*wrong.BEFORE, *wrong.READ]

@@ -60,7 +60,7 @@ def diagnose(
     force: Annotated[bool, typer.Option("--force", help="Let --html replace a file.")] = False,
 ) -> None:
     """Say which mistake is in an attention: exit code 0 right, 1 mistaken, 2 could not be run."""
-    from regard.diagnosis.child import diagnose_target
+    from regard.diagnosis.isolation import diagnose_target
     from regard.diagnosis.target import files_of
 
     if html is None:

@@ -22,7 +22,7 @@ from regard.diagnosis.convention import (
     Question,
     Returned,
 )
-from regard.diagnosis.probes import Probe
+from regard.diagnosis.probe import Probe
 from regard.diagnosis.reading import read_result
 from regard.diagnosis.signature import Subject
 from regard.errors import safe_text

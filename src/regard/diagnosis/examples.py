@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.diagnosis.convention import Convention
-from regard.diagnosis.fitting import Trial
+from regard.diagnosis.convention_search import Trial
 from regard.diagnosis.mistakes import EQUIVALENTS
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.probes import Probe, Values, Variant, edges, ready, walk
+from regard.diagnosis.probe import Probe, Values, Variant, edges, ready, walk
 from regard.diagnosis.result import Example, Matrix, Named, Shown
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _tiny(kind: str, way: Convention) -> tuple[Probe, ...]:
 
 
 def _tiny_problems(kind: str, way: Convention) -> Iterator[Probe]:
-    from regard.diagnosis.probes import projected
+    from regard.diagnosis.probe import projected
 
     if kind in ("projected", "packed"):
         square = {f"W_{part}": (2, 2) for part in "qkvo"} | {f"b_{part}": (2,) for part in "qkvo"}

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.diagnosis.fitting import UNITS, agrees
+from regard.diagnosis.convention_search import UNITS, agrees
 from regard.diagnosis.mistakes import CATALOGUE
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.probes import RIGHT, Probe, Variant, walk
+from regard.diagnosis.probe import RIGHT, Probe, Variant, walk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

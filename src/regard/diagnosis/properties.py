@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.diagnosis.convention import Convention
-from regard.diagnosis.fitting import Trial, agrees
-from regard.diagnosis.probes import Probe, ready
+from regard.diagnosis.convention_search import Trial, agrees
+from regard.diagnosis.probe import Probe, ready
 from regard.diagnosis.result import Property
 
 if TYPE_CHECKING:

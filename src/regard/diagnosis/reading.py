@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.diagnosis.convention import RANKS, ROWS_FIRST, Answer, Convention, Part, Returned
-from regard.diagnosis.probes import Probe
+from regard.diagnosis.probe import Probe
 from regard.errors import safe_text
 
 if TYPE_CHECKING:

@@ -15,10 +15,18 @@ import numpy as np
 
 from regard.diagnosis import matching
 from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
-from regard.diagnosis.edge import fragilities
+from regard.diagnosis.convention_search import (
+    UNITS,
+    Told,
+    Trial,
+    key_mask_way,
+    spoken,
+    ways_to_call,
+)
 from regard.diagnosis.examples import named
-from regard.diagnosis.fitting import UNITS, Told, Trial, key_mask_way, spoken, ways_to_call
-from regard.diagnosis.habits import (
+from regard.diagnosis.matching import Candidates, Entry, Matcher, Seen
+from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF
+from regard.diagnosis.observations import (
     abilities,
     findings,
     is_nan_throughout,
@@ -26,11 +34,10 @@ from regard.diagnosis.habits import (
     nan_throughout,
     unusable,
 )
-from regard.diagnosis.matching import Candidates, Entry, Matcher, Seen
-from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF
-from regard.diagnosis.probes import RIGHT, Probe
+from regard.diagnosis.probe import RIGHT, Probe
 from regard.diagnosis.properties import properties
 from regard.diagnosis.result import Diagnosis, Named, Verdict
+from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.running import run
 from regard.diagnosis.signature import Subject, read
 from regard.errors import OptionError, safe_text

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from regard.diagnosis import wire
+from regard.diagnosis import protocol
 from regard.diagnosis.convention import Returned
 from regard.diagnosis.running import run, say
 from regard.diagnosis.signature import read
@@ -25,9 +25,9 @@ def serve(key: bytes) -> None:
     inbox, outbox = _doors()
     _no_core_files()
 
-    def next_message() -> wire.Message:
+    def next_message() -> protocol.Message:
         with _opened(inbox, os.O_RDONLY) as file:
-            return wire.receive(lambda count: os.read(file, count), key, 2**62)
+            return protocol.receive(lambda count: os.read(file, count), key, 2**62)
 
     def answer(message: bytes) -> None:
         with _opened(outbox, os.O_WRONLY) as file:
@@ -35,23 +35,25 @@ def serve(key: bytes) -> None:
                 message = message[os.write(file, message) :]
 
     message = next_message()
-    request = wire.as_request(message)
+    request = protocol.as_request(message)
     try:
         function, subject = read(load(request["target"]), request["signature"], request["heads"])
-        told = wire.subject_frame(key, message.number, subject)
+        told = protocol.subject_frame(key, message.number, subject)
     except OptionError as error:
-        answer(wire.error_frame(key, message.number, "OptionError", str(error)))
+        answer(protocol.error_frame(key, message.number, "OptionError", str(error)))
         return
     except BaseException as error:
         answer(
-            wire.error_frame(key, message.number, "ProblemError", _why(error, request["target"]))
+            protocol.error_frame(
+                key, message.number, "ProblemError", _why(error, request["target"])
+            )
         )
         return
     _limit_memory()
     answer(told)
     while True:
         message = next_message()
-        question = wire.as_question(message)
+        question = protocol.as_question(message)
         try:
             returned = run(function, subject, question, request["limit"])
         except KeyboardInterrupt as error:  # nobody interrupts this process: the function's own
@@ -59,7 +61,7 @@ def serve(key: bytes) -> None:
         except BaseException as error:
             said = f"its answer could not be read: {say(error)}"
             returned = [Returned(problem=said, kind="raised")]
-        answer(wire.returned_frame(key, message.number, returned))
+        answer(protocol.returned_frame(key, message.number, returned))
 
 
 def _why(error: BaseException, target: str) -> str:
@@ -74,7 +76,7 @@ Door = str | int
 def _doors() -> tuple[Door, Door]:
     """Where messages come in and go out; 0, 1 and 2 become the null device.
 
-    On Linux these are names of files of the keeper. Elsewhere they are open all the time.
+    On Linux these are names of files of the supervisor. Elsewhere they are open all the time.
     """
     inbox: Door = f"/proc/{os.getppid()}/fd/0"
     outbox: Door = f"/proc/{os.getppid()}/fd/1"

@@ -5,13 +5,13 @@ Owns the order in which they are tried. Must not know how a function is called o
 
 from __future__ import annotations
 
-from regard.diagnosis.mistakes import heads, hiding, numerics, scores, weights, windows
+from regard.diagnosis.mistakes import heads, hiding, numerics, scores, softmax, windows
 from regard.diagnosis.mistakes.entry import Equivalent, Mistake
 
 # Ordinary inputs show these. The first that fits is named.
 CATALOGUE: tuple[Mistake, ...] = (
     *scores.MISTAKES,
-    *weights.MISTAKES,
+    *softmax.MISTAKES,
     *hiding.MISTAKES,
     *heads.MISTAKES,
     *windows.MISTAKES,

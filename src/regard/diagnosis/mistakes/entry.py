@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.diagnosis.probes import Probe, Rule, Values, Variant
+from regard.diagnosis.probe import Probe, Rule, Values, Variant
 
 Array = NDArray[Any]
 Family = Literal["one head", "hiding", "numerics", "heads and projections", "caching and windows"]

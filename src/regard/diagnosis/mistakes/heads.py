@@ -15,7 +15,7 @@ from regard.diagnosis.mistakes.entry import (
     replacing,
     softmax,
 )
-from regard.diagnosis.probes import Probe, Values, Variant
+from regard.diagnosis.probe import Probe, Values, Variant
 
 SPLIT = (
     "Q = Q.reshape(L, H, D).swapaxes(0, 1)  # (L, HD) -> (L, H, D) -> (H, L, D)",

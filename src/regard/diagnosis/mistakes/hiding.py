@@ -18,7 +18,7 @@ from regard.diagnosis.mistakes.entry import (
     softmax,
     weighed,
 )
-from regard.diagnosis.probes import Probe, Variant
+from regard.diagnosis.probe import Probe, Variant
 
 HIDE = (
     "scores = np.where(keep, scores, -np.inf)  # before softmax",

@@ -17,8 +17,8 @@ from regard.diagnosis.mistakes.entry import (
     replacing,
     softmax,
 )
-from regard.diagnosis.mistakes.weights import SOFTMAX
-from regard.diagnosis.probes import Probe, Values, Variant
+from regard.diagnosis.mistakes.softmax import SOFTMAX
+from regard.diagnosis.probe import Probe, Values, Variant
 
 DTYPE = (
     "np.asarray(x, dtype=query.dtype)  # every constant and buffer in the inputs' own dtype",

@@ -16,7 +16,7 @@ from regard.diagnosis.mistakes.entry import (
     grouped,
     replacing,
 )
-from regard.diagnosis.probes import Probe, Values, Variant
+from regard.diagnosis.probe import Probe, Values, Variant
 
 SCALE = (
     "scores = Q @ K.swapaxes(-1, -2) / np.sqrt(K.shape[-1])",

@@ -16,7 +16,7 @@ from regard.diagnosis.mistakes.entry import (
     seeing,
     softmax,
 )
-from regard.diagnosis.probes import Probe, Values, Variant
+from regard.diagnosis.probe import Probe, Values, Variant
 
 WINDOW = (
     "keep = (j <= i) & (j > i - window)  # window keys, the own one included",

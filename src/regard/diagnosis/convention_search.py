@@ -16,7 +16,7 @@ import numpy as np
 
 from regard.diagnosis.calling import call, mask_role
 from regard.diagnosis.convention import LAYOUTS, MASK_KINDS, RANKS, Answer, Ask, Convention
-from regard.diagnosis.probes import ABILITIES, Probe, of_rank, projected
+from regard.diagnosis.probe import ABILITIES, Probe, of_rank, projected
 from regard.diagnosis.signature import Subject
 from regard.errors import OptionError
 

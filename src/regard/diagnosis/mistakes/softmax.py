@@ -15,7 +15,7 @@ from regard.diagnosis.mistakes.entry import (
     replacing,
     softmax,
 )
-from regard.diagnosis.probes import Probe, Values, Variant
+from regard.diagnosis.probe import Probe, Values, Variant
 
 SOFTMAX = (
     "e = np.exp(s - s.max(axis=-1, keepdims=True)); P = e / e.sum(axis=-1, keepdims=True)",

@@ -13,13 +13,13 @@ import numpy as np
 
 from regard.diagnosis import matching
 from regard.diagnosis.convention import Answer, Convention
+from regard.diagnosis.convention_search import UNITS, Trial, agrees
 from regard.diagnosis.examples import named
-from regard.diagnosis.fitting import UNITS, Trial, agrees
 from regard.diagnosis.matching import Candidates, Matcher, Seen
 from regard.diagnosis.mistakes import FRAGILE
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.numerics import HALF_CONSTANT, INTEGERS_TRUNCATED
-from regard.diagnosis.probes import RIGHT, Probe, Variant, edges, ready, stretched
+from regard.diagnosis.probe import RIGHT, Probe, Variant, edges, ready, stretched
 from regard.diagnosis.result import Named
 
 

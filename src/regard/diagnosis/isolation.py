@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from regard.diagnosis import keeper, wire
+from regard.diagnosis import protocol, supervisor
 from regard.diagnosis.convention import Ask, Question, Returned
 from regard.diagnosis.result import Diagnosis, Finding
 from regard.diagnosis.running import MAX_BYTES
@@ -65,14 +65,14 @@ class _Process:
     """The keeper and its worker, and a thread that ends them when an answer is late."""
 
     def __init__(self) -> None:
-        self._key = os.urandom(keeper.KEY_BYTES)
+        self._key = os.urandom(supervisor.KEY_BYTES)
         self._number = 0
         self._deadline = math.inf
         self._late = False
         self._over = threading.Event()
         self._last_words: tuple[str, int] | None = None
         self._keeper = subprocess.Popen(
-            [sys.executable, "-P", keeper.__file__],
+            [sys.executable, "-P", supervisor.__file__],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -124,7 +124,7 @@ class _Process:
     def _stop(self) -> None:
         self._keeper.terminate()
         try:
-            self._keeper.wait(keeper.ENDING_SECONDS + GRACE_SECONDS)
+            self._keeper.wait(supervisor.ENDING_SECONDS + GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self._keeper.kill()
             self._keeper.wait()
@@ -144,34 +144,34 @@ class _Process:
         roles = None if signature is None else dict(signature)
         request = {"target": target, "signature": roles, "heads": heads, "limit": limit}
 
-        def read(message: wire.Message) -> Subject:
-            if (error := wire.as_error(message)) is not None:
+        def read(message: protocol.Message) -> Subject:
+            if (error := protocol.as_error(message)) is not None:
                 kind, text = error
                 raise (OptionError if kind == "OptionError" else ProblemError)(text)
-            return wire.as_subject(message)
+            return protocol.as_subject(message)
 
         def ask(question: Question) -> list[Returned]:
             return self._exchange(
-                lambda number: wire.question_frame(self._key, number, question),
-                lambda message: wire.as_returned(message, question),
+                lambda number: protocol.question_frame(self._key, number, question),
+                lambda message: protocol.as_returned(message, question),
                 f"the probe {question.name}",
                 limit * len(question.calls) + GRACE_SECONDS,
                 MAX_BYTES * len(question.calls),
             )
 
         subject = self._exchange(
-            lambda number: self._key + wire.frame(self._key, number, request),
+            lambda number: self._key + protocol.frame(self._key, number, request),
             read,
             "loading the file",
             LOADING_SECONDS,
-            wire.MAX_WEIGHTS,
+            protocol.MAX_WEIGHTS,
         )
         return subject, ask
 
     def _exchange(
         self,
         write: Callable[[int], bytes],
-        read: Callable[[wire.Message], T],
+        read: Callable[[protocol.Message], T],
         doing: str,
         patience: float,
         most: int,
@@ -184,11 +184,11 @@ class _Process:
             message = write(self._number)
             while message:
                 message = message[os.write(inbox, message) :]
-            got = wire.receive(lambda count: os.read(outbox, count), self._key, most)
+            got = protocol.receive(lambda count: os.read(outbox, count), self._key, most)
             if got.number != self._number:
-                raise wire.Junk
+                raise protocol.Junk
             return read(got)
-        except wire.Junk:
+        except protocol.Junk:
             raise Lost("channel", f"what came from its process was no answer, in {doing}") from None
         except (EOFError, OSError):
             if self._late:
@@ -200,7 +200,7 @@ class _Process:
     def _ended(self, doing: str) -> Lost:
         what, _ = self.end()
         if what == "processes":
-            text = f"it started more than {keeper.MAX_PROCESSES} processes in {doing}"
+            text = f"it started more than {supervisor.MAX_PROCESSES} processes in {doing}"
             return Lost("processes", text)
         if what == "memory":
             text = f"it took more than {MAX_MEMORY / 2**30:g} GiB of memory in {doing}"

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from regard.diagnosis.convention import Convention
-from regard.diagnosis.fitting import UNITS, Trial, agrees, spoken
+from regard.diagnosis.convention_search import UNITS, Trial, agrees, spoken
 from regard.diagnosis.matching import Matcher
-from regard.diagnosis.probes import ABILITIES
+from regard.diagnosis.probe import ABILITIES
 from regard.diagnosis.result import Ability, Diagnosis, Finding
 
 # Not worth a word where there is no mask, causal flag or window at all.
