@@ -160,7 +160,7 @@ def test_an_example_is_explained_and_its_expectations_are_counted() -> None:
 @pytest.mark.parametrize("suffix", ["toml", "json"])
 def test_standard_input_is_read_and_its_format_guessed(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
-    regard.load_problem("small.toml").save(tmp_path / f"saved.{suffix}")
+    regard.save_problem(regard.load_problem("small.toml"), tmp_path / f"saved.{suffix}")
     text = (tmp_path / f"saved.{suffix}").read_text()
     expected = succeed("explain", "small.toml")
     np.testing.assert_equal(succeed("explain", "-", stdin=text), expected)
@@ -317,7 +317,7 @@ def test_an_expectation_that_cannot_be_checked_is_named_after_the_explanation(
 def test_json_is_strict_and_complete() -> None:
     data = strict(succeed("explain", "causal-mask", "--json"))
     steps = {step["name"]: step for step in data["steps"]}
-    weights = regard.load_problem("causal-mask").explain().steps["weights"].value
+    weights = regard.explain(regard.load_problem("causal-mask")).steps["weights"].value
     np.testing.assert_array_equal(steps["weights"]["value"], weights)
     np.testing.assert_equal(steps["masked"]["value"][0][3], "-inf")
     np.testing.assert_equal(data["expectations"]["mismatches"], [])

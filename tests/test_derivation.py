@@ -158,55 +158,63 @@ DESIGNED: dict[str, Callable[[], Explanation]] = {
     "integers": lambda: regard.explain(np.arange(6).reshape(3, 2), [[1, 0], [2, 3]], [[1], [0]]),
     "no keys": lambda: regard.explain(*ready((2, 2), (0, 2), (0, 3)), sink=0.5),
     "no width": lambda: regard.explain(*ready((2, 0), (3, 0), (3, 2))),
-    "projected": lambda: Problem(embeddings=numbers(0, 3, 3), **weights()).explain(),
-    "projected, with biases": lambda: Problem(
-        embeddings=numbers(0, 3, 3),
-        **weights(),
-        b_q=numbers(4, 2),
-        b_k=numbers(5, 2),
-        b_v=numbers(6, 2),
-        W_o=numbers(7, 2, 4),
-        b_o=numbers(8, 4),
-        query_labels=("a", "b", "c"),
-        causal=True,
-    ).explain(),
-    "projected, with heads": lambda: Problem(
-        embeddings=numbers(0, 3, 3),
-        **weights(heads=4, key_heads=2),
-        heads=4,
-        key_heads=2,
-        b_k=numbers(5, 4),
-        W_o=numbers(7, 8, 2),
-        lengths=2,
-    ).explain(),
-    "projected, with heads and every bias": lambda: Problem(
-        embeddings=numbers(0, 2, 3),
-        **weights(heads=2, key_heads=1),
-        heads=2,
-        key_heads=1,
-        b_q=numbers(4, 4),
-        b_k=numbers(5, 2),
-        b_v=numbers(6, 2),
-        W_o=numbers(7, 4, 3),
-        b_o=numbers(8, 3),
-        softcap=1.0,
-        sink=(0.5, -0.5),
-        bias=0.25,
-        mask=[[True, True], [False, True]],
-    ).explain(),
-    "projected, without an output projection": lambda: Problem(
-        embeddings=numbers(0, 2, 3), **weights(heads=2, key_heads=2), heads=2
-    ).explain(),
-    "cross-attention": lambda: Problem(
-        embeddings=numbers(0, 3, 3),
-        context=numbers(9, 2, 4),
-        **weights(heads=2, key_heads=2, context=4),
-        heads=2,
-        b_v=numbers(6, 4),
-        query_segments=(0, 1, 1),
-        key_segments=(1, 0),
-        softmax="unshifted",
-    ).explain(),
+    "projected": lambda: regard.explain(Problem(embeddings=numbers(0, 3, 3), **weights())),
+    "projected, with biases": lambda: regard.explain(
+        Problem(
+            embeddings=numbers(0, 3, 3),
+            **weights(),
+            b_q=numbers(4, 2),
+            b_k=numbers(5, 2),
+            b_v=numbers(6, 2),
+            W_o=numbers(7, 2, 4),
+            b_o=numbers(8, 4),
+            query_labels=("a", "b", "c"),
+            causal=True,
+        )
+    ),
+    "projected, with heads": lambda: regard.explain(
+        Problem(
+            embeddings=numbers(0, 3, 3),
+            **weights(heads=4, key_heads=2),
+            heads=4,
+            key_heads=2,
+            b_k=numbers(5, 4),
+            W_o=numbers(7, 8, 2),
+            lengths=2,
+        )
+    ),
+    "projected, with heads and every bias": lambda: regard.explain(
+        Problem(
+            embeddings=numbers(0, 2, 3),
+            **weights(heads=2, key_heads=1),
+            heads=2,
+            key_heads=1,
+            b_q=numbers(4, 4),
+            b_k=numbers(5, 2),
+            b_v=numbers(6, 2),
+            W_o=numbers(7, 4, 3),
+            b_o=numbers(8, 3),
+            softcap=1.0,
+            sink=(0.5, -0.5),
+            bias=0.25,
+            mask=[[True, True], [False, True]],
+        )
+    ),
+    "projected, without an output projection": lambda: regard.explain(
+        Problem(embeddings=numbers(0, 2, 3), **weights(heads=2, key_heads=2), heads=2)
+    ),
+    "cross-attention": lambda: regard.explain(
+        Problem(
+            embeddings=numbers(0, 3, 3),
+            context=numbers(9, 2, 4),
+            **weights(heads=2, key_heads=2, context=4),
+            heads=2,
+            b_v=numbers(6, 4),
+            query_segments=(0, 1, 1),
+            key_segments=(1, 0),
+            softmax="unshifted",
+        )
+    ),
 }
 every_design = pytest.mark.parametrize(
     "design", [pytest.param(d, id=n) for n, d in DESIGNED.items()]
@@ -332,7 +340,7 @@ def problems(draw: Any) -> Explanation:
     if draw(st.booleans()):
         fields["query_segments"] = tuple(rng.integers(0, 2, rows).tolist())
         fields["key_segments"] = tuple(rng.integers(0, 2, keys).tolist())
-    return Problem(**fields).explain()
+    return regard.explain(Problem(**fields))
 
 
 # what every cell must keep ------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 import regard
 import wrong_attentions as wrong
-from regard.diagnosis import Diagnosis
+from regard import Diagnosis
 from regard.views import diagnosis as view
 from test_diagnosis_page import FUNCTIONS, LETTERS, filled
 from test_report_browser import ELEMENTS, PATIENCE, PAYLOADS, WIDTHS, browser, violations

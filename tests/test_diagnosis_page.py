@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import regard
 import wrong_attentions as wrong
+from regard import Diagnosis
 from regard.cli import app
-from regard.diagnosis import Diagnosis
 from regard.diagnosis.result import Example, Finding, Named, Shown
 from regard.errors import ProblemError
 from regard.views import diagnosis as view

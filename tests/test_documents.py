@@ -202,7 +202,7 @@ def explained(example: str, query: str | None = None) -> regard.Explanation:
         queries = explained("animals-matrix").steps["queries"]
         row = queries.row_labels.index(query)
         problem = problem.replace(queries=queries.value[row], query_labels=(query,), expect=())
-    return problem.explain()
+    return regard.explain(problem)
 
 
 def reading(name: str, entry: Entry) -> Array:

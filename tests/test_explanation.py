@@ -118,7 +118,7 @@ def test_the_steps_are_those_of_attention(shapes, options):
 
 def test_projections_split_into_heads_as_columns_side_by_side():
     problem = projected()
-    steps = problem.explain().steps
+    steps = regard.explain(problem).steps
     x = problem.embeddings
     for name, letter, heads in (("queries", "q", 4), ("keys", "k", 2), ("values", "v", 2)):
         packed = x @ getattr(problem, f"W_{letter}") + getattr(problem, f"b_{letter}")
@@ -134,7 +134,7 @@ def test_projections_split_into_heads_as_columns_side_by_side():
 
 def test_heads_are_merged_and_projected_by_w_o_and_b_o():
     problem = projected()
-    steps = problem.explain().steps
+    steps = regard.explain(problem).steps
     output = steps["output"].value  # (H, L, E)
     merged = np.concatenate(list(output), axis=-1)
     np.testing.assert_array_equal(steps["merged"].value, merged)
@@ -153,7 +153,7 @@ def test_the_keys_and_values_of_cross_attention_come_from_the_context():
         W_k=whole_numbers(5, 2, seed=3),
         W_v=whole_numbers(5, 1, seed=4),
     )
-    steps = problem.explain().steps
+    steps = regard.explain(problem).steps
     np.testing.assert_array_equal(steps["queries"].value, problem.embeddings @ problem.W_q)
     np.testing.assert_array_equal(steps["keys"].value, problem.context @ problem.W_k)
     np.testing.assert_array_equal(steps["values"].value, problem.context @ problem.W_v)
@@ -193,7 +193,7 @@ def everything() -> list[str]:
 
 def test_steps_are_in_the_order_of_the_textbook():
     order = everything()
-    for explanation in (regard.explain(*PLAIN, sink=0.5), projected(causal=True).explain()):
+    for explanation in (regard.explain(*PLAIN, sink=0.5), regard.explain(projected(causal=True))):
         names = list(explanation.steps)
         kept = [name for name in names if name in order]
         assert kept == [name for name in order if name in names]
@@ -246,12 +246,14 @@ def test_the_reason_why_a_step_is_missing_is_true_of_this_call(name, options, re
 
 
 def test_the_reason_why_a_projection_has_no_packed_or_biased_step_is_true_too():
-    plain = Problem(
-        embeddings=whole_numbers(2, 2),
-        W_q=whole_numbers(2, 2),
-        W_k=whole_numbers(2, 2),
-        W_v=whole_numbers(2, 2),
-    ).explain()
+    plain = regard.explain(
+        Problem(
+            embeddings=whole_numbers(2, 2),
+            W_q=whole_numbers(2, 2),
+            W_k=whole_numbers(2, 2),
+            W_v=whole_numbers(2, 2),
+        )
+    )
     for name, reason in (
         ("context", "same rows"),
         ("b_q", "given"),
@@ -337,9 +339,9 @@ def test_an_explanation_knows_its_heads_and_leading_axes():
 def test_the_output_is_the_last_result_there_is():
     plain = regard.explain(*HEADS)
     assert plain.output is plain.steps["output"].value
-    whole = projected().explain()
+    whole = regard.explain(projected())
     assert whole.output is whole.steps["projected_output"].value
-    unprojected = projected(W_o=None, b_o=None).explain()
+    unprojected = regard.explain(projected(W_o=None, b_o=None))
     assert unprojected.output is unprojected.steps["merged"].value
 
 
@@ -385,7 +387,7 @@ def test_a_problem_labels_every_axis_it_names():
         note="Heads share keys.",
         title="Coffee",
     )
-    explanation = problem.explain()
+    explanation = regard.explain(problem)
     tokens = ("she", "likes", "coffee")
     expected = {
         "embeddings": (tokens, tuple("abcde")),
@@ -571,7 +573,7 @@ def test_a_head_that_is_not_there_is_refused(head):
 
 def test_a_head_that_is_not_there_is_refused_even_where_a_step_has_no_heads():
     with pytest.raises(regard.LabelError, match="no head 9"):
-        projected().explain().why("embeddings", 0, 0, head=9)
+        regard.explain(projected()).why("embeddings", 0, 0, head=9)
 
 
 @pytest.mark.parametrize("batch", [(2, 0), (0, 3), (-1, 0), (0,), (0, 0, 0), ()])
@@ -630,7 +632,7 @@ def test_a_query_head_shows_the_keys_of_its_group():
 
 
 def test_a_step_that_has_no_leading_axes_is_the_same_for_every_batch_element():
-    steps = projected().explain().steps
+    steps = regard.explain(projected()).steps
     np.testing.assert_array_equal(steps["W_q"].head(2), steps["W_q"].value)
 
 
@@ -800,7 +802,7 @@ def read_back(value: Any) -> np.ndarray:
         lambda: regard.explain(PLAIN[0] * NAN, PLAIN[1] * INF, PLAIN[2], bias=[0, -INF, 0, INF]),
         lambda: regard.explain([NAN], [[1.0]], [[1.0]]),
         lambda: regard.explain(*inputs((2, 2), (0, 2), (0, 1))),
-        lambda: projected(causal=True).explain(),
+        lambda: regard.explain(projected(causal=True)),
     ],
     ids=["masked", "batch", "not finite", "one number", "empty", "problem"],
 )
@@ -836,7 +838,7 @@ def test_json_keeps_hostile_labels_as_they_are():
 
 
 def test_the_numbers_of_a_step_cannot_be_written():
-    for explanation in (regard.explain(*HEADS, causal=True, offset=0), projected().explain()):
+    for explanation in (regard.explain(*HEADS, causal=True, offset=0), regard.explain(projected())):
         for name, step in explanation.steps.items():
             before = step.value.copy()
             for array in (step.value, step.head(1), explanation.table(name).values):
@@ -959,7 +961,7 @@ def test_a_kernel_that_has_nothing_to_answer_is_not_off(shapes):
 
 def test_the_kernel_answers_what_attention_answers():
     problem = projected(causal=True)
-    explanation = problem.explain()
+    explanation = regard.explain(problem)
     q, k, v = (explanation.steps[name].value for name in ("queries", "keys", "values"))
     expected = regard.attention(q, k, v, causal=True, scale=0.05)
     np.testing.assert_array_equal(explanation.kernel.output, expected)
@@ -1016,7 +1018,7 @@ def test_a_query_alone_is_not_enough():
 def test_a_softmax_that_is_not_known_is_refused(softmax):
     for call in (
         lambda: regard.explain(*PLAIN, softmax=softmax),
-        lambda: projected().explain(softmax=softmax),
+        lambda: regard.explain(projected(), softmax=softmax),
     ):
         with pytest.raises(ValueError, match=r'softmax .*"shifted" or "unshifted"'):
             call()
@@ -1060,30 +1062,30 @@ def test_only_options_of_a_problem_can_be_overridden(argument):
 
 def test_explaining_a_problem_is_the_same_by_either_door():
     problem = projected(causal=True)
-    one, other = regard.explain(problem), problem.explain()
+    one, other = regard.explain(problem), regard.explain(problem)
     assert one.compare(other) is None
     assert list(one.steps) == list(other.steps)
 
 
 def test_options_override_those_of_a_problem_and_leave_it_alone():
     problem = projected(scale=0.05, softcap=3.0)
-    plain = problem.explain()
+    plain = regard.explain(problem)
     for overrides, step, value in (
         ({"scale": 2.0}, "scale", 2.0),
         ({"softcap": 1.0}, "softcap", 1.0),
         ({"bias": 0.5}, "bias", np.full((4, 3, 3), 0.5)),
         ({"sink": (1.0, 2.0, 3.0, 4.0)}, "sink", [1.0, 2.0, 3.0, 4.0]),
     ):
-        changed = problem.explain(**overrides)
+        changed = regard.explain(problem, **overrides)
         np.testing.assert_array_equal(changed.steps[step].value, value)
         assert changed.compare(plain) is not None
         assert changed.problem is not problem
-    assert problem.explain().compare(plain) is None
-    assert "shifted" not in problem.explain(softmax="unshifted").steps
-    assert problem.explain(title="Other").title == "Other"
-    assert "capped" not in problem.explain(softcap=None).steps
+    assert regard.explain(problem).compare(plain) is None
+    assert "shifted" not in regard.explain(problem, softmax="unshifted").steps
+    assert regard.explain(problem, title="Other").title == "Other"
+    assert "capped" not in regard.explain(problem, softcap=None).steps
     for positions in ({"causal": True}, {"window": (0, 0)}, {"causal": True, "offset": -1}):
-        explanation = problem.explain(**positions)
+        explanation = regard.explain(problem, **positions)
         expected = attend(*SQUARE, **positions).visible
         np.testing.assert_array_equal(explanation.steps["visible"].value[0], expected)
 
@@ -1093,7 +1095,7 @@ OWN_MASK = np.arange(9).reshape(3, 3) != 3
 
 def test_a_mask_object_given_with_a_problem_replaces_its_mask_and_no_other_rule():
     problem = projected(lengths=2, mask=OWN_MASK)
-    explanation = problem.explain(mask=~Boolean([False, True, False], name="second"))
+    explanation = regard.explain(problem, mask=~Boolean([False, True, False], name="second"))
     table = explanation.table("weights")
     assert table.hidden_by(1, 0) == ()
     assert table.hidden_by(1, 1) == ("not second",)
@@ -1103,18 +1105,18 @@ def test_a_mask_object_given_with_a_problem_replaces_its_mask_and_no_other_rule(
 
 @pytest.mark.parametrize("mask", [np.ones((3, 3), bool), np.ones((3, 3), bool).tolist()])
 def test_an_array_given_as_mask_replaces_that_of_the_problem(mask):
-    explanation = projected(mask=OWN_MASK).explain(mask=mask)
+    explanation = regard.explain(projected(mask=OWN_MASK), mask=mask)
     assert explanation.steps["visible"].value.all()
     assert explanation.problem.mask.all()
 
 
 def test_no_mask_takes_away_that_of_the_problem():
-    explanation = projected(mask=OWN_MASK).explain(mask=None)
+    explanation = regard.explain(projected(mask=OWN_MASK), mask=None)
     assert "visible" not in explanation.steps
 
 
 def test_without_keeps_the_mask_that_replaced_that_of_the_problem():
-    explanation = projected(mask=OWN_MASK).explain(mask=Causal()).without(0)
+    explanation = regard.explain(projected(mask=OWN_MASK), mask=Causal()).without(0)
     assert explanation.table("weights").hidden_by(1, 0) == ('without "she"',)
     assert explanation.table("weights").hidden_by(0, 1) == ("causal",)
     np.testing.assert_array_equal(explanation.without(1).steps["visible"].value[0, 1], [False] * 3)
@@ -1122,8 +1124,8 @@ def test_without_keeps_the_mask_that_replaced_that_of_the_problem():
 
 def test_expectations_of_a_problem_survive_an_override():
     problem = projected(expect=(Expectation(step="scale", value=0.05),))
-    assert problem.explain().check() == ()
-    (mismatch,) = problem.explain(scale=0.5).check()
+    assert regard.explain(problem).check() == ()
+    (mismatch,) = regard.explain(problem, scale=0.5).check()
     assert (mismatch.expected, mismatch.got) == (0.05, 0.5)
 
 

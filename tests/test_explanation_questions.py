@@ -422,9 +422,9 @@ def test_without_a_key_of_a_problem_goes_through_to_the_projected_output():
         lengths=2,
         query_labels=("she", "likes", "coffee"),
     )
-    found = problem.explain(scale=2.0).without("she")
+    found = regard.explain(problem, scale=2.0).without("she")
     only = np.broadcast_to(np.arange(3) == 1, (3, 3))
-    expected = problem.replace(lengths=None, mask=only).explain(scale=2.0)
+    expected = regard.explain(problem.replace(lengths=None, mask=only), scale=2.0)
     np.testing.assert_array_equal(found.output, expected.output)
     assert found.steps["scale"].value == 2.0
     assert found.table("weights").hidden_by(0, 2) == ("lengths",)
@@ -578,7 +578,7 @@ def test_the_projection_that_overflows_is_where_infinity_starts():
         heads=2,
         b_k=[0.0, 1.0],
     )
-    found = problem.explain().first_nonfinite()
+    found = regard.explain(problem).first_nonfinite()
     assert (found.step, found.index, found.value) == ("key_products", (1, 0), INF)
 
 
@@ -787,7 +787,7 @@ def test_the_expectations_of_a_problem_are_checked_without_being_named():
         scale=1.0,
         expect=(*expect("scores", [[1.0, 0.0]]), *expect("output", [[1.5]], within=0.01)),
     )
-    (mismatch,) = problem.explain().check()
+    (mismatch,) = regard.explain(problem).check()
     assert (mismatch.step, mismatch.expected) == ("output", 1.5)
     np.testing.assert_allclose(mismatch.got, 1 + 1 / (1 + math.e), rtol=FUNCTION_ROUNDINGS * UNIT)
     assert mismatch.expectation is problem.expect[1]

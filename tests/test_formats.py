@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+import regard
 from regard.errors import ProblemError
 from regard.problems import files as formats
 from regard.problems.files import (
@@ -279,8 +280,8 @@ def test_every_example_comes_back_exactly(name, suffix, tmp_path):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_same_problem_is_written_as_the_same_bytes(suffix, tmp_path):
     problem = parse_problem(SELF, "toml")
-    problem.save(tmp_path / f"one{suffix}")
-    load_problem(tmp_path / f"one{suffix}").save(tmp_path / f"two{suffix}")
+    regard.save_problem(problem, tmp_path / f"one{suffix}")
+    regard.save_problem(load_problem(tmp_path / f"one{suffix}"), tmp_path / f"two{suffix}")
     one, two = ((tmp_path / f"{name}{suffix}").read_bytes() for name in ("one", "two"))
     np.testing.assert_equal(one, two)
 
@@ -311,7 +312,7 @@ def test_values_stand_in_the_order_of_the_keys():
 
 def test_a_repeated_word_with_two_vectors_is_written_as_rows(tmp_path):
     problem = Problem(**READY | {"queries": [[1, 2], [3, 4]]}, query_labels=("the", "the"))
-    problem.save(tmp_path / "p.toml")
+    regard.save_problem(problem, tmp_path / "p.toml")
     data = tomllib.loads((tmp_path / "p.toml").read_text())
     assert data["queries"] == [[1.0, 2.0], [3.0, 4.0]]
     assert data["tokens"] == ["the", "the"]
@@ -321,14 +322,18 @@ def test_one_plain_vector_bears_a_query_label(tmp_path):
     text = 'query_label = "mammal"\nqueries = [8.7, 3.2]\nkeys = [[1, 2]]\nvalues = [[3]]'
     problem = parse_problem(text, "toml")
     assert problem.query_labels == ("mammal",)
-    problem.save(tmp_path / "p.toml")
+    regard.save_problem(problem, tmp_path / "p.toml")
     assert 'query_label = "mammal"' in (tmp_path / "p.toml").read_text()
 
 
 def test_a_matrix_is_written_one_row_to_a_line(tmp_path):
-    Problem(**READY | {"keys": [[1, -math.inf], [0.1, 1e300]]}).save(tmp_path / "p.toml")
+    regard.save_problem(
+        Problem(**READY | {"keys": [[1, -math.inf], [0.1, 1e300]]}), tmp_path / "p.toml"
+    )
     assert "keys = [\n  [1.0, -inf],\n  [0.1, 1e+300],\n]\n" in (tmp_path / "p.toml").read_text()
-    Problem(**READY | {"keys": [[1, -math.inf], [0.1, 1e300]]}).save(tmp_path / "p.json")
+    regard.save_problem(
+        Problem(**READY | {"keys": [[1, -math.inf], [0.1, 1e300]]}), tmp_path / "p.json"
+    )
     written = (tmp_path / "p.json").read_text()
     assert '  "keys": [\n    [1.0, "-inf"],\n    [0.1, 1e+300]\n  ],\n' in written
     json.loads(written, parse_constant=pytest.fail)
@@ -390,7 +395,7 @@ def test_a_recipe_is_kept_as_a_recipe(tmp_path):
     problem = parse_problem(text, "toml")
     np.testing.assert_allclose(problem.embeddings[0, 0], 0.37454012, rtol=0, atol=5e-9)
     for suffix in (".toml", ".json"):
-        problem.save(tmp_path / f"p{suffix}")
+        regard.save_problem(problem, tmp_path / f"p{suffix}")
         assert "37454" not in (tmp_path / f"p{suffix}").read_text()
         assert_same(load_problem(tmp_path / f"p{suffix}"), problem)
 
@@ -404,7 +409,7 @@ def test_a_recipe_of_which_one_matrix_was_changed_is_written_as_numbers(tmp_path
         shapes=dict.fromkeys(("queries", "keys", "values"), (2, 2)),
     )
     changed = Problem(random=recipe).replace(values=np.eye(2))
-    changed.save(tmp_path / "p.toml")
+    regard.save_problem(changed, tmp_path / "p.toml")
     assert_same(load_problem(tmp_path / "p.toml"), changed)
 
 
@@ -424,7 +429,7 @@ def test_arrays_saved_by_numpy_make_a_problem(tmp_path):
 
 
 def test_numpy_reads_a_saved_archive_without_unpickling(tmp_path):
-    Problem(**READY, title="pets").save(tmp_path / "p.npz")
+    regard.save_problem(Problem(**READY, title="pets"), tmp_path / "p.npz")
     with np.load(tmp_path / "p.npz", allow_pickle=False) as archive:
         np.testing.assert_array_equal(archive["keys"], READY["keys"])
         assert json.loads(str(archive["problem"]))["title"] == "pets"

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import regard
 from regard.errors import ProblemError
 from regard.problems.files import load_problem, problem_from_mapping, save_problem
 from regard.problems.npz import MAX_BYTES, MAX_MEMBERS
@@ -634,7 +635,7 @@ def whole(request, tmp_path_factory):
     """A small problem file that is right, and its bytes."""
     path = tmp_path_factory.mktemp("whole") / f"p{request.param}"
     problem = Problem(**READY, title="pets", query_labels=("cat",), bias=[1.0, -np.inf])
-    problem.save(path)
+    regard.save_problem(problem, path)
     return path, path.read_bytes()
 
 

@@ -12,29 +12,36 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(find_spec("regard").origin).parent
+ROOT = Path(__file__).parents[1]
 
-# A module imports only from lower ranks. A name stands for a module, or for a package and all that
-# has no name of its own in it. `__init__` is the package as others see it.
+# A module imports only from lower ranks, or from its own room where that makes no circle; imports
+# in method bodies and for annotations count. A name is a module, or a package with all its modules
+# that have no name of their own here. `__init__` is the package as users see it.
 LADDER = """
 errors _fused
 boundary.arrays boundary.files compute.native
 boundary.parse masks
 textbook
-explanation.labels explanation.notation
-explanation.derivation
-explanation.questions
-explanation.explanation compute.request problems.problem
+compute.request
 compute.kernels compute.softmax problems
 compute.dispatch
-explanation.build compute.config compute.recompute_weights
-models.multi_head compute.kv_cache
-models views diagnosis
+compute.config compute.recompute_weights compute.kv_cache
+explanation.labels explanation.notation
+explanation.derivation explanation.table
+explanation.trace
+explanation.questions
+explanation.build
+models.overview diagnosis.result
+views
+faces
+models diagnosis
 api
 interop
 __init__
@@ -44,22 +51,6 @@ cli
 __main__
 """
 RANKS = {room: rank for rank, rooms in enumerate(LADDER.split("\n")) for room in rooms.split()}
-# Packages whose modules may import each other. Kernels may not: any one of them can be deleted.
-OPEN_ROOMS = {"cli", "problems", "models", "views", "diagnosis", "interop", "bench", "testing"}
-# Convenience methods that import from their own rank or above, inside their body.
-UPWARD = {
-    ("regard.diagnosis.result", "Diagnosis._repr_mimebundle_"),
-    ("regard.diagnosis.result", "Diagnosis.to_html"),
-    ("regard.explanation.explanation", "Explanation._repr_mimebundle_"),
-    ("regard.explanation.explanation", "Explanation.plot"),
-    ("regard.explanation.explanation", "Explanation.plot_heads"),
-    ("regard.explanation.explanation", "Explanation.to_html"),
-    ("regard.explanation.explanation", "Explanation.to_latex"),
-    ("regard.explanation.explanation", "Explanation.to_markdown"),
-    ("regard.explanation.explanation", "Explanation.to_npz"),
-    ("regard.problems.problem", "Problem.explain"),
-    ("regard.problems.problem", "Problem.save"),
-}
 NATIVE = {"regard._fused"}
 CATCH_ALLS = {"utils", "util", "helpers", "common", "core", "misc"}
 NEIGHBOURS = {"torch", "jax", "dask", "matplotlib", "onnx", "transformers", "tokenizers"}
@@ -144,28 +135,26 @@ def room(module: str) -> str:
     return next((name for name in names if name in RANKS), parts[0] if parts else "__init__")
 
 
-def is_upward(one: Import) -> bool:
-    """Whether an import leaves the order of the ranks."""
-    here, there = room(one.importer), room(one.target)
-    if here == "__init__" or there == "_fused" or (here == there and here in OPEN_ROOMS):
-        return False
-    if (
-        here == there == "compute.kernels"
-    ):  # what kernels have in common stands in the package itself
-        return one.target != "regard.compute.kernels"
-    if one.for_types:  # names for annotations only; nothing is loaded, so no order is broken
-        return False
-    return RANKS[there] >= RANKS[here]
-
-
 def breaches_of_rank(sources: dict[str, str]) -> list[str]:
-    ours = (i for i in imports(sources) if is_ours(i.target) and not i.function)
-    return [str(one) for one in ours if is_upward(one)]
+    def is_upward(one: Import) -> bool:
+        here, there = room(one.importer), room(one.target)
+        return here not in (there, "__init__") and RANKS[there] >= RANKS[here]
+
+    return [str(one) for one in imports(sources) if is_ours(one.target) and is_upward(one)]
 
 
-def upward_functions(sources: dict[str, str]) -> set[tuple[str, str]]:
-    ours = (i for i in imports(sources) if is_ours(i.target) and i.function and is_upward(i))
-    return {(i.importer, i.function) for i in ours}
+def circles(sources: dict[str, str]) -> list[str]:
+    """Modules that import each other, directly or through others."""
+    taken: dict[str, set[str]] = {module: set() for module in sources}
+    for one in imports(sources):
+        target = one.target if one.target in sources else f"{one.target}.__init__"
+        if room(one.importer) != "__init__" and target in sources and target != one.importer:
+            taken[one.importer].add(target)
+    try:
+        TopologicalSorter(taken).prepare()
+    except CycleError as error:
+        return [" -> ".join(reversed(error.args[1]))]
+    return []
 
 
 def breaches_of_walls(sources: dict[str, str]) -> list[str]:
@@ -224,8 +213,14 @@ def test_modules_import_only_from_lower_ranks():
     assert breaches_of_rank(SOURCES) == []
 
 
-def test_functions_import_upward_exactly_where_it_is_listed():
-    assert upward_functions(SOURCES) == UPWARD
+def test_contributing_shows_this_order():
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    rows = (", ".join(f"`{name}`" for name in line.split()) for line in LADDER.strip().split("\n"))
+    assert "|---|\n" + "".join(f"| {row} |\n" for row in rows) + "\n" in page
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circles(SOURCES) == []
 
 
 def test_views_know_no_kernel_and_kernels_do_not_know_each_other():
@@ -243,12 +238,14 @@ def test_nothing_unpickles_or_speaks_to_a_network():
 # fmt: off
 PLACES = [
     "__init__", "_fused", "errors", "textbook.steps", "problems.problem", "api", "cli.__init__",
-    "explanation.explanation", "compute.dispatch", "compute.native", "compute.kernels.__init__",
+    "explanation.trace", "compute.dispatch", "compute.native", "compute.kernels.__init__",
     "compute.kernels.reference", "compute.kernels.fused", "problems.files", "problems.toml_json",
-    "views.__init__", "views.story", "interop.__init__", "interop.torch",
+    "views.__init__", "views.story", "views.terminal", "faces", "interop.__init__", "interop.torch",
 ]
 # fmt: on
 LAYOUT = {f"regard.{place}": "" for place in PLACES}
+LAYOUT["regard.problems.files"] = "from regard.problems.problem import Problem"
+LAYOUT["regard.views.terminal"] = "from regard.views import story"
 STEPS, FUSED = "textbook.steps", "compute.kernels.fused"
 
 
@@ -259,11 +256,15 @@ STEPS, FUSED = "textbook.steps", "compute.kernels.fused"
         (breaches_of_rank, STEPS, "from regard import attention"),
         (breaches_of_rank, STEPS, "from ..problems.problem import Problem"),
         (breaches_of_rank, STEPS, "from .. import api"),
+        (breaches_of_rank, STEPS, "def save():\n    from regard.problems.files import write"),
+        (breaches_of_rank, STEPS, "if TYPE_CHECKING:\n    from regard.faces import Explanation"),
+        (circles, "problems.problem", "def save():\n    from regard.problems.files import write"),
+        (circles, "views.story", "if TYPE_CHECKING:\n    from regard.views.terminal import Page"),
         (breaches_of_rank, STEPS, "try:\n    from ..api import explain\nexcept ImportError: 0"),
-        (breaches_of_rank, "problems.problem", "from regard.explanation import explanation"),
+        (breaches_of_rank, "problems.problem", "from regard.explanation import trace"),
         (breaches_of_rank, "problems.problem", "class Problem:\n    from regard import api"),
         (breaches_of_rank, "problems.files", "from ..compute.dispatch import choose"),
-        (breaches_of_rank, FUSED, "from .reference import run"),
+        (breaches_of_walls, FUSED, "from .reference import run"),
         (breaches_of_walls, FUSED, "def run(): from regard.compute.kernels import reference"),
         (breaches_of_walls, "compute.kernels.__init__", "from . import reference"),
         (breaches_of_walls, "compute.kernels.reference", "def run(): from regard import _fused"),
@@ -289,29 +290,21 @@ def test_each_rule_catches_what_it_forbids(rule, module, source):
         ("api", "from regard.compute.dispatch import choose"),
         ("cli.__init__", "import typer\nfrom regard import attention"),
         ("problems.problem", "from ..errors import ProblemError"),
-        ("problems.problem", "if TYPE_CHECKING:\n    from regard.explanation import explanation"),
         ("problems.files", "from .toml_json import parse"),
         ("problems.toml_json", "from regard.problems.problem import Problem\nimport tomllib"),
         ("problems.toml_json", "numpy.load(file, allow_pickle=False)"),
         ("compute.native", "from regard import _fused"),
         (FUSED, "from regard.compute import native\nfrom . import Kernel"),
-        ("views.story", "from rich.table import Table\nfrom regard.explanation import explanation"),
+        ("views.story", "from rich.table import Table\nfrom regard.explanation import trace"),
         ("views.story", "def plot(): import matplotlib.pyplot"),
         ("interop.torch", "import torch"),
     ],
 )
 def test_no_rule_catches_what_is_allowed(module, source):
     sources = LAYOUT | {f"regard.{module}": source}
-    rules = breaches_of_rank, breaches_of_walls, breaches_of_lightness, breaches_of_inertness
+    rules = breaches_of_rank, circles, breaches_of_walls, breaches_of_lightness
+    rules += (breaches_of_inertness,)
     assert [breach for rule in rules for breach in rule(sources)] == []
-    assert upward_functions(sources) == set()
-
-
-def test_an_upward_import_is_found_by_the_name_of_its_method():
-    source = "class Problem:\n    def save(self):\n        from regard.api import explain"
-    assert upward_functions(LAYOUT | {"regard.problems.problem": source}) == {
-        ("regard.problems.problem", "Problem.save")
-    }
 
 
 def test_importing_regard_brings_in_nothing_that_only_showing_needs():

@@ -14,7 +14,8 @@ import pytest
 import regard
 from calls import numbers
 from regard.errors import OptionError
-from regard.explanation.explanation import Explanation, Table
+from regard.explanation.table import Table
+from regard.faces import Explanation
 from regard.problems.files import load_problem
 from regard.views import plots
 
@@ -45,7 +46,7 @@ def pyplot() -> Iterator[Any]:
 
 
 def example(name: str = "causal-mask") -> Explanation:
-    return load_problem(name).explain()
+    return regard.explain(load_problem(name))
 
 
 def explained(heads: int, tokens: int, names: list[str] | None = None, **options: Any) -> Any:

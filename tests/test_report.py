@@ -27,7 +27,7 @@ from regard.views.report.whatif import MASKED, switches, variants
 
 
 def example(name: str = "she-likes-coffee") -> Explanation:
-    return load_problem(name).explain()
+    return regard.explain(load_problem(name))
 
 
 def random_heads(heads: int, tokens: int, width: int = 16, seed: int = 0) -> Explanation:
@@ -172,9 +172,9 @@ def test_what_does_not_fit_at_all_is_refused_with_both_numbers() -> None:
 def test_embeddings_that_do_not_fit_are_left_out_and_the_page_says_so() -> None:
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(size=(300, 300)) for name in ("W_q", "W_k", "W_v")}
-    explanation = regard.Problem(
-        embeddings=rng.normal(size=(8, 300)), heads=10, **weights
-    ).explain()
+    explanation = regard.explain(
+        regard.Problem(embeddings=rng.normal(size=(8, 300)), heads=10, **weights)
+    )
     assert "start" not in " ".join(make_plan({"": explanation}, 10**8).said)
     plan = make_plan({"": explanation}, 900_000)
     assert plan.said[0].startswith("The embeddings and the weight matrices are left out")
@@ -307,14 +307,14 @@ def test_the_statistics_are_those_of_the_head_that_is_shown() -> None:
 
 def test_what_the_problem_expects_is_right_or_wrong_with_the_expected_number() -> None:
     problem = load_problem("she-likes-coffee")
-    text = report.html(problem.explain())
+    text = report.html(regard.explain(problem))
     shown = part(text, "checks")
     assert "all 7 come out" in shown
     assert "Q[she, 0] = 0.33000000000000007, to within 5.6e-17" in shown
     assert not re.match(r"<details[^>]* open", shown)
     assert "Not everything comes out" not in text
 
-    changed = problem.explain(scale=0.25)
+    changed = regard.explain(problem, scale=0.25)
     text = report.html(changed)
     shown = part(text, "checks")
     assert re.match(r"<details[^>]* open", shown)
@@ -327,7 +327,7 @@ def test_what_the_problem_expects_is_right_or_wrong_with_the_expected_number() -
 
 
 def test_an_expectation_that_does_not_fit_says_why() -> None:
-    explanation = load_problem("causal-mask").explain(causal=False)
+    explanation = regard.explain(load_problem("causal-mask"), causal=False)
     shown = part(report.html(explanation), "checks")
     assert "masked cannot be checked: there is no step masked" in shown
 

@@ -77,7 +77,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
 
 
 def example(name: str) -> Explanation:
-    return load_problem(name).explain()
+    return regard.explain(load_problem(name))
 
 
 def read(page: Any) -> dict[str, list[Any]]:
@@ -267,9 +267,9 @@ def test_a_hidden_number_says_which_rule_hides_it(open_page: Open) -> None:
 
 
 def edited(problem: regard.Problem, name: str, index: tuple[int, ...], value: float) -> Explanation:
-    array = problem.explain().steps[name].value.copy()
+    array = regard.explain(problem).steps[name].value.copy()
     array[index] = value
-    return problem.replace(**{name: array}).explain()
+    return regard.explain(problem.replace(**{name: array}))
 
 
 def with_mask(**more: Any) -> regard.Problem:
@@ -296,16 +296,16 @@ def masked_edit(problem: regard.Problem, row: int, column: int) -> Explanation:
     assert problem.mask is not None
     mask = problem.mask.copy()
     mask[row, column] ^= True
-    turned = problem.replace(mask=mask).explain()
-    visible = [one.steps["visible"].value[row, column] for one in (problem.explain(), turned)]
-    return turned if visible[0] != visible[1] else problem.explain()
+    turned = regard.explain(problem.replace(mask=mask))
+    visible = [one.steps["visible"].value[row, column] for one in (regard.explain(problem), turned)]
+    return turned if visible[0] != visible[1] else regard.explain(problem)
 
 
 def test_after_each_of_fifty_turns_of_a_mask_the_page_has_what_python_computes(
     open_page: Open,
 ) -> None:
     problem = with_mask()
-    page = open_page(problem.explain())
+    page = open_page(regard.explain(problem))
     rng = np.random.default_rng(9)
     places = [(int(i), int(j)) for i, j in rng.integers(4, size=(50, 2))]
     turned = 0
@@ -320,7 +320,7 @@ def test_after_each_of_fifty_turns_of_a_mask_the_page_has_what_python_computes(
     assert 10 < turned < 40
     for step, cells in read(page).items():  # all as it was
         for index, number, text in cells:
-            why = problem.explain().derive(step, tuple(index))
+            why = regard.explain(problem).derive(step, tuple(index))
             np.testing.assert_equal(received(number), why.value)
             assert text == why.text()
 
@@ -347,7 +347,7 @@ def assert_same_figures(page: Any, explanation: Explanation) -> None:
 
 def test_a_cell_of_a_given_mask_is_turned_by_keys(open_page: Open) -> None:
     problem = with_mask()
-    page = open_page(problem.explain())
+    page = open_page(regard.explain(problem))
     page.evaluate("""document.querySelector('[data-step="visible"] td[tabindex="0"]').focus()""")
     for key in ("ArrowDown", "ArrowDown", "Space"):
         page.keyboard.press(key)
@@ -373,7 +373,7 @@ def test_a_cell_of_a_given_mask_is_turned_by_keys(open_page: Open) -> None:
 
 def test_a_hidden_number_is_shown_by_a_click_and_the_link_keeps_that(open_page: Open) -> None:
     problem = with_mask()
-    page = open_page(problem.explain())
+    page = open_page(regard.explain(problem))
     page.locator('[data-step="weights"] tbody tr').nth(2).locator("td").nth(0).click()
     rules = page.locator("#why .rules li").all_text_contents()
     assert rules[0] == "mask: hidden (mask is False here)"
@@ -387,7 +387,7 @@ def test_a_hidden_number_is_shown_by_a_click_and_the_link_keeps_that(open_page: 
     page.goto(link)
     assert_same_numbers(page, expected)
     page.locator("[name=reset]").click()
-    assert_same_numbers(page, problem.explain())
+    assert_same_numbers(page, regard.explain(problem))
     page.goto("about:blank")
     page.goto(link.replace("%7C8%7C1", "%7C8%7C7"))  # a mask has no cell that is 7
     assert page.locator(".status").text_content() == ""
@@ -395,7 +395,7 @@ def test_a_hidden_number_is_shown_by_a_click_and_the_link_keeps_that(open_page: 
 
 def test_a_cell_that_only_other_rules_hide_cannot_be_turned_and_says_so(open_page: Open) -> None:
     problem = with_mask()
-    before = tables(page := open_page(problem.explain(), "cell=visible:0,1"))
+    before = tables(page := open_page(regard.explain(problem), "cell=visible:0,1"))
     remark = "Hidden by causal, which is a rule and no table: there is no cell to change."
     assert page.locator("#why .decided").text_content() == remark
     assert page.locator("#why .turn").count() == 0
@@ -403,12 +403,12 @@ def test_a_cell_that_only_other_rules_hide_cannot_be_turned_and_says_so(open_pag
     page.keyboard.press("Space")
     assert tables(page) == before
     assert not page.locator("[name=reset]").is_enabled()
-    page = open_page(problem.explain(), "cell=visible:3,3")  # the length alone
+    page = open_page(regard.explain(problem), "cell=visible:3,3")  # the length alone
     assert page.locator("#why .decided").text_content() == remark.replace("causal", "lengths")
     page = open_page(example("causal-mask"), "cell=weights:0,3")
     assert remark in page.locator("#why").text_content()
     narrow = with_mask(causal=False, lengths=None, window=(0, 0))
-    page = open_page(narrow.explain(), "cell=masked:0,1")
+    page = open_page(regard.explain(narrow), "cell=masked:0,1")
     assert page.locator("#why .turn").count() == 0
     assert remark.replace("causal", "window") in page.locator("#why").text_content()
 
@@ -417,13 +417,13 @@ def test_a_key_that_the_bias_hides_leads_to_the_bias(open_page: Open) -> None:
     bias = np.zeros((4, 4))
     bias[2, 1] = -np.inf
     problem = with_mask(bias=bias, mask=None)
-    page = open_page(problem.explain(), "cell=weights:2,1")
+    page = open_page(regard.explain(problem), "cell=weights:2,1")
     page.locator("#why .operand").click()
     assert page.locator("#why h2").text_content() == "bias[sat, cat]"
     page.fill("#edit", "0.5")
     page.keyboard.press("Enter")
     bias[2, 1] = 0.5
-    ours = problem.replace(bias=bias).explain().steps["weights"].value.ravel()
+    ours = regard.explain(problem.replace(bias=bias)).steps["weights"].value.ravel()
     found = [received(cell[1]) for cell in read(page)["weights"]]
     np.testing.assert_allclose(found, ours, rtol=CHAIN, atol=CHAIN)
 
@@ -435,12 +435,12 @@ def test_one_cell_of_a_mask_for_all_heads_says_for_whom_it_counts(open_page: Ope
         heads=2,
         mask=np.tri(4, dtype=bool),
     )
-    page = open_page(problem.explain(), "cell=visible:1,0,2&head=1")
+    page = open_page(regard.explain(problem), "cell=visible:1,0,2&head=1")
     assert "This cell of it counts for every head." in page.locator("#why").text_content()
     page.get_by_text("Show this key").click()
     mask = np.tri(4, dtype=bool)
     mask[0, 2] = True
-    assert_same_numbers(page, problem.replace(mask=mask).explain())
+    assert_same_numbers(page, regard.explain(problem.replace(mask=mask)))
 
 
 def test_what_should_come_out_follows_what_is_changed(open_page: Open) -> None:
@@ -493,7 +493,7 @@ def test_after_each_of_fifty_edits_the_page_has_what_python_computes(
     name: str, open_page: Open
 ) -> None:
     problem = load_problem(name)
-    explanation = problem.explain()
+    explanation = regard.explain(problem)
     page = open_page(explanation)
     rng = np.random.default_rng(3)
     steps = [n for n, s in explanation.steps.items() if s.given and n not in ("width", "scale")]
@@ -514,7 +514,7 @@ def test_after_each_of_fifty_edits_the_page_has_what_python_computes(
 
 def test_a_number_is_changed_by_typing_and_what_follows_is_marked(open_page: Open) -> None:
     problem = load_problem("she-likes-coffee")
-    page = open_page(problem.explain(), "cell=embeddings:0,1")
+    page = open_page(regard.explain(problem), "cell=embeddings:0,1")
     page.fill("#edit", "no number")
     page.keyboard.press("Enter")
     assert "no number" in page.locator("#why [role=alert]").text_content()
@@ -543,7 +543,7 @@ def test_a_number_is_changed_by_typing_and_what_follows_is_marked(open_page: Ope
 
 def test_typing_on_a_given_number_in_its_table_changes_it(open_page: Open) -> None:
     problem = load_problem("she-likes-coffee")
-    page = open_page(problem.explain())
+    page = open_page(regard.explain(problem))
     page.evaluate("""document.querySelector('[data-step="W_v"] td[tabindex="0"]').focus()""")
     page.keyboard.press("ArrowDown")
     page.keyboard.type("7.25")
@@ -565,7 +565,7 @@ def test_odd_numbers_can_be_typed_in_and_are_shown_as_what_they_are(
     typed: str, open_page: Open
 ) -> None:
     problem = load_problem("the-cat-sat")
-    page = open_page(problem.explain(), "cell=embeddings:1,2")
+    page = open_page(regard.explain(problem), "cell=embeddings:1,2")
     page.fill("#edit", typed)
     page.keyboard.press("Enter")
     expected = edited(problem, "embeddings", (1, 2), float(typed))
@@ -580,12 +580,12 @@ def test_odd_numbers_can_be_typed_in_and_are_shown_as_what_they_are(
 
 def test_switches_change_the_steps_and_say_what_they_do(open_page: Open) -> None:
     problem = load_problem("causal-mask")
-    page = open_page(problem.explain())
+    page = open_page(regard.explain(problem))
     page.get_by_label("without the mask").check()
     assert "No key is hidden" in page.locator(".status").text_content()
     assert "masked" not in tables(page)
     found = read(page)["output"]
-    ours = problem.explain(causal=False).steps["output"].value.ravel()
+    ours = regard.explain(problem, causal=False).steps["output"].value.ravel()
     np.testing.assert_allclose([received(cell[1]) for cell in found], ours, rtol=CHAIN, atol=CHAIN)
     page.get_by_label("softmax over the wrong axis").check()
     columns = np.array(tables(page)["weights"], dtype=object)
@@ -621,16 +621,18 @@ def test_a_link_that_makes_no_sense_opens_the_page_as_it_was_made(
 def several_heads(seed: int = 0) -> Explanation:
     rng = np.random.default_rng(seed)
     words = ["the", "cat", "sat", "down"]
-    return regard.Problem(
-        title="Four heads",
-        query_labels=words,
-        embeddings=rng.normal(size=(4, 8)),
-        **{name: rng.normal(size=(8, 8)) for name in ("W_q", "W_o")},
-        **{name: rng.normal(size=(8, 4)) for name in ("W_k", "W_v")},
-        heads=4,
-        key_heads=2,
-        causal=True,
-    ).explain()
+    return regard.explain(
+        regard.Problem(
+            title="Four heads",
+            query_labels=words,
+            embeddings=rng.normal(size=(4, 8)),
+            **{name: rng.normal(size=(8, 8)) for name in ("W_q", "W_o")},
+            **{name: rng.normal(size=(8, 4)) for name in ("W_k", "W_v")},
+            heads=4,
+            key_heads=2,
+            causal=True,
+        )
+    )
 
 
 def test_every_head_of_every_layer_can_be_chosen(open_page: Open) -> None:
@@ -862,19 +864,22 @@ def labelled(text: str) -> Explanation:
     """One text in every field that takes text."""
     rng = np.random.default_rng(0)
     names = (text, f"{text}2", text)
-    return regard.Problem(
-        title=text,
-        note=text,
-        query_labels=names,
-        embeddings=rng.normal(size=(3, 2)),
-        W_q=rng.normal(size=(2, 2)),
-        W_k=rng.normal(size=(2, 2)),
-        W_v=rng.normal(size=(2, 2)),
-        embedding_features=(text, f"{text}2"),
-        key_features=(text, f"{text}2"),
-        value_features=(text, f"{text}2"),
-        row_notes={"values": names},
-    ).explain(mask=regard.masks.Boolean(rng.normal(size=(3, 3)) > 0, name=text))
+    return regard.explain(
+        regard.Problem(
+            title=text,
+            note=text,
+            query_labels=names,
+            embeddings=rng.normal(size=(3, 2)),
+            W_q=rng.normal(size=(2, 2)),
+            W_k=rng.normal(size=(2, 2)),
+            W_v=rng.normal(size=(2, 2)),
+            embedding_features=(text, f"{text}2"),
+            key_features=(text, f"{text}2"),
+            value_features=(text, f"{text}2"),
+            row_notes={"values": names},
+        ),
+        mask=regard.masks.Boolean(rng.normal(size=(3, 3)) > 0, name=text),
+    )
 
 
 ELEMENTS = """() => [...document.querySelectorAll("*")].map((one) =>
@@ -934,7 +939,7 @@ def test_axe_finds_nothing(name: str, width: int, scheme: str, open_page: Open) 
 @pytest.mark.needs("axe")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_where_a_mask_can_be_changed(scheme: str, open_page: Open) -> None:
-    page = open_page(with_mask().explain(), "cell=visible:2,0", width=768, scheme=scheme)
+    page = open_page(regard.explain(with_mask()), "cell=visible:2,0", width=768, scheme=scheme)
     page.evaluate("regard.turn(2, 0)")
     assert page.locator("#why .turn").is_visible()
     assert violations(page) == []

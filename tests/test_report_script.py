@@ -163,7 +163,7 @@ PLAIN = (numbers(7, 3, 2), numbers(8, 4, 2), numbers(9, 4, 3))
 BATCH = (numbers(10, 2, 1, 3, 2), numbers(11, 2, 1, 3, 2), numbers(12, 2, 1, 3, 2))
 
 DESIGNED = {
-    **{name: lambda name=name: load_problem(name).explain() for name in example_names()},
+    **{name: lambda name=name: regard.explain(load_problem(name)) for name in example_names()},
     "plain": lambda: regard.explain(*PLAIN),
     "odd numbers": with_odd_numbers,
     "one query": lambda: regard.explain(PLAIN[0][0], *PLAIN[1:], mask=[True, False, True, True]),
@@ -185,25 +185,29 @@ DESIGNED = {
     ),
     "softcap": lambda: regard.explain(*PLAIN, softcap=1.5, scale=-2.0, bias=numbers(16, 3, 4)),
     "overflow": lambda: regard.explain(PLAIN[0] * 1e200, PLAIN[1] * 1e200, PLAIN[2]),
-    "heads from embeddings": lambda: regard.Problem(
-        query_labels=("the", "cat", "the"),
-        embeddings=numbers(17, 3, 4),
-        **{name: numbers(18, 4, 4) for name in ("W_q", "W_k", "W_v", "W_o")},
-        **{name: numbers(19, 4) for name in ("b_q", "b_k", "b_v", "b_o")},
-        heads=2,
-        softmax="unshifted",
-    ).explain(),
-    "context": lambda: regard.Problem(
-        query_labels=("a", "b"),
-        key_labels=("x", "y", "z"),
-        embeddings=numbers(20, 2, 3),
-        context=numbers(21, 3, 2),
-        W_q=numbers(22, 3, 4),
-        W_k=numbers(23, 2, 2),
-        W_v=numbers(24, 2, 2),
-        heads=2,
-        key_heads=1,
-    ).explain(),
+    "heads from embeddings": lambda: regard.explain(
+        regard.Problem(
+            query_labels=("the", "cat", "the"),
+            embeddings=numbers(17, 3, 4),
+            **{name: numbers(18, 4, 4) for name in ("W_q", "W_k", "W_v", "W_o")},
+            **{name: numbers(19, 4) for name in ("b_q", "b_k", "b_v", "b_o")},
+            heads=2,
+            softmax="unshifted",
+        )
+    ),
+    "context": lambda: regard.explain(
+        regard.Problem(
+            query_labels=("a", "b"),
+            key_labels=("x", "y", "z"),
+            embeddings=numbers(20, 2, 3),
+            context=numbers(21, 3, 2),
+            W_q=numbers(22, 3, 4),
+            W_k=numbers(23, 2, 2),
+            W_v=numbers(24, 2, 2),
+            heads=2,
+            key_heads=1,
+        )
+    ),
 }
 
 
@@ -271,9 +275,11 @@ def edited(problem: regard.Problem, explanation: Explanation, changes: dict[Any,
     for (name, flat), value in changes.items():
         was = problem.mask if name == "mask" else explanation.steps[name].value
         arrays.setdefault(name, was.copy()).flat[flat] = value
-    return problem.replace(
-        **{name: array if array.ndim else float(array) for name, array in arrays.items()}
-    ).explain()
+    return regard.explain(
+        problem.replace(
+            **{name: array if array.ndim else float(array) for name, array in arrays.items()}
+        )
+    )
 
 
 def edit_in_page(explanation: Explanation, name: str, flat: int, value: float) -> list[Any]:
@@ -337,7 +343,7 @@ def random_edits(problem: regard.Problem, explanation: Explanation) -> Iterator[
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_after_fifty_edits_the_page_computes_what_python_does(name: str) -> None:
     problem = PROBLEMS[name]()
-    explanation = problem.explain()
+    explanation = regard.explain(problem)
     trials = list(random_edits(problem, explanation))
     edits = [
         [edit_in_page(explanation, step, flat, value) for (step, flat), value in changes.items()]

@@ -75,7 +75,7 @@ def walk_text(derivation: regard.Derivation, digits: int | None = None, **kind: 
 
 
 def example(name: str) -> regard.Explanation:
-    return regard.load_problem(name).explain()
+    return regard.explain(regard.load_problem(name))
 
 
 def tokens(labels: list[str], **more: Any) -> regard.Explanation:
@@ -140,7 +140,7 @@ def test_an_example_looks_as_it_should_in_ascii(name: str) -> None:
 
 
 def test_every_step_there_is_looks_as_it_should() -> None:
-    explanation = everything().explain()
+    explanation = regard.explain(everything())
     compare_with_golden(
         "everything-100", explanation_text(explanation, list(explanation.steps), 2, 4, width=100)
     )
@@ -374,7 +374,7 @@ def test_a_long_problem_is_shown_from_the_blocks_that_are_shown(
 
 
 def test_a_part_of_a_step_has_the_numbers_of_the_whole() -> None:
-    explanation = everything().explain()
+    explanation = regard.explain(everything())
     for head in range(4):
         own = head_view.Head(explanation, head)
         for name, step in explanation.steps.items():
@@ -416,7 +416,7 @@ def test_the_largest_of_many_terms_are_shown_and_the_rest_is_one_number() -> Non
 
 
 def test_one_head_is_shown_at_a_time_and_named() -> None:
-    explanation = everything().explain()
+    explanation = regard.explain(everything())
     for head in range(4):
         text = explanation_text(explanation, ["weights", "queries", "keys"], head)
         assert f"Head {head} of 4" in text
@@ -492,12 +492,12 @@ def test_larger_numbers_are_further_from_the_background(monkeypatch: pytest.Monk
 
 
 def test_every_formula_symbol_and_sentence_can_be_printed_in_ascii() -> None:
-    explanation = everything().explain()
+    explanation = regard.explain(everything())
     explanation_text(explanation, encoding="ascii")
     explanation_text(explanation, list(explanation.steps), encoding="ascii")
     shown(lambda console: terminal.print_statistics(explanation, console), encoding="ascii")
     walk_text(explanation.why("projected_output", "b", 0), encoding="ascii")
-    unshifted = everything().explain(softmax="unshifted", scale=-0.5, softcap=None)
+    unshifted = regard.explain(everything(), softmax="unshifted", scale=-0.5, softcap=None)
     explanation_text(unshifted, list(unshifted.steps), encoding="ascii")
     explanation_text(tokens(["日本語", "−", "×"]), encoding="latin-1")
 
@@ -647,7 +647,7 @@ def test_a_walk_ends_at_a_hidden_cell() -> None:
 
 
 def test_the_way_to_another_number_is_one_that_can_be_typed() -> None:
-    explanation = everything().explain()
+    explanation = regard.explain(everything())
     derivation = explanation.why("projected_output", "b", 0)
     text = walk_text(derivation, width=200)
     (asked,) = re.findall(r"To follow another one: --why (\S+) (\S+) (\S+)(?: --head (\d))?", text)
@@ -715,7 +715,7 @@ def test_the_statistics_of_many_rows_are_elided_as_tables_are() -> None:
 
 
 def test_the_row_statistics_are_those_of_the_chosen_head() -> None:
-    explanation = everything().explain()
+    explanation = regard.explain(everything())
     text = shown(lambda console: terminal.print_statistics(explanation, console, 3), width=100)
     entropy = explanation.statistics().rows.entropy[3]
     for number in entropy:
@@ -744,12 +744,12 @@ def test_many_mismatches_are_counted_not_all_printed() -> None:
 
 def test_a_comparison_shows_where_two_explanations_part() -> None:
     problem = regard.load_problem("the-cat-sat")
-    here, there = problem.explain(), problem.explain(causal=True)
+    here, there = regard.explain(problem), regard.explain(problem, causal=True)
     text = shown(lambda console: terminal.print_comparison(here.compare(there), console))
     assert "row_maximum[The] is the first number that differs" in text
     assert "\nhere\n" in text
     assert "\nthere\n" in text
-    other = problem.explain(scale=1.0)
+    other = regard.explain(problem, scale=1.0)
     text = shown(lambda console: terminal.print_comparison(here.compare(other), console))
     assert text.startswith("scale is the first number that differs\n")
     same = shown(lambda console: terminal.print_comparison(here.compare(here), console))
@@ -760,7 +760,7 @@ def test_a_comparison_shows_where_two_explanations_part() -> None:
 
 
 def test_every_step_is_told_once_or_is_a_by_product() -> None:
-    for explanation in (everything().explain(), *(example(name) for name in EXAMPLES)):
+    for explanation in (regard.explain(everything()), *(example(name) for name in EXAMPLES)):
         told = [one.step for part in story.tell(explanation) for one in part.passages]
         np.testing.assert_equal(
             sorted((*told, *story.by_products(explanation))), sorted(explanation.steps)
@@ -772,21 +772,21 @@ def test_every_step_is_told_once_or_is_a_by_product() -> None:
 
 
 def test_the_sections_come_in_the_order_of_the_textbook() -> None:
-    titles = [part.title for part in story.tell(everything().explain())]
+    titles = [part.title for part in story.tell(regard.explain(everything()))]
     np.testing.assert_equal(titles, list(story.SECTIONS))
 
 
 def test_there_are_words_for_every_step() -> None:
     for explanation in (
-        everything().explain(),
-        everything().explain(softmax="unshifted"),
-        everything().explain(scale=2.0),
+        regard.explain(everything()),
+        regard.explain(everything(), softmax="unshifted"),
+        regard.explain(everything(), scale=2.0),
     ):
         for step in explanation.steps:
             words = story.passage(explanation, step).words
             assert words, step
             assert all(sentence.endswith((".", "?")) for sentence in words), step
-    assert set(everything().explain().steps) <= set(story.step_names())
+    assert set(regard.explain(everything()).steps) <= set(story.step_names())
 
 
 def test_a_step_that_is_not_there_says_why() -> None:
@@ -859,7 +859,7 @@ def test_a_symmetric_table_is_explained_only_where_the_weights_are_the_same() ->
 
 
 def test_the_rules_that_hide_keys_are_explained() -> None:
-    words = sentences(everything().explain(), "masked")
+    words = sentences(regard.explain(everything()), "masked")
     for rule in ("Mask:", "causal:", "window:", "lengths:", "segments:"):
         assert rule in words
     assert "bias −inf:" not in words

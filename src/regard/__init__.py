@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     from regard.compute.config import show_config
     from regard.compute.kv_cache import KVCache
     from regard.compute.softmax import merge, softmax
-    from regard.diagnosis import Diagnosis
     from regard.explanation.derivation import Derivation
-    from regard.explanation.explanation import Explanation
+    from regard.faces import Diagnosis, Explanation
     from regard.models.multi_head import MultiHeadAttention
-    from regard.problems.files import load_problem
+    from regard.problems.files import load_problem, save_problem
     from regard.problems.problem import Expectation, Problem, RandomMatrices
 
     __version__: str
@@ -42,6 +41,7 @@ __all__ = [
     "masks",
     "merge",
     "models",
+    "save_problem",
     "set_threads",
     "show_config",
     "softmax",
@@ -51,14 +51,15 @@ __all__ = [
 # What plain attention does not need is loaded when it is first asked for.
 _LAZY = {
     "Derivation": "explanation.derivation",
-    "Diagnosis": "diagnosis",
+    "Diagnosis": "faces",
     "Expectation": "problems.problem",
-    "Explanation": "explanation.explanation",
+    "Explanation": "faces",
     "KVCache": "compute.kv_cache",
     "MultiHeadAttention": "models.multi_head",
     "Problem": "problems.problem",
     "RandomMatrices": "problems.problem",
     "load_problem": "problems.files",
+    "save_problem": "problems.files",
     "merge": "compute.softmax",
     "softmax": "compute.softmax",
     "show_config": "compute.config",

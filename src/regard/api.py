@@ -15,8 +15,7 @@ from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.diagnosis import Diagnosis
-    from regard.explanation.explanation import Explanation
+    from regard.faces import Diagnosis, Explanation
 
     Array = NDArray[Any]
 
@@ -349,6 +348,7 @@ def explain(
     """
     # Explaining loads as much again as computing; a plain `import regard` does not pay for it.
     from regard.explanation.build import OPTIONS, explain_arrays, explain_problem
+    from regard.faces import Explanation
     from regard.problems.problem import Problem
 
     if isinstance(query, Problem):
@@ -364,13 +364,13 @@ def explain(
             options["softmax"] = softmax
         if title is not None:
             options["title"] = title
-        return explain_problem(query, **options)
+        return Explanation.of(explain_problem(query, **options))
     if key is None or value is None:
         raise OptionError("explain needs query, key and value, or a Problem alone")
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         raise TypeError(f"explain() got an unexpected keyword argument {unknown[0]!r}")
-    return _checked(
+    trace = _checked(
         lambda: explain_arrays(
             query,
             key,
@@ -384,6 +384,7 @@ def explain(
         key=key,
         value=value,
     )
+    return Explanation.of(trace)
 
 
 def diagnose(
@@ -447,16 +448,19 @@ def diagnose(
     >>> diagnose(mine).summary
     'mine is mistaken: the scores are divided by √S, the number of keys, instead of √D'
     """
-    from regard.diagnosis import diagnose as run_diagnosis
+    from regard.diagnosis import verdict
+    from regard.faces import Diagnosis
 
-    return run_diagnosis(
-        function,
-        signature=signature,
-        heads=heads,
-        causal=causal,
-        mask=mask,
-        window=window,
-        time_limit=time_limit,
+    return Diagnosis.of(
+        verdict.diagnose(
+            function,
+            signature=signature,
+            heads=heads,
+            causal=causal,
+            mask=mask,
+            window=window,
+            time_limit=time_limit,
+        )
     )
 
 

@@ -58,7 +58,7 @@ def test_without_a_layer_every_head_is_measured(folder, columns):
     assert max(map(len, printed.split("\n"))) <= columns
     layer, head, _ = overview.largest("previous", 1)[0]
     assert f"--layer {layer} --head {head}." in " ".join(printed.split())
-    assert regard.explanation.explanation.READING_NOTE in " ".join(printed.split())
+    assert regard.explanation.trace.READING_NOTE in " ".join(printed.split())
     assert "\x1b" not in printed
 
 

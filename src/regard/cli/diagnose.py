@@ -83,6 +83,8 @@ def diagnose(
 
         (print_diagnosis if html is None else print_verdict)(found, console())
     if html is not None:
-        found.to_html(html, force=force)
+        from regard.views import diagnosis
+
+        diagnosis.write(html, found, force=force)
         saved(html, show)
     raise typer.Exit(1 if strict and found.verdict == "fragile" else found.exit_code)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from regard import api
 from regard.cli.completion import complete_source, complete_step
 from regard.cli.frame import (
     DIFFERS,
@@ -26,7 +27,7 @@ from regard.views.screen import console
 
 if TYPE_CHECKING:
     from regard.explanation.derivation import Derivation
-    from regard.explanation.explanation import Explanation
+    from regard.faces import Explanation
     from regard.models import Encoder, Overview
     from regard.problems.problem import Problem
 
@@ -197,7 +198,7 @@ def explain(
         problem, head = explained, None  # the one head that was asked for, or all
     if save is not None:
         _save(problem, save, force)
-    explanation = problem.explain()
+    explanation = api.explain(problem)
     head_position(explanation.source.sizes, head)
     derivation = None if why is None else _derivation(explanation, why, head)
     if html is not None:
@@ -358,7 +359,9 @@ def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
 
 
 def _save(problem: Problem, path: str, force: bool) -> None:
-    problem.save(path, force=force)
+    from regard.problems.files import save_problem
+
+    save_problem(problem, path, force=force)
     typer.echo(f"saved {safe_text(path)}", err=True)
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from regard.diagnosis import protocol, supervisor
 from regard.diagnosis.convention import Ask, Question, Returned
-from regard.diagnosis.result import Diagnosis, Finding
+from regard.diagnosis.result import Finding, Outcome
 from regard.diagnosis.running import MAX_BYTES
 from regard.diagnosis.signature import Subject
 from regard.diagnosis.target import load
@@ -42,7 +42,7 @@ class Lost(Exception):
 
 def diagnose_target(
     target: str, options: Mapping[str, Any], *, in_process: bool = False
-) -> Diagnosis:
+) -> Outcome:
     """The diagnosis of what `target` names, called in another process unless asked otherwise.
 
     Raises
@@ -85,7 +85,7 @@ class _Process:
         self._watchdog = threading.Thread(target=self._watch, daemon=True)
         self._watchdog.start()
 
-    def diagnosed(self, target: str, options: Mapping[str, Any]) -> Diagnosis:
+    def diagnosed(self, target: str, options: Mapping[str, Any]) -> Outcome:
         """The diagnosis; whatever ends it early is one too."""
         from regard.diagnosis.verdict import diagnose  # loaded while the worker starts
 
@@ -95,7 +95,7 @@ class _Process:
         except Lost as lost:
             kind, text = lost.args
             summary, finding = f"{name} could not be diagnosed: {text}", f"{name}: {text}"
-            return Diagnosis(name, "unusable", summary, "", findings=(Finding(kind, finding),))
+            return Outcome(name, "unusable", summary, "", findings=(Finding(kind, finding),))
         _, left = self.end()
         if left == 0:
             return found

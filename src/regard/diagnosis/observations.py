@@ -14,7 +14,7 @@ from regard.diagnosis.convention import Convention
 from regard.diagnosis.convention_search import UNITS, Trial, agrees, spoken
 from regard.diagnosis.matching import Matcher
 from regard.diagnosis.probe import ABILITIES
-from regard.diagnosis.result import Ability, Diagnosis, Finding
+from regard.diagnosis.result import Ability, Finding, Outcome
 
 # Not worth a word where there is no mask, causal flag or window at all.
 FINER = ("key mask", "causal rectangular", "causal and mask", "window rectangular")
@@ -95,7 +95,7 @@ def is_nan_throughout(trial: Trial) -> bool:
     return all(np.isnan(output).all() for output in outputs)
 
 
-def nan_throughout(trial: Trial, ways: Sequence[Convention]) -> Diagnosis:
+def nan_throughout(trial: Trial, ways: Sequence[Convention]) -> Outcome:
     """The diagnosis of a function that returns nothing but NaN."""
     name = trial.subject.name
     text = (
@@ -105,10 +105,10 @@ def nan_throughout(trial: Trial, ways: Sequence[Convention]) -> Diagnosis:
     summary = f"{name} is wrong: every number that it returns is NaN"
     finding = Finding("nan", text)
     called = spoken(trial, ways, None)
-    return Diagnosis(name, "unknown", summary, called, findings=(finding, *findings(trial)))
+    return Outcome(name, "unknown", summary, called, findings=(finding, *findings(trial)))
 
 
-def unusable(trial: Trial) -> Diagnosis:
+def unusable(trial: Trial) -> Outcome:
     """Nothing came back that could be an output: say what came instead, once."""
     name = trial.subject.name
     problems: dict[str, str] = {}
@@ -123,4 +123,4 @@ def unusable(trial: Trial) -> Diagnosis:
     told = [Finding(kind, f"{name}: {text}") for kind, text in problems.items()]
     own = [finding for finding in findings(trial) if finding.name not in problems]
     text = f"{name} could not be diagnosed: {said}"
-    return Diagnosis(name, "unusable", text, "", findings=(*told, *own))
+    return Outcome(name, "unusable", text, "", findings=(*told, *own))

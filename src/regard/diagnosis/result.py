@@ -6,10 +6,9 @@ Must not know how it was found.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 Verdict = Literal["right", "fragile", "mistaken", "unknown", "unusable"]
 Matrix = tuple[tuple[float, ...], ...]
@@ -83,13 +82,8 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """Which mistake is in an attention: the verdict, and everything that it rests on.
-
-    `verdict` is right; fragile (right on ordinary inputs, not on all); mistaken (with `mistakes`);
-    unknown (it differs in a way that the catalogue does not know, with the `nearest`); or unusable
-    (it could not be called, or never gave an output).
-    """
+class Outcome:
+    """The verdict on one attention, and everything that it rests on."""
 
     function: str
     verdict: Verdict
@@ -138,43 +132,21 @@ class Diagnosis:
 
         Examples
         --------
-        >>> Diagnosis("f", "right", "f is right", "f(q, k, v)").to_json()["verdict"]
+        >>> Outcome("f", "right", "f is right", "f(q, k, v)").to_json()["verdict"]
         'right'
         """
         data = _plain(self)
         assert isinstance(data, dict)
         return data | {"ok": self.ok, "exit_code": self.exit_code}
 
-    def to_html(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write all of it as one HTML file; `force` replaces one that is there.
-
-        Raises
-        ------
-        ProblemError
-            If the file is there already, or cannot be written.
-
-        Examples
-        --------
-        >>> Diagnosis("f", "right", "f is right", "f(q, k, v)").to_html("diagnosis.html")
-        """
-        from regard.views import diagnosis
-
-        diagnosis.write(path, self, force=force)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """What a notebook shows: the page in a frame of its own, and the plain text."""
-        from regard.views import diagnosis
-
-        return {"text/html": diagnosis.frame(self), "text/plain": repr(self)}
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """What `to_json` gave, read again.
 
         Examples
         --------
-        >>> found = Diagnosis("f", "right", "f is right", "f(q, k, v)")
-        >>> Diagnosis.from_json(found.to_json()) == found
+        >>> found = Outcome("f", "right", "f is right", "f(q, k, v)")
+        >>> Outcome.from_json(found.to_json()) == found
         True
         """
         own = {name: data[name] for name in (f.name for f in fields(cls)) if name in data}

@@ -36,7 +36,7 @@ from regard.diagnosis.observations import (
 )
 from regard.diagnosis.probe import RIGHT, Probe
 from regard.diagnosis.properties import properties
-from regard.diagnosis.result import Diagnosis, Named, Verdict
+from regard.diagnosis.result import Named, Outcome, Verdict
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.running import run
 from regard.diagnosis.signature import Subject, read
@@ -64,7 +64,7 @@ def diagnose(
     window: str | None = None,
     time_limit: float = TIME_LIMIT,
     reach: Callable[..., tuple[Subject, Ask]] = here,
-) -> Diagnosis:
+) -> Outcome:
     """See `regard.diagnose`; `reach` finds the function, in this process or in another one."""
     begin = time.monotonic()
     roles = parse_signature(signature) if isinstance(signature, str) else signature
@@ -137,7 +137,7 @@ class Settled:
     exact_to: str
 
 
-def _verdict(trial: Trial) -> Diagnosis:
+def _verdict(trial: Trial) -> Outcome:
     hypotheses = ways_to_call(trial)
     name = trial.subject.name
     if not hypotheses:
@@ -152,7 +152,7 @@ def _verdict(trial: Trial) -> Diagnosis:
     if (random := is_random(trial)) is not None:
         text = f"{name} gives another result each time it is called"
         called = spoken(trial, hypotheses[0], None)
-        return Diagnosis(name, "unusable", text, called, findings=(random, *findings(trial)))
+        return Outcome(name, "unusable", text, called, findings=(random, *findings(trial)))
     settled, best = _settled(views, _units(dtype))
     near: tuple[Named, ...] = ()
     mistakes: tuple[Named, ...] = ()
@@ -170,7 +170,7 @@ def _verdict(trial: Trial) -> Diagnosis:
         breaks = any(one.severity == "fragile" for one in fragile)
         verdict = "mistaken" if mistakes else "fragile" if breaks else "right"
     answer = trial.ask(own.ways[0], trial.probes_for(own.ways[0])[0])
-    return Diagnosis(
+    return Outcome(
         name,
         verdict,
         _summary(name, verdict, exact_to, (*mistakes, *near, *fragile)),

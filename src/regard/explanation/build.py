@@ -18,7 +18,7 @@ from regard.compute import dispatch
 from regard.compute.kernels.reference import Run, scalars
 from regard.compute.request import Request, as_array, make_request
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
-from regard.explanation.explanation import Explanation, KernelCheck
+from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Boolean, Lengths, Mask, Segments, as_mask
 from regard.problems.problem import Problem
 from regard.textbook.steps import projecting, textbook
@@ -43,7 +43,7 @@ def explain_arrays(
     labels: Mapping[str, Sequence[str] | None],
     title: str = "",
     **options: Any,
-) -> Explanation:
+) -> Trace:
     """Explain one call of attention on ready queries, keys and values.
 
     `labels` names axes by their letter: L queries, S keys, D and E features.
@@ -72,7 +72,7 @@ def explain_arrays(
     }
     run = _run(request, inputs, {}, softmax)
     checked = _checked_labels(labels, request)
-    return Explanation(
+    return Trace(
         run,
         title=title,
         labels=checked,
@@ -90,13 +90,13 @@ def _again(
     title: str,
     options: Mapping[str, Any],
     rule: Mask,
-) -> Explanation:
+) -> Trace:
     """The same arrays with one more rule."""
     options = {**options, "mask": with_rule(options.get("mask"), rule)}
     return explain_arrays(query, key, value, softmax=softmax, labels=labels, title=title, **options)
 
 
-def explain_problem(problem: Problem, **overrides: Any) -> Explanation:
+def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     """Explain a problem; `overrides` replace its fields, and `mask` may be a mask object too."""
     unknown = [name for name in overrides if name not in (*OPTIONS, "softmax", "title")]
     if unknown:
@@ -115,7 +115,7 @@ def explain_problem(problem: Problem, **overrides: Any) -> Explanation:
     return _explained(problem.replace(**overrides) if overrides else problem, rule)
 
 
-def _explained(problem: Problem, rule: Mask | None) -> Explanation:
+def _explained(problem: Problem, rule: Mask | None) -> Trace:
     """A problem with one more rule beside its own."""
     given = {name: getattr(problem, name) for name in PROJECTED}
     inputs = {name: array for name, array in given.items() if array is not None}
@@ -141,7 +141,7 @@ def _explained(problem: Problem, rule: Mask | None) -> Explanation:
         "E": problem.value_features,
         "F": problem.output_features,
     }
-    return Explanation(
+    return Trace(
         run,
         title=problem.title,
         note=problem.note,
@@ -153,7 +153,7 @@ def _explained(problem: Problem, rule: Mask | None) -> Explanation:
     )
 
 
-def _further(problem: Problem, rule: Mask | None, more: Mask) -> Explanation:
+def _further(problem: Problem, rule: Mask | None, more: Mask) -> Trace:
     return _explained(problem, with_rule(rule, more))
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import safe_text
 
 if TYPE_CHECKING:
-    from regard.explanation.derivation import Derivation
+    Derivation = Any  # of explanation.derivation, which imports this module
 
 
 def format_number(value: float, digits: int = 8) -> str:

@@ -1,4 +1,4 @@
-"""The answers to questions about a whole explanation.
+"""The answers to questions about a whole trace.
 
 Owns statistics, contributions, comparison, the search for the first NaN and the check of stated
 expectations. Reads an explanation block by block; must not know how it was made or is shown.
@@ -7,25 +7,26 @@ expectations. Reads an explanation block by block; must not know how it was made
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
-from regard.explanation.labels import head_position, own_head
+from regard.explanation.labels import Index, head_position, own_head
 from regard.explanation.notation import format_number
+from regard.explanation.table import Table, aligned
+from regard.explanation.trace import ExplainedStep, Trace
+from regard.masks import LeftOut
+from regard.problems.problem import Expectation
+from regard.textbook.steps import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
-
-    from regard.explanation.explanation import ExplainedStep, Explanation
-    from regard.problems.problem import Expectation
-    from regard.textbook.steps import Step
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,6 @@ class Comparison:
         )
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of words as lines of columns: the first to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            word.rjust(width) if number else word.ljust(width)
-            for number, (word, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-
-
 @dataclass(frozen=True)
 class Mismatch:
     """A stated expectation that the computed numbers do not meet."""
@@ -114,20 +103,20 @@ class Mismatch:
 
 
 def statistics(
-    explanation: Explanation, head: int | None = None, batch: tuple[int, ...] | None = None
+    trace: Trace, head: int | None = None, batch: tuple[int, ...] | None = None
 ) -> Statistics:
-    """Of every step that is more than one number, and of every row of weights.
+    """Statistics of every step that is more than one number, and of every row of weights.
 
     Over all heads and batch elements, or those of one query head and of one batch element.
     """
+    head = None if head is None else trace.head_index(head)
+    batch = None if batch is None else trace.batch_index(batch)
     names = [
-        name
-        for name, step in explanation.steps.items()
-        if step.axes and step.declared.op != "visible"
+        name for name, step in trace.steps.items() if step.axes and step.declared.op != "visible"
     ]
     moments = {name: _Moments() for name in names}
-    rows = _Rows(explanation)
-    for name, block in _together(explanation, names, head, batch):
+    rows = _Rows(trace)
+    for name, block in _together(trace, names, head, batch):
         moments[name].add(block)
         if name == "weights":
             rows.add(block)
@@ -145,7 +134,7 @@ class _Block(NamedTuple):
 
 
 def _together(
-    explanation: Explanation,
+    trace: Trace,
     names: Sequence[str],
     head: int | None = None,
     batch: tuple[int, ...] | None = None,
@@ -156,47 +145,47 @@ def _together(
     """
     kinds: dict[tuple[bool, ...], list[str]] = {}
     for name in names:
-        step = explanation.steps[name]
+        step = trace.steps[name]
         kind = (len(step.shape) > len(step.axes), *(axis in step.axes for axis in "HGL"))
         kinds.setdefault(kind, []).append(name)
     for alike in kinds.values():
-        every = (_blocks(explanation, name, head, batch) for name in alike)
+        every = (_blocks(trace, name, head, batch) for name in alike)
         for blocks in zip(*every, strict=True):
             yield from zip(alike, blocks, strict=True)
 
 
 def _blocks(
-    explanation: Explanation,
+    trace: Trace,
     name: str,
     head: int | None = None,
     batch: tuple[int, ...] | None = None,
 ) -> Iterator[_Block]:
     """Every block of a step, or of one head or batch element, so that a long one is never whole."""
-    source, step = explanation.source, explanation.steps[name]
+    source, step = trace.source, trace.steps[name]
     lead = step.shape[: len(step.shape) - len(step.axes)]
     heads = range(next((source.sizes[axis] for axis in step.axes if axis in ("H", "G")), 1))
     if head is not None:
-        heads = heads[(own := _own_head(explanation, step, head)) : own + 1]
+        heads = heads[(own := _own_head(trace, step, head)) : own + 1]
     row_blocks = source.row_blocks() if "L" in step.axes else [range(1)]
     for element in np.ndindex(*lead) if batch is None else [batch[: len(lead)]]:
         for at, rows in itertools.product(heads, row_blocks):
             seen = None
-            if explanation.hides(step.declared):
+            if trace.hides(step.declared):
                 seen = source.block("visible", element, at, rows)
             yield _Block(element, at, rows, source.block(name, element, at, rows), seen)
 
 
-def _own_head(explanation: Explanation, step: ExplainedStep, head: int) -> int:
+def _own_head(trace: Trace, step: ExplainedStep, head: int) -> int:
     """The head of a step that belongs to a query head."""
-    sizes = explanation.source.sizes
+    sizes = trace.source.sizes
     own = own_head(sizes, step.declared, head_position(sizes, head))
     return own or 0
 
 
-def step_statistics(explanation: Explanation, name: str, head: int | None = None) -> StepStatistics:
+def step_statistics(trace: Trace, name: str, head: int | None = None) -> StepStatistics:
     """Of one step, or one query head of it; of a masked one over the visible cells."""
     moments = _Moments()
-    for block in _blocks(explanation, name, head):
+    for block in _blocks(trace, name, head):
         moments.add(block)
     return moments.result()
 
@@ -242,8 +231,8 @@ class _Moments:
 class _Rows:
     """How each row spreads its weight, block by block."""
 
-    def __init__(self, explanation: Explanation) -> None:
-        step = explanation.steps["weights"]
+    def __init__(self, trace: Trace) -> None:
+        step = trace.steps["weights"]
         self.axes, shape = step.axes, step.shape[:-1]
         self.entropy, self.effective = np.zeros(shape), np.zeros(shape)
         self.largest, self.largest_key = np.zeros(shape), np.full(shape, -1, np.int64)
@@ -286,7 +275,7 @@ def row_entropy(weights: Array) -> Array:
         return np.asarray(0 - (shares * logs).sum(axis=-1))
 
 
-def compare(here: Explanation, there: Explanation, tolerance: float) -> Comparison | None:
+def compare(here: Trace, there: Trace, tolerance: float) -> Comparison | None:
     """The first cell of the first step in which both have numbers that differ."""
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float, np.number)):
         raise DtypeError(f"tolerance must be a number, not {safe_text(repr(tolerance), 60)}")
@@ -314,18 +303,18 @@ def compare(here: Explanation, there: Explanation, tolerance: float) -> Comparis
     return None
 
 
-def first_nonfinite(explanation: Explanation) -> Derivation | None:
+def first_nonfinite(trace: Trace) -> Derivation | None:
     """The first cell, in the order of steps, that is NaN or infinite without saying "absent"."""
-    names = [n for n, step in explanation.steps.items() if step.declared.op != "visible"]
+    names = [n for n, step in trace.steps.items() if step.declared.op != "visible"]
     found: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-    for name, block in _together(explanation, names):
+    for name, block in _together(trace, names):
         bad = ~np.isfinite(block.values)
         if name in found or not bad.any():
             continue
-        step = explanation.steps[name]
-        if "visible" in explanation.steps and "S" in step.axes:
+        step = trace.steps[name]
+        if "visible" in trace.steps and "S" in step.axes:
             at = (block.batch, block.head, block.rows)
-            bad = bad & _in_sight(explanation, step.declared, *at)
+            bad = bad & _in_sight(trace, step.declared, *at)
         if name in ("bias", "biased", "row_maximum", "log_sums", "lse"):
             bad = bad & (block.values != -np.inf)
         if bad.any():
@@ -337,15 +326,15 @@ def first_nonfinite(explanation: Explanation) -> Derivation | None:
             found[name] = (block.batch, tuple(index))
     for name in names:
         if name in found:
-            return explanation.derive(name, found[name][1], found[name][0])
+            return trace.derive(name, found[name][1], found[name][0])
     return None
 
 
 def _in_sight(
-    explanation: Explanation, step: Step, batch: tuple[int, ...], head: int, rows: range
+    trace: Trace, step: Step, batch: tuple[int, ...], head: int, rows: range
 ) -> NDArray[np.bool_]:
     """Which cells of a block any query sees: of a score its own query, of a key or value any."""
-    source = explanation.source
+    source = trace.source
     if step.axes[-1] == "S":
         return np.asarray(source.block("visible", batch, head, rows))
     heads, groups = source.sizes.get("H", 1), source.sizes.get("G", 1)
@@ -359,18 +348,69 @@ def _in_sight(
     return seen[:, None]
 
 
-def mismatches(explanation: Explanation, expected: Expectation) -> Iterator[Mismatch]:
+def contributions(
+    trace: Trace, row: Index | None, head: int | None, batch: tuple[int, ...] | None
+) -> Table:
+    """What each key adds to one row of the output: weights[i, j]·values[j]."""
+    source, sizes = trace.source, trace.source.sizes
+    at, h = trace.batch_index(batch), trace.head_index(head, trace.steps["weights"].declared)
+    if row is None:
+        if sizes.get("L", 1) != 1:
+            raise LabelError(f"there are {sizes['L']} queries; say which row")
+        row = 0
+    i = trace.names.position("L", row) if "L" in sizes else 0
+    group = own_head(sizes, trace.steps["values"].declared, h) or 0
+    weights = source.row("weights", at, h, i)[:, None]  # (S, 1)
+    values = source.block("values", at, group, range(1))  # (S, E)
+    with np.errstate(all="ignore"):
+        parts = weights * values
+    if "visible" in trace.steps:
+        parts = np.where(source.row("visible", at, h, i)[:, None], parts, 0)
+    return Table(
+        "contributions",
+        "P·V",
+        "P[i, j]·V[j] for each key j; the rows add up to O[i]",
+        parts,
+        trace.names.along("S"),
+        trace.names.along("E"),
+        trace.row_notes.get("values", ()),
+    )
+
+
+def without(trace: Trace, key: Index) -> Trace:
+    """The same attention with one key left out."""
+    position = trace.names.position("S", key)
+    keep = np.arange(trace.source.sizes["S"]) != position
+    label = trace.names.along("S")[position]
+    assert trace.rebuild is not None
+    return trace.rebuild(LeftOut(keep, name=f'without "{label}"'))
+
+
+def check(
+    trace: Trace, expectations: Expectation | Sequence[Expectation] | None = None
+) -> tuple[Mismatch, ...]:
+    """The stated expectations that the numbers do not meet; those of the problem by default."""
+    if expectations is None:
+        expectations = trace.problem.expect if trace.problem else ()
+    given = tuple(expectations) if isinstance(expectations, Iterable) else (expectations,)
+    for one in given:
+        if not isinstance(one, Expectation):
+            raise DtypeError(f"expectations must be Expectation objects, not {type(one).__name__}")
+    return tuple(found for one in given for found in _mismatches(trace, one))
+
+
+def _mismatches(trace: Trace, expected: Expectation) -> Iterator[Mismatch]:
     """Every number of one expectation that did not come out."""
-    step = explanation.steps[expected.step]
+    step = trace.steps[expected.step]
     if expected.variance is not None:
-        got = step_statistics(explanation, expected.step, expected.head).variance
+        got = step_statistics(trace, expected.step, expected.head).variance
         if not _meets(expected, got, expected.variance):
             wanted = expected.variance
             yield Mismatch(expected, step.name, "variance", (), (), wanted, got, None)
     if expected.value is None:
         return
     if expected.at is not None:
-        cell = explanation.why(step.name, *expected.at, head=expected.head)
+        cell = trace.why(step.name, *expected.at, head=expected.head)
         wanted = float(np.asarray(expected.value))
         if not _meets(expected, cell.value, wanted):
             yield _mismatch(expected, cell, wanted)
@@ -387,8 +427,8 @@ def mismatches(explanation: Explanation, expected: Expectation) -> Iterator[Mism
             lead = ours.ndim - len(step.axes) if expected.head is None else 0
             index = at[lead:]
             if expected.head is not None:
-                index = (_own_head(explanation, step, expected.head), *at)
-            cell = explanation.derive(step.name, index[len(index) - len(step.axes) :], at[:lead])
+                index = (_own_head(trace, step, expected.head), *at)
+            cell = trace.derive(step.name, index[len(index) - len(step.axes) :], at[:lead])
             yield _mismatch(expected, cell, float(theirs[at]))
 
 

@@ -24,7 +24,7 @@ from regard.compute import dispatch
 from regard.compute.request import make_request
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation.build import explain_arrays, string_labels
-from regard.explanation.explanation import Explanation
+from regard.faces import Explanation
 from regard.interop.torch import as_autocast_has_it
 from regard.masks import Boolean
 
@@ -243,12 +243,13 @@ class AttentionCall:
             options["mask"] = Boolean(_element(options["mask"], batch), name="attention mask")
         if "bias" in options:
             options["bias"] = _element(options["bias"], batch)
-        return explain_arrays(
+        trace = explain_arrays(
             *(_element(array, batch) for array in (self.query, self.key, self.value)),
             labels={"L": query_tokens, "S": tokens},
             title=repr(self) if title is None else title,
             **options,
         )
+        return Explanation.of(trace)
 
     def __repr__(self) -> str:
         layer = "" if self.layer is None else f" of layer {self.layer}"

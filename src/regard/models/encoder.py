@@ -16,8 +16,8 @@ from regard.compute import dispatch
 from regard.compute.request import make_request
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, safe_text
 from regard.explanation.build import explain_problem
-from regard.explanation.explanation import Explanation
 from regard.explanation.labels import as_index
+from regard.faces import Explanation
 from regard.masks import Lengths
 from regard.models.bert import CONFIG, Config, Weights
 from regard.models.overview import Gathering, Overview
@@ -151,7 +151,8 @@ class Encoder:
         hidden = batch.embedded(self)
         for earlier in self.weights.layers[:number]:
             hidden = earlier(hidden, batch.attend)
-        return explain_problem(self._problem(text, tokens, hidden[0], number, one), **options)
+        problem = self._problem(text, tokens, hidden[0], number, one)
+        return Explanation.of(explain_problem(problem, **options))
 
     def overview(self, text: str, *, truncate: bool = False) -> Overview:
         """Where every head of every layer reads in one text."""

@@ -18,7 +18,7 @@ from regard.compute.kernels.reference import project, unite
 from regard.compute.request import as_array, make_request, result_dtype
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
 from regard.explanation.build import OPTIONS, explain_problem, string_labels
-from regard.explanation.explanation import Explanation
+from regard.faces import Explanation
 from regard.problems.problem import Problem
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class MultiHeadAttention:
             key_labels=(None if key_labels is None else string_labels("key_labels", key_labels)),
             **{field.name: getattr(self, field.name) for field in fields(self)},
         )
-        return explain_problem(problem, **options)
+        return Explanation.of(explain_problem(problem, **options))
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in self._weights().items())

@@ -33,11 +33,7 @@ from regard.errors import ProblemError, safe_text
 from regard.textbook.steps import textbook
 
 if TYPE_CHECKING:
-    import os
-
     from numpy.typing import NDArray
-
-    from regard.explanation.explanation import Explanation
 
     Array = NDArray[np.float64]
     Booleans = NDArray[np.bool_]
@@ -298,18 +294,6 @@ class Problem:
         _check_options(self, sizes)
         _check_names(self, sizes)
         _check_expectations(self)
-
-    def explain(self, **overrides: Any) -> Explanation:
-        """Every step of this problem; `overrides` change options, as in `regard.explain`."""
-        from regard.api import explain
-
-        return explain(self, **overrides)
-
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write a problem file (.toml, .json or .npz); `force` replaces one that is there."""
-        from regard.problems.files import save_problem
-
-        save_problem(self, path, force=force)
 
     def replace(self, **changes: Any) -> Problem:
         """The same problem with some fields changed.

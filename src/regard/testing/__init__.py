@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from regard.diagnosis import Diagnosis, diagnose
+from regard.api import diagnose
+from regard.faces import Diagnosis
 
 
 def assert_attention_correct(

@@ -14,8 +14,9 @@ import numpy as np
 
 from regard.boundary.files import write_file
 from regard.errors import ProblemError, safe_text
-from regard.explanation.explanation import Explanation, Table
 from regard.explanation.notation import format_number, latex_number, latex_text
+from regard.explanation.table import Table
+from regard.explanation.trace import Trace
 
 LABEL_LENGTH = 80
 
@@ -92,7 +93,7 @@ def _latex(table: Table, digits: int) -> str:
     return "\n".join([rf"\begin{{array}}{{r|{'r' * columns}}}", *lines, body, r"\end{array}"])
 
 
-def save_npz(explanation: Explanation, path: str | os.PathLike[str], *, force: bool) -> None:
+def save_npz(explanation: Trace, path: str | os.PathLike[str], *, force: bool) -> None:
     """Every step by its name, and the labels along each axis that has some."""
     arrays: dict[str, Any] = {name: step.value for name, step in explanation.steps.items()}
     for axis, names in explanation.labels.items():

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.explanation.derivation import verdict
-from regard.explanation.explanation import Explanation, Table
 from regard.explanation.labels import batch_position, head_position, own_head
+from regard.explanation.table import Table
+from regard.explanation.trace import Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +25,7 @@ class Head:
     """One head of one batch element; every step of it is a matrix (rows, columns)."""
 
     def __init__(
-        self, explanation: Explanation, head: int | None, batch: tuple[int, ...] | None = None
+        self, explanation: Trace, head: int | None, batch: tuple[int, ...] | None = None
     ) -> None:
         self.explanation = explanation
         self.source = explanation.source
@@ -95,7 +96,7 @@ class Head:
         return ~self._block("visible", rows)
 
 
-def heads(explanation: Explanation) -> Iterator[Head]:
+def heads(explanation: Trace) -> Iterator[Head]:
     """Every head of every batch element."""
     for batch in np.ndindex(*explanation.batch_shape):
         for head in range(explanation.heads or 1):

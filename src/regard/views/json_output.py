@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.explanation import questions
 from regard.views.story import walk
 
 if TYPE_CHECKING:
     from regard.explanation.derivation import Derivation
-    from regard.explanation.explanation import Explanation
+    from regard.explanation.trace import Trace
 
 
 def as_data(
-    explanation: Explanation,
+    explanation: Trace,
     steps: Sequence[str] | None = None,
     derivation: Derivation | None = None,
     statistics: bool = False,
@@ -42,7 +43,7 @@ def as_data(
                     "expected": _number(mismatch.expected),
                     "got": _number(mismatch.got),
                 }
-                for mismatch in explanation.check()
+                for mismatch in questions.check(explanation)
             ],
         }
     return data
@@ -81,8 +82,8 @@ def _derivation(derivation: Derivation) -> dict[str, Any]:
     }
 
 
-def _statistics(explanation: Explanation) -> dict[str, Any]:
-    found = explanation.statistics()
+def _statistics(explanation: Trace) -> dict[str, Any]:
+    found = questions.statistics(explanation)
     return {
         "steps": {
             name: {

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.errors import OptionError, safe_text
-from regard.explanation.explanation import Table
 from regard.explanation.notation import format_number
+from regard.explanation.table import Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

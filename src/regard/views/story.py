@@ -15,10 +15,11 @@ from itertools import zip_longest
 import numpy as np
 
 from regard.errors import safe_text
+from regard.explanation import questions
 from regard.explanation.derivation import Derivation, verdict
-from regard.explanation.explanation import READING_NOTE, Explanation
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Statistics
+from regard.explanation.trace import READING_NOTE, Trace
 from regard.textbook.steps import Step, textbook
 from regard.views.head_view import Head, heads
 
@@ -134,7 +135,7 @@ class Section:
 # --- the whole story -----------------------------------------------------------------------------
 
 
-def opening(explanation: Explanation) -> tuple[str, ...]:
+def opening(explanation: Trace) -> tuple[str, ...]:
     """What kind of attention this is, and where its numbers come from."""
     sizes = explanation.source.sizes
     queries, keys = sizes.get("L", 1), sizes["S"]
@@ -168,7 +169,7 @@ def opening(explanation: Explanation) -> tuple[str, ...]:
 
 
 def tell(
-    explanation: Explanation, *, head: int | None = None, batch: tuple[int, ...] | None = None
+    explanation: Trace, *, head: int | None = None, batch: tuple[int, ...] | None = None
 ) -> tuple[Section, ...]:
     """The steps that are shown by default, in order, under their headings."""
     return tuple(
@@ -177,7 +178,7 @@ def tell(
     )
 
 
-def outline(explanation: Explanation) -> dict[str, tuple[str, ...]]:
+def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
     """The names of the steps that are shown by default, by the heading that they stand under."""
     hidden = by_products(explanation)
     sections: dict[str, tuple[str, ...]] = {}
@@ -199,7 +200,7 @@ def lane(step: str) -> str:
     return next((name for name in PROJECTIONS if step in _LANES[name]), "")
 
 
-def by_products(explanation: Explanation) -> tuple[str, ...]:
+def by_products(explanation: Trace) -> tuple[str, ...]:
     """The steps that are shown only on request: their numbers stand elsewhere too, or aside."""
     names = {"width", "scale", "softcap", "visible", "sink_shifted", "log_sums", "lse", *PACKED}
     if explanation.heads is None:
@@ -209,9 +210,9 @@ def by_products(explanation: Explanation) -> tuple[str, ...]:
     return tuple(name for name in explanation.steps if name in names)
 
 
-def nonfinite(explanation: Explanation) -> tuple[str, Derivation] | None:
+def nonfinite(explanation: Trace) -> tuple[str, Derivation] | None:
     """Where the first NaN or infinity starts that does not say "absent"."""
-    first = explanation.first_nonfinite() if _may_be_nonfinite(explanation) else None
+    first = questions.first_nonfinite(explanation) if _may_be_nonfinite(explanation) else None
     if first is None:
         return None
     number = format_number(first.value)
@@ -222,7 +223,7 @@ def nonfinite(explanation: Explanation) -> tuple[str, Derivation] | None:
     )
 
 
-def _may_be_nonfinite(explanation: Explanation) -> bool:
+def _may_be_nonfinite(explanation: Trace) -> bool:
     """Whether a search is worth its time: block after block, so that nothing is computed twice."""
     absent = {"bias", "biased", "row_maximum", "log_sums", "lse"}
     names = [name for name in explanation.steps if name != "visible"]
@@ -241,7 +242,7 @@ def _may_be_nonfinite(explanation: Explanation) -> bool:
 
 
 def passage(
-    explanation: Explanation,
+    explanation: Trace,
     step: str,
     *,
     head: int | None = None,
@@ -252,7 +253,7 @@ def passage(
     return Passage(step, tuple(_sentences(explanation, step, Head(explanation, head, batch))))
 
 
-def _sentences(explanation: Explanation, step: str, own: Head) -> Iterator[str]:
+def _sentences(explanation: Trace, step: str, own: Head) -> Iterator[str]:
     steps, sizes = explanation.steps, explanation.source.sizes
     match step:
         case "embeddings":
@@ -351,7 +352,7 @@ def _sentences(explanation: Explanation, step: str, own: Head) -> Iterator[str]:
             )
 
 
-def _projection_words(explanation: Explanation, step: str, head: int) -> str:
+def _projection_words(explanation: Trace, step: str, head: int) -> str:
     """How the vectors come about, and which part of the product belongs to this head."""
     declared, sizes = explanation.steps[step].declared, explanation.source.sizes
     if declared.op == "given":
@@ -370,7 +371,7 @@ def _projection_words(explanation: Explanation, step: str, head: int) -> str:
     return f"{made} {which} {own} has the {columns} of {weights}."
 
 
-def _scaled_words(explanation: Explanation) -> Iterator[str]:
+def _scaled_words(explanation: Trace) -> Iterator[str]:
     scale = float(explanation.steps["scale"].value)
     width = explanation.source.sizes["D"]
     if explanation.steps["scale"].formula.endswith("√D"):
@@ -386,7 +387,7 @@ def _scaled_words(explanation: Explanation) -> Iterator[str]:
         )
 
 
-def _constant_bias(explanation: Explanation) -> float | None:
+def _constant_bias(explanation: Trace) -> float | None:
     """The one number that the bias adds to every score, if it is one."""
     if "bias" not in explanation.steps:
         return None
@@ -401,7 +402,7 @@ def _constant_bias(explanation: Explanation) -> float | None:
     return next((number for number in found if np.isfinite(number)), None)
 
 
-def _bias_words(explanation: Explanation, own: Head) -> Iterator[str]:
+def _bias_words(explanation: Trace, own: Head) -> Iterator[str]:
     constant = _constant_bias(explanation)
     same = "every exponential of the row grows by the same factor."
     if constant is not None:
@@ -538,7 +539,7 @@ def _weight_words(own: Head) -> Iterator[str]:
         )
 
 
-def _symmetric(explanation: Explanation) -> bool:
+def _symmetric(explanation: Trace) -> bool:
     problem = explanation.problem
     return (
         problem is not None
@@ -551,7 +552,7 @@ def _symmetric(explanation: Explanation) -> bool:
     )
 
 
-def _is_random(explanation: Explanation, step: str) -> bool:
+def _is_random(explanation: Trace, step: str) -> bool:
     recipe = explanation.problem.random if explanation.problem else None
     return recipe is not None and step in recipe.fields
 
@@ -578,7 +579,7 @@ def significant(value: float, digits: int = 8) -> str:
     return f"{value + 0.0:.{digits}g}".replace("-", "−", int(value < 0))
 
 
-def why_the_scale(explanation: Explanation, statistics: Statistics) -> str:
+def why_the_scale(explanation: Trace, statistics: Statistics) -> str:
     """What the scale does to the variance of the scores, in this call's own numbers."""
     before, after = (statistics.steps.get(name) for name in ("scores", "scaled"))
     if before is None or after is None or before.cells < 2 or not before.variance > 0:
@@ -594,7 +595,7 @@ def why_the_scale(explanation: Explanation, statistics: Statistics) -> str:
     return f"{start} The given scale {format_number(scale)} brings it to {end}"
 
 
-def _spread(explanation: Explanation, statistics: Statistics) -> str:
+def _spread(explanation: Trace, statistics: Statistics) -> str:
     """Whether one key gets nearly all the weight of a row, over the rows that have a choice."""
     choices = [
         (~np.broadcast_to(hidden, numbers.shape)).sum(axis=1)

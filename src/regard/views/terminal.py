@@ -14,10 +14,11 @@ import numpy as np
 from rich.console import Console
 
 from regard.errors import safe_text
+from regard.explanation import questions
 from regard.explanation.derivation import Derivation
-from regard.explanation.explanation import ExplainedStep, Explanation
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Comparison, Mismatch, RowStatistics
+from regard.explanation.trace import ExplainedStep, Trace
 from regard.views import story
 from regard.views.head_view import Head
 from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Sheet, shown_of
@@ -30,7 +31,7 @@ MOST_MISMATCHES = 10
 
 
 def print_explanation(
-    explanation: Explanation,
+    explanation: Trace,
     console: Console,
     steps: Sequence[str] | None = None,
     head: int | None = None,
@@ -81,10 +82,10 @@ def print_derivation_walk(
             page.say(f"To follow another one: --why {_why_arguments(other, shared)}", FAINT)
 
 
-def print_statistics(explanation: Explanation, console: Console, head: int | None = None) -> None:
+def print_statistics(explanation: Trace, console: Console, head: int | None = None) -> None:
     """Mean, variance and range of each step, what the scale does, how rows spread their weight."""
     page = Sheet(console, None)
-    statistics = explanation.statistics()
+    statistics = questions.statistics(explanation)
     page.section("Statistics")
     all_heads = " over all heads" if (explanation.heads or 1) > 1 else ""
     page.say(f"Over all cells of a step{all_heads}; hidden cells do not count after masking.")
@@ -159,9 +160,7 @@ def print_comparison(
 # --- one step ------------------------------------------------------------------------------------
 
 
-def _print_head_line(
-    explanation: Explanation, page: Sheet, head: int | None, *, whole: bool
-) -> None:
+def _print_head_line(explanation: Trace, page: Sheet, head: int | None, *, whole: bool) -> None:
     if explanation.title:
         page.say(safe_text(explanation.title, 200), STRONG)
     if whole:
@@ -216,7 +215,7 @@ def _shape_words(step: ExplainedStep) -> str:
 
 
 def _print_row_statistics(
-    explanation: Explanation, rows: RowStatistics, page: Sheet, head: int | None
+    explanation: Trace, rows: RowStatistics, page: Sheet, head: int | None
 ) -> None:
     step = explanation.steps["weights"]
     at: tuple[int, ...] = (0,) * len(explanation.batch_shape)

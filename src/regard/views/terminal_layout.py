@@ -19,8 +19,9 @@ from rich.style import Style
 from rich.text import Text
 
 from regard.errors import safe_text
-from regard.explanation.explanation import ExplainedStep, Table
 from regard.explanation.notation import format_number
+from regard.explanation.table import Table
+from regard.explanation.trace import ExplainedStep
 from regard.views.colours import shading
 
 DIGITS = 8

@@ -14,19 +14,19 @@ from regard.views import report
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from regard.diagnosis.result import Diagnosis
+    from regard.diagnosis.result import Outcome
 
 __all__ = ["frame", "html", "print_diagnosis", "write"]
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+def print_diagnosis(diagnosis: Outcome, console: Console) -> None:
     """Everything that a diagnosis says, in a terminal."""
     from regard.views.diagnosis import terminal
 
     terminal.print_diagnosis(diagnosis, console)
 
 
-def write(path: str | os.PathLike[str], diagnosis: Diagnosis, *, force: bool = False) -> None:
+def write(path: str | os.PathLike[str], diagnosis: Outcome, *, force: bool = False) -> None:
     """Write a diagnosis as one HTML file; `force` replaces one that is there.
 
     Raises
@@ -37,13 +37,13 @@ def write(path: str | os.PathLike[str], diagnosis: Diagnosis, *, force: bool = F
     report.save(path, html(diagnosis), force=force)
 
 
-def html(diagnosis: Diagnosis) -> str:
+def html(diagnosis: Outcome) -> str:
     """The page that `write` puts into a file."""
     from regard.views.diagnosis.page import render
 
     return render(diagnosis)
 
 
-def frame(diagnosis: Diagnosis) -> str:
+def frame(diagnosis: Outcome) -> str:
     """The page as an <iframe> for a notebook: it keeps its style and its policy."""
     return report.framed(html(diagnosis), "a diagnosis of an attention")

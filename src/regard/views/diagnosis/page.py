@@ -15,7 +15,7 @@ from regard.views.report.page import asset, policy, template
 from regard.views.report.tables import Printed
 
 if TYPE_CHECKING:
-    from regard.diagnosis.result import Diagnosis
+    from regard.diagnosis.result import Outcome
 
 SIGNS: dict[Mood, str] = {"good": "✓", "warning": "!", "bad": "✗", "none": "–"}
 # More characters in a row may have to be scrolled on a phone, and that with keys as well.
@@ -26,7 +26,7 @@ LETTERS = (
 )
 
 
-def render(diagnosis: Diagnosis) -> str:
+def render(diagnosis: Outcome) -> str:
     """The whole page as text."""
     style = asset("report/style.css") + asset("diagnosis/style.css")
     text: str = template("diagnosis/page.html.j2").render(

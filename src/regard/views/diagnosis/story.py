@@ -17,7 +17,7 @@ from regard.views.report.tables import Cell, Printed, rounded, shaded
 from regard.views.story import declared
 
 if TYPE_CHECKING:
-    from regard.diagnosis.result import Diagnosis, Example, Matrix, Named, Shown
+    from regard.diagnosis.result import Example, Matrix, Named, Outcome, Shown
 
 # Whether something is as it should be; each view has its own colours and signs for these.
 Mood = Literal["good", "warning", "bad", "none"]
@@ -117,7 +117,7 @@ class Story:
     cost: str
 
 
-def tell(diagnosis: Diagnosis) -> Story:
+def tell(diagnosis: Outcome) -> Story:
     """Everything that a diagnosis says."""
     tried = [
         State(one.state, ABILITIES[one.state], _text(one.title), _text(one.detail))
@@ -156,7 +156,7 @@ def _ordered(states: Sequence[State], order: Mapping[str, Mood]) -> tuple[State,
 # --- what was found ------------------------------------------------------------------------------
 
 
-def _parts(diagnosis: Diagnosis) -> Iterator[Part]:
+def _parts(diagnosis: Outcome) -> Iterator[Part]:
     for one in diagnosis.mistakes:
         # The summary has said the only one already.
         alone = len(diagnosis.mistakes) == 1

@@ -18,7 +18,7 @@ from regard.views.diagnosis.story import Compared, Fact, Part, Shortest, State, 
 from regard.views.report.tables import Printed
 
 if TYPE_CHECKING:
-    from regard.diagnosis.result import Diagnosis
+    from regard.diagnosis.result import Outcome
 
 BOLD, FAINT = Style(bold=True), Style(dim=True)
 RED, GREEN, YELLOW = Style(color="red"), Style(color="green"), Style(color="yellow")
@@ -26,7 +26,7 @@ COLOURS = {"good": GREEN, "warning": YELLOW, "bad": RED, "none": FAINT}
 WIDTH = 96
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+def print_diagnosis(diagnosis: Outcome, console: Console) -> None:
     """Everything that a diagnosis says, in the order in which it is needed."""
     story = tell(diagnosis)
     print_verdict(diagnosis, console)
@@ -41,7 +41,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     console.print(Text(story.cost, FAINT), width=_width(console))
 
 
-def print_verdict(diagnosis: Diagnosis, console: Console) -> None:
+def print_verdict(diagnosis: Outcome, console: Console) -> None:
     """The one sentence that says it."""
     story = tell(diagnosis)
     console.print(Text(story.summary, BOLD + COLOURS[story.mood]), width=_width(console))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from regard.boundary.files import write_file
 from regard.boundary.parse import parse_size
 from regard.errors import DtypeError, OptionError, ProblemError, safe_text
-from regard.explanation.explanation import Explanation
+from regard.explanation.trace import Trace
 
 if TYPE_CHECKING:
-    Explanations = Explanation | Mapping[str, Explanation]
+    Explanations = Trace | Mapping[str, Trace]
 
 __all__ = ["frame", "framed", "html", "save", "write"]
 
@@ -81,9 +81,9 @@ def html(explanations: Explanations, *, budget: int | str = BUDGET, digits: int 
     """The page that `write` puts into a file."""
     from regard.views.report.page import render
 
-    layers: Any = {"": explanations} if isinstance(explanations, Explanation) else explanations
+    layers: Any = {"": explanations} if isinstance(explanations, Trace) else explanations
     if not isinstance(layers, Mapping) or not all(
-        isinstance(name, str) and isinstance(one, Explanation) for name, one in layers.items()
+        isinstance(name, str) and isinstance(one, Trace) for name, one in layers.items()
     ):
         raise DtypeError("explanations must be an Explanation, or a mapping of names to them")
     if not layers:

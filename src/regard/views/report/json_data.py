@@ -15,8 +15,8 @@ import numpy as np
 
 from regard import masks
 from regard.errors import safe_text
-from regard.explanation.explanation import READING_NOTE, Explanation
 from regard.explanation.labels import own_head
+from regard.explanation.trace import READING_NOTE, Trace
 from regard.masks import All, AllowedByBias, Mask
 from regard.textbook.steps import LETTERS, Step
 from regard.views import story
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LABEL_LENGTH = 201
 
 
-def page_data(explanations: Mapping[str, Explanation], plan: Plan, digits: int) -> Data:
+def page_data(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> Data:
     """Everything that the script of a page needs."""
     data = Data()
     first = next(iter(explanations.values()))
@@ -140,7 +140,7 @@ def _declaration(step: Step) -> dict[str, Any]:
 # --- one layer -----------------------------------------------------------------------------------
 
 
-def _layer(data: Data, name: str, explanation: Explanation, plan: Plan) -> dict[str, Any]:
+def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, Any]:
     source, layer = explanation.source, plan.layers[name]
     shown = layer.explanation
     own_rules = _without_bias(source.rules)
@@ -200,7 +200,7 @@ def _layer(data: Data, name: str, explanation: Explanation, plan: Plan) -> dict[
     }
 
 
-def _exported(explanation: Explanation, axis: str) -> tuple[str, ...] | None:
+def _exported(explanation: Trace, axis: str) -> tuple[str, ...] | None:
     """Inert labels, cut where no view shows more; None: positions stand for them."""
     if explanation.labels.get(axis) is None:
         return None
@@ -209,7 +209,7 @@ def _exported(explanation: Explanation, axis: str) -> tuple[str, ...] | None:
 
 def _parts(
     data: Data,
-    explanation: Explanation,
+    explanation: Trace,
     step: Step,
     plan: Plan,
     exact: tuple[tuple[int, Head], ...],
@@ -240,7 +240,7 @@ def _overview(data: Data, head: Head, plan: Plan) -> dict[str, Any]:
     }
 
 
-def outline(explanation: Explanation) -> dict[str, tuple[str, ...]]:
+def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
     """The steps under their headings; a table of yes and no was given, so it is among them."""
     sections = story.outline(explanation)
     if _has_table(explanation.source.rules):
@@ -250,13 +250,13 @@ def outline(explanation: Explanation) -> dict[str, tuple[str, ...]]:
     return sections
 
 
-def aside(explanation: Explanation) -> tuple[str, ...]:
+def aside(explanation: Trace) -> tuple[str, ...]:
     """The steps that stand aside."""
     named = {name for steps in outline(explanation).values() for name in steps}
     return tuple(name for name in story.by_products(explanation) if name not in named)
 
 
-def _expectations(data: Data, explanation: Explanation) -> list[dict[str, Any]]:
+def _expectations(data: Data, explanation: Trace) -> list[dict[str, Any]]:
     """What should come out, and the sentence for when it does."""
     found: list[dict[str, Any]] = []
     for check in checks(explanation):

@@ -20,7 +20,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from regard.errors import OptionError, safe_text
-from regard.explanation.explanation import READING_NOTE, ExplainedStep, Explanation
+from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
 from regard.views import story
 from regard.views.head_view import Head
 from regard.views.report.json_data import aside, outline, page_data
@@ -39,7 +39,7 @@ SCRIPTS = (
 )
 
 
-def render(explanations: Mapping[str, Explanation], budget: int, digits: int) -> str:
+def render(explanations: Mapping[str, Trace], budget: int, digits: int) -> str:
     """The whole page as text of at most `budget` bytes.
 
     Raises
@@ -57,7 +57,7 @@ def render(explanations: Mapping[str, Explanation], budget: int, digits: int) ->
     raise OptionError(f"budget is {budget} bytes, and the page is {surplus} bytes longer")
 
 
-def _render(explanations: Mapping[str, Explanation], plan: Plan, digits: int) -> str:
+def _render(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> str:
     data = page_data(explanations, plan, digits)
     first = next(iter(explanations.values()))
     style, script = _asset("style.css"), _script()
@@ -179,7 +179,7 @@ def _typeset(formula: str) -> Markup:
 # --- what the page says and prints ---------------------------------------------------------------
 
 
-def _opening(explanations: Mapping[str, Explanation]) -> list[str]:
+def _opening(explanations: Mapping[str, Trace]) -> list[str]:
     first = next(iter(explanations.values()))
     words = list(story.opening(first))
     if len(explanations) > 1:
@@ -187,7 +187,7 @@ def _opening(explanations: Mapping[str, Explanation]) -> list[str]:
     return words
 
 
-def _alarms(explanations: Mapping[str, Explanation]) -> list[tuple[str, str]]:
+def _alarms(explanations: Mapping[str, Trace]) -> list[tuple[str, str]]:
     """Where the numbers of a layer stop being finite: a sentence, and the link to the number.
 
     Long layers are not searched.
@@ -212,7 +212,7 @@ def _without_script(plan: Plan) -> str:
     return f"{shown}Where JavaScript runs, every number can be opened and changed."
 
 
-def _selectable(explanations: Mapping[str, Explanation]) -> dict[str, list[str]]:
+def _selectable(explanations: Mapping[str, Trace]) -> dict[str, list[str]]:
     """What a reader may choose between, and the names of the choices."""
     batches = max((_indices(one.batch_shape) for one in explanations.values()), key=len)
     heads = max(one.heads or 1 for one in explanations.values())
@@ -252,7 +252,7 @@ def _sections(plan: Plan, digits: int) -> list[dict[str, Any]]:
     return [*sections, {"title": "", "lanes": [[step] for step in others]}] if others else sections
 
 
-def _checks(explanation: Explanation) -> dict[str, Any] | None:
+def _checks(explanation: Trace) -> dict[str, Any] | None:
     """What was expected of the first layer, and what became of it."""
     found = checks(explanation)
     if not found:
@@ -274,7 +274,7 @@ def _lanes(names: tuple[str, ...]) -> list[list[str]]:
     return list(lanes.values())
 
 
-def _step(explanation: Explanation, head: Head, name: str, digits: int) -> dict[str, Any]:
+def _step(explanation: Trace, head: Head, name: str, digits: int) -> dict[str, Any]:
     step = explanation.steps[name]
     return {
         "name": name,

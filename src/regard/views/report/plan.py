@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.errors import OptionError
 from regard.explanation.derivation import Values
-from regard.explanation.explanation import Explanation
+from regard.explanation.trace import Trace
 from regard.textbook.steps import Step, textbook
 from regard.views.head_view import Head, heads
 
@@ -42,7 +42,7 @@ HEAD_BYTES, TILE_BYTES = 1_200, 360
 class Layer:
     """One explanation as the page shows it, and the heads that it has all numbers of."""
 
-    explanation: Explanation
+    explanation: Trace
     every: tuple[tuple[int, Head], ...]  # the number of the batch element, and the head in it
     exact: tuple[tuple[int, Head], ...]
 
@@ -70,7 +70,7 @@ class Pooled:
     shares: Array  # (L, strongest), their weights
 
 
-def make_plan(explanations: Mapping[str, Explanation], budget: int, frame: int = 0) -> Plan:
+def make_plan(explanations: Mapping[str, Trace], budget: int, frame: int = 0) -> Plan:
     """Everything if it fits; else without embeddings; else some heads, and the rest pooled.
 
     `frame` is how many bytes the page has besides the numbers: style, script and printed tables.
@@ -88,9 +88,7 @@ def make_plan(explanations: Mapping[str, Explanation], budget: int, frame: int =
     return plan
 
 
-def _planned(
-    explanations: Mapping[str, Explanation], budget: int, frame: int, overview: bool
-) -> Plan:
+def _planned(explanations: Mapping[str, Trace], budget: int, frame: int, overview: bool) -> Plan:
     room = budget - frame - _label_bytes(explanations)
     said: list[str] = []
 
@@ -141,7 +139,7 @@ def _planned(
 
 
 def _chosen(
-    shown: Mapping[str, Explanation], size: int, room: float
+    shown: Mapping[str, Trace], size: int, room: float
 ) -> dict[str, list[tuple[int, Head]]]:
     """The heads whose numbers fit: the first of every layer, then the second, and so on."""
     chosen: dict[str, list[tuple[int, Head]]] = {name: [] for name in shown}
@@ -175,32 +173,32 @@ def _new_parts(
     return parts
 
 
-def _numbered(explanation: Explanation) -> list[tuple[int, Head]]:
+def _numbered(explanation: Trace) -> list[tuple[int, Head]]:
     per = explanation.heads or 1
     return [(number // per, head) for number, head in enumerate(heads(explanation))]
 
 
-def _count(explanation: Explanation) -> int:
+def _count(explanation: Trace) -> int:
     return int(np.prod(explanation.batch_shape, dtype=int)) * (explanation.heads or 1)
 
 
-def _is_long(explanation: Explanation) -> bool:
+def _is_long(explanation: Trace) -> bool:
     sizes = explanation.source.sizes
     return max(sizes.get("L", 1), sizes["S"]) > MOST_PRINTED
 
 
-def _numbers(explanation: Explanation) -> int:
+def _numbers(explanation: Trace) -> int:
     return sum(int(np.prod(step.shape, dtype=int)) for step in explanation.steps.values())
 
 
-def _given_bytes(explanation: Explanation, size: int) -> float:
+def _given_bytes(explanation: Trace, size: int) -> float:
     count = sum(
         int(np.prod(step.shape, dtype=int)) for step in explanation.steps.values() if step.given
     )
     return count * size * BASE64 + _count(explanation) * HEAD_BYTES
 
 
-def _overview_bytes(explanations: Mapping[str, Explanation], tiles: int, strongest: int) -> float:
+def _overview_bytes(explanations: Mapping[str, Trace], tiles: int, strongest: int) -> float:
     total = 0.0
     for one in explanations.values():
         sizes = one.source.sizes
@@ -210,13 +208,13 @@ def _overview_bytes(explanations: Mapping[str, Explanation], tiles: int, stronge
     return total
 
 
-def _label_bytes(explanations: Mapping[str, Explanation]) -> int:
+def _label_bytes(explanations: Mapping[str, Trace]) -> int:
     """Of all labels, each set of which goes into the page once."""
     sets = {labels for one in explanations.values() for labels in one.labels.values()}
     return sum(len(label) + 12 for labels in sets for label in labels)
 
 
-def _is_rounded(explanation: Explanation) -> bool:
+def _is_rounded(explanation: Trace) -> bool:
     return any(
         not np.array_equal(step.value, step.value.astype(np.float32), equal_nan=True)
         for step in explanation.steps.values()
@@ -224,7 +222,7 @@ def _is_rounded(explanation: Explanation) -> bool:
     )
 
 
-def _ready(explanation: Explanation) -> Explanation:
+def _ready(explanation: Trace) -> Trace:
     """The same attention from its queries, keys and values on."""
     steps = explanation.source.steps
     if all(steps[name].op == "given" for name in ("queries", "keys", "values")):
@@ -237,7 +235,7 @@ def _ready(explanation: Explanation) -> Explanation:
         softmax="shifted" if "row_maximum" in steps else "unshifted",
         default_scale="width" in steps,
     )
-    return Explanation(
+    return Trace(
         _Ready(explanation.source, declared),
         title=explanation.title,
         note=explanation.note,

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regard.errors import LabelError, OptionError, ShapeError, safe_text
-from regard.explanation.explanation import Explanation
+from regard.explanation import questions
 from regard.explanation.notation import format_number, numpy_literal
 from regard.explanation.questions import Mismatch
+from regard.explanation.trace import Trace
 from regard.views import story
 from regard.views.head_view import Head
 from regard.views.report.tables import Printed, figures, is_printed
@@ -58,7 +59,7 @@ def summary(head: Head, digits: int) -> Summary | None:
     explanation = head.explanation
     if not countable(explanation):
         return None
-    found = explanation.statistics(head=head.number, batch=head.batch)
+    found = questions.statistics(explanation, head.number, head.batch)
     weights = explanation.steps["weights"]
     keys = found.rows.largest_key.reshape(-1)
     shown = len(keys) if is_printed((len(keys), 1)) else EXCERPT
@@ -88,23 +89,23 @@ def summary(head: Head, digits: int) -> Summary | None:
     )
 
 
-def countable(explanation: Explanation) -> bool:
+def countable(explanation: Trace) -> bool:
     """Whether a head is small enough to have statistics on a page."""
     return explanation.source.sizes.get("L", 1) * explanation.source.sizes["S"] <= MOST_SCORES
 
 
-def scale_words(explanation: Explanation) -> str:
+def scale_words(explanation: Trace) -> str:
     """What the scale does to the variance of the scores, where there is one head to say it of."""
     several = explanation.batch_shape or (explanation.heads or 1) > 1
     if several or not countable(explanation):
         return ""
-    return story.why_the_scale(explanation, explanation.statistics())
+    return story.why_the_scale(explanation, questions.statistics(explanation))
 
 
 # --- what should come out ------------------------------------------------------------------------
 
 
-def checks(explanation: Explanation) -> tuple[Check, ...]:
+def checks(explanation: Trace) -> tuple[Check, ...]:
     """Every expectation of the problem beside what came out."""
     expected = explanation.problem.expect if explanation.problem else ()
     return tuple(_check(explanation, one) for one in expected)
@@ -117,9 +118,9 @@ def said(count: int, wrong: int) -> str:
     return "it comes out" if count == 1 else f"all {count} come out"
 
 
-def _check(explanation: Explanation, one: Expectation) -> Check:
+def _check(explanation: Trace, one: Expectation) -> Check:
     try:
-        missed = explanation.check((one,))
+        missed = questions.check(explanation, one)
         right = f"{_expected(explanation, one)}, {_tolerance(one)}"
     except (LabelError, ShapeError, OptionError) as error:
         return Check(one, "", (safe_text(f"{one.step} cannot be checked: {error}", 300),), False)
@@ -133,7 +134,7 @@ def _check(explanation: Explanation, one: Expectation) -> Check:
     return Check(one, right, tuple(wrong), True)
 
 
-def _expected(explanation: Explanation, one: Expectation) -> str:
+def _expected(explanation: Trace, one: Expectation) -> str:
     """What is expected: the number, or how many numbers they are."""
     if one.value is None:
         assert one.variance is not None

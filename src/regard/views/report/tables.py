@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.errors import safe_text
-from regard.explanation.explanation import Table
 from regard.explanation.notation import format_number
+from regard.explanation.table import Table
 from regard.views.head_view import Head
 from regard.views.report.plan import MOST_PRINTED
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from regard.textbook.steps import Ref, Step, textbook
 
 if TYPE_CHECKING:
-    from regard.explanation.explanation import Explanation
+    from regard.explanation.trace import Trace
 
 # The bits of a variant's number: one for each switch, and one for whether a rule hides keys.
 BITS = {"scale": 1, "mask": 2, "axis": 4, "swap": 8}
@@ -25,7 +25,7 @@ MASKED = 16
 _ROW_STEPS = ("row_maximum", "sink_shifted", "sink_exponential", "row_sums", "log_sums", "lse")
 
 
-def switches(explanation: Explanation) -> tuple[str, ...]:
+def switches(explanation: Trace) -> tuple[str, ...]:
     """The switches that change something in this attention."""
     steps, sizes = explanation.source.steps, explanation.source.sizes
     rows = "L" in steps["scores"].axes
@@ -38,7 +38,7 @@ def switches(explanation: Explanation) -> tuple[str, ...]:
     return tuple(name for name, there in possible.items() if there)
 
 
-def variants(explanation: Explanation) -> dict[int, tuple[Step, ...]]:
+def variants(explanation: Trace) -> dict[int, tuple[Step, ...]]:
     """The declared steps for every combination of switches, by the sum of their bits."""
     source = explanation.source
     masked = {"visible" in source.steps, False}
@@ -57,7 +57,7 @@ def _subsets(names: tuple[str, ...]) -> Iterator[frozenset[str]]:
         yield frozenset(name for name, there in zip(names, chosen, strict=True) if there)
 
 
-def _declared(explanation: Explanation, on: frozenset[str], hides: bool) -> tuple[Step, ...]:
+def _declared(explanation: Trace, on: frozenset[str], hides: bool) -> tuple[Step, ...]:
     steps = explanation.source.steps
     given = {name for name, step in steps.items() if step.op == "given"} - {"width", "scale"}
     declared = textbook(

@@ -1,21 +1,20 @@
-"""An explanation: every step of one attention, with labels, and the questions one can ask of it.
+"""Every step of one attention with its labels and numbers, and the derivation of any cell.
 
-Owns `Explanation`, `ExplainedStep` and the answers (`why`, `statistics`, `contributions`,
-`without`, `compare`, `first_nonfinite`, `check`). Reads the declared steps and asks a source of
-values for numbers when they are needed. Must not know kernels, files or how anything is shown.
+Owns `Trace` and `ExplainedStep`. Reads the declared steps and asks a source of values for numbers
+when they are needed. Must not know kernels, files or how anything is shown.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.errors import DtypeError, LabelError, safe_text
+from regard.errors import LabelError, safe_text
 from regard.explanation.derivation import Derivation, Values, derive, verdict
 from regard.explanation.labels import (
     AXIS_NAMES,
@@ -26,27 +25,16 @@ from regard.explanation.labels import (
     own_head,
 )
 from regard.explanation.notation import format_number
-from regard.explanation.questions import (
-    Comparison,
-    Mismatch,
-    Statistics,
-    aligned,
-    compare,
-    first_nonfinite,
-    mismatches,
-    statistics,
-)
-from regard.masks import LeftOut, Mask
+from regard.explanation.table import Table
+from regard.masks import Mask
 from regard.textbook.steps import Step
 
 if TYPE_CHECKING:
-    import os
-
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
 
-    from regard.problems.problem import Expectation, Problem
+    from regard.problems.problem import Problem
 
 
 # Said with every view.
@@ -84,43 +72,6 @@ def _reason(name: str, present: Mapping[str, object]) -> str | None:
         "output_products": "no b_o is added after an output projection",
         "projected_output": "this call has no output projection",
     }.get(name, "no such weights were given" if name.startswith(("W_", "b_")) else None)
-
-
-# Of a table that is printed.
-MOST_ROWS, MOST_COLUMNS = 20, 10
-
-
-@dataclass(frozen=True, repr=False)
-class Table:
-    """A labelled matrix, vector (one row) or number: what a view shows of a step."""
-
-    name: str
-    symbol: str
-    formula: str
-    values: Array  # (rows, columns)
-    row_labels: tuple[str, ...]
-    column_labels: tuple[str, ...]
-    row_notes: tuple[str, ...] = ()
-    hidden: NDArray[np.bool_] | None = None
-    hidden_by: Callable[[int, int], tuple[str, ...]] | None = None
-    latex_symbol: str = ""
-    row_axis: str = ""  # what its rows are, such as "query rows"
-    column_axis: str = ""
-
-    def __repr__(self) -> str:
-        rows, columns = self.values.shape
-        shown = range(min(columns, MOST_COLUMNS))
-        more = ("…",) if columns > MOST_COLUMNS else ()
-        lines = []
-        if self.column_labels:
-            lines.append(("", *(safe_text(self.column_labels[k], 20) for k in shown), *more))
-        for number in range(min(rows, MOST_ROWS)):
-            label = safe_text(self.row_labels[number], 20) if self.row_labels else ""
-            cells = [format_number(float(self.values[number, k]), 6) for k in shown]
-            lines.append((label, *cells, *more))
-        title = f"{self.name}  {self.formula}  {rows} × {columns}"
-        rest = ["…"] if rows > MOST_ROWS else []
-        return "\n".join([title, *([aligned(lines)] if lines else []), *rest])
 
 
 @dataclass(frozen=True)
@@ -233,8 +184,8 @@ class KernelCheck:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation:
-    """Every step of one attention; see `regard.explain`."""
+class Trace:
+    """Every step of one attention with labels, and why each number has its value."""
 
     source: Values
     title: str = ""
@@ -242,7 +193,7 @@ class Explanation:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by axis letter
     row_notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by step
     problem: Problem | None = None
-    rebuild: Callable[[Mask], Explanation] | None = None
+    rebuild: Callable[[Mask], Trace] | None = None
     check_kernel: Callable[[], KernelCheck] | None = None
 
     # --- what there is -------------------------------------------------------------------------
@@ -310,7 +261,7 @@ class Explanation:
     ) -> Table:
         """One head of a step as a labelled table."""
         explained = self.steps[step]
-        batch_at, head_at = self._batch(batch), self._head(head, explained.declared)
+        batch_at, head_at = self.batch_index(batch), self.head_index(head, explained.declared)
         values = np.asarray(explained.head(head_at, batch_at))
         rows, columns = self._matrix_axes(explained.declared)
         hidden = None
@@ -386,130 +337,24 @@ class Explanation:
         """
         declared = self.steps[step].declared
         index = self.names.positions(declared, where)
-        own = own_head(self.source.sizes, declared, self._head(head, declared))
-        return self.derive(step, (*(() if own is None else (own,)), *index), self._batch(batch))
+        own = own_head(self.source.sizes, declared, self.head_index(head, declared))
+        return self.derive(
+            step, (*(() if own is None else (own,)), *index), self.batch_index(batch)
+        )
 
-    def _head(self, head: int | None, step: Step | None = None) -> int:
+    def head_index(self, head: int | None, step: Step | None = None) -> int:
         """The query head, checked; one that is given also where the step has no heads."""
         if head is None and (step is None or not {"H", "G"} & set(step.axes)):
             return 0
         return head_position(self.source.sizes, head)
 
-    def _batch(self, batch: tuple[int, ...] | None) -> tuple[int, ...]:
+    def batch_index(self, batch: tuple[int, ...] | None) -> tuple[int, ...]:
+        """The position in the leading axes, checked; the first if not given."""
         return batch_position(self.source.lead, batch)
 
     def derive(self, step: str, index: tuple[int, ...], batch: tuple[int, ...] = ()) -> Derivation:
         """As `why`, with the numbers of a whole index: the head first, if the step has one."""
-        return derive(self.source, self.names, step, self._batch(batch or None), index)
-
-    # --- questions -----------------------------------------------------------------------------
-
-    def statistics(
-        self, *, head: int | None = None, batch: tuple[int, ...] | None = None
-    ) -> Statistics:
-        """Mean, variance, minimum and maximum of every step; how each row spreads its weight.
-
-        The variances show why the scale is there: that of q·k grows with the width D.
-
-        Parameters
-        ----------
-        head, batch
-            One query head, one batch element; all of them if not given.
-        """
-        own_head = None if head is None else self._head(head)
-        return statistics(self, own_head, None if batch is None else self._batch(batch))
-
-    def contributions(
-        self,
-        row: Index | None = None,
-        *,
-        head: int | None = None,
-        batch: tuple[int, ...] | None = None,
-    ) -> Table:
-        """What each key adds to one row of the output: weights[i, j]·values[j]; they add up to it.
-
-        Parameters
-        ----------
-        row : str or int, optional
-            The query; not needed where there is only one.
-        head, batch
-            As for `why`.
-
-        Returns
-        -------
-        Table
-            (S, E): keys down, value features across. A hidden key adds 0.
-        """
-        at, h = self._batch(batch), self._head(head, self.steps["weights"].declared)
-        if row is None:
-            if self.source.sizes.get("L", 1) != 1:
-                raise LabelError(f"there are {self.source.sizes['L']} queries; say which row")
-            row = 0
-        i = self.names.position("L", row) if "L" in self.source.sizes else 0
-        group = own_head(self.source.sizes, self.steps["values"].declared, h) or 0
-        weights = self.source.row("weights", at, h, i)[:, None]  # (S, 1)
-        values = self.source.block("values", at, group, range(1))  # (S, E)
-        with np.errstate(all="ignore"):
-            parts = weights * values
-        if "visible" in self.steps:
-            parts = np.where(self.source.row("visible", at, h, i)[:, None], parts, 0)
-        return Table(
-            "contributions",
-            "P·V",
-            "P[i, j]·V[j] for each key j; the rows add up to O[i]",
-            parts,
-            self.names.along("S"),
-            self.names.along("E"),
-            self.row_notes.get("values", ()),
-        )
-
-    def without(self, key: Index) -> Explanation:
-        """The same attention had that key not been there; its `.output` is the answer."""
-        position = self.names.position("S", key)
-        keep = np.arange(self.source.sizes["S"]) != position
-        label = self.names.along("S")[position]
-        assert self.rebuild is not None
-        return self.rebuild(LeftOut(keep, name=f'without "{label}"'))
-
-    def compare(self, other: Explanation, tolerance: float = 0.0) -> Comparison | None:
-        """The first step in which two explanations differ by more than `tolerance`.
-
-        Steps that only one of them has are passed over; NaN equals NaN. None: no step differs.
-
-        Raises
-        ------
-        ShapeError
-            If a step has different shapes in the two.
-        OptionError
-            If the tolerance is negative or NaN.
-        """
-        if not isinstance(other, Explanation):
-            raise DtypeError(f"other must be an Explanation, not {type(other).__name__}")
-        return compare(self, other, tolerance)
-
-    def first_nonfinite(self) -> Derivation | None:
-        """The first cell, in the order of the steps, that is NaN or infinite without being masked.
-
-        −∞ in a bias, in a hidden cell and in the maximum or lse of a row that sees nothing is how
-        attention says "absent", and is passed over.
-        """
-        return first_nonfinite(self)
-
-    def check(
-        self, expectations: Expectation | Sequence[Expectation] | None = None
-    ) -> tuple[Mismatch, ...]:
-        """The stated expectations that the numbers do not meet; those of the problem by default."""
-        if expectations is None:
-            expectations = self.problem.expect if self.problem else ()
-        given: tuple[Any, ...] = (
-            tuple(expectations) if isinstance(expectations, Iterable) else (expectations,)
-        )
-        for one in given:
-            if not hasattr(one, "relative"):
-                raise DtypeError(
-                    f"expectations must be Expectation objects, not {type(one).__name__}"
-                )
-        return tuple(found for one in given for found in mismatches(self, one))
+        return derive(self.source, self.names, step, self.batch_index(batch or None), index)
 
     # --- as data and text ----------------------------------------------------------------------
 
@@ -543,142 +388,6 @@ class Explanation:
                 if step.name in wanted
             ],
         }
-
-    def to_html(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        budget: int | str = "5MB",
-        digits: int = 4,
-        force: bool = False,
-    ) -> None:
-        """Write one HTML file in which every number can be opened; see `regard.views.report`.
-
-        Parameters
-        ----------
-        path : path
-            Where the file goes; `force` replaces one that is there.
-        budget : int or str
-            The most bytes that it may have. What does not fit is pooled, and the page says what.
-        digits : int
-            How many decimals its tables show at first.
-
-        Raises
-        ------
-        ProblemError
-            If the file is there already, or cannot be written.
-        OptionError, DtypeError
-            If the budget is too small, or an argument is of the wrong kind.
-
-        Examples
-        --------
-        >>> import regard
-        >>> regard.explain([[1.0]], [[2.0]], [[3.0]]).to_html("page.html")
-        """
-        from regard.views import report
-
-        report.write(path, self, budget=budget, digits=digits, force=force)
-
-    def plot(
-        self,
-        step: str = "weights",
-        *,
-        head: int | None = None,
-        batch: tuple[int, ...] | None = None,
-        axes: Any = None,
-    ) -> Any:
-        r"""One head of a step as a heat map, on `axes` or on a figure made for it; returns Axes.
-
-        The figure is as large as its cells and labels need, and has a colour bar; nothing is shown.
-        To save it: `explanation.plot().figure.savefig("weights.svg")`. On `axes` of your own there
-        is no colour bar, and room for labels is made by `figure(layout="constrained")`.
-
-        - Hidden cells are hatched, and NaN and infinite ones are green.
-        - Colours reach from 0 to the largest number, or as far on both sides of 0 where there are
-          negative ones. In tables of more than 200 numbers the largest 1 in 200 share the last
-          colour, so that a few large ones do not leave the others pale; the colour bar then says ≥.
-        - Numbers are written into tables of up to 12 × 12 cells, if each of them fits.
-        - Every row and column has its label while lines of text fit beside each other: up to about
-          70 of them, 24 in `plot_heads`. In longer tables every 2nd, 5th, 10th, … is named, which
-          is said beside the axis.
-        - Labels are plain text, in which a ``$`` is no formula. They end in ``…`` after 48
-          characters. A letter that no installed font has is written as ``\u65e5``.
-
-        Parameters
-        ----------
-        step : str
-            The name of a step, such as ``"weights"``.
-        head : int, optional
-            Which query head, 0 if not given.
-        batch : tuple of int, optional
-            Which batch element, the first if not given.
-        axes : matplotlib.axes.Axes, optional
-            Where to draw.
-
-        Raises
-        ------
-        OptionError
-            If matplotlib is not installed.
-        """
-        from regard.views import plots
-
-        return plots.plot(self.table(step, head=head, batch=batch), axes)
-
-    def plot_heads(
-        self, step: str = "weights", *, batch: tuple[int, ...] | None = None
-    ) -> tuple[Any, ...]:
-        """One heat map for each head on one figure, with one scale; returns the Axes of each.
-
-        As `plot`, with labels at the left and at the bottom only, since all heads share them.
-        """
-        from regard.views import plots
-
-        heads = range(self.heads or 1)
-        return plots.plot_heads([self.table(step, head=head, batch=batch) for head in heads])
-
-    def to_markdown(
-        self,
-        *steps: str,
-        head: int | None = None,
-        batch: tuple[int, ...] | None = None,
-        digits: int = 8,
-    ) -> str:
-        """Steps as Markdown tables: those named, or all of them."""
-        from regard.views import export
-
-        tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
-        return export.as_markdown(tables, digits)
-
-    def to_latex(
-        self,
-        *steps: str,
-        head: int | None = None,
-        batch: tuple[int, ...] | None = None,
-        digits: int = 8,
-    ) -> str:
-        """Steps as LaTeX tables: those named, or all of them."""
-        from regard.views import export
-
-        tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
-        return export.as_latex(tables, digits)
-
-    def to_npz(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Save the value of every step under its name, and labels as labels_L, labels_S and so on.
-
-        >>> import numpy as np, regard
-        >>> regard.explain([[1.0]], [[2.0]], [[3.0]]).to_npz("steps.npz")
-        >>> np.load("steps.npz")["output"]
-        array([[3.]])
-        """
-        from regard.views import export
-
-        export.save_npz(self, path, force=force)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """What a notebook shows: the report in a frame of its own, and the plain text."""
-        from regard.views import report
-
-        return {"text/html": report.frame(self), "text/plain": repr(self)}
 
     def __repr__(self) -> str:
         rows = [("step", "", "formula", "shape")]

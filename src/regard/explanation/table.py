@@ -1,0 +1,67 @@
+"""A labelled table of numbers, as every view shows a step.
+
+Must not know where its numbers come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import safe_text
+from regard.explanation.notation import format_number
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# How much of a table is printed.
+MOST_ROWS, MOST_COLUMNS = 20, 10
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """A labelled matrix, vector (one row) or number: what a view shows of a step."""
+
+    name: str
+    symbol: str
+    formula: str
+    values: Array  # (rows, columns)
+    row_labels: tuple[str, ...]
+    column_labels: tuple[str, ...]
+    row_notes: tuple[str, ...] = ()
+    hidden: NDArray[np.bool_] | None = None
+    hidden_by: Callable[[int, int], tuple[str, ...]] | None = None
+    latex_symbol: str = ""
+    row_axis: str = ""  # what its rows are, such as "query rows"
+    column_axis: str = ""
+
+    def __repr__(self) -> str:
+        rows, columns = self.values.shape
+        shown = range(min(columns, MOST_COLUMNS))
+        more = ("…",) if columns > MOST_COLUMNS else ()
+        lines = []
+        if self.column_labels:
+            lines.append(("", *(safe_text(self.column_labels[k], 20) for k in shown), *more))
+        for number in range(min(rows, MOST_ROWS)):
+            label = safe_text(self.row_labels[number], 20) if self.row_labels else ""
+            cells = [format_number(float(self.values[number, k]), 6) for k in shown]
+            lines.append((label, *cells, *more))
+        title = f"{self.name}  {self.formula}  {rows} × {columns}"
+        rest = ["…"] if rows > MOST_ROWS else []
+        return "\n".join([title, *([aligned(lines)] if lines else []), *rest])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of words as lines of columns: the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            word.rjust(width) if number else word.ljust(width)
+            for number, (word, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

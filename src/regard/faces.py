@@ -1,0 +1,273 @@
+"""What a user holds: an explanation and a diagnosis, as data, as questions and as something to see.
+
+Owns the methods that need a view or a file. What they say is computed by the modules they call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Self
+
+from regard.diagnosis.result import Outcome
+from regard.errors import DtypeError
+from regard.explanation import questions
+from regard.explanation.derivation import Derivation
+from regard.explanation.labels import Index
+from regard.explanation.questions import Comparison, Mismatch, Statistics
+from regard.explanation.table import Table
+from regard.explanation.trace import Trace
+from regard.problems.problem import Expectation
+
+
+class Explanation(Trace):
+    """Every step of one attention, and the questions one can ask of it; see `regard.explain`."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        """The same steps with the methods of this class."""
+        return cls(**{each.name: getattr(trace, each.name) for each in fields(Trace)})
+
+    def statistics(
+        self, *, head: int | None = None, batch: tuple[int, ...] | None = None
+    ) -> Statistics:
+        """Mean, variance, minimum and maximum of every step; how each row spreads its weight.
+
+        The variances show why the scale is there: that of q·k grows with the width D.
+
+        Parameters
+        ----------
+        head, batch
+            One query head, one batch element; all of them if not given.
+        """
+        return questions.statistics(self, head, batch)
+
+    def contributions(
+        self,
+        row: Index | None = None,
+        *,
+        head: int | None = None,
+        batch: tuple[int, ...] | None = None,
+    ) -> Table:
+        """What each key adds to one row of the output: weights[i, j]·values[j]; they add up to it.
+
+        Parameters
+        ----------
+        row : str or int, optional
+            The query; not needed where there is only one.
+        head, batch
+            As for `why`.
+
+        Returns
+        -------
+        Table
+            (S, E): keys down, value features across. A hidden key adds 0.
+        """
+        return questions.contributions(self, row, head, batch)
+
+    def without(self, key: Index) -> Self:
+        """The same attention had that key not been there; its `.output` is the answer."""
+        return self.of(questions.without(self, key))
+
+    def compare(self, other: Explanation, tolerance: float = 0.0) -> Comparison | None:
+        """The first step in which two explanations differ by more than `tolerance`.
+
+        Steps that only one of them has are passed over; NaN equals NaN. None: no step differs.
+
+        Raises
+        ------
+        ShapeError
+            If a step has different shapes in the two.
+        OptionError
+            If the tolerance is negative or NaN.
+        """
+        if not isinstance(other, Explanation):
+            raise DtypeError(f"other must be an Explanation, not {type(other).__name__}")
+        return questions.compare(self, other, tolerance)
+
+    def first_nonfinite(self) -> Derivation | None:
+        """The first cell, in the order of the steps, that is NaN or infinite without being masked.
+
+        −∞ in a bias, in a hidden cell and in the maximum or lse of a row that sees nothing is how
+        attention says "absent", and is passed over.
+        """
+        return questions.first_nonfinite(self)
+
+    def check(
+        self, expectations: Expectation | Sequence[Expectation] | None = None
+    ) -> tuple[Mismatch, ...]:
+        """The stated expectations that the numbers do not meet; those of the problem by default."""
+        return questions.check(self, expectations)
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        budget: int | str = "5MB",
+        digits: int = 4,
+        force: bool = False,
+    ) -> None:
+        """Write one HTML file in which every number can be opened; see `regard.views.report`.
+
+        Parameters
+        ----------
+        path : path
+            Where the file goes; `force` replaces one that is there.
+        budget : int or str
+            The most bytes that it may have. What does not fit is pooled, and the page says what.
+        digits : int
+            How many decimals its tables show at first.
+
+        Raises
+        ------
+        ProblemError
+            If the file is there already, or cannot be export.
+        OptionError, DtypeError
+            If the budget is too small, or an argument is of the wrong kind.
+
+        Examples
+        --------
+        >>> import regard
+        >>> regard.explain([[1.0]], [[2.0]], [[3.0]]).to_html("page.html")
+        """
+        from regard.views import report
+
+        report.write(path, self, budget=budget, digits=digits, force=force)
+
+    def plot(
+        self,
+        step: str = "weights",
+        *,
+        head: int | None = None,
+        batch: tuple[int, ...] | None = None,
+        axes: Any = None,
+    ) -> Any:
+        r"""One head of a step as a heat map, on `axes` or on a figure made for it; returns Axes.
+
+        The figure is as large as its cells and labels need, and has a colour bar; nothing is shown.
+        To save it: `explanation.plot().figure.savefig("weights.svg")`. On `axes` of your own there
+        is no colour bar, and room for labels is made by `figure(layout="constrained")`.
+
+        - Hidden cells are hatched, and NaN and infinite ones are green.
+        - Colours reach from 0 to the largest number, or as far on both sides of 0 where there are
+          negative ones. In tables of more than 200 numbers the largest 1 in 200 share the last
+          colour, so that a few large ones do not leave the others pale; the colour bar then says ≥.
+        - Numbers are written into tables of up to 12 × 12 cells, if each of them fits.
+        - Every row and column has its label while lines of text fit beside each other: up to about
+          70 of them, 24 in `plot_heads`. In longer tables every 2nd, 5th, 10th, … is named, which
+          is said beside the axis.
+        - Labels are plain text, in which a ``$`` is no formula. They end in ``…`` after 48
+          characters. A letter that no installed font has is written as ``\u65e5``.
+
+        Parameters
+        ----------
+        step : str
+            The name of a step, such as ``"weights"``.
+        head : int, optional
+            Which query head, 0 if not given.
+        batch : tuple of int, optional
+            Which batch element, the first if not given.
+        axes : matplotlib.axes.Axes, optional
+            Where to draw.
+
+        Raises
+        ------
+        OptionError
+            If matplotlib is not installed.
+        """
+        from regard.views import plots
+
+        return plots.plot(self.table(step, head=head, batch=batch), axes)
+
+    def plot_heads(
+        self, step: str = "weights", *, batch: tuple[int, ...] | None = None
+    ) -> tuple[Any, ...]:
+        """One heat map for each head on one figure, with one scale; returns the Axes of each.
+
+        As `plot`, with labels at the left and at the bottom only, since all heads share them.
+        """
+        from regard.views import plots
+
+        heads = range(self.heads or 1)
+        return plots.plot_heads([self.table(step, head=head, batch=batch) for head in heads])
+
+    def to_markdown(
+        self,
+        *steps: str,
+        head: int | None = None,
+        batch: tuple[int, ...] | None = None,
+        digits: int = 8,
+    ) -> str:
+        """Steps as Markdown tables: those named, or all of them."""
+        from regard.views import export
+
+        tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
+        return export.as_markdown(tables, digits)
+
+    def to_latex(
+        self,
+        *steps: str,
+        head: int | None = None,
+        batch: tuple[int, ...] | None = None,
+        digits: int = 8,
+    ) -> str:
+        """Steps as LaTeX tables: those named, or all of them."""
+        from regard.views import export
+
+        tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
+        return export.as_latex(tables, digits)
+
+    def to_npz(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Save the value of every step under its name, and labels as labels_L, labels_S and so on.
+
+        >>> import numpy as np, regard
+        >>> regard.explain([[1.0]], [[2.0]], [[3.0]]).to_npz("steps.npz")
+        >>> np.load("steps.npz")["output"]
+        array([[3.]])
+        """
+        from regard.views import export
+
+        export.save_npz(self, path, force=force)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows: the report in a frame of its own, and the plain text."""
+        from regard.views import report
+
+        return {"text/html": report.frame(self), "text/plain": repr(self)}
+
+
+class Diagnosis(Outcome):
+    """Which mistake is in an attention: the verdict, and everything that it rests on.
+
+    `verdict` is right; fragile (right on ordinary inputs, not on all); mistaken (with `mistakes`);
+    unknown (it differs in a way that the catalogue does not know, with the `nearest`); or unusable
+    (it could not be called, or never gave an output).
+    """
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Self:
+        """The same verdict with the methods of this class."""
+        return cls(**{each.name: getattr(outcome, each.name) for each in fields(Outcome)})
+
+    def to_html(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write all of it as one HTML file; `force` replaces one that is there.
+
+        Raises
+        ------
+        ProblemError
+            If the file is there already, or cannot be export.
+
+        Examples
+        --------
+        >>> Diagnosis("f", "right", "f is right", "f(q, k, v)").to_html("diagnosis.html")
+        """
+        from regard.views import diagnosis
+
+        diagnosis.write(path, self, force=force)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows: the page in a frame of its own, and the plain text."""
+        from regard.views import diagnosis
+
+        return {"text/html": diagnosis.frame(self), "text/plain": repr(self)}
