@@ -103,7 +103,7 @@ def arm64(session: nox.Session) -> None:
     session.install(".[test]")
     folder = session.create_tmp()
     session.run("python", "tests/kernel_process.py", f"{compiler} -static", folder)
-    without = ("memory", "allocations", "symbols", "elsewhere", "process", "plain", "cpus")
+    without = ("memory", "allocations", "symbols", "elsewhere", "process", "fast_path", "cpus")
     without += ("guard_pages",)  # what is about the process or the module, not about the kernel
     files = [f for f in kernel_tests() if f.removeprefix("tests/test_fused_")[:-3] not in without]
     session.run(

@@ -123,7 +123,7 @@ def run(kernel: str, query: Any, key: Any, value: Any, **options: Any) -> Any:
 def recording() -> Iterator[list[str]]:
     """The paths that run meanwhile; the native module itself says with which target it was called.
 
-    A plain call is answered without any kernel's `run` and leaves no trace here.
+    A call on the fast path is answered without any kernel's `run` and leaves no trace here.
     """
     ran: list[str] = []
 
@@ -150,22 +150,22 @@ def recording() -> Iterator[list[str]]:
 
 
 @contextmanager
-def recording_plain_calls_too() -> Iterator[list[str]]:
-    """As `recording`, with "fused:plain" for each call answered before a request is built."""
-    plain = regard.api.plain
+def recording_fast_calls_too() -> Iterator[list[str]]:
+    """As `recording`, with "fused:fast path" for each call answered before a request is built."""
+    fast_path = regard.api.fast_path
 
     def recorded(*arguments: Any) -> Any:
-        answer = plain(*arguments)
+        answer = fast_path(*arguments)
         if answer is not None:
-            ran.append("fused:plain")
+            ran.append("fused:fast path")
         return answer
 
     with recording() as ran:
-        regard.api.plain = recorded
+        regard.api.fast_path = recorded
         try:
             yield ran
         finally:
-            regard.api.plain = plain
+            regard.api.fast_path = fast_path
 
 
 class Recorded:

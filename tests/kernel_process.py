@@ -26,7 +26,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 UNITS = ROOT / "src/regard/compute/kernels/cpp"
 LISTED = ROOT / "CMakeLists.txt"
-SOURCES = ("dispatch.cpp", "driver.cpp", "redo.cpp", "threads.cpp")
+SOURCES = ("dispatch.cpp", "driver.cpp", "unbounded.cpp", "threads.cpp")
 
 RUN, EXPONENTIALS, TARGETS = range(3)
 NO_MEMORY = 1
@@ -46,15 +46,13 @@ def flags_of(target: str) -> list[str]:
 
 def compile_process(compiler: str, folder: Path, *more: str) -> Path:
     """The program for the compiler's own CPU, its baseline target only."""
-    program, unit, meter = (folder / name for name in ("kernel_process", "unit.o", "meter.o"))
+    program, unit = folder / "kernel_process", folder / "unit.o"
     start = [*shlex.split(compiler), "-std=c++17", "-Wall", "-Wextra", *more]
     one = [*start, *flags_of("baseline"), "-c", "-o"]
-    names = ["-DREGARD_METER=regard_meter_baseline", '-DREGARD_METER_NAME="baseline"']
     rest = [str(UNITS / name) for name in SOURCES]
-    rest += [str(ROOT / "tests/native/kernel_process.cpp"), str(unit), str(meter)]
+    rest += [str(ROOT / "tests/native/kernel_process.cpp"), str(unit)]
     for command in (
         [*one, str(unit), str(UNITS / "target_baseline.cpp")],
-        [*one, str(meter), str(UNITS / "meter.cpp"), *names],
         [*start, "-O2", f"-I{UNITS}", "-pthread", *rest, "-o", str(program)],
     ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -86,9 +84,9 @@ class Module(types.ModuleType):
         return [(name.rstrip(b"\0").decode(), bool(runs)) for name, runs in found]
 
     def use(self, target: str, threads: int) -> None:
-        """Plain calls are not answered here: nothing to remember."""
+        """The fast path is not answered here: there is nothing to remember."""
 
-    def plain(self, *arguments: Any) -> None:
+    def fast_path(self, *arguments: Any) -> None:
         return None
 
     def usable_cpus(self) -> int:

@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant(
         "G2",
         "a row whose visible scores are all −∞ counts as empty",
-        CPP + "careful.hpp",
+        CPP + "retry_float64.hpp",
         "return state = kAgain<double>, true;",
         "return true;",
         "test_semantics_masks.py::test_empty_row_is_not_one_whose_scores_are_all_minus_infinity",
@@ -93,7 +93,7 @@ MUTANTS = [
         "G3",
         "rows that left the range of float32 are not computed again",
         CPP + "kernel.hpp",
-        "    if (count) attend_carefully(q, b, g, left, count, at);\n}\n\n// The parts of every",
+        "    if (count) retry_in_float64(q, b, g, left, count, at);\n}\n\n// The parts of every",
         "}\n\n// The parts of every",
         "test_semantics_numbers.py::test_range_of_finite_inputs_gives_finite_outputs_among_the_values",
         "fused and float32 and 1e+30",
@@ -102,15 +102,15 @@ MUTANTS = [
         "G3",
         "rows that left the range of float64 are not computed again",
         CPP + "driver.cpp",
-        "q.redo = redo_row;",
-        "q.redo = [](const Request&, int64_t, int64_t, int64_t, bool) {};",
+        "q.unbounded_row = unbounded_row;",
+        "q.unbounded_row = [](const Request&, int64_t, int64_t, int64_t, bool) {};",
         "test_semantics_numbers.py::test_range_ends_at_no_score_bias_or_value",
         "fused and float64",
     ),
     Mutant(
         "G3",
         "products of float64 are not brought into range",
-        CPP + "redo.cpp",
+        CPP + "unbounded.cpp",
         "std::ilogb(most) : 0) - 500",
         "std::ilogb(most) : 0) - 5000",
         "test_semantics_numbers.py::test_range_of_products_is_that_of_no_type",
@@ -137,7 +137,7 @@ MUTANTS = [
     Mutant(
         "G4",
         "an infinite value is lost where its weight underflows to 0",
-        CPP + "careful.hpp",
+        CPP + "retry_float64.hpp",
         "        if (special(apart[e])) out[e] = apart[e];\n",
         "",
         "test_semantics_numbers.py::test_an_infinite_value_that_is_seen_is_infinite_however_small_its_weight",
@@ -199,11 +199,11 @@ MUTANTS = [
     ),
     Mutant(
         "G6",
-        "a plain call in float64 is computed in float32",
+        "a call on the fast path computes float64 in float32",
         CPP + "module.cpp",
         "q.wide = type == NPY_DOUBLE;",
         "q.wide = false;",
-        "test_fused_plain.py::test_a_plain_call_has_the_bytes_of_the_general_way",
+        "test_fused_fast_path.py::test_a_fast_call_has_the_bytes_of_the_general_way",
         "float64 and 257",
     ),
     Mutant(
@@ -271,17 +271,17 @@ MUTANTS = [
     ),
     Mutant(
         "G9",
-        "a plain call ignores window",
+        "the fast path ignores window",
         CPP + "module.cpp",
         "{Mask, Bias, Window, Offset,",
         "{Mask, Bias, Offset,",
-        "test_fused_plain.py::test_options_that_are_not_plain_come_out_as_the_general_way_has_them",
+        "test_fused_fast_path.py::test_options_that_the_fast_path_leaves_come_out_as_the_general_way_has_them",
         "window",
     ),
     Mutant(
         "G9",
         "a row that is computed again ignores softcap",
-        CPP + "redo.cpp",
+        CPP + "unbounded.cpp",
         "    if (q.softcap != 0) {\n",
         "    if (false) {\n",
         "test_semantics_options.py::"
@@ -291,7 +291,7 @@ MUTANTS = [
     Mutant(
         "G9",
         "a row that is computed again ignores the left side of window",
-        CPP + "redo.cpp",
+        CPP + "unbounded.cpp",
         "if (q.left >= 0 && j < plus(position, -q.left)) return false;",
         "",
         "test_semantics_options.py::"
@@ -301,7 +301,7 @@ MUTANTS = [
     Mutant(
         "G9",
         "a row that is computed again leaves the sink out of its sum",
-        CPP + "redo.cpp",
+        CPP + "unbounded.cpp",
         "        sum = std::exp((sink + -most).near());\n",
         "",
         "test_semantics_options.py::"
@@ -311,7 +311,7 @@ MUTANTS = [
     Mutant(
         "G9",
         "a row that is computed again takes every segment for its own",
-        CPP + "redo.cpp",
+        CPP + "unbounded.cpp",
         "node.queries[b * q.L + i] == node.keys[b * q.S + j]",
         "true",
         "test_semantics_options.py::"
@@ -348,7 +348,7 @@ MUTANTS = [
     ),
     Mutant(
         "G10",
-        "a plain call is answered by all CPUs where REGARD_NUM_THREADS is refused",
+        "the fast path uses all CPUs where REGARD_NUM_THREADS is refused",
         "compute/native.py",
         'module.use(target if known else "", ',
         "module.use(target, ",
@@ -358,11 +358,11 @@ MUTANTS = [
     ),
     Mutant(
         "G10",
-        "a plain call does not compare the widths of query and key",
+        "the fast path does not compare the widths of query and key",
         CPP + "module.cpp",
         "ks[axes - 1] != q.D || ",
         "",
-        "test_fused_plain.py::test_inputs_that_are_not_plain_come_out_as_the_general_way_has_them",
+        "test_fused_fast_path.py::test_inputs_that_the_fast_path_leaves_come_out_as_the_general_way_has_them",
         "another and width",
     ),
     Mutant(
@@ -442,16 +442,16 @@ MUTANTS = [
     ),
     Mutant(
         "G12",
-        "a plain call writes into out while it still reads what out overlaps",
+        "the fast path writes into out while it still reads what out overlaps",
         CPP + "module.cpp",
         "if (may_overlap(out, array)) Py_RETURN_NONE;",
         "if (false && may_overlap(out, array)) Py_RETURN_NONE;",
-        "test_fused_plain.py::test_out_that_lies_on_an_input_is_left_to_the_general_way",
+        "test_fused_fast_path.py::test_out_that_lies_on_an_input_is_left_to_the_general_way",
         "",
     ),
     Mutant(
         "G13",
-        "a plain call keeps the lock of the interpreter",
+        "the fast path keeps the lock of the interpreter",
         CPP + "module.cpp",
         "            Unlocked unlocked;\n            // 0: as many",
         "            // 0: as many",

@@ -54,8 +54,8 @@ def call(G, R, L, S, D, E, dtype, end, threads=1, mask=False, bias=False, plain=
     q, k, v = (placed.pop(n) for n in "qkv")
     out = pages["out"].place(np.empty((G * R, L, E), dtype), end, writable=True)
     if plain:
-        result = native.plain(q, k, v, None, None, False, None, None, None, None, None, "working",
-                              False, False, out, None, None)
+        result = native.fast_path(q, k, v, None, None, False, None, None, None, None, None,
+                                  "working", False, False, out, None, None)
     else:
         result = regard.attention(
             q, k, v, kernel="fused", threads=threads, out=out, **placed, **options

@@ -642,7 +642,7 @@ def control():
     return struct.unpack_from("<I", fresh, AT)[0]
 DEFAULT, FLUSH, ZERO, UP, FLAGS = 0x1F80, 0x8000, 0x0040, 0x4000, 0x003F
 def plainly(*call):
-    return native.plain(*call, None, None, False, None, None, None, None, None, "working",
+    return native.fast_path(*call, None, None, False, None, None, None, None, None, "working",
                         False, False, None, None, None)
 """
 )

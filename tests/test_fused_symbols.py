@@ -68,15 +68,14 @@ def test_the_flags_of_the_build_never_let_the_compiler_change_results():
         assert "-fassociative-math" not in given
 
 
-def compiled(source: str, target: str, level: str, folder: Path) -> Path:
-    """One of a target's two units with the flags of the build, but optimised as said."""
+def compiled(target: str, level: str, folder: Path) -> Path:
+    """A target's unit with the flags of the build, but optimised as said."""
     unit = folder / "unit.o"
     given = [flag for flag in flags_of(target) if not flag.startswith("-O")]
-    names = [f"-DREGARD_METER=regard_meter_{target}", f'-DREGARD_METER_NAME="{target}"']
     process = subprocess.run(
         [
-            *(COMPILER, "-std=c++17", "-fPIC", "-fvisibility=hidden", level, *given, *names),
-            *("-c", str(UNITS / source), "-o", str(unit)),
+            *(COMPILER, "-std=c++17", "-fPIC", "-fvisibility=hidden", level, *given),
+            *("-c", str(UNITS / f"target_{target}.cpp"), "-o", str(unit)),
         ],
         capture_output=True,
         text=True,
@@ -88,36 +87,25 @@ def compiled(source: str, target: str, level: str, folder: Path) -> Path:
     return unit
 
 
-# What is compiled with the flags of a target: (target, source, its one symbol).
-OBJECTS = [
-    one
-    for target in units()
-    for one in (
-        (target, f"target_{target}.cpp", f"regard_target_{target}"),
-        (target, "meter.cpp", f"regard_meter_{target}"),
-    )
-]
-each_object = pytest.mark.parametrize(
-    ("target", "source", "symbol"), OBJECTS if LISTED.exists() else []
-)
+each_target = pytest.mark.parametrize("target", units() if LISTED.exists() else [])
 
 
 @needs_compiler
-@each_object
-def test_a_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target, source, symbol, tmp_path):
+@each_target
+def test_a_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target, tmp_path):
     # Unoptimised, nothing is inlined: whatever the linker might share shows.
-    found = symbols(compiled(source, target, "-O0", tmp_path), "--defined-only")
+    found = symbols(compiled(target, "-O0", tmp_path), "--defined-only")
     shown = [(kind, name) for kind, name in found if kind.isupper() or kind in "uvw"]
-    assert [name for _, name in shown] == [symbol], shown
+    assert [name for _, name in shown] == [f"regard_target_{target}"], shown
     assert not {kind for kind, _ in shown} & set("WVuvw")
 
 
 @needs_compiler
-@each_object
-def test_a_unit_of_a_target_has_no_static_initialiser(target, source, symbol, tmp_path):
-    unit = compiled(source, target, "-O1", tmp_path)
+@each_target
+def test_a_unit_of_a_target_has_no_static_initialiser(target, tmp_path):
+    unit = compiled(target, "-O1", tmp_path)
     names = [name for _, name in symbols(unit)]
-    assert symbol in names
+    assert f"regard_target_{target}" in names
     assert not [
         name for name in names if "_GLOBAL__sub_I" in name or "__cxx_global_var_init" in name
     ]

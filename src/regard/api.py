@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from regard.boundary.arrays import home_of, lent, untraced
-from regard.compute.native import plain, set_default_threads
+from regard.compute.native import fast_path, set_default_threads
 from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def attention(
            [ 3.302,  6.698]])
     """
     # fmt: off
-    answer = plain(query, key, value, mask, bias, causal, window, offset, scale, softcap, sink,
-                   precision, return_weights, return_lse, out, kernel, threads)
+    answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap, sink,
+                       precision, return_weights, return_lse, out, kernel, threads)
     # fmt: on
     if answer is not None:
         return answer
@@ -149,12 +149,12 @@ def attention(
 
 
 def _general(*arguments: Any, **options: Any) -> Any:
-    # Not a closure in `attention`, which would cost the plain call a quarter of its time.
+    # Not a closure in `attention`, which would cost the fast path a quarter of its time.
     return untraced(_answer)(*arguments, **options)
 
 
 def _answer(query: Any, key: Any, value: Any, kernel: str | None, **options: Any) -> Any:
-    # Imports deferred: the plain call does not need them, and `import regard` is quick.
+    # Imports deferred: the fast path does not need them, and `import regard` is quick.
     from regard.compute.dispatch import run
     from regard.compute.request import make_request
 

@@ -12,7 +12,7 @@ import pytest
 
 import regard
 from bounds import assert_within, error_bounds, precision_of
-from calls import recording_plain_calls_too
+from calls import recording_fast_calls_too
 from oracle import attend
 
 try:
@@ -136,7 +136,7 @@ def test_a_grid_of_the_options_gives_the_numbers_of_jax(name):
     checked = 0
     for cell in GRID:
         options = options_of(*cell)
-        with recording_plain_calls_too() as ran:
+        with recording_fast_calls_too() as ran:
             ours = dot_product_attention(query, key, value, return_residual=True, **options)
         assert len(ran) == 1
         assert ran[0].startswith("fused")
@@ -247,7 +247,7 @@ def test_within_jit_the_bytes_are_those_without(cell):
     def compiled(query, key, value, arrays):
         return dot_product_attention(query, key, value, return_residual=True, **arrays, **fixed)
 
-    with recording_plain_calls_too() as ran:
+    with recording_fast_calls_too() as ran:
         inside = jax.block_until_ready(compiled(query, key, value, arrays))
     assert len(ran) == 1
     assert ran[0].startswith("fused")

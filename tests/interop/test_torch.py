@@ -11,7 +11,7 @@ import pytest
 
 import regard
 from bounds import assert_within, error_bounds
-from calls import recording_plain_calls_too
+from calls import recording_fast_calls_too
 from oracle import attend
 from regard.boundary.arrays import as_numpy
 
@@ -37,7 +37,7 @@ def numbers(*shape, dtype="float32", seed=0):
 
 def check(query, key, value, attn_mask=None, **options):
     """Ours against PyTorch in float64; the fused kernel answers, within the bounds of its dtype."""
-    with recording_plain_calls_too() as ran:
+    with recording_fast_calls_too() as ran:
         ours = scaled_dot_product_attention(query, key, value, attn_mask, **options)
     assert len(ran) == 1
     assert ran[0].startswith("fused")
@@ -422,7 +422,7 @@ def test_a_layer_of_pytorch_runs_on_regard_within_the_context():
     padding[1, 3:] = True
     with torch.no_grad():
         expected = layer(x, x, x, key_padding_mask=padding, need_weights=False)[0]
-        with patched() as calls, recording_plain_calls_too() as ran:
+        with patched() as calls, recording_fast_calls_too() as ran:
             output = layer(x, x, x, key_padding_mask=padding, need_weights=False)[0]
     assert (calls.answered, calls.passed_on, len(ran)) == (1, 0, 1)
     np.testing.assert_allclose(output, expected, rtol=0, atol=LAYER_TOLERANCE)
@@ -509,7 +509,7 @@ def test_contexts_of_several_threads_may_end_in_any_order():
 
 def test_other_threads_keep_the_function_of_pytorch():
     tensors = list(good().values())
-    with patched() as calls, recording_plain_calls_too() as ran:
+    with patched() as calls, recording_fast_calls_too() as ran:
         thread = threading.Thread(target=functional.scaled_dot_product_attention, args=tensors)
         thread.start()
         thread.join(60)

@@ -212,9 +212,9 @@ class KVCache:
                 self._check_positions(position, count)
             if rules is None and (not causal or position == 0):
                 # fmt: off
-                answer = native.plain(query, key, value, None, bias, causal, window, None, scale,
-                                      softcap, sink, precision, return_weights, return_lse, out,
-                                      kernel, threads)
+                answer = native.fast_path(query, key, value, None, bias, causal, window, None,
+                                          scale, softcap, sink, precision, return_weights,
+                                          return_lse, out, kernel, threads)
                 # fmt: on
                 if answer is not None:
                     return answer if home is None else _as_asked(answer, home, given)

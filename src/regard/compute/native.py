@@ -1,6 +1,6 @@
 """The native module: whether it was built, for which CPU targets, how many threads it uses.
 
-Its only importer, and light: a plain call needs no more than this. Must not know requests.
+Its only importer, and light: the fast path needs no more than this. Must not know requests.
 """
 
 from __future__ import annotations
@@ -106,12 +106,13 @@ def use_target(name: str) -> None:
     _tell()
 
 
-def nothing_plain(*_: Any) -> None:
-    """What stands for `plain` where the native module is not built: no call is answered."""
+def _no_fast_path(*_: Any) -> None:
+    """Fallback where the native module is not built; always returns None."""
 
 
-# All arguments of regard.attention by position: the answer to a plain call, None to any other.
-plain = module.plain if BUILT else nothing_plain
+# Takes all arguments of regard.attention by position. Returns the output of a call with default
+# options, and None for any other call.
+fast_path = module.fast_path if BUILT else _no_fast_path
 
 
 def default_threads() -> int:
@@ -136,7 +137,7 @@ def set_default_threads(threads: int | None) -> None:
 
 
 def _tell() -> None:
-    """Let the native module know what a plain call uses; 0 threads: whatever is usable then.
+    """Let the native module know what the fast path uses; 0 threads: whatever is usable then.
 
     Without a target it answers none: the general way says what was refused.
     """

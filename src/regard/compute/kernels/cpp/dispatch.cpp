@@ -5,12 +5,9 @@
 
 extern "C" {
 extern const regard::Target regard_target_baseline;
-extern const regard::Meter regard_meter_baseline;
 #if defined(REGARD_X86_TARGETS)
 extern const regard::Target regard_target_avx2;
 extern const regard::Target regard_target_avx512;
-extern const regard::Meter regard_meter_avx2;
-extern const regard::Meter regard_meter_avx512;
 #endif
 }
 
@@ -22,15 +19,6 @@ const Target* const kTargets[] = {
     &regard_target_avx2,
 #endif
     &regard_target_baseline,
-    nullptr,
-};
-
-const Meter* const kMeters[] = {
-#if defined(REGARD_X86_TARGETS)
-    &regard_meter_avx512,
-    &regard_meter_avx2,
-#endif
-    &regard_meter_baseline,
     nullptr,
 };
 

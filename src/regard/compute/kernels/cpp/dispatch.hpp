@@ -1,6 +1,5 @@
 // Which CPU targets were built, which this machine can run, and which is active.
 #pragma once
-#include "measure.hpp"
 #include "request.hpp"
 
 namespace regard {
@@ -8,7 +7,5 @@ namespace regard {
 // Best first; terminated by nullptr.
 extern const Target* const kTargets[];
 bool usable(const Target& target);
-// What measures the target; every target has one.
-extern const Meter* const kMeters[];
 
 }  // namespace regard

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "redo.hpp"
+#include "unbounded.hpp"
 #include "threads.hpp"
 
 namespace regard {
@@ -83,7 +83,7 @@ enum class Ending { complete, interrupted, forked };
 Ending attempt(Request q, const Target& target, int threads,
                const std::function<bool()>& interrupted) {
     const PlainArithmetic plain;
-    q.redo = redo_row;
+    q.unbounded_row = unbounded_row;
     const int64_t rows = q.G ? q.H / q.G * q.L : 0;
     if (q.B == 0 || rows == 0) return Ending::complete;
     const int64_t chunks = (q.S + kChunk - 1) / kChunk;

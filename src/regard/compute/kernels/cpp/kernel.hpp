@@ -12,8 +12,9 @@
 //   pass 4  merge:         (maximum, sum, O) with (maximum, sum, A)
 #pragma once
 #include "pack.hpp"
+#include "peak_flops.hpp"
 #include "products.hpp"
-#include "rules.hpp"
+#include "mask_rules.hpp"
 #include "softmax.hpp"
 
 namespace {
@@ -21,7 +22,7 @@ using namespace regard;
 
 // --- one piece of work -------------------------------------------------------------------------
 
-// What a careful look keeps apart (careful.hpp).
+// What a careful look keeps apart (retry_float64.hpp).
 template <class T> struct Apart {
     T* sums;    // (rows, E): NaN and infinite values that a row sees, added up; 0 where there are none
     T* chunk;   // (E): the same for the keys of a chunk
@@ -255,7 +256,7 @@ template <class T> struct Partial {
     T* out(int64_t chunk, int64_t r) const { return (T*)(&state(chunk, r) + 2); }
 };
 
-#include "careful.hpp"
+#include "retry_float64.hpp"
 
 template <class T>
 static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_t last,
@@ -431,7 +432,7 @@ static void attend(const Request& q, int64_t b, int64_t g, int64_t first, int64_
             settle(q, how, s.row[r], state, out, q.weights ? s.chunk_maxima + r * chunks : nullptr,
                    first + r, left, count);
     }
-    if (count) attend_carefully(q, b, g, left, count, at);
+    if (count) retry_in_float64(q, b, g, left, count, at);
 }
 
 // The parts of every chunk, left to right: the same merging in the same order as in `attend`.
@@ -453,7 +454,7 @@ static void merge(const Request& q, int64_t b, int64_t g, int64_t first, int64_t
         if (nothing(state)) clear(s.out, wide);
         settle(q, how, row, state, s.out, s.chunk_maxima, first + r, left, count);
     });
-    if (count) attend_carefully(q, b, g, left, count, at);
+    if (count) retry_in_float64(q, b, g, left, count, at);
 }
 
 template <class T>
@@ -521,4 +522,7 @@ static void exponentials(const float* x, float* y, int64_t n) {
 #define REGARD_TARGET(SYMBOL, NAME)                                                       \
     extern "C" const regard::Target SYMBOL = {                                            \
         NAME,          kLanes<float>, scratch_bytes, packed_bytes, pack_chunk, attend_rows, \
-        partial_bytes, merge_rows,    kTask,         kTile,        exponentials};
+        partial_bytes, merge_rows,    kTask,         kTile,        exponentials,              \
+        {{multiply_adds<float>, kOperations<float>},                                        \
+         {multiply_adds<double>, kOperations<double>}},                                     \
+        read_all};

@@ -54,16 +54,16 @@ int windows_in(double seconds) { return std::max(3, int(seconds / kWindow)); }
 
 }  // namespace
 
-double most_operations(const Meter& meter, bool wide, int threads, double seconds) {
+double most_operations(const Target& target, bool wide, int threads, double seconds) {
     constexpr int64_t kRounds = 1000;  // some 20 to 50 µs
-    const double piece = double(kRounds) * double(meter.operations(wide));
+    const double piece = double(kRounds) * double(target.peak[wide].operations);
     return fastest(threads, kWindow, windows_in(seconds), [&](int) {
-        keep(meter.multiply_adds(kRounds, wide));
+        keep(target.peak[wide].multiply_adds(kRounds));
         return piece;
     });
 }
 
-double most_bytes(const Meter& meter, const char* data, size_t bytes, int threads,
+double most_bytes(const Target& target, const char* data, size_t bytes, int threads,
                   double seconds) {
     // Every thread reads a part of its own from end to end, then again: the whole must be much
     // larger than the caches. What ahead is best depends on the machine.
@@ -73,7 +73,7 @@ double most_bytes(const Meter& meter, const char* data, size_t bytes, int thread
     for (int pass = 0; part && (pass < 3 || now() - begin < seconds); pass++)
         for (const size_t ahead : {size_t(0), size_t(1024), size_t(4096)})
             best = std::max(best, fastest(threads, 0, 1, [&](int thread) {
-                keep(meter.read(data + size_t(thread) * part, part, ahead));
+                keep(target.read(data + size_t(thread) * part, part, ahead));
                 return double(part);
             }));
     return best;

@@ -21,6 +21,7 @@
 #include "cpus.hpp"
 #include "dispatch.hpp"
 #include "driver.hpp"
+#include "measure.hpp"
 
 namespace nb = nanobind;
 using namespace regard;
@@ -88,12 +89,6 @@ Rule rule_of(const std::string& name) {
 const Target& target_named(const std::string& name) {
     for (const Target* const* target = kTargets; *target; target++)
         if (name == (*target)->name) return **target;
-    throw nb::value_error("no such target");
-}
-
-const Meter& meter_named(const std::string& name) {
-    for (const Meter* const* meter = kMeters; *meter; meter++)
-        if (name == (*meter)->name) return **meter;
     throw nb::value_error("no such target");
 }
 
@@ -246,7 +241,7 @@ bool may_overlap(PyArrayObject* one, PyArrayObject* other) {
 // else is built: three aligned arrays of one type, contiguous or views such as a cache has, with
 // default options (causal, a scale, threads and an `out` beside the inputs allowed). Returns None for
 // every other call, and for every error, so that there is one place that says what is wrong.
-PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
+PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
     enum { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink, Precision,
            Weights, Lse, Out, Kernel, Threads, Count };
     static PyObject* const working = PyUnicode_InternFromString("working");
@@ -381,8 +376,9 @@ PyObject* plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
 }
 
-PyMethodDef plain_method = {"plain", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&plain)),
-                            METH_FASTCALL, nullptr};
+PyMethodDef fast_path_method = {
+    "fast_path", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_path)), METH_FASTCALL,
+    nullptr};
 
 nb::object exponential(const nb::object& x, const std::string& target) {
     PyArrayObject* in = array_of(x);
@@ -396,19 +392,19 @@ nb::object exponential(const nb::object& x, const std::string& target) {
 
 // For benchmarks: what the machine could do at most, per second.
 double multiply_add_peak(int threads, double seconds, bool wide, const std::string& target) {
-    const Meter& meter = meter_named(target);
+    const Target& measured = target_named(target);
     Unlocked unlocked;
-    return most_operations(meter, wide, threads, seconds);
+    return most_operations(measured, wide, threads, seconds);
 }
 
 double read_bandwidth(const nb::object& array, int threads, double seconds,
                       const std::string& target) {
-    const Meter& meter = meter_named(target);
+    const Target& measured = target_named(target);
     PyArrayObject* data = array_of(array);
     const char* bytes = PyArray_BYTES(data);
     const size_t size = size_t(PyArray_NBYTES(data));
     Unlocked unlocked;
-    return most_bytes(meter, bytes, size, threads, seconds);
+    return most_bytes(measured, bytes, size, threads, seconds);
 }
 
 double clock_frequency(int threads, double seconds) {
@@ -431,7 +427,7 @@ NB_MODULE(_fused, module) {
                nb::arg("softcap"), nb::arg("wide"), nb::arg("threads"),
                nb::arg("target"));
     module.def("use", &use);
-    module.attr("plain") = nb::steal(PyCFunction_New(&plain_method, nullptr));
+    module.attr("fast_path") = nb::steal(PyCFunction_New(&fast_path_method, nullptr));
     module.def("exponential", &exponential);
     module.def("usable_cpus", &usable_cpus);
     module.def("cpu_quota", &cpu_quota, nb::arg("groups"), nb::arg("membership"));

@@ -54,11 +54,19 @@ struct Request {
     Kind lse_kind;
     // Computes one row with exponents that do not end; called for rows that left the range of float64.
     // Not the whole row: only those numbers of its output that are not finite.
-    void (*redo)(const Request&, int64_t b, int64_t h, int64_t i, bool whole);
+    void (*unbounded_row)(const Request&, int64_t b, int64_t h, int64_t i, bool whole);
     // Asked now and then, at least once per chunk of keys: true means stop, the call is given up.
     bool (*stopped)(void* state);
     void* state;
 };
+
+// Rounds of independent multiply-adds, and how many operations (two each) a round has.
+struct PeakFlops {
+    double (*multiply_adds)(int64_t rounds);
+    int64_t operations;
+};
+
+constexpr size_t kReadBlock = 1024;
 
 // What one CPU target offers: the only symbol of its translation unit.
 struct Target {
@@ -79,6 +87,10 @@ struct Target {
     int64_t rows_per_task;  // at most
     int64_t rows_per_tile;
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
+    // For measurements (measure.cpp): of float32 and float64; and reading all bytes, a multiple of
+    // kReadBlock, while prefetching `ahead` bytes ahead.
+    PeakFlops peak[2];
+    double (*read)(const char* data, size_t bytes, size_t ahead);
 };
 
 constexpr int64_t kChunk = 256;  // keys per chunk, anchored at key 0 on every path

@@ -5,14 +5,14 @@
 //
 // Sums are brought into range by powers of two, which round nothing, and logits have exponents of
 // their own. A long double would not do: where it is no wider than a double it has no more range.
-#include "redo.hpp"
+#include "unbounded.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "rules.hpp"
+#include "mask_rules.hpp"
 
 namespace regard {
 namespace {
@@ -164,7 +164,7 @@ Number logit(const Request& q, const std::vector<double>& query, const std::vect
 
 }  // namespace
 
-void redo_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole) {
+void unbounded_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole) {
     const int64_t g = h / (q.H / q.G), row = (b * q.H + h) * q.L + i;
     const Kind weight = q.wide ? Kind::float64 : Kind::float32;
     std::vector<double> query(size_t(q.D)), key(size_t(q.D));

@@ -1,9 +1,10 @@
-// The loops that find what a CPU target can do at most; compiled once per target, with its flags.
-// REGARD_METER is the one symbol of the unit and REGARD_METER_NAME the target's name.
-#include "measure.hpp"
+// Loops that measure the peak of a CPU target: multiply-adds in registers, and reading memory.
+#pragma once
+#include "request.hpp"
 #include "simd.hpp"
 
 namespace {
+using namespace regard;
 
 // Latency times units is 8 to 10 on today's CPUs; twelve chains and two operands also fit into
 // sixteen registers.
@@ -26,14 +27,7 @@ template <class T> static double multiply_adds(int64_t rounds) {
     return double(sum_of<T>(sum));
 }
 
-static double multiply_adds_of(int64_t rounds, bool wide) {
-    return wide ? multiply_adds<double>(rounds) : multiply_adds<float>(rounds);
-}
-static int64_t operations(bool wide) {
-    return 2 * kChains * kSteps * (wide ? kLanes<double> : kLanes<float>);
-}
-
-static double read(const char* data, size_t bytes, size_t ahead) {
+static double read_all(const char* data, size_t bytes, size_t ahead) {
     constexpr int kStreams = 8;
     Vec<float> sum[kStreams] = {};
     for (size_t at = 0; at < bytes; at += kStreams * size_t(kBytes)) {
@@ -49,7 +43,6 @@ static double read(const char* data, size_t bytes, size_t ahead) {
     return double(sum_of<float>(sum[0]));
 }
 
-}  // namespace
+template <class T> constexpr int64_t kOperations = 2 * kChains * kSteps * kLanes<T>;
 
-extern "C" const regard::Meter REGARD_METER = {REGARD_METER_NAME, kBytes, multiply_adds_of,
-                                               operations, read};
+}  // namespace

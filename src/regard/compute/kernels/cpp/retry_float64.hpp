@@ -6,10 +6,10 @@
 // the weights is one of finite numbers, and are added up on their own: a weight that underflows to 0
 // is still positive, so an infinite value that a row sees makes its column infinite.
 //
-// A row that leaves the range of float64 although its inputs are finite is left to q.redo.
+// A row that leaves the range of float64 although its inputs are finite is left to q.unbounded_row.
 #pragma once
 #include "pack.hpp"
-#include "rules.hpp"
+#include "mask_rules.hpp"
 #include "softmax.hpp"
 
 namespace {
@@ -109,7 +109,7 @@ static void for_visible(const Request& q, const Row& row, uint8_t* stack, F f) {
 
 // Ends one row; false if it left the range of float64 although no NaN and no infinity reaches it.
 template <class W>
-static bool settle_carefully(const Request& q, const Softmax<double>& how, const Scratch<double>& s,
+static bool settle_retry(const Request& q, const Softmax<double>& how, const Scratch<double>& s,
                              int64_t r, bool whole) {
     const int64_t wide = padded(q.E, kLanes<double>), chunks = (q.S + kChunk - 1) / kChunk;
     const Row& row = s.row[r];
@@ -155,7 +155,7 @@ static bool settle_carefully(const Request& q, const Softmax<double>& how, const
 
 // Rows of key head g against all keys. Weights are numbers of W.
 template <class W>
-static void attend_carefully(const Request& q, int64_t b, int64_t g, const Left* left, int64_t rows,
+static void retry_in_float64(const Request& q, int64_t b, int64_t g, const Left* left, int64_t rows,
                              char* at) {
     typedef double T;
     const Scratch<T> s(q, at, true);
@@ -249,14 +249,14 @@ static void attend_carefully(const Request& q, int64_t b, int64_t g, const Left*
         }
     }
     for (int64_t r = 0; r < rows; r++)
-        if (beyond[r] || !settle_carefully<W>(q, how, s, r, left[r].whole))
-            q.redo(q, b, s.row[r].h, s.row[r].i, left[r].whole);
+        if (beyond[r] || !settle_retry<W>(q, how, s, r, left[r].whole))
+            q.unbounded_row(q, b, s.row[r].h, s.row[r].i, left[r].whole);
 }
 
-static void attend_carefully(const Request& q, int64_t b, int64_t g, const Left* left, int64_t rows,
+static void retry_in_float64(const Request& q, int64_t b, int64_t g, const Left* left, int64_t rows,
                              char* at) {
-    if (q.wide) return attend_carefully<double>(q, b, g, left, rows, at);
-    attend_carefully<float>(q, b, g, left, rows, at);
+    if (q.wide) return retry_in_float64<double>(q, b, g, left, rows, at);
+    retry_in_float64<float>(q, b, g, left, rows, at);
 }
 
 }  // namespace

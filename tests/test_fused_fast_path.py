@@ -1,6 +1,6 @@
-"""Plain calls, which native code answers before anything is checked: as the general way would.
+"""The fast path, which answers a call before a Request is built, as the general way would.
 
-`plain` recognises three aligned arrays of one type with default options. Whatever it answers
+The fast path recognises three aligned arrays of one type with default options. Whatever it answers
 must have the bytes of the general way; whatever it does not must come out as the general way has
 it, errors included.
 """
@@ -30,19 +30,19 @@ DEFAULTS = dict.fromkeys(OPTIONS) | {"causal": False, "precision": "working"}
 DEFAULTS |= {"return_weights": False, "return_lse": False}
 
 
-def plainly(*arrays: Any, **options: Any) -> Any:
-    """The answer of `plain` itself; None where it leaves the call to others."""
-    return native.plain(*arrays, *(DEFAULTS | options).values())
+def on_fast_path(*arrays: Any, **options: Any) -> Any:
+    """The answer of the fast path itself; None where it leaves the call to others."""
+    return native.fast_path(*arrays, *(DEFAULTS | options).values())
 
 
 @contextmanager
-def without_plain() -> Iterator[None]:
-    before = regard.api.plain
-    regard.api.plain = lambda *_: None
+def without_fast_path() -> Iterator[None]:
+    before = regard.api.fast_path
+    regard.api.fast_path = lambda *_: None
     try:
         yield
     finally:
-        regard.api.plain = before
+        regard.api.fast_path = before
 
 
 def outcome(call: Callable[[], Any]) -> tuple[Any, ...]:
@@ -59,7 +59,7 @@ def both_ways(*arrays: Any, **options: Any) -> tuple[tuple[Any, ...], tuple[Any,
     def call() -> Any:
         return regard.attention(*arrays, **options)
 
-    with without_plain():
+    with without_fast_path():
         general = outcome(call)
     return outcome(call), general
 
@@ -91,27 +91,27 @@ DTYPES = [np.float32, np.float64, np.float16, *([BFLOAT16] if BFLOAT16 is not No
 @every_target
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_a_plain_call_has_the_bytes_of_the_general_way(target, dtype, shapes):
+def test_a_fast_call_has_the_bytes_of_the_general_way(target, dtype, shapes):
     with on_path(f"fused:{target}"):
         arrays = inputs(*shapes, dtype=dtype)
         square = shapes[0][-2] == shapes[1][-2]
         for options in ({}, {"scale": 0.3}, {"scale": -2.5}, {"causal": True}, {"threads": 2}):
             if options.get("causal") and not square:
                 continue
-            plain = plainly(*arrays, **options)
-            assert plain is not None, f"{options}: not taken for plain"
-            out = np.full_like(plain, np.nan)
-            assert plainly(*arrays, out=out, **options) is out
-            assert_same_bytes(out, plain, f"{options}, in out")
-            with without_plain():
+            fast = on_fast_path(*arrays, **options)
+            assert fast is not None, f"{options}: not answered by the fast path"
+            out = np.full_like(fast, np.nan)
+            assert on_fast_path(*arrays, out=out, **options) is out
+            assert_same_bytes(out, fast, f"{options}, in out")
+            with without_fast_path():
                 general = regard.attention(*arrays, **options)
-            assert_same_bytes(plain, general, f"{options}")
+            assert_same_bytes(fast, general, f"{options}")
             assert_same_bytes(regard.attention(*arrays, **options), general, f"{options}, called")
 
 
 @every_target
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_plain_call_of_every_small_size_has_the_bytes_of_the_general_way(target, dtype):
+def test_a_fast_call_of_every_small_size_has_the_bytes_of_the_general_way(target, dtype):
     rng = np.random.default_rng(5)
     with on_path(f"fused:{target}"):
         for n in range(200):
@@ -125,33 +125,33 @@ def test_a_plain_call_of_every_small_size_has_the_bytes_of_the_general_way(targe
                 dtype=dtype,
                 seed=n,
             )
-            plain = plainly(q, k, v, causal=bool(n % 2))
-            with without_plain():
+            fast = on_fast_path(q, k, v, causal=bool(n % 2))
+            with without_fast_path():
                 general = regard.attention(q, k, v, causal=bool(n % 2))
-            assert_same_bytes(plain, general, f"{q.shape} {k.shape} {v.shape}")
+            assert_same_bytes(fast, general, f"{q.shape} {k.shape} {v.shape}")
 
 
 @every_target
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e38, 1e-42, -0.0, 0.0])
-def test_a_plain_call_with_odd_numbers_has_the_bytes_of_the_general_way(target, dtype, number):
+def test_a_fast_call_with_odd_numbers_has_the_bytes_of_the_general_way(target, dtype, number):
     with on_path(f"fused:{target}"):
         for place in range(3):
             arrays = inputs((2, 20, 16), (2, 20, 16), (2, 20, 16), dtype=dtype)
             arrays[place][1, 7, 3:5] = number
             for causal in (False, True):
                 with np.errstate(all="raise"):
-                    plain = plainly(*arrays, causal=causal)
-                with without_plain():
+                    fast = on_fast_path(*arrays, causal=causal)
+                with without_fast_path():
                     general = regard.attention(*arrays, causal=causal)
-                assert_same_bytes(plain, general, f"{QKV[place]}, causal {causal}")
+                assert_same_bytes(fast, general, f"{QKV[place]}, causal {causal}")
 
 
-def test_a_plain_answer_is_a_new_array_that_owns_its_memory():
+def test_a_fast_answer_is_a_new_array_that_owns_its_memory():
     q, k, v = inputs((2, 5, 8), (2, 5, 8), (2, 5, 8))
     for x in (q, k, v):
         x.setflags(write=False)
-    one, other = plainly(q, k, v), plainly(q, k, v)
+    one, other = on_fast_path(q, k, v), on_fast_path(q, k, v)
     assert type(one) is np.ndarray
     assert one.flags.owndata
     assert one.flags.writeable
@@ -160,14 +160,14 @@ def test_a_plain_answer_is_a_new_array_that_owns_its_memory():
     assert not any(np.shares_memory(one, x) for x in (q, k, v))
 
 
-def test_a_plain_call_uses_the_target_that_is_chosen(monkeypatch):
+def test_a_fast_call_uses_the_target_that_is_chosen(monkeypatch):
     # Targets differ in the last bits, so the bytes say which one answered.
     q, k, v = inputs((4, 40, 64), (4, 300, 64), (4, 300, 64))
     answers = {}
     for target in [one for one, usable in native.targets().items() if usable]:
         with on_path(f"fused:{target}"):
-            answers[target] = plainly(q, k, v).tobytes()
-            with without_plain():
+            answers[target] = on_fast_path(q, k, v).tobytes()
+            with without_fast_path():
                 assert regard.attention(q, k, v).tobytes() == answers[target], target
     if len(answers) == 3:
         assert len({answers["baseline"], answers["avx512"]}) == 2
@@ -230,30 +230,30 @@ OTHER_INPUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", OTHER_INPUTS)
-def test_inputs_that_are_not_plain_come_out_as_the_general_way_has_them(what):
+def test_inputs_that_the_fast_path_leaves_come_out_as_the_general_way_has_them(what):
     call = OTHER_INPUTS[what]
-    assert plainly(*call.values()) is None
-    plain, general = both_ways(*call.values())
-    assert plain == general
+    assert on_fast_path(*call.values()) is None
+    fast, general = both_ways(*call.values())
+    assert fast == general
 
 
 @pytest.mark.parametrize("name", QKV)
-def test_layouts_come_out_as_the_general_way_has_them_whether_plain_or_not(name):
+def test_layouts_come_out_as_the_general_way_has_them_fast_or_not(name):
     expected = outcome(lambda: regard.attention(**base()))
     left = set()
     for layout, x in layouts(base()[name]):
         call = base() | {name: x}
-        if plainly(*call.values()) is None:
+        if on_fast_path(*call.values()) is None:
             left.add(layout)
-        plain, general = both_ways(*call.values())
-        assert plain == general == expected, layout
+        fast, general = both_ways(*call.values())
+        assert fast == general == expected, layout
     assert left == {"unaligned", "field of a packed struct", "the other byte order"}
 
 
 @every_target
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (7, 5), (2, 1, 2)], ids=str)
-def test_a_plain_call_on_views_of_larger_arrays_has_the_bytes_of_the_general_way(
+def test_a_fast_call_on_views_of_larger_arrays_has_the_bytes_of_the_general_way(
     target, dtype, lead
 ):
     with on_path(f"fused:{target}"):
@@ -268,10 +268,10 @@ def test_a_plain_call_on_views_of_larger_arrays_has_the_bytes_of_the_general_way
                 np.broadcast_to(v[..., :1], v.shape),
             ),
         ):
-            plain = plainly(*views)
-            assert plain is not None
-            with without_plain():
-                assert_same_bytes(plain, regard.attention(*map(np.ascontiguousarray, views)))
+            fast = on_fast_path(*views)
+            assert fast is not None
+            with without_fast_path():
+                assert_same_bytes(fast, regard.attention(*map(np.ascontiguousarray, views)))
 
 
 OTHER_OPTIONS: dict[str, dict[str, Any]] = {
@@ -326,11 +326,11 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", OTHER_OPTIONS)
-def test_options_that_are_not_plain_come_out_as_the_general_way_has_them(what):
+def test_options_that_the_fast_path_leaves_come_out_as_the_general_way_has_them(what):
     options = OTHER_OPTIONS[what]
-    assert plainly(*base().values(), **options) is None
-    plain, general = both_ways(*base().values(), **options)
-    assert plain == general
+    assert on_fast_path(*base().values(), **options) is None
+    fast, general = both_ways(*base().values(), **options)
+    assert fast == general
 
 
 def test_out_is_what_a_call_with_out_returns():
@@ -349,7 +349,7 @@ def test_out_that_lies_on_an_input_is_left_to_the_general_way():
             for arrays in ((one, whole, whole), (whole, one, whole), (whole, whole, one)):
                 expected = regard.attention(*(array.copy() for array in arrays))
                 before = memory.copy()
-                taken = plainly(*arrays, out=out)
+                taken = on_fast_path(*arrays, out=out)
                 assert (taken is out) is (start in (0, 240, 280))
                 assert regard.attention(*arrays, out=out) is out
                 assert_same_bytes(out, expected)
@@ -360,35 +360,35 @@ def test_out_that_may_not_be_written_is_left_to_the_general_way():
     whole = numbers((4, 5, 6))
     out = np.zeros((4, 5, 6), np.float32)
     out.setflags(write=False)
-    assert plainly(whole, whole, whole, out=out) is None
+    assert on_fast_path(whole, whole, whole, out=out) is None
     with pytest.raises(ValueError, match="out is read-only"):
         regard.attention(whole, whole, whole, out=out)
 
 
-def test_causal_needs_an_offset_where_lengths_differ_though_the_call_is_plain():
+def test_causal_needs_an_offset_where_lengths_differ_on_the_fast_path_too():
     q, k, v = inputs((3, 4), (5, 4), (5, 4))
-    assert plainly(q, k, v, causal=True) is None
-    plain, general = both_ways(q, k, v, causal=True)
-    assert plain == general
+    assert on_fast_path(q, k, v, causal=True) is None
+    fast, general = both_ways(q, k, v, causal=True)
+    assert fast == general
     with pytest.raises(ValueError, match="offset"):
         regard.attention(q, k, v, causal=True)
 
 
 @pytest.mark.parametrize("scale", [1e-29, 1e29, 1e-31, 1e31, 5e-324, 1e308, -1e29, -1e31])
-def test_scales_at_the_edge_of_what_is_plain_agree_on_either_side(scale):
+def test_scales_at_the_edge_of_the_fast_path_agree_on_either_side(scale):
     q, k, v = inputs((5, 4), (5, 4), (5, 4))
-    plain, general = both_ways(q, k, v, scale=scale)
-    assert plain == general
+    fast, general = both_ways(q, k, v, scale=scale)
+    assert fast == general
     assert np.isfinite(regard.attention(q, k, v, scale=scale)).all()
 
 
-def test_plain_counts_its_arguments_and_survives_any_of_them():
+def test_the_fast_path_counts_its_arguments_and_survives_any_of_them():
     q, k, v = base().values()
-    assert native.plain() is None
-    assert native.plain(q, k, v) is None
+    assert native.fast_path() is None
+    assert native.fast_path(q, k, v) is None
     odd = [None, 0, "x", object(), float("nan"), [], q, np.zeros(0), np.float32(1), True]
     full = [q, k, v, *DEFAULTS.values()]
     for place in range(len(full)):
         for x in odd:
-            native.plain(*full[:place], x, *full[place + 1 :])
-    assert_same_bytes(plainly(q, k, v), regard.attention(q, k, v, kernel="fused"))
+            native.fast_path(*full[:place], x, *full[place + 1 :])
+    assert_same_bytes(on_fast_path(q, k, v), regard.attention(q, k, v, kernel="fused"))
