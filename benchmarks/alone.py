@@ -14,7 +14,7 @@ from pathlib import Path
 
 from regard.bench.cases import case, make_inputs
 from regard.bench.command import checked_threads, process_for
-from regard.bench.sides import PEERS, REGARD, Work, prepared
+from regard.bench.libraries import PEERS, REGARD, Work, prepared
 from regard.bench.timing import Budget, time_in_rotation
 
 CASES = (

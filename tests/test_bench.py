@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 from regard.bench import command
 from regard.bench.cases import GRIDS, MASKS, SHAPES, Case, case, grid, make_inputs
 from regard.bench.command import checked_threads
+from regard.bench.correctness import truth
+from regard.bench.libraries import PEERS, Prepare, Side, Work, peers, prepared
 from regard.bench.machine import Limits, Peak, largest, measured_limits
-from regard.bench.run import CaseResult, Outcome, Report, as_data, run
-from regard.bench.sides import PEERS, Prepare, Side, Work, peers, prepared
+from regard.bench.measure import CaseResult, Outcome, Report, as_data, run
 from regard.bench.tables import limits_in_words, print_report, reasons
 from regard.bench.timing import Budget, rotation, time_in_rotation
-from regard.bench.truth import truth
 from regard.cli import app
 from regard.errors import OptionError
 
@@ -117,9 +117,9 @@ def test_inputs_are_the_same_every_time_and_aligned_for_every_peer():
 ANSWERS = """
 import json, sys
 from regard.bench.cases import MASKS, case, make_inputs
-from regard.bench.run import checked
-from regard.bench.sides import PEERS, REGARD
-from regard.bench.truth import truth
+from regard.bench.measure import checked
+from regard.bench.libraries import PEERS, REGARD
+from regard.bench.correctness import truth
 
 side = next(one for one in (REGARD, *PEERS) if one.name == sys.argv[1])
 prepare = side.load(1)
@@ -163,7 +163,7 @@ def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name):
 def test_a_check_of_some_rows_has_both_ends_and_agrees_with_a_check_of_all(monkeypatch):
     inputs = make_inputs(case("full", 1, 2, 200, 200, 4, causal=True, mask="padding"))
     whole = truth(inputs)
-    monkeypatch.setattr("regard.bench.truth.CHECKED_SCORES", 50 * 2 * 200)
+    monkeypatch.setattr("regard.bench.correctness.CHECKED_SCORES", 50 * 2 * 200)
     some = truth(inputs)
     np.testing.assert_equal((len(whole.rows), len(some.rows)), (200, 50))
     np.testing.assert_equal((some.rows[0], some.rows[-1]), (0, 199))
@@ -575,7 +575,7 @@ def test_without_matplotlib_a_plot_is_refused_beforehand(tiny_command, monkeypat
 
 
 def test_importing_the_bench_loads_no_peer():
-    program = "import sys, regard.bench.command, regard.bench.sides; print(*sys.modules)"
+    program = "import sys, regard.bench.command, regard.bench.libraries; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     loaded = set(done.stdout.decode().split())
     assert not loaded & {"torch", "onnx", "onnxruntime", "openvino", "jax", "matplotlib", "rich"}

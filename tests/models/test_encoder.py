@@ -14,7 +14,7 @@ import tiny_bert
 from regard import DtypeError, LabelError, OptionError, ProblemError
 from regard.models.encoder import Encoder
 from regard.models.overview import BLOCK_CELLS
-from regard.models.sentences import WAYS
+from regard.models.pooling import WAYS
 
 pytestmark = [pytest.mark.needs("safetensors"), pytest.mark.needs("tokenizers")]
 

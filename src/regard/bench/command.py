@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.bench.cases import Case, grid
-from regard.bench.run import Report, as_data, run
-from regard.bench.sides import peers
+from regard.bench.libraries import peers
+from regard.bench.measure import Report, as_data, run
 from regard.bench.timing import Budget
 from regard.compute import native
 from regard.errors import OptionError, ProblemError

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from regard.bench.sides import REGARD
+from regard.bench.libraries import REGARD
 from regard.errors import safe_text
 
 if TYPE_CHECKING:
-    from regard.bench.run import Report
+    from regard.bench.measure import Report
 
 # Told apart by shape as well as by colour (Okabe and Ito's, for all kinds of colour vision).
 MARKS = {

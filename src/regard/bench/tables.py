@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regard.bench.run import CaseResult, Outcome, Report
-from regard.bench.sides import REGARD
+from regard.bench.libraries import REGARD
+from regard.bench.measure import CaseResult, Outcome, Report
 
 if TYPE_CHECKING:
     from rich.console import Console

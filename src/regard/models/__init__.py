@@ -15,9 +15,9 @@ from regard.errors import DtypeError, ProblemError, safe_text
 from regard.models.bert import CONFIG, FAMILIES, read_config, read_weights
 from regard.models.encoder import Encoder
 from regard.models.overview import Overview
-from regard.models.sentences import read_pooling
-from regard.models.tokens import Tokens, read_tokenizer
-from regard.models.weights import WHOLE
+from regard.models.pooling import read_pooling
+from regard.models.safetensors import WHOLE
+from regard.models.tokenizer import Tokens, read_tokenizer
 from regard.problems.files import about, file_name
 
 __all__ = ["FAMILIES", "Encoder", "Overview", "Tokens", "load"]

@@ -15,7 +15,7 @@ import numpy as np
 from regard.boundary.parse import as_integer, as_number, either, shown
 from regard.errors import ProblemError, safe_text
 from regard.models.activations import ACTIVATIONS, layer_norm
-from regard.models.weights import Tensor, find_tensors, read_json, read_tensor
+from regard.models.safetensors import Tensor, find_tensors, read_json, read_tensor
 from regard.problems.files import about
 
 if TYPE_CHECKING:

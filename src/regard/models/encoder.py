@@ -21,8 +21,8 @@ from regard.faces import Explanation
 from regard.masks import Lengths
 from regard.models.bert import CONFIG, Config, Weights
 from regard.models.overview import Gathering, Overview
-from regard.models.sentences import Pooling, unit_length
-from regard.models.tokens import Tokenizer, Tokens
+from regard.models.pooling import Pooling, unit_length
+from regard.models.tokenizer import Tokenizer, Tokens
 from regard.problems.problem import Problem
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 from regard.boundary.files import read_file
 from regard.boundary.parse import check_text
 from regard.errors import OptionError, ProblemError, safe_text
-from regard.models.weights import read_json
+from regard.models.safetensors import read_json
 from regard.problems.files import about
 from regard.problems.toml_json import decode
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.boundary.parse import as_integer, check_text, either, shown
 from regard.errors import ProblemError, safe_text
-from regard.models.weights import plain_name, read_json
+from regard.models.safetensors import plain_name, read_json
 from regard.problems.files import about
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from statistics import geometric_mean
 from typing import Any
 
 from regard.bench.cases import Case, Inputs, make_inputs
+from regard.bench.correctness import Truth, truth, verdict
+from regard.bench.libraries import REGARD, Prepare, Side, Work, prepared, reason_of
 from regard.bench.machine import Limits, description, largest, measured_limits
-from regard.bench.sides import REGARD, Prepare, Side, Work, prepared, reason_of
 from regard.bench.timing import Budget, Samples, time_in_rotation
-from regard.bench.truth import Truth, truth, verdict
 
 UNMASKED = "regard without the mask"
 
