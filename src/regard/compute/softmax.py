@@ -14,7 +14,7 @@ import numpy as np
 from regard.boundary.arrays import home_of
 from regard.compute.request import as_array
 from regard.errors import DtypeError, OptionError, ShapeError
-from regard.textbook.steps import Ref, Step, compute
+from regard.textbook.operations import compute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,10 +83,8 @@ def _weights(rows: Array, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
     cells, row = ("i", "j"), ("i",)
     visible = rows != -np.inf
 
-    def run(op: Any, letters: tuple[str, ...], *operands: tuple[Array, tuple[str, ...]]) -> Array:
-        refs = tuple(Ref("", own) for _, own in operands)
-        step = Step("", "", "", "", (), op, refs, over="visible")
-        return compute(step, letters, operands, visible, dtype)
+    def run(op: str, letters: tuple[str, ...], *operands: tuple[Array, tuple[str, ...]]) -> Array:
+        return compute(op, letters, operands, visible, dtype)
 
     maximum = run("max", row, (rows, cells))
     shifted = run("subtract", cells, (rows, cells), (maximum, row))

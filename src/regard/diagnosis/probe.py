@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from regard.textbook.steps import LETTERS, Ref, Step, compute, textbook
+from regard.textbook.operations import compute
+from regard.textbook.steps import LETTERS, Ref, Step, textbook
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -231,7 +232,7 @@ def _evaluate(step: Step, values: Values, probe: Probe, over_all: bool) -> Array
     letters = tuple(LETTERS[axis] for axis in step.axes if axis not in ("H", "G"))
     if not step.axes:
         alone: list[tuple[Array, tuple[str, ...]]] = [(values[r.step], ()) for r in step.operands]
-        return compute(step, (), alone, None, np.dtype(np.float64))
+        return compute(step.op, (), alone, None, np.dtype(np.float64))
     heads = size["H"] if "H" in step.axes else 1
     blocks = []
     for batch in range(size["B"]):
@@ -240,7 +241,7 @@ def _evaluate(step: Step, values: Values, probe: Probe, over_all: bool) -> Array
             hidden = None
             if step.over == "visible" and not over_all:
                 hidden = values["visible"][batch, head]
-            block = compute(step, letters, operands, hidden, probe.dtype)
+            block = compute(step.op, letters, operands, hidden, probe.dtype)
             blocks.append(block)
     whole = np.stack([np.asarray(block) for block in blocks])
     lead = (size["B"], heads) if "H" in step.axes else (size["B"],)

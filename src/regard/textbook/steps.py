@@ -1,48 +1,24 @@
 """The textbook: every step of attention, declared once, in order.
 
-A step says its name, symbol, formula, axes, the operation and which cells of which earlier steps
-each of its own cells is made of. The reference kernel, the explanation, LaTeX, the views and the
-tests read these declarations; nothing else knows a formula. Must not know arrays' origin, labels
-or views.
+A step says its name, symbol, axes, its operation and which cells of which earlier steps each of
+its own cells is made of; formula and LaTeX follow from these. The reference kernel, the
+explanation, the views and the tests read these declarations; nothing else knows a formula. Must
+not know arrays' origin, labels or views.
 
 The shape alphabet: H query heads, G key heads, L queries, S keys, D key width, E value width,
 M and N embedding widths of the queries' and the keys' side, HD, GD, GE, HE the packed widths of
-all heads side by side, F the width of the projected output. Leading batch axes stand outside the
-textbook: it describes one batch element.
+all heads side by side, F the width of the projected output. The textbook describes one batch
+element: it does not know leading batch axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
-Operation = Literal[
-    "given",
-    "visible",
-    "dot",
-    "multiply",
-    "cap",
-    "add",
-    "select",
-    "max",
-    "subtract",
-    "exp",
-    "sum",
-    "divide",
-    "log",
-    "inverse_root",
-    "split",
-    "merge",
-]
+from regard.textbook.operations import OPERATIONS, fill
 
 # The letter that runs along each axis in a cell's index.
 LETTERS = {
@@ -71,6 +47,9 @@ INDEX_MAPS: dict[str, Callable[[Mapping[str, int], Mapping[str, int]], int]] = {
     "c%E": lambda at, size: at["c"] % size["E"],
 }
 
+# What a call from embeddings may be given, in the order of the steps.
+PROJECTED = ("embeddings", "context", "W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -81,6 +60,8 @@ class Ref:
 
     step: str
     index: tuple[str, ...]
+    symbol: str = ""
+    latex_symbol: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +70,13 @@ class Step:
 
     name: str
     symbol: str
-    formula: str
-    latex: str
+    latex_symbol: str
     axes: tuple[str, ...]
-    op: Operation
+    op: str  # a key of OPERATIONS
     operands: tuple[Ref, ...] = ()
     over: Literal["all", "visible"] = "all"  # "visible": hidden keys are absent, not zero
+    absent: bool = False  # whether −∞ is a number like any other here: it says "absent"
+    written: tuple[str, str] | None = None  # formula and LaTeX, where the operation has no words
 
     @property
     def index(self) -> tuple[str, ...]:
@@ -102,9 +84,43 @@ class Step:
         return tuple(LETTERS[axis] for axis in self.axes)
 
     @property
-    def latex_symbol(self) -> str:
-        """The symbol as LaTeX: the left side of the formula, or the symbol itself."""
-        return self.latex.split("=")[0].strip()
+    def running(self) -> str:
+        """The letter that a dot, a sum or a maximum runs along; "" where nothing runs."""
+        own = {*self.index, *INDEX_MAPS}
+        return next((one for ref in self.operands for one in ref.index if one not in own), "")
+
+    @property
+    def formula(self) -> str:
+        """Such as ``P = Y / z``."""
+        if self.written:
+            return self.written[0]
+        if self.op == "given":
+            return f"{self.symbol} is given"
+        symbols = [ref.symbol for ref in self.operands]
+        return f"{self.symbol} = {self._filled(OPERATIONS[self.op].formula, symbols, 'ᵀ')}"
+
+    @property
+    def latex(self) -> str:
+        """The formula as LaTeX."""
+        if self.written:
+            return self.written[1]
+        if self.op == "given":
+            return self.latex_symbol
+        symbols = [ref.latex_symbol for ref in self.operands]
+        right = self._filled(OPERATIONS[self.op].latex, symbols, r"^{\top}")
+        return f"{self.latex_symbol} = {right}"
+
+    def _filled(self, template: str | tuple[str, str], symbols: list[str], transposed: str) -> str:
+        if isinstance(template, tuple):
+            template = template[len(symbols) - 1]
+        # A product runs along the columns of its first operand and the rows of its second.
+        if self.op == "dot" and self.operands[1].index[-1] == self.running:
+            symbols[1] += transposed
+
+        def word(kind: str, number: int) -> str:
+            return {"": symbols, "a": self.axes, "k": self.running}[kind][number]
+
+        return fill(template, word, [(number,) for number in range(len(symbols))])
 
 
 def textbook(
@@ -149,460 +165,197 @@ def _textbook(
     softmax: Literal["shifted", "unshifted"],
     default_scale: bool,
 ) -> tuple[Step, ...]:
-    steps: list[Step] = []
-
-    def declare(*step: Any, **more: Any) -> str:
-        steps.append(Step(*step, **more))
-        return steps[-1].name
-
-    def symbol(name: str) -> str:
-        return next(step.symbol for step in steps if step.name == name)
-
-    def latex(name: str) -> str:
-        return next(step.latex_symbol for step in steps if step.name == name)
-
-    def give(name: str, sign: str, tex: str, axes: tuple[str, ...]) -> None:
-        if name in given:
-            declare(name, sign, f"{sign} is given", tex, axes, "given")
-
-    # 1. Where the numbers start: embeddings and weights, or ready queries, keys and values.
-    give("embeddings", "X", "X", ("L", "M"))
-    give("context", "C", "C", ("S", "N"))
-    source = ("context", "N") if "context" in given else ("embeddings", "M")
-
-    # 2. Projections: X·W (+ b), split into heads. The last one carries the plain name.
-    for name, short, sign, origin, head_axis, width, row in (
-        ("queries", "q", "Q", ("embeddings", "M"), "H", "D", ("L", "i")),
-        ("keys", "k", "K", source, "G", "D", ("S", "j")),
-        ("values", "v", "V", source, "G", "E", ("S", "j")),
-    ):
-        singular = {"queries": "query", "keys": "key", "values": "value"}[name]
-        packed = head_axis + width if heads else width
-        column = LETTERS[packed]
-        inner = LETTERS[origin[1]]
-        if f"W_{short}" not in given:
-            give(name, sign, sign, (head_axis, row[0], width))
-            continue
-        give(f"W_{short}", f"W_{short}", f"W_{{{short}}}", (origin[1], packed))
-        give(f"b_{short}", f"b_{short}", f"b_{{{short}}}", (packed,))
-        biased = f"b_{short}" in given
-        last = f"projected_{name}" if heads else name
-        last_sign, last_tex = (f"{sign}*", f"{sign}^{{*}}") if heads else (sign, sign)
-        product = f"{singular}_products" if biased else last
-        product_sign, product_tex = (f"{sign}′", f"{sign}'") if biased else (last_sign, last_tex)
-        declare(
-            product,
-            product_sign,
-            f"{product_sign} = {symbol(origin[0])}·W_{short}",
-            f"{product_tex} = {symbol(origin[0])} W_{{{short}}}",
-            (row[0], packed),
-            "dot",
-            (Ref(origin[0], (row[1], inner)), Ref(f"W_{short}", (inner, column))),
-        )
-        if biased:
-            declare(
-                last,
-                last_sign,
-                f"{last_sign} = {product_sign} + b_{short}",
-                f"{last_tex} = {product_tex} + b_{{{short}}}",
-                (row[0], packed),
-                "add",
-                (Ref(product, (row[1], column)), Ref(f"b_{short}", (column,))),
-            )
-        if heads:
-            h = LETTERS[head_axis]
-            index = (row[1], f"{h}*{width}+{LETTERS[width]}")
-            declare(
-                name,
-                sign,
-                f"{sign} = {last_sign} split into {head_axis} heads of width {width}",
-                rf"{sign} = \mathrm{{split}}({last_tex})",
-                (head_axis, row[0], width),
-                "split",
-                (Ref(last, index),),
-            )
-
-    # 3. Scores: how well each query matches each key.
-    cell = ("h", "i", "j")
-    declare(
-        "scores",
-        "A",
-        "A = Q·Kᵀ",
-        r"A = Q K^{\top}",
-        ("H", "L", "S"),
-        "dot",
-        (Ref("queries", ("h", "i", "d")), Ref("keys", ("h//(H//G)", "j", "d"))),
-    )
-    if default_scale:
-        declare("width", "D", "D is the width of a key", "D", (), "given")
-        declare(
-            "scale",
-            "scale",
-            "scale = 1 / √D",
-            r"\mathrm{scale} = 1 / \sqrt{D}",
-            (),
-            "inverse_root",
-            (Ref("width", ()),),
-        )
-    else:
-        declare("scale", "scale", "scale is given", r"\mathrm{scale}", (), "given")
-    last = declare(
-        "scaled",
-        "A_s",
-        "A_s = A / √D" if default_scale else "A_s = A·scale",
-        r"A_s = A / \sqrt{D}" if default_scale else r"A_s = A \cdot \mathrm{scale}",
-        ("H", "L", "S"),
-        "multiply",
-        (Ref("scores", cell), Ref("scale", ())),
-    )
-    give("softcap", "c", "c", ())
-    if "softcap" in given:
-        last = declare(
-            "capped",
-            "A_c",
-            "A_c = c·tanh(A_s / c)",
-            r"A_c = c \tanh(A_s / c)",
-            ("H", "L", "S"),
-            "cap",
-            (Ref(last, cell), Ref("softcap", ())),
-        )
-    give("bias", "bias", r"\mathrm{bias}", ("H", "L", "S"))
-    if "bias" in given:
-        last = declare(
-            "biased",
-            "A_b",
-            f"A_b = {symbol(last)} + bias",
-            rf"A_b = {latex(last)} + \mathrm{{bias}}",
-            ("H", "L", "S"),
-            "add",
-            (Ref(last, cell), Ref("bias", cell)),
-        )
-    over: Literal["all", "visible"] = "all"
+    book = _Book(given, heads, rows)
+    _declare_inputs(book)
+    last = _declare_scores(book, default_scale)
     if masked:
-        over = "visible"
-        declare(
-            "visible",
-            "visible",
-            "visible = may query i see key j?",
-            r"\mathrm{visible} = \text{may query } i \text{ see key } j\text{?}",
-            ("H", "L", "S"),
-            "visible",
-        )
-        last = declare(
-            "masked",
-            "A_m",
-            f"A_m = {symbol(last)} where visible, else −∞",
-            rf"A_m = {latex(last)} \text{{ where visible, else }} {{-\infty}}",
-            ("H", "L", "S"),
-            "select",
-            (Ref("visible", cell), Ref(last, cell)),
-            over=over,
-        )
-
-    # 4. Softmax: weights that are positive and sum to one along each row.
-    give("sink", "s", "s", ("H",))
-    sink = "sink" in given
-    sink_exponent = Ref("sink", ("h",))
-    if softmax == "shifted":
-        row_max = rf"\max_j {latex(last)}"
-        declare(
-            "row_maximum",
-            "m",
-            f"m = max(max_j {symbol(last)}, s)" if sink else f"m = max_j {symbol(last)}",
-            rf"m = \max({row_max}, s)" if sink else f"m = {row_max}",
-            ("H", "L"),
-            "max",
-            (Ref(last, cell), *((Ref("sink", ("h",)),) if sink else ())),
-            over=over,
-        )
-        last = declare(
-            "shifted",
-            "T",
-            f"T = {symbol(last)} − m",
-            f"T = {latex(last)} - m",
-            ("H", "L", "S"),
-            "subtract",
-            (Ref(last, cell), Ref("row_maximum", ("h", "i"))),
-            over=over,
-        )
-        if sink:
-            declare(
-                "sink_shifted",
-                "t",
-                "t = s − m",
-                "t = s - m",
-                ("H", "L"),
-                "subtract",
-                (Ref("sink", ("h",)), Ref("row_maximum", ("h", "i"))),
-            )
-            sink_exponent = Ref("sink_shifted", ("h", "i"))
-    declare(
-        "exponentials",
-        "Y",
-        f"Y = exp({symbol(last)})",
-        rf"Y = \exp({latex(last)})",
-        ("H", "L", "S"),
-        "exp",
-        (Ref(last, cell),),
-        over=over,
-    )
-    if sink:
-        exponent = symbol(sink_exponent.step)
-        declare(
-            "sink_exponential",
-            "y",
-            f"y = exp({exponent})",
-            rf"y = \exp({exponent})",
-            ("H", "L"),
-            "exp",
-            (sink_exponent,),
-        )
-    declare(
-        "row_sums",
-        "z",
-        "z = Σ_j Y + y" if sink else "z = Σ_j Y",
-        r"z = \sum_j Y + y" if sink else r"z = \sum_j Y",
-        ("H", "L"),
-        "sum",
-        (Ref("exponentials", cell), *((Ref("sink_exponential", ("h", "i")),) if sink else ())),
-        over=over,
-    )
-    declare(
-        "weights",
-        "P",
-        "P = Y / z",
-        "P = Y / z",
-        ("H", "L", "S"),
-        "divide",
-        (Ref("exponentials", cell), Ref("row_sums", ("h", "i"))),
-        over=over,
-    )
-
-    # 5. Output: each row of weights blends the value vectors.
-    declare(
-        "output",
-        "O",
-        "O = P·V",
-        "O = P V",
-        ("H", "L", "E"),
-        "dot",
-        (Ref("weights", cell), Ref("values", ("h//(H//G)", "j", "e"))),
-        over=over,
-    )
-    steps.extend(_tail(given, heads))
-    log_sums = declare(
-        "log_sums",
-        "ln z",
-        "ln z = the natural logarithm of z",
-        r"\ln z = \ln(z)",
-        ("H", "L"),
-        "log",
-        (Ref("row_sums", ("h", "i")),),
-    )
-    shifted = softmax == "shifted"
-    declare(
-        "lse",
-        "lse",
-        "lse = m + ln z" if shifted else "lse = ln z",
-        r"\mathrm{lse} = m + \ln z" if shifted else r"\mathrm{lse} = \ln z",
-        ("H", "L"),
-        "add",
-        (*((Ref("row_maximum", ("h", "i")),) if shifted else ()), Ref(log_sums, ("h", "i"))),
-    )
-    return _without_axes(steps, heads, rows)
-
-
-def merging(given: Collection[str]) -> tuple[Step, ...]:
-    """The steps from every head's output to the projected output; `output` itself is given."""
-    output = Step("output", "O", "O is given", "O", ("H", "L", "E"), "given")
-    return (output, *_tail({*given, "output"}, heads=True))
+        last = _declare_masking(book, last)
+    _declare_softmax(book, last, softmax == "shifted")
+    _declare_output(book)
+    _declare_lse(book, softmax == "shifted")
+    return tuple(book.steps.values())
 
 
 def projecting(given: Collection[str], *, heads: bool = True) -> tuple[Step, ...]:
     """The steps from the embeddings to queries, keys and values."""
-    steps = textbook(given, heads=heads)
-    names = [step.name for step in steps]
-    return steps[: names.index("scores")]
+    book = _Book(given, heads)
+    _declare_inputs(book)
+    return tuple(book.steps.values())
 
 
-def _tail(given: Collection[str], heads: bool) -> list[Step]:
-    """Heads that came from embeddings are put side by side; then the output projection, if any."""
-    steps = []
-    last, symbol, column, width = "output", "O", "e", "E"
-    if heads and "embeddings" in given:
-        steps.append(
-            Step(
-                "merged",
-                "O*",
-                "O* = the heads of O side by side",
-                r"O^{*} = \mathrm{merge}(O)",
-                ("L", "HE"),
-                "merge",
-                (Ref("output", ("c//E", "i", "c%E")),),
-            )
+def merging(given: Collection[str]) -> tuple[Step, ...]:
+    """The steps from every head's output to the projected output; `output` itself is given."""
+    book = _Book({*given, "output"})
+    book.give("output", "O", "H L E")
+    _declare_merging(book)
+    return tuple(book.steps.values())
+
+
+class _Book:
+    """Steps as they are declared, each with the symbols of the earlier steps it is made of."""
+
+    def __init__(self, given: Collection[str], heads: bool = True, rows: bool = True) -> None:
+        self.given, self.heads = given, heads
+        self.over: Literal["all", "visible"] = "all"
+        self.steps: dict[str, Step] = {}
+        self._gone: set[str] = set()  # axes that the call does not have, and their indices
+        if not heads:
+            self._gone |= {"H", "G", "h", "g", "h//(H//G)"}
+        if not rows:
+            self._gone |= {"L", "i"}
+
+    def _kept(self, names: str) -> tuple[str, ...]:
+        return tuple(name for name in names.split() if name not in self._gone)
+
+    def step(
+        self,
+        name: str,
+        symbol: str,
+        axes: str,
+        op: str,
+        *operands: str | tuple[str, str],
+        latex: str = "",
+        visible: bool = False,
+        absent: bool = False,
+        written: tuple[str, str] | None = None,
+    ) -> str:
+        """Declare a step and return its name.
+
+        An operand is the name of a step, or the name and the index of its cells where that is not
+        the letters of its own axes. `visible` leaves hidden keys out, if any may be hidden.
+        """
+        refs = []
+        for operand in operands:
+            own = self.steps[operand if isinstance(operand, str) else operand[0]]
+            index = own.index if isinstance(operand, str) else self._kept(operand[1])
+            refs.append(Ref(own.name, index, own.symbol, own.latex_symbol))
+        self.steps[name] = Step(
+            name,
+            symbol,
+            latex or symbol,
+            self._kept(axes),
+            op,
+            tuple(refs),
+            over=self.over if visible else "all",
+            absent=absent,
+            written=written,
         )
-        last, symbol, column, width = "merged", "O*", "c", "HE"
-    if "W_o" in given:
-        biased = "b_o" in given
-        name, sign = ("output_products", "R′") if biased else ("projected_output", "R")
-        tex = {"R′": "R'", "O*": "O^{*}"}
-        steps.append(Step("W_o", "W_o", "W_o is given", "W_{o}", (width, "F"), "given"))
-        steps.append(
-            Step(
-                name,
-                sign,
-                f"{sign} = {symbol}·W_o",
-                f"{tex.get(sign, sign)} = {tex.get(symbol, symbol)} W_{{o}}",
-                ("L", "F"),
-                "dot",
-                (Ref(last, ("i", column)), Ref("W_o", (column, "f"))),
-            )
-        )
-        if biased:
-            steps.append(Step("b_o", "b_o", "b_o is given", "b_{o}", ("F",), "given"))
-            steps.append(
-                Step(
-                    "projected_output",
-                    "R",
-                    "R = R′ + b_o",
-                    "R = R' + b_{o}",
-                    ("L", "F"),
-                    "add",
-                    (Ref("output_products", ("i", "f")), Ref("b_o", ("f",))),
-                )
-            )
-    return steps
+        return name
+
+    def give(
+        self, name: str, symbol: str, axes: str, *, latex: str = "", absent: bool = False
+    ) -> bool:
+        """Declare a given step, if the call has it; whether it has."""
+        if name in self.given:
+            self.step(name, symbol, axes, "given", latex=latex, absent=absent)
+        return name in self.given
 
 
-def _without_axes(steps: Sequence[Step], heads: bool, rows: bool) -> tuple[Step, ...]:
-    """The same steps where some axes do not exist: no heads, or a single query."""
-    gone: set[str] = set()
-    if not heads:
-        gone |= {"H", "G", "h", "g", "h//(H//G)"}
-    if not rows:
-        gone |= {"L", "i"}
-
-    def kept(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if name not in gone)
-
-    return tuple(
-        replace(
-            step,
-            axes=kept(step.axes),
-            operands=tuple(Ref(ref.step, kept(ref.index)) for ref in step.operands),
-        )
-        for step in steps
-    )
+def _declare_inputs(book: _Book) -> None:
+    """Embeddings, and queries, keys and values: given, or projected from the embeddings."""
+    book.give("embeddings", "X", "L M")
+    book.give("context", "C", "S N")
+    source = ("context", "N") if "context" in book.given else ("embeddings", "M")
+    _declare_projection(book, "queries", ("embeddings", "M"), "L", "H", "D")
+    _declare_projection(book, "keys", source, "S", "G", "D")
+    _declare_projection(book, "values", source, "S", "G", "E")
 
 
-# The NumPy of every operation. Operands arrive as blocks of one head with the letters of their
-# axes; the result has the letters of the step. Ordered as the declarations above.
+def _declare_projection(
+    book: _Book, name: str, source: tuple[str, str], row: str, head: str, width: str
+) -> None:
+    """X·W + b, split into heads: rows of embeddings (row, inner) to `name` (head, row, width)."""
+    symbol, short = name[0].upper(), name[0]
+    if f"W_{short}" not in book.given:
+        book.give(name, symbol, f"{head} {row} {width}")
+        return
+    origin, inner = source
+    packed = head + width if book.heads else width
+    book.give(f"W_{short}", f"W_{short}", f"{inner} {packed}", latex=f"W_{{{short}}}")
+    biased = book.give(f"b_{short}", f"b_{short}", packed, latex=f"b_{{{short}}}")
+    # The last step has the plain name.
+    whole = (f"projected_{name}", f"{symbol}*", f"{symbol}^{{*}}")
+    last, last_symbol, latex = whole if book.heads else (name, symbol, symbol)
+    axes, rows = f"{row} {packed}", (origin, f"{LETTERS[row]} {LETTERS[inner]}")
+    if biased:
+        product = {"q": "query", "k": "key", "v": "value"}[short] + "_products"
+        book.step(product, f"{symbol}′", axes, "dot", rows, f"W_{short}", latex=f"{symbol}'")
+        book.step(last, last_symbol, axes, "add", product, f"b_{short}", latex=latex)
+    else:
+        book.step(last, last_symbol, axes, "dot", rows, f"W_{short}", latex=latex)
+    if book.heads:
+        cell = f"{LETTERS[row]} {LETTERS[head]}*{width}+{LETTERS[width]}"
+        book.step(name, symbol, f"{head} {row} {width}", "split", (last, cell))
 
 
-def compute(
-    step: Step,
-    letters: tuple[str, ...],
-    operands: Sequence[tuple[Array, tuple[str, ...]]],
-    visible: NDArray[np.bool_] | None,
-    dtype: np.dtype[Any],
-) -> Array:
-    """One block of a step from the blocks of its operands, in the working dtype."""
-    arrays = [_aligned(array, own, letters) for array, own in operands]
-    hidden = visible if step.over == "visible" else None
-    with np.errstate(all="ignore"):  # NaN and infinity are results here, not accidents
-        match step.op:
-            case "dot":
-                result = _dot(operands[0], operands[1], letters, hidden)
-            case "multiply":
-                result = arrays[0] * arrays[1]
-            case "cap":
-                result = arrays[1] * np.tanh(_wide(arrays[0]) / arrays[1])
-            case "add":
-                result = arrays[0] if len(arrays) == 1 else arrays[0] + arrays[1]
-            case "select":
-                result = np.where(arrays[0], arrays[1], -np.inf)
-            case "max":
-                result = operands[0][0].max(axis=-1, initial=-np.inf)  # (L, S) → (L,)
-                for other in arrays[1:]:
-                    result = np.maximum(result, other)
-            case "subtract":
-                result = arrays[0] - arrays[1]
-                if hidden is not None:
-                    result = np.where(hidden, result, -np.inf)
-            case "exp":
-                result = np.exp(_wide(arrays[0]))
-                if hidden is not None:
-                    result = np.where(hidden, result, 0)
-            case "sum":
-                result = operands[0][0].sum(axis=-1)  # (L, S) → (L,)
-                for other in arrays[1:]:
-                    result = result + other
-            case "divide":
-                result = arrays[0] / np.where(arrays[1] == 0, 1, arrays[1])  # 0 / 0 → 0
-                if hidden is not None:
-                    result = np.where(hidden, result, 0)
-            case "log":
-                result = np.log(_wide(arrays[0]))
-            case "inverse_root":
-                # Without width every score is 0 and any scale will do.
-                result = 1 / np.sqrt(_wide(arrays[0])) if arrays[0] else np.ones(())
-            case _:
-                raise NotImplementedError(step.op)
-        if letters:
-            result = np.asarray(result).astype(dtype, copy=False)
-    return np.asarray(result)  # one number for the whole call keeps its own precision
+def _declare_scores(book: _Book, default_scale: bool) -> str:
+    """How well each query matches each key, with everything that is done to it before masking."""
+    cells = "H L S"
+    book.step("scores", "A", cells, "dot", "queries", ("keys", "h//(H//G) j d"))
+    if default_scale:
+        meaning = ("D is the width of a key", "D")
+        book.step("width", "D", "", "given", written=meaning)
+        book.step("scale", "scale", "", "inverse_root", "width", latex=r"\mathrm{scale}")
+        written = ("A_s = A / √D", r"A_s = A / \sqrt{D}")
+    else:
+        book.step("scale", "scale", "", "given", latex=r"\mathrm{scale}")
+        written = None
+    last = book.step("scaled", "A_s", cells, "multiply", "scores", "scale", written=written)
+    if book.give("softcap", "c", ""):
+        last = book.step("capped", "A_c", cells, "cap", last, "softcap")
+    if book.give("bias", "bias", cells, latex=r"\mathrm{bias}", absent=True):
+        last = book.step("biased", "A_b", cells, "add", last, "bias", absent=True)
+    return last
 
 
-def _wide(array: Array) -> Array:
-    """At least float64: NumPy's own float32 exp is 2.5 ulp off, one rounding is half of one."""
-    return array.astype(np.result_type(array.dtype, np.float64), copy=False)
+def _declare_masking(book: _Book, last: str) -> str:
+    book.over = "visible"
+    book.step("visible", "visible", "H L S", "visible", latex=r"\mathrm{visible}")
+    return book.step("masked", "A_m", "H L S", "select", "visible", last, visible=True)
 
 
-def _aligned(array: Array, own: tuple[str, ...], letters: tuple[str, ...]) -> Array:
-    """`array` with an axis of size 1 for every letter of the step that it does not have."""
-    if not set(own) <= set(letters):
-        return array  # reduced over one of its axes: the operation handles it
-    return array[tuple(slice(None) if letter in own else None for letter in letters)]
+def _declare_softmax(book: _Book, last: str, shifted: bool) -> None:
+    """Weights that are positive and sum to one along each row, with the sink's share."""
+    sink = ["sink"] if book.give("sink", "s", "H") else []
+    if shifted:
+        book.step("row_maximum", "m", "H L", "max", last, *sink, visible=True, absent=True)
+        last = book.step("shifted", "T", "H L S", "subtract", last, "row_maximum", visible=True)
+        if sink:
+            sink = [book.step("sink_shifted", "t", "H L", "subtract", "sink", "row_maximum")]
+    book.step("exponentials", "Y", "H L S", "exp", last, visible=True)
+    if sink:
+        sink = [book.step("sink_exponential", "y", "H L", "exp", *sink)]
+    book.step("row_sums", "z", "H L", "sum", "exponentials", *sink, visible=True)
+    book.step("weights", "P", "H L S", "divide", "exponentials", "row_sums", visible=True)
 
 
-def _dot(
-    first: tuple[Array, tuple[str, ...]],
-    second: tuple[Array, tuple[str, ...]],
-    letters: tuple[str, ...],
-    visible: NDArray[np.bool_] | None,
-) -> Array:
-    """Σ over the letter that the cell does not have, over visible keys only where declared."""
-    a, b = first[0], second[0]
-    contracted = first[1][-1]
-    if second[1][-1] == contracted:
-        b = b.T
-    if visible is None or np.isfinite(b).all():
-        # + 0 turns −0 into +0: else the sign of a hidden value could show in 0·(−v).
-        return np.asarray(a @ b) + np.zeros((), a.dtype)
-    # A hidden value that is NaN or infinite is absent, so it must not meet its weight of 0.
-    seen = np.broadcast_to(visible, a.shape)
-    special = sum_of_special(seen & (a > 0), seen & ~(a > 0), b)
-    return np.asarray(a @ np.where(np.isfinite(b), b, 0)) + special
+def _declare_output(book: _Book) -> None:
+    """Each row of weights blends the value vectors."""
+    values = ("values", "h//(H//G) j e")
+    book.step("output", "O", "H L E", "dot", "weights", values, visible=True)
+    _declare_merging(book)
 
 
-def sum_of_special(
-    counted: NDArray[np.bool_], lost: NDArray[np.bool_], values: Array
-) -> NDArray[np.float64]:
-    """What NaN and infinite values (S, E) add to rows (L, S); 0 where there are none.
+def _declare_merging(book: _Book) -> None:
+    """Heads that came from embeddings side by side; then the output projection, if any."""
+    last, column = "output", "E"
+    if book.heads and "embeddings" in book.given:
+        column = "HE"
+        cells = ("output", "c//E i c%E")
+        last = book.step("merged", "O*", "L HE", "merge", cells, latex="O^{*}")
+    if not book.give("W_o", "W_o", f"{column} F", latex="W_{o}"):
+        return
+    factors = (last, f"i {LETTERS[column]}"), "W_o"
+    if "b_o" not in book.given:
+        book.step("projected_output", "R", "L F", "dot", *factors)
+        return
+    product = book.step("output_products", "R′", "L F", "dot", *factors, latex="R'")
+    book.give("b_o", "b_o", "F", latex="b_{o}")
+    book.step("projected_output", "R", "L F", "add", product, "b_o")
 
-    A row adds the values of the keys that it counts, and NaN for those of the keys that it lost:
-    0 · ∞ is NaN, and so is ∞ − ∞.
-    """
-    special = ~np.isfinite(values)
-    keys = np.flatnonzero(special.any(axis=-1))
-    counted, lost = counted[..., keys], lost[..., keys]
-    values, special = values[keys], special[keys]
 
-    def met(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        if not (rows.any() and cells.any()):
-            return np.zeros((*rows.shape[:-1], cells.shape[-1]), np.bool_)
-        return np.asarray(rows.astype(np.float32) @ cells.astype(np.float32) > 0)
-
-    up, down = met(counted, values == np.inf), met(counted, values == -np.inf)
-    nan = met(counted, np.isnan(values)) | met(lost, special) | (up & down)
-    return np.where(nan, np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))
+def _declare_lse(book: _Book, shifted: bool) -> None:
+    """The natural logarithm of each row's sum of exponentials, the maximum put back."""
+    last = book.step("log_sums", "ln z", "H L", "log", "row_sums", latex=r"\ln z", absent=True)
+    summands = ["row_maximum", last] if shifted else [last]
+    book.step("lse", "lse", "H L", "add", *summands, latex=r"\mathrm{lse}", absent=True)

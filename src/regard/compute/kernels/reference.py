@@ -16,16 +16,8 @@ import numpy as np
 
 from regard.compute.request import Request, Result
 from regard.masks import Block, Mask
-from regard.textbook.steps import (
-    LETTERS,
-    Ref,
-    Step,
-    compute,
-    merging,
-    projecting,
-    sum_of_special,
-    textbook,
-)
+from regard.textbook.operations import compute, sum_of_special
+from regard.textbook.steps import LETTERS, Ref, Step, merging, projecting, textbook
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -419,7 +411,7 @@ class Run:
         visible = None
         if step.over == "visible":
             visible = self._visible(self.steps["visible"], batch, head, rows)
-        block = compute(step, letters, operands, visible, self.dtype)
+        block = compute(step.op, letters, operands, visible, self.dtype)
         # Operands that are the same for every row give one row; the block has them all.
         count = self.sizes.get("L", 1) if rows is None else len(rows)
         shape = [

@@ -79,27 +79,21 @@ def _swapped(step: Step) -> Step:
     """Scores of the keys against the queries, instead of the other way round."""
     if step.name != "scores":
         return step
-    asking, answering = (ref.index for ref in step.operands)
-    operands = (
-        Ref("keys", tuple("i" if letter == "j" else letter for letter in answering)),
-        Ref("queries", tuple("j" if letter == "i" else letter for letter in asking)),
-    )
-    return replace(step, formula="A = K·Qᵀ", latex=r"A = K Q^{\top}", operands=operands)
+    queries, keys = step.operands
+    return replace(step, operands=(_reindexed(keys, "j", "i"), _reindexed(queries, "i", "j")))
 
 
 def _along_columns(step: Step) -> Step:
     """Softmax that compares the queries of one key, not the keys of one query."""
     own = step.name in _ROW_STEPS
-
-    def moved(ref: Ref) -> Ref:
-        if ref.step not in _ROW_STEPS:
-            return ref
-        return Ref(ref.step, tuple("j" if letter == "i" else letter for letter in ref.index))
-
     return replace(
         step,
-        formula=step.formula.replace("_j", "_i") if own else step.formula,
-        latex=step.latex.replace("_j", "_i") if own else step.latex,
         axes=tuple("S" if axis == "L" else axis for axis in step.axes) if own else step.axes,
-        operands=tuple(moved(ref) for ref in step.operands),
+        operands=tuple(
+            _reindexed(ref, "i", "j") if ref.step in _ROW_STEPS else ref for ref in step.operands
+        ),
     )
+
+
+def _reindexed(ref: Ref, old: str, new: str) -> Ref:
+    return replace(ref, index=tuple(new if letter == old else letter for letter in ref.index))
