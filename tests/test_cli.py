@@ -856,16 +856,19 @@ def test_a_spoilt_array_is_refused(name: str, message: str, tmp_path: Path) -> N
         (["fields.npy", "k.npy", "v.npy"], "not supported"),
         (["q.npy", "k.npy"], "V.npy"),
         (["q.npy", "q.npy", "v.npy"], "key has 6 rows but value has 9"),
-        (["q.npy", "k.npy", "v.npy", "--causal"], "give --offset 0 (query 0 stands"),
+        (["q.npy", "k.npy", "v.npy", "--causal"], "pass --offset 0 (query 0 stands"),
         (["q.npy", "k.npy", "v.npy", "--causal"], "or --offset end"),
         (["q.npy", "k.npy", "v.npy", "--offset", "0"], "--offset has no effect"),
         (["q.npy", "k.npy", "v.npy", "--weights", ""], "--weights needs the name of a file"),
         (["q.npy", "k.npy", "v.npy", "--lse", "-"], "./-"),
         (["q.npy", "k.npy", "v.npy", "--sink", "inf"], "leave it out where there is none"),
-        (["q.npy", "k.npy", "v.npy", "--window", "-1", "0", "--offset", "0"], "more, unbounded"),
+        (
+            ["q.npy", "k.npy", "v.npy", "--window", "-1", "0", "--offset", "0"],
+            "0 or more keys, or unbounded",
+        ),
         (["q.npy", "k.npy", "v.npy", "--offset", "start"], "--offset is start"),
         (["q.npy", "k.npy", "v.npy", "--window", "1", "all"], "--window has all"),
-        (["q.npy", "k.npy", "v.npy", "--window", "-1", "0", "--offset", "0"], "window left is -1"),
+        (["q.npy", "k.npy", "v.npy", "--window", "-1", "0", "--offset", "0"], "--window has -1"),
         (["q.npy", "k.npy", "v.npy", "--scale", "nan"], "scale is nan"),
         (["q.npy", "k.npy", "v.npy", "--scale", "x"], "--scale"),
         (["q.npy", "k.npy", "v.npy", "--softcap", "-1"], "softcap is -1"),
@@ -879,7 +882,7 @@ def test_a_spoilt_array_is_refused(name: str, message: str, tmp_path: Path) -> N
         (["q.npy", "k.npy", "v.npy", "--max-memory", "lots"], "--max-memory is lots"),
         (["q.npy", "k.npy", "v.npy", "--weights", "out.npy"], "would go to the same file"),
         (["q.npy", "k.npy", "v.npy", "--lse", "./out.npy"], "would go to the same file"),
-        (["q.npy", "k.npy", "v.npy", "--weights", "there.npy"], "there.npy: is there already"),
+        (["q.npy", "k.npy", "v.npy", "--weights", "there.npy"], "there.npy: already exists"),
         (["q.npy", "k.npy", "v.npy", "--weights", "no/w.npy"], "no/w.npy: cannot be written"),
     ],
 )
@@ -1093,7 +1096,7 @@ def test_a_dash_or_nothing_is_no_file_to_write(option: str) -> None:
 def test_html_replaces_a_file_only_by_force() -> None:
     Path("page.html").write_text("mine")
     assert refuse("explain", "causal-mask", "--html", "page.html") == (
-        "page.html: is there already; --force replaces it"
+        "page.html: already exists; pass --force to replace it"
     )
     assert Path("page.html").read_text() == "mine"
     assert call("explain", "causal-mask", "--html", "page.html", "--force").exit_code == FINE

@@ -292,7 +292,7 @@ def test_a_file_that_is_there_is_replaced_only_by_force(
     found["right"].to_html(path)
     before = path.read_text("utf-8")
     assert before == view.html(found["right"])
-    with pytest.raises(ProblemError, match=r"page\.html: is there already"):
+    with pytest.raises(ProblemError, match=r"page\.html: already exists"):
         found["two"].to_html(path)
     assert path.read_text("utf-8") == before
     found["two"].to_html(path, force=True)
@@ -354,7 +354,7 @@ def test_a_page_that_is_there_is_refused_before_the_function_runs(folder: Path) 
     (folder / "page.html").write_text("mine")
     done = call("mine.py:marks", "--html", "page.html")
     assert done.exit_code == 2
-    assert "page.html: is there already; --force replaces it" in done.stderr
+    assert "page.html: already exists; pass --force to replace it" in done.stderr
     assert (folder / "page.html").read_text() == "mine"
     assert not (folder / "was-called").exists()
     assert call("mine.py:marks", "--html", "page.html", "--force").exit_code == 2  # gives nothing

@@ -591,7 +591,7 @@ def test_an_existing_file_is_replaced_only_with_force(suffix, tmp_path):
     path = tmp_path / f"p{suffix}"
     path.write_bytes(b"precious")
     message = complaint(save_problem, Problem(**READY), path)
-    assert message == f"{path}: is there already; pass force=True to replace it"
+    assert message == f"{path}: already exists; pass force=True to replace it"
     assert path.read_bytes() == b"precious"
     save_problem(Problem(**READY), path, force=True)
     np.testing.assert_array_equal(load_problem(path).keys, READY["keys"])

@@ -27,9 +27,10 @@ ROOT = Path(__file__).parents[1]
 LADDER = """
 errors _fused
 boundary.arrays boundary.files compute.native
-boundary.parse masks
-textbook
-compute.request
+boundary.arguments
+boundary.parse compute.rules
+masks
+textbook compute.request
 compute.kernels compute.softmax problems
 compute.dispatch
 compute.config compute.recompute_weights compute.kv_cache

@@ -128,7 +128,7 @@ def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     example().to_html(path)
     before = path.read_bytes()
-    with pytest.raises(ProblemError, match=r"page\.html: is there already"):
+    with pytest.raises(ProblemError, match=r"page\.html: already exists"):
         example("causal-mask").to_html(path)
     assert path.read_bytes() == before
     example("causal-mask").to_html(path, force=True)
@@ -414,5 +414,5 @@ def test_npz_has_every_step_and_the_labels(tmp_path: Path) -> None:
         for name, step in explanation.steps.items():
             np.testing.assert_array_equal(saved[name], step.value)
         assert saved["labels_L"].tolist() == ["The", "cat", "sat"]
-    with pytest.raises(ProblemError, match="is there already"):
+    with pytest.raises(ProblemError, match="already exists"):
         explanation.to_npz(tmp_path / "all.npz")

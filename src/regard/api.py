@@ -285,9 +285,9 @@ def set_threads(threads: int | None) -> None:
     >>> set_threads(1)
     >>> set_threads(None)
     """
-    from regard.compute.request import checked_threads
+    from regard.compute.request import check_threads
 
-    set_default_threads(checked_threads(threads))
+    set_default_threads(check_threads(threads))
 
 
 def explain(

@@ -3,41 +3,70 @@
 Owns the exception classes and `safe_text`, through which every label, file name or quoted user
 text passes before a person sees it. Must not know anything else of regard.
 
-A check raises the short cause (both numbers, both argument names, how to mend it); the door that
-the user called adds the shapes of the call once (see `with_shapes`).
+A check raises the short cause (both numbers, both argument names, how to mend it); the function
+that the user called adds the shapes of the call once (`naming_shapes`).
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 
-class ShapeError(ValueError):
+class Setting(NamedTuple):
+    """An argument and a value for it, inside a message."""
+
+    name: str
+    value: object
+
+    def __str__(self) -> str:
+        """The argument in Python."""
+        quoted = f'"{self.value}"' if isinstance(self.value, str) else self.value
+        return f"{self.name}={quoted}"
+
+
+class RegardError(Exception):
+    """The base of the errors that regard raises.
+
+    The message is the text of all `args`: strings, and a `Setting` for each argument that the
+    message proposes, so that a command line or a file can spell it in its own way.
+    """
+
+    def __str__(self) -> str:
+        return self.spelled(str)
+
+    @property
+    def hint(self) -> tuple[Setting, ...]:
+        """The arguments that the message proposes, each with a value."""
+        return tuple(part for part in self.args if isinstance(part, Setting))
+
+    def spelled(self, form: Callable[[Setting], str]) -> str:
+        """The message with every setting written by `form`."""
+        return "".join(form(x) if isinstance(x, Setting) else str(x) for x in self.args)
+
+
+class ShapeError(RegardError, ValueError):
     """Arrays whose shapes do not fit together."""
 
 
-class OptionError(ValueError):
-    """An option whose value makes no sense, or does not go with another one."""
+class OptionError(RegardError, ValueError):
+    """An option whose value makes no sense, or that does not go with another one."""
 
 
-class DtypeError(TypeError):
+class DtypeError(RegardError, TypeError):
     """An argument of the wrong kind: a dtype, or a type, that is not accepted."""
 
 
-class ProblemError(ValueError):
+class ProblemError(RegardError, ValueError):
     """A problem, or a file that should hold one, that cannot be read."""
 
 
-class LabelError(KeyError):
+class LabelError(RegardError, KeyError):
     """No step, row or column of that name."""
-
-    def __str__(self) -> str:
-        """The message itself: KeyError would show it in quotes."""
-        return str(self.args[0]) if self.args else ""
 
 
 def safe_text(text: object, limit: int | None = None) -> str:
@@ -56,15 +85,9 @@ def safe_text(text: object, limit: int | None = None) -> str:
         # Zl and Zp line breaks: nothing in these classes has a shape a reader could recognise.
         if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}:
             code = ord(character)
-            out.append(
-                f"\\x{code:02x}"
-                if code < 0x100
-                else f"\\u{code:04x}"
-                if code < 0x10000
-                else f"\\U{code:08x}"
-            )
-        else:
-            out.append(character)
+            width = 2 if code < 0x100 else 4 if code < 0x10000 else 8
+            character = f"\\{'xuU'[width // 4]}{code:0{width}x}"
+        out.append(character)
     line = "".join(out)
     return line if limit is None or len(line) <= limit else line[: max(limit - 1, 0)] + "…"
 
@@ -72,9 +95,18 @@ def safe_text(text: object, limit: int | None = None) -> str:
 E = TypeVar("E", bound=Exception)
 
 
+@contextmanager
+def naming_shapes(**arrays: object) -> Iterator[None]:
+    """A context in which errors about arguments get the shapes of the call's arrays."""
+    try:
+        yield
+    except (ShapeError, OptionError, DtypeError) as error:
+        raise with_shapes(error, arrays) from None
+
+
 def with_shapes(error: E, arrays: Mapping[str, object]) -> E:
-    """The same error with the shapes of the call added once, for the door to raise."""
+    """The same error with the shapes of the arrays at its end."""
     shapes = ", ".join(
         f"{name} {np.shape(array)}" for name, array in arrays.items() if hasattr(array, "shape")
     )
-    return type(error)(f"{error} ({shapes})") if shapes else error
+    return type(error)(*error.args, f" ({shapes})") if shapes else error

@@ -130,7 +130,7 @@ def test_a_text_that_is_too_long_is_cut_on_request(folder):
     long = "the cat waits . " * 4
     said = refuse("--model", folder, "--text", long)
     assert "the model takes 16" in said
-    assert "shorten it, or give --truncate to leave out the rest" in said
+    assert "shorten it, or pass --truncate to leave out the rest" in said
     assert said == refuse("--model", folder, "--text", long, "--layer", 0)
     succeed("--model", folder, "--text", long, "--truncate")
     succeed("--model", folder, "--text", long, "--truncate", "--layer", 0, "--step", "weights")

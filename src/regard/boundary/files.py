@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
-from regard.errors import ProblemError, safe_text
+from regard.errors import ProblemError, Setting, safe_text
 
 
 def read_file(path: str, limit: int) -> bytes:
@@ -53,7 +53,9 @@ def write_file(path: str, write: Callable[[BinaryIO], None], *, force: bool) -> 
             if not stat.S_ISREG(mode):
                 raise ProblemError(f"is {_kind(mode)}, which is never replaced; give another name")
             if not force:
-                raise ProblemError("is there already; pass force=True to replace it")
+                raise ProblemError(
+                    "already exists; pass ", Setting("force", True), " to replace it"
+                )
         folder, name = os.path.split(path)
         if folder and not os.path.isdir(folder):
             raise ProblemError(f"cannot be written: there is no folder {safe_text(folder, 120)}")

@@ -12,7 +12,7 @@ import typer
 
 from regard.cli.completion import complete_kernel
 from regard.cli.frame import check_targets
-from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
+from regard.errors import OptionError, naming_shapes, safe_text
 from regard.views.screen import console
 
 if TYPE_CHECKING:
@@ -120,19 +120,9 @@ def attention(
     }
     tables = {"mask": mask, "bias": bias}
     extras = {name: load_npy(path) for name, path in tables.items() if path is not None}
-    try:
-        request = make_request(
-            arrays["query"],
-            arrays["key"],
-            arrays["value"],
-            mask=extras.get("mask"),
-            bias=extras.get("bias"),
-            offset=start,
-            **options,
-        )
-    except (ShapeError, OptionError, DtypeError) as error:
-        in_options = type(error)(_as_options(str(error)))
-        raise with_shapes(in_options, {**arrays, **extras}) from None
+    given: dict[str, Any] = {**arrays, **extras}
+    with naming_shapes(**given):
+        request = make_request(**given, offset=start, **options)
     job = Job(request, extras, {**options, "kernel": kernel}, causal or window is not None)
     _check_memory(job, arrays, limit)
 
@@ -144,23 +134,6 @@ def attention(
         typer.echo(f"{safe_text(path)}: {name} {shape} {dtype}")
     if seconds >= BAR_AFTER_SECONDS:
         typer.echo(f"computed in {seconds:.1f} s", err=True)
-
-
-# What the library says to its callers in Python, and how the same is said on a command line.
-_IN_OPTIONS = {
-    r"\bpass offset=(\S+)": r"give --offset \1",
-    r'\boffset="end"': "--offset end",
-    r"\bNone for unbounded": "unbounded",
-    r" \(\w+=None\)": "",
-    r"\b(causal|window|offset|scale|softcap|sink|threads|precision|kernel)="
-    r'"?([^\s",;()]+)"?': r"--\1 \2",
-}
-
-
-def _as_options(message: str) -> str:
-    for python, option in _IN_OPTIONS.items():
-        message = re.sub(python, option, message)
-    return message
 
 
 def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
@@ -216,8 +189,8 @@ def size_text(size: int) -> str:
 def _window_side(text: str) -> int | None:
     if text == "unbounded":
         return None
-    if not re.fullmatch(r"-?[0-9]{1,18}", text):
-        raise OptionError(f"--window has {text}; each side is a whole number or unbounded")
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise OptionError(f"--window has {text}; each side is 0 or more keys, or unbounded")
     return int(text)
 
 

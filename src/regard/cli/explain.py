@@ -6,8 +6,7 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -188,12 +187,10 @@ def explain(
         if layer is None:
             asked = {"--step": step, "--why": why, "--head": head, "--save": save, "--html": html}
             refuse_without("--layer", {**asked, "--statistics": statistics or None})
-            with _too_long():
-                overview = encoder.overview(words, truncate=truncate)
+            overview = encoder.overview(words, truncate=truncate)
             _show_overview(overview, as_json, digits)
             return
-        with _too_long():
-            explained = encoder.explain(words, layer, head, truncate=truncate).problem
+        explained = encoder.explain(words, layer, head, truncate=truncate).problem
         assert explained is not None
         problem, head = explained, None  # the one head that was asked for, or all
     if save is not None:
@@ -262,15 +259,6 @@ def _encoder(
         if value is not None:
             raise OptionError(f"{option} is for random vectors; it has no effect with --model")
     return load(directory), text
-
-
-@contextmanager
-def _too_long() -> Iterator[None]:
-    """The error of a text that is too long, as a command line says it."""
-    try:
-        yield
-    except OptionError as error:
-        raise OptionError(str(error).replace("pass truncate=True", "give --truncate")) from None
 
 
 def _show_overview(overview: Overview, as_json: bool, digits: int | None) -> None:

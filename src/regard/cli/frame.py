@@ -14,19 +14,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from regard.compute import native
-from regard.errors import (
-    DtypeError,
-    LabelError,
-    OptionError,
-    ProblemError,
-    ShapeError,
-    safe_text,
-)
+from regard.errors import OptionError, ProblemError, RegardError, Setting, safe_text
 
-BAD_INPUT = (
-    *(ProblemError, ShapeError, OptionError, DtypeError, LabelError),
-    *(OSError, MemoryError),
-)
+BAD_INPUT = (RegardError, OSError, MemoryError)
 DIFFERS, BAD, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 
 
@@ -92,7 +82,13 @@ def _in_words(error: BaseException) -> str:
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename is not None else ""
         return f"{name}{error.strerror or error}"
-    return str(error)
+    return error.spelled(_as_option) if isinstance(error, RegardError) else str(error)
+
+
+def _as_option(setting: Setting) -> str:
+    """An argument that a message proposes, as an option of the command."""
+    option = f"--{setting.name.replace('_', '-')}"
+    return option if setting.value is True else f"{option} {setting.value}"
 
 
 def _complain(message: str) -> None:
@@ -140,7 +136,7 @@ def check_targets(
                 f"{path}: --{option} would replace what this command reads; give another name"
             )
         if not force and os.path.lexists(path):
-            raise ProblemError(f"{path}: is there already; --force replaces it")
+            raise ProblemError(f"{path}: already exists; pass --force to replace it")
 
 
 def _is_same_file(path: str, other: str | int) -> bool:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 
 from regard.api import attention
+from regard.boundary.arguments import is_float
 from regard.boundary.files import open_file, write_file
 from regard.compute.kernels.reference import BLOCK_CELLS
-from regard.compute.request import is_float
 from regard.errors import ProblemError, safe_text
 
 if TYPE_CHECKING:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.arguments import FLOATS, as_array, as_int, as_integers, check_lead
 from regard.boundary.arrays import Home, home_of, lent
 from regard.compute import dispatch, native
-from regard.compute.request import FLOATS, as_array, checked_window, make_request
-from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
-from regard.masks import Boolean, Lengths, Mask, as_mask, check_lead, plain_array
+from regard.compute.request import check_window, make_request
+from regard.compute.rules import Boolean, Mask, all_of, as_mask
+from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
+from regard.masks import Lengths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,8 +72,9 @@ class KVCache:
     def __init__(
         self, *, capacity: int | None = None, window: tuple[int | None, int | None] | None = None
     ) -> None:
-        self._fixed = None if capacity is None else _checked_capacity(capacity)
-        self._window = None if window is None else checked_window(window)
+        otherwise = " (leave it out to let the room grow)"
+        self._fixed = None if capacity is None else as_int("capacity", capacity, 1, otherwise)
+        self._window = None if window is None else check_window(window)
         self._buffers: tuple[Array, Array] | None = None
         self._end: Count = 0  # how many keys were appended
         self._start: Count = 0  # the position of the first slot
@@ -387,10 +390,7 @@ class KVCache:
             rules.append(Boolean(there.reshape(*shape, *((1,) if shape else ()), queries, 1)))
         if mask is not None:
             rules.append(as_mask(mask))
-        combined: Mask | None = None
-        for rule in rules:
-            combined = rule if combined is None else combined & rule
-        return combined
+        return all_of(rules)
 
     def _check_positions(self, position: Count, count: Count) -> None:
         """Every query is one of the tokens, and what its window sees is still there."""
@@ -421,14 +421,6 @@ def _as_asked(result: Any, home: Home, out: Any) -> Any:
 # --- what a caller may pass ----------------------------------------------------------------------
 
 
-def _checked_capacity(capacity: Any) -> int:
-    if isinstance(capacity, (bool, np.bool_)) or not isinstance(capacity, (int, np.integer)):
-        raise DtypeError(f"capacity must be an int, not {safe_text(repr(capacity), 60)}")
-    if capacity < 1:
-        raise OptionError(f"capacity is {capacity}; it must be 1 or more (None: it grows)")
-    return int(capacity)
-
-
 def _floats(name: str, value: Any) -> Array:
     array = as_array(name, value)
     if array.dtype.kind in "biu":
@@ -450,11 +442,9 @@ def _checked_lengths(lengths: Any, most: int, lead: tuple[int, ...]) -> Count:
 
 
 def _integers(name: str, value: Any, lead: tuple[int, ...]) -> Count:
-    array = plain_array(name, value, "an int, or one int for each batch element")
-    if array.dtype.kind not in "iu":
-        raise DtypeError(f"{name} must be integers, but has dtype {array.dtype}")
+    array = as_integers(name, value, "an int, or one int for each batch element")
     check_lead(name, array.shape, lead)
-    return _alike(np.broadcast_to(array.astype(np.int64), lead))
+    return _alike(np.broadcast_to(array, lead))
 
 
 # --- numbers of tokens: one for all batch elements, or one for each ------------------------------

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.arguments import as_array, read_array, result_dtype
 from regard.compute import dispatch
-from regard.compute.request import Request, Result, as_array, make_request, result_dtype
+from regard.compute.request import Request, Result, make_request
+from regard.compute.rules import Block
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
-from regard.masks import Block, plain_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,7 +75,7 @@ def _request(query: Any, key: Any, lse: Any, options: dict[str, Any]) -> tuple[R
         **options,
     )
     full = request.shape[:-1]
-    wanted = request.natural(np.broadcast_to(np.zeros(()), full)).shape
+    wanted = request.natural_shape()
     if logs.shape != wanted:
         raise ShapeError(
             f"lse has shape {logs.shape} but the rows of this call have {wanted}; "
@@ -96,7 +97,7 @@ def _row_numbers(rows: Any, request: Request) -> tuple[NDArray[np.int64], bool]:
             return every[rows], False
         except TypeError:
             raise DtypeError(f"rows is {safe_text(rows, 60)}; a slice takes ints") from None
-    array = plain_array("rows", rows, "an int, a slice or an array of ints")
+    array = read_array("rows", rows, "an int, a slice or an array of ints")
     if array.size == 0 and not isinstance(rows, np.ndarray):
         array = array.astype(np.int64)  # an empty list is float64 to NumPy
     if array.dtype.kind not in "iu":

@@ -9,24 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from regard.boundary.arrays import as_numpy
-from regard.errors import DtypeError, OptionError, ShapeError, safe_text
-from regard.masks import (
-    AllowedByBias,
-    Causal,
-    Mask,
-    Window,
-    as_mask,
+from regard.boundary.arguments import (
+    as_added,
+    as_array,
+    as_flag,
+    as_int,
+    as_number,
+    as_offset,
     check_broadcast,
-    check_lead,
-    plain_array,
-    rows_of,
+    result_dtype,
+    spread,
 )
+from regard.compute.rules import AllowedByBias, Mask, all_of, as_mask, rows_of
+from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
+from regard.masks import Causal, Window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,16 +37,13 @@ if TYPE_CHECKING:
 
 MAX_AXES = 32  # what NumPy broadcasts
 
-# What may stand in query, key and value. bfloat16 is known by name: ml_dtypes is not needed here.
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """Arrays (…, H, L, D), (…, G, S, D), (…, G, S, E) with common leading axes, and the options.
 
-    `squeeze` names the axes that normalising added: 1 for a missing head axis, 2 for that of a
-    single query too.
+    Without `has_heads` the caller's arrays have no axis of heads, without `has_rows` the query is
+    one vector; here those axes have length 1.
     """
 
     query: Array
@@ -106,15 +104,22 @@ class Request:
             offset=self.offset + rows.start,
         )
 
-    def natural(self, array: Array) -> Array:
-        """A result (…, H, L, X) or (…, H, L) without the axes that the caller did not have."""
+    def natural(self, array: Array, *, rows: bool = True) -> Array:
+        """An array (…, H, L), (…, H, L, X) without the axes that the caller does not have.
+
+        With `rows` False one (…, G, S, X), such as the keys.
+        """
         if self.has_heads and self.has_rows:
             return array
-        trailing = array.ndim - len(self.lead) - 2
-        last = (slice(None),) * trailing
-        rows = (slice(None),) if self.has_rows else (0,)
-        heads = (slice(None),) if self.has_heads else (0,)
-        return array[(..., *heads, *rows, *last)]
+        last = (slice(None),) * (array.ndim - len(self.lead) - 2)
+        row = 0 if rows and not self.has_rows else slice(None)
+        return array[(..., slice(None) if self.has_heads else 0, row, *last)]
+
+    def natural_shape(self, *last: int) -> tuple[int, ...]:
+        """The shape of a result (…, H, L, *last) without the axes that the caller does not have."""
+        heads = self.shape[-3:-2] if self.has_heads else ()
+        rows = self.shape[-2:-1] if self.has_rows else ()
+        return (*self.lead, *heads, *rows, *last)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,147 +184,90 @@ def make_request(
     threads: Any = None,
 ) -> Request:
     """Check one call and bring it into one form."""
-    arrays = {"query": query, "key": key, "value": value}
-    arrays = {name: as_array(name, array) for name, array in arrays.items()}
+    arrays = {
+        name: as_array(name, array, f"{name}.data and a mask=")
+        for name, array in (("query", query), ("key", key), ("value", value))
+    }
     dtype = result_dtype(arrays)
     has_rows = arrays["query"].ndim != 1
     has_heads = max(array.ndim for array in arrays.values()) > 2
-    q, k, v = _matched(arrays)
-    lead = q.shape[:-3]
+    q, k, v = check_arrays(arrays)
     shape = (*q.shape[:-1], k.shape[-2])
-    shown = len(lead) + has_heads + has_rows + 1  # axes of the scores that the caller sees
-
-    rules = _rules(mask, _flag("causal", causal), window)
-    if rules is not None:
-        rules.check(shape, shown)
+    options = check_options(
+        shape,
+        len(shape) - 3 + has_heads + has_rows + 1,
+        mask=mask,
+        bias=bias,
+        causal=causal,
+        window=window,
+        offset=offset,
+        scale=scale,
+        softcap=softcap,
+        sink=sink,
+    )
     if not (isinstance(precision, str) and precision in ("working", "exact")):
         raise OptionError(
             f'precision must be "working" or "exact", not {safe_text(repr(precision), 60)}'
         )
     if precision == "exact" and dtype == np.float64:
         raise OptionError(
-            'precision="exact" accumulates in float64, but the inputs are float64 already; '
-            "there is nothing wider: leave precision out"
+            Setting("precision", "exact"),
+            " accumulates in float64, but the inputs are float64 already; "
+            "there is nothing wider: leave precision out",
         )
-    added = _bias(bias, shape, shown)
     request = Request(
         query=q,
         key=k,
         value=v,
-        mask=rules,
-        bias=added,
-        offset=_offset(offset, rules, lead, q.shape[-2], k.shape[-2]),
-        scale=_scale(scale),
-        softcap=_softcap(softcap),
-        sink=_sink(sink, q.shape[:-2]),
+        **options._asdict(),
         dtype=dtype,
         precision="exact" if precision == "exact" else "working",
         has_heads=has_heads,
         has_rows=has_rows,
-        return_weights=_flag("return_weights", return_weights),
-        return_lse=_flag("return_lse", return_lse),
-        threads=checked_threads(threads),
+        return_weights=as_flag("return_weights", return_weights),
+        return_lse=as_flag("return_lse", return_lse),
+        threads=check_threads(threads),
     )
-    if out is None:
-        return request
-    natural = request.natural(np.broadcast_to(np.zeros((), dtype), (*shape[:-1], v.shape[-1])))
-    return _with_out(request, out, natural.shape)
+    return request if out is None else replace(request, out=_check_out(request, out))
 
 
 # --- arrays ------------------------------------------------------------------------------------
 
 
-def as_array(name: str, value: Any) -> Array:
-    """An ndarray of a supported kind, or an error that names the argument."""
-    if isinstance(value, np.ma.MaskedArray):
-        instead = {
-            **dict.fromkeys(("query", "key", "value"), f"{name}.data and a mask="),
-            "scores": "scores.filled(-np.inf), where −∞ means absent",
-        }
-        raise DtypeError(
-            f"{name} is a MaskedArray, whose mask would be lost; "
-            f"pass {instead.get(name, f'{name}.data')}"
-        )
-    try:
-        array = as_numpy(name, value)
-    except (MemoryError, DtypeError):
-        raise
-    except Exception as error:
-        raise DtypeError(
-            f"{name} is a {type(value).__name__} that NumPy cannot read: {safe_text(error, 120)}"
-        ) from None
-    if array.dtype.kind in "biu" or is_float(array.dtype):
-        return array
-    wide = " (it would lose digits)" if array.dtype.kind in "fc" else ""
-    raise DtypeError(
-        f"{name} has dtype {safe_text(array.dtype, 60)}, which is not supported{wide}; "
-        f"convert it to one of {', '.join(FLOATS)}"
-    )
+def check_arrays(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
+    """Query, key and value, under their names, with an axis of heads and the same leading axes.
 
-
-@lru_cache(maxsize=256)  # NumPy spells a name anew each time, and every call asks for several
-def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether it is one of FLOATS, in either byte order."""
-    return dtype.name in FLOATS
-
-
-def spread(array: Array, shape: tuple[int, ...]) -> Array:
-    """The array as a view of that shape; itself if it has it."""
-    return array if array.shape == shape else np.broadcast_to(array, shape)
-
-
-def result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
-    """What arrays of these dtypes give together: NumPy's promotion, integers as float64."""
-    dtypes = [array.dtype for array in arrays.values()]
-    try:
-        dtype = np.result_type(*dtypes)
-    except TypeError:
-        # bfloat16 promotes with neither float16 nor integers by itself; integers count as float64.
-        wide = [np.dtype(np.float64) if dtype.kind in "biu" else dtype for dtype in dtypes]
-        try:
-            dtype = np.result_type(*wide)
-        except TypeError:
-            kinds = ", ".join(f"{name} {array.dtype}" for name, array in arrays.items())
-            raise DtypeError(f"{kinds} have no common dtype; convert them to one") from None
-    return np.dtype(np.float64) if dtype.kind in "biu" else dtype.newbyteorder("=")
-
-
-def _matched(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
-    """The three arrays with a head axis each and the same leading axes, nothing copied."""
+    Nothing is copied.
+    """
     for name, array in arrays.items():
-        least = 1 if name == "query" else 2
+        least = 1 if name in ("query", "queries") else 2
         if array.ndim < least:
             raise ShapeError(
                 f"{name} has {array.ndim} axes but needs at least {least}: "
-                + (
-                    "(D,), (L, D) or (…, H, L, D)"
-                    if least == 1
-                    else "(S, width) or (…, G, S, width)"
-                )
+                + ("(D,), (L, D) or (…, H, L, D)", "(S, width) or (…, G, S, width)")[least - 1]
             )
         if array.ndim > MAX_AXES:
             raise ShapeError(f"{name} has {array.ndim} axes; at most {MAX_AXES} broadcast")
+    of_query, of_key, of_value = arrays
     query, key, value = (
         array if array.ndim > 2 else array.reshape((1,) * (3 - array.ndim) + array.shape)
         for array in arrays.values()
     )
     if key.shape[-1] != query.shape[-1]:
         raise ShapeError(
-            f"query is {query.shape[-1]} wide but key is {key.shape[-1]} wide; "
+            f"{of_query} is {query.shape[-1]} wide but {of_key} is {key.shape[-1]} wide; "
             "their last axes must match (D)"
         )
-    if key.shape[-2] != value.shape[-2]:
-        raise ShapeError(
-            f"key has {key.shape[-2]} rows but value has {value.shape[-2]}; they must match"
-        )
-    if key.shape[-3] != value.shape[-3]:
-        raise ShapeError(
-            f"key has {key.shape[-3]} heads but value has {value.shape[-3]}; they must match"
-        )
+    for axis, what in ((-2, "rows"), (-3, "heads")):
+        if key.shape[axis] != value.shape[axis]:
+            raise ShapeError(
+                f"{of_key} has {key.shape[axis]} {what} but {of_value} has {value.shape[axis]}; "
+                "they must match"
+            )
     heads, groups = query.shape[-3], key.shape[-3]
     if heads != groups and (groups == 0 or heads % groups):
         raise ShapeError(
-            f"query has {heads} heads but key has {groups}; "
+            f"{of_query} has {heads} heads but {of_key} has {groups}; "
             "the number of query heads must be a multiple of the number of key heads"
         )
     leads = (query.shape[:-3], key.shape[:-3], value.shape[:-3])
@@ -327,8 +275,8 @@ def _matched(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
         lead = leads[0] if leads[0] == leads[1] == leads[2] else np.broadcast_shapes(*leads)
     except ValueError:
         raise ShapeError(
-            f"the leading axes of query {leads[0]}, key {leads[1]} and value {leads[2]} "
-            "do not broadcast together; align from the right, each 1 or equal"
+            f"the leading axes of {of_query} {leads[0]}, {of_key} {leads[1]} and {of_value} "
+            f"{leads[2]} do not broadcast together; align from the right, each 1 or equal"
         ) from None
     q, k, v = (spread(a, (*lead, *a.shape[-3:])) for a in (query, key, value))
     return q, k, v
@@ -337,10 +285,45 @@ def _matched(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
 # --- options -----------------------------------------------------------------------------------
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise DtypeError(f"{name} must be True or False, not {safe_text(repr(value), 60)}")
-    return bool(value)
+class Options(NamedTuple):
+    """The options of a call that change its numbers, checked; fields as those of `Request`."""
+
+    mask: Mask | None
+    bias: Array | None
+    offset: NDArray[np.int64]
+    scale: float | None
+    softcap: float | None
+    sink: Array | None
+
+
+def check_options(
+    shape: tuple[int, ...],
+    shown: int,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    causal: Any = False,
+    window: Any = None,
+    offset: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
+    sink: Any = None,
+) -> Options:
+    """The options of a call with scores (…, H, L, S), of which the caller sees `shown` axes."""
+    rules = _rules(mask, as_flag("causal", causal), window)
+    if rules is not None:
+        rules.check(shape, shown)
+    if bias is not None:
+        bias = as_added("bias", bias)
+        check_broadcast("bias", bias.shape, shape, shown)
+    return Options(
+        mask=rules,
+        bias=bias,
+        offset=_position(offset, rules, shape),
+        scale=None if scale is None else _scale(scale),
+        softcap=None if softcap is None else _softcap(softcap),
+        sink=None if sink is None else _sink(sink, shape[:-2]),
+    )
 
 
 def _rules(mask: Any, causal: bool, window: Any) -> Mask | None:
@@ -349,14 +332,11 @@ def _rules(mask: Any, causal: bool, window: Any) -> Mask | None:
     if causal:
         rules.append(Causal())
     if window is not None:
-        rules.append(checked_window(window))
-    combined: Mask | None = None
-    for rule in rules:
-        combined = rule if combined is None else combined & rule
-    return combined
+        rules.append(check_window(window))
+    return all_of(rules)
 
 
-def checked_window(window: Any) -> Window:
+def check_window(window: Any) -> Window:
     """A pair (left, right) as a rule."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise DtypeError(
@@ -366,104 +346,51 @@ def checked_window(window: Any) -> Window:
     return Window(*window)
 
 
-def _offset(
-    offset: Any, rules: Mask | None, lead: tuple[int, ...], queries: int, keys: int
-) -> NDArray[np.int64]:
-    if offset is None:
-        if queries != keys and rules is not None and rules.uses_position:
-            raise OptionError(
-                f"causal and window compare positions, but there are {queries} queries and "
-                f'{keys} keys: pass offset=0 (query 0 stands at key 0) or offset="end" '
-                "(the last query stands at the last key)"
-            )
-        offset = 0
-    if isinstance(offset, str):
-        if offset != "end":
-            raise OptionError(
-                f'offset must be an int, ints or "end", not {safe_text(repr(offset), 60)}'
-            )
-        offset = keys - queries
-    if isinstance(offset, int) and not isinstance(offset, bool):
-        if abs(offset) >= 2**62:
-            raise OptionError(f"offset {safe_text(offset, 60)} is beyond any position")
-        return np.full(lead, offset, np.int64)
-    array = plain_array("offset", offset, "ints in rows of equal length")
-    if array.dtype.kind not in "iu":
-        raise DtypeError(
-            f'offset must be an int, an array of ints or "end", not {safe_text(repr(offset), 60)}'
+def _position(offset: Any, rules: Mask | None, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    *lead, _, queries, keys = shape
+    if offset is None and queries != keys and rules is not None and rules.uses_position:
+        raise OptionError(
+            f"causal and window compare positions, but there are {queries} queries and {keys} "
+            "keys: pass ",
+            Setting("offset", 0),
+            " (query 0 stands at key 0) or ",
+            Setting("offset", "end"),
+            " (the last query stands at the last key)",
         )
-    if array.size and not -(2**62) < int(array.min()) <= int(array.max()) < 2**62:
-        raise OptionError(f"offset {safe_text(repr(offset), 60)} is beyond any position")
-    check_lead("offset", array.shape, lead)
-    return spread(array.astype(np.int64), lead)
+    return as_offset(0 if offset is None else offset, queries, keys, tuple(lead))
 
 
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) < 2**1023 else math.inf
-    array = plain_array(name, value, "a number")
-    if array.ndim or not (array.dtype.kind in "iuf" or is_float(array.dtype)):
-        raise DtypeError(f"{name} must be a number, not {safe_text(repr(value), 60)}")
-    return float(array)
-
-
-def _scale(scale: Any) -> float | None:
-    if scale is None:
-        return None
-    number = _number("scale", scale)
+def _scale(scale: Any) -> float:
+    number = as_number("scale", scale)
     if not math.isfinite(number):
-        raise OptionError(f"scale is {number}; it must be a finite number (None: 1/√D)")
+        raise OptionError(f"scale is {number}; it must be finite (leave it out for 1/√D)")
     return number
 
 
-def _softcap(softcap: Any) -> float | None:
-    if softcap is None:
-        return None
-    number = _number("softcap", softcap)
+def _softcap(softcap: Any) -> float:
+    number = as_number("softcap", softcap)
     if not (math.isfinite(number) and number > 0):
-        raise OptionError(f"softcap is {number}; it must be positive and finite (None: no cap)")
+        raise OptionError(
+            f"softcap is {number}; it must be positive and finite (leave it out for no cap)"
+        )
     return number
 
 
-def _real(name: str, value: Any) -> Array:
-    array = as_array(name, value)
-    if array.dtype == np.bool_:
-        raise DtypeError(f"{name} is added to the scores and must be numbers; booleans go to mask=")
-    return array
-
-
-def _bias(bias: Any, shape: tuple[int, ...], shown: int) -> Array | None:
-    if bias is None:
-        return None
-    array = _real("bias", bias)
-    check_broadcast("bias", array.shape, shape, shown)
-    return array
-
-
-def _sink(sink: Any, shape: tuple[int, ...]) -> Array | None:
-    if sink is None:
-        return None
-    array = _real("sink", sink)
+def _sink(sink: Any, shape: tuple[int, ...]) -> Array:
+    array = as_added("sink", sink)
     check_broadcast("sink", array.shape, shape)
     if not np.isfinite(array.astype(np.float64)).all():
-        raise OptionError("sink must be finite; leave it out (sink=None) where there is none")
+        raise OptionError("sink must be finite; leave it out where there is none")
     return spread(array, shape)
 
 
-def checked_threads(threads: Any) -> int | None:
+def check_threads(threads: Any) -> int | None:
     """A number of threads, or None for all that may be used."""
-    if threads is None:
-        return None
-    if isinstance(threads, (bool, np.bool_)) or not isinstance(threads, (int, np.integer)):
-        raise DtypeError(f"threads must be an int, not {safe_text(repr(threads), 60)}")
-    if threads < 1:
-        raise OptionError(
-            f"threads is {threads}; it must be 1 or more (None: all that may be used)"
-        )
-    return int(threads)
+    return None if threads is None else as_int("threads", threads, 1, " (leave it out to use all)")
 
 
-def _with_out(request: Request, out: Any, shape: tuple[int, ...]) -> Request:
+def _check_out(request: Request, out: Any) -> Array:
+    shape = request.natural_shape(request.value.shape[-1])
     if not isinstance(out, np.ndarray):
         raise DtypeError(f"out must be an ndarray, not {type(out).__name__}")
     if isinstance(out, np.ma.MaskedArray):
@@ -476,7 +403,7 @@ def _with_out(request: Request, out: Any, shape: tuple[int, ...]) -> Request:
         raise OptionError("out is read-only; pass an array that may be written")
     if _overlaps_itself(out):
         raise OptionError("out has numbers that lie on top of each other; pass one that has not")
-    return replace(request, out=out)
+    return out
 
 
 def _overlaps_itself(array: Array) -> bool:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from regard.boundary.arguments import as_array
 from regard.boundary.arrays import home_of
-from regard.compute.request import as_array
 from regard.errors import DtypeError, OptionError, ShapeError
 from regard.textbook.operations import compute
 
@@ -62,7 +62,7 @@ def softmax(scores: Any, *, axis: int = -1) -> Array:
     array([0.5, 0.5, 0. ])
     """
     home = home_of(scores=scores)
-    array = as_array("scores", scores)
+    array = as_array("scores", scores, "scores.filled(-np.inf), where −∞ means absent")
     dtype = np.dtype(np.float64) if array.dtype.kind in "biu" else array.dtype.newbyteorder("=")
     if array.ndim == 0:
         raise ShapeError("scores is a single number; softmax needs at least one axis")

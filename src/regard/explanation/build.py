@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from regard.boundary.arguments import as_array
 from regard.compute import dispatch
 from regard.compute.kernels.reference import Run, scalars
-from regard.compute.request import Request, as_array, make_request
+from regard.compute.request import Request, make_request
+from regard.compute.rules import Boolean, Mask, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation.trace import KernelCheck, Trace
-from regard.masks import Boolean, Lengths, Mask, Segments, as_mask
+from regard.masks import Lengths, Segments
 from regard.problems.problem import Problem
 from regard.textbook.steps import projecting, textbook
 

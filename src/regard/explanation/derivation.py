@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from regard.compute.rules import Block, Mask, Verdict
 from regard.errors import LabelError, safe_text
 from regard.explanation.labels import Labels, as_index
 from regard.explanation.notation import as_latex, as_numpy, as_text
-from regard.masks import Block, Mask, Verdict
 from regard.textbook.steps import INDEX_MAPS, Ref, Step
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from regard.compute.rules import LeftOut
 from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
 from regard.explanation.labels import Index, head_position, own_head
 from regard.explanation.notation import format_number
 from regard.explanation.table import Table, aligned
 from regard.explanation.trace import ExplainedStep, Trace
-from regard.masks import LeftOut
 from regard.problems.problem import Expectation
 from regard.textbook.steps import Step
 

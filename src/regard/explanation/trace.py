@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.compute.rules import Mask
 from regard.errors import LabelError, safe_text
 from regard.explanation.derivation import Derivation, Values, derive, verdict
 from regard.explanation.labels import (
@@ -26,7 +27,6 @@ from regard.explanation.labels import (
 )
 from regard.explanation.notation import format_number
 from regard.explanation.table import Table
-from regard.masks import Mask
 from regard.textbook.steps import Step
 
 if TYPE_CHECKING:

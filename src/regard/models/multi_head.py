@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from regard.boundary.arguments import as_array, result_dtype
 from regard.boundary.arrays import home_of
 from regard.compute import dispatch
 from regard.compute.kernels.reference import project, unite
-from regard.compute.request import as_array, make_request, result_dtype
+from regard.compute.request import make_request
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
 from regard.explanation.build import OPTIONS, explain_problem, string_labels
 from regard.faces import Explanation

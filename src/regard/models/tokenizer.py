@@ -16,7 +16,7 @@ import numpy as np
 
 from regard.boundary.files import read_file
 from regard.boundary.parse import check_text
-from regard.errors import OptionError, ProblemError, safe_text
+from regard.errors import OptionError, ProblemError, Setting, safe_text
 from regard.models.safetensors import read_json
 from regard.problems.files import about
 from regard.problems.toml_json import decode
@@ -83,7 +83,9 @@ class Tokenizer:
         if not truncate:
             raise OptionError(
                 f'text has {len(encoding)} tokens, but the model takes {longest} ({limit}): "'
-                f'{safe_text(text, 40)}"; shorten it, or pass truncate=True to leave out the rest'
+                f'{safe_text(text, 40)}"; shorten it, or pass ',
+                Setting("truncate", True),
+                " to leave out the rest",
             )
         with about(self.path), _plain_errors():
             room = longest - self.library.num_special_tokens_to_add(False)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.arguments import is_float, spread
 from regard.compute import native
-from regard.compute.request import Request, Result, is_float, spread
+from regard.compute.request import Request, Result
+from regard.compute.rules import All, AnyOf, Boolean, Mask, Not
 from regard.errors import safe_text
-from regard.masks import All, AnyOf, Boolean, Causal, Lengths, Mask, Not, Segments, Window
+from regard.masks import Causal, Lengths, Segments, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

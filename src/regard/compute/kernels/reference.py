@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.compute.request import Request, Result
-from regard.masks import Block, Mask
+from regard.compute.rules import Block, Mask
 from regard.textbook.operations import compute, sum_of_special
 from regard.textbook.steps import LETTERS, Ref, Step, merging, projecting, textbook
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard import masks
+from regard.compute.rules import All, AllowedByBias, AnyOf, Block, Boolean, Mask, Not
 from regard.errors import safe_text
 from regard.explanation.labels import own_head
 from regard.explanation.trace import READING_NOTE, Trace
-from regard.masks import All, AllowedByBias, Mask
+from regard.masks import Causal, Lengths, Segments, Window
 from regard.textbook.steps import LETTERS, Step
 from regard.views import story
 from regard.views.head_view import Head
@@ -285,11 +285,11 @@ def _expectations(data: Data, explanation: Trace) -> list[dict[str, Any]]:
 def _has_table(rule: Mask | None) -> bool:
     """Whether one of the rules is a table of yes and no, whose cells can be changed."""
     match rule:
-        case masks.Boolean():
+        case Boolean():
             return True
-        case masks.Not(part):
+        case Not(part):
             return _has_table(part)
-        case masks.All(parts) | masks.AnyOf(parts):
+        case All(parts) | AnyOf(parts):
             return any(map(_has_table, parts))
     return False
 
@@ -311,22 +311,22 @@ def _rule(data: Data, rule: Mask) -> dict[str, Any]:
 
     own: dict[str, Any] = {"name": safe_text(rule.name)[:LABEL_LENGTH]}
     match rule:
-        case masks.Causal():
+        case Causal():
             return own | {"kind": "causal"}
-        case masks.Window(left, right):
+        case Window(left, right):
             return own | {"kind": "window", "left": left, "right": right}
-        case masks.Lengths(lengths):
+        case Lengths(lengths):
             return own | {"kind": "lengths", "lengths": whole(lengths)}
-        case masks.Segments(query, key):
+        case Segments(query, key):
             key = query if key is None else key
             return own | {"kind": "segments", "query": whole(query), "key": whole(key)}
-        case masks.Boolean(cells):
+        case Boolean(cells):
             said = dict(_said(rule))
             seen, unseen = said.get(True, ""), said.get(False, "")
             return own | {"kind": "cells", "cells": whole(cells), "seen": seen, "unseen": unseen}
-        case masks.Not(part):
+        case Not(part):
             return own | {"kind": "not", "part": _rule(data, part)}
-        case masks.All(parts) | masks.AnyOf(parts):
+        case All(parts) | AnyOf(parts):
             kind = "all" if isinstance(rule, All) else "any"
             return own | {"kind": kind, "parts": [_rule(data, part) for part in parts]}
         case AllowedByBias():
@@ -334,9 +334,9 @@ def _rule(data: Data, rule: Mask) -> dict[str, Any]:
     raise NotImplementedError(type(rule).__name__)
 
 
-def _said(rule: masks.Boolean) -> Iterator[tuple[bool, str]]:
+def _said(rule: Boolean) -> Iterator[tuple[bool, str]]:
     """What a table of yes and no says where it says yes, and where no."""
     for answer in (True, False):
         single = type(rule)(np.array([[[answer]]]), name=rule.name)
-        at = masks.Block((1, 1, 1), (), 0, np.array([0]), 0)
+        at = Block((1, 1, 1), (), 0, np.array([0]), 0)
         yield answer, single.verdict(at, 0).detail

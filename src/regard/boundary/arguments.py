@@ -1,0 +1,183 @@
+"""One argument of a call at a time: read as NumPy has it, and checked by itself.
+
+Owns the words of refusal, which begin with the argument's name. Must not know what it is for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.boundary.arrays import as_numpy
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# The dtypes of query, key and value. bfloat16 is known by name: ml_dtypes is not needed here.
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+FARTHEST = 2**62  # positions are below this, so that two of them can be added in 64 bits
+
+
+# --- arrays --------------------------------------------------------------------------------------
+
+
+def read_array(name: str, value: Any, wanted: str = "", instead: str = "") -> Array:
+    """What NumPy makes of a value; `instead` says what to pass in place of a MaskedArray."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise DtypeError(
+            f"{name} is a MaskedArray, whose mask would be lost; pass {instead or f'{name}.data'}"
+        )
+    try:
+        return as_numpy(name, value)
+    except (MemoryError, DtypeError):
+        raise
+    except Exception as error:
+        ragged = isinstance(error, ValueError) and isinstance(value, (list, tuple)) and wanted
+        reason = "" if ragged else f": {safe_text(error, 120)}"
+        problem = (
+            f"must be {wanted}" if wanted else f"is a {type(value).__name__} that NumPy cannot read"
+        )
+        raise DtypeError(f"{name} {problem}{reason}") from None
+
+
+def as_array(name: str, value: Any, instead: str = "") -> Array:
+    """An array of floats that regard computes with, or of integers or booleans."""
+    array = read_array(name, value, instead=instead)
+    if array.dtype.kind in "biu" or is_float(array.dtype):
+        return array
+    wide = " (it would lose digits)" if array.dtype.kind in "fc" else ""
+    raise DtypeError(
+        f"{name} has dtype {safe_text(array.dtype, 60)}, which is not supported{wide}; "
+        f"convert it to one of {', '.join(FLOATS)}"
+    )
+
+
+def as_added(name: str, value: Any) -> Array:
+    """An array of numbers that are added to the scores."""
+    array = as_array(name, value)
+    if array.dtype == np.bool_:
+        raise DtypeError(f"{name} is added to the scores and must be numbers; booleans go to mask=")
+    return array
+
+
+def as_integers(name: str, value: Any, wanted: str) -> NDArray[np.int64]:
+    """An array of integers, one int included."""
+    array = read_array(name, value, wanted)
+    if array.dtype.kind not in "iu":
+        raise DtypeError(f"{name} must be integers, but has dtype {array.dtype}")
+    return array.astype(np.int64)
+
+
+@lru_cache(maxsize=256)  # NumPy spells a name anew each time, and every call asks for several
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether it is one of FLOATS, in either byte order."""
+    return dtype.name in FLOATS
+
+
+def result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
+    """What arrays of these dtypes give together: NumPy's promotion, integers as float64."""
+    dtypes = [array.dtype for array in arrays.values()]
+    try:
+        dtype = np.result_type(*dtypes)
+    except TypeError:
+        # bfloat16 promotes with neither float16 nor integers by itself; integers count as float64.
+        wide = [np.dtype(np.float64) if dtype.kind in "biu" else dtype for dtype in dtypes]
+        try:
+            dtype = np.result_type(*wide)
+        except TypeError:
+            kinds = ", ".join(f"{name} {array.dtype}" for name, array in arrays.items())
+            raise DtypeError(f"{kinds} have no common dtype; convert them to one") from None
+    return np.dtype(np.float64) if dtype.kind in "biu" else dtype.newbyteorder("=")
+
+
+# --- shapes --------------------------------------------------------------------------------------
+
+
+def spread(array: Array, shape: tuple[int, ...]) -> Array:
+    """The array as a view of that shape; itself if it has it."""
+    return array if array.shape == shape else np.broadcast_to(array, shape)
+
+
+def check_broadcast(
+    name: str, given: tuple[int, ...], shape: tuple[int, ...], ndim: int | None = None
+) -> None:
+    """Raise unless `given` broadcasts *to* `shape`; the caller sees its last `ndim` axes."""
+    shown = shape if ndim is None else shape[len(shape) - ndim :]
+    fits = len(given) <= len(shown) and all(
+        size in (1, wanted) for size, wanted in zip(given[::-1], shown[::-1], strict=False)
+    )
+    if not fits:
+        raise ShapeError(
+            f"{safe_text(name, 80)} has shape {given}, which does not broadcast to {shown}; "
+            "axes align from the right and each must be 1 or equal"
+        )
+
+
+def check_lead(name: str, given: tuple[int, ...], lead: tuple[int, ...]) -> None:
+    """Raise unless an array with one entry per batch element fits the leading axes."""
+    if given and not lead:
+        raise ShapeError(
+            f"{name} has shape {given}, one for each batch element, but there is no batch: three "
+            "axes are (H, L, D); a batch needs a head axis: query[:, None]"
+        )
+    check_broadcast(name, given, lead)
+
+
+# --- single values -------------------------------------------------------------------------------
+
+
+def as_flag(name: str, value: Any) -> bool:
+    """True or False, NumPy's included."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise DtypeError(f"{name} must be True or False, not {safe_text(repr(value), 60)}")
+    return bool(value)
+
+
+def as_int(name: str, value: Any, least: int | None = None, otherwise: str = "") -> int:
+    """An int of at least `least`; `otherwise` says what else may be passed."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise DtypeError(f"{name} must be an int{otherwise}, not {safe_text(repr(value), 60)}")
+    if least is not None and value < least:
+        raise OptionError(f"{name} is {value}; it must be {least} or more{otherwise}")
+    return int(value)
+
+
+def as_number(name: str, value: Any) -> float:
+    """A float, from a number or an array of one number without axes."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) < 2**1023 else math.inf
+    array = read_array(name, value, "a number")
+    if array.ndim or not (array.dtype.kind in "iuf" or is_float(array.dtype)):
+        raise DtypeError(f"{name} must be a number, not {safe_text(repr(value), 60)}")
+    return float(array)
+
+
+def as_offset(offset: Any, queries: int, keys: int, lead: tuple[int, ...]) -> NDArray[np.int64]:
+    """The position of each batch element's first query, in the shape of the leading axes."""
+    if isinstance(offset, str):
+        if offset != "end":
+            raise OptionError(
+                f'offset must be an int, ints or "end", not {safe_text(repr(offset), 60)}'
+            )
+        offset = keys - queries
+    if isinstance(offset, int) and not isinstance(offset, bool):
+        if abs(offset) >= FARTHEST:
+            raise OptionError(f"offset {safe_text(offset, 60)} is beyond any position")
+        return np.full(lead, offset, np.int64)
+    array = read_array("offset", offset, "ints in rows of equal length")
+    if array.dtype.kind not in "iu":
+        raise DtypeError(
+            f'offset must be an int, an array of ints or "end", not {safe_text(repr(offset), 60)}'
+        )
+    if array.size and not -FARTHEST < int(array.min()) <= int(array.max()) < FARTHEST:
+        raise OptionError(f"offset {safe_text(repr(offset), 60)} is beyond any position")
+    check_lead("offset", array.shape, lead)
+    return spread(array.astype(np.int64), lead)

@@ -1,0 +1,376 @@
+"""How rules about hidden keys are asked and combined.
+
+Owns the base of every rule and what it answers (cells of a block, the verdict on one cell with its
+reason), tables of booleans, and combinations with ``&``, ``|`` and ``~``. The rules by position,
+length and segment are in regard/masks.py. Must not know scores or kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_, or_
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from regard.boundary.arguments import as_int, as_offset, check_broadcast, read_array
+from regard.errors import DtypeError, ShapeError, safe_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bools = NDArray[np.bool_]
+    Ints = NDArray[np.int64]
+
+
+class Block(NamedTuple):
+    """Some rows of one head of one batch element: where a rule is asked."""
+
+    shape: tuple[int, ...]  # (…, H, L, S) of the whole call
+    batch: tuple[int, ...]  # index into the leading axes
+    head: int
+    rows: Ints  # the queries asked for
+    offset: int  # query i is at position i + offset
+
+    @property
+    def positions(self) -> Ints:
+        """The position of each row, as a column."""
+        return (self.rows + self.offset)[:, None]
+
+
+class Verdict(NamedTuple):
+    """What one rule says about one cell, and why."""
+
+    rule: str
+    visible: bool
+    detail: str
+    parts: tuple[Verdict, ...] = ()
+
+    def hidden_by(self) -> tuple[str, ...]:
+        """The names of the rules that hide this cell; empty when it is visible."""
+        if self.visible:
+            return ()
+        names = [name for part in self.parts for name in part.hidden_by()]
+        return tuple(dict.fromkeys(names)) or (self.rule,)
+
+    def leaves(self) -> Iterator[Verdict]:
+        """This verdict's elementary rules, in the order in which they were combined."""
+        if not self.parts:
+            yield self
+        for part in self.parts:
+            yield from part.leaves()
+
+
+class Mask:
+    """A rule that says which keys a query may see. Combine rules with ``&``, ``|`` and ``~``."""
+
+    # NumPy must leave `array & mask` to __rand__ instead of combining cell by cell.
+    __array_ufunc__ = None
+
+    name: str
+
+    @property
+    def uses_position(self) -> bool:
+        """Whether the rule compares positions, so that the call's offset matters."""
+        return False
+
+    def check(self, shape: tuple[int, ...], ndim: int) -> None:
+        """Raise unless the rule fits a call of scores (…, H, L, S), shown with `ndim` axes."""
+
+    def block(self, at: Block) -> Bools:
+        """The visible cells of one block, broadcastable to (rows, S)."""
+        raise NotImplementedError
+
+    def verdict(self, at: Block, key: int) -> Verdict:
+        """What the rule says about key `key` and the block's first row."""
+        visible = bool(self.block(at)[0, key])
+        return Verdict(self.name, visible, self._detail(at, key, visible))
+
+    def _detail(self, at: Block, key: int, visible: bool) -> str:
+        """Why the key is visible or hidden."""
+        raise NotImplementedError
+
+    def of_rows(self, rows: slice) -> Mask:
+        """The rule of a call with these rows only, a run of them whose offset moves along."""
+        return self
+
+    def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
+        """The smallest shape that shows the whole rule."""
+        return (queries, keys)
+
+    def visible(self, queries: int, keys: int, *, offset: int | Literal["end"] = 0) -> Bools:
+        """The rule as an array, True where query i may see key j: (…, L, S).
+
+        Parameters
+        ----------
+        queries, keys : int
+            How many there are: L and S.
+        offset : int or "end"
+            Query i stands at position i + offset; "end" is S − L.
+
+        Returns
+        -------
+        ndarray of bool
+            (L, S), with leading axes where the rule itself has them.
+
+        Raises
+        ------
+        ShapeError, OptionError, DtypeError
+            If the rule does not fit so many queries and keys, or an argument makes no sense.
+
+        Examples
+        --------
+        >>> from regard.masks import Causal
+        >>> Causal().visible(2, 3, offset=1).astype(int)
+        array([[1, 1, 0],
+               [1, 1, 1]])
+        """
+        queries, keys = as_int("queries", queries, 0), as_int("keys", keys, 0)
+        if not (isinstance(offset, str) and offset == "end"):
+            offset = as_int("offset", offset, otherwise=' or "end"')
+        position = int(as_offset(offset, queries, keys, ()))
+        try:
+            shape = self.natural_shape(queries, keys)
+        except ValueError:
+            shape = ()
+        if shape[-2:] != (queries, keys):
+            raise ShapeError(
+                f"{safe_text(self.name, 80)} does not fit {queries} queries and {keys} keys"
+            )
+        full = (1,) * max(0, 3 - len(shape)) + shape
+        self.check(full, len(full))
+        cells = np.empty(full, dtype=np.bool_)
+        for *batch, head in np.ndindex(*full[:-2]):
+            at = Block(full, tuple(batch), head, np.arange(queries), position)
+            cells[(*batch, head)] = self.block(at)
+        return cells.reshape(shape)
+
+    def __and__(self, other: Any) -> Mask:
+        return _combine(self, other, All)
+
+    def __rand__(self, other: Any) -> Mask:
+        return _combine(other, self, All)
+
+    def __or__(self, other: Any) -> Mask:
+        return _combine(self, other, AnyOf)
+
+    def __ror__(self, other: Any) -> Mask:
+        return _combine(other, self, AnyOf)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask has no truth value; combine masks with &, | and ~, not and/or/not")
+
+
+@dataclass(frozen=True, eq=False)
+class Boolean(Mask):
+    """An array of booleans, True = attend, broadcast by NumPy's rules to (…, H, L, S).
+
+    Parameters
+    ----------
+    array : array_like of bool
+        Read as it stands, one byte per cell; never copied, never expanded.
+    name : str
+        What an explanation calls this rule.
+
+    Raises
+    ------
+    DtypeError
+        If the array holds anything but booleans: in integers and floats the polarity is a guess,
+        and a float mask is a bias.
+
+    Examples
+    --------
+    >>> Boolean([True, False], name="padding").visible(1, 2)
+    array([[ True, False]])
+    """
+
+    array: Any
+    name: str = "mask"
+
+    def __post_init__(self) -> None:
+        array = read_array(
+            "mask",
+            self.array,
+            "booleans in rows of equal length",
+            "its data, or ~array.mask if that is what you mean",
+        )
+        if array.dtype != np.bool_:
+            raise DtypeError(
+                f"mask must be boolean, True = attend, but has dtype {array.dtype}: "
+                f"{_polarity_hint(array)}"
+            )
+        object.__setattr__(self, "array", array)
+
+    def of_rows(self, rows: slice) -> Mask:
+        return replace(self, array=rows_of(self.array, rows))
+
+    def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
+        return tuple(np.broadcast_shapes(self.array.shape, (queries, keys)))
+
+    def check(self, shape: tuple[int, ...], ndim: int) -> None:
+        check_broadcast(self.name, self.array.shape, shape, ndim)
+
+    def block(self, at: Block) -> Bools:
+        cells: Bools = np.broadcast_to(self.array, at.shape)[(*at.batch, at.head)]
+        return cells[at.rows]
+
+    def _detail(self, at: Block, key: int, visible: bool) -> str:
+        return f"{safe_text(self.name, 80)} is {visible} here"
+
+
+class LeftOut(Boolean):
+    """The mask that `Explanation.without` adds."""
+
+    def _detail(self, at: Block, key: int, visible: bool) -> str:
+        return "not left out" if visible else "left out by without()"
+
+
+def rows_of(array: NDArray[Any], rows: slice) -> NDArray[Any]:
+    """Some rows of an array that broadcasts to (…, L, S), as a view."""
+    return array if array.ndim < 2 or array.shape[-2] == 1 else array[..., rows, :]
+
+
+def _polarity_hint(array: NDArray[Any]) -> str:
+    if array.dtype.kind in "iu":
+        return (
+            "whether 1 means attend or ignore differs between libraries; "
+            "pass mask == 1 or mask == 0, whichever you mean"
+        )
+    if array.dtype.kind == "f":
+        return "numbers to be added to the scores go to bias="
+    return "pass an array of booleans"
+
+
+@dataclass(frozen=True, eq=False)
+class AllowedByBias(Mask):
+    """−inf in a bias hides a key exactly as False in a mask does; NaN does not."""
+
+    bias: Any
+    name = "bias −inf"
+
+    def of_rows(self, rows: slice) -> Mask:
+        return replace(self, bias=rows_of(self.bias, rows))
+
+    def block(self, at: Block) -> Bools:
+        cells = np.broadcast_to(self.bias, at.shape)[(*at.batch, at.head)][at.rows]
+        return np.asarray(cells != -np.inf)
+
+    def _detail(self, at: Block, key: int, visible: bool) -> str:
+        return "the bias is not −inf here" if visible else "the bias is −inf here"
+
+
+# --- combinations ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Combined(Mask):
+    """Several rules as one."""
+
+    parts: tuple[Mask, ...]
+    sign: ClassVar[str]
+
+    @property
+    def uses_position(self) -> bool:
+        return any(part.uses_position for part in self.parts)
+
+    def of_rows(self, rows: slice) -> Mask:
+        return replace(self, parts=tuple(part.of_rows(rows) for part in self.parts))
+
+    def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
+        return np.broadcast_shapes(*(part.natural_shape(queries, keys) for part in self.parts))
+
+    def check(self, shape: tuple[int, ...], ndim: int) -> None:
+        for part in self.parts:
+            part.check(shape, ndim)
+
+    def spelled(self) -> str:
+        """The rules that it combines, by name."""
+        names = (f"({p.spelled()})" if isinstance(p, Combined) else p.name for p in self.parts)
+        return self.sign.join(names)
+
+
+class All(Combined):
+    """Visible where every part says so (``&``)."""
+
+    name, sign = "all of", " & "
+
+    def block(self, at: Block) -> Bools:
+        return reduce(and_, (part.block(at) for part in self.parts))
+
+    def verdict(self, at: Block, key: int) -> Verdict:
+        parts = tuple(part.verdict(at, key) for part in self.parts)
+        return Verdict(self.name, all(p.visible for p in parts), "every rule must agree", parts)
+
+
+class AnyOf(Combined):
+    """Visible where at least one part says so (``|``)."""
+
+    name, sign = "any of", " | "
+
+    def block(self, at: Block) -> Bools:
+        return reduce(or_, (part.block(at) for part in self.parts))
+
+    def verdict(self, at: Block, key: int) -> Verdict:
+        parts = tuple(part.verdict(at, key) for part in self.parts)
+        return Verdict(self.name, any(p.visible for p in parts), "one rule is enough", parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Not(Mask):
+    """Visible where the part is not (``~``)."""
+
+    part: Mask
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        part = self.part
+        return f"not ({part.spelled()})" if isinstance(part, Combined) else f"not {part.name}"
+
+    @property
+    def uses_position(self) -> bool:
+        return self.part.uses_position
+
+    def of_rows(self, rows: slice) -> Mask:
+        return Not(self.part.of_rows(rows))
+
+    def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
+        return self.part.natural_shape(queries, keys)
+
+    def check(self, shape: tuple[int, ...], ndim: int) -> None:
+        self.part.check(shape, ndim)
+
+    def block(self, at: Block) -> Bools:
+        return ~self.part.block(at)
+
+    def verdict(self, at: Block, key: int) -> Verdict:
+        inner = self.part.verdict(at, key)
+        leaves = list(inner.leaves())
+        detail = leaves[0].detail
+        if len(leaves) > 1:
+            detail = ", ".join(
+                f"{leaf.rule} {'visible' if leaf.visible else 'hidden'} ({leaf.detail})"
+                for leaf in leaves
+            )
+        return Verdict(self.name, not inner.visible, f"the opposite of: {detail}")
+
+
+def as_mask(value: Any) -> Mask:
+    """A mask as it is, an array of booleans as `Boolean`."""
+    return value if isinstance(value, Mask) else Boolean(value)
+
+
+def all_of(rules: Sequence[Mask]) -> Mask | None:
+    """The rules combined with ``&``; None if there are none."""
+    return reduce(and_, rules) if rules else None
+
+
+def _combine(first: Any, second: Any, kind: type[All] | type[AnyOf]) -> Mask:
+    parts: list[Mask] = []
+    for part in (as_mask(first), as_mask(second)):
+        parts.extend(part.parts if isinstance(part, kind) else (part,))
+    return kind(tuple(parts))
