@@ -513,12 +513,12 @@ def test_a_reader_that_stops_reading_ends_it_quietly() -> None:
         (["the-cat-sat", "--unknown"], "--unknown"),
         (["the-cat-sat", "second"], "second"),
         (["the-cat-sat", "--save", "x.csv"], "suffix"),
-        (["the-cat-sat", "--save", "there.toml"], "--force replaces it"),
+        (["the-cat-sat", "--save", "there.toml"], "pass --force to replace it"),
         (["the-cat-sat", "--save", "no/such/folder.toml"], "folder.toml: cannot be written"),
         (["the-cat-sat", "--html", "x", "--head", "0"], "--head has no effect with --html alone"),
-        (["the-cat-sat", "--html", "there.toml"], "--force replaces it"),
+        (["the-cat-sat", "--html", "there.toml"], "pass --force to replace it"),
         (["the-cat-sat", "--save", "x.toml", "--html", "./x.toml"], "would go to the same file"),
-        (["the-cat-sat", "--save", "x.toml", "--html", "there.toml"], "--force replaces it"),
+        (["the-cat-sat", "--save", "x.toml", "--html", "there.toml"], "pass --force to replace it"),
         (["\x1b[31mred\x1b[0m.toml"], "\\x1b[31mred"),
     ],
 )
@@ -574,7 +574,7 @@ def test_memory_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     def exhausted(*_: object) -> None:
         raise MemoryError("Unable to allocate 9 TiB")
 
-    monkeypatch.setattr(regard.Problem, "explain", exhausted)
+    monkeypatch.setattr("regard.api.explain", exhausted)
     np.testing.assert_equal(
         refuse("explain", "the-cat-sat"), "not enough memory: Unable to allocate 9 TiB"
     )
@@ -584,7 +584,7 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(regard.Problem, "explain", interrupted)
+    monkeypatch.setattr("regard.api.explain", interrupted)
     result = call("explain", "the-cat-sat")
     np.testing.assert_equal((result.exit_code, result.stderr), (INTERRUPTED, ""))
 
@@ -593,7 +593,7 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
     def mistaken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(regard.Problem, "explain", mistaken)
+    monkeypatch.setattr("regard.api.explain", mistaken)
     with pytest.raises(ZeroDivisionError):
         CliRunner().invoke(app, ["explain", "the-cat-sat"], catch_exceptions=False)
 
