@@ -21,6 +21,7 @@ from regard.problems.files import example_names, load_problem
 from regard.views import report
 from regard.views.head_view import Head
 from regard.views.report import page
+from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan, pooled
 from regard.views.report.tables import printed, rounded
 from regard.views.report.whatif import MASKED, switches, variants
@@ -153,6 +154,58 @@ def test_a_page_stays_within_its_budget_and_says_what_it_pooled(budget: str) -> 
     assert (said is None) == (budget == "20MB")
     if said:
         assert 0 < int(said[1]) < 24
+
+
+def random_call(*shape: int, **options: Any) -> Explanation:
+    rng = np.random.default_rng(0)
+    return regard.explain(*(rng.normal(size=shape) for _ in range(3)), **options)
+
+
+def embedded() -> Explanation:
+    square = np.random.default_rng(0).normal(size=(300, 300))
+    names = ("W_q", "W_k", "W_v")
+    return regard.Problem(embeddings=square[:8], heads=10, **dict.fromkeys(names, square)).explain()
+
+
+LABELS = {"query_labels": ["語" * 60] * 30, "key_labels": ["<" * 60] * 30}
+# What most of the bytes are.
+HARD_TO_FIT = {
+    "numbers": lambda: random_call(6, 100, 16, causal=True),
+    "words": lambda: random_call(4, 60, 8, 4, causal=True),
+    "labels": lambda: random_call(12, 30, 8, mask=np.tri(30) == 1, **LABELS),
+    "tables": lambda: random_call(32, 32, causal=True, softcap=3.0, bias=np.eye(32)),
+    "a mask": lambda: random_call(
+        8, 200, 16, mask=np.random.default_rng(1).random((8, 200, 200)) > 0.5
+    ),
+    "32 bits": lambda: random_heads(12, 50),
+    "embeddings": embedded,
+}
+
+
+@pytest.mark.parametrize("kind", HARD_TO_FIT)
+def test_a_page_of_any_budget_is_built_once_and_stays_within_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = []
+
+    def counted(*arguments: Any) -> Any:
+        plans.append(arguments[1])
+        return page_data(*arguments)
+
+    monkeypatch.setattr(page, "page_data", counted)
+    explanation, heads = HARD_TO_FIT[kind](), []
+    for budget in (200_000, 270_000, 400_000, 600_000, 900_000, 3_000_000):
+        plans.clear()
+        try:
+            text = report.html(explanation, budget=budget)
+        except OptionError:
+            assert not heads, "a larger budget is refused, and a smaller one was not"
+            continue
+        assert len(text.encode()) <= budget
+        bare, plan = plans
+        assert not any(layer.every for layer in bare.layers.values())
+        heads.append(len(plan.layers[""].exact))
+    assert heads[-1] == np.prod(explanation.batch_shape, dtype=int) * (explanation.heads or 1)
 
 
 def test_one_head_that_does_not_fit_leaves_its_weights() -> None:

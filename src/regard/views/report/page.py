@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -23,13 +23,11 @@ from regard.errors import OptionError, safe_text
 from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
 from regard.views import story
 from regard.views.head_view import Head
-from regard.views.report.json_data import aside, outline, page_data
-from regard.views.report.plan import Layer, Plan, make_plan
+from regard.views.report.json_data import Data, aside, outline, page_data
+from regard.views.report.plan import Plan, make_plan, without_numbers
 from regard.views.report.summary import checks, said, summary
 from regard.views.report.tables import is_printed, printed
 
-# A page that turns out too long is planned again, with less room for numbers.
-ATTEMPTS = 4
 # Up to so many given numbers, a page says where the first NaN or infinity is.
 SEARCHED = 100_000
 # In this order: each one may import from those before it.
@@ -42,48 +40,64 @@ SCRIPTS = (
 def render(explanations: Mapping[str, Trace], budget: int, digits: int) -> str:
     """The whole page as text of at most `budget` bytes.
 
+    What is in every page is measured first, and the plan adds the sizes that tables, numbers and
+    pooled weights will have. Only the sentences about each head are estimated: where they turn out
+    longer, the page is planned once more with that many bytes less.
+
     Raises
     ------
     OptionError
         If there is no such page.
     """
-    frame = len(_asset("style.css").encode()) + len(_script().encode()) + 25_000
-    for _ in range(ATTEMPTS):
-        text = _render(explanations, make_plan(explanations, budget, frame), digits)
+    frame = _frame(explanations, digits)
+    bare = page_data(explanations, without_numbers(explanations), digits)
+    reserved = len(_assembled(frame, Plan({}), bare).encode())
+    for _ in range(2):
+        plan = make_plan(explanations, budget, reserved, lambda head: _tables(head, digits))
+        text = _assembled(frame, plan, page_data(explanations, plan, digits))
         surplus = len(text.encode()) - budget
         if surplus <= 0:
             return text
-        frame += surplus + 2_000
+        reserved += surplus + 2_000
     raise OptionError(f"budget is {budget} bytes, and the page is {surplus} bytes longer")
 
 
-def _render(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> str:
-    data = page_data(explanations, plan, digits)
+def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
+    """What the page says whatever fits into it."""
     first = next(iter(explanations.values()))
     style, script = _asset("style.css"), _script()
+    return {
+        "title": safe_text(first.title, 200) or "Attention",
+        "note": safe_text(first.note, 1000),
+        "opening": _opening(explanations),
+        "alarms": _alarms(explanations),
+        "without_script": _without_script(explanations),
+        "choices_of_digits": sorted({2, 3, 4, 6, 8, 16, digits}),
+        "selectable": _selectable(explanations),
+        "checks": _checks(first),
+        "reading_note": READING_NOTE,
+        "digits": digits,
+        "policy": policy(style, script),
+        "style": Markup(style),
+        "script": Markup(script),
+    }
+
+
+def _tables(head: Head, digits: int) -> str:
+    """The printed tables of one head, and its statistics."""
+    text: str = template("report/tables.html.j2").render(
+        sections=_sections(head, digits), summary=summary(head, digits), spread=story.SPREAD
+    )
+    return text
+
+
+def _assembled(frame: Mapping[str, Any], plan: Plan, data: Data) -> str:
+    offered = {name for layer in data.content["layers"] for name in layer["switches"]}
     text: str = template("report/template.html.j2").render(
-        title=safe_text(first.title, 200) or "Attention",
-        note=safe_text(first.note, 1000),
-        opening=_opening(explanations),
-        alarms=_alarms(explanations),
-        plan=plan,
-        without_script=_without_script(plan),
-        choices_of_digits=sorted({2, 3, 4, 6, 8, 16, digits}),
-        selectable=_selectable(explanations),
-        sections=_sections(plan, digits),
-        summary=summary(shown[0][1], digits) if (shown := _first(plan).exact) else None,
-        checks=_checks(first),
-        spread=story.SPREAD,
-        reading_note=READING_NOTE,
-        what_if={
-            name: what
-            for name, what in story.WHAT_IF.items()
-            if any(name in layer["switches"] for layer in data.content["layers"])
-        },
-        digits=digits,
-        policy=policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
+        frame,
+        said=plan.said,
+        what_if={name: what for name, what in story.WHAT_IF.items() if name in offered},
+        tables=Markup(plan.tables),
         json=Markup(data.json),
         arrays=Markup(data.base64),
     )
@@ -206,8 +220,11 @@ def _alarms(explanations: Mapping[str, Trace]) -> list[tuple[str, str]]:
     return alarms
 
 
-def _without_script(plan: Plan) -> str:
-    several = sum(len(layer.every) for layer in plan.layers.values()) > 1
+def _without_script(explanations: Mapping[str, Trace]) -> str:
+    several = len(explanations) > 1 or any(
+        one.heads not in (None, 1) or len(_indices(one.batch_shape)) > 1
+        for one in explanations.values()
+    )
     shown = "The tables below are those of the first head. " if several else ""
     return f"{shown}Where JavaScript runs, every number can be opened and changed."
 
@@ -228,28 +245,20 @@ def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return list(np.ndindex(*shape))
 
 
-def _first(plan: Plan) -> Layer:
-    return next(iter(plan.layers.values()))
+def _sections(head: Head, digits: int) -> list[dict[str, Any]]:
+    """The steps of a head under their headings, side by side in lanes; by-products at the end."""
 
+    def lanes(names: Iterable[Sequence[str]]) -> list[list[dict[str, Any]]]:
+        return [[_step(head, name, digits) for name in lane] for lane in names]
 
-def _sections(plan: Plan, digits: int) -> list[dict[str, Any]]:
-    """The steps of the first head, under their headings; at the end those that stand aside."""
-    layer = _first(plan)
-    if not layer.exact:
-        return []
-    head = layer.exact[0][1]
     sections = [
-        {
-            "title": title,
-            "lanes": [
-                [_step(layer.explanation, head, name, digits) for name in lane]
-                for lane in _lanes(names)
-            ],
-        }
-        for title, names in outline(layer.explanation).items()
+        {"title": title, "lanes": lanes(_lanes(names))}
+        for title, names in outline(head.explanation).items()
     ]
-    others = [_step(layer.explanation, head, name, digits) for name in aside(layer.explanation)]
-    return [*sections, {"title": "", "lanes": [[step] for step in others]}] if others else sections
+    others = aside(head.explanation)
+    if others:
+        sections.append({"title": "", "lanes": lanes([name] for name in others)})
+    return sections
 
 
 def _checks(explanation: Trace) -> dict[str, Any] | None:
@@ -274,7 +283,8 @@ def _lanes(names: tuple[str, ...]) -> list[list[str]]:
     return list(lanes.values())
 
 
-def _step(explanation: Trace, head: Head, name: str, digits: int) -> dict[str, Any]:
+def _step(head: Head, name: str, digits: int) -> dict[str, Any]:
+    explanation = head.explanation
     step = explanation.steps[name]
     return {
         "name": name,

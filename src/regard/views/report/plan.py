@@ -5,8 +5,8 @@ Owns the budget. Must not know HTML or how numbers are written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.errors import OptionError
 from regard.explanation.derivation import Values
-from regard.explanation.trace import Trace
+from regard.explanation.trace import ExplainedStep, Trace
 from regard.textbook.steps import Step, textbook
 from regard.views.head_view import Head, heads
 
@@ -32,10 +32,11 @@ TIGHT = 2**20
 # Of one matrix in the overview, and of one row of it.
 TILES, STRONGEST = 32, 3
 LEAST_TILES, LEAST_STRONGEST = 8, 1
-# What base64 makes of three bytes.
+# base64 writes three bytes as four.
 BASE64 = 4 / 3
-# What one head brings besides its numbers: words, and where its numbers are; in the overview too.
-HEAD_BYTES, TILE_BYTES = 1_200, 360
+# Bytes that a head adds beside its numbers (sentences, and where its numbers are), and in the
+# overview; bytes for what the plan says, and for what a layer says of its scale.
+HEAD_BYTES, TILE_BYTES, SAID_BYTES, LAYER_BYTES = 800, 290, 700, 500
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ class Plan:
     """What goes into a page."""
 
     layers: Mapping[str, Layer]
-    small: bool
-    tight: bool
-    overview: bool
-    tiles: int
-    strongest: int
-    said: tuple[str, ...]
+    small: bool = False  # whether computed numbers go in too
+    tight: bool = False  # whether numbers may be rounded to 32 bits
+    overview: bool = False
+    tiles: int = TILES
+    strongest: int = STRONGEST
+    tables: str = ""  # the printed tables of the first head
+    said: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,84 +72,114 @@ class Pooled:
     shares: Array  # (L, strongest), their weights
 
 
-def make_plan(explanations: Mapping[str, Trace], budget: int, frame: int = 0) -> Plan:
+def without_numbers(explanations: Mapping[str, Trace]) -> Plan:
+    """A page of no head at all: what remains is there in every page."""
+    return Plan({name: Layer(one, (), ()) for name, one in explanations.items()})
+
+
+def make_plan(
+    explanations: Mapping[str, Trace],
+    budget: int,
+    frame: int = 0,
+    print_tables: Callable[[Head], str] = lambda head: "",
+) -> Plan:
     """Everything if it fits; else without embeddings; else some heads, and the rest pooled.
 
-    `frame` is how many bytes the page has besides the numbers: style, script and printed tables.
+    `frame` is how many bytes the page has without any head's numbers. `print_tables` writes the
+    tables of the first head, which is done as soon as its numbers are known to fit.
 
     Raises
     ------
     OptionError
         If not even the overview fits.
     """
+    room = budget - frame - SAID_BYTES - LAYER_BYTES * len(explanations)
     several = sum(_count(one) for one in explanations.values()) > 1
     overview = several or any(_is_long(one) for one in explanations.values())
-    plan = _planned(explanations, budget, frame, overview)
-    if not overview and not all(layer.exact for layer in plan.layers.values()):
-        plan = _planned(explanations, budget, frame, overview=True)
-    return plan
+    wide = (_given_bytes(one, dict.fromkeys(one.steps, 8)) for one in explanations.values())
+    tight = sum(wide) > TIGHT
+    plan = _filled(explanations, room, tight, print_tables) if not overview else None
+    if plan is None or not all(layer.exact for layer in plan.layers.values()):
+        tiles, strongest = _overview_size(explanations, budget, room)
+        left = room - _overview_bytes(explanations, tiles, strongest)
+        plan = _filled(explanations, left, tight, print_tables)
+        plan = replace(plan, overview=True, tiles=tiles, strongest=strongest)
+    return replace(plan, said=tuple(_said(explanations, plan)))
 
 
-def _planned(explanations: Mapping[str, Trace], budget: int, frame: int, overview: bool) -> Plan:
-    room = budget - frame - _label_bytes(explanations)
-    said: list[str] = []
-
-    wide = sum(_given_bytes(one, 8) for one in explanations.values())
-    tight = wide > TIGHT
-    size = 4 if tight else 8
+def _overview_size(explanations: Mapping[str, Trace], budget: int, room: float) -> tuple[int, int]:
+    """How many tiles along a side, and how many strongest keys of a row, fit for every head."""
     tiles, strongest = TILES, STRONGEST
-    while overview and _overview_bytes(explanations, tiles, strongest) > room * 0.6:
+    while (pooled_bytes := _overview_bytes(explanations, tiles, strongest)) > room * 0.6:
         if tiles <= LEAST_TILES:
-            pooled_bytes = _overview_bytes(explanations, tiles, strongest)
-            least = frame + _label_bytes(explanations) + round(2 * pooled_bytes)
             raise OptionError(
-                f"budget is {budget} bytes, but an overview of so many heads needs about {least}; "
-                "give a larger one, or fewer layers"
+                f"budget is {budget} bytes, but an overview of so many heads needs about "
+                f"{round(budget - room + 2 * pooled_bytes)}; give a larger one, or fewer layers"
             )
         tiles, strongest = tiles // 2, max(LEAST_STRONGEST, strongest - 1)
-    left = room - (_overview_bytes(explanations, tiles, strongest) if overview else 0)
+    return tiles, strongest
 
-    shown = dict(explanations)
-    if sum(_given_bytes(one, size) for one in explanations.values()) > left:
-        shown = {name: _ready(one) for name, one in explanations.items()}
-        if any(shown[name] is not one for name, one in explanations.items()):
-            said.append(
-                "The embeddings and the weight matrices are left out: the page starts from Q, K "
-                "and V."
-            )
-    chosen = _chosen(shown, size, left)
+
+def _filled(
+    explanations: Mapping[str, Trace],
+    room: float,
+    tight: bool,
+    print_tables: Callable[[Head], str],
+) -> Plan:
+    """The heads that fit into so many bytes, from the embeddings on if all of them do."""
+    ready = {name: _ready(one) for name, one in explanations.items()}
+    for shown in (explanations, ready):
+        sizes = {name: _number_bytes(one, tight) for name, one in shown.items()}
+        left = room - sum(_given_bytes(one, sizes[name]) for name, one in shown.items())
+        last = all(shown[name] is ready[name] for name in ready)
+        tables = print_tables(next(heads(next(iter(shown.values()))))) if left > 0 or last else ""
+        left -= len(tables.encode())
+        if left > 0 or last:
+            break
     every = {name: tuple(_numbered(one)) for name, one in shown.items()}
-    total, kept = sum(map(len, every.values())), sum(map(len, chosen.values()))
-    if kept < total:
-        said.append(
-            f"{kept} of {total} heads have all their numbers; of the others the page has the "
-            f"weights pooled into at most {tiles} × {tiles} tiles, and "
-            + (f"the {strongest} strongest keys" if strongest > 1 else "the strongest key")
-            + " of each row."
-        )
-    if tight and any(_is_rounded(one) for one in shown.values()):
-        said.append("Given numbers are rounded to 32 bits, and what follows from them is too.")
+    chosen = every if left > 0 else _chosen(every, sizes, room - len(tables.encode()))
+    count = sum(_numbers(one) for one in shown.values())
     return Plan(
-        layers={name: Layer(shown[name], every[name], tuple(chosen[name])) for name in shown},
-        small=sum(_numbers(one) for one in shown.values()) <= SMALL and kept == total,
+        {name: Layer(shown[name], every[name], tuple(chosen[name])) for name in shown},
+        small=left - count * 8 * BASE64 > 0 and count <= SMALL,
         tight=tight,
-        overview=overview,
-        tiles=tiles,
-        strongest=strongest,
-        said=tuple(said),
+        tables=tables if next(iter(chosen.values())) else "",
     )
 
 
+def _said(explanations: Mapping[str, Trace], plan: Plan) -> Iterator[str]:
+    """What a reader has to know of what is left out."""
+    if any(plan.layers[name].explanation is not one for name, one in explanations.items()):
+        yield (
+            "The embeddings and the weight matrices are left out: the page starts from Q, K and V."
+        )
+    total = sum(len(layer.every) for layer in plan.layers.values())
+    kept = sum(len(layer.exact) for layer in plan.layers.values())
+    if kept < total:
+        keys = f"{plan.strongest} strongest keys" if plan.strongest > 1 else "strongest key"
+        yield (
+            f"{kept} of {total} heads have all their numbers; of the others the page has the "
+            f"weights pooled into at most {plan.tiles} × {plan.tiles} tiles, and the {keys} of "
+            "each row."
+        )
+    shown = [step for one in plan.layers.values() for step in one.explanation.steps.values()]
+    if plan.tight and any(step.given and _is_rounded(step) for step in shown):
+        yield "Given numbers are rounded to 32 bits, and what follows from them is too."
+
+
 def _chosen(
-    shown: Mapping[str, Trace], size: int, room: float
+    every: Mapping[str, Sequence[tuple[int, Head]]],
+    sizes: Mapping[str, Mapping[str, int]],
+    room: float,
 ) -> dict[str, list[tuple[int, Head]]]:
     """The heads whose numbers fit: the first of every layer, then the second, and so on."""
-    chosen: dict[str, list[tuple[int, Head]]] = {name: [] for name in shown}
+    chosen: dict[str, list[tuple[int, Head]]] = {name: [] for name in every}
     held: set[tuple[Any, ...]] = set()
-    for turn in zip_longest(*([(n, *one) for one in _numbered(e)] for n, e in shown.items())):
+    for turn in zip_longest(*([(name, *one) for one in own] for name, own in every.items())):
         for name, batch, head in filter(None, turn):
             parts = _new_parts(name, batch, head, held)
-            cost = sum(parts.values()) * size * BASE64 + HEAD_BYTES
+            own = sum(count * sizes[name][part[1]] for part, count in parts.items())
+            cost = own * BASE64 + HEAD_BYTES
             if cost > room:
                 return chosen
             room -= cost
@@ -191,11 +223,19 @@ def _numbers(explanation: Trace) -> int:
     return sum(int(np.prod(step.shape, dtype=int)) for step in explanation.steps.values())
 
 
-def _given_bytes(explanation: Trace, size: int) -> float:
-    count = sum(
-        int(np.prod(step.shape, dtype=int)) for step in explanation.steps.values() if step.given
+def _given_bytes(explanation: Trace, sizes: Mapping[str, int]) -> float:
+    own = sum(
+        int(np.prod(step.shape, dtype=int)) * sizes[step.name]
+        for step in explanation.steps.values()
+        if step.given
     )
-    return count * size * BASE64 + _count(explanation) * HEAD_BYTES
+    return own * BASE64 + _count(explanation) * HEAD_BYTES
+
+
+def _number_bytes(explanation: Trace, tight: bool) -> dict[str, int]:
+    """Bytes per number of each given step: 4 where 32 bits hold all of them, or may round them."""
+    given = (step for step in explanation.steps.values() if step.given)
+    return {step.name: 4 if tight or not _is_rounded(step) else 8 for step in given}
 
 
 def _overview_bytes(explanations: Mapping[str, Trace], tiles: int, strongest: int) -> float:
@@ -208,18 +248,10 @@ def _overview_bytes(explanations: Mapping[str, Trace], tiles: int, strongest: in
     return total
 
 
-def _label_bytes(explanations: Mapping[str, Trace]) -> int:
-    """Of all labels, each set of which goes into the page once."""
-    sets = {labels for one in explanations.values() for labels in one.labels.values()}
-    return sum(len(label) + 12 for labels in sets for label in labels)
-
-
-def _is_rounded(explanation: Trace) -> bool:
-    return any(
-        not np.array_equal(step.value, step.value.astype(np.float32), equal_nan=True)
-        for step in explanation.steps.values()
-        if step.given
-    )
+def _is_rounded(step: ExplainedStep) -> bool:
+    """Whether 32 bits are too few for one of a step's numbers."""
+    with np.errstate(over="ignore"):
+        return not np.array_equal(step.value, step.value.astype(np.float32), equal_nan=True)
 
 
 def _ready(explanation: Trace) -> Trace:
