@@ -24,7 +24,11 @@ from rich.console import Console
 import regard
 from regard.errors import LabelError
 from regard.explanation.notation import format_number
+from regard.explanation.trace import READING_NOTE
 from regard.views import colours, head_view, story, terminal, terminal_layout
+from regard.views.all_steps import declared
+from regard.views.step_words import EXP_LIMIT, significant
+from regard.views.walk import Stop, largest_term, walk
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 EXAMPLES = (
@@ -398,7 +402,7 @@ def test_sizes_of_zero_can_be_shown(queries: int, keys: int, width: int, columns
         np.ones((queries, width)), np.ones((keys, width)), np.ones((keys, columns)), scale=1.0
     )
     text = explanation_text(explanation)
-    assert text.rstrip().endswith(story.READING_NOTE)
+    assert text.rstrip().endswith(READING_NOTE)
     assert f"{keys} key{'s' * (keys != 1)} × {columns} number" in text
     statistics_text(explanation)
 
@@ -574,13 +578,13 @@ def test_the_number_of_digits_is_what_was_asked_for(digits: int) -> None:
     np.testing.assert_equal(max(decimals, default=0), digits)
 
 
-def walks() -> list[tuple[str, story.Stop, tuple[story.Stop, ...]]]:
+def walks() -> list[tuple[str, Stop, tuple[Stop, ...]]]:
     found = []
     for name in EXAMPLES:
         explanation = example(name)
         for step in explanation.steps.values():
             first = explanation.derive(step.name, (0,) * len(step.axes))
-            stops = story.walk(first)
+            stops = walk(first)
             found.append((f"{name} {step.name}", stops[0], stops))
     return found
 
@@ -610,11 +614,11 @@ def test_a_walk_leads_down_to_given_numbers() -> None:
 
 def test_a_walk_is_short_enough_to_read() -> None:
     she = example("she-likes-coffee")
-    np.testing.assert_array_less(7, len(story.walk(she.why("output", "she", 2))))
+    np.testing.assert_array_less(7, len(walk(she.why("output", "she", 2))))
     for name in EXAMPLES:
         explanation = example(name)
         for at in np.ndindex(*explanation.steps["output"].shape):
-            np.testing.assert_array_less(len(story.walk(explanation.derive("output", at))), 15)
+            np.testing.assert_array_less(len(walk(explanation.derive("output", at))), 15)
 
 
 def test_a_walk_follows_both_factors_of_the_largest_term() -> None:
@@ -636,12 +640,12 @@ def test_a_walk_follows_both_factors_of_the_largest_term() -> None:
 def test_a_walk_follows_a_nan_before_anything_else() -> None:
     query = np.array([[1.0, np.nan, 1e9]])
     explanation = regard.explain(query, np.ones((2, 3)), np.ones((2, 1)))
-    stops = story.walk(explanation.why("scores", 0, 1))
-    np.testing.assert_equal(story.largest_term(stops[0].derivation), 1)
+    stops = walk(explanation.why("scores", 0, 1))
+    np.testing.assert_equal(largest_term(stops[0].derivation), 1)
 
 
 def test_a_walk_ends_at_a_hidden_cell() -> None:
-    stops = story.walk(example("causal-mask").why("weights", 0, 3))
+    stops = walk(example("causal-mask").why("weights", 0, 3))
     np.testing.assert_equal([stop.derivation.step for stop in stops], ["weights"])
     assert "causal: hidden (key 3 > position 0)" in walk_text(stops[0].derivation)
 
@@ -654,7 +658,7 @@ def test_the_way_to_another_number_is_one_that_can_be_typed() -> None:
     step, row, column, head = asked
     where = [word for word in (row, column) if word]
     other = explanation.why(step, *where, head=int(head) if head else None)
-    passed = {(s.derivation.step, s.derivation.index) for s in story.walk(derivation)}
+    passed = {(s.derivation.step, s.derivation.index) for s in walk(derivation)}
     assert (other.step, other.index) not in passed
 
 
@@ -719,7 +723,7 @@ def test_the_row_statistics_are_those_of_the_chosen_head() -> None:
     text = shown(lambda console: terminal.print_statistics(explanation, console, 3), width=100)
     entropy = explanation.statistics().rows.entropy[3]
     for number in entropy:
-        assert story.significant(float(number)) in text
+        assert significant(float(number)) in text
 
 
 def test_a_mismatch_shows_both_numbers_and_the_derivation() -> None:
@@ -786,7 +790,7 @@ def test_there_are_words_for_every_step() -> None:
             words = story.passage(explanation, step).words
             assert words, step
             assert all(sentence.endswith((".", "?")) for sentence in words), step
-    assert set(regard.explain(everything()).steps) <= set(story.step_names())
+    assert set(regard.explain(everything()).steps) <= set(declared())
 
 
 def test_a_step_that_is_not_there_says_why() -> None:
@@ -825,7 +829,7 @@ def test_unshifted_exponentials_name_the_limit() -> None:
     large = np.array([[40.0]])
     broken = regard.explain(large, large, large, softmax="unshifted")
     assert "exp overflows to ∞" in sentences(broken, "exponentials")
-    np.testing.assert_equal(np.exp(np.array(story.EXP_LIMIT)) < np.inf, True)
+    np.testing.assert_equal(np.exp(np.array(EXP_LIMIT)) < np.inf, True)
 
 
 def test_unshifted_exponentials_that_all_underflow_are_said_to_lose_the_weights() -> None:
@@ -877,4 +881,4 @@ def test_a_weight_of_nearly_one_is_pointed_out() -> None:
 def test_the_reading_note_ends_every_explanation() -> None:
     for name in EXAMPLES:
         text = explanation_text(example(name), width=120)
-        np.testing.assert_equal(text.rstrip().split("\n")[-1], story.READING_NOTE)
+        np.testing.assert_equal(text.rstrip().split("\n")[-1], READING_NOTE)

@@ -29,9 +29,9 @@ def complete_source(incomplete: str) -> list[str]:
 
 def complete_step(incomplete: str) -> list[str]:
     """The names of the steps."""
-    from regard.views.story import step_names
+    from regard.views.all_steps import declared
 
-    return [name for name in step_names() if name.startswith(incomplete)]
+    return [name for name in declared() if name.startswith(incomplete)]
 
 
 def complete_kernel(incomplete: str) -> list[str]:

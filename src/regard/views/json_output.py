@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.explanation import questions
-from regard.views.story import walk
+from regard.views.walk import walk
 
 if TYPE_CHECKING:
     from regard.explanation.derivation import Derivation

@@ -12,8 +12,8 @@ import numpy as np
 from rich.console import Console
 
 from regard.errors import safe_text
+from regard.explanation.trace import READING_NOTE
 from regard.views.colours import shading
-from regard.views.story import READING_NOTE
 from regard.views.terminal_layout import FAINT, STRONG, Cell, Sheet
 
 if TYPE_CHECKING:

@@ -18,10 +18,12 @@ from regard.explanation import questions
 from regard.explanation.derivation import Derivation
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Comparison, Mismatch, RowStatistics
-from regard.explanation.trace import ExplainedStep, Trace
+from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
 from regard.views import story
 from regard.views.head_view import Head
+from regard.views.step_words import significant, why_the_scale
 from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Sheet, shown_of
+from regard.views.walk import PATH_NOTE, off_path, walk
 
 MOST_TERMS = 16
 MOST_MISMATCHES = 10
@@ -61,7 +63,7 @@ def print_explanation(
     if 0 not in explanation.steps["output"].shape:
         cell = explanation.derive("output", (0,) * len(explanation.steps["output"].axes))
         page.say(f"See where a number comes from with --why, such as {_why_arguments(cell)}", FAINT)
-    page.say(story.READING_NOTE)
+    page.say(READING_NOTE)
 
 
 def print_derivation_walk(
@@ -69,15 +71,15 @@ def print_derivation_walk(
 ) -> None:
     """Why one cell has its value, and why the numbers that made it have theirs, to the start."""
     page = Sheet(console, digits)
-    stops = story.walk(derivation)
+    stops = walk(derivation)
     for position, stop in enumerate(stops):
         if position:
             page.gap()
         _print_derivation(page, stop.derivation, stop.followed if len(stops) > 1 else None)
     if len(stops) > 1 and any(stop.followed is not None for stop in stops):
         page.gap()
-        page.say(story.the_way(), FAINT)
-        other = story.beside(stops)
+        page.say(PATH_NOTE, FAINT)
+        other = off_path(stops)
         if other is not None:
             page.say(f"To follow another one: --why {_why_arguments(other, shared)}", FAINT)
 
@@ -97,11 +99,11 @@ def print_statistics(explanation: Trace, console: Console, head: int | None = No
         tuple(statistics.steps),
         ("mean", "variance", "min", "max", "cells"),
         [
-            [*(Cell(story.significant(number)) for number in row), Cell(str(one.cells))]
+            [*(Cell(significant(number)) for number in row), Cell(str(one.cells))]
             for row, one in zip(numbers, statistics.steps.values(), strict=True)
         ],
     )
-    why = story.why_the_scale(explanation, statistics)
+    why = why_the_scale(explanation, statistics)
     if why:
         page.gap()
         page.say(why)
@@ -124,8 +126,7 @@ def print_mismatches(
         apart = abs(mismatch.got - mismatch.expected)
         if np.isfinite(apart):
             page.say(
-                f"apart    {story.significant(apart, 3)}, "
-                f"more than {story.significant(allowed, 3)}",
+                f"apart    {significant(apart, 3)}, more than {significant(allowed, 3)}",
                 indent=2,
             )
         if mismatch.derivation is not None:
@@ -148,8 +149,7 @@ def print_comparison(
         cell += f"[{', '.join(comparison.labels)}]"
     page.say(f"{safe_text(cell, 200)} is the first number that differs", STRONG)
     page.say(
-        f"In {comparison.step} they are at most {story.significant(comparison.difference, 3)} "
-        "apart."
+        f"In {comparison.step} they are at most {significant(comparison.difference, 3)} apart."
     )
     for name, derivation in (("here", comparison.here), ("there", comparison.there)):
         page.gap()
@@ -236,7 +236,7 @@ def _print_row_statistics(
     cells, notes = [], []
     for row in shown:
         values = (entropy[row], effective[row], largest[row])
-        cells.append([Cell(story.significant(float(value))) for value in values])
+        cells.append([Cell(significant(float(value))) for value in values])
         notes.append(keys[int(best[row])] if best[row] >= 0 else "")
     page.grid(
         [step.row_labels[row] if step.row_labels else "" for row in shown],

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
+from regard.views.all_steps import declared
 from regard.views.report.tables import Cell, Printed, rounded, shaded
-from regard.views.story import declared
 
 if TYPE_CHECKING:
     from regard.diagnosis.result import Example, Matrix, Named, Outcome, Shown

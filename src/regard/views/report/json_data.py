@@ -24,6 +24,7 @@ from regard.views.head_view import Head
 from regard.views.report.plan import Plan, pooled
 from regard.views.report.summary import checks, countable, scale_words
 from regard.views.report.whatif import BITS, MASKED, switches, variants
+from regard.views.step_words import SPREAD
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +46,7 @@ def page_data(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> Dat
         "digits": digits,
         "switches": story.WHAT_IF,
         "readingNote": READING_NOTE,
-        "spread": story.SPREAD,
+        "spread": SPREAD,
         "title": safe_text(first.title, 200),
         "layers": [
             _layer(data, name, explanation, plan) for name, explanation in explanations.items()

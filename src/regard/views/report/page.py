@@ -27,6 +27,7 @@ from regard.views.report.json_data import Data, aside, outline, page_data
 from regard.views.report.plan import Plan, make_plan, without_numbers
 from regard.views.report.summary import checks, said, summary
 from regard.views.report.tables import is_printed, printed
+from regard.views.step_words import SPREAD
 
 # Up to so many given numbers, a page says where the first NaN or infinity is.
 SEARCHED = 100_000
@@ -86,7 +87,7 @@ def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
 def _tables(head: Head, digits: int) -> str:
     """The printed tables of one head, and its statistics."""
     text: str = template("report/tables.html.j2").render(
-        sections=_sections(head, digits), summary=summary(head, digits), spread=story.SPREAD
+        sections=_sections(head, digits), summary=summary(head, digits), spread=SPREAD
     )
     return text
 

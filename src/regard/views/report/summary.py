@@ -16,9 +16,9 @@ from regard.explanation import questions
 from regard.explanation.notation import format_number, numpy_literal
 from regard.explanation.questions import Mismatch
 from regard.explanation.trace import Trace
-from regard.views import story
 from regard.views.head_view import Head
 from regard.views.report.tables import Printed, figures, is_printed
+from regard.views.step_words import why_the_scale
 
 if TYPE_CHECKING:
     from regard.problems.problem import Expectation
@@ -99,7 +99,7 @@ def scale_words(explanation: Trace) -> str:
     several = explanation.batch_shape or (explanation.heads or 1) > 1
     if several or not countable(explanation):
         return ""
-    return story.why_the_scale(explanation, questions.statistics(explanation))
+    return why_the_scale(explanation, questions.statistics(explanation))
 
 
 # --- what should come out ------------------------------------------------------------------------
