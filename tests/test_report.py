@@ -163,8 +163,8 @@ def random_call(*shape: int, **options: Any) -> Explanation:
 
 def embedded() -> Explanation:
     square = np.random.default_rng(0).normal(size=(300, 300))
-    names = ("W_q", "W_k", "W_v")
-    return regard.Problem(embeddings=square[:8], heads=10, **dict.fromkeys(names, square)).explain()
+    weights = dict.fromkeys(("W_q", "W_k", "W_v"), square)
+    return regard.explain(regard.Problem(embeddings=square[:8], heads=10, **weights))
 
 
 LABELS = {"query_labels": ["語" * 60] * 30, "key_labels": ["<" * 60] * 30}
