@@ -28,7 +28,8 @@ from regard.problems.files import (
     problem_from_mapping,
     save_problem,
 )
-from regard.problems.problem import Expectation, Problem, RandomMatrices
+from regard.problems.parts import Expectation, RandomMatrices
+from regard.problems.problem import Problem
 from regard.problems.schema import KEYS, LONE_KEYS
 
 SUFFIXES = (".toml", ".json", ".npz")
@@ -470,7 +471,10 @@ WRONG = [
     ({"queries": [[1, True]]}, "queries at (0, 1) is true; it must be a number"),
     ({"queries": [[1, 2**53 + 1]]}, "queries at (0, 1) is 9007199254740993, which a 64-bit float"),
     ({"queries": []}, "queries is empty, shape (0,); it needs at least one row"),
-    ({"queries": [[1, 2, 3]]}, "keys has 2 columns but queries has 3; they must match"),
+    (
+        {"queries": [[1, 2, 3]]},
+        "queries is 3 wide but keys is 2 wide; their last axes must match (D)",
+    ),
     ({"queries": {}}, "queries is an empty table"),
     ({"queries": {"a": [1, 2], "b": [1]}}, 'queries."b" has 1 numbers but queries."a" has 2; all'),
     ({"queries": {"a": {"b": [1, 2]}}}, 'queries."a" is a table, not a vector; quote a label'),
@@ -502,13 +506,13 @@ WRONG = [
         "weights.tokens is not a known key; did you mean tokens? "
         "(keys outside a table stand before the first [table])",
     ),
-    ({"options": {"causal": True}}, "options.offset is needed: causal compares positions"),
+    ({"options": {"causal": True}}, "options.offset: causal and window compare positions"),
     ({"options": {"mask": [[1, 0]]}}, "options.mask at (0, 0) is 1; it must be true"),
     (
         {"options": {"bias": [1, 2, 3]}},
-        "options.bias has the shape (3,) but the scores have (1, 2)",
+        "options.bias: bias has shape (3,), which does not broadcast to (1, 2)",
     ),
-    ({"options": {"scale": "inf"}}, "options.scale is inf; it must be finite"),
+    ({"options": {"scale": "inf"}}, "options.scale: scale is inf; it must be finite"),
     ({"options": {"segments": [1]}}, "options.segments must be a table of keys, not a list of 1"),
     (
         {"options": {"segments": {"query": [1]}}},

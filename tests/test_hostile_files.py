@@ -21,7 +21,8 @@ import regard
 from regard.errors import ProblemError
 from regard.problems.files import load_problem, problem_from_mapping, save_problem
 from regard.problems.npz import MAX_BYTES, MAX_MEMBERS
-from regard.problems.problem import MAX_NUMBERS, Problem
+from regard.problems.parts import MAX_NUMBERS
+from regard.problems.problem import Problem
 from regard.problems.toml_json import MAX_KEYS, MAX_TEXT_BYTES, parse
 
 # Far more than any of these files needs, far less than any of them asks for.

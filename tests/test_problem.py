@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from regard.errors import ProblemError
-from regard.problems.problem import MAX_NUMBERS, Expectation, Problem, RandomMatrices
+from regard.problems.parts import MAX_NUMBERS, Expectation, RandomMatrices
+from regard.problems.problem import Problem
 
 READY = {
     "queries": np.ones((2, 3)),
@@ -241,8 +242,8 @@ MISFITS = [
     (PROJECTED | {"W_k": None}, "W_k is missing; embeddings is given"),
     (PROJECTED | READY, "queries and embeddings are both given"),
     (READY | {"W_o": np.ones((5, 5))}, "queries and W_o are both given"),
-    (PROJECTED | {"W_q": np.ones((5, 6))}, "W_q has 5 rows but embeddings has 4 columns"),
-    (PROJECTED | {"context": np.ones((2, 3))}, "W_k has 4 rows but context has 3 columns"),
+    (PROJECTED | {"W_q": np.ones((5, 6))}, "W_q has 5 rows but needs 4: embeddings has 4 columns"),
+    (PROJECTED | {"context": np.ones((2, 3))}, "W_k has 4 rows but needs 3: context has 3 columns"),
     (PROJECTED | {"heads": 4}, "W_q has 6 columns but heads is 4"),
     (PROJECTED | {"heads": 2, "key_heads": 3}, "heads is 2 but key_heads is 3"),
     (PROJECTED | {"key_heads": 2}, "key_heads is 2 but heads is not given"),
@@ -250,32 +251,35 @@ MISFITS = [
     (PROJECTED | {"heads": 2.0}, "heads must be a whole number, not 2.0"),
     (PROJECTED | {"heads": True}, "heads must be a whole number, not true"),
     (PROJECTED | {"heads": 10**30}, "heads is an integer of 100 bits"),
-    (PROJECTED | {"W_k": np.ones((4, 5))}, "W_k has 5 columns but W_q has 6, so it needs 6"),
+    (PROJECTED | {"W_k": np.ones((4, 5))}, "W_k has 5 columns but needs 6: W_q has 6 columns"),
     (
         PROJECTED | {"heads": 2, "key_heads": 1},
-        "W_k has 6 columns but W_q has 6, so it needs 3 (heads 2, key_heads 1, each 3 wide)",
+        "W_k has 6 columns but needs 3: W_q has 6 columns (heads 2, key_heads 1, each 3 wide)",
     ),
-    (PROJECTED | {"b_q": np.ones(4)}, "b_q has 4 numbers but W_q has 6 columns"),
+    (PROJECTED | {"b_q": np.ones(4)}, "b_q has 4 numbers but needs 6: W_q has 6 columns"),
     (PROJECTED | {"b_o": np.ones(4)}, "b_o is given without W_o"),
-    (PROJECTED | {"W_o": np.ones((3, 4))}, "W_o has 3 rows but the output is 2 wide"),
+    (PROJECTED | {"W_o": np.ones((3, 4))}, "W_o has 3 rows but needs 2: the output is 2 wide"),
     (
         PROJECTED | {"heads": 2, "W_o": np.ones((3, 4))},
-        "W_o has 3 rows but the output is 2 wide (2 heads of 1)",
+        "W_o has 3 rows but needs 2: the output is 2 wide (2 heads of 1)",
     ),
     (PROJECTED | {"embeddings": np.ones(4)}, "embeddings has 1 axes, shape (4,), but needs 2"),
     (PROJECTED | {"embeddings": np.ones((0, 4))}, "embeddings is empty, shape (0, 4)"),
     (READY | {"keys": []}, "keys has 1 axes, shape (0,), but needs 2"),
-    (READY | {"keys": np.ones((4, 2))}, "keys has 2 columns but queries has 3"),
-    (READY | {"values": np.ones((3, 5))}, "values has 3 rows but keys has 4"),
+    (
+        READY | {"keys": np.ones((4, 2))},
+        "queries is 3 wide but keys is 2 wide; their last axes must match (D)",
+    ),
+    (READY | {"values": np.ones((3, 5))}, "keys has 4 rows but values has 3; they must match"),
     (READY | {"queries": np.ones((2, 2, 3))}, "keys has 2 axes, shape (4, 3), but needs 3"),
     (READY | {"heads": 2}, "heads is 2 but queries has 2 axes"),
     (
         {"queries": np.ones((2, 1, 3)), "keys": np.ones((1, 4, 3)), "values": np.ones((2, 4, 1))},
-        "values has 2 heads but keys has 1",
+        "keys has 1 heads but values has 2; they must match",
     ),
     (
         {"queries": np.ones((3, 1, 3)), "keys": np.ones((2, 4, 3)), "values": np.ones((2, 4, 1))},
-        "heads is 3 but key_heads is 2",
+        "queries has 3 heads but keys has 2; the number of query heads must be a multiple of",
     ),
     (READY | {"keys": [[1, 2, 3], [1, 2]]}, "keys row 1 has 2 numbers but row 0 has 3"),
     (
@@ -300,28 +304,43 @@ MISFITS = [
     (READY | {"mask": [[True, 0, True, True]]}, "mask at (0, 1) is 0; it must be true"),
     (
         READY | {"mask": np.ones((3, 4), bool)},
-        "mask has the shape (3, 4) but the scores have (2, 4)",
+        "mask has shape (3, 4), which does not broadcast to (2, 4)",
     ),
-    (READY | {"bias": np.ones((1, 2, 4))}, "bias has the shape (1, 2, 4) but the scores"),
+    (
+        READY | {"bias": np.ones((1, 2, 4))},
+        "bias has shape (1, 2, 4), which does not broadcast to (2, 4)",
+    ),
     (READY | {"bias": True}, "bias is true; it must be a number"),
-    (READY | {"sink": [1.0]}, "sink has the shape (1,) but needs one number"),
+    (READY | {"sink": [1.0]}, "sink has shape (1,) but needs one number"),
     (READY | {"sink": math.inf}, "sink must be finite"),
     (READY | {"scale": math.nan}, "scale is nan; it must be finite"),
     (READY | {"softcap": 0}, "softcap is 0.0; it must be positive and finite"),
-    (READY | {"causal": 1}, "causal must be true or false, not 1"),
-    (READY | {"causal": True}, "offset is needed: causal compares positions, but there are 2"),
-    (READY | {"window": (1, None)}, "offset is needed: window compares positions"),
-    (READY | {"window": (1,)}, "window must have two entries, left and right, not a list of 1"),
-    (READY | {"window": (1, -2)}, "window is (1, -2); it counts positions"),
-    (READY | {"offset": "start"}, 'offset must be a whole number or "end", not "start"'),
+    (READY | {"causal": 1}, "causal must be True or False, not 1"),
+    (
+        READY | {"causal": True},
+        "causal and window compare positions, but there are 2 queries and 4 keys: pass offset=0",
+    ),
+    (
+        READY | {"window": (1, None)},
+        "causal and window compare positions, but there are 2 queries and 4 keys",
+    ),
+    (
+        READY | {"window": (1,)},
+        "window must be a pair (left, right) of ints, None for unbounded, not (1,)",
+    ),
+    (READY | {"window": (1, -2)}, "window right is -2; it must be 0 or more"),
+    (READY | {"offset": "start"}, "offset must be an int, ints or \"end\", not 'start'"),
     (READY | {"offset": 2**62}, "offset is 4611686018427387904; it must lie within ±2**62"),
-    (READY | {"lengths": 5}, "lengths is 5 but there are 4 keys"),
-    (READY | {"lengths": -1}, "lengths is -1 but there are 4 keys"),
+    (READY | {"lengths": 5}, "lengths must lie between 0 and the 4 keys, but they run from 5 to 5"),
+    (
+        READY | {"lengths": -1},
+        "lengths must lie between 0 and the 4 keys, but they run from -1 to -1",
+    ),
     (READY | {"key_segments": [1, 1, 1, 1]}, "query_segments is missing"),
-    (READY | {"query_segments": [1, 1]}, "key_segments is missing"),
+    (READY | {"query_segments": [1, 1]}, "segments names 2 keys but there are 4"),
     (
         READY | {"query_segments": [1], "key_segments": [1, 1, 1, 1]},
-        "query_segments has 1 numbers but there are 2 queries",
+        "segments names 1 queries but there are 2",
     ),
     (READY | {"softmax": "plain"}, 'softmax is "plain"; it must be "shifted" or "unshifted"'),
     (READY | {"query_labels": ("a",)}, "query_labels has 1 names but queries has 2 rows"),

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from regard.faces import Diagnosis, Explanation
     from regard.models.multi_head import MultiHeadAttention
     from regard.problems.files import load_problem, save_problem
-    from regard.problems.problem import Expectation, Problem, RandomMatrices
+    from regard.problems.parts import Expectation, RandomMatrices
+    from regard.problems.problem import Problem
 
     __version__: str
 
@@ -52,12 +53,12 @@ __all__ = [
 _LAZY = {
     "Derivation": "explanation.derivation",
     "Diagnosis": "faces",
-    "Expectation": "problems.problem",
+    "Expectation": "problems.parts",
     "Explanation": "faces",
     "KVCache": "compute.kv_cache",
     "MultiHeadAttention": "models.multi_head",
     "Problem": "problems.problem",
-    "RandomMatrices": "problems.problem",
+    "RandomMatrices": "problems.parts",
     "load_problem": "problems.files",
     "save_problem": "problems.files",
     "merge": "compute.softmax",

@@ -29,6 +29,10 @@ class Setting(NamedTuple):
         return f"{self.name}={quoted}"
 
 
+class Field(str):
+    """A part of a problem that a message begins with."""
+
+
 class RegardError(Exception):
     """The base of the errors that regard raises.
 
@@ -62,7 +66,26 @@ class DtypeError(RegardError, TypeError):
 
 
 class ProblemError(RegardError, ValueError):
-    """A problem, or a file that should hold one, that cannot be read."""
+    """A problem, or a file that should hold one, that cannot be read.
+
+    `field` is the field of the problem that the message is about, or "".
+    """
+
+    def __init__(self, *args: object, field: str = "") -> None:
+        super().__init__(*args)
+        self.field = field
+
+    @classmethod
+    def of(cls, field: str, text: str) -> ProblemError:
+        """An error whose message begins with the name of the field."""
+        return cls(Field(field), f" {text}", field=field)
+
+    def with_keys(self, keys: Mapping[str, str]) -> ProblemError:
+        """The same error as a file has it, where a field is under the key `keys[field]`."""
+        key = keys.get(self.field, self.field)
+        if self.args and isinstance(self.args[0], Field):
+            return ProblemError(key, *self.args[1:])
+        return ProblemError(f"{key}: " if key else "", *self.args)
 
 
 class LabelError(RegardError, KeyError):

@@ -18,7 +18,7 @@ from regard.explanation.labels import Index
 from regard.explanation.questions import Comparison, Mismatch, Statistics
 from regard.explanation.table import Table
 from regard.explanation.trace import Trace
-from regard.problems.problem import Expectation
+from regard.problems.parts import Expectation
 
 
 class Explanation(Trace):

@@ -31,7 +31,7 @@ def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) 
     `words` are the strings that stand for a number.
     """
     if isinstance(value, np.ma.MaskedArray):
-        raise ProblemError(f"{name} is a MaskedArray, whose mask would be lost; give its data")
+        raise ProblemError.of(name, "is a MaskedArray, whose mask would be lost; give its data")
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "iu" and value.dtype.itemsize > 4:
             value = value.tolist()  # each integer is checked: float64 holds them up to 2**53
@@ -40,9 +40,10 @@ def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) 
         ):
             return _frozen(value.astype(np.float64, order="C"))
         else:
-            raise ProblemError(
-                f"{name} has the dtype {safe_text(value.dtype, 40)}; "
-                "it must hold floating-point numbers of at most 64 bits, or integers"
+            raise ProblemError.of(
+                name,
+                f"has the dtype {safe_text(value.dtype, 40)}; "
+                "it must hold floating-point numbers of at most 64 bits, or integers",
             )
     elif not isinstance(value, (list, tuple)) and hasattr(value, "__array__"):
         return as_numbers(name, as_numpy(name, value))
@@ -51,7 +52,7 @@ def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) 
         cells = [
             float(cell)
             if type(cell) is float or (type(cell) is int and abs(cell) <= 2**53)
-            else as_number(f"{name}{_at(position, shape)}", cell, words)
+            else as_number(f"{name} {_at(position, shape)}", cell, words)
             for position, cell in enumerate(cells)
         ]
     return _frozen(np.array(cells, dtype=np.float64).reshape(shape))
@@ -60,7 +61,7 @@ def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) 
 def as_booleans(name: str, value: Any) -> Booleans:
     """A read-only copy of an array or of nested lists of booleans."""
     if isinstance(value, np.ma.MaskedArray):
-        raise ProblemError(f"{name} is a MaskedArray, whose mask would be lost; give its data")
+        raise ProblemError.of(name, "is a MaskedArray, whose mask would be lost; give its data")
     if isinstance(value, np.ndarray) and value.dtype == np.bool_:
         return _frozen(value.copy(order="C"))
     if isinstance(value, np.ndarray):
@@ -68,9 +69,10 @@ def as_booleans(name: str, value: Any) -> Booleans:
     shape, cells = _unnested(name, value, "boolean")
     for position, cell in enumerate(cells):
         if type(cell) is not bool and not isinstance(cell, np.bool_):
-            raise ProblemError(
-                f"{name}{_at(position, shape)} is {shown(cell)}; it must be true "
-                "(the query may see the key) or false"
+            raise ProblemError.of(
+                name,
+                f"{_at(position, shape)} is {shown(cell)}; it must be true "
+                "(the query may see the key) or false",
             )
     return _frozen(np.array(cells, dtype=np.bool_).reshape(shape))
 
@@ -83,7 +85,7 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
 def _unnested(name: str, value: Any, kind: str) -> tuple[tuple[int, ...], list[Any]]:
     """The shape and the cells of nested lists, all as long as their neighbours."""
     if not isinstance(value, (list, tuple)):
-        raise ProblemError(f"{name} must be a list of {kind}s or of rows, not {shown(value)}")
+        raise ProblemError.of(name, f"must be a list of {kind}s or of rows, not {shown(value)}")
     shape: tuple[int, ...] = (len(value),)
     cells = list(value)
     while True:
@@ -91,24 +93,25 @@ def _unnested(name: str, value: Any, kind: str) -> tuple[tuple[int, ...], list[A
         if not cells or not isinstance(cells[0], (list, tuple)):
             return shape, cells
         if len(shape) == MAX_AXES:
-            raise ProblemError(f"{name} is nested deeper than {MAX_AXES} lists")
+            raise ProblemError.of(name, f"is nested deeper than {MAX_AXES} lists")
         width = len(cells[0])
         for position, row in enumerate(cells):
             where = f"row {position if len(shape) == 1 else _index(position, shape)}"
             if not isinstance(row, (list, tuple)):
-                raise ProblemError(f"{name} {where} is {shown(row)} but the row before is a list")
+                raise ProblemError.of(name, f"{where} is {shown(row)} but the row before is a list")
             if len(row) != width:
                 first = f"row {0 if len(shape) == 1 else _index(0, shape)}"
-                raise ProblemError(
-                    f"{name} {where} has {len(row)} {kind}s but {first} has {width}; "
-                    "all rows must be equally long (rows count from 0)"
+                raise ProblemError.of(
+                    name,
+                    f"{where} has {len(row)} {kind}s but {first} has {width}; "
+                    "all rows must be equally long (rows count from 0)",
                 )
         shape = (*shape, width)
         cells = [cell for row in cells for cell in row]
 
 
 def _at(position: int, shape: tuple[int, ...]) -> str:
-    return f" at {_index(position, shape)}"
+    return f"at {_index(position, shape)}"
 
 
 def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -124,16 +127,17 @@ def as_number(name: str, value: Any, words: Mapping[str, float] | None = None) -
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, (bool, np.bool_)):
-        raise ProblemError(f"{name} is {shown(value)}; it must be a number")
+        raise ProblemError.of(name, f"is {shown(value)}; it must be a number")
     if isinstance(value, (int, np.integer)):
         try:
             number = float(int(value))
         except OverflowError:
             number = math.inf
         if number != int(value):
-            raise ProblemError(
-                f"{name} is {shown(value)}, which a 64-bit float cannot hold exactly; "
-                "write it with a decimal point to have it rounded"
+            raise ProblemError.of(
+                name,
+                f"is {shown(value)}, which a 64-bit float cannot hold exactly; "
+                "write it with a decimal point to have it rounded",
             )
         return number
     if isinstance(value, (float, np.float32, np.float16)):
@@ -142,8 +146,8 @@ def as_number(name: str, value: Any, words: Mapping[str, float] | None = None) -
         if value in words:
             return words[value]
         listed = ", ".join(f'"{word}"' for word in words)
-        raise ProblemError(f"{name} is {shown(value)}; the only words for numbers are {listed}")
-    raise ProblemError(f"{name} must be a number, not {shown(value)}")
+        raise ProblemError.of(name, f"is {shown(value)}; the only words for numbers are {listed}")
+    raise ProblemError.of(name, f"must be a number, not {shown(value)}")
 
 
 def as_number_or_numbers(
@@ -158,10 +162,10 @@ def as_number_or_numbers(
 def as_integer(name: str, value: Any, bits: int = 62) -> int:
     """A Python int; a boolean or 2.0 is none."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise ProblemError(f"{name} must be a whole number, not {shown(value)}")
+        raise ProblemError.of(name, f"must be a whole number, not {shown(value)}")
     # Positions are added to each other in 64 bits, so each of them keeps to 62.
     if abs(int(value)) >= 2**bits:
-        raise ProblemError(f"{name} is {shown(int(value))}; it must lie within ±2**{bits}")
+        raise ProblemError.of(name, f"is {shown(int(value))}; it must lie within ±2**{bits}")
     return int(value)
 
 
@@ -170,21 +174,21 @@ def as_labels(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
-        raise ProblemError(f"{name} must be a list of strings, not {shown(value)}")
+        raise ProblemError.of(name, f"must be a list of strings, not {shown(value)}")
     return tuple(check_text(name, label) for label in value)
 
 
 def check_text(name: str, value: Any) -> str:
     """A string that every format can write."""
     if not isinstance(value, str):
-        raise ProblemError(
-            f"{name} has {shown(value)} where a string is expected; put it in quotes"
+        raise ProblemError.of(
+            name, f"has {shown(value)} where a string is expected; put it in quotes"
         )
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ProblemError(
-            f"{name} has {shown(value)}, with half of a surrogate pair, which is no text"
+        raise ProblemError.of(
+            name, f"has {shown(value)}, with half of a surrogate pair, which is no text"
         ) from None
     return str(value)
 
@@ -192,7 +196,7 @@ def check_text(name: str, value: Any) -> str:
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """One of a few words."""
     if not isinstance(value, str) or value not in choices:
-        raise ProblemError(f"{name} is {shown(value)}; it must be {either(choices)}")
+        raise ProblemError.of(name, f"is {shown(value)}; it must be {either(choices)}")
 
 
 def shown(value: Any) -> str:

@@ -317,7 +317,8 @@ def _problem_from_standard_input(kind: str | None) -> Problem:
 
 
 def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
-    from regard.problems.problem import Problem, RandomMatrices
+    from regard.problems.parts import RandomMatrices
+    from regard.problems.problem import Problem
 
     tokens = tuple(text.split())
     width = 4 if own["--dim"] is None else own["--dim"]

@@ -20,7 +20,7 @@ from regard.explanation.labels import Index, head_position, own_head
 from regard.explanation.notation import format_number
 from regard.explanation.table import Table, aligned
 from regard.explanation.trace import ExplainedStep, Trace
-from regard.problems.problem import Expectation
+from regard.problems.parts import Expectation
 from regard.textbook.steps import Step
 
 if TYPE_CHECKING:

@@ -24,14 +24,8 @@ from regard.boundary.parse import (
     shown,
 )
 from regard.errors import ProblemError, safe_text
-from regard.problems.problem import (
-    MAX_NUMBERS,
-    PROJECTED,
-    READY,
-    Expectation,
-    Problem,
-    RandomMatrices,
-)
+from regard.problems.parts import MAX_NUMBERS, PROJECTED, READY, Expectation, RandomMatrices
+from regard.problems.problem import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -316,8 +310,7 @@ def _read(data: Any) -> Problem:
         problem = Problem(**found)
     except ProblemError as error:
         # What a problem says of its field is said of the key under which the file has it.
-        field, _, rest = str(error).partition(" ")
-        raise ProblemError(f"{paths.get(field, field)} {rest}") from None
+        raise error.with_keys(paths) from None
     if lone_label is not None and (problem.queries is None or problem.queries.ndim != 1):
         raise ProblemError(
             "query_label names one plain vector, queries = [numbers], which is not given; "

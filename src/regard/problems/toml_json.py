@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from regard.boundary.parse import shown
 from regard.errors import ProblemError, safe_text
-from regard.problems.problem import MAX_NUMBERS
+from regard.problems.parts import MAX_NUMBERS
 from regard.problems.schema import MAX_DEPTH
 
 MAX_TEXT_BYTES = 16 * 2**20

@@ -21,7 +21,7 @@ from regard.views.report.tables import Printed, figures, is_printed
 from regard.views.step_words import why_the_scale
 
 if TYPE_CHECKING:
-    from regard.problems.problem import Expectation
+    from regard.problems.parts import Expectation
 
 OF_STEPS = ("mean", "variance", "min", "max", "cells")
 OF_ROWS = ("entropy", "effective keys", "largest weight")
