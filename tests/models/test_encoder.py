@@ -254,8 +254,12 @@ def test_sentences_that_cannot_be_made_are_refused_but_explained(tmp_path, pooli
     [
         ("modules.json", "{}", "list of modules"),
         ("modules.json", "[3]", "3 where a module"),
-        ("modules.json", '[{"type": "a.Pooling", "path": "../1_Pooling"}]', "plain name"),
-        ("modules.json", '[{"type": "a.Pooling", "path": "/etc"}]', "plain name"),
+        (
+            "modules.json",
+            '[{"type": "a.Pooling", "path": "../1_Pooling"}]',
+            "name of a directory",
+        ),
+        ("modules.json", '[{"type": "a.Pooling", "path": "/etc"}]', "name of a directory"),
         ("modules.json", '[{"path": ""}]', "type has nothing"),
         ("1_Pooling/config.json", "[]", "must be a table"),
         ("sentence_bert_config.json", '{"max_seq_length": 0}', "max_seq_length is 0"),
@@ -297,8 +301,8 @@ def test_one_head_is_that_part_of_all_heads(encoder):
                 atol=TOLERANCE[np.float64],
             )
         assert one.problem.note == (
-            f"A bert model: layer 1 of 2, head {head} of 3, from 0. The embeddings are what it "
-            "gets."
+            f"A bert model: layer 1 of 2, head {head} of 3, from 0. The embeddings are the "
+            "layer's input."
         )
 
 
@@ -487,7 +491,7 @@ def test_a_vocabulary_needs_the_special_tokens_and_settings_their_kind(tmp_path)
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"model_type": "gpt2"}, '"gpt2", an architecture that is not supported; supported are'),
+        ({"model_type": "gpt2"}, '"gpt2", which is not supported; supported are'),
         ({"model_type": None}, "bert, camembert, distilbert, roberta, xlm-roberta"),
         ({"model_type": ["bert"]}, "a list of 1"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "never run"),
@@ -495,19 +499,21 @@ def test_a_vocabulary_needs_the_special_tokens_and_settings_their_kind(tmp_path)
         ({"position_embedding_type": "relative_key"}, 'it must be "absolute"'),
         ({"is_decoder": True}, "is_decoder is true"),
         ({"hidden_act": "swish"}, 'hidden_act is "swish"; it must be "gelu"'),
-        ({"hidden_size": None}, "does not say hidden_size"),
+        ({"hidden_size": None}, "has no hidden_size"),
         ({"hidden_size": "12"}, "hidden_size must be a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"num_attention_heads": 5}, "12 wide, which 5 heads do not divide"),
+        ({"num_attention_heads": 5}, "hidden size 12 is not a multiple of 5 heads"),
         ({"layer_norm_eps": -1.0}, "layer_norm_eps is -1.0"),
         ({"vocab_size": 10**15}, "vocab.txt"),
-        ({"model_type": "roberta", "pad_token_id": 20}, "there is none left"),
+        ({"model_type": "roberta", "pad_token_id": 20}, "no position is left"),
     ],
 )
 def test_a_configuration_that_is_not_computed_is_refused(tmp_path, config, says):
     folder = changed(tmp_path, **config)
     if "vocab_size" in config:
-        refusal(folder, "has the shape (15, 12), but by config.json", str(config["vocab_size"]))
+        refusal(
+            folder, "has the shape (15, 12), but config.json requires", str(config["vocab_size"])
+        )
     else:
         refusal(folder, "config.json: ", says)
 
@@ -563,10 +569,10 @@ def test_a_missing_tensor_and_a_wrong_shape_are_named_with_file_and_shapes(tmp_p
     name = "encoder.layer.1.intermediate.dense.weight"
     weights[name] = weights[name].T.copy()
     folder = tiny_bert.write(tmp_path, weights=weights)
-    refusal(folder, "model.safetensors: ", name, "the shape (12, 20)", "must be (20, 12)")
+    refusal(folder, "model.safetensors: ", name, "the shape (12, 20)", "requires (20, 12)")
     del weights[name]
     tiny_bert.write(tmp_path, weights=weights)
-    refusal(folder, "model.safetensors: ", f"no tensor {name}", "the shape (20, 12)")
+    refusal(folder, "model.safetensors: ", f"no tensor {name}", "of shape (20, 12)")
     del weights["embeddings.LayerNorm.bias"]
     tiny_bert.write(tmp_path, weights=weights)
     refusal(folder, "embeddings.LayerNorm.bias or embeddings.LayerNorm.beta")
@@ -591,9 +597,9 @@ def test_a_directory_is_a_file_name(where):
 
 
 def test_a_directory_that_is_not_there_is_said_to_be_missing(tmp_path):
-    refusal(tmp_path / "nowhere", "nowhere: there is no such directory; a model is a directory")
+    refusal(tmp_path / "nowhere", "nowhere: does not exist; a model is a directory")
     (tmp_path / "file").write_text("")
-    refusal(tmp_path / "file", "file: is no directory; a model is a directory with config.json")
+    refusal(tmp_path / "file", "file: is not a directory; a model is a directory with config.json")
     refusal(tmp_path, "config.json: cannot be read: No such file")
 
 
@@ -612,9 +618,9 @@ def test_arguments_of_the_wrong_kind_are_refused(folder, encoder: Encoder):
             encoder.encode(TEXTS, batch_size=size)
     with pytest.raises(DtypeError, match="batch_size must be an int"):
         encoder.encode(TEXTS, batch_size=2.0)
-    with pytest.raises(LabelError, match="there are 2 layers, counted from 0; there is no layer 2"):
+    with pytest.raises(LabelError, match="layer is 2; it must be 0 to 1"):
         encoder.explain(TEXT, 2)
-    with pytest.raises(LabelError, match="there are 3 heads, counted from 0; there is no head -1"):
+    with pytest.raises(LabelError, match="head is -1; it must be 0 to 2"):
         encoder.explain(TEXT, 0, -1)
     with pytest.raises(DtypeError, match="layer must be an int"):
         encoder.explain(TEXT, "0")

@@ -1,4 +1,4 @@
-"""Real encoders from local files, run in NumPy: no framework, no network, nothing unpickled.
+"""Sentence encoders from local files, run in NumPy: no framework, no network, no pickles.
 
 Owns how a directory becomes an `Encoder`.
 """
@@ -24,16 +24,16 @@ __all__ = ["FAMILIES", "Encoder", "Overview", "Tokens", "load"]
 
 
 def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encoder:
-    """An encoder of the BERT kind from a directory as transformers saves it.
+    """Read an encoder of the BERT family from a directory saved by transformers.
 
     Parameters
     ----------
     directory : str or path
         With config.json, model.safetensors (or model.safetensors.index.json and its shards) and
-        tokenizer.json or vocab.txt. Where modules.json is there, as sentence-transformers saves
-        it, it says how sentences are made of tokens.
+        tokenizer.json or vocab.txt. An optional modules.json, from sentence-transformers, says how
+        token states are pooled.
     dtype : "float32" or "float64"
-        In which everything is computed. Weights may be float16, bfloat16, float32 or float64.
+        For all computation. Weights may be float16, bfloat16, float32 or float64.
 
     Returns
     -------
@@ -43,13 +43,13 @@ def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encode
     Raises
     ------
     ProblemError
-        If a file is missing, damaged, of an architecture that is not supported, or does not fit
-        the others: one line with the file, the tensor and both shapes.
+        If a file is missing, damaged, inconsistent with the others, or of an unsupported
+        architecture: one line with the file, the tensor and both shapes.
 
     Notes
     -----
-    The families are those of `FAMILIES`. A dropout, being for training, is not applied. Code that a
-    model brings along is never run, and pickled weights are never read.
+    Supported are the model types in `FAMILIES`. Dropout is not applied. Code in the directory is
+    never run, and pickled weights are never read.
 
     References
     ----------
@@ -58,7 +58,7 @@ def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encode
     working = _working(dtype)
     folder = file_name(directory)
     if not os.path.isdir(folder):
-        what = "is no directory" if os.path.lexists(folder) else "there is no such directory"
+        what = "is not a directory" if os.path.lexists(folder) else "does not exist"
         with about(folder):
             raise ProblemError(f"{what}; a model is a directory with {CONFIG} and {WHOLE}")
     pooling = read_pooling(folder)
@@ -71,7 +71,7 @@ def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encode
 
 def _working(dtype: Any) -> np.dtype[Any]:
     for known in (np.dtype(np.float32), np.dtype(np.float64)):
-        with suppress(TypeError):  # what is no dtype at all
+        with suppress(TypeError):  # not a dtype
             if dtype is not None and np.dtype(dtype) == known:
                 return known
     raise DtypeError(f"dtype must be float32 or float64, not {safe_text(repr(dtype), 60)}")

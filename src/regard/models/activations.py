@@ -1,7 +1,4 @@
-"""The functions between the two halves of a feed-forward layer, and layer normalisation.
-
-Owns their arithmetic in float32 and float64. Must not know models.
-"""
+"""Activation functions and layer normalisation, in float32 and float64. Must not know models."""
 
 from __future__ import annotations
 
@@ -16,27 +13,18 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# What `gelu` keeps to: |computed − x·Φ(x)| ≤ this many unit roundoffs of |x·Φ(x)|, wherever that is
-# a normal number. (The plain formula 0.5·x·(1 + erf(x/√2)) cancels for x < 0 and loses all digits.)
+# Error bound of `gelu` in unit roundoffs of |x·Φ(x)|, where that is a normal number. (The usual
+# formula 0.5·x·(1 + erf(x/√2)) cancels for x < 0 and loses all digits.)
 GELU_ROUNDOFFS = 8
 
-# Numbers worked on at a time: three arrays of these stay in the second cache.
+# Numbers per chunk: three arrays of this size fit the L2 cache.
 _CHUNK = 2**15
 # Beyond this, exp(−x²/2) is 0 in float64 too.
 _FAR = 40.0
 
 
 def gelu(x: Array) -> Array:
-    r"""The Gaussian error linear unit x·Φ(x), where Φ is the normal distribution function.
-
-    Parameters
-    ----------
-    x : ndarray of float32 or float64
-
-    Returns
-    -------
-    ndarray
-        A new array of the same dtype, within `GELU_ROUNDOFFS` unit roundoffs.
+    """x·Φ(x) in float32 or float64, within `GELU_ROUNDOFFS`; Φ is the normal distribution function.
 
     References
     ----------
@@ -52,7 +40,7 @@ def gelu(x: Array) -> Array:
 
 
 def gelu_tanh(x: Array) -> Array:
-    """The same with tanh in place of erf: x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2."""
+    """The tanh approximation of `gelu`: x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2."""
 
     def chunk(x: Array, out: Array) -> None:
         np.multiply(x, x, out=out)
@@ -73,7 +61,7 @@ def relu(x: Array) -> Array:
     return np.maximum(x, 0)
 
 
-# By the names that config.json has for them.
+# By their names in config.json.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_new": gelu_tanh,
@@ -83,7 +71,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def layer_norm(x: Array, scale: Array, shift: Array, epsilon: float) -> Array:
-    """(x − mean)/√(variance + ε)·scale + shift along the last axis; x is overwritten.
+    """(x − mean)/√(variance + ε)·scale + shift along the last axis, in place.
 
     >>> layer_norm(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), 0.0)
     array([[-1.,  1.]])
@@ -109,9 +97,9 @@ def _in_chunks(function: Callable[[Array, Array], None], x: Array) -> Array:
 
 
 # x·Φ(x) = max(x, 0) − |x|·Q(|x|), where Q(t) = erfc(t/√2)/2 = exp(−t²/2)·P(s)/(t + 4) with
-# s = (t − 4)/(t + 4). P is smooth on −1 ≤ s ≤ 1, which is all t ≥ 0; its Chebyshev coefficients,
-# from 40 decimals, rounded once. So many of them are left out that what they add is below a
-# quarter of a unit roundoff of P, whose least value is 0.398.
+# s = (t − 4)/(t + 4). P is smooth on −1 ≤ s ≤ 1 (all t ≥ 0). These are its Chebyshev coefficients,
+# computed with 40 decimals. The omitted ones add less than a quarter of a unit roundoff of P, which
+# is at least 0.398.
 _TAIL = (
     0.9704512045660766,
     -0.7517088168395706,

@@ -1,7 +1,7 @@
-"""BERT and the encoders that differ from it in names only: configuration, weights, one layer.
+"""BERT and encoders that differ from it only in names: configuration, weights, one layer.
 
-Owns which tensors a family has, what shape each must have, and how a layer runs in NumPy around
-attention. Must not know text, files' formats or how attention is computed.
+Owns the tensors of each family, their shapes, and the computation of a layer around attention. Must
+not know text, file formats or how attention is computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from regard.boundary.parse import as_integer, as_number, either, shown
 from regard.errors import ProblemError, safe_text
 from regard.models.activations import ACTIVATIONS, layer_norm
-from regard.models.safetensors import Tensor, find_tensors, read_json, read_tensor
+from regard.models.safetensors import Tensor, find_tensors, read_table, read_tensor
 from regard.problems.files import about
 
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class Family:
-    """What one kind of encoder calls its numbers and its tensors."""
+    """The names that one kind of encoder has for its sizes and tensors."""
 
-    prefix: str  # before every name where there is a head on top of the encoder
+    prefix: str  # of all tensor names, if the model has a head above the encoder
     layer: str
     tensors: Mapping[str, str]
-    keys: Mapping[str, str] = field(default_factory=dict)  # in config.json; the rest as BERT
-    after_padding: bool = False  # positions count from the id of padding, and one
+    keys: Mapping[str, str] = field(default_factory=dict)  # in config.json, where unlike BERT's
+    after_padding: bool = False  # positions count from pad_token_id + 1
 
     @property
     def has_types(self) -> bool:
-        """Whether each token has a type beside its position."""
+        """Whether there are token type embeddings."""
         return "types" in self.tensors
 
 
@@ -91,7 +91,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Config:
-    """The numbers that say how large an encoder is, and how it computes."""
+    """The sizes and options of an encoder."""
 
     family: str
     layers: int
@@ -107,19 +107,19 @@ class Config:
 
     @property
     def longest(self) -> int:
-        """How many tokens have a position."""
+        """The largest number of tokens."""
         return self.positions - (self.padding + 1 if FAMILIES[self.family].after_padding else 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """x @ weight.T + bias, as the files store it."""
+    """x @ weight.T + bias."""
 
     weight: Array  # (out, in)
     bias: Array  # (out,)
 
     def __call__(self, x: Array) -> Array:
-        """For x (…, in)."""
+        """Map x (…, in) to (…, out)."""
         rows = x.reshape(-1, x.shape[-1]) @ self.weight.T
         rows += self.bias
         return rows.reshape(*x.shape[:-1], -1)
@@ -127,14 +127,14 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """Layer normalisation."""
+    """Layer normalisation, in place."""
 
     scale: Array
     shift: Array
     epsilon: float
 
     def __call__(self, x: Array) -> Array:
-        """Overwrites x."""
+        """Normalise x (…, M) and return it."""
         return layer_norm(x, self.scale, self.shift, self.epsilon)
 
 
@@ -143,7 +143,7 @@ class Layer:
     """Attention and a feed-forward network, each added to its input and normalised."""
 
     heads: int
-    projections: Linear  # queries, keys and values above each other: (3·M, M)
+    projections: Linear  # of queries, keys and values, stacked: (3·M, M)
     attended: Linear
     attention_norm: Norm
     inner: Linear
@@ -152,10 +152,7 @@ class Layer:
     activation: Callable[[Array], Array]
 
     def __call__(self, x: Array, attend: Callable[[Array, Array, Array], Array]) -> Array:
-        """Hidden states (B, L, M) to the next ones.
-
-        `attend` takes queries, keys and values, each (B, H, L, D), and returns (B, H, L, D).
-        """
+        """The next hidden states (B, L, M); `attend` maps Q, K, V (B, H, L, D) to (B, H, L, D)."""
         packed = self.projections(x).reshape(*x.shape[:-1], 3, self.heads, -1)  # (B, L, 3, H, D)
         query, key, value = np.moveaxis(packed, -3, 0).swapaxes(-3, -2)  # each (B, H, L, D)
         merged = attend(query, key, value).swapaxes(-3, -2).reshape(x.shape)
@@ -167,7 +164,7 @@ class Layer:
         return self.output_norm(after)
 
     def projection(self, name: str) -> tuple[Array, Array]:
-        """W and b of "query", "key" or "value", such that x @ W + b makes them."""
+        """W and b of x @ W + b for "query", "key" or "value"."""
         width = self.projections.weight.shape[1]
         start = ("query", "key", "value").index(name) * width
         own = slice(start, start + width)
@@ -176,7 +173,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Everything that was read, ready to run."""
+    """All weights of an encoder."""
 
     words: Array
     positions: Array
@@ -185,7 +182,7 @@ class Weights:
     layers: tuple[Layer, ...]
 
     def embed(self, config: Config, ids: Array, types: Array) -> Array:
-        """What the first layer gets, for the ids and types of tokens (B, L)."""
+        """The input of the first layer, for ids and types of tokens (B, L)."""
         if FAMILIES[config.family].after_padding:
             real = ids != config.padding
             at = np.where(real, real.cumsum(axis=-1), 0) + config.padding
@@ -201,18 +198,16 @@ class Weights:
 
 
 def read_config(folder: str) -> Config:
-    """What config.json says, refused where it asks for anything that is not computed here."""
-    path, table = read_json(folder, CONFIG)
+    """Read config.json; options that would change the computation are refused."""
+    path, table = read_table(folder, CONFIG)
     with about(path):
-        if not isinstance(table, dict):
-            raise ProblemError(f"must be a table, not {shown(table)}")
         kind = _supported_kind(table)
         family = FAMILIES[kind]
 
         def given(key: str, default: Any = None) -> tuple[str, Any]:
             key = family.keys.get(key, key)
             if key not in table and default is None:
-                raise ProblemError(f"does not say {key}")
+                raise ProblemError(f"has no {key}")
             return key, table.get(key, default)
 
         def size(key: str, least: int = 1, default: Any = None) -> int:
@@ -223,7 +218,7 @@ def read_config(folder: str) -> Config:
             return number
 
         if not family.after_padding and table.get("pad_token_id", 0) is None:
-            table.pop("pad_token_id")  # there is none, and nothing here would ask for it
+            table.pop("pad_token_id")  # not used
         activation, epsilon = given("hidden_act", "gelu"), given("layer_norm_eps", 1e-12)
         config = Config(
             kind,
@@ -242,7 +237,7 @@ def read_config(folder: str) -> Config:
         return config
 
 
-# What changes the numbers, and the only value with which it does not; null is as good as false.
+# Options that change the computation, with the only supported value; null counts as false.
 _NOT_COMPUTED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -252,16 +247,16 @@ _NOT_COMPUTED = {
 
 
 def _supported_kind(table: Mapping[str, Any]) -> str:
-    """The family, where nothing changes what it computes."""
+    """The supported model_type of a configuration."""
     if table.get("auto_map"):
         raise ProblemError(
-            "auto_map says that the model brings Python code of its own, which is never run; "
-            "only models that transformers itself computes are read"
+            "auto_map names Python code of the model's own, which is never run; only models with "
+            "transformers' own code are read"
         )
     kind = table.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ProblemError(
-            f"model_type is {shown(kind)}, an architecture that is not supported; supported are "
+            f"model_type is {shown(kind)}, which is not supported; supported are "
             f"{', '.join(FAMILIES)}"
         )
     for key, value in _NOT_COMPUTED.items():
@@ -276,9 +271,7 @@ def _check_sizes(config: Config, key: str, activation: Any) -> None:
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ProblemError(f"{key} is {shown(activation)}; it must be {either(tuple(ACTIVATIONS))}")
     if config.width % config.heads:
-        raise ProblemError(
-            f"hidden states are {config.width} wide, which {config.heads} heads do not divide"
-        )
+        raise ProblemError(f"hidden size {config.width} is not a multiple of {config.heads} heads")
     if not 0 <= config.epsilon < 1:
         raise ProblemError(
             f"layer_norm_eps is {config.epsilon}; it must be 0 or more, and less than 1"
@@ -286,7 +279,7 @@ def _check_sizes(config: Config, key: str, activation: Any) -> None:
     if config.longest < 1:
         raise ProblemError(
             f"max_position_embeddings is {config.positions} but positions start after "
-            f"pad_token_id {config.padding}; there is none left"
+            f"pad_token_id {config.padding}; no position is left"
         )
 
 
@@ -294,7 +287,7 @@ def _check_sizes(config: Config, key: str, activation: Any) -> None:
 
 
 def read_weights(folder: str, config: Config, dtype: np.dtype[Any]) -> Weights:
-    """Every tensor that the encoder needs, with its shape checked before it is read."""
+    """Read the tensors of an encoder; shapes are checked first."""
     place, tensors = find_tensors(folder)
     family = FAMILIES[config.family]
     words = f"{family.tensors['words']}.weight"
@@ -335,7 +328,7 @@ def _layers(source: _Source, family: Family, config: Config) -> Iterator[Layer]:
 
 @dataclass(frozen=True)
 class _Source:
-    """The tensors of a directory, taken by name and shape."""
+    """Reads tensors of a directory by name and shape."""
 
     place: str
     tensors: Mapping[str, Tensor]
@@ -348,25 +341,25 @@ class _Source:
         return Linear(weight, self.read(name, ("bias",), (out,)))
 
     def norm(self, name: str) -> Norm:
-        """Old files say gamma and beta."""
+        """Old files have gamma and beta."""
         scale = self.read(name, ("weight", "gamma"), (self.config.width,))
         shift = self.read(name, ("bias", "beta"), (self.config.width,))
         return Norm(scale, shift, self.config.epsilon)
 
     def read(self, name: str, endings: tuple[str, ...], shape: tuple[int, ...]) -> Array:
-        """A tensor of that name with one of the endings."""
+        """The tensor of that name with one of the endings."""
         names = [f"{self.prefix}{name}.{ending}" for ending in endings]
         tensor = next((self.tensors[one] for one in names if one in self.tensors), None)
         if tensor is None:
             with about(self.place):
                 raise ProblemError(
-                    f"there is no tensor {' or '.join(names)}, which a {self.config.family} model "
-                    f"of this {CONFIG} has with the shape {shape}"
+                    f"there is no tensor {' or '.join(names)} of shape {shape}, which {CONFIG} and "
+                    f"model_type {self.config.family} require"
                 )
         if tensor.shape != shape:
             with about(tensor.path):
                 raise ProblemError(
-                    f"{safe_text(tensor.name, 120)} has the shape {tensor.shape}, but by {CONFIG} "
-                    f"it must be {shape}"
+                    f"{safe_text(tensor.name, 120)} has the shape {tensor.shape}, but {CONFIG} "
+                    f"requires {shape}"
                 )
         return read_tensor(tensor, self.dtype)

@@ -1,13 +1,13 @@
 """A sentence encoder from a local directory: text in; hidden states, embeddings, explanations out.
 
-Owns the public methods and how sentences stand together in batches. Below, text is turned into
-tokens by `tokens`, layers are run by `bert`, and attention is whatever kernel fits.
+Owns the public methods and the batches. `tokenizer` makes tokens, `bert` runs the layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from regard.explanation.labels import as_index
 from regard.faces import Explanation
 from regard.masks import Lengths
 from regard.models.bert import CONFIG, Config, Weights
-from regard.models.overview import Gathering, Overview
+from regard.models.overview import MeasuredAttention, Overview
 from regard.models.pooling import Pooling, unit_length
 from regard.models.tokenizer import Tokenizer, Tokens
 from regard.problems.problem import Problem
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+    _Attend = Callable[[Array, Array, Array], Array]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Encoder:
-    """An encoder of the BERT kind, in NumPy; see `regard.models.load`."""
+    """An encoder of the BERT family, in NumPy; see `regard.models.load`."""
 
     directory: str
     config: Config
@@ -50,32 +51,29 @@ class Encoder:
         truncate: bool = False,
         normalise: bool | None = None,
     ) -> Array:
-        """One vector for each text, as sentence-transformers makes it from the same directory.
+        """One vector per text, as sentence-transformers computes it from the same directory.
 
         Parameters
         ----------
         texts : str or iterable of str
         batch_size : int
-            So many texts are computed together, those of like length. A text longer than the others
-            of its batch makes them longer by padding, which nothing looks at.
+            Texts computed together, chosen by similar length; shorter ones are padded.
         truncate : bool
-            Whether texts that are too long are cut; else they are an error.
+            Cut texts that are too long; otherwise they are an error.
         normalise : bool, optional
-            Whether vectors are divided by their length; as modules.json says if not given, and
-            where there is none, they are.
+            Divide each vector by its length. Default: as modules.json says; True without that file.
 
         Returns
         -------
         ndarray, (texts, M), or (M,) for one string
-            In the model's dtype. How tokens are pooled is said by 1_Pooling/config.json; where
-            there is none, by their mean.
+            In the model's dtype, pooled as 1_Pooling/config.json says; without it the mean.
 
         Raises
         ------
         OptionError
             If a text has more tokens than the model takes.
         ProblemError
-            If the directory asks for a kind of pooling, or a module, that is not supported.
+            If the directory's pooling, or one of its modules, is not supported.
         """
         if self.pooling.refusal:
             raise ProblemError(f"{self.directory}: {safe_text(self.pooling.refusal, 300)}")
@@ -95,9 +93,7 @@ class Encoder:
         vectors = np.empty((len(tokens), self.config.width * len(self.pooling.ways)), self.dtype)
         for own in _batches(tokens, int(batch_size)):
             batch = _Batch.of([tokens[number] for number in own])
-            hidden = batch.embedded(self)
-            for layer in self.weights.layers:
-                hidden = layer(hidden, batch.attend)
+            *_, hidden = self._states(batch)
             vectors[own] = self.pooling(hidden, batch.lengths)
         if self.pooling.normalise if normalise is None else normalise:
             vectors = unit_length(vectors)
@@ -108,12 +104,9 @@ class Encoder:
         return self.tokenizer([_text(text)], self.config.longest, CONFIG, truncate=truncate)[0]
 
     def hidden_states(self, text: str, *, truncate: bool = False) -> Array:
-        """What every layer gets, and what the last one returns: (layers + 1, L, M)."""
+        """The input of each layer and the output of the last: (layers + 1, L, M)."""
         batch = _Batch.of([self.tokens(text, truncate=truncate)])
-        states = [batch.embedded(self)]
-        for layer in self.weights.layers:
-            states.append(layer(states[-1], batch.attend))
-        return np.concatenate(states)
+        return np.concatenate(list(self._states(batch)))
 
     def explain(
         self,
@@ -124,7 +117,7 @@ class Encoder:
         truncate: bool = False,
         **options: Any,
     ) -> Explanation:
-        """Every step of the attention of one layer, from what the layer gets, for one text.
+        """Every step of the attention of one layer, for one text.
 
         Parameters
         ----------
@@ -132,36 +125,40 @@ class Encoder:
         layer : int
             From 0.
         head : int, optional
-            From 0: this head alone. None: all heads, put together by the output projection.
+            From 0: only this head. Default: all heads and the output projection.
         truncate : bool
-            Whether a text that is too long is cut; else it is an error.
+            Cut a text that is too long; otherwise it is an error.
         **options
-            As for `regard.explain` of a problem, such as mask or scale: what if.
+            As for `regard.explain` of a problem, such as mask or scale.
 
         Returns
         -------
         Explanation
-            With the tokens as labels. The embeddings are the hidden states that the layer gets,
-            W_q, b_q and so on its weights, with x @ W: `why` leads back to them.
+            Tokens are the labels, the embeddings are the layer's input, and W_q, b_q and so on are
+            the layer's weights, used as x @ W.
         """
         number = _counted("layer", layer, self.config.layers)
         one = None if head is None else _counted("head", head, self.config.heads)
         tokens = self.tokens(text, truncate=truncate)
-        batch = _Batch.of([tokens])
-        hidden = batch.embedded(self)
-        for earlier in self.weights.layers[:number]:
-            hidden = earlier(hidden, batch.attend)
+        hidden = next(islice(self._states(_Batch.of([tokens])), number, None))
         problem = self._problem(text, tokens, hidden[0], number, one)
         return Explanation.of(explain_problem(problem, **options))
 
     def overview(self, text: str, *, truncate: bool = False) -> Overview:
-        """Where every head of every layer reads in one text."""
+        """Where each head of each layer reads in one text."""
         tokens = self.tokens(text, truncate=truncate)
-        gathering = Gathering(tokens.separators)
-        hidden = _Batch.of([tokens]).embedded(self)
+        measured = MeasuredAttention(tokens.separators)
+        for _ in self._states(_Batch.of([tokens]), measured.attend):
+            pass
+        return measured.overview(tokens.labels)
+
+    def _states(self, batch: _Batch, attend: _Attend | None = None) -> Iterator[Array]:
+        """The input of each layer in turn, then the output of the last."""
+        hidden = self.weights.embed(self.config, batch.ids, batch.types)
+        yield hidden
         for layer in self.weights.layers:
-            hidden = layer(hidden, gathering.attend)
-        return gathering.overview(tokens.labels)
+            hidden = layer(hidden, attend or batch.attend)
+            yield hidden
 
     def _problem(
         self, text: str, tokens: Tokens, hidden: Array, number: int, head: int | None
@@ -180,7 +177,7 @@ class Encoder:
             which = f"layer {number} of {self.config.layers}, head {head} of {heads}, from 0"
         return Problem(
             title=text,
-            note=f"A {self.config.family} model: {which}. The embeddings are what it gets.",
+            note=f"A {self.config.family} model: {which}. The embeddings are the layer's input.",
             embeddings=hidden,
             query_labels=tokens.labels,
             **given,
@@ -196,7 +193,7 @@ class Encoder:
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """Some sentences side by side; the shorter ones end in padding."""
+    """Some texts together; the shorter ones end in padding."""
 
     ids: NDArray[np.int64]  # (B, L)
     types: NDArray[np.int64]
@@ -212,9 +209,6 @@ class _Batch:
             types[row, : len(tokens)] = tokens.types
         return cls(ids, types, lengths)
 
-    def embedded(self, encoder: Encoder) -> Array:
-        return encoder.weights.embed(encoder.config, self.ids, self.types)
-
     def attend(self, query: Array, key: Array, value: Array) -> Array:
         padded = self.lengths.min() < self.ids.shape[1]
         request = make_request(query, key, value, mask=Lengths(self.lengths) if padded else None)
@@ -222,7 +216,7 @@ class _Batch:
 
 
 def _batches(tokens: Sequence[Tokens], size: int) -> Iterator[list[int]]:
-    """Numbers of sentences, the longest first, so that those of a batch need little padding."""
+    """Positions of texts, the longest first, so that batches need little padding."""
     order = sorted(range(len(tokens)), key=lambda number: -len(tokens[number]))
     for start in range(0, len(order), size):
         yield order[start : start + size]
@@ -237,5 +231,5 @@ def _text(text: Any) -> str:
 def _counted(what: str, number: Any, count: int) -> int:
     at = as_index(what, number)
     if not 0 <= at < count:
-        raise LabelError(f"there are {count} {what}s, counted from 0; there is no {what} {at}")
+        raise LabelError(f"{what} is {at}; it must be 0 to {count - 1}")
     return at

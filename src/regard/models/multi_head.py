@@ -1,7 +1,7 @@
-"""Multi-head attention from given weights: project, attend in every head, put together.
+"""Multi-head attention from given weights: project, attend in every head, project the result.
 
-Owns the weights and their shapes. The projections are the textbook's own steps and attention is
-whatever kernel fits; must not know how either is computed.
+Owns the weights and their shapes. The projections are steps of the textbook; must not know how they
+or attention are computed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CALL_OPTIONS = (*OPTIONS, "precision", "threads")
 
 
 class MultiHeadOutput(NamedTuple):
-    """What `MultiHeadAttention` returns with `return_weights`."""
+    """The result of `MultiHeadAttention` with `return_weights`."""
 
     output: Array
     weights: Array
@@ -42,9 +42,9 @@ class MultiHeadOutput(NamedTuple):
 class MultiHeadAttention:
     r"""concat(head_1 … head_H)·W_o (+ b_o), where head_h = attention(x·W_q, c·W_k, c·W_v)_h.
 
-    Weights stand on the right, x @ W: M and N are the widths of x and of the context c, the
-    columns of W_q, W_k and W_v hold the heads side by side. A layer that computes x @ W.T (as
-    torch.nn.Linear does) passes its weights transposed.
+    Weights multiply from the right, x @ W; transpose those of a layer that computes x @ W.T, such
+    as torch.nn.Linear. M and N are the widths of x and of the context c; the columns of W_q, W_k
+    and W_v are head 0, then head 1, and so on.
 
     Parameters
     ----------
@@ -53,11 +53,11 @@ class MultiHeadAttention:
     W_k, W_v : array_like, (N, G·D) and (N, G·E)
         Keys and values; N = M for self-attention.
     W_o : array_like, (H·E, F), optional
-        The output projection. Without it the heads are put side by side: (…, L, H·E).
+        The output projection. Without it the heads are concatenated: (…, L, H·E).
     heads : int
         H, the number of query heads.
     key_heads : int, optional
-        G, of which H is a multiple; H if not given.
+        G; H is a multiple of it. Default: H.
     b_q, b_k, b_v, b_o : array_like, optional
         Added after each product.
 
@@ -112,27 +112,25 @@ class MultiHeadAttention:
         kernel: str | None = None,
         **options: Any,
     ) -> Any:
-        """Attend from every row of x to every row of x, or of the context.
+        """Attend from each row of x to the rows of x, or of the context.
 
         Parameters
         ----------
         x : array_like, (…, L, M)
             One row per query.
         context : array_like, (…, S, N), optional
-            Where keys and values come from; x itself if not given.
+            Source of keys and values. Default: x.
         return_weights : bool
             Return the weights (…, H, L, S) too.
-        kernel : str, optional
-            As for `attention`.
-        **options
+        kernel, **options
             mask, bias, causal, window, offset, scale, softcap, sink, precision, threads, as for
             `attention`.
 
         Returns
         -------
         ndarray, (…, L, F), or a named tuple (output, weights)
-            In the dtype of x, context and weights together; half types are computed in float32
-            throughout and rounded once. Arrays of another library if x or context is one.
+            In the common dtype of x, context and weights; half types are computed in float32 and
+            rounded once. The array type is that of x and context.
         """
         for name in options:
             if name not in CALL_OPTIONS:
@@ -141,9 +139,7 @@ class MultiHeadAttention:
                     f"it takes {', '.join(('return_weights', 'kernel', *CALL_OPTIONS))}"
                 )
         home = home_of(x=x, context=context)
-        inputs = {"embeddings": as_array("x", x), **self._weights()}
-        if context is not None:
-            inputs["context"] = as_array("context", context)
+        inputs = {**_inputs(x, context), **self._weights()}
         dtype = result_dtype(inputs)
         working = np.dtype(np.float64 if dtype == np.float64 else np.float32)
         precision = options.get("precision")
@@ -181,23 +177,14 @@ class MultiHeadAttention:
         title: str = "",
         **options: Any,
     ) -> Explanation:
-        """Every step from the embeddings to the projected output, for x (L, M) and labels.
-
-        Returns
-        -------
-        Explanation
-            As `regard.explain` gives it.
-        """
-        problem = Problem(
-            title=title,
-            embeddings=as_array("x", x),
-            context=None if context is None else as_array("context", context),
-            query_labels=(
-                None if query_labels is None else string_labels("query_labels", query_labels)
-            ),
-            key_labels=(None if key_labels is None else string_labels("key_labels", key_labels)),
-            **{field.name: getattr(self, field.name) for field in fields(self)},
-        )
+        """Every step from x (L, M) to the projected output, as an Explanation."""
+        labels = {"query_labels": query_labels, "key_labels": key_labels}
+        given: dict[str, Any] = {
+            name: string_labels(name, own) for name, own in labels.items() if own is not None
+        }
+        given |= {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= _inputs(x, context)
+        problem = Problem(title=title, **given)
         return Explanation.of(explain_problem(problem, **options))
 
     def __repr__(self) -> str:
@@ -210,22 +197,20 @@ class MultiHeadAttention:
         return {name: array for name, array in given.items() if array is not None}
 
     def _check_input(self, inputs: dict[str, Array]) -> None:
-        sources = [("x", inputs["embeddings"], "W_q", self.W_q)]
-        sources += [
-            ("context" if "context" in inputs else "x", inputs.get("context", sources[0][1]), n, w)
-            for n, w in (("W_k", self.W_k), ("W_v", self.W_v))
-        ]
-        for name, array, weight_name, weight in sources:
+        source = "context" if "context" in inputs else "embeddings"
+        for origin, weight_name in (("embeddings", "W_q"), (source, "W_k"), (source, "W_v")):
+            array, rows = inputs[origin], len(inputs[weight_name])
+            name = "x" if origin == "embeddings" else origin
             if array.ndim < 2:
                 raise ShapeError(f"{name} has {array.ndim} axes but needs at least 2: (…, L, M)")
-            if array.shape[-1] != weight.shape[0]:
+            if array.shape[-1] != rows:
                 raise ShapeError(
-                    f"{name} is {array.shape[-1]} wide but {weight_name} has {weight.shape[0]} "
-                    "rows; they must match"
+                    f"{name} is {array.shape[-1]} wide but {weight_name} has {rows} rows; "
+                    "they must match"
                 )
 
     def _broadcast(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """X and context with the same leading axes."""
+        """The inputs with x and context broadcast to the same leading axes."""
         if "context" not in inputs:
             return inputs
         x, context = inputs["embeddings"], inputs["context"]
@@ -241,6 +226,11 @@ class MultiHeadAttention:
             "embeddings": np.broadcast_to(x, (*lead, *x.shape[-2:])),
             "context": np.broadcast_to(context, (*lead, *context.shape[-2:])),
         }
+
+
+def _inputs(x: Any, context: Any) -> dict[str, Array]:
+    given = {"embeddings": as_array("x", x)}
+    return given if context is None else {**given, "context": as_array("context", context)}
 
 
 def _check_heads(layer: MultiHeadAttention) -> None:
@@ -259,43 +249,37 @@ def _check_heads(layer: MultiHeadAttention) -> None:
 
 
 def _check_weights(layer: MultiHeadAttention) -> None:
-    """Every weight is a matrix, heads divide its columns, and widths agree."""
-    groups = layer.key_heads or layer.heads
-    for name, count in (("q", layer.heads), ("k", groups), ("v", groups)):
+    """Check that weights are matrices, biases fit, heads divide columns, and widths agree."""
+    for name in "qkvo":
         weight, bias = getattr(layer, f"W_{name}"), getattr(layer, f"b_{name}")
-        _check_matrix(f"W_{name}", weight, f"b_{name}", bias)
-        if weight.shape[1] % count:
+        if weight is None:
+            if bias is not None:
+                raise OptionError("b_o is given but W_o is not; it is added after x @ W_o")
+            continue
+        if weight.ndim != 2:
+            raise ShapeError(f"W_{name} has {weight.ndim} axes; it must be a matrix, x @ W_{name}")
+        if bias is not None and bias.shape != weight.shape[1:]:
             raise ShapeError(
-                f"W_{name} has {weight.shape[1]} columns, which {count} heads do not divide"
+                f"b_{name} has shape {bias.shape} but W_{name} has {weight.shape[1]} columns; "
+                "it needs one number for each"
             )
-    if layer.W_q.shape[1] // layer.heads != layer.W_k.shape[1] // groups:
+    groups = layer.key_heads or layer.heads
+    width = {}
+    for name, count in (("W_q", layer.heads), ("W_k", groups), ("W_v", groups)):
+        columns = getattr(layer, name).shape[1]
+        if columns % count:
+            raise ShapeError(f"{name} has {columns} columns, not a multiple of {count} heads")
+        width[name] = columns // count
+    for what, one, size, other, other_size in (
+        ("columns per head", "W_q", width["W_q"], "W_k", width["W_k"]),
+        ("rows", "W_k", len(layer.W_k), "W_v", len(layer.W_v)),
+    ):
+        if size != other_size:
+            raise ShapeError(
+                f"{one} has {size} {what} but {other} has {other_size}; they must match"
+            )
+    if layer.W_o is not None and len(layer.W_o) != layer.heads * width["W_v"]:
         raise ShapeError(
-            f"W_q gives each head {layer.W_q.shape[1] // layer.heads} columns but W_k gives "
-            f"{layer.W_k.shape[1] // groups}; queries and keys must be equally wide"
-        )
-    if layer.W_k.shape[0] != layer.W_v.shape[0]:
-        raise ShapeError(
-            f"W_k has {layer.W_k.shape[0]} rows but W_v has {layer.W_v.shape[0]}; "
-            "both multiply the same rows"
-        )
-    if layer.W_o is None:
-        if layer.b_o is not None:
-            raise OptionError("b_o is given but W_o is not; it is added after x @ W_o")
-        return
-    _check_matrix("W_o", layer.W_o, "b_o", layer.b_o)
-    merged = layer.W_v.shape[1] // groups * layer.heads
-    if layer.W_o.shape[0] != merged:
-        raise ShapeError(
-            f"W_o has {layer.W_o.shape[0]} rows but {layer.heads} heads of width "
-            f"{merged // layer.heads} make {merged}; they must match"
-        )
-
-
-def _check_matrix(name: str, weight: Array, bias_name: str, bias: Array | None) -> None:
-    if weight.ndim != 2:
-        raise ShapeError(f"{name} has {weight.ndim} axes but must be a matrix, used as x @ {name}")
-    if bias is not None and bias.shape != weight.shape[1:]:
-        raise ShapeError(
-            f"{bias_name} has shape {bias.shape} but {name} has {weight.shape[1]} columns; "
-            "it needs one number for each"
+            f"W_o has {len(layer.W_o)} rows but {layer.heads} heads of width {width['W_v']} make "
+            f"{layer.heads * width['W_v']}; they must match"
         )

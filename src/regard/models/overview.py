@@ -1,7 +1,6 @@
-"""Where every head of a model reads in one text: a few numbers for each layer and head.
+"""Where each head of a model reads in one text: a few numbers for each layer and head.
 
-Owns what is measured. Takes the weights from whatever kernel fits, some rows at a time, and keeps
-none of them. Must not know models.
+Owns the measures. Weights are computed for some rows at a time and not kept. Must not know models.
 """
 
 from __future__ import annotations
@@ -24,18 +23,16 @@ if TYPE_CHECKING:
 
 # Weights held at a time, over all heads: 4 MiB in float32.
 BLOCK_CELLS = 2**20
-# Of a text that is printed.
-MOST_NAMED = 3
+MOST_NAMED = 3  # per measure, in print
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Overview:
-    """How every head of a model spreads its weight over one text; arrays are (layers, heads).
+    """How each head of a model spreads its weight over one text; arrays are (layers, heads).
 
     Each number is a mean over the queries. `own`, `previous` and `following` are the weights on the
-    token itself, the one before and the one after (over the tokens that have one; NaN if none has);
-    `first` is the weight on the first token, and `separators` that on the special tokens after it.
-    One key may count in several of them.
+    token itself, the one before and the one after (NaN for a single token); `first` is the weight
+    on the first token, and `separators` on the special tokens after it. A key may count in several.
     """
 
     tokens: tuple[str, ...]
@@ -48,12 +45,12 @@ class Overview:
 
     @property
     def measures(self) -> Mapping[str, Array]:
-        """All of them by name."""
+        """The arrays by name."""
         names = ("entropy", "own", "previous", "following", "first", "separators")
         return {name: getattr(self, name) for name in names}
 
     def largest(self, measure: str, count: int = MOST_NAMED) -> list[tuple[int, int, float]]:
-        """The layers and heads with the most of it: (layer, head, value), NaN left out."""
+        """The largest values of a measure, as (layer, head, value), without NaN."""
         values = self.measures[measure]
         order = np.argsort(-values, axis=None, kind="stable")[:count]
         places = [divmod(int(at), values.shape[1]) for at in order]
@@ -61,7 +58,7 @@ class Overview:
         return [one for one in found if not np.isnan(one[2])]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: each measure as one list per layer, with "nan" where there is no number."""
+        """Plain data: each measure as one list per layer, with "nan" for NaN."""
         return {
             "format": "regard-overview/1",
             "tokens": list(self.tokens),
@@ -83,15 +80,15 @@ class Overview:
         return "\n".join([*lines, "Means over the tokens; 2.7 is layer 2, head 7."])
 
 
-class Gathering:
-    """Attention that measures its weights on the way: one call for each layer, one text."""
+class MeasuredAttention:
+    """Attention for one text that measures its weights; called once per layer, in order."""
 
     def __init__(self, separators: NDArray[np.bool_]) -> None:
         self.separators = separators
         self.layers: list[dict[str, Array]] = []
 
     def attend(self, query: Array, key: Array, value: Array) -> Array:
-        """The output for queries, keys and values (1, H, L, D), block by block."""
+        """The output for queries, keys and values (1, H, L, D), in blocks of rows."""
         _, heads, length, _ = query.shape
         output = np.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
         sums: dict[str, Array] = {}
@@ -110,13 +107,13 @@ class Gathering:
         return output
 
     def overview(self, tokens: tuple[str, ...]) -> Overview:
-        """What was measured in all layers."""
+        """The measures of all layers."""
         names = self.layers[0]
         return Overview(tokens, **{n: np.array([layer[n] for layer in self.layers]) for n in names})
 
 
 def _measured(weights: Array, rows: NDArray[np.intp], separators: Array) -> dict[str, Array]:
-    """Sums over some rows of the weights (H, rows, S), one for each head."""
+    """Sums over some rows of the weights (H, rows, S), per head."""
     weights = weights.astype(np.float64)
     place = np.arange(len(rows))
 

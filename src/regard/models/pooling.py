@@ -1,6 +1,6 @@
-"""One vector for a sentence, out of the vectors of its tokens, as sentence-transformers makes it.
+"""Pooling the states of tokens into one vector per sentence, as sentence-transformers does.
 
-Owns modules.json and what it points at. Must not know weights or how hidden states are computed.
+Owns modules.json and the files it names. Must not know weights or how hidden states are computed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.boundary.parse import as_integer, check_text, either, shown
 from regard.errors import ProblemError, safe_text
-from regard.models.safetensors import plain_name, read_json
+from regard.models.safetensors import plain_name, read_json, read_table
 from regard.problems.files import about
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LIMITS = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "xlm-roberta")
 )
 PROMPTS = "config_sentence_transformers.json"
-# Put side by side in this order where there are several.
+# Several of them are concatenated in this order.
 WAYS = ("cls", "max", "mean", "mean_sqrt_len", "lasttoken")
 _KEYS = {
     "pooling_mode_cls_token": "cls",
@@ -40,19 +40,19 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Pooling:
-    """How a directory makes sentences of tokens."""
+    """How the token states of a text become its vector."""
 
     ways: tuple[str, ...] = ("mean",)
     normalise: bool = True
-    folder: str = ""  # of the encoder, below the directory
+    folder: str = ""  # of the encoder, inside the directory
     longest: int | None = None  # tokens
-    limit: str = ""  # the file that says so
+    limit: str = ""  # the file with that limit
     lower: bool = False
     prompt: str = ""  # put before every text
-    refusal: str = ""  # why there are no sentences from this model
+    refusal: str = ""  # why this model cannot encode texts, if so
 
     def __call__(self, hidden: Array, lengths: Array) -> Array:
-        """Hidden states (B, L, M), of which only so many rows count, to (B, M·ways)."""
+        """Pool the first `lengths` (B,) rows of hidden states (B, L, M) into (B, M·ways)."""
         pooled = [_pooled(way, hidden, lengths) for way in self.ways]
         return np.concatenate(pooled, axis=-1)
 
@@ -83,7 +83,7 @@ def unit_length(vectors: Array) -> Array:
 
 
 def read_pooling(folder: str) -> Pooling:
-    """What modules.json says; without one, the normalised mean."""
+    """The pooling that modules.json describes; without that file the normalised mean."""
     path, modules = read_json(folder, MODULES, needed=False)
     if modules is None:
         return Pooling(**_limits(folder))
@@ -124,41 +124,35 @@ def _modules(modules: Any) -> list[tuple[str, str]]:
         place = check_text("path", module.get("path", ""))
         if place and not plain_name(place):
             raise ProblemError(
-                f"path is {shown(place)}; a module is in a directory with a plain name beside "
-                f"{MODULES}"
+                f"path is {shown(place)}; it must be the name of a directory beside {MODULES}"
             )
         found.append((kind, place))
     return found
 
 
 def _ways(folder: str, place: str) -> tuple[tuple[str, ...], str]:
-    """How tokens are pooled, and why that cannot be done here, if so."""
-    path, table = read_json(os.path.join(folder, place), "config.json")
-    with about(path):
-        if not isinstance(table, dict):
-            raise ProblemError(f"must be a table, not {shown(table)}")
-        named = table.get("pooling_mode")
-        if named is None:
-            wanted = [way for key, way in _KEYS.items() if table.get(key)]
-        else:
-            wanted = list(named) if isinstance(named, list) else [named]
-        unknown = [way for way in wanted if way not in WAYS]
-        if unknown or not wanted:
-            what = shown(unknown[0]) if unknown else "nothing"
-            return (), f"{path}: pooling by {what} is not supported; it must be {either(WAYS)}"
-        if table.get("include_prompt") is False:
-            return (), f"{path}: include_prompt is false, which is not supported"
+    """The ways of pooling, and the reason if they are not supported."""
+    path, table = read_table(os.path.join(folder, place), "config.json")
+    named = table.get("pooling_mode")
+    if named is None:
+        wanted = [way for key, way in _KEYS.items() if table.get(key)]
+    else:
+        wanted = named if isinstance(named, list) else [named]
+    unknown = [way for way in wanted if way not in WAYS]
+    if unknown or not wanted:
+        what = shown(unknown[0]) if unknown else "nothing"
+        return (), f"{path}: pooling by {what} is not supported; it must be {either(WAYS)}"
+    if table.get("include_prompt") is False:
+        return (), f"{path}: include_prompt is false, which is not supported"
     return tuple(way for way in WAYS if way in wanted), ""
 
 
 def _limits(folder: str) -> dict[str, Any]:
     for name in LIMITS:
-        path, table = read_json(folder, name, needed=False)
-        if table is None:
+        path, table = read_table(folder, name, needed=False)
+        if not table:
             continue
         with about(path):
-            if not isinstance(table, dict):
-                raise ProblemError(f"must be a table, not {shown(table)}")
             longest = table.get("max_seq_length")
             if longest is not None and as_integer("max_seq_length", longest) < 1:
                 raise ProblemError(f"max_seq_length is {longest}; it must be 1 or more")
@@ -168,13 +162,11 @@ def _limits(folder: str) -> dict[str, Any]:
 
 
 def _prompt(folder: str) -> dict[str, Any]:
-    path, table = read_json(folder, PROMPTS, needed=False)
+    path, table = read_table(folder, PROMPTS, needed=False)
+    name, prompts = table.get("default_prompt_name"), table.get("prompts")
+    if name is None:
+        return {}
     with about(path):
-        if table is None or not isinstance(table, dict):
-            return {}
-        name, prompts = table.get("default_prompt_name"), table.get("prompts")
-        if name is None:
-            return {}
         if not isinstance(prompts, dict) or not isinstance(name, str) or name not in prompts:
             raise ProblemError(f"default_prompt_name is {shown(name)}, but there is no such prompt")
         return {"prompt": check_text(f"prompts.{safe_text(name, 40)}", prompts[name])}

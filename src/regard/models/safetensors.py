@@ -1,8 +1,7 @@
-"""The tensors of a model on disk: safetensors files, whole or in shards.
+"""The tensors of a model directory: safetensors files, whole or in shards.
 
-Owns the format: eight bytes that say how long a header is, the header in JSON, then the numbers.
-What a file declares is compared with what is there before memory is taken for it, so that a file
-made to do harm is refused in one line. Must not know models.
+The format is eight bytes with the length of a header, the header in JSON, then the numbers. A
+header is checked against the file before memory is allocated. Must not know models.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MAX_FILE_BYTES = 2**36
 MAX_HEADER_BYTES = MAX_TEXT_BYTES
 MAX_SHARDS = 1024
 
-# Bytes of one number. Others than floats are stepped over unless somebody asks for them.
+# Bytes of one number. Tensors that are not floats may be in a file, but are never read.
 _BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
@@ -45,17 +44,18 @@ _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where one tensor stands, as its file declares it and as was checked."""
+    """One tensor as its file declares it, checked; `start` and `end` are bytes of the file."""
 
     name: str
     path: str
     dtype: str
     shape: tuple[int, ...]
-    start: int  # in the file
+    start: int
+    end: int
 
 
 def find_tensors(folder: str) -> tuple[str, dict[str, Tensor]]:
-    """The file to name in errors, and every tensor of a directory by its name."""
+    """The file to name in errors, and all tensors of a directory by name."""
     whole, index = os.path.join(folder, WHOLE), os.path.join(folder, INDEX)
     if os.path.lexists(whole):
         return whole, _tensors_of(whole)
@@ -90,7 +90,7 @@ def read_tensor(tensor: Tensor, dtype: np.dtype[Any]) -> Array:
 
 
 def read_json(folder: str, name: str, *, needed: bool = True) -> tuple[str, Any]:
-    """The path and the content of a JSON file; None if there is none and it is not needed."""
+    """The path and content of a JSON file; the content is None if an optional file is absent."""
     path = os.path.join(folder, name)
     with about(path):
         if not needed and not os.path.lexists(path):
@@ -98,8 +98,17 @@ def read_json(folder: str, name: str, *, needed: bool = True) -> tuple[str, Any]
         return path, parse(decode(read_file(path, MAX_TEXT_BYTES)), "json")
 
 
+def read_table(folder: str, name: str, *, needed: bool = True) -> tuple[str, dict[str, Any]]:
+    """The path and content of a JSON object; empty if an optional file is absent."""
+    path, table = read_json(folder, name, needed=needed)
+    if table is not None and not isinstance(table, dict):
+        with about(path):
+            raise ProblemError(f"must be a table, not {shown(table)}")
+    return path, table or {}
+
+
 def plain_name(name: Any) -> bool:
-    """Whether a name found inside a file leads nowhere but into its own directory."""
+    """Whether a name from inside a file stays in its own directory."""
     return isinstance(name, str) and bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", name))
 
 
@@ -111,10 +120,7 @@ def _tensors_of(path: str) -> dict[str, Tensor]:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         if start == b"version ":
-            raise ProblemError(
-                "is a pointer of Git LFS, which stands for the real file; fetch that one "
-                "(git lfs pull)"
-            )
+            raise ProblemError("is a Git LFS pointer, not the file itself; run git lfs pull")
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > size - 8:
             raise ProblemError(
@@ -132,74 +138,59 @@ def _tensors_of(path: str) -> dict[str, Tensor]:
         metadata = table.pop("__metadata__", None)
         if metadata is not None and not isinstance(metadata, dict):
             raise ProblemError(f"__metadata__ must be a table, not {shown(metadata)}")
-        extents = {name: _Extent.of(name, entry) for name, entry in table.items()}
-        _check_layout(extents, size - 8 - length)
-        return {
-            name: Tensor(name, path, extent.dtype, extent.shape, 8 + length + extent.begin)
-            for name, extent in extents.items()
-        }
+        tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in table.items()}
+        _check_layout(list(tensors.values()), 8 + length, size)
+        return tensors
 
 
-@dataclass(frozen=True)
-class _Extent:
-    """What the header says of one tensor."""
+def _tensor(path: str, name: str, entry: Any, data: int) -> Tensor:
+    """One entry of the header, checked by itself; `data` is where the header ends."""
+    own = safe_text(name, 120)
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ProblemError(f"{own} must have exactly dtype, shape and data_offsets in the header")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BYTES:
+        raise ProblemError(f"{own} has the dtype {shown(dtype)}; known are {', '.join(_BYTES)}")
+    for key, value in (("shape", shape), ("data_offsets", offsets)):
+        if not isinstance(value, list) or not all(map(_is_size, value)):
+            raise ProblemError(f"{own} has {key} that are no list of whole numbers from 0")
+    if len(shape) > MAX_AXES:
+        raise ProblemError(f"{own} has {len(shape)} axes; at most {MAX_AXES} are read")
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ProblemError(
+            f"{own} has the data_offsets {safe_text(offsets, 60)}; they must be the first byte "
+            "and the end of its data"
+        )
+    needed, declared = math.prod(shape) * _BYTES[dtype], offsets[1] - offsets[0]
+    if needed != declared:
+        raise ProblemError(
+            f"{own} has the shape {safe_text(tuple(shape), 120)} of {dtype}, {needed} bytes, "
+            f"but its data_offsets span {declared}"
+        )
+    return Tensor(name, path, dtype, tuple(shape), data + offsets[0], data + offsets[1])
 
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
-    @classmethod
-    def of(cls, name: str, entry: Any) -> _Extent:
-        """Checked as far as it can be by itself."""
-        own = safe_text(name, 120)
-        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+
+
+def _check_layout(tensors: list[Tensor], data: int, size: int) -> None:
+    """Check that the tensors fill the file from `data` to `size`, without gap or overlap."""
+    position, previous = data, "the header"
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.start, tensor.end)):
+        own, begin, end = safe_text(tensor.name, 120), tensor.start - data, tensor.end - data
+        if tensor.end > size:
             raise ProblemError(
-                f"{own} must have dtype, shape and data_offsets in the header, and nothing else"
-            )
-        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in _BYTES:
-            raise ProblemError(f"{own} has the dtype {shown(dtype)}; known are {', '.join(_BYTES)}")
-        for key, value in (("shape", shape), ("data_offsets", offsets)):
-            whole = isinstance(value, list) and all(
-                isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**62
-                for one in value
-            )
-            if not whole:
-                raise ProblemError(f"{own} has {key} that are no list of whole numbers from 0")
-        if len(shape) > MAX_AXES:
-            raise ProblemError(f"{own} has {len(shape)} axes; at most {MAX_AXES} are read")
-        if len(offsets) != 2 or offsets[0] > offsets[1]:
-            raise ProblemError(
-                f"{own} has the data_offsets {safe_text(offsets, 60)}; they must be where its "
-                "bytes begin and where they end"
-            )
-        needed, declared = math.prod(shape) * _BYTES[dtype], offsets[1] - offsets[0]
-        if needed != declared:
-            raise ProblemError(
-                f"{own} has the shape {safe_text(tuple(shape), 120)} of {dtype}, {needed} bytes, "
-                f"but its data_offsets span {declared}"
-            )
-        return cls(dtype, tuple(shape), *offsets)
-
-
-def _check_layout(extents: dict[str, _Extent], size: int) -> None:
-    """The tensors stand one behind the other, from the first byte to the last."""
-    position, previous = 0, "the header"
-    for name, extent in sorted(extents.items(), key=lambda item: (item[1].begin, item[1].end)):
-        own = safe_text(name, 120)
-        if extent.end > size:
-            raise ProblemError(
-                f"{own} ends at byte {extent.end} of the data, but only {size} bytes are there: "
+                f"{own} ends at byte {end} of the data, but only {size - data} bytes are there: "
                 "the file is cut off or damaged"
             )
-        if extent.begin != position:
-            what = "overlaps" if extent.begin < position else "leaves a gap after"
+        if tensor.start != position:
+            what = "overlaps" if tensor.start < position else "leaves a gap after"
             raise ProblemError(
-                f"{own} begins at byte {extent.begin} of the data and {what} {previous}, which "
-                f"ends at {position}"
+                f"{own} begins at byte {begin} of the data and {what} {previous}, which "
+                f"ends at {position - data}"
             )
-        position, previous = extent.end, own
+        position, previous = tensor.end, own
     if position != size:
         raise ProblemError(f"{size - position} bytes at the end belong to no tensor")
 
@@ -208,16 +199,16 @@ def _check_layout(extents: dict[str, _Extent], size: int) -> None:
 
 
 def _tensors_of_shards(folder: str, index: str) -> dict[str, Tensor]:
-    _, table = read_json(folder, INDEX)
+    _, table = read_table(folder, INDEX)
     with about(index):
-        places = table.get("weight_map") if isinstance(table, dict) else None
+        places = table.get("weight_map")
         if not isinstance(places, dict) or not places:
             raise ProblemError("weight_map must be a table from tensors to files")
         for name, file in places.items():
             if not plain_name(file) or not file.endswith(".safetensors"):
                 raise ProblemError(
-                    f"{safe_text(name, 120)} is said to be in {shown(file)}; files are named by a "
-                    "plain name beside the index that ends in .safetensors"
+                    f"weight_map has {safe_text(name, 120)} in {shown(file)}; it must be the name "
+                    "of a .safetensors file beside the index"
                 )
         if len(set(places.values())) > MAX_SHARDS:
             raise ProblemError(f"weight_map names more than {MAX_SHARDS} files")
@@ -225,14 +216,12 @@ def _tensors_of_shards(folder: str, index: str) -> dict[str, Tensor]:
     with about(index):
         for name, file in places.items():
             if name not in shards[file]:
-                raise ProblemError(
-                    f"{safe_text(name, 120)} is said to be in {file}, but is not there"
-                )
+                raise ProblemError(f"{file} has no {safe_text(name, 120)}, but weight_map says so")
     return {name: shards[file][name] for name, file in places.items()}
 
 
 def _nothing_to_read(folder: str) -> str:
-    """Why a directory holds no weights, and how to get some."""
+    """Why there are no weights in a directory, and how to get some."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -241,7 +230,7 @@ def _nothing_to_read(folder: str) -> str:
     if pickled:
         return (
             f"there is {safe_text(pickled[0], 60)} but no {WHOLE}; pickled weights can run any "
-            "code and are never read. Where you trust them, convert them with transformers: "
+            "code and are never read. If you trust them, convert them with transformers: "
             "AutoModel.from_pretrained(directory).save_pretrained(new_directory)"
         )
     return f"there is neither {WHOLE} nor {INDEX}"

@@ -1,7 +1,7 @@
-"""Text to tokens: the tokenizer of a model directory, read and run by the library `tokenizers`.
+"""Text to tokens: the tokenizer of a model directory, run by the library `tokenizers`.
 
-Owns which file is read, and the check that what it makes fits the embeddings. Must not know what
-is computed from tokens.
+Owns which file is read and the check that token ids fit the embeddings. Must not know what is
+computed from tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from regard.boundary.files import read_file
 from regard.boundary.parse import check_text
 from regard.errors import OptionError, ProblemError, Setting, safe_text
-from regard.models.safetensors import read_json
+from regard.models.safetensors import read_table
 from regard.problems.files import about
 from regard.problems.toml_json import decode
 
@@ -40,7 +40,7 @@ class Tokens:
     labels: tuple[str, ...]
     ids: NDArray[np.int64]  # (L,)
     types: NDArray[np.int64]  # (L,)
-    special: NDArray[np.bool_]  # (L,): put there by the model, not by the text
+    special: NDArray[np.bool_]  # (L,): added by the model, such as [CLS]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,18 +53,18 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer whose tokens have a row in the embeddings."""
+    """A tokenizer for a model with `rows` word embeddings and `types` type embeddings."""
 
     path: str
     library: Library
     rows: int
     types: int
-    whole_words: bool  # tokens are readable as they are
+    whole_words: bool  # tokens are readable, unlike Ġcat or ▁cat
 
     def __call__(
         self, texts: Sequence[str], longest: int, limit: str, *, truncate: bool = False
     ) -> list[Tokens]:
-        """The tokens of each text, at most `longest` of them; `limit` is what says so."""
+        """The tokens of each text, at most `longest`; `limit` is the file with that limit."""
         for text in texts:
             check_text("text", text)
         with about(self.path), _plain_errors():
@@ -98,7 +98,7 @@ class Tokenizer:
     def _checked(self, text: str, encoding: Encoding) -> Tokens:
         labels = tuple(encoding.tokens)
         special = np.array(encoding.special_tokens_mask, dtype=np.bool_)
-        if not self.whole_words:  # such as Ġcat or ▁cat: show the text that it stands for
+        if not self.whole_words:  # label tokens by their text
             spans = zip(labels, encoding.offsets, special, strict=True)
             labels = tuple(
                 label if own else text[start:end].strip() or label
@@ -120,7 +120,7 @@ class Tokenizer:
 
 
 def read_tokenizer(folder: str, rows: int, types: int) -> Tokenizer:
-    """The tokenizer of a directory, checked against the rows of the embeddings."""
+    """The tokenizer of a directory, checked against the number of embeddings."""
     ready, vocabulary = os.path.join(folder, READY), os.path.join(folder, VOCABULARY)
     path = ready if os.path.lexists(ready) else vocabulary
     if not os.path.lexists(path):
@@ -152,20 +152,20 @@ def read_tokenizer(folder: str, rows: int, types: int) -> Tokenizer:
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """What the library raises, whatever it is, is about the file that it was made from."""
+    """Turn every error of the library into a ProblemError."""
     try:
         yield
     except (ProblemError, MemoryError):
         raise
     except BaseException as error:
-        # A panic of the library's native part is no Exception.
+        # A Rust panic is a BaseException.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise ProblemError(f"is no tokenizer that works: {safe_text(error, 120)}") from None
         raise
 
 
 def _from_vocabulary(text: str, settings: dict[str, Any]) -> Library:
-    """WordPiece as BERT uses it, from one token to a line."""
+    """BERT's WordPiece from a vocabulary with one token per line."""
     from tokenizers import BertWordPieceTokenizer
 
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
@@ -184,12 +184,8 @@ def _from_vocabulary(text: str, settings: dict[str, Any]) -> Library:
 
 
 def _settings(folder: str) -> dict[str, Any]:
-    path, table = read_json(folder, SETTINGS, needed=False)
+    path, table = read_table(folder, SETTINGS, needed=False)
     with about(path):
-        if table is None:
-            return {}
-        if not isinstance(table, dict):
-            raise ProblemError("must be a table")
         for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
             if not isinstance(table.get(key), bool | None):
                 raise ProblemError(f"{key} must be true or false")
