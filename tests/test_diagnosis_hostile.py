@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from regard.diagnosis import isolation, protocol, supervisor
-from regard.diagnosis.convention import Part, Question, Returned
+from regard.diagnosis.convention import CallResult, Question, ReturnedArray
 from regard.diagnosis.isolation import diagnose_target
 from regard.diagnosis.running import MAX_BYTES
-from regard.diagnosis.signature import Parameter, Subject
+from regard.diagnosis.signature import Callee, Parameter
 from regard.diagnosis.verdict import diagnose
 from regard.errors import OptionError, ProblemError
 
@@ -215,8 +215,10 @@ def test_whatever_a_process_sends_is_a_finding(name, tmp_path, monkeypatch, impa
 
 
 QUESTION = Question("p", ({"q": np.ones((2, 3)), "scale": 0.5},))
-RETURNED = Returned((Part((2, 3), "float64", np.ones((2, 3))),), printed="hello", changed=("q",))
-SUBJECT = Subject(
+RETURNED = CallResult(
+    (ReturnedArray((2, 3), "float64", np.ones((2, 3))),), printed="hello", changed=("q",)
+)
+CALLEE = Callee(
     "f",
     (Parameter("q", "query"), Parameter("p", None, False, True, 0)),
     weights={name: np.ones((3, 3)) for name in ("W_q", "W_k", "W_v")},
@@ -229,32 +231,32 @@ def message(made):
 
 
 def readers():
-    return [protocol.as_subject, protocol.as_error, lambda one: protocol.as_returned(one, QUESTION)]
+    return [protocol.as_callee, protocol.as_error, lambda one: protocol.as_results(one, QUESTION)]
 
 
 def test_what_one_side_writes_the_other_reads():
     got = protocol.as_question(message(protocol.question_frame(KEY, 1, QUESTION)))
     np.testing.assert_array_equal(got.calls[0]["q"], QUESTION.calls[0]["q"])
     assert got.calls[0]["scale"] == 0.5
-    (back,) = protocol.as_returned(message(protocol.returned_frame(KEY, 2, [RETURNED])), QUESTION)
-    np.testing.assert_array_equal(back.parts[0].numbers, RETURNED.parts[0].numbers)
-    assert (back.printed, back.changed, back.parts[0].dtype) == ("hello", ("q",), "float64")
-    subject = protocol.as_subject(message(protocol.subject_frame(KEY, 3, SUBJECT)))
-    assert (subject.name, subject.parameters) == (SUBJECT.name, SUBJECT.parameters)
-    np.testing.assert_array_equal(subject.weights["W_k"], SUBJECT.weights["W_k"])
+    (back,) = protocol.as_results(message(protocol.results_frame(KEY, 2, [RETURNED])), QUESTION)
+    np.testing.assert_array_equal(back.arrays[0].numbers, RETURNED.arrays[0].numbers)
+    assert (back.printed, back.changed, back.arrays[0].dtype) == ("hello", ("q",), "float64")
+    callee = protocol.as_callee(message(protocol.callee_frame(KEY, 3, CALLEE)))
+    assert (callee.name, callee.parameters) == (CALLEE.name, CALLEE.parameters)
+    np.testing.assert_array_equal(callee.weights["W_k"], CALLEE.weights["W_k"])
     error = message(protocol.error_frame(KEY, 4, "OptionError", "no\x1b"))
     assert protocol.as_error(error) == ("OptionError", r"no\x1b")
 
 
 def test_a_changed_byte_makes_a_frame_junk():
-    whole = protocol.returned_frame(KEY, 1, [RETURNED])
+    whole = protocol.results_frame(KEY, 1, [RETURNED])
     for place in range(0, len(whole)):
         changed = bytearray(whole)
         changed[place] ^= 4
-        with pytest.raises((protocol.Junk, EOFError)):
+        with pytest.raises((protocol.InvalidMessage, EOFError)):
             message(bytes(changed))
-    other = protocol.returned_frame(b"another key, yes", 1, [RETURNED])
-    with pytest.raises(protocol.Junk):
+    other = protocol.results_frame(b"another key, yes", 1, [RETURNED])
+    with pytest.raises(protocol.InvalidMessage):
         message(other)
 
 
@@ -269,7 +271,7 @@ HOSTILE_JSON = [
     b'{"error": "x", "kind": "KeyboardInterrupt"}',
     b"1" * 100_000,
     b"\xff\xfe",
-    b'{"calls": [{"parts": [[[1e999], "f", true]], "a_list": false, "problem": "", "kind": "", '
+    b'{"calls": [{"arrays": [[[1e999], "f", true]], "a_list": false, "problem": "", "kind": "", '
     b'"printed": "", "changed": []}]}',
 ]
 
@@ -277,7 +279,7 @@ HOSTILE_JSON = [
 @pytest.mark.parametrize("number", range(len(HOSTILE_JSON)))
 def test_hostile_text_in_a_valid_frame_is_junk(number):
     for reader in readers():
-        with contextlib.suppress(protocol.Junk):
+        with contextlib.suppress(protocol.InvalidMessage):
             assert reader(protocol.Message(1, HOSTILE_JSON[number], b"")) is None  # it is no error
 
 
@@ -287,8 +289,8 @@ ODD = [None, True, -1, 2**70, 0.5, "x", "\x1b" * 5000, [], [[]], [-1], [2**62, 2
 def test_any_value_in_any_place_is_junk_or_harmless():
     rng = random.Random(0)
     made = {
-        "subject": message(protocol.subject_frame(KEY, 1, SUBJECT)),
-        "returned": message(protocol.returned_frame(KEY, 1, [RETURNED, RETURNED])),
+        "callee": message(protocol.callee_frame(KEY, 1, CALLEE)),
+        "returned": message(protocol.results_frame(KEY, 1, [RETURNED, RETURNED])),
         "error": message(protocol.error_frame(KEY, 1, "OptionError", "no")),
     }
     refused = 0
@@ -308,7 +310,7 @@ def test_any_value_in_any_place_is_junk_or_harmless():
         for reader in readers():
             try:
                 reader(protocol.Message(1, json.dumps(content).encode(), data))
-            except protocol.Junk:
+            except protocol.InvalidMessage:
                 refused += 1
     assert refused > 5000
 
@@ -325,20 +327,22 @@ def test_any_valid_answers_give_a_verdict():
         shapes = [value.shape for value in question.calls[0].values() if np.ndim(value)]
         kind = rng.integers(6)
         if kind == 0:
-            return [Returned(problem="it raised", kind=str(rng.choice(["raised", "hung", "type"])))]
-        parts = []
+            return [
+                CallResult(problem="it raised", kind=str(rng.choice(["raised", "hung", "type"])))
+            ]
+        arrays = []
         for _ in range(rng.integers(1, 4)):
             shape = shapes[0] if rng.random() < 0.8 else tuple(rng.integers(0, 4, rng.integers(5)))
             numbers = rng.normal(size=shape) * 10.0 ** rng.integers(-300, 300)
             if rng.random() < 0.3:
                 numbers = np.where(rng.random(shape) < 0.3, rng.choice([np.nan, np.inf]), numbers)
             dtype = str(rng.choice(["float64", "float32", "float16", "int8", "bfloat16", "?"]))
-            parts.append(Part(shape, dtype, numbers if rng.random() < 0.9 else None))
-        return [Returned(tuple(parts), printed="x", changed=tuple("q")[: rng.integers(2)])]
+            arrays.append(ReturnedArray(shape, dtype, numbers if rng.random() < 0.9 else None))
+        return [CallResult(tuple(arrays), printed="x", changed=tuple("q")[: rng.integers(2)])]
 
     for _ in range(4):
-        subject = Subject("f", parameters if rng.random() < 0.5 else (*parameters, mask))
-        found = diagnose(None, reach=lambda *_, one=subject: (one, answer))
+        callee = Callee("f", parameters if rng.random() < 0.5 else (*parameters, mask))
+        found = diagnose(None, connect=lambda *_, one=callee: (one, answer))
         assert found.verdict in ("right", "fragile", "mistaken", "unknown", "unusable")
         assert json.dumps(found.to_json(), allow_nan=False)
 

@@ -10,7 +10,6 @@ import pytest
 
 import regard
 import wrong_attentions as wrong
-from regard.diagnosis.convention_search import UNITS
 from regard.diagnosis.examples import usual_check
 from regard.diagnosis.mistakes import (
     BY_DIGITS,
@@ -20,7 +19,8 @@ from regard.diagnosis.mistakes import (
     FRAGILE,
     all_mistakes,
 )
-from regard.diagnosis.probe import RIGHT, of_rank, projected, walk
+from regard.diagnosis.probe import RIGHT, UNITS, walk
+from regard.diagnosis.probes import projected_probes, ready_probes
 
 UNMASKED = [*wrong.SCALES, *wrong.PRODUCTS, *wrong.SOFTMAXES, *wrong.OUTPUTS]
 MASKED = [*wrong.BEFORE, *wrong.READ]
@@ -122,8 +122,8 @@ def test_the_catalogue_has_at_least_sixty_mistakes_and_a_test_for_each():
 
 def ordinary_probes():
     square = {f"W_{part}": (6, 6) for part in "qkvo"} | {f"b_{part}": (6,) for part in "qkvo"}
-    probes = [probe for rank in (2, 3, 4) for probe in of_rank(rank)]
-    return [*probes, *projected(square, 2)]
+    probes = [probe for rank in (2, 3, 4) for probe in ready_probes(rank)]
+    return [*probes, *projected_probes(square, 2)]
 
 
 def everything(probes, variant):

@@ -1,6 +1,6 @@
-"""What the signature of an attention leaves open, what a question to it holds, and its answer.
+"""One way of calling a function, the question put to it, and what came back.
 
-Owns the layouts and the kinds of masks. Must not know how any of them is found out.
+Owns the layouts of arrays and the kinds of masks. Must not know how they are found out.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
 
-# How a mask argument is written. keep: True = attend. hide: True = do not. add: 0 and −inf, added.
+# How a mask argument is written, and how that is printed.
 MASK_KINDS = {
     "keep": "True = attend",
     "hide": "True = hide",
@@ -22,52 +24,65 @@ MASK_KINDS = {
     "keep01": "1 = attend",
     "hide01": "1 = hide",
 }
-LAYOUTS = {
-    "D": "(D,)",
-    "LD": "(L, D)",
-    "HLD": "(H, L, D)",
-    "LHD": "(L, H, D)",
-    "BHLD": "(B, H, L, D)",
-    "BLHD": "(B, L, H, D)",
-    "LM": "(L, M)",
-    "BLM": "(B, L, M)",
-    "LBM": "(L, B, M)",
-}
-# With the rows before the heads, and what they are otherwise.
-ROWS_FIRST = {"LHD": "HLD", "BLHD": "BHLD"}
-RANKS = {"D": 1, "LD": 2, "HLD": 3, "LHD": 3, "BHLD": 4, "BLHD": 4, "LM": 2, "BLM": 3, "LBM": 3}
+# The axes of ready arrays and of embeddings in a probe. A layout names those that a function
+# takes, in its order: LHD has the rows before the heads.
+READY, EMBEDDED = "BHLD", "BLM"
 
 
 @dataclass(frozen=True)
 class Convention:
-    """One way of calling: everything that the signature leaves open."""
+    """One way of calling a function: everything that its signature does not say."""
 
     layout: str = "LD"
     dtype: str = "float64"
     mask: str = "keep"
     mask_shape: str = "full"  # cells (L, S), full (all axes), keys (S,) or (B, S), or (B, 1, 1, S)
     causal_always: bool = False
-    aligned: str = "end"  # which query meets which key where there are more keys
-    window_extra: int = 0  # subtracted where the window does not count the own key
+    aligned: str = "end"  # with more keys than queries: where the first, or the last, ones meet
+    window_extra: int = 0  # 1 if the window does not count the query's own key
     scale_divides: bool = False
-    turned: bool = False  # weights stored as (out, in)
-    output_at: int | None = (
-        None  # which of several results is the output; None: the first that fits
-    )
+    transposed: bool = False  # weights stored as (out, in)
+    output_at: int | None = None  # position of the output among the results; None: first that fits
+
+    @property
+    def token_axis(self) -> int:
+        """The axis of queries and keys, counted from the end."""
+        return self.layout.index("L") - len(self.layout)
+
+
+def spell(layout: str) -> str:
+    """A layout as a shape.
+
+    >>> spell("BLHD"), spell("D")
+    ('(B, L, H, D)', '(D,)')
+    """
+    return f"({', '.join(layout)}{',' * (len(layout) == 1)})"
+
+
+def to_layout(array: Array, axes: str, layout: str) -> Array:
+    """A copy of `array` with the axes of `layout` alone, in their order."""
+    array = array[tuple(slice(None) if axis in layout else 0 for axis in axes)]
+    order = [axis for axis in axes if axis in layout]
+    return np.array(array.transpose([order.index(axis) for axis in layout]), order="C")
+
+
+def from_layout(array: Array, axes: str, layout: str, shape: tuple[int, ...]) -> Array:
+    """The inverse of `to_layout`; `shape` is that of the result."""
+    return array.transpose([layout.index(axis) for axis in axes if axis in layout]).reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One question to the function: the arguments of its calls, by the names of its parameters."""
+    """One probe as calls of the function: arguments by the names of its parameters."""
 
     name: str  # of the probe, for messages
     calls: tuple[Mapping[str, Any], ...]  # NumPy arrays, numbers, True, False and None
-    cache: str = ""  # the parameter that takes what an earlier call returned beside the output
+    cache: str = ""  # the parameter that takes what the call before returned beside the output
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One array among the results of a call; `numbers` is None where it is far too large."""
+class ReturnedArray:
+    """One array among the results of a call; `numbers` is None if it is too large to be read."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -75,26 +90,26 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Returned:
-    """What came of one call in the process that has the function, or what went wrong, in words."""
+class CallResult:
+    """What one call returned, or what went wrong, in words."""
 
-    parts: tuple[Part, ...] = ()
+    arrays: tuple[ReturnedArray, ...] = ()
     a_list: bool = False
     problem: str = ""
     kind: str = ""  # one of PROBLEMS
     printed: str = ""
-    changed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()  # parameters whose arrays the call has changed
 
 
-# Puts a question to the function, in this process or in another: one answer for each call, up to
-# the first that has a problem.
-Ask = Callable[[Question], "list[Returned]"]
+# Calls the function, in this process or in another: one result for each call, up to the first
+# that has a problem.
+Ask = Callable[[Question], "list[CallResult]"]
 PROBLEMS = ("raised", "hung", "prints", "nothing", "type")
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What came back: an output with the probe's axes, or what went wrong, in words."""
+    """The answer to one probe: an output with the probe's axes, or what went wrong, in words."""
 
     output: Array | None = None
     weights: Array | None = None

@@ -1,8 +1,8 @@
-"""A diagnosis of a function in another process, so that what the function does stays there.
+"""The diagnosis of a function that runs in another process.
 
-This side computes the verdict and puts questions; the other one only loads and calls. A function
-that never returns, crashes, exits, writes junk or takes too much ends its process, and that is the
-verdict. Must not know any view.
+This process computes the verdict; the other one only loads and calls the function. If that hangs,
+crashes, exits, writes anything else or takes too much memory, its process ends and the diagnosis
+says so. Must not know any view.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from regard.diagnosis import protocol, supervisor
-from regard.diagnosis.convention import Ask, Question, Returned
+from regard.diagnosis.convention import Ask, CallResult, Question
 from regard.diagnosis.result import Finding, Outcome
 from regard.diagnosis.running import MAX_BYTES
-from regard.diagnosis.signature import Subject
+from regard.diagnosis.signature import Callee
 from regard.diagnosis.target import load
 from regard.diagnosis.worker import MAX_MEMORY
 from regard.errors import OptionError, ProblemError, safe_text
 
-# Loading a file may import torch; a loop in native code gets no signal, so we wait a little longer.
-LOADING_SECONDS = 120.0
+LOADING_SECONDS = 120.0  # loading a file may import torch
+# A call interrupts itself at its limit, unless it is in native code: its process then gets this.
 GRACE_SECONDS = 5.0
-# How often we look whether an answer is late.
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.1  # between two looks whether an answer is late
 
 T = TypeVar("T")
 
 
-class Lost(Exception):
-    """Nothing more can be asked: the name of a finding, and what happened, in words."""
+class ConnectionLostError(Exception):
+    """The process has ended or answers no more: the name of a finding, and what happened."""
 
 
 def diagnose_target(
     target: str, options: Mapping[str, Any], *, in_process: bool = False
 ) -> Outcome:
-    """The diagnosis of what `target` names, called in another process unless asked otherwise.
+    """The diagnosis of the function that `target` names, in another process or in this one.
 
     Raises
     ------
@@ -62,7 +61,7 @@ def diagnose_target(
 
 
 class _Process:
-    """The keeper and its worker, and a thread that ends them when an answer is late."""
+    """The supervisor and its worker, and a thread that ends them when an answer is late."""
 
     def __init__(self) -> None:
         self._key = os.urandom(supervisor.KEY_BYTES)
@@ -71,7 +70,7 @@ class _Process:
         self._late = False
         self._over = threading.Event()
         self._last_words: tuple[str, int] | None = None
-        self._keeper = subprocess.Popen(
+        self._supervisor = subprocess.Popen(
             [sys.executable, "-P", supervisor.__file__],
             bufsize=0,
             stdin=subprocess.PIPE,
@@ -80,19 +79,19 @@ class _Process:
             start_new_session=True,
             env={**os.environ, "PYTHONUTF8": "1"},
         )
-        pipes = self._keeper.stdin, self._keeper.stdout, self._keeper.stderr
+        pipes = self._supervisor.stdin, self._supervisor.stdout, self._supervisor.stderr
         self._pipes = [pipe for pipe in pipes if pipe is not None]
         self._watchdog = threading.Thread(target=self._watch, daemon=True)
         self._watchdog.start()
 
     def diagnosed(self, target: str, options: Mapping[str, Any]) -> Outcome:
-        """The diagnosis; whatever ends it early is one too."""
+        """The diagnosis; if the process ends early, that is its finding."""
         from regard.diagnosis.verdict import diagnose  # loaded while the worker starts
 
         name = safe_text(target.rpartition(":")[2], 60)
         try:
-            found = diagnose(target, reach=self._reach, **options)
-        except Lost as lost:
+            found = diagnose(target, connect=self._connect, **options)
+        except ConnectionLostError as lost:
             kind, text = lost.args
             summary, finding = f"{name} could not be diagnosed: {text}", f"{name}: {text}"
             return Outcome(name, "unusable", summary, "", findings=(Finding(kind, finding),))
@@ -103,7 +102,7 @@ class _Process:
         return replace(found, findings=(*found.findings, Finding("leaves_processes", text)))
 
     def end(self) -> tuple[str, int]:
-        """End the worker and all that came of it: what ended it before, and how many it left."""
+        """End the worker and its descendants: what had ended it, and how many processes it left."""
         if self._last_words is None:
             self._over.set()
             self._stop()
@@ -114,7 +113,7 @@ class _Process:
         return self._last_words
 
     def _watch(self) -> None:
-        """The thread: a pipe may keep the other one waiting, until the keeper has ended."""
+        """Run in a thread: reading a pipe may block until the supervisor has ended."""
         while not self._over.wait(LOOK_SECONDS):
             if time.monotonic() > self._deadline:
                 self._late = True
@@ -122,51 +121,50 @@ class _Process:
                 return
 
     def _stop(self) -> None:
-        self._keeper.terminate()
+        self._supervisor.terminate()
         try:
-            self._keeper.wait(supervisor.ENDING_SECONDS + GRACE_SECONDS)
+            self._supervisor.wait(supervisor.ENDING_SECONDS + GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+            self._supervisor.kill()
+            self._supervisor.wait()
 
     def _read_last_words(self) -> tuple[str, int]:
         with contextlib.suppress(OSError, ValueError):
             pipe = self._pipes[2].fileno()
-            if hasattr(os, "fork"):  # nobody else writes there, but nothing may keep us waiting
+            if hasattr(os, "fork"):  # reading must not block
                 os.set_blocking(pipe, False)
             *_, what, left = os.read(pipe, 2**16).decode().split("\n")
             return what, int(left)
         return "", 0
 
-    def _reach(
-        self, target: str, signature: Mapping[str, str] | None, heads: int | None, limit: float
-    ) -> tuple[Subject, Ask]:
-        roles = None if signature is None else dict(signature)
-        request = {"target": target, "signature": roles, "heads": heads, "limit": limit}
+    def _connect(
+        self, target: str, roles: Mapping[str, str] | None, heads: int | None, limit: float
+    ) -> tuple[Callee, Ask]:
+        request = {"target": target, "roles": roles and dict(roles), "heads": heads, "limit": limit}
 
-        def read(message: protocol.Message) -> Subject:
+        def read(message: protocol.Message) -> Callee:
             if (error := protocol.as_error(message)) is not None:
                 kind, text = error
                 raise (OptionError if kind == "OptionError" else ProblemError)(text)
-            return protocol.as_subject(message)
+            return protocol.as_callee(message)
 
-        def ask(question: Question) -> list[Returned]:
+        def ask(question: Question) -> list[CallResult]:
             return self._exchange(
                 lambda number: protocol.question_frame(self._key, number, question),
-                lambda message: protocol.as_returned(message, question),
+                lambda message: protocol.as_results(message, question),
                 f"the probe {question.name}",
                 limit * len(question.calls) + GRACE_SECONDS,
                 MAX_BYTES * len(question.calls),
             )
 
-        subject = self._exchange(
+        callee = self._exchange(
             lambda number: self._key + protocol.frame(self._key, number, request),
             read,
             "loading the file",
             LOADING_SECONDS,
             protocol.MAX_WEIGHTS,
         )
-        return subject, ask
+        return callee, ask
 
     def _exchange(
         self,
@@ -176,7 +174,7 @@ class _Process:
         patience: float,
         most: int,
     ) -> T:
-        """Send one message and read the answer to it, which has at most so many bytes of arrays."""
+        """Send one message and read the answer, with at most `most` bytes of arrays."""
         self._number += 1
         inbox, outbox = self._pipes[0].fileno(), self._pipes[1].fileno()
         self._deadline = time.monotonic() + patience
@@ -186,28 +184,28 @@ class _Process:
                 message = message[os.write(inbox, message) :]
             got = protocol.receive(lambda count: os.read(outbox, count), self._key, most)
             if got.number != self._number:
-                raise protocol.Junk
+                raise protocol.InvalidMessage
             return read(got)
-        except protocol.Junk:
-            raise Lost("channel", f"what came from its process was no answer, in {doing}") from None
+        except protocol.InvalidMessage:
+            raise ConnectionLostError(
+                "channel", f"what came from its process was no answer, in {doing}"
+            ) from None
         except (EOFError, OSError):
             if self._late:
-                raise Lost("hangs", f"it did not come back from {doing}") from None
+                raise ConnectionLostError("hangs", f"it did not come back from {doing}") from None
             raise self._ended(doing) from None
         finally:
             self._deadline = math.inf
 
-    def _ended(self, doing: str) -> Lost:
+    def _ended(self, doing: str) -> ConnectionLostError:
         what, _ = self.end()
+        kind = what if what in ("processes", "memory") else "ends_process"
         if what == "processes":
-            text = f"it started more than {supervisor.MAX_PROCESSES} processes in {doing}"
-            return Lost("processes", text)
-        if what == "memory":
-            text = f"it took more than {MAX_MEMORY / 2**30:g} GiB of memory in {doing}"
-            return Lost("memory", text)
-        if not what.startswith(("exit code", "signal")):
-            code = self._keeper.returncode
-            if hasattr(os, "fork"):
-                return Lost("ends_process", f"it ended the process that watches it, in {doing}")
-            what = f"exit code {code}"
-        return Lost("ends_process", f"it ended the process ({what}) in {doing}")
+            text = f"it started more than {supervisor.MAX_PROCESSES} processes"
+        elif what == "memory":
+            text = f"it took more than {MAX_MEMORY / 2**30:g} GiB of memory"
+        elif what.startswith(("exit code", "signal")) or not hasattr(os, "fork"):
+            text = f"it ended the process ({what or f'exit code {self._supervisor.returncode}'})"
+        else:
+            text = "it ended the process that watches it,"
+        return ConnectionLostError(kind, f"{text} in {doing}")

@@ -1,8 +1,8 @@
 """The messages between the process that diagnoses and the one in which the function runs.
 
-A message is a frame: a keyed digest, its number, two lengths, then some JSON and the bytes of
-arrays. Owns what a valid message is; all that comes from the function's process is hostile until
-it has been checked here. Must not know how processes are started.
+A message is one frame: a keyed digest, a number, two lengths, JSON and the bytes of arrays. What
+comes from the function's process is hostile until it is checked here. Must not know how processes
+are started.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from functools import wraps
 from hashlib import blake2b
 from json import JSONDecoder, JSONEncoder
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from regard.diagnosis.convention import PROBLEMS, Part, Question, Returned
-from regard.diagnosis.running import MAX_PARTS
-from regard.diagnosis.signature import NAMES, Parameter, Subject
+from regard.diagnosis.convention import PROBLEMS, CallResult, Question, ReturnedArray
+from regard.diagnosis.running import MAX_ARRAYS
+from regard.diagnosis.signature import PROJECTIONS, ROLES, Callee, Parameter
 from regard.errors import safe_text
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 MAX_TEXT = 2**18  # bytes of JSON
 MAX_WORDS = 4000  # characters of one text in it
@@ -34,15 +37,15 @@ MAX_WEIGHTS = 2**30  # bytes of the weights that an object carries
 MAX_HEADS = 1024
 MAX_PARAMETERS = 256
 HEAD = struct.Struct("<16sIIQ")
-ROLES = {*NAMES, "keep01", "hide01", "add"}
+CALL_FIELDS = {one.name for one in fields(CallResult)}
 
-# Taken here, so that it does not matter what the function puts in their place.
+# Bound here, so that a function that replaces them in their modules changes nothing.
 _encode, _decode = JSONEncoder().encode, JSONDecoder().decode
 _pack, _unpack = HEAD.pack, HEAD.unpack
 
 
-class Junk(Exception):
-    """What arrived is no message, or not the one that was due."""
+class InvalidMessage(Exception):
+    """What arrived is no message, or not the one that was expected."""
 
 
 class Message(NamedTuple):
@@ -69,7 +72,7 @@ def receive(read: Callable[[int], bytes], key: bytes, most: int) -> Message:
 
     Raises
     ------
-    Junk
+    InvalidMessage
         If no frame with this key comes, or one with more than `most` bytes of arrays.
     EOFError
         If the other side has gone.
@@ -77,10 +80,10 @@ def receive(read: Callable[[int], bytes], key: bytes, most: int) -> Message:
     head = _exactly(read, HEAD.size)
     digest, number, text_length, data_length = _unpack(head)
     if text_length > MAX_TEXT or data_length > most:
-        raise Junk
+        raise InvalidMessage
     rest = _exactly(read, text_length + data_length)
     if digest != _digest(key, head[16:] + rest):
-        raise Junk
+        raise InvalidMessage
     return Message(number, rest[:text_length], rest[text_length:])
 
 
@@ -146,16 +149,33 @@ def as_request(message: Message) -> dict[str, Any]:
 # --- from the function ----------------------------------------------------------------------------
 
 
-def subject_frame(key: bytes, number: int, subject: Subject) -> bytes:
-    """What was read off a function, as bytes."""
-    weights = {name: _wide(array) for name, array in subject.weights.items()}
+def _checked(
+    reader: Callable[Concatenate[dict[str, Any], bytes, P], T],
+) -> Callable[Concatenate[Message, P], T]:
+    """A reader of messages from one of JSON and bytes; any error in it makes a message invalid."""
+
+    @wraps(reader)
+    def read(message: Message, /, *arguments: P.args, **more: P.kwargs) -> T:
+        try:
+            content = _decode(message.text.decode())
+            _need(type(content) is dict)
+            return reader(content, message.data, *arguments, **more)
+        except Exception as error:
+            raise InvalidMessage from error
+
+    return read
+
+
+def callee_frame(key: bytes, number: int, callee: Callee) -> bytes:
+    """What is known of a function, as bytes."""
+    weights = {name: _wide(array) for name, array in callee.weights.items()}
     content = {
-        "name": subject.name,
-        "framework": subject.framework,
-        "heads": subject.heads,
+        "name": callee.name,
+        "framework": callee.framework,
+        "heads": callee.heads,
         "parameters": [
             [one.name, one.role, one.required, one.keyword, _kind_of_default(one.default)]
-            for one in subject.parameters
+            for one in callee.parameters
         ],
         "weights": {name: array.shape for name, array in weights.items()},
     }
@@ -167,16 +187,13 @@ def _wide(array: Array) -> Array:
 
 
 def _kind_of_default(default: Any) -> bool | int | None:
-    """All that a call asks of a default: whether it is None, True, or anything else."""
-    return None if default is None else True if default is True else 0
+    """None, True, or 0 for anything else: a call depends on no more."""
+    return default if default is None or default is True else 0
 
 
-def as_subject(message: Message) -> Subject:
-    """What `subject_frame` wrote, checked."""
-    return _checked(_subject, message)
-
-
-def _subject(content: dict[str, Any], data: bytes) -> Subject:
+@_checked
+def as_callee(content: dict[str, Any], data: bytes) -> Callee:
+    """What `callee_frame` wrote, checked."""
     _need(content.keys() == {"name", "framework", "heads", "parameters", "weights"})
     heads = content["heads"]
     _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
@@ -189,84 +206,69 @@ def _subject(content: dict[str, Any], data: bytes) -> Subject:
         _need(type(required) is bool and type(keyword) is bool)
         _need(default is None or default is True or (type(default) is int and default == 0))
         parameters.append(Parameter(name, role, required, keyword, default))
-    roles = {one.role for one in parameters}
-    _need(bool(roles & {"x", "query"}))
+    _need(any(one.role in ("x", "query") for one in parameters))
     _need(len({one.name for one in parameters}) == len(parameters))
     _need(type(content["weights"]) is dict)
     weights, start = {}, 0
     for role, shape in content["weights"].items():
         _need(role in ROLES and role[:2] in ("W_", "b_"))
         weights[role], start = _numbers(data, start, _shape(shape))
-    _need(start == len(data) and (not weights or {"W_q", "W_k", "W_v"} <= weights.keys()))
+    _need(start == len(data) and (not weights or set(PROJECTIONS) <= weights.keys()))
     name = _text(content["name"])
-    return Subject(name, tuple(parameters), content["framework"], weights, heads)
+    return Callee(name, tuple(parameters), content["framework"], weights, heads)
 
 
-def returned_frame(key: bytes, number: int, returned: list[Returned]) -> bytes:
-    """What came of the calls of one question, as bytes."""
+def results_frame(key: bytes, number: int, results: list[CallResult]) -> bytes:
+    """The results of the calls of one question, as bytes."""
     content = [
         {
-            "parts": [[one.shape, one.dtype, one.numbers is not None] for one in call.parts],
-            "a_list": call.a_list,
-            "problem": call.problem,
-            "kind": call.kind,
-            "printed": call.printed,
-            "changed": call.changed,
+            **{name: getattr(call, name) for name in CALL_FIELDS},
+            "arrays": [[one.shape, one.dtype, one.numbers is not None] for one in call.arrays],
         }
-        for call in returned
+        for call in results
     ]
-    parts = (part.numbers for call in returned for part in call.parts)
-    return frame(key, number, {"calls": content}, (_wide(one) for one in parts if one is not None))
+    arrays = (array.numbers for call in results for array in call.arrays)
+    return frame(key, number, {"calls": content}, (_wide(one) for one in arrays if one is not None))
 
 
-def as_returned(message: Message, question: Question) -> list[Returned]:
-    """What `returned_frame` wrote, checked."""
-    return _checked(lambda content, data: _returned(content, data, question), message)
-
-
-def _returned(content: dict[str, Any], data: bytes, question: Question) -> list[Returned]:
+@_checked
+def as_results(content: dict[str, Any], data: bytes, question: Question) -> list[CallResult]:
+    """What `results_frame` wrote, checked."""
     _need(content.keys() == {"calls"} and type(content["calls"]) is list)
-    calls: list[Returned] = []
+    results: list[CallResult] = []
     start = 0
     for call in content["calls"]:
-        _need(call.keys() == {"parts", "a_list", "problem", "kind", "printed", "changed"})
-        _need(type(call["a_list"]) is bool and type(call["parts"]) is list)
-        _need(len(call["parts"]) <= MAX_PARTS)
-        parts = []
-        for shape, dtype, sent in call["parts"]:
+        _need(call.keys() == CALL_FIELDS and type(call["a_list"]) is bool)
+        _need(type(call["arrays"]) is list and len(call["arrays"]) <= MAX_ARRAYS)
+        arrays = []
+        for shape, dtype, sent in call["arrays"]:
             own, numbers = _shape(shape), None
             if sent:
                 numbers, start = _numbers(data, start, own)
-            parts.append(Part(own, _text(dtype), numbers))
+            arrays.append(ReturnedArray(own, _text(dtype), numbers))
         problem = _text(call["problem"])
         # A call has arrays or a problem, and only the last one of them has a problem.
-        _need(bool(parts) is not bool(problem))
+        _need(bool(arrays) is not bool(problem))
         _need(call["kind"] in PROBLEMS if problem else call["kind"] == "")
-        printed = _text(call["printed"])
-        _need(type(call["changed"]) is list)
-        _need(all(type(one) is str and one in question.calls[0] for one in call["changed"]))
-        _need(not calls or not calls[-1].problem)
-        changed = tuple(call["changed"])
-        calls.append(
-            Returned(tuple(parts), call["a_list"], problem, call["kind"], printed, changed)
-        )
-    _need(start == len(data) and bool(calls))
-    _need(len(calls) == len(question.calls) or bool(calls[-1].problem))
-    _need(len(calls) <= len(question.calls))
-    return calls
+        _need(not results or not results[-1].problem)
+        changed = call["changed"]
+        _need(type(changed) is list)
+        _need(all(type(one) is str and one in question.calls[0] for one in changed))
+        given = call | {"arrays": tuple(arrays), "problem": problem, "changed": tuple(changed)}
+        results.append(CallResult(**given | {"printed": _text(call["printed"])}))
+    _need(start == len(data) and 0 < len(results) <= len(question.calls))
+    _need(len(results) == len(question.calls) or bool(results[-1].problem))
+    return results
 
 
 def error_frame(key: bytes, number: int, kind: str, text: str) -> bytes:
-    """Why a function could not be loaded or read, as bytes."""
+    """Why a function could not be loaded or inspected, as bytes."""
     return frame(key, number, {"kind": kind, "error": text})
 
 
-def as_error(message: Message) -> tuple[str, str] | None:
-    """What `error_frame` wrote, checked: the kind and the text. None if it is another message."""
-    return _checked(_error, message)
-
-
-def _error(content: dict[str, Any], data: bytes) -> tuple[str, str] | None:
+@_checked
+def as_error(content: dict[str, Any], data: bytes) -> tuple[str, str] | None:
+    """What `error_frame` wrote, checked: kind and text. None if it is another message."""
     if "error" not in content:
         return None
     _need(content.keys() == {"kind", "error"} and not data)
@@ -274,19 +276,9 @@ def _error(content: dict[str, Any], data: bytes) -> tuple[str, str] | None:
     return content["kind"], _text(content["error"])
 
 
-def _checked(reader: Callable[[dict[str, Any], bytes], T], message: Message) -> T:
-    """What `reader` makes of a message; whatever goes wrong in that makes it junk."""
-    try:
-        content = _decode(message.text.decode())
-        _need(type(content) is dict)
-        return reader(content, message.data)
-    except Exception as error:
-        raise Junk from error
-
-
 def _need(condition: bool) -> None:
     if not condition:
-        raise Junk
+        raise InvalidMessage
 
 
 def _text(text: Any) -> str:

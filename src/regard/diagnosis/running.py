@@ -1,6 +1,6 @@
-"""The calls themselves, in the process that has the function: caught, timed, their printing kept.
+"""Calling the function, in the process where it is: exceptions, time and output are caught.
 
-Owns the limits on one call and what of a result is read. Must not know probes.
+Owns the limits on one call and what is read of a result. Must not know probes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.diagnosis.convention import Part, Question, Returned
-from regard.diagnosis.signature import Subject
+from regard.diagnosis.convention import CallResult, Question, ReturnedArray
+from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
 
 if TYPE_CHECKING:
@@ -27,87 +27,76 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# What is read of one result: a probe's output has some kilobytes, so more is not looked at.
-MAX_PARTS = 16
+# How much of a result is read: the output of a probe has some kilobytes.
+MAX_ARRAYS = 16
 MAX_BYTES = 2**24
 # Characters that one call may print, and how many of them are kept.
 MAX_PRINTED = 2**22
 KEPT_PRINTED = 200
 
 
-class TookTooLong(BaseException):
-    """Raised inside the function when its time is up; no `except Exception` of its own stops it."""
-
-
-class PrintedTooMuch(BaseException):
-    """Raised inside the function when it has printed too much."""
+class LimitExceeded(BaseException):
+    """Raised inside the function, which cannot catch it with `except Exception`."""
 
 
 def run(
-    function: Callable[..., Any], subject: Subject, question: Question, limit: float
-) -> list[Returned]:
+    function: Callable[..., Any], callee: Callee, question: Question, limit: float
+) -> list[CallResult]:
     """All calls of one question, up to the first that has a problem."""
-    returned = []
+    results = []
     cache: Any = None
     for call in question.calls:
         arguments = {**call, question.cache: cache} if question.cache else call
-        result, one = _guarded(function, subject, arguments, limit)
-        if question.cache and not one.problem:
-            if isinstance(result, tuple | list) and len(result) > 1:
-                cache = result[1] if len(result) == 2 else result[1:]
+        returned, result = _guarded(function, callee, arguments, limit)
+        if question.cache and not result.problem:
+            if isinstance(returned, tuple | list) and len(returned) > 1:
+                cache = returned[1] if len(returned) == 2 else returned[1:]
             else:
-                one = replace(one, problem="it takes a cache but returns none", kind="type")
-        returned.append(one)
-        if one.problem:
+                result = replace(result, problem="it takes a cache but returns none", kind="type")
+        results.append(result)
+        if result.problem:
             break
-    return returned
+    return results
 
 
 def _guarded(
-    function: Callable[..., Any], subject: Subject, arguments: Mapping[str, Any], limit: float
-) -> tuple[Any, Returned]:
-    """One call, with its printing and its changes to the inputs noted."""
-    handed = {name: _handed(value, subject.framework) for name, value in arguments.items()}
-    positional, keyword = [], {}
-    for parameter in subject.parameters:
-        if parameter.name in handed:
-            if parameter.keyword:
-                keyword[parameter.name] = handed[parameter.name]
-            else:
-                positional.append(handed[parameter.name])
+    function: Callable[..., Any], callee: Callee, arguments: Mapping[str, Any], limit: float
+) -> tuple[Any, CallResult]:
+    """What one call returned, and what is known of that."""
+    passed = {name: _converted(value, callee.framework) for name, value in arguments.items()}
+    known = [parameter for parameter in callee.parameters if parameter.name in passed]
+    positional = [passed[parameter.name] for parameter in known if not parameter.keyword]
+    keyword = {parameter.name: passed[parameter.name] for parameter in known if parameter.keyword}
     printed = _Printed()
-    result, returned = None, Returned()
+    returned, result = None, CallResult()
     try:
         with (
             warnings.catch_warnings(),
             np.errstate(all="ignore"),
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(printed),
-            _quietly(subject.framework),
+            _without_gradients(callee.framework),
             _time_limit(limit),
         ):
             warnings.simplefilter("ignore")
             try:
-                result = function(*positional, **keyword)
-                returned = _read(result)  # what is returned may run code of its own
-            except (TookTooLong, PrintedTooMuch, KeyboardInterrupt):
+                returned = function(*positional, **keyword)
+                result = _read(returned)  # what is returned may run code of its own
+            except (LimitExceeded, KeyboardInterrupt):
                 raise
             except BaseException as error:
-                returned = Returned(problem=say(error), kind="raised")
-    except TookTooLong:
-        returned = Returned(problem=f"it did not come back within {limit:g} s", kind="hung")
-    except PrintedTooMuch:
-        said = f"it printed more than {MAX_PRINTED} characters in one call"
-        returned = Returned(problem=said, kind="prints")
+                result = CallResult(problem=describe_error(error), kind="raised")
+    except LimitExceeded as error:
+        result = CallResult(problem=error.args[1], kind=error.args[0])
     changed = tuple(
         name
         for name, value in arguments.items()
-        if isinstance(value, np.ndarray) and not _same(value, as_numpy(handed[name]))
+        if isinstance(value, np.ndarray) and not _same(value, as_numpy(passed[name]))
     )
-    return result, replace(returned, printed=printed.kept(), changed=changed)
+    return returned, replace(result, printed=printed.kept(), changed=changed)
 
 
-def say(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception in one short line, whatever its own `__str__` does."""
     try:
         said = str(error).strip().split("\n")[0]
@@ -117,7 +106,7 @@ def say(error: BaseException) -> str:
 
 
 class _Printed(io.StringIO):
-    """Keeps the beginning of what is printed, and ends a call that prints without end."""
+    """Keeps the beginning of what is printed, and ends a call that prints too much."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +117,8 @@ class _Printed(io.StringIO):
             super().write(text[:KEPT_PRINTED])
         self.length += len(text)
         if self.length > MAX_PRINTED:
-            raise PrintedTooMuch
+            text = f"it printed more than {MAX_PRINTED} characters in one call"
+            raise LimitExceeded("prints", text)
         return len(text)
 
     def kept(self) -> str:
@@ -136,7 +126,7 @@ class _Printed(io.StringIO):
         return "" if self.closed else safe_text(self.getvalue().strip(), KEPT_PRINTED)
 
 
-def _handed(value: Any, framework: str) -> Any:
+def _converted(value: Any, framework: str) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     if framework == "torch":
@@ -164,8 +154,8 @@ def _same(first: Array, second: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _quietly(framework: str) -> Iterator[None]:
-    """Without gradients, and on one thread: waking others takes longer than a probe."""
+def _without_gradients(framework: str) -> Iterator[None]:
+    """Switch off torch's gradients and threads: starting threads takes longer than a probe."""
     if framework != "torch":
         yield
         return
@@ -182,14 +172,14 @@ def _quietly(framework: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt Python code that takes longer; only the main thread of a Unix can be."""
-    usable = hasattr(signal, "setitimer")
-    if not usable or threading.current_thread() is not threading.main_thread():
+    """Interrupt Python code that takes longer: in the main thread on Unix, else not at all."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "setitimer"):
         yield
         return
 
     def stop(number: int, frame: Any) -> None:
-        raise TookTooLong
+        raise LimitExceeded("hung", f"it did not come back within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -200,27 +190,27 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# --- what came back ------------------------------------------------------------------------------
+# --- what it returned ----------------------------------------------------------------------------
 
 
-def _read(result: Any) -> Returned:
+def _read(result: Any) -> CallResult:
     if inspect.iscoroutine(result):
         result.close()
-        return Returned(problem="it is asynchronous: it returned a coroutine", kind="type")
+        return CallResult(problem="it is asynchronous: it returned a coroutine", kind="type")
     if result is None:
-        return Returned(problem="it returned nothing (None)", kind="nothing")
-    room, parts = MAX_BYTES, []
-    for array, dtype in itertools.islice(_arrays(result), MAX_PARTS):
+        return CallResult(problem="it returned nothing (None)", kind="nothing")
+    room, found = MAX_BYTES, []
+    for array, dtype in itertools.islice(_arrays(result), MAX_ARRAYS):
         numbers = array.astype(np.float64) if array.size * 8 <= room else None
         room -= 0 if numbers is None else numbers.nbytes
-        parts.append(Part(array.shape, safe_text(dtype, 40), numbers))
-    if parts:
-        return Returned(tuple(parts), a_list=isinstance(result, list))
+        found.append(ReturnedArray(array.shape, safe_text(dtype, 40), numbers))
+    if found:
+        return CallResult(tuple(found), a_list=isinstance(result, list))
     if hasattr(result, "dtype"):
-        said = f"it returned an array of {safe_text(result.dtype, 40)}, not of real numbers"
+        text = f"it returned an array of {safe_text(result.dtype, 40)}, not of real numbers"
     else:
-        said = f"it returned {safe_text(type(result).__name__, 40)}, which holds no array"
-    return Returned(problem=said, kind="type")
+        text = f"it returned {safe_text(type(result).__name__, 40)}, which holds no array"
+    return CallResult(problem=text, kind="type")
 
 
 def _arrays(result: Any) -> Iterator[tuple[Array, str]]:
@@ -246,7 +236,7 @@ def _arrays(result: Any) -> Iterator[tuple[Array, str]]:
 
 
 def as_numpy(value: Any) -> Array:
-    """An array of any framework as NumPy's."""
+    """An array of any framework as a NumPy array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":

@@ -1,8 +1,8 @@
 """The process between the one that diagnoses and the one in which the function runs.
 
-It starts the worker, watches what comes of it, and ends all of it: children, their children, and
-those that have left for a session of their own. It runs as a file, on the standard library alone,
-and ends when nobody listens to it any more. Must not know attention.
+It starts the worker, watches its descendants, and ends all of them, those in sessions of their own
+too. It runs as a file, on the standard library alone, and ends when its input is closed. Must not
+know attention.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 KEY_BYTES = 16
 MAX_PROCESSES = 64
-# How often it looks, and which share of the time looking may take on a machine with many processes.
+# Time between two looks, and the share of time that looking may take if there are many processes.
 TICK_SECONDS = 0.1
 LOOKING_SHARE = 0.1
 ENDING_SECONDS = 5.0
@@ -23,18 +23,18 @@ ENDING_SECONDS = 5.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
-class Called(BaseException):
-    """The process that diagnoses wants an end."""
+class StopRequested(BaseException):
+    """The process that diagnoses asked for the end."""
 
 
 def main() -> None:
-    """Start the worker; at the end say on standard error what ended it, and how many it left."""
+    """Run the worker; then write on standard error what ended it and how many processes it left."""
     key = os.read(0, KEY_BYTES)
-    if not hasattr(os, "fork"):  # Windows: the function's process alone is ended
+    if not hasattr(os, "fork"):  # Windows: only the function's own process is ended
         _work(key)
-    signal.signal(signal.SIGTERM, _called)
+    signal.signal(signal.SIGTERM, _request_stop)
     prctl = _prctl()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # whose parent has ended becomes our child
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become our children
     worker = os.fork()
     if worker == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -43,21 +43,21 @@ def main() -> None:
         _work(key)
     try:
         what = _watch(worker)
-    except Called:
+    except StopRequested:
         what = "asked to"
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    left = len(_family() - {worker})
+    left = len(_descendants() - {worker})
     _end(worker)
     os.write(2, f"{what}\n{left}".encode())
     os._exit(0)
 
 
-def _called(number: int, frame: object) -> None:
-    raise Called
+def _request_stop(number: int, frame: object) -> None:
+    raise StopRequested
 
 
 def _work(key: bytes) -> None:
-    """Be the worker, in a process that ends with this call."""
+    """Run as the worker; the process ends with this call."""
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     try:
         from regard.diagnosis.worker import serve
@@ -77,9 +77,9 @@ def _prctl() -> Callable[[int, int], object]:
 
 
 def _watch(worker: int) -> str:
-    """Wait for the end of the worker, or for a reason to end it, in one or two words."""
+    """Wait until the worker ends or must be ended; return why."""
     listener = select.poll()
-    listener.register(0, 0)  # tells when the other end of our input has been closed
+    listener.register(0, 0)  # reports that our input has been closed
     memory = None
     while True:
         begin = time.monotonic()
@@ -88,11 +88,11 @@ def _watch(worker: int) -> str:
                 if ended[0] == worker:
                     code = os.waitstatus_to_exitcode(ended[1])
                     return f"signal {-code}" if code < 0 else f"exit code {code}"
-        family = _family()
-        if len(family) > MAX_PROCESSES:
+        running = _descendants()
+        if len(running) > MAX_PROCESSES:
             return "processes"
         memory = memory or _limit_of(worker)
-        if memory and sum(map(_memory, family)) > memory:
+        if memory and sum(map(_memory, running)) > memory:
             return "memory"
         pause = max(TICK_SECONDS, (time.monotonic() - begin) / LOOKING_SHARE)
         if listener.poll(1000 * pause):
@@ -100,10 +100,10 @@ def _watch(worker: int) -> str:
 
 
 def _end(worker: int) -> None:
-    """Kill the worker's group and every descendant until none is left."""
+    """Kill the worker's group and every descendant, until none is left."""
     deadline = time.monotonic() + ENDING_SECONDS
     while time.monotonic() < deadline:
-        for pid in _family():
+        for pid in _descendants():
             _kill(os.kill, pid)
         _kill(os.killpg, worker)
         try:
@@ -119,8 +119,8 @@ def _kill(kill: Callable[[int, int], None], number: int) -> None:
         kill(number, signal.SIGKILL)
 
 
-def _family() -> set[int]:
-    """All our descendants that run, as Linux tells; none elsewhere."""
+def _descendants() -> set[int]:
+    """The descendants that are running, on Linux; none elsewhere."""
     children: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
@@ -141,7 +141,7 @@ def _family() -> set[int]:
 
 
 def _limit_of(pid: int) -> int | None:
-    """How many bytes the worker has allowed itself before it called the function; None: not yet."""
+    """The limit in bytes that the worker has set for itself; None before it has."""
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import resource
 
@@ -151,7 +151,7 @@ def _limit_of(pid: int) -> int | None:
 
 
 def _memory(pid: int) -> int:
-    """Bytes of a process that no file holds; what several share is split between them."""
+    """Bytes of a process outside files; shared memory is split between the processes."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
         own = (line.split() for line in file)
         return sum(1024 * int(line[1]) for line in own if line[0] in (b"Pss_Anon:", b"Pss_Shmem:"))

@@ -1,7 +1,7 @@
-"""`diagnose`: from somebody's function to a verdict.
+"""`diagnose`: from a function to a verdict.
 
-Owns the order of the questions: can it be called, is it right, is it one mistake, is it two, and
-what breaks it at the edge. Each is answered in a module of its own.
+Owns the order of the questions: can it be called, is it right, is it one mistake or two, and which
+inputs break it. Each is answered in a module of its own.
 """
 
 from __future__ import annotations
@@ -14,17 +14,12 @@ from typing import Any
 import numpy as np
 
 from regard.diagnosis import matching
+from regard.diagnosis.arguments import KEYS_ONLY
 from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
-from regard.diagnosis.convention_search import (
-    UNITS,
-    Told,
-    Trial,
-    key_mask_way,
-    spoken,
-    ways_to_call,
-)
+from regard.diagnosis.convention_search import describe_call, find_conventions, key_mask_convention
 from regard.diagnosis.examples import named
-from regard.diagnosis.matching import Candidates, Entry, Matcher, Seen
+from regard.diagnosis.inspection import inspect_function
+from regard.diagnosis.matching import CandidateOutputs, Found, Matcher, ProbeOutput
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF
 from regard.diagnosis.observations import (
     abilities,
@@ -34,24 +29,25 @@ from regard.diagnosis.observations import (
     nan_throughout,
     unusable,
 )
-from regard.diagnosis.probe import RIGHT, Probe
+from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.properties import properties
 from regard.diagnosis.result import Named, Outcome, Verdict
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.running import run
-from regard.diagnosis.signature import Subject, read
+from regard.diagnosis.signature import Callee
+from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
 
 TIME_LIMIT = 10.0
 FAR = "it explains none of the wrong answers, but comes closest to them"
 
 
-def here(
-    function: Any, signature: Mapping[str, str] | None, heads: int | None, limit: float
-) -> tuple[Subject, Ask]:
-    """What can be read off a function in this process, and how to put questions to it."""
-    called, subject = read(function, signature, heads)
-    return subject, lambda question: run(called, subject, question, limit)
+def in_this_process(
+    function: Any, roles: Mapping[str, str] | None, heads: int | None, limit: float
+) -> tuple[Callee, Ask]:
+    """What is known of a function in this process, and how to put questions to it."""
+    called, callee = inspect_function(function, roles, heads)
+    return callee, lambda question: run(called, callee, question, limit)
 
 
 def diagnose(
@@ -63,21 +59,22 @@ def diagnose(
     mask: str | None = None,
     window: str | None = None,
     time_limit: float = TIME_LIMIT,
-    reach: Callable[..., tuple[Subject, Ask]] = here,
+    connect: Callable[..., tuple[Callee, Ask]] = in_this_process,
 ) -> Outcome:
-    """See `regard.diagnose`; `reach` finds the function, in this process or in another one."""
+    """See `regard.diagnose`; `connect` finds the function, in this process or in another one."""
     begin = time.monotonic()
     roles = parse_signature(signature) if isinstance(signature, str) else signature
     _check(causal, mask, window, heads, time_limit)
-    subject, ask = reach(function, roles, heads, float(time_limit))
-    trial = Trial(subject, Told(causal, mask, window), float(time_limit), ask)
-    found = _verdict(trial)
+    callee, ask = connect(function, roles, heads, float(time_limit))
+    stated = StatedConventions(causal, mask, window)
+    tested = FunctionUnderTest(callee, stated, float(time_limit), ask)
+    found = _verdict(tested)
     seconds = round(time.monotonic() - begin, 3)
-    return replace(found, calls=trial.calls, seconds=seconds)
+    return replace(found, calls=tested.calls, seconds=seconds)
 
 
 def parse_signature(text: str) -> dict[str, str]:
-    """Roles as they are written on a command line.
+    """The roles of parameters, from the text of a command line.
 
     >>> parse_signature("a=query, b=key, c=value")
     {'a': 'query', 'b': 'key', 'c': 'value'}
@@ -112,181 +109,183 @@ def _check(causal: Any, mask: Any, window: Any, heads: Any, time_limit: Any) -> 
         raise OptionError(f"time_limit is {safe_text(repr(time_limit), 40)}; give seconds above 0")
 
 
-Ways = Sequence[Convention]
+# Conventions under one hypothesis, and what the function returned under them.
+View = tuple[Sequence[Convention], list[ProbeOutput]]
 
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """One way of calling a function, what came back, and how that is compared."""
+    """One way of calling a function, and the comparison of what it then returned."""
 
-    ways: Ways
+    conventions: Sequence[Convention]
     matcher: Matcher
 
     @property
     def share_wrong(self) -> float:
-        """How many of the answers are not right."""
-        return len(self.matcher.wrong) / len(self.matcher.seen)
+        """The share of outputs that are not right."""
+        return len(self.matcher.wrong) / len(self.matcher.outputs)
 
 
 @dataclass(frozen=True, eq=False)
-class Settled:
-    """The hypothesis that explains all answers, and with which mistakes; with none, it is right."""
+class Match:
+    """The hypothesis that explains all outputs, and with which mistakes; none if all are right."""
 
     hypothesis: Hypothesis
-    entries: tuple[Entry, ...]
+    mistakes: tuple[Found, ...]
     exact_to: str
 
 
-def _verdict(trial: Trial) -> Outcome:
-    hypotheses = ways_to_call(trial)
-    name = trial.subject.name
+def _verdict(tested: FunctionUnderTest) -> Outcome:
+    hypotheses = find_conventions(tested)
+    name = tested.callee.name
     if not hypotheses:
-        return unusable(trial)
-    if is_nan_throughout(trial):
-        return nan_throughout(trial, hypotheses[0])
-    dtype = _returned_dtype(trial)
-    observed = [(ways, _observed(trial, ways)) for ways in hypotheses]
-    views = _distinct([(ways, seen) for ways, seen in observed if seen])
-    if not views or trial.out_of_time:  # part of the evidence proves nothing
-        return unusable(trial)
-    if (random := is_random(trial)) is not None:
+        return unusable(tested)
+    if is_nan_throughout(tested):
+        return nan_throughout(tested, hypotheses[0])
+    dtype = _returned_dtype(tested)
+    views = _distinct([(one, _outputs(tested, one)) for one in hypotheses])
+    if not views or tested.out_of_time:  # some of the probes alone prove nothing
+        return unusable(tested)
+    if (random := is_random(tested)) is not None:
         text = f"{name} gives another result each time it is called"
-        called = spoken(trial, hypotheses[0], None)
-        return Outcome(name, "unusable", text, called, findings=(random, *findings(trial)))
-    settled, best = _settled(views, _units(dtype))
+        called = describe_call(tested, hypotheses[0], None)
+        return Outcome(name, "unusable", text, called, findings=(random, *findings(tested)))
+    match, best = _match(views, _units(dtype))
     near: tuple[Named, ...] = ()
     mistakes: tuple[Named, ...] = ()
     fragile: tuple[Named, ...] = ()
-    if settled is None:
-        verdict: Verdict = "unknown"
+    verdict: Verdict = "unknown"
+    if match is None:
         own, exact_to = best, _units(dtype)[0]
-        near = (_nearest(trial, best),)
+        near = (_nearest(tested, best),)
     else:
-        own, exact_to = settled.hypothesis, settled.exact_to
-        entries = settled.entries or _lost_digits(dtype, own.ways[0].dtype, exact_to)
-        mistakes = tuple(named(*entry, trial, own.ways) for entry in entries)
+        own, exact_to = match.hypothesis, match.exact_to
+        found = match.mistakes or _lost_digits(dtype, own.conventions[0].dtype, exact_to)
+        mistakes = tuple(named(*one, tested, own.conventions) for one in found)
         if not mistakes:
-            fragile = tuple(fragilities(trial, own.ways[0], exact_to))
+            fragile = tuple(fragilities(tested, own.conventions[0], exact_to))
         breaks = any(one.severity == "fragile" for one in fragile)
         verdict = "mistaken" if mistakes else "fragile" if breaks else "right"
-    answer = trial.ask(own.ways[0], trial.probes_for(own.ways[0])[0])
+    first = own.conventions[0]
+    answer = tested.ask(first, tested.probes_for(first)[0])
     return Outcome(
         name,
         verdict,
         _summary(name, verdict, exact_to, (*mistakes, *near, *fragile)),
-        spoken(trial, own.ways, answer),
+        describe_call(tested, own.conventions, answer),
         exact_to,
         mistakes,
         near,
         fragile,
-        tuple(abilities(trial, own.ways, own.matcher)),
-        tuple(findings(trial)),
-        tuple(properties(trial, own.ways[0], UNITS[exact_to])),
+        tuple(abilities(tested, own.conventions, own.matcher)),
+        tuple(findings(tested)),
+        tuple(properties(tested, first, UNITS[exact_to])),
     )
 
 
-def _settled(
-    views: Sequence[tuple[Ways, list[Seen]]], units: Sequence[str]
-) -> tuple[Settled | None, Hypothesis]:
-    """What explains every answer, if anything does, and the hypothesis with most right ones.
+def _match(views: Sequence[View], units: Sequence[str]) -> tuple[Match | None, Hypothesis]:
+    """What explains every output, if anything does, and the hypothesis with most right ones.
 
-    Within a half type's bound a small mistake looks right: two mistakes are tried before that.
+    Two mistakes are tried before half precision, within whose tolerance a small mistake is right.
     """
-    candidates = Candidates()
+    candidates = CandidateOutputs()
 
     def hypotheses(unit: str) -> list[Hypothesis]:
-        less = unit != units[0]
+        practical = unit != units[0]
         return [
-            Hypothesis(ways, Matcher(seen, UNITS[unit], candidates, less)) for ways, seen in views
+            Hypothesis(conventions, Matcher(outputs, UNITS[unit], candidates, practical))
+            for conventions, outputs in views
         ]
 
-    exact = hypotheses(units[0])
-    best_first = sorted(exact, key=lambda one: one.share_wrong)
-    for unit in units[:2]:
-        if (settled := _right_or_one(hypotheses(unit), unit)) is not None:
-            return settled, best_first[0]
-    two = matching.pair([one.matcher.of_matrices for one in best_first])
-    if two is not None:
-        return Settled(best_first[two[0]], two[1], units[0]), best_first[0]
-    for unit in units[2:]:
-        if (settled := _right_or_one(hypotheses(unit), unit)) is not None:
-            return settled, best_first[0]
-    return None, best_first[0]
+    best_first = sorted(hypotheses(units[0]), key=lambda one: one.share_wrong)
+
+    def right_or_one(units: Sequence[str]) -> Match | None:
+        matches = (_right_or_one(hypotheses(unit), unit) for unit in units)
+        return next((match for match in matches if match is not None), None)
+
+    match = right_or_one(units[:2]) or _two(best_first, units[0]) or right_or_one(units[2:])
+    return match, best_first[0]
 
 
-def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Settled | None:
+def _two(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
+    found = matching.pair([one.matcher.without_single_queries for one in hypotheses])
+    return None if found is None else Match(hypotheses[found[0]], found[1], unit)
+
+
+def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
     for one in hypotheses:
         if not one.matcher.wrong:
-            return Settled(one, (), unit)
-    for one in hypotheses:
-        if (entry := matching.single(one.matcher)) is not None:
-            return Settled(one, (entry,), unit)
-    for one in hypotheses:
-        fewer = one.matcher.of_matrices
-        if fewer is not one.matcher and (entry := matching.single(fewer)) is not None:
-            return Settled(one, (entry,), unit)
+            return Match(one, (), unit)
+    fewer = [(one, one.matcher.without_single_queries) for one in hypotheses]
+    tried = [(one, one.matcher) for one in hypotheses]
+    tried += [(one, matcher) for one, matcher in fewer if matcher is not one.matcher]
+    for one, matcher in tried:
+        if (mistake := matching.single(matcher)) is not None:
+            return Match(one, (mistake,), unit)
     return None
 
 
-def _lost_digits(returned: str, given: str, exact_to: str) -> tuple[Entry, ...]:
-    """A result that has fewer digits than the dtype in which it went in and out."""
+def _lost_digits(returned: str, given: str, exact_to: str) -> tuple[Found, ...]:
+    """A result with fewer digits than its dtype, which is that of the inputs, has."""
     if returned != given or returned == exact_to:
         return ()
     return ((COMPUTED_IN_FLOAT32 if exact_to == "float32" else COMPUTED_IN_HALF, RIGHT),)
 
 
-def _nearest(trial: Trial, hypothesis: Hypothesis) -> Named:
-    entry, share = matching.nearest(hypothesis.matcher)
+def _nearest(tested: FunctionUnderTest, hypothesis: Hypothesis) -> Named:
+    found, share = matching.nearest(hypothesis.matcher)
     text = f"it explains {share:.0%} of what came back" if share else FAR
-    return replace(named(*entry, trial, hypothesis.ways), breaks_on=text)
+    return replace(named(*found, tested, hypothesis.conventions), breaks_on=text)
 
 
 def _units(dtype: str) -> tuple[str, ...]:
-    """From the digits that the returned dtype has to those of a half type."""
+    """From the precision of the returned dtype down to half precision."""
     order = ("float64", "float32", "float16")
     return order[order.index(dtype) :] if dtype in order else ("bfloat16",)
 
 
-def _returned_dtype(trial: Trial) -> str:
-    kinds = [answer.dtype for answer in trial.answers.values() if answer.output is not None]
+def _returned_dtype(tested: FunctionUnderTest) -> str:
+    kinds = [answer.dtype for answer in tested.answers.values() if answer.output is not None]
     return kinds[0] if kinds and kinds[0] in UNITS else "float64"
 
 
-def _observed(trial: Trial, ways: Ways) -> list[Seen]:
+def _outputs(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> list[ProbeOutput]:
     """Everything that ordinary probes gave under one hypothesis."""
-    seen = []
-    for way in ways:
-        for probe in trial.probes_for(way):
-            own = key_mask_way(trial, way, probe) if probe.ability == "key mask" else way
-            answer = trial.ask(own, probe)
-            if answer.output is not None and not _only_by_accident(trial, way, probe):
-                seen.append(Seen(probe, answer.output.astype(np.float64)))
-    return seen
+    outputs = []
+    for convention in conventions:
+        for probe in tested.probes_for(convention):
+            own = convention
+            if probe.ability == "key mask":
+                own = key_mask_convention(tested, convention, probe)
+            answer = tested.ask(own, probe)
+            if answer.output is not None and not _ran_by_accident(convention, probe):
+                outputs.append(ProbeOutput(probe, answer.output.astype(np.float64)))
+    return outputs
 
 
-def _distinct(
-    views: Sequence[tuple[Ways, list[Seen]]],
-) -> list[tuple[Ways, list[Seen]]]:
-    """Without the hypotheses under which the function gave the same as under an earlier one."""
-    kept: list[tuple[Ways, list[Seen]]] = []
-    for ways, seen in views:
-        if not any(_alike(seen, other) for _, other in kept):
-            kept.append((ways, seen))
+def _ran_by_accident(convention: Convention, probe: Probe) -> bool:
+    """Whether a mask of keys was broadcast where the probe has a mask of cells."""
+    if probe.ability == "mask" and convention.mask_shape in KEYS_ONLY:
+        return True
+    return (
+        probe.keep is not None and probe.ability != "key mask" and convention.mask_shape == "keys"
+    )
+
+
+def _distinct(views: Sequence[View]) -> list[View]:
+    """Without hypotheses that have no outputs, or the same as an earlier one."""
+    kept: list[View] = []
+    for conventions, outputs in views:
+        if outputs and not any(_same_outputs(outputs, other) for _, other in kept):
+            kept.append((conventions, outputs))
     return kept
 
 
-def _alike(one: list[Seen], other: list[Seen]) -> bool:
+def _same_outputs(one: list[ProbeOutput], other: list[ProbeOutput]) -> bool:
     return len(one) == len(other) and all(
         a.probe is b.probe and np.array_equal(a.output, b.output, equal_nan=True)
         for a, b in zip(one, other, strict=True)
     )
-
-
-def _only_by_accident(trial: Trial, way: Convention, probe: Probe) -> bool:
-    """A mask of keys where a mask of cells was wanted broadcasts to something else, and so on."""
-    if probe.ability == "mask" and way.mask_shape in ("keys", "batch keys", "batch 1 1 keys"):
-        return True
-    return probe.keep is not None and way.mask_shape in ("keys",) and probe.ability != "key mask"
 
 
 def _summary(name: str, verdict: Verdict, exact_to: str, said: Sequence[Named]) -> str:

@@ -1,7 +1,7 @@
-"""The process in which the function is loaded and called: it answers questions, and knows no probe.
+"""The process in which the function is loaded and called. It answers questions, without probes.
 
-While the function runs, no file is open here but the null device: a message is read from, and
-written to, files of the keeper, opened for that message alone. Must not know the textbook.
+While the function runs, only the null device is open here: each message is read from, and written
+to, files of the supervisor that are opened for that message alone. Must not know the textbook.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator
 
 from regard.diagnosis import protocol
-from regard.diagnosis.convention import Returned
-from regard.diagnosis.running import run, say
-from regard.diagnosis.signature import read
+from regard.diagnosis.convention import CallResult
+from regard.diagnosis.inspection import inspect_function
+from regard.diagnosis.running import describe_error, run
 from regard.diagnosis.target import load
 from regard.errors import OptionError, ProblemError, safe_text
 
@@ -22,7 +22,7 @@ MAX_MEMORY = 2**30
 
 def serve(key: bytes) -> None:
     """Load what the first message names, then answer one question after the other, without end."""
-    inbox, outbox = _doors()
+    inbox, outbox = _channels()
     _no_core_files()
 
     def next_message() -> protocol.Message:
@@ -36,50 +36,48 @@ def serve(key: bytes) -> None:
 
     message = next_message()
     request = protocol.as_request(message)
+    target = request["target"]
     try:
-        function, subject = read(load(request["target"]), request["signature"], request["heads"])
-        told = protocol.subject_frame(key, message.number, subject)
-    except OptionError as error:
-        answer(protocol.error_frame(key, message.number, "OptionError", str(error)))
-        return
+        loaded = load(target)
+        function, callee = inspect_function(loaded, request["roles"], request["heads"])
+        reply = protocol.callee_frame(key, message.number, callee)
     except BaseException as error:
-        answer(
-            protocol.error_frame(
-                key, message.number, "ProblemError", _why(error, request["target"])
-            )
-        )
+        kind = "OptionError" if isinstance(error, OptionError) else "ProblemError"
+        answer(protocol.error_frame(key, message.number, kind, _why(error, target)))
         return
     _limit_memory()
-    answer(told)
+    answer(reply)
     while True:
         message = next_message()
         question = protocol.as_question(message)
         try:
-            returned = run(function, subject, question, request["limit"])
-        except KeyboardInterrupt as error:  # nobody interrupts this process: the function's own
-            returned = [Returned(problem=say(error), kind="raised")]
+            results = run(function, callee, question, request["limit"])
+        except KeyboardInterrupt as error:  # raised by the function: no terminal is attached
+            results = [CallResult(problem=describe_error(error), kind="raised")]
         except BaseException as error:
-            said = f"its answer could not be read: {say(error)}"
-            returned = [Returned(problem=said, kind="raised")]
-        answer(protocol.returned_frame(key, message.number, returned))
+            text = f"its answer could not be read: {describe_error(error)}"
+            results = [CallResult(problem=text, kind="raised")]
+        answer(protocol.results_frame(key, message.number, results))
 
 
 def _why(error: BaseException, target: str) -> str:
+    if isinstance(error, OptionError):
+        return str(error)
     if isinstance(error, ProblemError | OSError):
         return safe_text(error, 1000)
-    return f"{safe_text(target, 100)} cannot be read: {say(error)}"
+    return f"{safe_text(target, 100)} cannot be read: {describe_error(error)}"
 
 
-Door = str | int
+Channel = str | int
 
 
-def _doors() -> tuple[Door, Door]:
+def _channels() -> tuple[Channel, Channel]:
     """Where messages come in and go out; 0, 1 and 2 become the null device.
 
     On Linux these are names of files of the supervisor. Elsewhere they are open all the time.
     """
-    inbox: Door = f"/proc/{os.getppid()}/fd/0"
-    outbox: Door = f"/proc/{os.getppid()}/fd/1"
+    inbox: Channel = f"/proc/{os.getppid()}/fd/0"
+    outbox: Channel = f"/proc/{os.getppid()}/fd/1"
     try:
         with _opened(inbox, os.O_RDONLY), _opened(outbox, os.O_WRONLY):
             pass
@@ -95,11 +93,11 @@ def _doors() -> tuple[Door, Door]:
 
 
 @contextlib.contextmanager
-def _opened(door: Door, how: int) -> Iterator[int]:
-    if isinstance(door, int):
-        yield door
+def _opened(channel: Channel, how: int) -> Iterator[int]:
+    if isinstance(channel, int):
+        yield channel
         return
-    file = os.open(door, how)
+    file = os.open(channel, how)
     try:
         yield file
     finally:
@@ -114,7 +112,7 @@ def _no_core_files() -> None:
 
 
 def _limit_memory() -> None:
-    """Allow as much as there is now and MAX_MEMORY more; the keeper holds all processes to it.
+    """Allow as much as there is now and MAX_MEMORY more; the supervisor counts all processes.
 
     Private data is limited, not addresses: libraries reserve many of those without using them.
     """

@@ -1,0 +1,149 @@
+"""The arguments for one probe under one calling convention.
+
+Must not call the function, nor know mistakes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.diagnosis.convention import EMBEDDED, READY, Convention, to_layout
+from regard.diagnosis.probe import Probe
+from regard.diagnosis.signature import Callee
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+ALL = slice(None)
+# Which part of a mask (B, H, L, S) is handed over; "full" depends on the layout.
+MASK_PARTS = {
+    "cells": (0, 0),
+    "batch cells": (ALL, 0),
+    "batch 1 1 keys": (ALL, slice(1), slice(1)),
+    "batch keys": (ALL, 0, 0),
+    "keys": (0, 0, 0),
+}
+KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys")
+WIDER_THAN_ANY_PROBE = 10**6
+
+
+class NotOfferedError(Exception):
+    """The function has no parameter for what a probe needs."""
+
+
+def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:
+    """The arguments by the names of the parameters, as NumPy arrays.
+
+    Raises
+    ------
+    NotOfferedError
+        If the function has no parameter for what the probe needs.
+    """
+    by_role = _inputs(callee, convention, probe) | _options(callee, convention, probe)
+    arguments: dict[str, Any] = {}
+    for parameter in callee.parameters:
+        if parameter.role == "no":  # dropout=None stays None: it may be meant to be a layer
+            if parameter.required or parameter.default is not None:
+                arguments[parameter.name] = False if parameter.default is True else 0.0
+        elif parameter.role == "yes":
+            if parameter.required:
+                arguments[parameter.name] = True
+        elif parameter.role in by_role:
+            arguments[parameter.name] = by_role[parameter.role]
+        elif parameter.required:
+            window = parameter.role == "window"
+            arguments[parameter.name] = WIDER_THAN_ANY_PROBE if window else None
+    return arguments
+
+
+def mask_role(callee: Callee, *, keys: bool = False) -> str | None:
+    """The role of the parameter that takes a mask; with `keys`, one of padded keys."""
+    order: tuple[str, ...] = ("mask", "key_mask", "keep", "hide", "bias")
+    order = ("key_mask", *order) if keys else order
+    return next((role for role in order if role in callee.roles), None)
+
+
+def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:
+    layout, dtype = convention.layout, np.dtype(convention.dtype)
+    if "queries" in probe.inputs:
+        q, k, v = (probe.inputs[name].astype(dtype) for name in ("queries", "keys", "values"))
+        query, of_keys = to_layout(q, READY, layout), "LD" if layout == "D" else layout
+        return {
+            "query": query,
+            "key": to_layout(k, READY, of_keys),
+            "value": to_layout(v, READY, of_keys),
+            "x": query.copy(),
+        }
+    embeddings = probe.inputs["embeddings"]
+    context = probe.inputs.get("context", embeddings)
+    x, context = (to_layout(a.astype(dtype), EMBEDDED, layout) for a in (embeddings, context))
+    by_role: dict[str, Any] = {"x": x, "query": x}
+    if callee.kind == "packed":
+        width = probe.inputs["W_k"].shape[1]
+        return by_role | {"key": context[..., :width].copy(), "value": context[..., width:].copy()}
+    by_role |= {"key": context, "value": context}
+    if "context" in probe.inputs:
+        if not {"context", "key"} & callee.roles.keys():
+            raise NotOfferedError("it takes no second array of embeddings")
+        by_role["context"] = context
+    if not callee.weights:
+        for name, array in probe.inputs.items():
+            if name[:2] in ("W_", "b_"):
+                by_role[name] = np.array(
+                    array.T if convention.transposed else array, dtype, order="C"
+                )
+    return by_role
+
+
+def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:
+    """Everything but the inputs: the mask, flags, sizes and the scale."""
+    sizes = probe.sizes
+    options: dict[str, Any] = {
+        "heads": sizes["H"],
+        "width": sizes["D"],
+        "causal": probe.causal,
+        "grouped": sizes["G"] < sizes["H"],
+    }
+    if probe.keep is not None:
+        role = mask_role(callee, keys=probe.ability == "key mask")
+        if role is None:
+            raise NotOfferedError("it takes no mask")
+        options[role] = _mask(probe, convention)
+    if probe.window is not None:
+        options["window"] = probe.window - convention.window_extra
+    if probe.chunks:
+        options["cache"] = None
+    if probe.scale is not None:
+        options["scale"] = 1 / probe.scale if convention.scale_divides else probe.scale
+    causal = probe.causal and not convention.causal_always and not probe.chunks
+    for role, needed, text in (
+        ("causal", causal, "it has no causal flag"),
+        ("window", "window" in options, "it takes no window"),
+        ("cache", "cache" in options, "it takes no cache"),
+        ("scale", "scale" in options, "it takes no scale"),
+    ):
+        if needed and role not in callee.roles:
+            raise NotOfferedError(text)
+    return options
+
+
+def _mask(probe: Probe, convention: Convention) -> Array:
+    """The mask of a probe in the shape and kind of one convention."""
+    keep, shape, dtype = probe.keep, convention.mask_shape, np.dtype(convention.dtype)
+    assert keep is not None
+    of_keys = keep.ndim == 4
+    if of_keys and probe.sizes["B"] > 1 and shape in ("keys", "cells"):
+        raise NotOfferedError("one mask for all texts")
+    if not of_keys and shape in KEYS_ONLY:
+        raise NotOfferedError("its mask is one of keys")
+    full = tuple(ALL if axis in convention.layout else 0 for axis in "BHL")
+    kept = np.array(probe.rule("mask")[MASK_PARTS.get(shape, full)], bool, order="C")
+    kind = convention.mask
+    if kind == "add":
+        return np.where(kept, 0, -np.inf).astype(dtype)
+    kept = ~kept if kind in ("hide", "hide01") else kept
+    return kept.astype(dtype) if kind in ("keep01", "hide01") else kept

@@ -1,0 +1,206 @@
+"""The probes: small problems that tell mistakes apart.
+
+Owns the inputs of every probe. Sizes differ where a function allows it, so that taking the wrong
+one changes the result; numbers are small, so that rounding stays far below any mistake. Must not
+know mistakes, nor how a function is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.diagnosis.probe import Probe
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+ABILITIES = {
+    "plain": "as many queries as keys",
+    "rectangular": "more keys than queries",
+    "heads": "several heads or batch elements at once",
+    "grouped": "fewer key heads than query heads",
+    "mask": "a mask",
+    "key mask": "a mask of padded keys, one for each batch element",
+    "causal": "causal",
+    "causal rectangular": "causal with more keys than queries",
+    "causal and mask": "causal and a mask together",
+    "window": "a window",
+    "window rectangular": "a window with more keys than queries",
+    "cache": "a cache, some tokens at a time",
+    "scale": "a scale of the caller's",
+}
+
+
+def _draw(seed: int, *shape: int) -> Array:
+    # Two decimals, so that an example prints every digit of a number.
+    return np.random.default_rng(seed).normal(size=shape).round(2)
+
+
+def ready_probe(
+    name: str, ability: str, sizes: tuple[int, int, int, int, int, int, int], seed: int, **more: Any
+) -> Probe:
+    """A probe with queries, keys and values; `sizes` are (B, H, G, L, S, D, E)."""
+    batch, heads, groups, rows, keys, width, value_width = sizes
+    inputs = {
+        "queries": 1.5 * _draw(seed, batch, heads, rows, width),
+        "keys": _draw(seed + 1, batch, groups, keys, width),
+        "values": _draw(seed + 2, batch, groups, keys, value_width),
+    }
+    return Probe(name, ability, inputs, heads, groups, **more)
+
+
+def probe_with_scores(name: str, ability: str, scores: Array, seed: int, **more: Any) -> Probe:
+    """A probe of one head whose scaled scores are exactly these, (L, S)."""
+    rows, keys = scores.shape
+    queries = np.eye(rows) * np.sqrt(rows)
+    inputs = {"queries": queries, "keys": scores.T, "values": _draw(seed, keys, rows)}
+    return Probe(name, ability, {n: a[None, None] for n, a in inputs.items()}, **more)
+
+
+def _keep(seed: int, rows: int, keys: int) -> NDArray[np.bool_]:
+    """A mask without symmetry whose rows and columns all keep something."""
+    keep = np.random.default_rng(seed).random((rows, keys)) < 0.55
+    keep[np.arange(rows), np.arange(rows) % keys] = True
+    keep[np.arange(keys) % rows, np.arange(keys)] = True
+    keep[0, -1] = keep[-1, 1] = False
+    return keep
+
+
+def _padding(batch: int, keys: int) -> NDArray[np.bool_]:
+    """A mask of padded keys: the first batch element ends at key 3, the last one at key 4."""
+    keep = np.ones((batch, 1, 1, keys), bool)
+    keep[0, ..., 3:] = False
+    keep[-1, ..., 4:] = False
+    return keep
+
+
+def ready_probes(rank: int) -> Iterator[Probe]:
+    """Ordinary probes for arrays of this rank: 1 one query, 2 one head, 3 heads, 4 a batch."""
+    batch, heads = {1: (1, 1), 2: (1, 1), 3: (1, 4), 4: (2, 4)}[rank]
+    plain = "plain" if rank < 3 else "heads"
+
+    def sized(name: str, ability: str, shape: tuple[int, int, int, int], **more: Any) -> Probe:
+        sizes = (batch, heads, more.pop("groups", heads), *shape)
+        return ready_probe(f"{name} {rank}-D", ability, sizes, 10 * rank, rank=rank, **more)
+
+    if rank == 1:
+        yield sized("rectangle", "rectangular", (1, 5, 6, 7))
+        return
+    yield sized("square", plain, (5, 5, 6, 6))
+    yield sized("square, wide values", plain, (5, 5, 6, 7))
+    yield sized("rectangle", "rectangular", (3, 5, 6, 7))
+    if rank > 2:
+        cube = (3 if rank == 4 else 1, 3, 3, 3, 3, 3, 3)
+        yield ready_probe(f"cube {rank}-D", plain, cube, 70 + rank, rank=rank)
+        yield sized("grouped", "grouped", (5, 5, 6, 6), groups=2)
+    keep = _keep(rank, 5, 5)
+    yield sized("mask", "mask", (5, 5, 6, 6), keep=keep)
+    yield sized("mask, rectangle", "mask", (3, 5, 6, 7), keep=_keep(rank + 5, 3, 5))
+    if rank == 2:
+        scores = np.array([[0.0, 1.5, -0.5], [0.75, 0.0, 2.0], [1.0, -1.25, 0.5]])
+        yield probe_with_scores("zero scores", "mask", scores, 7, keep=_keep(3, 3, 3), rank=2)
+        scores = np.array([[0.75, 1.5, -0.5], [0.0, 0.75, 2.0], [1.0, 0.0, 0.5]])
+        yield probe_with_scores("zero scores, causal", "causal", scores, 7, causal=True, rank=2)
+    yield sized("padding", "key mask", (5, 5, 6, 6), keep=_padding(batch, 5))
+    yield sized("causal", "causal", (5, 5, 6, 6), causal=True)
+    yield sized("causal, rectangle", "causal rectangular", (3, 5, 6, 6), causal=True, offset=2)
+    both = keep | (np.arange(5) == 0)  # every row keeps a key under the causal rule too
+    yield sized("causal and mask", "causal and mask", (5, 5, 6, 6), causal=True, keep=both)
+    yield sized("window", "window", (6, 6, 6, 6), causal=True, window=3)
+    more = dict(causal=True, window=3, offset=3)
+    yield sized("window, rectangle", "window rectangular", (3, 6, 6, 6), **more)
+    yield sized("cache", "cache", (6, 6, 6, 6), causal=True, chunks=(2, 1, 3))
+    yield sized("scale", "scale", (5, 5, 6, 6), scale=0.7)
+
+
+def projected_probes(
+    shapes: Mapping[str, tuple[int, ...]],
+    heads: int,
+    groups: int | None = None,
+    *,
+    weights: Mapping[str, Array] | None = None,
+    batch: int = 1,
+    rows: int = 5,
+    cross: bool = False,
+    rank: int = 2,
+) -> Iterator[Probe]:
+    """Probes of attention on embeddings; `shapes` are those of the weights that it takes."""
+    own = dict(weights or {})
+    for number, (name, shape) in enumerate(shapes.items()):
+        own.setdefault(name, 0.8 * _draw(100 + number, *shape))
+    width = shapes["W_q"][0]
+    inputs = {"embeddings": _draw(90 + rank, batch, rows, width), **own}
+    ability = "plain" if batch == 1 else "heads"
+
+    def probe(name: str, ability: str, inputs: Mapping[str, Array], **more: Any) -> Probe:
+        label = f"{name} {rank}-D"
+        return Probe(label, ability, inputs, heads, groups or heads, rank=rank, **more)
+
+    yield probe("embeddings", ability, inputs)
+    if cross:
+        context = _draw(95, batch, rows + 2, shapes["W_k"][0])
+        yield probe("context", "rectangular", {**inputs, "context": context})
+    yield probe("mask", "mask", inputs, keep=_keep(4, rows, rows))
+    yield probe("padding", "key mask", inputs, keep=_padding(batch, rows))
+    yield probe("causal", "causal", inputs, causal=True)
+
+
+# --- inputs at which a function that is right elsewhere may break ---------------------------------
+
+
+def extreme_probes(
+    dtype: np.dtype[Any], *, masks: bool, causal_always: bool = False
+) -> Iterator[Probe]:
+    """Scores that overflow, rows far apart, large hidden scores, rows without a visible key.
+
+    With `causal_always` the function hides later keys without being asked to.
+    """
+    limit = float(np.log(np.finfo(dtype).max))
+    more: dict[str, Any] = dict(rank=2, dtype=dtype, causal=causal_always)
+    mild = np.array([[0.5, -0.25, 1.0], [1.5, 0.25, -0.5], [-1.0, 0.75, 0.5]])
+    one_row = np.array([[0.0], [3 * limit], [0.0]])
+    one_key = np.array([0.0, 2.5 * limit, 0.0])
+    for name, scores, seed in (
+        ("large scores", mild + 1.5 * limit, 1),
+        ("low scores", mild - 1.5 * limit, 1),
+        ("rows far apart", mild - one_row, 2),
+        ("one large score", mild + one_key, 3),
+        ("edge of exp", mild - mild.max() + limit - 0.4, 4),
+    ):
+        yield probe_with_scores(name, "range", scores, seed, **more)
+    if not masks:
+        return
+    keep = np.array([[True, True, False], [True, True, True], [False, True, True]])
+    hiding = dict(keep=keep, **more)
+    low = np.where(keep, mild - 5e4, mild).round(2)
+    yield probe_with_scores("low visible scores, 1e4", "hiding", low, 5, **hiding)
+    low = (mild - 5e9).round(2)
+    yield probe_with_scores("low visible scores, 1e9", "hiding", low, 5, **hiding)
+    high = np.where(keep, mild, mild + 3 * limit)
+    yield probe_with_scores("hidden key with a large score", "hiding", high, 6, **hiding)
+    empty = dict(more, keep=keep & (np.arange(3) != 1)[:, None])
+    yield probe_with_scores("row that sees nothing", "empty row", mild, 7, **empty)
+    plain = probe_with_scores("NaN in a hidden value", "hidden NaN", mild, 8, **more)
+    values = plain.inputs["values"].copy()
+    values[..., 2, :] = np.nan
+    yield replace(plain, inputs={**plain.inputs, "values": values}, keep=np.arange(3) < 2)
+
+
+def stretched(probe: Probe, name: str) -> Probe:
+    """A probe with scores that overflow exp: in every row ("large scores"), or in one alone."""
+    limit = float(np.log(np.finfo(probe.dtype).max))
+    source = "embeddings" if "embeddings" in probe.inputs else "queries"
+    array = probe.inputs[source]
+    rows = np.arange(array.shape[-2])[:, None]
+    factor = np.sqrt(3 * limit / float(np.nanmax(np.abs(probe.right["scaled"]))))
+    array = array * np.where((name == "large scores") | (rows == 1), factor, 1.0)
+    inputs = {**probe.inputs, source: array}
+    if source == "queries":  # self-attention: all three are the same
+        inputs = dict.fromkeys(probe.inputs, array)
+    return replace(probe, name=name, ability="range", inputs=inputs)

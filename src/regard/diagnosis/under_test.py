@@ -1,0 +1,161 @@
+"""The function under test: the probes that fit it, and every answer that it has given.
+
+Must not know mistakes, nor how a convention is found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from regard.diagnosis.calling import call
+from regard.diagnosis.convention import Answer, Ask, Convention
+from regard.diagnosis.inspection import key_heads
+from regard.diagnosis.probe import UNITS, Probe, agrees
+from regard.diagnosis.probes import projected_probes, ready_probes
+from regard.diagnosis.signature import Callee
+
+# All calls together may take this many times the limit of one call.
+CALLS_IN_ALL = 10
+
+
+@dataclass(frozen=True)
+class StatedConventions:
+    """What the user says about the conventions; None is to be found out."""
+
+    causal: bool | str | None = None  # True, False, "start", "end"
+    mask: str | None = None
+    window: str | None = None  # "inclusive": the query's own key counts; "exclusive"
+
+
+@dataclass(eq=False)
+class FunctionUnderTest:
+    """A function with everything that it has answered so far."""
+
+    callee: Callee
+    stated: StatedConventions
+    limit: float  # seconds that one call may take
+    put: Ask
+    answers: dict[tuple[Convention, Probe], Answer] = field(default_factory=dict)
+    probes: dict[tuple[Any, ...], list[Probe]] = field(default_factory=dict)
+    hung: bool = False
+    spent: float = 0.0  # seconds inside the function
+
+    def ask(self, convention: Convention, probe: Probe) -> Answer:
+        """The answer to one probe; the function is called once for each."""
+        key = (convention, probe)
+        if key not in self.answers:
+            if self.hung:
+                return Answer(problem="it had not come back from an earlier call", kind="hung")
+            if self.out_of_time:
+                return Answer(problem="no time was left for it", kind="refused")
+            self.answers[key] = call(self.callee, convention, probe, self.put)
+            self.spent += self.answers[key].seconds
+            self.hung = self.answers[key].kind == "hung"
+        return self.answers[key]
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the function has taken more than all calls may take together."""
+        return self.spent > CALLS_IN_ALL * self.limit
+
+    @property
+    def calls(self) -> int:
+        """How many probes the function was called for; it is not where it lacks a parameter."""
+        return sum(answer.kind != "refused" for answer in self.answers.values())
+
+    def probes_for(self, convention: Convention) -> list[Probe]:
+        """The ordinary probes for one way of calling, made once."""
+        key = (convention.layout, convention.causal_always, convention.aligned)
+        if key not in self.probes:
+            found = list(_probes(self.callee, len(convention.layout)))
+            roles = self.callee.roles
+            if self.callee.kind == "self":
+                found = [_self_attention(probe) for probe in found if _is_square(probe)]
+            if convention.causal_always:
+                found = [_causal(probe) for probe in found]
+            elif "window" in roles and "causal" not in roles:  # it may look both ways
+                found = [p if p.window is None else replace(p, causal=False) for p in found]
+            if convention.aligned == "start":
+                found = [replace(p, offset=0) if p.offset else p for p in found]
+            self.probes[key] = found
+        return self.probes[key]
+
+    def is_right(self, convention: Convention, probe: Probe) -> bool:
+        """Whether the answer to a probe is the textbook's within the digits of float16.
+
+        Conventions differ by far more, and a function that loses digits has a convention too.
+        """
+        answer = self.ask(convention, probe)
+        if answer.output is None:
+            return False
+        unit = max(UNITS["float16"], UNITS.get(answer.dtype, 0.0))
+        return agrees(answer.output, probe.result(probe.right), probe.tolerance(unit))
+
+
+def _probes(callee: Callee, rank: int) -> Iterator[Probe]:
+    if callee.kind in ("arrays", "self"):
+        return ready_probes(rank)
+    batch = 1 if rank == 2 else 2
+    if callee.kind == "packed":
+        return _packed_probes(callee.heads or 2, batch, rank)
+    more: dict[str, Any] = dict(batch=batch, rank=rank)
+    more["cross"] = bool({"context", "key"} & callee.roles.keys())
+    if weights := callee.weights:
+        heads = callee.heads or 1
+        shapes = {name: array.shape for name, array in weights.items()}
+        groups = key_heads(shapes, heads)
+        return projected_probes(shapes, heads, groups, weights=weights, **more)
+    return _projected_by_arguments(callee, more)
+
+
+def _projected_by_arguments(callee: Callee, more: dict[str, Any]) -> Iterator[Probe]:
+    """Square weights, and, without heads, some whose widths all differ."""
+    shapes = {"W_q": (6, 4), "W_k": (6, 4), "W_v": (6, 5), "W_o": (5, 7)}
+    shapes |= {"b_q": (4,), "b_k": (4,), "b_v": (5,), "b_o": (7,)}  # type: ignore[dict-item]
+    taken = {name: shape for name, shape in shapes.items() if name in callee.roles}
+    square = {name: (6,) * len(shape) for name, shape in taken.items()}
+    if "heads" in callee.roles:
+        yield from projected_probes(square, callee.heads or 2, **more)
+        return
+    yield from projected_probes(square, 1, **more)
+    yield from projected_probes(taken, 1, **more)
+
+
+def _packed_probes(heads: int, batch: int, rank: int) -> Iterator[Probe]:
+    """Heads side by side in ready arrays: projections that only pick columns."""
+    width = 3 * heads
+    eye, none = np.eye(width), np.zeros((width, width))
+    weights = {"W_q": eye, "W_k": np.vstack([eye, none]), "W_v": np.vstack([none, eye])}
+    shapes = {name: array.shape for name, array in weights.items()}
+    rng = np.random.default_rng(50 + rank)
+    for probe in projected_probes(shapes, heads, weights=weights, batch=batch, rank=rank):
+        for rows, keys in ((5, 5), (3, 5)):
+            inputs = {
+                **probe.inputs,
+                "embeddings": 1.5 * rng.normal(size=(batch, rows, width)).round(2),
+                "context": rng.normal(size=(batch, keys, 2 * width)).round(2),
+            }
+            ability = probe.ability if rows == keys else "rectangular"
+            if rows == keys or not probe.has_rules:
+                name = f"{probe.name} {rows}×{keys}"
+                yield replace(probe, inputs=inputs, name=name, ability=ability)
+
+
+def _is_square(probe: Probe) -> bool:
+    return probe.sizes["L"] == probe.sizes["S"] and probe.sizes["D"] == probe.sizes["E"]
+
+
+def _self_attention(probe: Probe) -> Probe:
+    return replace(probe, inputs=dict.fromkeys(probe.inputs, probe.inputs["queries"]))
+
+
+def _causal(probe: Probe) -> Probe:
+    keep = probe.keep
+    if keep is not None and keep.ndim == 2:
+        keep = keep | (np.arange(keep.shape[1]) == 0)
+    offset = probe.sizes["S"] - probe.sizes["L"]
+    return replace(probe, causal=True, keep=keep, offset=offset)
