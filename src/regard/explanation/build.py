@@ -16,14 +16,15 @@ import numpy as np
 
 from regard.boundary.arguments import as_array
 from regard.compute import dispatch
-from regard.compute.kernels.reference import Run, scalars
+from regard.compute.kernels.reference import Run
 from regard.compute.request import Request, make_request
-from regard.compute.rules import Boolean, Mask, as_mask
+from regard.compute.rules import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
+from regard.problems.parts import NAMED_AXES, PROJECTED
 from regard.problems.problem import Problem
-from regard.textbook.steps import projecting, textbook
+from regard.textbook.steps import projecting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 Softmax = Literal["shifted", "unshifted"]
 
-PROJECTED = ("embeddings", "context", "W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
+_FLOAT64 = np.dtype(np.float64)
 OPTIONS = ("mask", "bias", "causal", "window", "offset", "scale", "softcap", "sink")
 
 
@@ -50,8 +51,8 @@ def explain_arrays(
 
     `labels` names axes by their letter: L queries, S keys, D and E features.
     """
-    check_softmax(softmax)
-    check_title(title)
+    _check_softmax(softmax)
+    _check_title(title)
     # An explanation is of the numbers as they are now: its steps are computed later, when asked.
     query, key, value = (
         np.array(as_array(name, array))
@@ -63,39 +64,27 @@ def explain_arrays(
     if options.get("mask") is not None:
         options["mask"] = deepcopy(as_mask(options["mask"]))
     request = make_request(query, key, value, **options)
-    if options.get("offset") is not None:
-        options["offset"] = request.offset
-    if options.get("window") is not None:
-        options["window"] = tuple(options["window"])
-    inputs = {
-        "queries": natural(request, request.query, "HL"),
-        "keys": natural(request, request.key, "H"),
-        "values": natural(request, request.value, "H"),
-    }
-    run = _run(request, inputs, {}, softmax)
-    checked = _checked_labels(labels, request)
+    return _traced(request, None, {}, softmax, title=title, labels=_checked_labels(labels, request))
+
+
+def _traced(
+    request: Request,
+    given: Mapping[str, Array] | None,
+    heads: Mapping[str, int],
+    softmax: Softmax,
+    rule: Mask | None = None,
+    **described: Any,
+) -> Trace:
+    """The steps of a call, with one more rule if there is one."""
+    if rule is not None:
+        request = replace(request, mask=rule if request.mask is None else request.mask & rule)
+    run = Run.of_request(request, _FLOAT64, given, heads, natural=True, softmax=softmax)
     return Trace(
         run,
-        title=title,
-        labels=checked,
-        rebuild=partial(_again, query, key, value, softmax, checked, title, options),
-        check_kernel=partial(check_kernel, request, run),
+        rebuild=partial(_traced, request, given, heads, softmax, **described),
+        check_kernel=partial(_check_kernel, request, run),
+        **described,
     )
-
-
-def _again(
-    query: Array,
-    key: Array,
-    value: Array,
-    softmax: Softmax,
-    labels: Mapping[str, Sequence[str] | None],
-    title: str,
-    options: Mapping[str, Any],
-    rule: Mask,
-) -> Trace:
-    """The same arrays with one more rule."""
-    options = {**options, "mask": with_rule(options.get("mask"), rule)}
-    return explain_arrays(query, key, value, softmax=softmax, labels=labels, title=title, **options)
 
 
 def explain_problem(problem: Problem, **overrides: Any) -> Trace:
@@ -114,49 +103,28 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
             overrides["mask"] = mask.array
         else:
             overrides["mask"], rule = None, deepcopy(mask)
-    return _explained(problem.replace(**overrides) if overrides else problem, rule)
-
-
-def _explained(problem: Problem, rule: Mask | None) -> Trace:
-    """A problem with one more rule beside its own."""
-    given = {name: getattr(problem, name) for name in PROJECTED}
-    inputs = {name: array for name, array in given.items() if array is not None}
+    if overrides:
+        problem = problem.replace(**overrides)
+    projected = {name: getattr(problem, name) for name in PROJECTED}
+    given = {name: array for name, array in projected.items() if array is not None}
     heads = {}
-    if problem.embeddings is not None and problem.heads is not None:
+    if given and problem.heads is not None:
         heads = {"H": problem.heads, "G": problem.key_heads or problem.heads}
-    queries, keys, values = _ready(problem, inputs, heads)
+    queries, keys, values = _ready(problem, given, heads)
     options = {name: getattr(problem, name) for name in OPTIONS if name != "mask"}
     request = make_request(queries, keys, values, mask=_problem_rules(problem, rule), **options)
-    if problem.embeddings is None:
-        inputs |= {
-            "queries": natural(request, request.query, "HL"),
-            "keys": natural(request, request.key, "H"),
-            "values": natural(request, request.value, "H"),
-        }
-    run = _run(request, inputs, heads, problem.softmax)
-    names = {
-        "L": problem.query_labels,
-        "S": problem.key_labels,
-        "M": problem.embedding_features,
-        "N": problem.context_features,
-        "D": problem.key_features,
-        "E": problem.value_features,
-        "F": problem.output_features,
-    }
-    return Trace(
-        run,
+    labels = {axis: getattr(problem, field) for field, axis in NAMED_AXES.items()}
+    return _traced(
+        request,
+        given,
+        heads,
+        problem.softmax,
         title=problem.title,
         note=problem.note,
-        labels={axis: labels for axis, labels in names.items() if labels is not None},
+        labels={axis: names for axis, names in labels.items() if names is not None},
         row_notes=dict(problem.row_notes),
         problem=problem,
-        rebuild=partial(_further, problem, rule),
-        check_kernel=partial(check_kernel, request, run),
     )
-
-
-def _further(problem: Problem, rule: Mask | None, more: Mask) -> Trace:
-    return _explained(problem, with_rule(rule, more))
 
 
 def _ready(
@@ -166,30 +134,22 @@ def _ready(
     if problem.embeddings is None:
         return problem.queries, problem.keys, problem.values
     steps = projecting(set(inputs), heads=bool(heads))
-    run = Run(steps, inputs, heads, dtype=np.dtype(np.float64))
+    run = Run(steps, inputs, heads, dtype=_FLOAT64)
     return run.value("queries"), run.value("keys"), run.value("values")
 
 
 def _problem_rules(problem: Problem, extra: Mask | None) -> Mask | None:
-    rules: list[Mask] = []
-    if problem.mask is not None:
-        rules.append(Boolean(problem.mask))
-    if problem.lengths is not None:
-        rules.append(Lengths(problem.lengths))
+    rules = [] if extra is None else [extra]
     if problem.query_segments is not None:
-        rules.append(Segments(problem.query_segments, problem.key_segments))
-    combined = extra
-    for rule in reversed(rules):
-        combined = rule if combined is None else rule & combined
-    return combined
+        rules.insert(0, Segments(problem.query_segments, problem.key_segments))
+    if problem.lengths is not None:
+        rules.insert(0, Lengths(problem.lengths))
+    if problem.mask is not None:
+        rules.insert(0, Boolean(problem.mask))
+    return all_of(rules)
 
 
-def with_rule(mask: Any, rule: Mask) -> Mask:
-    """One more rule on top of what was asked for."""
-    return rule if mask is None else as_mask(mask) & rule
-
-
-def check_softmax(softmax: Any) -> None:
+def _check_softmax(softmax: Any) -> None:
     """The two ways of taking exp that an explanation can show."""
     if not isinstance(softmax, str) or softmax not in ("shifted", "unshifted"):
         raise OptionError(
@@ -197,7 +157,7 @@ def check_softmax(softmax: Any) -> None:
         )
 
 
-def check_title(title: Any) -> None:
+def _check_title(title: Any) -> None:
     """Any string."""
     if not isinstance(title, str):
         raise DtypeError(f"title must be a string, not {safe_text(repr(title), 60)}")
@@ -212,42 +172,6 @@ def string_labels(name: str, labels: Any) -> tuple[str, ...]:
     if own is None or not all(isinstance(label, str) for label in own):
         raise DtypeError(f"{name} must be a sequence of strings")
     return own
-
-
-def _run(
-    request: Request, inputs: Mapping[str, Array], heads: Mapping[str, int], softmax: Softmax
-) -> Run:
-    """The whole textbook of one call over the arrays in the caller's own axes, in float64."""
-    optional = scalars(request)
-    if request.bias is not None:
-        optional["bias"] = natural(request, np.broadcast_to(request.bias, request.shape), "HL")
-    if request.sink is not None:
-        optional["sink"] = request.sink if request.has_heads else request.sink[..., 0]
-    steps = textbook(
-        {*inputs, *optional},
-        heads=request.has_heads,
-        rows=request.has_rows,
-        masked=request.rules is not None,
-        softmax=softmax,
-        default_scale=request.scale is None,
-    )
-    return Run(
-        steps,
-        {**inputs, **optional},
-        heads,
-        dtype=np.dtype(np.float64),
-        lead=request.lead,
-        rules=request.rules,
-        offset=request.offset,
-    )
-
-
-def natural(request: Request, array: Array, added: str) -> Array:
-    """An array (…, H or G, L or S, X) without the axes that normalising added."""
-    if "L" in added and not request.has_rows:
-        array = array[..., 0, :]
-        return array if request.has_heads else array[..., 0, :]
-    return array if request.has_heads else array[..., 0, :, :]
 
 
 def _checked_labels(
@@ -280,7 +204,7 @@ def _checked_labels(
 _MANTISSA = {"float16": (10, -14), "bfloat16": (7, -126), "float32": (23, -126)}
 
 
-def check_kernel(request: Request, run: Run) -> KernelCheck:
+def _check_kernel(request: Request, run: Run) -> KernelCheck:
     """What the best kernel answers to the same request, and how far it is from float64."""
     kernel = dispatch.choose(request)
     result = kernel.run(replace(request, return_lse=True))

@@ -29,6 +29,7 @@ from regard.compute.request import check_arrays, check_options
 from regard.errors import DtypeError, OptionError, ProblemError, ShapeError
 from regard.masks import Lengths, Segments, Window
 from regard.problems.parts import (
+    NAMED_AXES,
     PROJECTED,
     READY,
     Expectation,
@@ -265,15 +266,6 @@ def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
 
 # --- names and expectations ----------------------------------------------------------------------
 
-_NAMED_AXES = {
-    "query_labels": "L",
-    "key_labels": "S",
-    "embedding_features": "M",
-    "context_features": "N",
-    "key_features": "D",
-    "value_features": "E",
-    "output_features": "F",
-}
 # The axes of the textbook that run down a matrix; the rows of W_o are the packed heads.
 _ROWS = ("L", "S", "M", "N", "HE")
 
@@ -282,7 +274,7 @@ def _check_names(given: dict[str, Any], sizes: Sizes) -> None:
     """Labels, features and notes: one for each row or column."""
     if given["embeddings"] is not None and given["context"] is None:
         _share_labels(given)
-    for name, axis in _NAMED_AXES.items():
+    for name, axis in NAMED_AXES.items():
         if given[name] is None:
             continue
         given[name] = labels = as_labels(name, given[name])

@@ -36,6 +36,17 @@ if TYPE_CHECKING:
 PROJECTED = ("embeddings", "context", "W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
 READY = ("queries", "keys", "values")
 
+# The axis that each field names.
+NAMED_AXES = {
+    "query_labels": "L",
+    "key_labels": "S",
+    "embedding_features": "M",
+    "context_features": "N",
+    "key_features": "D",
+    "value_features": "E",
+    "output_features": "F",
+}
+
 # What one recipe of random matrices may draw, and what one text file may come to hold.
 MAX_NUMBERS = 10_000_000
 _ALIASES = {"X": "embeddings"}

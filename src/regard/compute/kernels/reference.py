@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -241,13 +242,7 @@ def _rows_of_any_size(
     return {"output": output, "weights": weights, "lse": lse}
 
 
-def _given(request: Request) -> set[str]:
-    optional = {"bias": request.bias, "softcap": request.softcap, "sink": request.sink}
-    present = {name for name, value in optional.items() if value is not None}
-    return {"queries", "keys", "values", *present}
-
-
-def scalars(request: Request) -> dict[str, Array]:
+def _scalars(request: Request) -> dict[str, Array]:
     """The inputs of a run that are one number for the whole call."""
     numbers = {
         "width": request.query.shape[-1] if request.scale is None else None,
@@ -299,25 +294,44 @@ class Run:
         self._kept_bytes = 0
 
     @classmethod
-    def of_request(cls, request: Request, dtype: np.dtype[Any]) -> Run:
-        """The run of a checked call whose arrays have all their axes."""
-        steps = textbook(
-            _given(request), masked=request.rules is not None, default_scale=request.scale is None
-        )
-        inputs: dict[str, Array] = {
-            "queries": request.query,
-            "keys": request.key,
-            "values": request.value,
-            **scalars(request),
+    def of_request(
+        cls,
+        request: Request,
+        dtype: np.dtype[Any],
+        given: Mapping[str, Array] | None = None,
+        heads: Mapping[str, int] = MappingProxyType({}),
+        *,
+        natural: bool = False,
+        softmax: Literal["shifted", "unshifted"] = "shifted",
+    ) -> Run:
+        """The run of a checked call, from its arrays or from those `given` that make them.
+
+        With `natural` the arrays have only the axes that the caller gave them.
+        """
+        has_heads, has_rows = (not natural or own for own in (request.has_heads, request.has_rows))
+        shaped = request.natural if natural else lambda array, rows=True: array
+        inputs: dict[str, Array] = dict(given or {}) or {
+            "queries": shaped(request.query),
+            "keys": shaped(request.key, rows=False),
+            "values": shaped(request.value, rows=False),
         }
+        inputs |= _scalars(request)
         if request.bias is not None:
-            inputs["bias"] = np.broadcast_to(request.bias, request.shape)
+            inputs["bias"] = shaped(np.broadcast_to(request.bias, request.shape))
         if request.sink is not None:
-            inputs["sink"] = request.sink
+            inputs["sink"] = request.sink if has_heads else request.sink[..., 0]
+        steps = textbook(
+            set(inputs),
+            heads=has_heads,
+            rows=has_rows,
+            masked=request.rules is not None,
+            softmax=softmax,
+            default_scale=request.scale is None,
+        )
         return cls(
             steps,
             inputs,
-            {},
+            heads,
             dtype=dtype,
             lead=request.lead,
             rules=request.rules,
