@@ -1,4 +1,4 @@
-"""Each side alone in a process of its own, beside the times that a common run gives.
+"""Each library alone in a process of its own, beside the times that a common run gives.
 
 Idle threads of one library can slow down the next; where the two columns differ, that is why.
 
@@ -24,7 +24,7 @@ CASES = (
     case("causal", 1, 8, 1024, 1024, 64, causal=True),
     case("decode", 1, 32, 1, 4096, 128, G=8, unit="GB/s"),
 )
-SIDES = {side.name: side for side in (REGARD, *PEERS)}
+LIBRARIES = {library.name: library for library in (REGARD, *PEERS)}
 
 
 def main() -> None:
@@ -32,7 +32,10 @@ def main() -> None:
         target, *names = sys.argv[2:]
         Path(target).write_text(json.dumps(measured(names)), "utf-8")
         return
-    names = ["regard", *(sys.argv[1:] or [side.name for side in PEERS if not side.missing()])]
+    names = [
+        "regard",
+        *(sys.argv[1:] or [library.name for library in PEERS if not library.missing()]),
+    ]
     together = in_a_process(names)
     alone = {name: in_a_process([name])[name] for name in names}
     print("µs per call: in rotation with the others / alone (their ratio)")
@@ -54,12 +57,12 @@ def in_a_process(names: list[str]) -> dict[str, dict[str, float]]:
 
 
 def measured(names: list[str]) -> dict[str, dict[str, float]]:
-    """Side -> case -> median seconds per call."""
-    prepares = {name: SIDES[name].load(checked_threads(None)) for name in names}
+    """Library -> case -> median seconds per call."""
+    prepares = {name: LIBRARIES[name].load(checked_threads(None)) for name in names}
     times: dict[str, dict[str, float]] = {name: {} for name in names}
     for one in CASES:
         inputs = make_inputs(one)
-        works = {n: prepared(SIDES[n], prepare, inputs) for n, prepare in prepares.items()}
+        works = {n: prepared(LIBRARIES[n], prepare, inputs) for n, prepare in prepares.items()}
         calls = {name: work.call for name, work in works.items() if isinstance(work, Work)}
         for name, samples in time_in_rotation(calls, Budget()).items():
             times[name][one.name] = samples.median

@@ -24,7 +24,7 @@ from regard.bench import command
 from regard.bench.cases import GRIDS, MASKS, SHAPES, Case, case, grid, make_inputs
 from regard.bench.command import checked_threads
 from regard.bench.correctness import truth
-from regard.bench.libraries import PEERS, Prepare, Side, Work, peers, prepared
+from regard.bench.libraries import PEERS, Library, Prepare, Work, peers, prepared
 from regard.bench.machine import Limits, Peak, largest, measured_limits
 from regard.bench.measure import CaseResult, Outcome, Report, as_data, run
 from regard.bench.tables import limits_in_words, print_report, reasons
@@ -48,13 +48,13 @@ def no_limits(_: int) -> None:
     return None
 
 
-def tiny_report(*sides: Side, cases: tuple[Case, ...] = TINY) -> Report:
-    return run(cases, sides or (NUMPY,), 1, grid="tiny", budget=FAST, limits_of=no_limits)
+def tiny_report(*libraries: Library, cases: tuple[Case, ...] = TINY) -> Report:
+    return run(cases, libraries or (NUMPY,), 1, grid="tiny", budget=FAST, limits_of=no_limits)
 
 
-def side_that(load: Any, name: str = "numpy") -> Side:
+def library_that(load: Any, name: str = "numpy") -> Library:
     """A peer under the name of something that is installed."""
-    return Side(name, name, load)
+    return Library(name, name, load)
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_wrong_answer_is_reported_and_not_timed(spoil):
 
         return prepare
 
-    report = tiny_report(side_that(load), cases=(TINY[0],))
+    report = tiny_report(library_that(load), cases=(TINY[0],))
     outcome = report.results[0].outcomes["numpy"]
     assert outcome.seconds is None
     assert "wrong answer" in str(outcome.reason)
@@ -217,7 +217,7 @@ def test_a_side_that_raises_is_reported_in_its_own_words_and_the_others_go_on():
 
         return prepare
 
-    outcome = tiny_report(side_that(load)).results[0].outcomes["numpy"]
+    outcome = tiny_report(library_that(load)).results[0].outcomes["numpy"]
     np.testing.assert_equal(outcome.reason, r"RuntimeError: no such \x1b[31moperator")
 
 
@@ -225,13 +225,13 @@ def test_a_side_that_cannot_even_be_loaded_is_missing_with_its_reason():
     def load(_: int) -> Prepare:
         raise OSError("a library is broken")
 
-    report = tiny_report(side_that(load))
+    report = tiny_report(library_that(load))
     np.testing.assert_equal(report.missing["numpy"], "OSError: a library is broken")
     assert "numpy" not in report.versions
 
 
 def test_a_peer_that_is_not_installed_is_shown_as_missing():
-    report = tiny_report(side_that(lambda _: NUMPY.load(1), "no_such_library"))
+    report = tiny_report(library_that(lambda _: NUMPY.load(1), "no_such_library"))
     np.testing.assert_equal(report.missing["no_such_library"], "not installed")
     outcome = report.results[0].outcomes["no_such_library"]
     np.testing.assert_equal(outcome, Outcome(reason="not installed"))
@@ -371,7 +371,7 @@ def test_the_limits_of_this_machine_are_measured_for_every_target_it_runs():
 
 
 def test_json_has_every_case_and_side_and_no_number_that_json_does_not_have():
-    report = tiny_report(NUMPY, side_that(lambda _: NUMPY.load(1), "no_such_library"))
+    report = tiny_report(NUMPY, library_that(lambda _: NUMPY.load(1), "no_such_library"))
     data = json.loads(json.dumps(as_data(report), allow_nan=False))
     np.testing.assert_equal([one["name"] for one in data["cases"]], [one.name for one in TINY])
     for one in data["cases"]:
@@ -527,8 +527,8 @@ def test_the_command_prints_a_table_and_saves_everything(tiny_command):
         (("--threads", "0"), "--threads is 0; this process may use 1 to"),
         (("--threads", "100000"), "--threads is 100000; this process may use 1 to"),
         (("--plot", "plot.jpg"), "--plot is plot.jpg; it must end in .png, .svg or .pdf"),
-        (("--json", "nowhere/results.json"), "nowhere is no folder that can be written to"),
-        (("--json", "x.png", "--plot", "x.png"), "--json and --plot would go to the same file"),
+        (("--json", "nowhere/results.json"), "nowhere is not a writable folder"),
+        (("--json", "x.png", "--plot", "x.png"), "--json and --plot name the same file"),
         (("--force",), "--force goes with --json and --plot only"),
     ],
 )
@@ -543,7 +543,7 @@ def test_results_that_are_there_are_replaced_only_with_force(tiny_command):
     Path("results.json").write_text("{}")
     done = tiny_command("--json", "results.json")
     np.testing.assert_equal(done.exit_code, 2)
-    assert "results.json: is there already; --force replaces it" in done.stderr
+    assert "results.json: already exists; pass --force to replace it" in done.stderr
     words = "--against", "numpy", "--threads", "1", "--json", "results.json", "--force"
     np.testing.assert_equal(tiny_command(*words).exit_code, 0)
     assert json.loads(Path("results.json").read_text())["cases"]

@@ -1,5 +1,4 @@
-"""`regard bench`: every installed peer beside regard, checked first and then timed, in one run.
+"""`regard bench`: regard and every installed peer, checked against float64, then timed in rotation.
 
-`run` is the whole of it: cases, sides, a check of every answer against float64, times in rotation.
 Must not be imported by anything that computes attention.
 """

@@ -1,7 +1,6 @@
-"""What is measured: the cases of each grid, and the arrays of one case.
+"""The cases of each grid, and the arrays of one case.
 
-A case says what is computed in regard's own terms and how much useful work that is. Must not know
-who computes it.
+Owns shapes, masks and the useful work of a case. Must not know the libraries.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.errors import OptionError, safe_text
+from regard.masks import Lengths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 MASKS = ("padding", "dense", "bias", "window", "lengths", "blocks")
-WINDOW = 256  # keys to the left that the window case sees
-BLOCK = 256  # rows and columns of one block of the block mask
+WINDOW = 256  # keys to the left in the window case
+BLOCK = 256  # rows and columns of a block of the block mask
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call to be measured. `unit` is what its speed is read in."""
+    """One call to measure. `unit` is the unit of its printed speed."""
 
     group: str
     B: int
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What identifies the case: shape and whatever is not ordinary, such as `1,8,77,77,64`."""
+        """The shape, after the mask, causal and the dtype if not float32: `1,8,77,77,64`."""
         heads = f"{self.H}" if self.G == self.H else f"{self.H}/{self.G}"
         width = f"{self.D}" if self.E == self.D else f"{self.D}/{self.E}"
         words = [self.mask, "causal" if self.causal else None]
@@ -53,12 +53,12 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """What has to be read at least: every key and value once."""
+        """The size of all keys and values."""
         return self.B * self.G * self.S * (self.D + self.E) * _dtype(self.dtype).itemsize
 
     @property
     def scores(self) -> int:
-        """How many scores a matrix of them would have."""
+        """The size of the matrix of scores."""
         return self.B * self.H * self.L * self.S
 
 
@@ -66,9 +66,8 @@ class Case:
 class Inputs:
     """The arrays of a case: query (B, H, L, D), key (B, G, S, D), value (B, G, S, E).
 
-    `keep` (True = attend, broadcastable to (B, H, L, S)) is what the mask of the case says as
-    booleans, without causal; `bias` is added to the scores. `options` are the same for
-    `regard.attention`, in its own best form.
+    `keep` (True = attend, broadcastable to (B, H, L, S)) is the mask of the case as booleans,
+    without causal; `bias` is added to the scores. `options` are regard's preferred form of them.
     """
 
     case: Case
@@ -80,33 +79,38 @@ class Inputs:
     lengths: Array | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def keep_or_bias(self) -> Array | None:
+        """The mask in the form that most libraries take."""
+        return self.keep if self.bias is None else self.bias
+
+    def visible_keys(self, rows: Any = slice(None)) -> Array | None:
+        """Which keys (…, rows, S) some rows see, causal included; None if all."""
+        keep, case = self.keep, self.case
+        if keep is not None and keep.shape[2] > 1:
+            keep = keep[:, :, rows]
+        if not case.causal:
+            return keep
+        below = np.arange(case.L)[rows, None] >= np.arange(case.S)
+        return below if keep is None else keep & below
+
     @cached_property
     def visible(self) -> int:
-        """How many of the scores are visible: only they are useful work."""
-        case = self.case
-        if self.keep is None:
-            return (
-                case.B * case.H * (case.L * (case.L + 1) // 2 if case.causal else case.L * case.S)
-            )
-        keep = self.keep & np.tri(case.L, case.S, dtype=bool) if case.causal else self.keep
-        return int(keep.sum()) * (case.scores // keep.size)
+        """The number of visible scores."""
+        keep = self.visible_keys()
+        return (
+            self.case.scores if keep is None else int(keep.sum()) * (self.case.scores // keep.size)
+        )
 
     @property
     def operations(self) -> int:
-        """Floating-point operations of the two products over visible scores."""
+        """Floating-point operations of both products over visible scores."""
         return 2 * self.visible * (self.case.D + self.case.E)
 
 
 def grid(name: str) -> tuple[Case, ...]:
-    """The cases of a grid.
+    """The cases of a grid; an OptionError if there is none of that name.
 
-    Raises
-    ------
-    OptionError
-        If there is no grid of that name.
-
-    Examples
-    --------
     >>> [case.name for case in grid("quick")][:3]
     ['1,1,3,3,4', '1,8,128,128,64', '1,8,1024,1024,64']
     """
@@ -128,50 +132,37 @@ def case(group: str, *sizes: int, G: int | None = None, E: int | None = None, **
 
 
 def make_inputs(case: Case, seed: int = 0) -> Inputs:
-    """Random arrays, normal with unit variance, and the mask of the case."""
+    """Random normal arrays with unit variance, and the mask of the case."""
     rng = np.random.default_rng(seed)
     B, H, G, L, S = case.B, case.H, case.G, case.L, case.S
-    arrays = (
-        _normal(rng, shape, case.dtype)
-        for shape in ((B, H, L, case.D), (B, G, S, case.D), (B, G, S, case.E))
-    )
-    query, key, value = arrays
-    # The public function with its keyword arguments, even where they are the defaults.
+    shapes = (B, H, L, case.D), (B, G, S, case.D), (B, G, S, case.E)
+    query, key, value = (_normal(rng, shape, case.dtype) for shape in shapes)
     options: dict[str, Any] = {"causal": case.causal}
     keep = bias = lengths = None
     match case.mask:
-        case None:
-            pass
-        case "padding":
-            keep = np.arange(S) < _some_lengths(B, S)[:, None, None, None]
-            options["mask"] = keep
-        case "lengths":
-            from regard.masks import Lengths
-
-            lengths = _some_lengths(B, S)
+        case "padding" | "lengths":
+            # From all keys down to three quarters of them, as in a batch sorted by length.
+            lengths = np.linspace(S, 3 * S // 4, B).astype(np.int64)
             keep = np.arange(S) < lengths[:, None, None, None]
-            options["mask"] = Lengths(lengths)
         case "dense":
             keep = rng.random((1, 1, L, S)) < 0.75
             keep[..., 0] = True
-            options["mask"] = keep
         case "bias":
             bias = _normal(rng, (1, H, L, S), case.dtype)
             options["bias"] = bias
         case "window":
             distance = np.arange(L)[:, None] - np.arange(S)
             keep = ((distance <= WINDOW) & (distance >= 0))[None, None]
-            options |= {"window": (WINDOW, 0)}
+            options["window"] = (WINDOW, 0)
         case "blocks":
             rows, columns = np.arange(L)[:, None] // BLOCK, np.arange(S) // BLOCK
             keep = ((rows + columns) % 2 == 0)[None, None]
-            options["mask"] = keep
+    if case.mask == "lengths":
+        options["mask"] = Lengths(lengths)
+    else:
+        lengths = None
+        options |= {} if keep is None or case.mask == "window" else {"mask": keep}
     return Inputs(case, query, key, value, keep, bias, lengths, options)
-
-
-def _some_lengths(B: int, S: int) -> Array:
-    """From all keys down to three quarters of them: padding as it is in a sorted batch."""
-    return np.linspace(S, 3 * S // 4, B).astype(np.int64)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -184,7 +175,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
-    """At an address that is a multiple of 64: some peers copy what is not."""
+    """At an address that is a multiple of 64: some peers copy other arrays."""
     kind = _dtype(dtype)
     size = int(np.prod(shape)) * kind.itemsize
     room = np.empty(size + 64, np.uint8)
@@ -223,7 +214,7 @@ def _decode() -> list[Case]:
 
 
 def _masked(names: tuple[str, ...]) -> list[Case]:
-    # A batch of four where the rows of it differ, one element where they do not.
+    # Four batch elements where the mask differs between them.
     batch = {"padding": 4, "lengths": 4}
     return [
         case("masks", batch.get(name, 1), 8, 1024, 1024, 64, mask=name, unit="ms") for name in names

@@ -1,7 +1,6 @@
-"""What `regard bench` does: a process with as many threads for every side, one run, its results.
+"""The command `regard bench`: checks, a process with the right number of threads, one run, results.
 
-Owns what is refused beforehand, the environment, and where results go. The command line owns how
-options are called.
+Must not know how options are parsed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 BUDGETS = {"quick": Budget(seconds=0.4), "full": Budget(seconds=1.0)}
-# Read when a library is loaded, so they must stand before the process begins.
+# Read when a library is loaded, so they are set before the process begins.
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",
@@ -46,24 +45,23 @@ def bench(
     threads: int | None,
     force: bool,
 ) -> int:
-    """Measure and show; the exit code."""
-    sides = peers(None if against is None else [name.strip() for name in against.split(",")])
+    """Measure, save and print; returns the exit code."""
+    libraries = peers(None if against is None else [name.strip() for name in against.split(",")])
     cases = grid(grid_name)
     _check_files({"--json": json_file, "--plot": plot_file}, force)
     count = checked_threads(threads)
     if not is_ready(count):
-        words = ["--grid", grid_name, "--threads", str(count)]
-        words += [] if against is None else ["--against", against]
-        words += [] if json_file is None else ["--json", json_file]
-        words += [] if plot_file is None else ["--plot", plot_file]
+        options = {"--grid": grid_name, "--threads": str(count), "--against": against}
+        options |= {"--json": json_file, "--plot": plot_file}
+        words = [word for pair in options.items() if pair[1] is not None for word in pair]
         words += ["--force"] if force else []
-        return process_for(count, ["-m", "regard", "bench", *words])
-    report = _with_progress(
-        cases,
-        lambda watch: run(
-            cases, sides, count, grid=grid_name, budget=BUDGETS[grid_name], watch=watch
-        ),
-    )
+        return process_for(count, ["-m", "regard", "bench", *map(str, words)])
+
+    def measure(watch: Callable[[Case], None]) -> Report:
+        budget = BUDGETS[grid_name]
+        return run(cases, libraries, count, grid=grid_name, budget=budget, watch=watch)
+
+    report = _with_progress(cases, measure)
     if json_file is not None:
         text = json.dumps(as_data(report), allow_nan=False, ensure_ascii=True, indent=1)
         Path(json_file).write_text(text + "\n", "utf-8")
@@ -78,13 +76,7 @@ def bench(
 
 
 def checked_threads(threads: int | None) -> int:
-    """How many threads every side gets: not more than there are CPUs.
-
-    Raises
-    ------
-    OptionError
-        If it is less than 1 or more than the CPUs that this process may use.
-    """
+    """The number of threads for every library; an OptionError unless 1 to the usable CPUs."""
     cpus = native.usable_cpus()
     if threads is None:
         return min(native.default_threads(), cpus)
@@ -94,16 +86,17 @@ def checked_threads(threads: int | None) -> int:
 
 
 def is_ready(threads: int) -> bool:
-    """Whether this process began with so many threads for everybody."""
-    told = all(os.environ.get(name) == str(threads) for name in THREAD_VARIABLES)
-    return told and (not hasattr(os, "sched_getaffinity") or _cpus_of_process() == threads)
+    """Whether this process was started with so many threads for every library."""
+    if any(os.environ.get(name) != str(threads) for name in THREAD_VARIABLES):
+        return False
+    return not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) == threads
 
 
 def process_for(threads: int, arguments: Sequence[str]) -> int:
     """The exit code of a Python process in which every library has so many threads.
 
-    Some libraries read a variable when they are loaded, and jax takes every CPU that the process
-    may run on: both must be settled before it begins.
+    Some libraries read variables when loaded, and jax uses all CPUs in the process's affinity, so
+    both are set before the process begins.
     """
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     try:
@@ -117,34 +110,30 @@ def process_for(threads: int, arguments: Sequence[str]) -> int:
             os.sched_setaffinity(0, before)
 
 
-def _cpus_of_process() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def _check_files(files: Mapping[str, str | None], force: bool) -> None:
-    """What would fail only after minutes."""
+    """Refuse now what would fail only after the run."""
     given = {option: path for option, path in files.items() if path is not None}
     for option, path in given.items():
         if not force and os.path.lexists(path):
-            raise ProblemError(f"{path}: is there already; --force replaces it")
+            raise ProblemError(f"{path}: already exists; pass --force to replace it")
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-            raise ProblemError(f"{option} {path}: {folder} is no folder that can be written to")
+            raise ProblemError(f"{option} {path}: {folder} is not a writable folder")
     if len({os.path.realpath(path) for path in given.values()}) < len(given):
-        raise OptionError("--json and --plot would go to the same file")
+        raise OptionError("--json and --plot name the same file")
     plot = given.get("--plot")
     if plot is None:
         return
     if not plot.endswith((".png", ".svg", ".pdf")):
         raise OptionError(f"--plot is {plot}; it must end in .png, .svg or .pdf")
     if find_spec("matplotlib") is None:
-        raise OptionError('--plot needs matplotlib, which pip install "regard[plot]" brings')
+        raise OptionError('--plot needs matplotlib; pip install "regard[plot]"')
 
 
 def _with_progress(
     cases: Sequence[Case], measure: Callable[[Callable[[Case], None]], Report]
 ) -> Report:
-    """With a bar on a terminal; elsewhere silently."""
+    """Measure with a progress bar on a terminal, silently elsewhere."""
     if not sys.stderr.isatty():
         return measure(lambda _: None)
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -152,11 +141,11 @@ def _with_progress(
     from regard.views.screen import console
 
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    # Redrawn only between cases: a thread that draws would take time from what is measured.
+    # Redrawn only between cases, so as not to disturb the times.
     with Progress(
         *columns, console=console(stderr=True), transient=True, auto_refresh=False
     ) as progress:
-        task = progress.add_task("limits of the machine", total=len(cases))
+        task = progress.add_task("peaks of the machine", total=len(cases))
         done = -1
 
         def watch(case: Case) -> None:

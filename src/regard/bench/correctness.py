@@ -1,6 +1,6 @@
-"""Whether an answer is right: the reference in float64, and how far an answer may be from it.
+"""Whether an answer is right: the reference kernel in float64, and a tolerance.
 
-Owns which rows are looked at and the tolerance. Must not know who gave the answer.
+Owns which rows are checked and the tolerance. Must not know which library gave the answer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# How many scores the float64 reference computes for one case: about half a second.
+# Scores that the float64 reference computes per case: about half a second.
 CHECKED_SCORES = 2**23
-# A half type rounds scores, weights and output at its own precision in the libraries that are
-# measured here; each rounding is at most half of eps.
+# Peers round scores, weights and output of half types, each by at most half of eps.
 ROUNDINGS_OF_HALF = 4
 RANDOM_WALK = 4
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Some rows of every head as they should be, (B, H, R, E) in float64."""
+    """The right answer (B, H, R, E) in float64 for some rows of every head."""
 
     rows: Array
     output: Array
@@ -39,7 +38,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`error`: the largest over the rows of |answer − truth| / |truth|, by their lengths."""
+    """`error` is the largest |answer − truth| / |truth| of a row, in the Euclidean norm."""
 
     error: float
     right: bool
@@ -47,26 +46,20 @@ class Verdict:
 
 
 def truth(inputs: Inputs, seed: int = 0) -> Truth:
-    """What the reference answers for as many rows of every head as can be afforded."""
+    """The reference's answer for all rows, or for as many as `CHECKED_SCORES` allows."""
     case = inputs.case
     afforded = max(16, CHECKED_SCORES // (case.B * case.H * case.S))
     rows = np.arange(case.L)
     if afforded < case.L:
-        # Both ends, and others that no tile's width divides.
+        # Both ends, and a random choice of the others.
         inner = np.random.default_rng(seed).choice(rows[1:-1], afforded - 2, replace=False)
         rows = np.concatenate([[0], np.sort(inner), [case.L - 1]])
-    keep = inputs.keep
-    if keep is not None:
-        keep = np.broadcast_to(keep, (case.B, case.H, case.L, case.S))[:, :, rows]
-    if case.causal:
-        below = rows[:, None] >= np.arange(case.S)
-        keep = below if keep is None else keep & below
     bias = inputs.bias
     output = attention(
         inputs.query[:, :, rows].astype(np.float64),
         inputs.key.astype(np.float64),
         inputs.value.astype(np.float64),
-        mask=keep,
+        mask=inputs.visible_keys(rows),
         bias=None if bias is None else bias[:, :, rows].astype(np.float64),
         kernel="reference",
     )
@@ -74,10 +67,10 @@ def truth(inputs: Inputs, seed: int = 0) -> Truth:
 
 
 def tolerance(case: Case) -> float:
-    """How far the row of a right answer may be from the truth, relative to its length.
+    """The largest allowed `Verdict.error`.
 
-    Rounding errors of sums over D and over S grow like the root of the number of terms; half types
-    accumulate in float32 and round a few values at their own precision.
+    Rounding errors of sums over D and S grow like the square root of their lengths; half types
+    accumulate in float32 and round a few values to their own precision.
 
     >>> from regard.bench.cases import case
     >>> f"{tolerance(case('full', 1, 8, 1024, 1024, 64)):.1e}"
@@ -90,7 +83,7 @@ def tolerance(case: Case) -> float:
 
 
 def verdict(answer: Array, truth: Truth, shape: tuple[int, ...]) -> Verdict:
-    """Whether an answer (B, H, L, E) has the right shape, is finite, and is close to the truth."""
+    """Whether an answer has the right shape (B, H, L, E), is finite, and close to the truth."""
     if answer.shape != shape:
         return Verdict(math.inf, False, f"its shape is {answer.shape}, not {shape}")
     if not np.isfinite(answer).all():

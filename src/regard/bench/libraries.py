@@ -1,69 +1,70 @@
-"""Who is measured: regard and its peers, each called in the way that is fastest for it.
+"""What is measured: regard and its peers, each called in the way that is fastest for it.
 
-A `Side` is a name, a distribution whose version is looked up, and `load`, which imports the library
-and returns how it prepares a case: a call without arguments, or the reason why there is none.
-Preparing, copying into its own arrays and compiling are never timed.
+A `Library` imports itself and returns a function that prepares a case: a call without arguments, or
+the reason why it cannot do the case. Copying into its own arrays and compiling are never timed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.bench.cases import Inputs
 from regard.errors import OptionError, safe_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.bench.cases import Inputs
-
     Array = NDArray[Any]
+
+MOST_SCORES = 2**28
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed, and how its answer becomes an array (B, H, L, E)."""
+    """The timed call, and how its answer becomes an array (B, H, L, E)."""
 
     call: Callable[[], Any]
     read: Callable[[Any], Array]
 
 
-# The work, or why this side cannot do the case.
-Prepare = Callable[["Inputs"], "Work | str"]
+# Prepares a case: the work, or why the library cannot do it.
+Prepare = Callable[[Inputs], Work | str]
 
 
 @dataclass(frozen=True)
-class Side:
-    """One library: `load` takes the number of threads."""
+class Library:
+    """One library; `load` takes the number of threads."""
 
     name: str
     distribution: str
     load: Callable[[int], Prepare]
     needs: tuple[str, ...] = ()
-    materialises: bool = False  # whether it makes the matrix of scores
+    materialises: bool = False  # makes the whole matrix of scores
+    folds: bool = True  # gets grouped heads as rows of the key head that they share
 
     def missing(self) -> str | None:
-        """None if it can be loaded, else why not."""
+        """Why it cannot be loaded, or None."""
         if find_spec(self.name) is None:
             return "not installed"
         absent = [name for name in self.needs if find_spec(name) is None]
         return f"needs {' and '.join(absent)}, which is not installed" if absent else None
 
     def version(self) -> str:
-        """Of the distribution, as installed."""
+        """The installed version."""
         try:
             return version(self.distribution)
         except PackageNotFoundError:
             return "unknown"
 
 
-def peers(names: Sequence[str] | None = None) -> tuple[Side, ...]:
+def peers(names: Sequence[str] | None = None) -> tuple[Library, ...]:
     """The peers of these names, or all of them.
 
     Raises
@@ -73,29 +74,32 @@ def peers(names: Sequence[str] | None = None) -> tuple[Side, ...]:
 
     Examples
     --------
-    >>> [side.name for side in peers()]
+    >>> [library.name for library in peers()]
     ['torch', 'onnxruntime', 'openvino', 'jax', 'numpy']
     """
-    if names is None:
-        return PEERS
-    known = {side.name: side for side in PEERS}
-    for name in names:
+    known = {library.name: library for library in PEERS}
+    for name in names or ():
         if name not in known:
             raise OptionError(
                 f"there is no peer {safe_text(repr(name), 40)}; known are {', '.join(known)}"
             )
-    return tuple(known[name] for name in dict.fromkeys(names))
+    return PEERS if names is None else tuple(known[name] for name in dict.fromkeys(names))
 
 
-def prepared(side: Side, prepare: Prepare, inputs: Inputs) -> Work | str:
-    """The work of a side, or the reason why not: its own words if it raised an error."""
-    cells = inputs.case.scores
-    if side.materialises and cells > MOST_SCORES:
-        return f"its matrix of scores would have {cells:.2g} numbers"
+def prepared(library: Library, prepare: Prepare, inputs: Inputs) -> Work | str:
+    """The work of a library on a case, or why there is none."""
+    case = inputs.case
+    if library.materialises and case.scores > MOST_SCORES:
+        return f"its matrix of scores would have {case.scores:.2g} numbers"
     try:
-        return prepare(inputs)
+        given = _folded(inputs) if library.folds else inputs
+        work = prepare(given)
     except Exception as error:  # a peer may raise anything
         return reason_of(error)
+    if given is inputs or isinstance(work, str):
+        return work
+    shape = case.B, case.H, case.L, case.E
+    return Work(work.call, lambda output: work.read(output).reshape(shape))
 
 
 def reason_of(error: BaseException) -> str:
@@ -103,10 +107,22 @@ def reason_of(error: BaseException) -> str:
     return safe_text(f"{type(error).__name__}: {error}", 200)
 
 
-MOST_SCORES = 2**28
+def _folded(inputs: Inputs) -> Inputs:
+    """Queries (B, G, H / G · L, D): heads that share keys become rows of one head.
+
+    Rows are independent, so the answer is the same. With 32/8 heads and 4096 keys the fastest calls
+    of torch and onnxruntime were several times as fast as with their own option for grouped heads.
+    """
+    case = inputs.case
+    if case.G == case.H:
+        return inputs
+    if case.causal or case.mask:
+        raise NotImplementedError("grouped heads with a mask are not in any grid")
+    rows = case.H // case.G * case.L
+    return replace(inputs, query=inputs.query.reshape(case.B, case.G, rows, case.D))
 
 
-# --- regard --------------------------------------------------------------------------------------
+# --- each library --------------------------------------------------------------------------------
 
 
 def _load_regard(threads: int) -> Prepare:
@@ -124,32 +140,6 @@ def _load_regard(threads: int) -> Prepare:
     return prepare
 
 
-# --- what peers are given ------------------------------------------------------------------------
-
-
-def _folded(inputs: Inputs) -> Array:
-    """Queries (B, G, H / G · L, D): heads that share keys become rows of one head.
-
-    Rows know nothing of each other, so the answer is the same, and at 32/8 heads and 4096 keys the
-    fastest calls were several times as fast as with the options of torch and onnxruntime for it.
-    """
-    case = inputs.case
-    if case.G == case.H:
-        return inputs.query
-    if case.causal or case.mask:
-        raise NotImplementedError("grouped heads with a mask are not in any grid")
-    rows = case.H // case.G * case.L
-    return inputs.query.reshape(case.B, case.G, rows, case.D)
-
-
-def _unfolded(inputs: Inputs, output: Array) -> Array:
-    case = inputs.case
-    return output.reshape(case.B, case.H, case.L, case.E)
-
-
-# --- torch ---------------------------------------------------------------------------------------
-
-
 def _load_torch(threads: int) -> Prepare:
     import torch
 
@@ -165,19 +155,15 @@ def _load_torch(threads: int) -> Prepare:
         return torch.from_numpy(array)
 
     def prepare(inputs: Inputs) -> Work:
-        query, key, value = map(tensor, (_folded(inputs), inputs.key, inputs.value))
-        mask = tensor(inputs.keep if inputs.bias is None else inputs.bias)
-        causal = inputs.case.causal
+        query, key, value = map(tensor, (inputs.query, inputs.key, inputs.value))
+        mask, causal = tensor(inputs.keep_or_bias), inputs.case.causal
 
         def call() -> Any:
             return sdpa(query, key, value, attn_mask=mask, is_causal=causal)
 
-        return Work(call, lambda output: _unfolded(inputs, output.double().numpy()))
+        return Work(call, lambda output: output.double().numpy())
 
     return prepare
-
-
-# --- onnxruntime ---------------------------------------------------------------------------------
 
 
 def _load_onnxruntime(threads: int) -> Prepare:
@@ -190,9 +176,9 @@ def _load_onnxruntime(threads: int) -> Prepare:
     options.log_severity_level = 4
 
     def prepare(inputs: Inputs) -> Work:
-        arrays = {"Q": _folded(inputs), "K": inputs.key, "V": inputs.value}
-        mask = inputs.keep if inputs.bias is None else inputs.bias
-        if mask is not None:  # it broadcasts over batch and heads only
+        arrays = {"Q": inputs.query, "K": inputs.key, "V": inputs.value}
+        mask = inputs.keep_or_bias
+        if mask is not None:  # onnxruntime broadcasts it over batch and heads only
             rows = (*mask.shape[:2], inputs.case.L, inputs.case.S)
             arrays["mask"] = np.ascontiguousarray(np.broadcast_to(mask, rows))
         kinds = {name: helper.np_dtype_to_tensor_dtype(a.dtype) for name, a in arrays.items()}
@@ -210,23 +196,17 @@ def _load_onnxruntime(threads: int) -> Prepare:
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        # Bound to memory of its own for inputs and output: nothing is copied or allocated.
-        shape = (*arrays["Q"].shape[:-1], inputs.case.E)
-        place = np.empty(shape, inputs.query.dtype)
+        # Inputs and output are bound to their memory, so a call neither copies nor allocates.
+        place = np.empty((*inputs.query.shape[:-1], inputs.case.E), inputs.query.dtype)
         bound = session.io_binding()
         for name, array in arrays.items():
             bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         bound.bind_ortvalue_output("Y", onnxruntime.OrtValue.ortvalue_from_numpy(place))
-
-        def read(_: Any) -> Array:
-            return _unfolded(inputs, bound.get_outputs()[0].numpy())
-
-        return Work(lambda: session.run_with_iobinding(bound), read)
+        return Work(
+            lambda: session.run_with_iobinding(bound), lambda _: bound.get_outputs()[0].numpy()
+        )
 
     return prepare
-
-
-# --- openvino ------------------------------------------------------------------------------------
 
 
 def _load_openvino(threads: int) -> Prepare:
@@ -242,58 +222,42 @@ def _load_openvino(threads: int) -> Prepare:
         "bool": openvino.Type.boolean,
     }
 
+    def tensor(array: Array) -> Any:
+        if array.dtype.name == "bfloat16":
+            shape = openvino.Shape(array.shape)
+            return openvino.Tensor(array.view(np.uint16), shape, kinds["bfloat16"])
+        return openvino.Tensor(np.ascontiguousarray(array), shared_memory=True)
+
     def prepare(inputs: Inputs) -> Work:
-        arrays = [_folded(inputs), inputs.key, inputs.value]
-        mask = inputs.keep if inputs.bias is None else inputs.bias
-        if mask is not None:
-            arrays.append(mask)
+        arrays = [inputs.query, inputs.key, inputs.value]
+        if inputs.keep_or_bias is not None:
+            arrays.append(inputs.keep_or_bias)
         given = [opset13.parameter(list(a.shape), kinds[a.dtype.name]) for a in arrays]
         node = opset13.scaled_dot_product_attention(*given, causal=inputs.case.causal)
-        # bfloat16 has instructions of its own on some CPUs; a hint of float16 means bfloat16 there.
+        # Some CPUs have bfloat16 instructions; there a hint of float16 means bfloat16 too.
         narrow = inputs.case.dtype == "bfloat16"
-        precision = openvino.Type.bf16 if narrow else openvino.Type.f32
-        compiled = core.compile_model(
-            openvino.Model([node], given),
-            "CPU",
-            {
-                "INFERENCE_NUM_THREADS": threads,
-                "PERFORMANCE_HINT": "LATENCY",
-                "INFERENCE_PRECISION_HINT": precision,
-            },
-        )
+        hints = {
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": kinds["bfloat16" if narrow else "float32"],
+        }
+        compiled = core.compile_model(openvino.Model([node], given), "CPU", hints)
         request = compiled.create_infer_request()
-        # Tensors over our own memory, set once: half the cost of handing arrays to every call.
+        # Input tensors share our memory and are set once, which halves the cost of small calls.
         for place, array in enumerate(arrays):
-            request.set_input_tensor(place, _ov_tensor(openvino, array, kinds[array.dtype.name]))
+            request.set_input_tensor(place, tensor(array))
 
         def read(_: Any) -> Array:
-            return _unfolded(inputs, _ov_array(request.get_output_tensor(0), inputs.case.dtype))
+            data = np.array(request.get_output_tensor(0).data)
+            return data.view(inputs.query.dtype) if narrow else data
 
         return Work(request.infer, read)
 
     return prepare
 
 
-def _ov_tensor(openvino: Any, array: Array, kind: Any) -> Any:
-    if array.dtype.name == "bfloat16":
-        return openvino.Tensor(array.view(np.uint16), openvino.Shape(array.shape), kind)
-    return openvino.Tensor(np.ascontiguousarray(array), shared_memory=True)
-
-
-def _ov_array(tensor: Any, dtype: str) -> Array:
-    data = np.array(tensor.data)
-    if dtype != "bfloat16" or data.dtype.name == "bfloat16":
-        return data
-    from ml_dtypes import bfloat16
-
-    return data.view(bfloat16)
-
-
-# --- jax -----------------------------------------------------------------------------------------
-
-
 def _load_jax(threads: int) -> Prepare:
-    # Its threads follow the CPUs that the process may run on, which are as many as `threads`.
+    # Its threads follow the CPUs of the process, which are as many as `threads`.
     import jax
     from jax import numpy as jnp
 
@@ -302,8 +266,7 @@ def _load_jax(threads: int) -> Prepare:
 
     def prepare(inputs: Inputs) -> Work:
         query, key, value = (
-            jnp.asarray(array.swapaxes(1, 2))
-            for array in (_folded(inputs), inputs.key, inputs.value)
+            jnp.asarray(array.swapaxes(1, 2)) for array in (inputs.query, inputs.key, inputs.value)
         )
         extra: dict[str, Any] = {}
         options: dict[str, Any] = {"is_causal": inputs.case.causal}
@@ -320,28 +283,21 @@ def _load_jax(threads: int) -> Prepare:
             return jax.nn.dot_product_attention(query, key, value, **extra, **options)
 
         attend = jax.jit(attention)
-
-        def read(output: Any) -> Array:
-            return _unfolded(inputs, np.asarray(output).swapaxes(1, 2))
-
-        return Work(lambda: attend(query, key, value, extra).block_until_ready(), read)
+        return Work(
+            lambda: attend(query, key, value, extra).block_until_ready(),
+            lambda output: np.asarray(output).swapaxes(1, 2),
+        )
 
     return prepare
 
 
-# --- NumPy ---------------------------------------------------------------------------------------
-
-
 def _load_numpy(_: int) -> Prepare:
-    # OpenBLAS has read its number of threads from the environment when it was loaded.
+    # OpenBLAS reads its number of threads from the environment when it is loaded.
     def prepare(inputs: Inputs) -> Work:
         case = inputs.case
-        half = case.dtype in ("float16", "bfloat16")  # NumPy multiplies those one by one
-        query, key, value = _folded(inputs), inputs.key, inputs.value
-        keep, bias = inputs.keep, inputs.bias
-        if case.causal:
-            below = np.tri(case.L, case.S, dtype=bool)
-            keep = below if keep is None else keep & below
+        half = case.dtype in ("float16", "bfloat16")  # no BLAS for these
+        query, key, value = inputs.query, inputs.key, inputs.value
+        keep, bias = inputs.visible_keys(slice(None)), inputs.bias
         scale = 1 / math.sqrt(case.D)
 
         def call() -> Array:
@@ -357,16 +313,16 @@ def _load_numpy(_: int) -> Prepare:
             output: Array = weights / weights.sum(-1, keepdims=True) @ v
             return output.astype(query.dtype, copy=False)
 
-        return Work(call, lambda output: _unfolded(inputs, output))
+        return Work(call, np.asarray)
 
     return prepare
 
 
-REGARD = Side("regard", "regard", _load_regard)
+REGARD = Library("regard", "regard", _load_regard, folds=False)
 PEERS = (
-    Side("torch", "torch", _load_torch),
-    Side("onnxruntime", "onnxruntime", _load_onnxruntime, ("onnx",), materialises=True),
-    Side("openvino", "openvino", _load_openvino),
-    Side("jax", "jax", _load_jax, materialises=True),
-    Side("numpy", "numpy", _load_numpy, materialises=True),
+    Library("torch", "torch", _load_torch),
+    Library("onnxruntime", "onnxruntime", _load_onnxruntime, ("onnx",), materialises=True),
+    Library("openvino", "openvino", _load_openvino),
+    Library("jax", "jax", _load_jax, materialises=True),
+    Library("numpy", "numpy", _load_numpy, materialises=True),
 )

@@ -1,6 +1,6 @@
-"""The machine, and the most that it does: multiply-adds, reading, clock.
+"""The machine: its description, and its peak multiply-adds, read bandwidth and clock.
 
-Owns what shares are shares of. Measured with all threads, in the same run as everything else.
+Measured with all threads, in the same run as everything else.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from regard.compute import native
 
-# Read from memory, not from a cache: larger than any, and larger for many threads.
+# Larger than any cache, so that reads come from memory.
 READ_BYTES = 2**29
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What one CPU target does at most, all threads together, in operations per second."""
+    """The peak of one CPU target over all threads, in operations per second."""
 
     target: str
     lanes: int  # of float32
@@ -32,7 +32,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine does at most; `clock` is of one thread while all are busy."""
+    """Peaks of the machine; `clock` in Hz with all threads busy, `read` in bytes per second."""
 
     threads: int
     clock: float
@@ -40,17 +40,17 @@ class Limits:
     read: float
 
     def peak(self, dtype: str) -> float:
-        """The largest of all targets: the share of a slower target must not look better for it."""
+        """The largest peak of all targets, whichever target regard uses."""
         wide = dtype == "float64"
         return max((peak.float64 if wide else peak.float32 for peak in self.peaks), default=0.0)
 
     def multiply_adds_per_cycle(self, peak: Peak) -> float:
-        """How many vectors one thread multiplies and adds per cycle: 1 or 2 on today's CPUs."""
+        """Vector multiply-adds of one thread per cycle: 1 or 2 on today's CPUs."""
         return peak.float32 / (self.threads * self.clock * peak.lanes * 2) if self.clock else 0.0
 
 
 def measured_limits(threads: int) -> Limits | None:
-    """What the machine does now; None where the native module is not built."""
+    """Measure the peaks; None without the native module."""
     if not native.BUILT:
         return None
     lanes = native.lanes()
@@ -70,7 +70,7 @@ def measured_limits(threads: int) -> Limits | None:
 
 
 def largest(measured: list[Limits]) -> Limits:
-    """Each figure at its best: a disturbance can only make a machine look slower."""
+    """The largest of each figure: a disturbance only lowers it."""
     return Limits(
         measured[0].threads,
         max(one.clock for one in measured),
@@ -88,7 +88,7 @@ def largest(measured: list[Limits]) -> Limits:
 
 
 def description(threads: int) -> dict[str, Any]:
-    """The machine in words, as plain data."""
+    """The machine as plain data."""
     return {
         "cpu": _cpu_name(),
         "architecture": platform.machine(),
@@ -109,7 +109,7 @@ def _cpu_name() -> str:
     except OSError:
         return platform.processor() or "unknown"
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    # The name is often blank in a virtual machine; family and model still tell the generation.
+    # A virtual machine may hide the name, but not family and model.
     numbers = re.findall(r"^(cpu family|model)\s*:\s*(\d+)$", text, re.MULTILINE)[:2]
     words = [found[1]] if found else []
     words += [f"({', '.join(f'{name} {value}' for name, value in numbers)})"] if numbers else []

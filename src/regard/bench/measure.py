@@ -1,6 +1,6 @@
-"""One run: every case with every side, checked, then timed, and what follows from the times.
+"""One run: every case on every library, checked, then timed; ratios, shares and the summary.
 
-Owns ratios, shares and the summary. Must not know how anything is shown.
+Must not know how anything is shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from regard.bench.cases import Case, Inputs, make_inputs
 from regard.bench.correctness import Truth, truth, verdict
-from regard.bench.libraries import REGARD, Prepare, Side, Work, prepared, reason_of
+from regard.bench.libraries import REGARD, Library, Prepare, Work, prepared, reason_of
 from regard.bench.machine import Limits, description, largest, measured_limits
 from regard.bench.timing import Budget, Samples, time_in_rotation
 
@@ -22,19 +22,19 @@ UNMASKED = "regard without the mask"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one side did in one case: a time, or the reason why there is none."""
+    """One library in one case: a time, or the reason why there is none."""
 
     seconds: float | None = None  # the median per call
     fastest: float | None = None
     samples: int = 0
     repeats: int = 0
-    error: float | None = None  # against float64; None if there was no answer
+    error: float | None = None  # against float64; None without an answer
     reason: str | None = None
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case: `outcomes` by the name of the side, `unmasked` regard's time without the mask."""
+    """One case: `outcomes` by library; `unmasked` is regard without the mask."""
 
     case: Case
     operations: int
@@ -45,78 +45,61 @@ class CaseResult:
 
     @property
     def seconds(self) -> float | None:
-        """Of regard."""
+        """Regard's time per call."""
         return self.outcomes[REGARD.name].seconds
 
     @property
     def best_peer(self) -> str | None:
         """The fastest peer that was timed."""
-        timed = {
-            name: outcome.seconds
-            for name, outcome in self.outcomes.items()
-            if name != REGARD.name and outcome.seconds is not None
-        }
-        return min(timed, key=lambda name: timed[name]) if timed else None
+        timed = {name: one.seconds for name, one in self.outcomes.items() if one.seconds}
+        timed.pop(REGARD.name, None)
+        return min(timed, key=lambda name: timed[name], default=None)
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast regard is as the best peer."""
-        if self.best_peer is None or self.seconds is None:
-            return None
-        best = self.outcomes[self.best_peer].seconds
-        return None if best is None else best / self.seconds
+        """The best peer's time divided by regard's."""
+        best = self.outcomes[self.best_peer].seconds if self.best_peer else None
+        return best / self.seconds if best and self.seconds else None
 
     @property
     def cost_of_mask(self) -> float | None:
-        """Regard's time with the mask, relative to none."""
-        if self.unmasked is None or self.unmasked.seconds is None or self.seconds is None:
-            return None
-        return self.seconds / self.unmasked.seconds
+        """Regard's time divided by its time without the mask."""
+        bare = self.unmasked.seconds if self.unmasked else None
+        return self.seconds / bare if bare and self.seconds else None
 
     def speed(self, seconds: float) -> float:
         """A time in the unit of the case: GF/s, GB/s, ms or µs."""
-        match self.case.unit:
-            case "GF/s":
-                return self.operations / seconds / 1e9
-            case "GB/s":
-                return self.case.bytes / seconds / 1e9
-            case "ms":
-                return seconds * 1e3
-            case _:
-                return seconds * 1e6
+        work = {"GF/s": self.operations, "GB/s": self.case.bytes}.get(self.case.unit)
+        if work is not None:
+            return work / seconds / 1e9
+        return seconds * (1e3 if self.case.unit == "ms" else 1e6)
 
     def share(self, limits: Limits | None) -> float | None:
-        """Regard's part of what the machine does at most: multiply-adds, or reading."""
-        if limits is None or self.seconds is None:
+        """Regard's share of the machine's peak arithmetic (GF/s) or read bandwidth (GB/s)."""
+        if limits is None or self.seconds is None or self.case.unit not in ("GF/s", "GB/s"):
             return None
-        if self.case.unit == "GB/s":
-            return self.case.bytes / self.seconds / limits.read
-        if self.case.unit == "GF/s":
-            return self.operations / self.seconds / limits.peak(self.case.dtype)
-        return None
+        most = limits.read if self.case.unit == "GB/s" else limits.peak(self.case.dtype)
+        return self.speed(self.seconds) * 1e9 / most
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one run found."""
+    """The results of one run."""
 
     grid: str
     machine: Mapping[str, Any]
     limits: Limits | None
     versions: Mapping[str, str]
-    missing: Mapping[str, str]  # side -> why it took no part at all
+    missing: Mapping[str, str]  # library -> why it was not loaded
     results: Sequence[CaseResult]
 
     def ratios(self, group: str | None = None) -> list[float]:
-        """Of all cases, or of those of one group."""
-        return [
-            one.ratio
-            for one in self.results
-            if one.ratio is not None and group in (None, one.case.group)
-        ]
+        """The ratios of all cases, or of one group."""
+        own = [one.ratio for one in self.results if group in (None, one.case.group)]
+        return [ratio for ratio in own if ratio is not None]
 
     def mean_ratio(self, group: str | None = None) -> float | None:
-        """The geometric mean of the ratios to the best peer of each case."""
+        """The geometric mean of the ratios."""
         ratios = self.ratios(group)
         return geometric_mean(ratios) if ratios else None
 
@@ -127,19 +110,19 @@ class Report:
         return min(compared, key=lambda one: one.ratio or math.inf, default=None)
 
     @property
-    def sides(self) -> list[str]:
-        """Whoever was asked, missing or not, in order."""
+    def libraries(self) -> list[str]:
+        """All libraries of the run, missing ones too, in order."""
         return list(dict.fromkeys(name for one in self.results for name in one.outcomes))
 
     @property
     def groups(self) -> list[str]:
-        """Groups of cases, in order."""
+        """The groups of cases, in order."""
         return list(dict.fromkeys(one.case.group for one in self.results))
 
 
 def run(
     cases: Iterable[Case],
-    sides: Sequence[Side],
+    libraries: Sequence[Library],
     threads: int,
     *,
     grid: str = "",
@@ -153,48 +136,43 @@ def run(
     ----------
     cases : iterable of Case
         Such as `cases.grid("quick")`.
-    sides : sequence of Side
+    libraries : sequence of Library
         The peers; one that is not installed is reported as missing.
     threads : int
-        What every side is told. The environment of the process must already say the same, see
-        `command.process_for`.
+        For every library. The process must already be set up for it, see `command.process_for`.
     grid : str
         Its name, for the report.
     budget : Budget, optional
         How long to measure.
     limits_of : callable
-        What the machine does at most with so many threads; asked before and after.
+        Measures the machine with so many threads; called before and after the cases.
     watch : callable
-        Told each case before it begins.
-
-    Returns
-    -------
-    Report
+        Called with each case before it begins.
     """
     machine = description(threads)
     limits = limits_of(threads)
     loaded: dict[str, Prepare] = {}
     missing: dict[str, str] = {}
-    everyone = {side.name: side for side in (REGARD, *sides)}
-    for name, side in everyone.items():
-        absent = side.missing()
-        if absent is None:
-            try:
-                loaded[name] = side.load(threads)
-                continue
-            except Exception as error:  # a peer may raise anything
-                absent = reason_of(error)
-        missing[name] = absent
+    all_of_them = {library.name: library for library in (REGARD, *libraries)}
+    for name, library in all_of_them.items():
+        absent = library.missing()
+        try:
+            if absent is None:
+                loaded[name] = library.load(threads)
+        except Exception as error:  # a peer may raise anything
+            absent = reason_of(error)
+        if absent is not None:
+            missing[name] = absent
     results = []
     for case in cases:
         watch(case)
-        results.append(_measured(case, everyone, loaded, missing, budget or Budget()))
+        results.append(_measured(case, all_of_them, loaded, missing, budget or Budget()))
     again = limits_of(threads)
     return Report(
         grid,
         machine,
         largest([limits, again]) if limits and again else None,
-        {name: side.version() for name, side in everyone.items() if name in loaded},
+        {name: all_of_them[name].version() for name in loaded},
         missing,
         results,
     )
@@ -202,7 +180,7 @@ def run(
 
 def _measured(
     case: Case,
-    sides: Mapping[str, Side],
+    libraries: Mapping[str, Library],
     loaded: Mapping[str, Prepare],
     missing: Mapping[str, str],
     budget: Budget,
@@ -211,18 +189,17 @@ def _measured(
     right = truth(inputs)
     works: dict[str, Work] = {}
     outcomes: dict[str, Outcome] = {}
-    for name, side in sides.items():
+    tasks = [(name, library, inputs, right) for name, library in libraries.items()]
+    if case.mask is not None:
+        bare = _without_mask(inputs)
+        tasks.append((UNMASKED, REGARD, bare, truth(bare)))
+    for name, library, given, wanted in tasks:
         if name in missing:
             outcomes[name] = Outcome(reason=missing[name])
             continue
-        work, outcomes[name] = checked(side, loaded[name], inputs, right)
+        work, outcomes[name] = checked(library, loaded[library.name], given, wanted)
         if work is not None:
             works[name] = work
-    if case.mask is not None:
-        bare = _without_mask(inputs)
-        work, outcomes[UNMASKED] = checked(REGARD, loaded[REGARD.name], bare, truth(bare))
-        if work is not None:
-            works[UNMASKED] = work
     taken = time_in_rotation({name: work.call for name, work in works.items()}, budget)
     outcomes |= {name: _with_times(outcomes[name], samples) for name, samples in taken.items()}
     unmasked = outcomes.pop(UNMASKED, None)
@@ -242,10 +219,10 @@ def _without_mask(inputs: Inputs) -> Inputs:
 
 
 def checked(
-    side: Side, prepare: Prepare, inputs: Inputs, right: Truth
+    library: Library, prepare: Prepare, inputs: Inputs, right: Truth
 ) -> tuple[Work | None, Outcome]:
-    """The work if its answer is right; else only why not."""
-    work = prepared(side, prepare, inputs)
+    """The work if its answer is right, and an outcome without times."""
+    work = prepared(library, prepare, inputs)
     if isinstance(work, str):
         return None, Outcome(reason=work)
     case = inputs.case
@@ -270,7 +247,7 @@ def _with_times(outcome: Outcome, samples: Samples) -> Outcome:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """The whole report as plain data, for JSON."""
+    """The report as plain data, for JSON."""
     limits = report.limits
     worst = report.worst
     return {

@@ -1,7 +1,4 @@
-"""A report as one picture: each side's speed relative to the best peer of the case.
-
-Must not compute anything that the report does not say.
-"""
+"""A report as one plot: speeds relative to the best peer of each case. Must not measure."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from regard.errors import safe_text
 if TYPE_CHECKING:
     from regard.bench.measure import Report
 
-# Told apart by shape as well as by colour (Okabe and Ito's, for all kinds of colour vision).
+# Shapes as well as colours (Okabe and Ito's) for colour-blind readers.
 MARKS = {
     "torch": ("o", "#d55e00"),
     "onnxruntime": ("s", "#0072b2"),
@@ -27,7 +24,7 @@ ROW = 0.26  # inches
 
 
 def draw(report: Report) -> Any:
-    """A bar for regard and a mark for every peer, per case; returns the Axes."""
+    """Axes with a bar for regard and a mark for every peer, per case."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -37,10 +34,10 @@ def draw(report: Report) -> Any:
     axes = figure.add_subplot()
     places = range(len(rows))
     ratios = [one.ratio or 0.0 for one in rows]
-    # From 1 to the left or the right, so that a length says by how much one of them is faster.
+    # Bars begin at 1: to the right regard is faster, to the left the peer.
     axes.barh(places, [r - 1 for r in ratios], left=1, height=0.62, color=BAR, label=REGARD.name)
     for place, ratio in zip(places, ratios, strict=True):
-        # In a column at the right, where no mark is.
+        # In a column right of all marks.
         axes.annotate(
             f"{ratio:.2f}",
             (1, place),
@@ -86,5 +83,5 @@ def draw(report: Report) -> Any:
 
 
 def save_plot(report: Report, path: str) -> None:
-    """The picture in a file; its suffix says which kind."""
+    """Save the plot; the suffix chooses the format."""
     draw(report).figure.savefig(path, dpi=150)

@@ -1,7 +1,4 @@
-"""A report on the terminal: the machine, one table, the summary.
-
-Must not measure or compare anything itself.
-"""
+"""A report on the terminal: the machine, one table, the summary. Must not compute anything."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Everything, for people."""
+    """Print the machine, the table and the summary."""
     if not console.is_terminal:
-        console.width = max(console.width, WIDE)  # nobody scrolls in a file
+        console.width = max(console.width, WIDE)  # keep the rows of a file whole
     for line in _heading(report):
         console.print(line)
     console.print()
@@ -35,7 +32,7 @@ WIDE = 140
 
 
 def number(value: float) -> str:
-    """Three digits, and never an exponent.
+    """Three digits, without an exponent.
 
     >>> number(1234.5), number(0.98765), number(37.24)
     ('1234', '0.988', '37.2')
@@ -65,7 +62,7 @@ BUSY = 0.7
 
 
 def limits_in_words(limits: Limits) -> list[str]:
-    """The most that the machine does, and what it follows from."""
+    """The machine's peaks and the factors of each."""
     lines = []
     for peak in limits.peaks:
         lines.append(
@@ -91,7 +88,7 @@ def _table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("B,H,L,S,D", no_wrap=True)
     table.add_column("")
-    names = [REGARD.name, *(name for name in report.sides if name != REGARD.name)]
+    names = [REGARD.name, *(name for name in report.libraries if name != REGARD.name)]
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("× best", justify="right")

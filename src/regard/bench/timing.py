@@ -1,7 +1,7 @@
-"""How long calls take, fairly: in rotation, in blocks, the first calls of each block dropped.
+"""Times of calls, in rotation and in blocks.
 
-Libraries whose idle threads keep spinning slow down whoever is timed next, so every block begins
-with a pause and with calls that are not counted. Must not know what is called.
+Idle threads of a library may spin for a while and slow the next one down, so a block begins with a
+pause and uncounted calls. Must not know what is called.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a side may spend on one case. Every side has at least one sample per round."""
+    """Time for one library in one case, in seconds; each has at least one sample per round."""
 
     seconds: float = 0.8  # of counted samples, all rounds together
     rounds: int = 5
-    fewest_rounds: int = 3  # for calls that alone exceed their share
-    pause: float = 0.03  # before a block: what spinning threads of others need to fall asleep
-    warm: float = 0.01  # seconds of dropped calls that begin a block
+    fewest_rounds: int = 3  # where one call per round exceeds `seconds`
+    pause: float = 0.03  # before a block, for spinning threads to fall asleep
+    warm: float = 0.01  # of uncounted calls at the start of a block
     sample: float = 0.0005  # shorter calls are repeated until a sample takes this long
 
 
 @dataclass
 class Samples:
-    """Seconds per call, one number per sample; `repeats` calls made one sample."""
+    """Seconds per call, one number per sample of `repeats` calls."""
 
     repeats: int
     seconds: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
-        """The typical seconds per call."""
+        """Median seconds per call."""
         return statistics.median(self.seconds)
 
 
 def time_in_rotation(calls: Mapping[str, Call], budget: Budget) -> dict[str, Samples]:
-    """Seconds per call of each side, all of them taking turns."""
+    """Seconds per call, all calls taking turns."""
     clock = time.perf_counter
     once = {name: _estimate(call, clock) for name, call in calls.items()}
     slow = max(once.values(), default=0.0) * budget.rounds > budget.seconds
@@ -61,7 +61,7 @@ def time_in_rotation(calls: Mapping[str, Call], budget: Budget) -> dict[str, Sam
 
 
 def rotation(names: Sequence[T], rounds: int) -> Iterator[list[T]]:
-    """In every round all of them, each round beginning with the next one.
+    """All names in every round, each round beginning with the next one.
 
     >>> list(rotation("abc", 2))
     [['a', 'b', 'c'], ['b', 'c', 'a']]
@@ -72,7 +72,7 @@ def rotation(names: Sequence[T], rounds: int) -> Iterator[list[T]]:
 
 
 def _estimate(call: Call, clock: Callable[[], float]) -> float:
-    """Seconds of one call, the best of a few: the first of all may compile or allocate."""
+    """Seconds of one call, the best of a few: the first may compile or allocate."""
     best = float("inf")
     begin = clock()
     for _ in range(5):
@@ -91,7 +91,7 @@ def _samples(sample: float, rounds: int, budget: Budget) -> int:
 
 
 def _warm_calls(once: float, budget: Budget) -> int:
-    """At least two, but a call of a whole second has warmed itself."""
+    """At least two; one for calls above 0.1 s, none above 1 s."""
     return 0 if once > 1 else max(1 if once > 0.1 else 2, int(budget.warm / once))
 
 
