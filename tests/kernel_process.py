@@ -31,7 +31,7 @@ SOURCES = ("dispatch.cpp", "driver.cpp", "unbounded.cpp", "threads.cpp")
 RUN, EXPONENTIALS, TARGETS = range(3)
 NO_MEMORY = 1
 KINDS = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3, "bool": 4}
-RULES = ("boolean", "lengths", "segments", "causal", "window", "all", "any", "negate")
+RULES = ("boolean", "lengths", "segments", "window", "all", "any", "negate")
 GROWS = {"all": -1, "any": -1, "negate": 0}  # the stack of the rules; by 1 where not listed
 
 

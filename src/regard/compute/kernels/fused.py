@@ -1,12 +1,12 @@
 """The fused kernel: streaming softmax in native code, never a matrix of scores.
 
-Owns what native code supports and how arrays and rules are handed over. What happens then stands
-in cpp/. Must not know other kernels.
+Owns what native code supports and how arrays and rules are passed to it; the code is in cpp/. Must
+not know other kernels.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 name = "fused"
 
-# How the rules say what is visible that native code knows.
+# The rules that native code knows, by the method that says what is visible.
 KNOWN = {rule.block for rule in (Boolean, Causal, Lengths, Segments, Window)}
 
 UNBOUNDED = -1
@@ -68,43 +68,24 @@ def run(request: Request) -> Result:
     # A scale that float32 cannot hold well may meet scores that it cannot hold either.
     ordinary = request.scale is None or request.scale == 0 or 1e-30 < abs(request.scale) < 1e30
     accumulator = request.accumulator if ordinary else np.dtype(np.float64)
-    wide = accumulator == np.float64
-    kinds = {"query": request.query, "key": request.key, "value": request.value}
-    query, key, value = (_readable(array, accumulator) for array in kinds.values())
-    *most, _ = request.shape
-    weights = np.zeros(request.shape, accumulator) if request.return_weights else None
-    lse = np.empty(tuple(most), request.lse_dtype) if request.return_lse else None
-    bias = request.bias
-    if bias is not None:
-        bias = spread(_readable(bias, accumulator), request.shape)
-    sink = request.sink
-    if sink is not None:
-        sink = np.ascontiguousarray(sink, dtype=np.float64)
-    offset = np.ascontiguousarray(request.offset)
+    read: list[Array | None] = [
+        _readable(array, accumulator) for array in (request.query, request.key, request.value)
+    ]
+    bias, sink = request.bias, request.sink
+    read.append(None if bias is None else spread(_readable(bias, accumulator), request.shape))
+    read.append(None if sink is None else np.ascontiguousarray(sink, dtype=np.float64))
+    read.append(np.ascontiguousarray(request.offset))
     left, right, length, rules = _compile(request)
-    read = [query, key, value, bias, sink, offset, length]
-    read += [array for rule in rules for array in rule[1:3]]
-    output = _output(request, (*most, value.shape[-1]), read)
-    native.module.run(
-        query,
-        key,
-        value,
-        output,
-        weights,
-        lse,
-        bias,
-        sink,
-        offset,
-        length,
-        left,
-        right,
-        rules,
-        float("nan") if request.scale is None else request.scale,  # NaN: 1/√D
-        request.softcap or 0.0,
-        wide,
-        min(request.threads or native.default_threads(), native.MOST_THREADS),
-        native.usable_target(),
-    )
+    read.append(length)
+    shape = (*request.shape[:-1], request.value.shape[-1])
+    output = _output(request, shape, [*read, *(array for rule in rules for array in rule[1:3])])
+    weights = np.zeros(request.shape, accumulator) if request.return_weights else None
+    lse = np.empty(shape[:-1], request.lse_dtype) if request.return_lse else None
+    scale = float("nan") if request.scale is None else request.scale  # NaN: 1/√D
+    wide = accumulator == np.float64
+    threads = min(request.threads or native.default_threads(), native.MOST_THREADS)
+    options = (left, right, rules, scale, request.softcap or 0.0, wide, threads)
+    native.module.run(*read[:3], output, weights, lse, *read[3:], *options, native.usable_target())
     output = request.natural(output)
     if request.out is not None:
         if not np.may_share_memory(output, request.out):
@@ -135,8 +116,14 @@ def _readable(array: Array, accumulator: np.dtype[Any]) -> Array:
     return array.astype(accumulator)
 
 
-# A rule as the kernel reads it: name, arrays, window.
-Node = tuple[str, "Array | None", "Array | None", int, int]
+class Node(NamedTuple):
+    """One rule, or one operation on rules, as the kernel reads it."""
+
+    name: str
+    first: Array | None = None
+    second: Array | None = None
+    left: int = UNBOUNDED
+    right: int = UNBOUNDED
 
 
 def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
@@ -148,7 +135,6 @@ def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
     left, right = UNBOUNDED, UNBOUNDED
     length: Array | None = None
     program: list[Node] = []
-    further = 0
     for rule in _conjuncts(request.mask):
         match rule:
             case Causal():
@@ -160,9 +146,8 @@ def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
                 own = spread(rule.lengths, request.lead)
                 length = np.ascontiguousarray(own if length is None else np.minimum(length, own))
             case _:
-                program.extend(_postfix(rule, request))
-                further += 1
-    program.extend(("all", None, None, UNBOUNDED, UNBOUNDED) for _ in range(further - 1))
+                also = [Node("all")] if program else []
+                program += [*_postfix(rule, request), *also]
     return left, right, length, program
 
 
@@ -183,36 +168,30 @@ def _tighter(bound: int, other: int | None) -> int:
 
 def _postfix(rule: Mask, request: Request) -> Iterator[Node]:
     lead, (queries, keys) = request.lead, request.shape[-2:]
-    nothing = (None, None, UNBOUNDED, UNBOUNDED)
+
+    def each(array: Array, *axes: int) -> Array:
+        return np.ascontiguousarray(spread(array, (*lead, *axes)))
+
     match rule:
         case All() | AnyOf():
-            operation = "all" if isinstance(rule, All) else "any"
+            operation = Node("all" if isinstance(rule, All) else "any")
             for number, part in enumerate(rule.parts):
                 yield from _postfix(part, request)
                 if number:
-                    yield (operation, *nothing)
+                    yield operation
         case Not():
             yield from _postfix(rule.part, request)
-            yield ("negate", *nothing)
+            yield Node("negate")
         case Boolean():
-            yield ("boolean", spread(rule.array, request.shape), *nothing[1:])
+            yield Node("boolean", spread(rule.array, request.shape))
         case Lengths():
-            yield (
-                "lengths",
-                np.ascontiguousarray(spread(rule.lengths, lead)),
-                *nothing[1:],
-            )
+            yield Node("lengths", each(rule.lengths))
         case Segments():
-            yield (
-                "segments",
-                np.ascontiguousarray(spread(rule.query, (*lead, queries))),
-                np.ascontiguousarray(spread(rule.key, (*lead, keys))),
-                *nothing[2:],
-            )
+            yield Node("segments", each(rule.query, queries), each(rule.key, keys))
         case Causal():
-            yield ("causal", *nothing)
+            yield Node("window", right=0)
         case Window():
             left, right = (_tighter(UNBOUNDED, side) for side in (rule.left, rule.right))
-            yield ("window", None, None, left, right)
+            yield Node("window", left=left, right=right)
         case _:
             raise NotImplementedError(type(rule).__name__)

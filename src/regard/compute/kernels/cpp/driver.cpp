@@ -14,26 +14,26 @@
 #include <utility>
 #include <vector>
 
-#include "unbounded.hpp"
 #include "threads.hpp"
 
 namespace regard {
 namespace {
 
+size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
 // Memory that a thread keeps from call to call: page faults cost more than a small call.
 class Buffer {
   public:
     ~Buffer() { std::free(data_); }
-    char* of(size_t bytes) {
-        if (bytes > size_) {
-            std::free(data_);
-            data_ = nullptr;
-            size_ = 0;
-            const size_t whole = (bytes + 63) / 64 * 64;
-            data_ = static_cast<char*>(std::aligned_alloc(64, whole));
-            if (!data_) throw std::bad_alloc();
-            size_ = whole;
-        }
+    char* of(size_t count, size_t each) {
+        size_t bytes;
+        if (__builtin_mul_overflow(count, each, &bytes)) throw std::bad_alloc();
+        if (bytes <= size_) return data_;
+        trim(0);
+        const size_t whole = whole_lines(bytes);
+        data_ = static_cast<char*>(std::aligned_alloc(64, whole));
+        if (!data_) throw std::bad_alloc();
+        size_ = whole;
         return data_;
     }
     void trim(size_t most) {
@@ -48,8 +48,11 @@ class Buffer {
     size_t size_ = 0;
 };
 
-// Pieces of work that threads take one by one, and those that are done; on a line of memory of its
-// own.
+struct Buffers {
+    Buffer scratch, packed, partial, counters;
+};
+
+// Pieces of work that threads take one by one, and those that are done; on a cache line of its own.
 struct alignas(64) Counter {
     std::atomic<int64_t> next{0}, done{0};
 };
@@ -72,177 +75,200 @@ int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int t
     return ((rows + blocks - 1) / blocks + tile - 1) / tile * tile;
 }
 
-size_t checked_product(size_t a, size_t b) {
-    size_t product;
-    if (__builtin_mul_overflow(a, b, &product)) throw std::bad_alloc();
-    return product;
+// How a call is cut.
+struct Plan {
+    int threads;
+    int64_t block_rows, blocks;  // rows of a block, and blocks of a key head
+    int64_t ranges, range;       // parts that the keys of a block are cut into, and chunks of each
+    bool shared;                 // the blocks of a key head share its packed keys
+    size_t scratch_size, packed_size, partial_size;  // in bytes: of a thread, a key head, a block
+    // Every thread begins with key heads of its own, the same ones in every call: what it reads and
+    // writes is then in its own cache. A thread that is done helps the others.
+    int64_t tasks, shares, tasks_each;  // blocks of the call; shares; pieces of each share
+};
+
+Plan plan_of(const Request& q, const Target& target, int threads) {
+    const Kernel& kernel = target.kernels[q.wide];
+    const int64_t rows = q.H / q.G * q.L, heads = q.B * q.G, chunks = q.chunks();
+    const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
+    Plan plan{};
+    plan.threads = std::clamp(int(std::min<double>(threads, 1 + work / kWorthAThread)), 1, kMostThreads);
+    threads = plan.threads;
+    plan.block_rows = rows_of_a_piece(target, rows, heads, threads);
+    plan.blocks = (rows + plan.block_rows - 1) / plan.block_rows;
+    plan.tasks = heads * plan.blocks;
+    plan.shared = plan.blocks > 1;
+    // With few pieces of work and many keys, the keys are split over threads too. All chunks are kept
+    // until they are merged; so much memory threads may take, and no more.
+    plan.ranges = 1;
+    if (threads > 1 && plan.tasks < 2 * threads && chunks > 1 &&
+        kernel.partial_bytes(q, plan.block_rows, chunks) <= kKept * size_t(threads) / size_t(plan.tasks))
+        plan.ranges = std::min(chunks, (4 * threads + plan.tasks - 1) / plan.tasks);
+    plan.range = (chunks + plan.ranges - 1) / plan.ranges;
+    if (chunks) plan.ranges = (chunks + plan.range - 1) / plan.range;
+    plan.scratch_size = whole_lines(kernel.scratch_bytes(q));
+    if (plan.shared) plan.packed_size = whole_lines(kernel.packed_bytes(q));
+    if (plan.ranges > 1) plan.partial_size = kernel.partial_bytes(q, plan.block_rows, chunks);
+    plan.shares = std::gcd(heads, int64_t(threads));
+    plan.tasks_each = heads / plan.shares * plan.blocks * plan.ranges;
+    return plan;
 }
 
-enum class Ending { complete, interrupted, forked };
+enum class Ending { complete, interrupted, forked, exhausted };
 
-Ending attempt(Request q, const Target& target, int threads,
+// One attempt at a call, by threads that take pieces of work one after the other.
+class Attempt {
+  public:
+    Attempt(const Request& q, const Target& target, const Plan& plan, Buffers& buffers,
+            const std::function<bool()>& interrupted)
+        : q_(q), kernel_(target.kernels[q.wide]), plan_(plan), interrupted_(interrupted) {
+        if (plan.shared) find_shared_heads();
+        const size_t heads = first_of_.size() * size_t(q.G), shares = size_t(plan.shares);
+        const size_t counters = shares + heads + (plan.ranges > 1 ? size_t(plan.tasks) : 0);
+        scratch_ = buffers.scratch.of(plan.scratch_size, size_t(plan.threads));
+        if (plan.shared) packed_ = buffers.packed.of(plan.packed_size, heads);
+        if (plan.ranges > 1) partial_ = buffers.partial.of(plan.partial_size, size_t(plan.tasks));
+        share_ = reinterpret_cast<Counter*>(buffers.counters.of(counters, sizeof(Counter)));
+        packing_ = share_ + shares;
+        parts_ = packing_ + heads;
+        for (size_t n = 0; n < counters; n++) new (share_ + n) Counter;
+    }
+
+    Ending run() {
+        const auto work = [this](int thread) {
+            try {
+                work_on(thread);
+            } catch (const std::bad_alloc&) {  // from an unbounded row; no exception may leave a thread
+                exhausted_ = true;
+                stop_ = true;
+            }
+        };
+        run_on_threads(plan_.threads, work, [this] { look(); });
+        if (exhausted_) return Ending::exhausted;
+        if (!stop_) return Ending::complete;
+        return raised_ ? Ending::interrupted : Ending::forked;
+    }
+
+  private:
+    // Key heads that broadcast along the batch are packed once.
+    void find_shared_heads() {
+        std::map<std::pair<int64_t, int64_t>, int64_t> known;
+        for (int64_t b = 0; b < q_.B; b++) {
+            const auto place = std::make_pair(q_.key.batch[b], q_.value.batch[b]);
+            const auto found = known.emplace(place, int64_t(first_of_.size()));
+            if (found.second) first_of_.push_back(b);
+            set_of_.push_back(found.first->second);
+        }
+    }
+
+    // Only the caller's own thread may ask Python; the others look at the flag.
+    void look() {
+        if (!interrupted_ || raised_) return;
+        const auto now = std::chrono::steady_clock::now();
+        if (now - last_look_ < std::chrono::milliseconds(20)) return;
+        last_look_ = now;
+        raised_ = interrupted_();
+        if (raised_ || (plan_.threads > 1 && forks() != forks_before_)) stop_ = true;
+    }
+
+    struct Seat {
+        Attempt* attempt;
+        int thread;
+    };
+
+    void work_on(int thread) {
+        const DefaultArithmetic arithmetic;
+        Seat seat = {this, thread};
+        Request mine = q_;
+        mine.state = &seat;
+        mine.stopped = [](void* state) {
+            const Seat& here = *static_cast<Seat*>(state);
+            if (here.thread == 0) here.attempt->look();
+            return here.attempt->stop_.load(std::memory_order_relaxed);
+        };
+        char* scratch = scratch_ + size_t(thread) * plan_.scratch_size;
+        for (int64_t turn = 0; turn < plan_.shares; turn++) {
+            const int64_t share = (thread + turn) % plan_.shares;
+            for (int64_t n; !stop_ && (n = share_[share].next++) < plan_.tasks_each;)
+                attend_piece(mine, share * plan_.tasks_each + n, scratch);
+        }
+    }
+
+    void attend_piece(const Request& q, int64_t number, char* scratch) {
+        // The longest blocks of a head first: under a causal mask these are the last rows.
+        const int64_t block = plan_.blocks - 1 - number / plan_.ranges % plan_.blocks;
+        const int64_t part = number % plan_.ranges, head = number / plan_.ranges / plan_.blocks;
+        const int64_t first = block * plan_.block_rows, rows = q.H / q.G * q.L;
+        const Piece piece = {head / q.G, head % q.G, first, std::min(rows, first + plan_.block_rows)};
+        const char* keys = plan_.shared ? packed_head(q, piece) : nullptr;
+        if (stop_) return;
+        const int64_t task = head * plan_.blocks + block;
+        char* partial = partial_ ? partial_ + size_t(task) * plan_.partial_size : nullptr;
+        kernel_.attend(q, piece, part * plan_.range,
+                       std::min(q.chunks(), (part + 1) * plan_.range), keys, scratch, partial);
+        if (partial && ++parts_[task].done == plan_.ranges && !stop_)
+            kernel_.merge(q, piece, partial, scratch);
+    }
+
+    // The packed keys of a head: the first thread that needs them begins, others join in.
+    char* packed_head(const Request& q, const Piece& piece) {
+        const int64_t set = set_of_[size_t(piece.b)], head = set * q.G + piece.g, chunks = q.chunks();
+        char* keys = packed_ + size_t(head) * plan_.packed_size;
+        Counter& state = packing_[head];
+        for (int64_t n; !stop_ && (n = state.next++) < chunks; state.done++) {
+            kernel_.pack(q, first_of_[size_t(set)], piece.g, n, keys);
+            q.stopped(q.state);
+        }
+        while (!stop_ && state.done < chunks) std::this_thread::yield();
+        return keys;
+    }
+
+    const Request& q_;
+    const Kernel& kernel_;
+    const Plan& plan_;
+    const std::function<bool()>& interrupted_;
+    std::vector<int64_t> set_of_, first_of_;  // (B): its packed set; the first of each set
+    char *scratch_ = nullptr, *packed_ = nullptr, *partial_ = nullptr;
+    Counter *share_, *packing_, *parts_;  // per share; per packed head; per block
+    std::atomic<bool> stop_{false}, exhausted_{false};
+    bool raised_ = false;  // by a signal handler
+    const unsigned forks_before_ = forks();
+    std::chrono::steady_clock::time_point last_look_{};
+};
+
+Ending attempt(const Request& q, const Target& target, int threads,
                const std::function<bool()>& interrupted) {
-    const PlainArithmetic plain;
-    q.unbounded_row = unbounded_row;
-    const int64_t rows = q.G ? q.H / q.G * q.L : 0;
-    if (q.B == 0 || rows == 0) return Ending::complete;
-    const int64_t chunks = (q.S + kChunk - 1) / kChunk;
-    const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
-    threads = int(std::min<double>(threads, 1 + work / kWorthAThread));
-    threads = std::clamp(threads, 1, kMostThreads);
     // A signal handler may call back into this function while a call of the same thread is under
     // way: the inner one has memory of its own and leaves the pool alone.
     thread_local bool busy = false;
+    thread_local Buffers kept;
     const bool nested = busy;
     struct Busy {
         bool before = busy;
         Busy() { busy = true; }
         ~Busy() { busy = before; }
     } const guard;
-    if (nested) threads = 1;
-
-    const int64_t block_rows = rows_of_a_piece(target, rows, q.B * q.G, threads);
-    const int64_t blocks = (rows + block_rows - 1) / block_rows;
-    const int64_t tasks = q.B * q.G * blocks;
-
-    // Key heads that broadcast along the batch are packed once.
-    const bool shared = blocks > 1;
-    std::vector<int64_t> head_of;  // (B): which packed set
-    std::vector<int64_t> first_of;
-    if (shared) {
-        std::map<std::pair<int64_t, int64_t>, int64_t> known;
-        for (int64_t b = 0; b < q.B; b++) {
-            const auto place = std::make_pair(q.key.batch[b], q.value.batch[b]);
-            const auto found = known.emplace(place, int64_t(first_of.size()));
-            if (found.second) first_of.push_back(b);
-            head_of.push_back(found.first->second);
-        }
-    }
-    // With few pieces of work and many keys, the keys are split over threads too.
-    int64_t ranges = 1;
-    if (threads > 1 && tasks < 2 * threads && chunks > 1)
-        ranges = std::min<int64_t>(chunks, (4 * threads + tasks - 1) / tasks);
-    // All chunks are kept until they are merged; so much memory threads may take, and no more.
-    const size_t most = kKept * size_t(threads) / size_t(tasks);
-    if (ranges > 1 && target.partial_bytes(q, block_rows, chunks) > most) ranges = 1;
-    const int64_t range = (chunks + ranges - 1) / std::max<int64_t>(ranges, 1);
-    if (chunks) ranges = (chunks + range - 1) / range;
-
-    const size_t scratch_size = (target.scratch_bytes(q) + 63) / 64 * 64;
-    const size_t packed_size = shared ? (target.packed_bytes(q) + 63) / 64 * 64 : 0;
-    const size_t partial_size = ranges > 1 ? target.partial_bytes(q, block_rows, chunks) : 0;
-
-    // Every thread begins with key heads of its own, the same ones in every call: what it reads and
-    // writes is then in its own cache. Whoever is done helps the others.
-    const int64_t heads = q.B * q.G, shares = std::gcd(heads, int64_t(threads));
-    const int64_t heads_each = heads / shares, tasks_each = heads_each * blocks * ranges;
-    const size_t packed_heads = first_of.size() * size_t(q.G);
-    const size_t counters = size_t(shares) + packed_heads + (ranges > 1 ? size_t(tasks) : 0);
-
-    thread_local Buffer kept[4];
-    Buffer own[4];
-    Buffer& scratch_buffer = nested ? own[0] : kept[0];
-    Buffer& packed_buffer = nested ? own[1] : kept[1];
-    Buffer& partial_buffer = nested ? own[2] : kept[2];
-    Buffer& counter_buffer = nested ? own[3] : kept[3];
-    char* scratch = scratch_buffer.of(checked_product(scratch_size, size_t(threads)));
-    char* packed =
-        shared ? packed_buffer.of(checked_product(packed_size, packed_heads)) : nullptr;
-    char* partial = ranges > 1 ? partial_buffer.of(checked_product(partial_size, size_t(tasks)))
-                               : nullptr;
-
-    Counter* const share_of =
-        reinterpret_cast<Counter*>(counter_buffer.of(counters * sizeof(Counter)));
-    Counter* const packing = share_of + shares;
-    Counter* const parts_of = packing + packed_heads;
-    for (size_t n = 0; n < counters; n++) new (share_of + n) Counter;
-    std::atomic<bool> stop{false}, exhausted{false};
-    bool raised = false;  // by a signal handler
-    const unsigned before = forks();
-
-    std::chrono::steady_clock::time_point last{};
-    auto look = [&] {
-        if (!interrupted || raised) return;
-        const auto now = std::chrono::steady_clock::now();
-        if (now - last < std::chrono::milliseconds(20)) return;
-        last = now;
-        raised = interrupted();
-        if (raised || (threads > 1 && forks() != before)) stop = true;
-    };
-    // Only the caller's own thread may ask Python; the others look at the flag.
-    struct Seat {
-        const std::atomic<bool>* stop;
-        const std::function<void()>* look;
-    };
-    const std::function<void()> ask = look;
-    auto pieces = [&](int thread) {
-        const PlainArithmetic plain_here;
-        Seat seat = {&stop, thread == 0 ? &ask : nullptr};
-        Request mine = q;
-        mine.state = &seat;
-        mine.stopped = [](void* state) {
-            const Seat& here = *static_cast<Seat*>(state);
-            if (here.look) (*here.look)();
-            return here.stop->load(std::memory_order_relaxed);
-        };
-        char* room = scratch + size_t(thread) * scratch_size;
-        // The panels of one key head, once for all: whoever needs them first begins, others join in.
-        auto keys_of = [&](int64_t b, int64_t g) {
-            const int64_t set = head_of[size_t(b)], head = set * q.G + g;
-            char* keys = packed + size_t(head) * packed_size;
-            Counter& state = packing[head];
-            for (int64_t n; !stop && (n = state.next++) < chunks; state.done++) {
-                target.pack(mine, first_of[size_t(set)], g, n, keys);
-                if (thread == 0) look();
-            }
-            while (!stop && state.done < chunks) std::this_thread::yield();
-            return keys;
-        };
-        for (int64_t turn = 0; turn < shares; turn++) {
-            const int64_t number = (thread + turn) % shares;
-            for (int64_t n; !stop && (n = share_of[number].next++) < tasks_each;) {
-                // Of a head the longest first: under a causal mask these are the last rows.
-                const int64_t block = blocks - 1 - n / ranges % blocks, part = n % ranges;
-                const int64_t head = number * heads_each + n / ranges / blocks;
-                const int64_t b = head / q.G, g = head % q.G;
-                const int64_t first = block * block_rows, last = std::min(rows, first + block_rows);
-                const char* keys = shared ? keys_of(b, g) : nullptr;
-                if (stop) return;
-                const int64_t task = head * blocks + block;
-                char* parts = partial ? partial + size_t(task) * partial_size : nullptr;
-                target.attend(mine, b, g, first, last, part * range,
-                              std::min(chunks, (part + 1) * range), keys, room, parts);
-                if (parts && ++parts_of[task].done == ranges && !stop)
-                    target.merge(mine, b, g, first, last, chunks, parts, room);
-            }
-        }
-    };
-    auto work_on = [&](int thread) {
-        try {
-            pieces(thread);
-        } catch (const std::bad_alloc&) {  // from redoing a row; no exception may leave a thread
-            exhausted = true;
-            stop = true;
-        }
-    };
-    run_on_threads(threads, work_on, look);
-    packed_buffer.trim(kKept);
-    partial_buffer.trim(kKept);
-    counter_buffer.trim(kKept);
-    scratch_buffer.trim(kKept * size_t(threads));
-    if (exhausted) throw std::bad_alloc();
-    if (!stop) return Ending::complete;
-    return raised ? Ending::interrupted : Ending::forked;
+    Buffers own;
+    Buffers& buffers = nested ? own : kept;
+    const Plan plan = plan_of(q, target, nested ? 1 : threads);
+    const Ending ending = Attempt(q, target, plan, buffers, interrupted).run();
+    for (Buffer* buffer : {&buffers.packed, &buffers.partial, &buffers.counters}) buffer->trim(kKept);
+    buffers.scratch.trim(kKept * size_t(plan.threads));
+    return ending;
 }
 
 }  // namespace
 
 bool answer(Request request, const Target& target, int threads,
             const std::function<bool()>& interrupted) {
+    const DefaultArithmetic arithmetic;
+    request.unbounded_row = unbounded_row;
+    if (request.B == 0 || request.G == 0 || request.H / request.G * request.L == 0) return true;
     // A signal handler may fork. The child has none of the threads that helped: it begins again.
     Ending how;
     do how = attempt(request, target, threads, interrupted);
     while (how == Ending::forked);
+    if (how == Ending::exhausted) throw std::bad_alloc();
     return how == Ending::complete;
 }
 

@@ -13,25 +13,25 @@ namespace regard {
 
 // The floating-point state of the caller comes back as it was, flags included; meanwhile the
 // default holds: rounding to nearest, subnormal numbers kept, no traps.
-class PlainArithmetic {
+class DefaultArithmetic {
   public:
 #if defined(__x86_64__)
     // The only register that vectors look at; the other one, of long double, is never used.
-    PlainArithmetic() : before_(_mm_getcsr()) {
+    DefaultArithmetic() : before_(_mm_getcsr()) {
         if ((before_ & ~0x3fu) != 0x1f80) _mm_setcsr(0x1f80);
     }
-    ~PlainArithmetic() {
+    ~DefaultArithmetic() {
         if (_mm_getcsr() != before_) _mm_setcsr(before_);
     }
 
   private:
     unsigned before_;
 #else
-    PlainArithmetic() {
+    DefaultArithmetic() {
         std::fegetenv(&before_);
         std::fesetenv(FE_DFL_ENV);
     }
-    ~PlainArithmetic() { std::fesetenv(&before_); }
+    ~DefaultArithmetic() { std::fesetenv(&before_); }
 
   private:
     std::fenv_t before_;
@@ -40,7 +40,10 @@ class PlainArithmetic {
 
 constexpr int kMostThreads = 256;
 
-// False if `interrupted` said so; the results are incomplete then. Throws std::bad_alloc.
+// Computes one row with numbers of any size (unbounded.cpp).
+void unbounded_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole);
+
+// Computes a call. False if `interrupted` said so; the results are incomplete then. Throws std::bad_alloc.
 bool answer(Request request, const Target& target, int threads,
             const std::function<bool()>& interrupted);
 

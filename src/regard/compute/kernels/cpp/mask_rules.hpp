@@ -1,100 +1,161 @@
-// Which keys a row may see: a run of keys, and further rules as bytes.
+// Which keys a row sees: a run of keys, further rules as bytes, and −∞ in a bias. Nothing else in the
+// native code decides that.
 #pragma once
 #include "rows.hpp"
 
 namespace {
 using namespace regard;
 
-// --- which keys a row may see ------------------------------------------------------------------
-
-// Windows and offsets may be as large as an integer gets.
+// Saturates: windows and offsets may be as large as an integer gets.
 REGARD_INLINE int64_t plus(int64_t a, int64_t b) {
     int64_t sum;
     if (!__builtin_add_overflow(a, b, &sum)) return sum;
     return b > 0 ? INT64_MAX : INT64_MIN;
 }
 
+// The keys that a window leaves to a position; a side of −1 is unbounded.
+REGARD_INLINE Run run_of(int64_t position, int64_t left, int64_t right) {
+    return {left >= 0 ? larger_of(0, plus(position, -left)) : 0,
+            right >= 0 ? larger_of(0, plus(plus(position, right), 1)) : INT64_MAX};
+}
+
 struct Row {
-    int64_t b, h, i;     // batch element, query head, query
-    int64_t low, high;   // the keys that causal, window and lengths leave: [low, high)
+    int64_t b, h, i;    // batch element, query head, query
+    int64_t low, high;  // the keys that causal, window and lengths leave
 };
 
 REGARD_INLINE Row row_of(const Request& q, int64_t b, int64_t h, int64_t i) {
-    const int64_t position = i + q.offset[b];
-    Row row = {b, h, i, 0, q.S};
-    if (q.length) row.high = smaller_of(row.high, q.length[b]);
-    if (q.right >= 0)
-        row.high = smaller_of(row.high, larger_of(0, plus(plus(position, q.right), 1)));
-    if (q.left >= 0) row.low = larger_of(0, plus(position, -q.left));
-    if (row.low >= row.high) row.low = row.high = 0;
-    return row;
+    const Run run = run_of(i + q.offset[b], q.left, q.right);
+    const int64_t high = smaller_of(run.high, q.length ? smaller_of(q.S, q.length[b]) : q.S);
+    if (run.low >= high) return {b, h, i, 0, 0};
+    return {b, h, i, run.low, high};
 }
 
-// Calls f(r, row) for the rows first … last of a key head: those of all its query heads, head by
-// head.
-template <class F>
-REGARD_INLINE void for_rows(const Request& q, int64_t b, int64_t g, int64_t first, int64_t last,
-                            F f) {
-    int64_t h = g * (q.H / q.G) + first / q.L, i = first % q.L;
-    for (int64_t r = 0; r < last - first; r++) {
-        f(r, row_of(q, b, h, i));
-        if (++i == q.L) {
-            i = 0;
-            h++;
-        }
+// A row's number among all rows of the call.
+REGARD_INLINE int64_t index_of(const Request& q, const Row& row) {
+    return (row.b * q.H + row.h) * q.L + row.i;
+}
+
+// Calls f(r, row) for the rows of a piece of work.
+template <class F> REGARD_INLINE void for_rows(const Request& q, const Piece& piece, F f) {
+    int64_t h = piece.g * (q.H / q.G) + piece.first / q.L, i = piece.first % q.L;
+    for (int64_t r = 0; r < piece.last - piece.first; r++) {
+        f(r, row_of(q, piece.b, h, i));
+        if (++i == q.L) i = 0, h++;
     }
 }
 
-// The further rules for keys k0 … k0 + n of one row, as bytes; `stack` holds program_depth rows.
-static const uint8_t* allowed(const Request& q, const Row& row, int64_t k0, int64_t n,
-                              uint8_t* stack) {
+// Bytes that the program's stack takes for each row.
+REGARD_INLINE int64_t stack_size(const Request& q) {
+    return larger_of(1, q.program_depth) * kChunk;
+}
+
+// Whether the program's rules leave keys k0 … k0 + n to a row, as bytes at the start of `stack`.
+static void ask_program(const Request& q, const Row& row, int64_t k0, int64_t n, uint8_t* stack) {
     uint8_t* top = stack;
+    const auto push = [&](auto visible) {
+        for (int64_t j = 0; j < n; j++) top[j] = visible(j);
+        top += kChunk;
+    };
     for (int32_t step = 0; step < q.program_size; step++) {
         const Node& node = q.program[step];
-        const int64_t position = row.i + q.offset[row.b];
+        uint8_t *second = top - kChunk, *first = second - kChunk;
         switch (node.rule) {
             case Rule::all:
-            case Rule::any: {
-                uint8_t *second = top - kChunk, *first = second - kChunk;
-                if (node.rule == Rule::all)
-                    for (int64_t j = 0; j < n; j++) first[j] &= second[j];
-                else
-                    for (int64_t j = 0; j < n; j++) first[j] |= second[j];
+                for (int64_t j = 0; j < n; j++) first[j] &= second[j];
                 top = second;
-                continue;
-            }
+                break;
+            case Rule::any:
+                for (int64_t j = 0; j < n; j++) first[j] |= second[j];
+                top = second;
+                break;
             case Rule::negate:
-                for (int64_t j = 0; j < n; j++) (top - kChunk)[j] ^= 1;
-                continue;
+                for (int64_t j = 0; j < n; j++) second[j] ^= 1;
+                break;
             case Rule::boolean: {
-                const char* from = node.mask.at(row.b, row.h, row.i) + k0 * node.mask.column;
-                if (node.mask.column == 1)
-                    for (int64_t j = 0; j < n; j++) top[j] = from[j] != 0;
-                else
-                    for (int64_t j = 0; j < n; j++) top[j] = from[j * node.mask.column] != 0;
+                const int64_t stride = node.mask.column;
+                const char* from = node.mask.at(row.b, row.h, row.i) + k0 * stride;
+                if (stride == 1) push([=](int64_t j) { return from[j] != 0; });
+                else push([=](int64_t j) { return from[j * stride] != 0; });
                 break;
             }
-            case Rule::lengths:
-                for (int64_t j = 0; j < n; j++) top[j] = k0 + j < node.lengths[row.b];
-                break;
             case Rule::segments: {
                 const int64_t mine = node.queries[row.b * q.L + row.i];
                 const int64_t* theirs = node.keys + row.b * q.S + k0;
-                for (int64_t j = 0; j < n; j++) top[j] = theirs[j] == mine;
+                push([=](int64_t j) { return theirs[j] == mine; });
                 break;
             }
-            case Rule::causal:
-                for (int64_t j = 0; j < n; j++) top[j] = k0 + j <= position;
+            case Rule::lengths: {
+                const int64_t length = node.lengths[row.b];
+                push([=](int64_t j) { return k0 + j < length; });
                 break;
-            case Rule::window:
-                for (int64_t j = 0; j < n; j++)
-                    top[j] = (node.left < 0 || k0 + j >= plus(position, -node.left)) &&
-                             (node.right < 0 || k0 + j <= plus(position, node.right));
+            }
+            case Rule::window: {
+                const Run run = run_of(row.i + q.offset[row.b], node.left, node.right);
+                push([=](int64_t j) { return k0 + j >= run.low && k0 + j < run.high; });
                 break;
+            }
         }
-        top += kChunk;
     }
-    return stack;
+}
+
+// The keys of one chunk that the rows of a tile see.
+struct Visible {
+    Run keys;              // that any row may see, relative to the chunk; empty if there are none
+    const uint8_t* bytes;  // what the program says, stack_size bytes a row; nullptr: it hides none
+};
+
+// `bytes` has room for the program's stacks of all rows.
+REGARD_INLINE Visible visible_range(const Request& q, const Row* rows, int64_t height,
+                                    const Chunk& chunk, uint8_t* bytes, int64_t panel) {
+    const int64_t k0 = chunk.k0, n = chunk.n;
+    Run keys = {n, 0};
+    for (int64_t r = 0; r < height; r++) {
+        if (rows[r].high <= k0 || rows[r].low >= k0 + n) continue;
+        keys.low = smaller_of(keys.low, larger_of(0, rows[r].low - k0));
+        keys.high = larger_of(keys.high, smaller_of(n, rows[r].high - k0));
+    }
+    if (!q.program || keys.low >= keys.high) return {keys, nullptr};
+    uint8_t any = 0, every = 1;
+    for (int64_t r = 0; r < height; r++) {
+        uint8_t* own = bytes + r * stack_size(q);
+        ask_program(q, rows[r], k0, n, own);
+        for (int64_t j = keys.low; j < keys.high; j++) any |= own[j], every &= own[j];
+        for (int64_t j = n; j < padded(n, panel); j++) own[j] = 0;
+    }
+    if (!any) keys.high = keys.low;
+    return {keys, every ? nullptr : bytes};
+}
+
+// Which keys of a chunk one row sees, relative to the chunk. bytes, bias: nullptr where there are none.
+template <class T> struct Seen {
+    int64_t low, high;
+    const uint8_t* bytes;
+    const T* bias;
+
+    bool operator()(int64_t j) const {
+        bool all = (j >= low) & (j < high);  // no branches: a mask may look like chance
+        if (bytes) all &= bytes[j] != 0;
+        if (bias) all &= bias[j] != -infinity<T>();
+        return all;
+    }
+};
+
+// Calls f(j) for every key that a row sees, until f returns true or the call is stopped.
+template <class F> static void for_visible(const Request& q, const Row& row, uint8_t* stack, F f) {
+    for (int64_t k0 = row.low / kChunk * kChunk; k0 < row.high; k0 += kChunk) {
+        if (q.stopped(q.state)) return;
+        double bias[kChunk];
+        const int64_t n = smaller_of(kChunk, q.S - k0);
+        if (q.program) ask_program(q, row, k0, n, stack);
+        if (q.bias.data)
+            load_bias(bias, q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column, q.bias.column,
+                      q.bias.kind, n);
+        const Seen<double> seen = {row.low - k0, smaller_of(row.high - k0, n),
+                                   q.program ? stack : nullptr, q.bias.data ? bias : nullptr};
+        for (int64_t j = 0; j < n; j++)
+            if (seen(j) && f(k0 + j)) return;
+    }
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ double fastest(int threads, double window, int windows, const std::function<doub
         std::atomic<double> begin{0}, done{0};
         const double called = now();
         run_on_threads(threads, [&](int thread) {
-            const PlainArithmetic plain;
+            const DefaultArithmetic arithmetic;
             here++;
             while (here < threads && now() < called + kPatience) {}
             double none = 0;
@@ -56,9 +56,9 @@ int windows_in(double seconds) { return std::max(3, int(seconds / kWindow)); }
 
 double most_operations(const Target& target, bool wide, int threads, double seconds) {
     constexpr int64_t kRounds = 1000;  // some 20 to 50 µs
-    const double piece = double(kRounds) * double(target.peak[wide].operations);
+    const double piece = double(kRounds) * double(target.kernels[wide].operations);
     return fastest(threads, kWindow, windows_in(seconds), [&](int) {
-        keep(target.peak[wide].multiply_adds(kRounds));
+        keep(target.kernels[wide].multiply_adds(kRounds));
         return piece;
     });
 }

@@ -10,10 +10,11 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <functional>
-#include <memory>
 #include <new>
 #include <string>
 #include <vector>
@@ -27,13 +28,6 @@ namespace nb = nanobind;
 using namespace regard;
 
 namespace {
-
-// Everything that a Request points to and that must live as long as the call.
-struct Call {
-    Request request{};
-    std::vector<std::unique_ptr<std::vector<int64_t>>> offsets;
-    std::vector<Node> program;
-};
 
 PyArrayObject* array_of(const nb::object& object) {
     if (!PyArray_Check(object.ptr())) throw nb::type_error("an ndarray is needed here");
@@ -49,39 +43,54 @@ Kind kind_of(PyArrayObject* array) {
     }
 }
 
-// An array (…, heads, rows, columns) whose leading axes are those of the call.
-Array view(Call& call, const nb::object& object) {
-    PyArrayObject* array = array_of(object);
+// Fills in an array (…, heads, rows, columns); `offsets` has room for one for each batch element.
+void describe(PyArrayObject* array, Array& a, int64_t* offsets) {
     const int axes = PyArray_NDIM(array);
     const npy_intp *shape = PyArray_DIMS(array), *strides = PyArray_STRIDES(array);
-    Array seen;
-    seen.data = PyArray_BYTES(array);
-    seen.kind = kind_of(array);
-    seen.head = strides[axes - 3];
-    seen.row = strides[axes - 2];
-    seen.column = strides[axes - 1];
-    auto offsets = std::make_unique<std::vector<int64_t>>(1, 0);
-    for (int axis = 0; axis < axes - 3; axis++) {
-        std::vector<int64_t> next;
-        next.reserve(offsets->size() * size_t(shape[axis]));
-        for (const int64_t offset : *offsets)
-            for (npy_intp n = 0; n < shape[axis]; n++) next.push_back(offset + n * strides[axis]);
-        *offsets = std::move(next);
-    }
-    if (offsets->empty()) offsets->push_back(0);
-    seen.batch = offsets->data();
-    call.offsets.push_back(std::move(offsets));
-    return seen;
+    a = {PyArray_BYTES(array), offsets, axes > 2 ? strides[axes - 3] : 0, strides[axes - 2],
+         strides[axes - 1],    kind_of(array)};
+    // The last of the leading axes runs fastest.
+    int64_t known = 1;
+    offsets[0] = 0;
+    for (int axis = axes - 4; axis >= 0; known *= shape[axis--])
+        for (int64_t b = known; b < known * shape[axis]; b++)
+            offsets[b] = offsets[b - known] + strides[axis];
 }
+
+// The sizes of a call, from arrays whose shapes fit each other.
+void read_sizes(Request& q, PyArrayObject* const (&arrays)[3]) {
+    const auto size = [&](int array, int from_end) -> int64_t {
+        const int axis = PyArray_NDIM(arrays[array]) - from_end;
+        return axis < 0 ? 1 : PyArray_DIM(arrays[array], axis);
+    };
+    q.B = 1;
+    for (int axis = 4; axis <= PyArray_NDIM(arrays[0]); axis++) q.B *= size(0, axis);
+    q.H = size(0, 3), q.L = size(0, 2), q.D = size(0, 1);
+    q.G = size(1, 3), q.S = size(1, 2), q.E = size(2, 1);
+}
+
+// A Request and what it points to, which must live as long as the call.
+struct Call {
+    Request request{};
+    std::deque<std::vector<int64_t>> offsets;
+    std::vector<Node> program;
+
+    Array view(const nb::object& object) {
+        Array array;
+        offsets.emplace_back(size_t(std::max<int64_t>(request.B, 1)));
+        describe(array_of(object), array, offsets.back().data());
+        return array;
+    }
+};
 
 template <class T> T* numbers(const nb::object& object) {
     return object.is_none() ? nullptr : static_cast<T*>(PyArray_DATA(array_of(object)));
 }
 
 Rule rule_of(const std::string& name) {
-    static const char* const names[] = {"boolean", "lengths", "segments", "causal",
-                                        "window",  "all",     "any",      "negate"};
-    for (int32_t n = 0; n < 8; n++)
+    static const char* const names[] = {"boolean", "lengths", "segments", "window",
+                                        "all",     "any",     "negate"};
+    for (int32_t n = 0; n < 7; n++)
         if (name == names[n]) return Rule(n);
     throw nb::value_error("unknown rule");
 }
@@ -101,7 +110,7 @@ void read_program(Call& call, const nb::list& rules) {
         node.rule = rule_of(nb::cast<std::string>(rule[0]));
         const nb::object first = nb::borrow(rule[1]), second = nb::borrow(rule[2]);
         switch (node.rule) {
-            case Rule::boolean: node.mask = view(call, first); break;
+            case Rule::boolean: node.mask = call.view(first); break;
             case Rule::lengths: node.lengths = numbers<int64_t>(first); break;
             case Rule::segments:
                 node.queries = numbers<int64_t>(first);
@@ -160,23 +169,14 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
          const nb::object& bias, const nb::object& sink, const nb::object& offset,
          const nb::object& length, int64_t left, int64_t right, const nb::list& rules, double scale,
          double softcap, bool wide, int threads, const std::string& target) {
-    const PlainArithmetic plain;
+    const DefaultArithmetic arithmetic;
     Call call;
     Request& q = call.request;
-    q.query = view(call, query);
-    q.key = view(call, key);
-    q.value = view(call, value);
-    PyArrayObject *qa = array_of(query), *ka = array_of(key), *va = array_of(value);
-    const int axes = PyArray_NDIM(qa);
-    q.B = 1;
-    for (int axis = 0; axis < axes - 3; axis++) q.B *= PyArray_DIM(qa, axis);
-    q.H = PyArray_DIM(qa, axes - 3);
-    q.L = PyArray_DIM(qa, axes - 2);
-    q.D = PyArray_DIM(qa, axes - 1);
-    q.G = PyArray_DIM(ka, axes - 3);
-    q.S = PyArray_DIM(ka, axes - 2);
-    q.E = PyArray_DIM(va, axes - 1);
-    if (!bias.is_none()) q.bias = view(call, bias);
+    read_sizes(q, {array_of(query), array_of(key), array_of(value)});
+    q.query = call.view(query);
+    q.key = call.view(key);
+    q.value = call.view(value);
+    if (!bias.is_none()) q.bias = call.view(bias);
     q.sink = numbers<double>(sink);
     q.offset = numbers<int64_t>(offset);
     q.length = numbers<int64_t>(length);
@@ -201,7 +201,7 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     if (!complete) throw nb::python_error();
 }
 
-// What a plain call uses; set once from Python, and again by tests. Without a target none is plain.
+// What the fast path uses; set from Python. Without a target it answers no call.
 const Target* active = nullptr;
 int default_threads = 0;
 
@@ -237,129 +237,113 @@ bool may_overlap(PyArrayObject* one, PyArrayObject* other) {
     return low < other_high && other_low < high;
 }
 
-// regard.attention's arguments, all by position, in order. Answers the plain call before anything
-// else is built: three aligned arrays of one type, contiguous or views such as a cache has, with
-// default options (causal, a scale, threads and an `out` beside the inputs allowed). Returns None for
-// every other call, and for every error, so that there is one place that says what is wrong.
-PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    enum { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink, Precision,
-           Weights, Lse, Out, Kernel, Threads, Count };
+enum Argument { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink, Precision,
+                Weights, Lse, Out, KernelName, Threads, Count };
+constexpr int kMostAxes = 8;
+
+// Whether the options are those of the fast path; sets the window, the scale and the threads.
+bool read_options(PyObject* const* args, Request& q, int& threads) {
     static PyObject* const working = PyUnicode_InternFromString("working");
-    const PlainArithmetic plain_arithmetic;
-    if (count != Count || !active) Py_RETURN_NONE;
-    for (const int none : {Mask, Bias, Window, Offset, Softcap, Sink, Kernel})
-        if (args[none] != Py_None) Py_RETURN_NONE;
-    if (args[Precision] != working || args[Weights] != Py_False || args[Lse] != Py_False)
-        Py_RETURN_NONE;
-    const bool causal = args[Causal] == Py_True;
-    if (!causal && args[Causal] != Py_False) Py_RETURN_NONE;
-    PyArrayObject* arrays[3];
+    for (const int none : {Mask, Bias, Window, Offset, Softcap, Sink, KernelName})
+        if (args[none] != Py_None) return false;
+    if (args[Precision] != working || args[Weights] != Py_False || args[Lse] != Py_False) return false;
+    if (args[Causal] != Py_True && args[Causal] != Py_False) return false;
+    q.left = -1;
+    q.right = args[Causal] == Py_True ? 0 : -1;
+    q.scale = NAN;
+    if (args[Scale] != Py_None) {
+        if (!PyFloat_CheckExact(args[Scale])) return false;
+        q.scale = PyFloat_AS_DOUBLE(args[Scale]);
+        const double size = std::fabs(q.scale);
+        if (!(size > 1e-30 && size < 1e30)) return false;
+    }
+    if (args[Threads] == Py_None) return true;
+    const long stated = PyLong_CheckExact(args[Threads]) ? PyLong_AsLong(args[Threads]) : 0;
+    if (PyErr_Occurred()) PyErr_Clear();
+    threads = int(stated);
+    return stated >= 1 && stated <= kMostThreads;
+}
+
+// Whether query, key and value are aligned arrays of one type whose shapes fit without broadcasting;
+// sets the sizes. What has a size of 0, or is refused, belongs to the general path.
+bool read_inputs(PyObject* const* args, Request& q, PyArrayObject* (&arrays)[3]) {
     for (int n = 0; n < 3; n++) {
-        if (!PyArray_CheckExact(args[n])) Py_RETURN_NONE;
+        if (!PyArray_CheckExact(args[n])) return false;
         arrays[n] = reinterpret_cast<PyArrayObject*>(args[n]);
         if (!PyArray_ISBEHAVED_RO(arrays[n]) || PyArray_TYPE(arrays[n]) != PyArray_TYPE(arrays[0]) ||
             PyArray_NDIM(arrays[n]) != PyArray_NDIM(arrays[0]))
-            Py_RETURN_NONE;
+            return false;
     }
     const int type = PyArray_TYPE(arrays[0]), axes = PyArray_NDIM(arrays[0]);
-    constexpr int kMostAxes = 8;
-    if (axes < 2 || axes > kMostAxes) Py_RETURN_NONE;
+    if (axes < 2 || axes > kMostAxes) return false;
     if (type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_HALF && !is_bfloat(arrays[0]))
-        Py_RETURN_NONE;
-    int threads = default_threads;
-    if (args[Threads] != Py_None) {
-        const long stated = PyLong_CheckExact(args[Threads]) ? PyLong_AsLong(args[Threads]) : 0;
-        if (PyErr_Occurred()) PyErr_Clear();
-        if (stated < 1 || stated > kMostThreads) Py_RETURN_NONE;
-        threads = int(stated);
-    }
+        return false;
     const npy_intp *qs = PyArray_DIMS(arrays[0]), *ks = PyArray_DIMS(arrays[1]),
                    *vs = PyArray_DIMS(arrays[2]);
-    Request q{};
-    q.B = 1;
-    for (int axis = 0; axis < axes - 3; axis++) {
-        if (ks[axis] != qs[axis] || vs[axis] != qs[axis]) Py_RETURN_NONE;
-        q.B *= qs[axis];
-    }
-    q.H = axes > 2 ? qs[axes - 3] : 1;
-    q.G = axes > 2 ? ks[axes - 3] : 1;
-    q.L = qs[axes - 2];
-    q.D = qs[axes - 1];
-    q.S = ks[axes - 2];
-    q.E = vs[axes - 1];
-    if (ks[axes - 1] != q.D || vs[axes - 2] != q.S || (axes > 2 && vs[axes - 3] != q.G))
-        Py_RETURN_NONE;
-    // Sizes of 0 and refusals belong to the general way.
-    if (!(q.B && q.H && q.G && q.L && q.S && q.D && q.E) || q.H % q.G || (causal && q.L != q.S))
-        Py_RETURN_NONE;
-    q.scale = 1 / std::sqrt(double(q.D));
-    if (args[Scale] != Py_None) {
-        if (!PyFloat_CheckExact(args[Scale])) Py_RETURN_NONE;
-        q.scale = PyFloat_AS_DOUBLE(args[Scale]);
-        const double size = std::fabs(q.scale);
-        if (!(size > 1e-30 && size < 1e30)) Py_RETURN_NONE;
-    }
+    for (int axis = 0; axis < axes - 3; axis++)
+        if (ks[axis] != qs[axis] || vs[axis] != qs[axis]) return false;
+    if (ks[axes - 1] != qs[axes - 1] || vs[axes - 2] != ks[axes - 2]) return false;
+    if (axes > 2 && vs[axes - 3] != ks[axes - 3]) return false;
+    read_sizes(q, arrays);
+    return q.B && q.H && q.G && q.L && q.S && q.D && q.E && q.H % q.G == 0 &&
+           (q.right < 0 || q.L == q.S);
+}
 
-    constexpr int64_t kSmallBatch = 32;
-    int64_t small[4][kSmallBatch];
-    std::vector<int64_t> large;
-    int64_t* offsets[4];  // of query, key, value in bytes; of positions
-    if (q.B > kSmallBatch) {
-        try {
-            large.resize(size_t(4 * q.B));
-        } catch (const std::bad_alloc&) {
-            return PyErr_NoMemory();
-        }
-    }
-    for (int n = 0; n < 4; n++) offsets[n] = q.B > kSmallBatch ? large.data() + n * q.B : small[n];
-    Array* const places[3] = {&q.query, &q.key, &q.value};
-    for (int n = 0; n < 3; n++) {
-        const npy_intp* strides = PyArray_STRIDES(arrays[n]);
-        Array& a = *places[n];
-        a.data = PyArray_BYTES(arrays[n]);
-        a.batch = offsets[n];
-        a.column = strides[axes - 1];
-        a.row = strides[axes - 2];
-        a.head = axes > 2 ? strides[axes - 3] : 0;
-        a.kind = kind_of(arrays[0]);
-        // The last of the leading axes runs fastest.
-        int64_t known = 1;
-        offsets[n][0] = 0;
-        for (int axis = axes - 4; axis >= 0; known *= qs[axis--])
-            for (int64_t b = known; b < known * qs[axis]; b++)
-                offsets[n][b] = offsets[n][b - known] + strides[axis];
-    }
-    for (int64_t b = 0; b < q.B; b++) offsets[3][b] = 0;
-    q.offset = offsets[3];
-    q.left = -1;
-    q.right = causal ? 0 : -1;
-    q.wide = type == NPY_DOUBLE;
-    q.kind = q.lse_kind = q.query.kind;
-
+// A new array for the output, or `out` where the kernel can write into it. nullptr, with an error set
+// only where memory ran out: none of both.
+PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3]) {
+    const int axes = PyArray_NDIM(arrays[0]);
     npy_intp shape[kMostAxes];
-    for (int axis = 0; axis < axes - 1; axis++) shape[axis] = qs[axis];
-    shape[axes - 1] = q.E;
-    PyObject* output = args[Out];
-    if (output == Py_None) {
-        PyArray_Descr* descr = PyArray_DESCR(arrays[0]);
-        Py_INCREF(descr);
-        output = PyArray_NewFromDescr(&PyArray_Type, descr, axes, shape, nullptr, nullptr, 0, nullptr);
-        if (!output) return nullptr;
-    } else {
-        if (!PyArray_CheckExact(output)) Py_RETURN_NONE;
-        PyArrayObject* out = reinterpret_cast<PyArrayObject*>(output);
-        if (!PyArray_ISCARRAY(out) || PyArray_TYPE(out) != type || PyArray_NDIM(out) != axes ||
-            !PyArray_CompareLists(PyArray_DIMS(out), shape, axes))
-            Py_RETURN_NONE;
-        for (PyArrayObject* array : arrays)
-            if (may_overlap(out, array)) Py_RETURN_NONE;
-        Py_INCREF(output);
+    std::copy_n(PyArray_DIMS(arrays[0]), axes - 1, shape);
+    shape[axes - 1] = PyArray_DIM(arrays[2], axes - 1);
+    if (out == Py_None) {
+        PyArray_Descr* type = PyArray_DESCR(arrays[0]);
+        Py_INCREF(type);
+        return PyArray_NewFromDescr(&PyArray_Type, type, axes, shape, nullptr, nullptr, 0, nullptr);
+    }
+    if (!PyArray_CheckExact(out)) return nullptr;
+    PyArrayObject* array = reinterpret_cast<PyArrayObject*>(out);
+    if (!PyArray_ISCARRAY(array) || PyArray_TYPE(array) != PyArray_TYPE(arrays[0]) ||
+        PyArray_NDIM(array) != axes || !PyArray_CompareLists(PyArray_DIMS(array), shape, axes))
+        return nullptr;
+    for (PyArrayObject* input : arrays)
+        if (may_overlap(array, input)) return nullptr;
+    Py_INCREF(out);
+    return out;
+}
+
+// Takes regard.attention's arguments, all by position, in order. Answers the common call before
+// anything else is built: three aligned arrays of one type, contiguous or views such as a cache has,
+// with default options (causal, a scale, threads and an `out` beside the inputs allowed). Returns None
+// for every other call, and for every error, so that one place alone says what is wrong.
+PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    const DefaultArithmetic arithmetic;
+    Request q{};
+    PyArrayObject* arrays[3];
+    int threads = default_threads;
+    if (count != Count || !active || !read_options(args, q, threads) || !read_inputs(args, q, arrays))
+        Py_RETURN_NONE;
+    if (std::isnan(q.scale)) q.scale = 1 / std::sqrt(double(q.D));
+    PyObject* output = output_for(args[Out], arrays);
+    if (!output) {
+        if (PyErr_Occurred()) return nullptr;
+        Py_RETURN_NONE;
     }
     q.output = PyArray_BYTES(reinterpret_cast<PyArrayObject*>(output));
+    q.wide = PyArray_TYPE(arrays[0]) == NPY_DOUBLE;
+    q.kind = q.lse_kind = kind_of(arrays[0]);
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     const Target& target = *active;
     bool complete = false;
     try {
+        constexpr int64_t kSmallBatch = 32;
+        int64_t small[4 * kSmallBatch];
+        std::vector<int64_t> large(q.B > kSmallBatch ? size_t(4 * q.B) : 0);
+        int64_t* offsets = large.empty() ? small : large.data();  // of bytes; the last, of positions
+        Array* const places[3] = {&q.query, &q.key, &q.value};
+        for (int n = 0; n < 3; n++, offsets += q.B) describe(arrays[n], *places[n], offsets);
+        std::fill_n(offsets, q.B, 0);
+        q.offset = offsets;
         if (work < kWorthReleasing) {
             complete = answer(q, target, 1, nullptr);
         } else {

@@ -50,12 +50,11 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T*
         for (int n = 0; n < N; n++) store(to(r, n), whole[r][n]);
 }
 
-// Scores of keys low … high, in whole vectors. Not inlined: on its own, all of its accumulators
+// Scores of a run of keys, in whole vectors. Not inlined: on its own, all of its accumulators
 // stay in registers.
 template <class T, int R>
 static __attribute__((noinline)) void scores(const T* queries, int64_t D, const T* panels,
-                                             int64_t low, int64_t high, T* strip,
-                                             const Ahead* ahead) {
+                                             Run keys, T* strip, const Ahead* ahead) {
     constexpr int64_t W = kLanes<T>, P = kPanel<T>;
     constexpr int H = smaller_of(R, kRows);
     const auto panel = [&](int64_t j, auto vectors) {
@@ -64,13 +63,13 @@ static __attribute__((noinline)) void scores(const T* queries, int64_t D, const 
             meet<T, H, decltype(vectors)::value>(queries + r * D, D, panels + j / P * P * D + j % P,
                                                  strip + r * kStrip<T> + j);
     };
-    int64_t j = low / W * W;
+    int64_t j = keys.low / W * W;
     if (j % P) {
         panel(j, Number<1>{});
         j += W;
     }
-    for (; j + W < high; j += P) panel(j, Number<2>{});
-    if (j < high) panel(j, Number<1>{});
+    for (; j + W < keys.high; j += P) panel(j, Number<2>{});
+    if (j < keys.high) panel(j, Number<1>{});
 }
 
 // --- pass 3: output ----------------------------------------------------------------------------
@@ -105,24 +104,22 @@ REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int
 // value is then read in one piece.
 template <class T, int R>
 static __attribute__((noinline)) void outputs(const T* strip, const char* values, int64_t stride,
-                                              int64_t wide, int64_t from, int64_t to, T* out,
-                                              int64_t out_stride) {
+                                              int64_t wide, Run keys, T* out) {
     constexpr int W = kLanes<T>, H = smaller_of(R, kRows);
     int64_t e = 0;
+    const auto block = [&](int64_t r, auto rows, auto vectors, bool once = false) {
+        blend<T, decltype(rows)::value, decltype(vectors)::value>(
+            strip + r * kStrip<T>, values + e * sizeof(T), stride, keys.low, keys.high,
+            out + r * wide + e, wide, once);
+    };
     // A few rows read values once: in whole rows of memory, or in pieces as large as they can be.
     constexpr int F = kTile == 12 && R % 2 == 0 ? 2 : 1;
     for (; R <= kFew && e + 8 * W <= wide; e += 8 * W)
-        for (int r = 0; r < R; r += F)
-            blend<T, F, 8>(strip + r * kStrip<T>, values + e * sizeof(T), stride, from, to,
-                           out + r * out_stride + e, out_stride, true);
+        for (int r = 0; r < R; r += F) block(r, Number<F>{}, Number<8>{}, true);
     for (; e + 4 * W <= wide && kTile == 12; e += 4 * W)
-        for (int r = 0; r < R; r += H)
-            blend<T, H, 4>(strip + r * kStrip<T>, values + e * sizeof(T), stride, from, to,
-                           out + r * out_stride + e, out_stride);
-    for (; e + 2 * W <= wide; e += 2 * W)
-        blend<T, R, 2>(strip, values + e * sizeof(T), stride, from, to, out + e, out_stride);
-    if (e < wide)
-        blend<T, R, 1>(strip, values + e * sizeof(T), stride, from, to, out + e, out_stride);
+        for (int r = 0; r < R; r += H) block(r, Number<H>{}, Number<4>{});
+    for (; e + 2 * W <= wide; e += 2 * W) block(0, Number<R>{}, Number<2>{});
+    if (e < wide) block(0, Number<R>{}, Number<1>{});
 }
 
 // Calls f(first row, Number<rows>) for the parts of a tile of any height: all of it, or up to two parts

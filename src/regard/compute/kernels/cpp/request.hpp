@@ -6,6 +6,8 @@
 
 namespace regard {
 
+constexpr int64_t kChunk = 256;  // the most keys of a chunk; chunks begin at multiples of it
+
 enum class Kind : int32_t { float16, bfloat16, float32, float64 };
 
 // An array (B, heads, rows, columns). `batch` has one byte offset per batch element, so that any
@@ -21,8 +23,8 @@ struct Array {
     }
 };
 
-// The rules beside causal and window, combined by & | ~, as a program in postfix order.
-enum class Rule : int32_t { boolean, lengths, segments, causal, window, all, any, negate };
+// Rules combined by & | ~, as a program in postfix order. Causal is a window without later keys.
+enum class Rule : int32_t { boolean, lengths, segments, window, all, any, negate };
 
 struct Node {
     Rule rule;
@@ -52,16 +54,39 @@ struct Request {
     char* lse;                 // or nullptr
     Kind kind;                 // of output and weights
     Kind lse_kind;
-    // Computes one row with exponents that do not end; called for rows that left the range of float64.
-    // Not the whole row: only those numbers of its output that are not finite.
+    // Computes one row with numbers of any size, for rows that left the range of float64; unless
+    // `whole`, only those numbers of its output that are not finite.
     void (*unbounded_row)(const Request&, int64_t b, int64_t h, int64_t i, bool whole);
-    // Asked now and then, at least once per chunk of keys: true means stop, the call is given up.
+    // Asked at least once per chunk of keys; true: the call is given up, return at once.
     bool (*stopped)(void* state);
     void* state;
+
+    __attribute__((always_inline)) int64_t chunks() const { return (S + kChunk - 1) / kChunk; }
 };
 
-// Rounds of independent multiply-adds, and how many operations (two each) a round has.
-struct PeakFlops {
+// Rows first … last − 1 of key head g, counted over all its query heads, head by head.
+struct Piece {
+    int64_t b, g, first, last;
+};
+
+// Keys k0 … k0 + n − 1 of key head g.
+struct Chunk {
+    int64_t b, g, k0, n;
+};
+
+// One CPU target's functions that accumulate in one type.
+struct Kernel {
+    // Bytes of scratch that one thread needs, and bytes of a packed key head.
+    size_t (*scratch_bytes)(const Request&);
+    size_t (*packed_bytes)(const Request&);
+    void (*pack)(const Request&, int64_t b, int64_t g, int64_t chunk, char* packed);
+    // Chunks `begin` … `end` − 1 for a piece. packed == nullptr: each chunk is packed into scratch.
+    // partial != nullptr: the state after every chunk is stored there instead of the result.
+    void (*attend)(const Request&, const Piece&, int64_t begin, int64_t end, const char* packed,
+                   char* scratch, char* partial);
+    size_t (*partial_bytes)(const Request&, int64_t rows, int64_t chunks);
+    void (*merge)(const Request&, const Piece&, const char* partial, char* scratch);
+    // For measurements: rounds of independent multiply-adds, and operations (two each) in a round.
     double (*multiply_adds)(int64_t rounds);
     int64_t operations;
 };
@@ -71,28 +96,12 @@ constexpr size_t kReadBlock = 1024;
 // What one CPU target offers: the only symbol of its translation unit.
 struct Target {
     const char* name;
-    int32_t lanes;  // of float32
-    // How many bytes of scratch one thread needs, and how many a packed key head does.
-    size_t (*scratch_bytes)(const Request&);
-    size_t (*packed_bytes)(const Request&);
-    void (*pack)(const Request&, int64_t b, int64_t g, int64_t chunk, char* packed);
-    // Rows first .. last of key head g (rows of all its query heads, head by head), chunks from
-    // `begin` to `end`. packed == nullptr: pack chunk by chunk into scratch. With partial !=
-    // nullptr the state of every chunk is stored there instead of the result.
-    void (*attend)(const Request&, int64_t b, int64_t g, int64_t first, int64_t last,
-                   int64_t begin, int64_t end, const char* packed, char* scratch, char* partial);
-    size_t (*partial_bytes)(const Request&, int64_t rows, int64_t chunks);
-    void (*merge)(const Request&, int64_t b, int64_t g, int64_t first, int64_t last,
-                  int64_t chunks, const char* partial, char* scratch);
-    int64_t rows_per_task;  // at most
-    int64_t rows_per_tile;
+    int32_t lanes;                         // of float32
+    int64_t rows_per_task, rows_per_tile;  // at most
+    Kernel kernels[2];                     // accumulating in float32, in float64
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
-    // For measurements (measure.cpp): of float32 and float64; and reading all bytes, a multiple of
-    // kReadBlock, while prefetching `ahead` bytes ahead.
-    PeakFlops peak[2];
+    // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.
     double (*read)(const char* data, size_t bytes, size_t ahead);
 };
-
-constexpr int64_t kChunk = 256;  // keys per chunk, anchored at key 0 on every path
 
 }  // namespace regard

@@ -28,21 +28,18 @@ REGARD_INLINE constexpr int64_t smaller_of(int64_t a, int64_t b) { return a < b 
 REGARD_INLINE constexpr int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 REGARD_INLINE constexpr int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+// Keys low … high − 1.
+struct Run {
+    int64_t low, high;
+};
+
 REGARD_INLINE int64_t next_run(int64_t key) { return (key / kRun + 1) * kRun; }
 
 template <class T> constexpr T infinity() { return T(__builtin_inf()); }
 
-template <class T> constexpr T largest_number();
-template <> constexpr float largest_number<float>() { return __FLT_MAX__; }
-template <> constexpr double largest_number<double>() { return __DBL_MAX__; }
-
-template <class T> constexpr T smallest_number();
-template <> constexpr float smallest_number<float>() { return __FLT_MIN__; }
-template <> constexpr double smallest_number<double>() { return __DBL_MIN__; }
-
-template <class T> constexpr Kind kind_of();
-template <> constexpr Kind kind_of<float>() { return Kind::float32; }
-template <> constexpr Kind kind_of<double>() { return Kind::float64; }
+template <class T> constexpr T largest_number() { return T(sizeof(T) == 4 ? __FLT_MAX__ : __DBL_MAX__); }
+template <class T> constexpr T smallest_number() { return T(sizeof(T) == 4 ? __FLT_MIN__ : __DBL_MIN__); }
+template <class T> constexpr Kind kind_of() { return sizeof(T) == 4 ? Kind::float32 : Kind::float64; }
 
 // --- rows in, rows out -------------------------------------------------------------------------
 
@@ -55,8 +52,6 @@ template <int Most, class F> REGARD_INLINE void with_number(int64_t n, F f) {
         if (n < Most) return with_number<Most - 1>(n, f);
     f(Number<Most>{});
 }
-template <bool Condition, class A, class B> struct Conditional { typedef A type; };
-template <class A, class B> struct Conditional<false, A, B> { typedef B type; };
 
 // A kind as a type, to choose loads when compiling.
 template <Kind K> struct Of {
@@ -78,17 +73,17 @@ template <class T> constexpr bool loads(Kind kind) {
     return kind == kind_of<T>() ||
            (sizeof(T) == 4 && (kind == Kind::float16 || kind == Kind::bfloat16));
 }
+template <class N> REGARD_INLINE N number_at(const void* p) {
+    N x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
+}
 // One number, and as many as fit a vector of T, from consecutive numbers of a kind.
 template <Kind K> REGARD_INLINE auto load_one(const char* p) {
-    if constexpr (K == Kind::float64 || K == Kind::float32) {
-        typename Conditional<K == Kind::float64, double, float>::type x;
-        __builtin_memcpy(&x, p, sizeof x);
-        return x;
-    } else {
-        uint16_t x;
-        __builtin_memcpy(&x, p, sizeof x);
-        return K == Kind::float16 ? from_half(x) : from_bfloat(x);
-    }
+    if constexpr (K == Kind::float64) return number_at<double>(p);
+    else if constexpr (K == Kind::float32) return number_at<float>(p);
+    else if constexpr (K == Kind::float16) return from_half(number_at<uint16_t>(p));
+    else return from_bfloat(number_at<uint16_t>(p));
 }
 template <class T, Kind K> REGARD_INLINE Vec<T> load_as(const char* p) {
     static_assert(loads<T>(K), "no such load");
@@ -123,9 +118,9 @@ template <class T> static void store_row(char* to, Kind kind, const T* from, int
     int64_t i = 0;
     if constexpr (sizeof(T) == 4) {
         constexpr int W = kLanes<float>;
-        for (; kind == Kind::float16 && i + W <= n; i += W) narrow_half(to + 2 * i, load(from + i));
-        for (; kind == Kind::bfloat16 && i + W <= n; i += W)
-            narrow_bfloat(to + 2 * i, load(from + i));
+        for (; size_of(kind) == 2 && i + W <= n; i += W)
+            if (kind == Kind::float16) narrow_half(to + 2 * i, load(from + i));
+            else narrow_bfloat(to + 2 * i, load(from + i));
     }
     if (kind == kind_of<T>()) {
         __builtin_memcpy(to, from, size_t(n) * sizeof(T));
@@ -139,11 +134,9 @@ template <class T>
 static void load_bias(T* to, const char* from, int64_t stride, Kind kind, int64_t n) {
     load_row(to, from, stride, kind, n);
     if (sizeof(T) == 8 || kind != Kind::float64) return;
-    for (int64_t i = 0; i < n; i++) {
-        double x;
-        __builtin_memcpy(&x, from + i * stride, sizeof x);
-        if (to[i] == -infinity<T>() && x != -infinity<double>()) to[i] = -largest_number<T>();
-    }
+    for (int64_t i = 0; i < n; i++)
+        if (to[i] == -infinity<T>() && number_at<double>(from + i * stride) != -infinity<double>())
+            to[i] = -largest_number<T>();
 }
 
 // A row that will be read soon: `from` its first number, or nullptr for none.

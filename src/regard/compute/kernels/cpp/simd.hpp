@@ -3,6 +3,7 @@
 // Multiply-add is always explicit (contraction is off): every path adds in the same way.
 #pragma once
 #include <cstdint>
+#include <utility>
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -18,33 +19,32 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kBytes = 64;
+#define REGARD_INTRINSIC(NAME) _mm512_##NAME
 #elif defined(__AVX2__)
 constexpr int kBytes = 32;
+#define REGARD_INTRINSIC(NAME) _mm256_##NAME
 #else
 constexpr int kBytes = 16;
+#define REGARD_INTRINSIC(NAME) _mm_##NAME
 #endif
 
+template <class T, class I, class U> struct Vectors {
+    typedef T type __attribute__((vector_size(kBytes)));
+    typedef T unaligned __attribute__((vector_size(kBytes), aligned(1), may_alias));
+    typedef I bits __attribute__((vector_size(kBytes)));
+    typedef U modular __attribute__((vector_size(kBytes)));
+    typedef I integer;
+};
 template <class T> struct VectorOf;
-template <> struct VectorOf<float> {
-    typedef float type __attribute__((vector_size(kBytes)));
-    typedef float unaligned __attribute__((vector_size(kBytes), aligned(1), may_alias));
-    typedef int32_t bits __attribute__((vector_size(kBytes)));
-    typedef uint32_t modular __attribute__((vector_size(kBytes)));
-    typedef int32_t integer;
-};
-template <> struct VectorOf<double> {
-    typedef double type __attribute__((vector_size(kBytes)));
-    typedef double unaligned __attribute__((vector_size(kBytes), aligned(1), may_alias));
-    typedef int64_t bits __attribute__((vector_size(kBytes)));
-    typedef uint64_t modular __attribute__((vector_size(kBytes)));
-    typedef int64_t integer;
-};
+template <> struct VectorOf<float> : Vectors<float, int32_t, uint32_t> {};
+template <> struct VectorOf<double> : Vectors<double, int64_t, uint64_t> {};
 template <class T> using Vec = typename VectorOf<T>::type;
 template <class T> using Bits = typename VectorOf<T>::bits;
 template <class T> using Modular = typename VectorOf<T>::modular;  // bits to add: may wrap around
 template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
 
-#define REGARD_INLINE static inline __attribute__((always_inline))
+#define REGARD_ALWAYS_INLINE __attribute__((always_inline)) inline
+#define REGARD_INLINE static REGARD_ALWAYS_INLINE
 
 template <class T> REGARD_INLINE Vec<T> load(const T* p) {
     return (Vec<T>)*(const typename VectorOf<T>::unaligned*)p;
@@ -60,92 +60,42 @@ template <class T> REGARD_INLINE void clear(T* p, int64_t n) {
 }
 
 // a * b + c: fused where the CPU can, else product and sum, but the same on every path.
-REGARD_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_ps(a, b, c);
-#elif defined(__FMA__)
-    return _mm256_fmadd_ps(a, b, c);
+#if defined(__AVX512F__) || defined(__FMA__)
+#define REGARD_FMA(SUFFIX, ARM) REGARD_INTRINSIC(fmadd_##SUFFIX)(a, b, c)
 #elif defined(__aarch64__)
-    return vfmaq_f32(c, a, b);
+#define REGARD_FMA(SUFFIX, ARM) ARM(c, a, b)
 #else
-    return a * b + c;
+#define REGARD_FMA(SUFFIX, ARM) a* b + c
 #endif
+REGARD_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
+    return REGARD_FMA(ps, vfmaq_f32);
 }
 REGARD_INLINE Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_pd(a, b, c);
-#elif defined(__FMA__)
-    return _mm256_fmadd_pd(a, b, c);
-#elif defined(__aarch64__)
-    return vfmaq_f64(c, a, b);
-#else
-    return a * b + c;
-#endif
+    return REGARD_FMA(pd, vfmaq_f64);
 }
 
 // The larger one; where one of them is NaN, the second argument.
-REGARD_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) {
-#if defined(__AVX512F__)
-    return _mm512_max_ps(a, b);
-#elif defined(__AVX2__)
-    return _mm256_max_ps(a, b);
-#elif defined(__SSE2__)
-    return _mm_max_ps(a, b);
+#if defined(__SSE2__)
+#define REGARD_LARGER(SUFFIX) REGARD_INTRINSIC(max_##SUFFIX)(a, b)
 #else
-    return a > b ? a : b;
+#define REGARD_LARGER(SUFFIX) a > b ? a : b
 #endif
-}
-REGARD_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) {
-#if defined(__AVX512F__)
-    return _mm512_max_pd(a, b);
-#elif defined(__AVX2__)
-    return _mm256_max_pd(a, b);
-#elif defined(__SSE2__)
-    return _mm_max_pd(a, b);
-#else
-    return a > b ? a : b;
-#endif
-}
+REGARD_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) { return REGARD_LARGER(ps); }
+REGARD_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) { return REGARD_LARGER(pd); }
 
-template <int N> struct Lanes {};
+template <int... I> using Indices = std::integer_sequence<int, I...>;
+template <class T> using LanesOf = std::make_integer_sequence<int, kLanes<T>>;
 
 // The upper half of a vector beside itself, the upper quarter beside itself, …: what reductions
 // combine, in a fixed order, so that a sum does not depend on the path.
-template <class V> REGARD_INLINE V upper(V v, Lanes<16>, Lanes<8>) {
-    return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-template <class V> REGARD_INLINE V upper(V v, Lanes<16>, Lanes<4>) {
-    return __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
-}
-template <class V> REGARD_INLINE V upper(V v, Lanes<16>, Lanes<2>) {
-    return __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
-}
-template <class V> REGARD_INLINE V upper(V v, Lanes<16>, Lanes<1>) {
-    return __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
-}
-template <class V> REGARD_INLINE V upper(V v, Lanes<8>, Lanes<4>) {
-    return __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7);
-}
-template <class V> REGARD_INLINE V upper(V v, Lanes<8>, Lanes<2>) {
-    return __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3);
-}
-template <class V> REGARD_INLINE V upper(V v, Lanes<8>, Lanes<1>) {
-    return __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1);
-}
-template <class V> REGARD_INLINE V upper(V v, Lanes<4>, Lanes<2>) {
-    return __builtin_shufflevector(v, v, 2, 3, 2, 3);
-}
-template <class V> REGARD_INLINE V upper(V v, Lanes<4>, Lanes<1>) {
-    return __builtin_shufflevector(v, v, 1, 1, 1, 1);
-}
-template <class V> REGARD_INLINE V upper(V v, Lanes<2>, Lanes<1>) {
-    return __builtin_shufflevector(v, v, 1, 1);
+template <int Width, class V, int... I> REGARD_INLINE V upper(V v, Indices<I...>) {
+    return __builtin_shufflevector(v, v, (Width + I % Width)...);
 }
 template <class T, int Width, class F> REGARD_INLINE Vec<T> fold(Vec<T> v, F combine) {
     if constexpr (Width == 0) {
         return v;
     } else {
-        return fold<T, Width / 2>(combine(v, upper(v, Lanes<kLanes<T>>{}, Lanes<Width>{})), combine);
+        return fold<T, Width / 2>(combine(v, upper<Width>(v, LanesOf<T>{})), combine);
     }
 }
 template <class T> REGARD_INLINE T sum_of(Vec<T> v) {
@@ -247,85 +197,68 @@ template <class T> REGARD_INLINE T exp2_of(T x) { return exp2(all(x))[0]; }
 
 // --- conversions -------------------------------------------------------------------------------
 
+REGARD_INLINE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
+REGARD_INLINE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
 REGARD_INLINE float from_half(uint16_t h) {
 #if defined(__F16C__)
     return _cvtsh_ss(h);
 #else
     // Shift the exponent and fraction into place, scale by 2^112: subnormals come out normal.
-    union { uint32_t u; float f; } value, scale = {0x77800000u}, infinity = {0x47800000u};
-    value.u = uint32_t(h & 0x7fff) << 13;
-    value.f *= scale.f;
-    if (value.f >= infinity.f) value.u |= 0x7f800000u;
-    value.u |= uint32_t(h & 0x8000) << 16;
-    return value.f;
+    const float size = float_of(uint32_t(h & 0x7fff) << 13) * 0x1p112f;
+    return float_of(bits_of(size) | (size >= 65536.0f ? 0x7f800000u : 0) | uint32_t(h & 0x8000) << 16);
 #endif
 }
 REGARD_INLINE uint16_t to_half(float x) {
 #if defined(__F16C__)
     return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
 #else
-    union { float f; uint32_t u; } value = {x};
-    uint32_t sign = (value.u >> 16) & 0x8000, size = value.u & 0x7fffffff;
+    const uint32_t sign = (bits_of(x) >> 16) & 0x8000, size = bits_of(x) & 0x7fffffff;
     if (size > 0x7f800000) return uint16_t(sign | 0x7e00 | ((size >> 13) & 0x1ff));
     if (size >= 0x477ff000) return uint16_t(sign | 0x7c00);
-    if (size < 0x38800000) {  // subnormal: let an addition round
-        union { float f; uint32_t u; } small = {0.0f};
-        small.u = size;
-        small.f += 0.5f;
-        return uint16_t(sign | (small.u - 0x3f000000));
-    }
-    uint32_t rounded = size + 0xfff + ((size >> 13) & 1);
+    // A subnormal number: an addition rounds it.
+    if (size < 0x38800000) return uint16_t(sign | (bits_of(float_of(size) + 0.5f) - 0x3f000000));
+    const uint32_t rounded = size + 0xfff + ((size >> 13) & 1);
     return uint16_t(sign | ((rounded - 0x38000000) >> 13));
 #endif
 }
 // A double as a float on the way to a half type: inexact ones end in an odd bit, so that rounding
 // again gives what rounding once would have.
 REGARD_INLINE float to_odd(double x) {
-    union { float f; uint32_t u; } value = {float(x)};
-    if (double(value.f) == x || x != x) return value.f;
-    const double size = x < 0 ? -x : x, rounded = value.f < 0 ? -double(value.f) : double(value.f);
-    if (rounded > size) value.u--;
-    value.u |= 1;
-    return value.f;
+    const float near = float(x);
+    if (double(near) == x || x != x) return near;
+    return float_of((bits_of(near) - (__builtin_fabs(double(near)) > __builtin_fabs(x))) | 1);
 }
-REGARD_INLINE float from_bfloat(uint16_t h) {
-    union { uint32_t u; float f; } value = {uint32_t(h) << 16};
-    return value.f;
-}
+REGARD_INLINE float from_bfloat(uint16_t h) { return float_of(uint32_t(h) << 16); }
 REGARD_INLINE uint16_t to_bfloat(float x) {
-    union { float f; uint32_t u; } value = {x};
-    if ((value.u & 0x7fffffff) > 0x7f800000) return uint16_t((value.u >> 16) | 0x40);
-    return uint16_t((value.u + 0x7fff + ((value.u >> 16) & 1)) >> 16);
+    const uint32_t bits = bits_of(x);
+    if (x != x) return uint16_t((bits >> 16) | 0x40);
+    return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 // The same for whole vectors of float32.
-REGARD_INLINE Vec<float> wide_bfloat(const void* p) {
-    typedef uint16_t Narrow __attribute__((vector_size(kBytes / 2)));
-    typedef uint32_t Wide __attribute__((vector_size(kBytes)));
+typedef uint16_t Narrow __attribute__((vector_size(kBytes / 2)));
+typedef Modular<float> Wide;
+
+REGARD_INLINE Wide load_wide(const void* p) {
     Narrow x;
     __builtin_memcpy(&x, p, sizeof x);
-    return (Vec<float>)(__builtin_convertvector(x, Wide) << 16);
+    return __builtin_convertvector(x, Wide);
 }
+REGARD_INLINE Vec<float> wide_bfloat(const void* p) { return (Vec<float>)(load_wide(p) << 16); }
 REGARD_INLINE Vec<float> wide_half(const void* p) {
 #if defined(__AVX512F__)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(__F16C__)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
-    typedef uint16_t Narrow __attribute__((vector_size(kBytes / 2)));
-    typedef uint32_t Wide __attribute__((vector_size(kBytes)));
-    Narrow x;
-    __builtin_memcpy(&x, p, sizeof x);
-    const Wide bits = __builtin_convertvector(x, Wide);
-    Wide size = (bits & 0x7fff) << 13;
-    const Vec<float> value = (Vec<float>)size * all(0x1p112f);
-    size = (Wide)value | ((Wide)(value >= all(65536.0f)) & 0x7f800000);
+    const Wide bits = load_wide(p);
+    const Vec<float> value = (Vec<float>)((bits & 0x7fff) << 13) * all(0x1p112f);
+    const Wide size = (Wide)value | ((Wide)(value >= all(65536.0f)) & 0x7f800000);
     return (Vec<float>)(size | (bits & 0x8000) << 16);
 #endif
 }
 REGARD_INLINE void narrow_bfloat(void* p, Vec<float> x) {
-    typedef uint16_t Narrow __attribute__((vector_size(kBytes / 2)));
-    typedef uint32_t Wide __attribute__((vector_size(kBytes)));
     const Wide bits = (Wide)x, number = (Wide)(x == x);
     const Wide rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = bits >> 16 | 0x40;
     const Narrow y = __builtin_convertvector((number & rounded) | (~number & nan), Narrow);
@@ -337,10 +270,9 @@ REGARD_INLINE void narrow_half(void* p, Vec<float> x) {
 #elif defined(__F16C__)
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 #else
-    for (int i = 0; i < kLanes<float>; i++) {
-        const uint16_t y = to_half(x[i]);
-        __builtin_memcpy((char*)p + 2 * i, &y, sizeof y);
-    }
+    Narrow y;
+    for (int i = 0; i < kLanes<float>; i++) y[i] = to_half(x[i]);
+    __builtin_memcpy(p, &y, sizeof y);
 #endif
 }
 

@@ -1,6 +1,6 @@
 // Scores to exponentials, and the merging of what chunks of keys leave.
 #pragma once
-#include "rows.hpp"
+#include "mask_rules.hpp"
 
 namespace {
 using namespace regard;
@@ -41,6 +41,25 @@ template <class T> struct Softmax {
     bool capped;
 };
 
+template <class T> static Softmax<T> softmax_of(const Request& q) {
+    // The sign went into the queries; without a scale they are 0.
+    const double scale = q.scale < 0 ? -q.scale : q.scale == 0 ? 1 : q.scale;
+    Softmax<T> how = {};
+    // Far from 1, a scale leads out of the range of numbers on its own, and that has to be seen.
+    const bool far = !(scale > 1e-30 && scale < 1e30);
+    how.general = q.bias.data || q.softcap != 0 || far;
+    // A cap beyond every number bends none; the smallest of them leaves little but signs.
+    how.capped = q.softcap != 0 && q.softcap * kLog2e < double(largest_number<T>());
+    how.in_logits = how.capped || far;
+    how.natural = how.in_logits ? 1 : scale;
+    how.unit = T(how.natural * kLog2e);
+    how.bias = T(1 / how.natural);
+    how.bias_rest = T(__builtin_fma(-how.natural, double(how.bias), 1.0) / how.natural);
+    how.scale = T(scale);
+    how.cap = T(q.softcap) > 0 ? T(q.softcap) : smallest_number<T>();
+    return how;
+}
+
 // Logits of scores bent by the softcap; where it bends less than rounding does, not at all, so that
 // no ratio of scale and cap loses digits.
 template <class T> REGARD_INLINE Vec<T> capped(const Softmax<T>& how, Vec<T> score) {
@@ -67,24 +86,9 @@ template <class T> REGARD_INLINE bool nothing(State<T> state) {
 template <class T> constexpr State<T> kAgain = {T(0), T(__builtin_nan(""))};
 template <class T> REGARD_INLINE bool again(State<T> state) { return state.sum != state.sum; }
 
-// Which keys of a chunk a row sees, relative to the chunk. bytes, bias: nullptr where there are none.
-template <class T> struct Seen {
-    int64_t low, high;
-    const uint8_t* bytes;
-    const T* bias;
-
-    bool operator()(int64_t j) const {
-        bool all = (j >= low) & (j < high);  // no branches: a mask may look like chance
-        if (bytes) all &= bytes[j] != 0;
-        if (bias) all &= bias[j] != -infinity<T>();
-        return all;
-    }
-};
-
-// Whether one of the numbers low … high that a row sees is NaN or infinite.
-template <class T>
-static bool any_seen_special(const Seen<T>& seen, const T* x, int64_t low, int64_t high) {
-    for (int64_t j = low; j < high; j++)
+// Whether one of the numbers that a row sees is NaN or infinite.
+template <class T> static bool any_seen_special(const Seen<T>& seen, const T* x, Run keys) {
+    for (int64_t j = keys.low; j < keys.high; j++)
         if (x[j] - x[j] != 0 && seen(j)) return true;
     return false;
 }

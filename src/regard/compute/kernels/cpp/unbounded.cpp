@@ -1,17 +1,16 @@
-// One row again with numbers of any size, plainly: for the rare row that leaves the range of float64
-// although its inputs are finite (q·k near 1e308 and beyond, sums of values near the largest number).
+// One row again with numbers of any size, in plain loops: for the rare row that leaves the range of
+// float64 although its inputs are finite (q·k near 1e308 and beyond, sums near the largest number).
 //
 // pass 1 logits of the visible keys, pass 2 maximum, pass 3 exponentials and sum, pass 4 output.
 //
 // Sums are brought into range by powers of two, which round nothing, and logits have exponents of
 // their own. A long double would not do: where it is no wider than a double it has no more range.
-#include "unbounded.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "driver.hpp"
 #include "mask_rules.hpp"
 
 namespace regard {
@@ -44,86 +43,10 @@ Number operator+(Number x, Number y) {
 }
 bool operator<(Number x, Number y) { return (x + -y).fraction < 0; }
 
-double number(const Array& a, const char* at) {
-    switch (a.kind) {
-        case Kind::float32: {
-            float x;
-            __builtin_memcpy(&x, at, sizeof x);
-            return x;
-        }
-        case Kind::float64: {
-            double x;
-            __builtin_memcpy(&x, at, sizeof x);
-            return x;
-        }
-        default: {
-            uint16_t x;
-            __builtin_memcpy(&x, at, sizeof x);
-            return a.kind == Kind::float16 ? from_half(x) : from_bfloat(x);
-        }
-    }
-}
-
-void read_row(const Array& a, int64_t b, int64_t h, int64_t r, std::vector<double>& to) {
-    const char* from = a.at(b, h, r);
-    for (double& x : to) {
-        x = number(a, from);
-        from += a.column;
-    }
-}
-
-bool seen(const Request& q, int64_t b, int64_t h, int64_t i, int64_t j) {
-    const int64_t position = i + q.offset[b];
-    if (q.length && j >= q.length[b]) return false;
-    if (q.right >= 0 && j > plus(position, q.right)) return false;
-    if (q.left >= 0 && j < plus(position, -q.left)) return false;
-    if (q.bias.data &&
-        number(q.bias, q.bias.at(b, h, i) + j * q.bias.column) == -INFINITY)
-        return false;
-    std::vector<bool> stack;
-    for (int32_t step = 0; step < q.program_size; step++) {
-        const Node& node = q.program[step];
-        switch (node.rule) {
-            case Rule::all:
-            case Rule::any: {
-                const bool second = stack.back();
-                stack.pop_back();
-                stack.back() = node.rule == Rule::all ? stack.back() && second
-                                                      : stack.back() || second;
-                break;
-            }
-            case Rule::negate: stack.back() = !stack.back(); break;
-            case Rule::boolean:
-                stack.push_back(*(node.mask.at(b, h, i) + j * node.mask.column) != 0);
-                break;
-            case Rule::lengths: stack.push_back(j < node.lengths[b]); break;
-            case Rule::segments:
-                stack.push_back(node.queries[b * q.L + i] == node.keys[b * q.S + j]);
-                break;
-            case Rule::causal: stack.push_back(j <= position); break;
-            case Rule::window:
-                stack.push_back((node.left < 0 || j >= plus(position, -node.left)) &&
-                                (node.right < 0 || j <= plus(position, node.right)));
-                break;
-        }
-    }
-    return stack.empty() || stack.back();
-}
-
-void put(char* to, int64_t at, Kind kind, double x) {
-    switch (kind) {
-        case Kind::float32: ((float*)to)[at] = float(x); break;
-        case Kind::float64: ((double*)to)[at] = x; break;
-        case Kind::float16: ((uint16_t*)to)[at] = to_half(to_odd(x)); break;
-        case Kind::bfloat16: ((uint16_t*)to)[at] = to_bfloat(to_odd(x)); break;
-    }
-}
-
 double get(const char* from, int64_t at, Kind kind) {
-    Array a;
-    a.kind = kind;
-    const int64_t size = kind == Kind::float64 ? 8 : kind == Kind::float32 ? 4 : 2;
-    return number(a, from + at * size);
+    double x;
+    load_row(&x, from + at * size_of(kind), 0, kind, 1);
+    return x;
 }
 
 // The power of two by which numbers are divided so that none exceeds 2^500, and D products of two such
@@ -158,8 +81,29 @@ Number logit(const Request& q, const std::vector<double>& query, const std::vect
         if (!std::isfinite(part.fraction) || part.exponent > -30)
             x = q.softcap * std::tanh(part.near());
     }
-    if (q.bias.data) x = x + number(q.bias, q.bias.at(b, h, i) + j * q.bias.column);
+    if (q.bias.data) x = x + get(q.bias.at(b, h, i) + j * q.bias.column, 0, q.bias.kind);
     return x;
+}
+
+// One number of the output. What is NaN or infinite weighs 1, or 0 with a score of −∞, but not what a
+// positive weight underflows to.
+double output(const Request& q, int64_t b, int64_t g, int64_t e, const std::vector<int64_t>& keys,
+              const std::vector<Number>& logits, const std::vector<double>& weights) {
+    double sum = 0, half = 0, special = 0, low = q.sink ? 0 : INFINITY, high = -low;
+    for (size_t n = 0; n < keys.size(); n++) {
+        const double v = get(q.value.at(b, g, keys[n]) + e * q.value.column, 0, q.value.kind);
+        if (std::isfinite(v)) {
+            sum += weights[n] * v;
+            half += weights[n] * (v / 2);  // no sum of halves overflows
+            low = std::min(low, v);
+            high = std::max(high, v);
+        } else {
+            special += std::isinf(logits[n].fraction) ? v * 0 : v;
+        }
+    }
+    if (special != 0) return special;
+    if (!std::isfinite(sum)) sum = half * 2;
+    return (low <= high ? std::clamp(sum, low, high) : 0) + 0.0;
 }
 
 }  // namespace
@@ -167,61 +111,46 @@ Number logit(const Request& q, const std::vector<double>& query, const std::vect
 void unbounded_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole) {
     const int64_t g = h / (q.H / q.G), row = (b * q.H + h) * q.L + i;
     const Kind weight = q.wide ? Kind::float64 : Kind::float32;
-    std::vector<double> query(size_t(q.D)), key(size_t(q.D));
-    read_row(q.query, b, h, i, query);
+    std::vector<double> query(size_t(q.D)), key(size_t(q.D)), weights;
+    std::vector<uint8_t> stack(size_t(stack_size(q)));
     std::vector<int64_t> keys;
     std::vector<Number> logits;
     Number most = -INFINITY;
     bool nan = false;
-    for (int64_t j = 0; j < q.S; j++) {
-        if (j % kChunk == 0 && q.stopped(q.state)) return;
-        if (!seen(q, b, h, i, j)) continue;
+    load_row(query.data(), q.query.at(b, h, i), q.query.column, q.query.kind, q.D);
+    for_visible(q, row_of(q, b, h, i), stack.data(), [&](int64_t j) {
         keys.push_back(j);
-        read_row(q.key, b, g, j, key);
+        load_row(key.data(), q.key.at(b, g, j), q.key.column, q.key.kind, q.D);
         logits.push_back(nan ? Number() : logit(q, query, key, b, h, i, j));
         const double fraction = logits.back().fraction;
         nan |= std::isnan(fraction) || fraction == INFINITY;
         if (most < logits.back()) most = logits.back();
-    }
-    double sum = 0;
+        return false;
+    });
+    if (q.stopped(q.state)) return;
+    double total = 0;
     if (q.sink) {
         const Number sink = q.sink[b * q.H + h];
         if (most < sink) most = sink;
-        sum = std::exp((sink + -most).near());
+        total = std::exp((sink + -most).near());
     }
     nan |= std::isinf(most.fraction);  // all of them −∞
-    std::vector<double> weights;
     for (const Number x : logits) weights.push_back(std::exp((x + -most).near()));
-    for (const double x : weights) sum += x;
-    if (nan) sum = NAN;
-    for (double& x : weights) x /= sum;
+    for (const double x : weights) total += x;
+    if (nan) total = NAN;
+    for (double& x : weights) x /= total;
 
     for (int64_t e = 0; e < q.E; e++) {
         if (!whole && std::isfinite(get(q.output, row * q.E + e, q.kind))) continue;
         if (q.stopped(q.state)) return;
-        // What is NaN or infinite weighs 1, or 0 with a score of −∞, but not what a positive weight
-        // underflows to.
-        double sum = 0, half = 0, special = 0, low = q.sink ? 0 : INFINITY, high = -low;
-        for (size_t n = 0; n < keys.size(); n++) {
-            const double v = number(q.value, q.value.at(b, g, keys[n]) + e * q.value.column);
-            if (std::isfinite(v)) {
-                sum += weights[n] * v;
-                half += weights[n] * (v / 2);  // no sum of halves overflows
-                low = std::min(low, v);
-                high = std::max(high, v);
-            } else {
-                special += std::isinf(logits[n].fraction) ? v * 0 : v;
-            }
-        }
-        if (!std::isfinite(sum)) sum = half * 2;
-        const double finite = low <= high ? std::clamp(sum, low, high) : 0;
-        put(q.output, row * q.E + e, q.kind, nan ? NAN : special != 0 ? special : finite + 0.0);
+        store_one(q.output, row * q.E + e, q.kind, nan ? NAN : output(q, b, g, e, keys, logits, weights));
     }
     if (!whole) return;
-    if (q.lse) put(q.lse, row, q.lse_kind, (most + std::log(sum)).near());
+    if (q.lse) store_one(q.lse, row, q.lse_kind, (most + std::log(total)).near());
     if (!q.weights) return;
-    for (int64_t j = 0; j < q.S; j++) put(q.weights, row * q.S + j, weight, 0);
-    for (size_t n = 0; n < keys.size(); n++) put(q.weights, row * q.S + keys[n], weight, weights[n]);
+    for (int64_t j = 0; j < q.S; j++) store_one(q.weights, row * q.S + j, weight, 0);
+    for (size_t n = 0; n < keys.size(); n++)
+        store_one(q.weights, row * q.S + keys[n], weight, weights[n]);
 }
 
 }  // namespace regard

@@ -1,0 +1,92 @@
+// The end of a row: sink, division, log-sum-exp and weights; or a note to compute it again.
+#pragma once
+#include "scratch.hpp"
+
+namespace {
+using namespace regard;
+
+// Where a row's output begins, and whether it is stored in whole vectors of T.
+REGARD_INLINE char* place_of(const Request& q, const Row& row) {
+    return q.output + index_of(q, row) * q.E * size_of(q.kind);
+}
+template <class T> REGARD_INLINE bool stored_directly(const Request& q) {
+    return q.kind == kind_of<T>() && q.E % kLanes<T> == 0;
+}
+
+template <class T> REGARD_INLINE void divide(const T* from, T by, T* to, int64_t wide) {
+    const Vec<T> whole = all(by);
+    for (int64_t e = 0; e < wide; e += kLanes<T>) {
+        const Vec<T> x = load(from + e) / whole;
+        // −0 becomes +0: no sign of a hidden value's tiny product.
+        store(to + e, (Vec<T>)((Bits<T>)x & (Bits<T>)(x != Vec<T>{})));
+    }
+}
+
+// A row's state with the sink in it: one more part, of a single exponential and no value. `top` is the
+// largest logit.
+template <class T>
+static void add_sink(const Request& q, const Row& row, State<T>& state, double& top, T* out) {
+    if (!q.sink) return;
+    const double sink = double(T(q.sink[row.b * q.H + row.h]));
+    const T ahead = T((top - sink) * kLog2e);
+    const T keep = ahead >= 0 ? T(1) : exp2_of(ahead);
+    state.sum = state.sum * keep + (ahead >= 0 ? exp2_of(-ahead) : T(1));
+    for (int64_t e = 0; e < q.E; e++) out[e] *= keep;
+    if (!(ahead >= 0)) top = sink;
+}
+
+// Whether a state has numbers to divide by and to take logarithms of.
+template <class T> REGARD_INLINE bool in_range(State<T> state, double top) {
+    return state.sum < infinity<T>() && top < infinity<double>();
+}
+
+// Stores what the caller gets of row number r, whose numbers are all in range; weights are numbers of
+// N, and `maxima` what they are relative to, chunk by chunk.
+template <class N, class T>
+static void store_results(const Work<T>& w, int64_t r, State<T> state, double top, T* out,
+                          const T* maxima) {
+    const Request& q = w.q;
+    const Row& row = w.s.row[r];
+    char* to = place_of(q, row);
+    const bool direct = stored_directly<T>(q);
+    // Where nothing was seen, out is 0.
+    divide(out, state.sum == 0 ? T(1) : state.sum, direct ? (T*)to : out, q.E);
+    if (!direct) store_row(to, q.kind, out, q.E);
+    if (q.lse) {
+        const double lse = state.sum == 0 ? -infinity<double>()
+                                          : top + __builtin_log(double(state.sum));
+        store_one(q.lse, index_of(q, row), q.lse_kind, lse);
+    }
+    if (!q.weights || state.sum == 0) return;
+    N* weights = (N*)q.weights + index_of(q, row) * q.S;
+    for (int64_t j = 0; j < q.S;) {
+        const double own = double(maxima[j / kChunk]) * w.how.natural;
+        const T factor = exp2_of(T((own - top) * kLog2e));
+        for (const int64_t end = smaller_of(j + kChunk, q.S); j < end; j++)
+            weights[j] = N(T(weights[j]) * factor / state.sum);
+    }
+}
+
+// Rows of a piece to compute again: all of a row, or only what is not finite in its output.
+struct Retries {
+    struct {
+        int64_t row;
+        bool whole;
+    } list[kTask];
+    int64_t count = 0;
+
+    REGARD_ALWAYS_INLINE void add(int64_t row, bool whole) { list[count++] = {row, whole}; }
+};
+
+// Ends row number r, or adds it to those that are to be computed again.
+template <class T>
+static void finish_row(const Work<T>& w, int64_t r, State<T> state, T* out, const T* maxima,
+                       Retries& retries) {
+    double top = double(state.maximum) * w.how.natural;  // as a logit
+    add_sink(w.q, w.s.row[r], state, top, out);
+    if (!in_range(state, top)) return retries.add(r, true);
+    if (!finite(out, w.wide)) retries.add(r, false);
+    store_results<T>(w, r, state, top, out, maxima);
+}
+
+}  // namespace

@@ -1,0 +1,181 @@
+// A tile of rows against a chunk of keys, pass by pass: visible range, score tile, softmax tile,
+// accumulate values, merge.
+#pragma once
+#include "pack.hpp"
+#include "products.hpp"
+#include "scratch.hpp"
+
+namespace {
+using namespace regard;
+
+struct Tile {
+    int64_t row, height;  // the first of its rows in the piece, and how many
+    Chunk chunk;
+    Visible visible;
+};
+
+// Whole vectors that cover a run of keys, from the beginning of a panel.
+template <class T> REGARD_INLINE Run whole_vectors(Run keys) {
+    return {keys.low / kPanel<T> * kPanel<T>, padded(keys.high, kLanes<T>)};
+}
+
+// Keys and values of a chunk as the products read them. panels == nullptr: keys are not packed.
+template <class T> struct Operands {
+    const T* panels;
+    const char* values;  // nullptr: not read yet
+    int64_t stride;      // of values, in bytes
+};
+
+// A row's bias for a chunk's keys: in place if it can be read as whole panels, else copied to `room`.
+template <class T>
+REGARD_INLINE const T* bias_of(const Request& q, const Row& row, const Chunk& chunk, T* room) {
+    if (!q.bias.data) return nullptr;
+    const char* from = q.bias.at(row.b, row.h, row.i) + chunk.k0 * q.bias.column;
+    if (chunk.n == kChunk && in_place<T>(q.bias, chunk.n)) return (const T*)from;
+    load_bias(room, from, q.bias.column, q.bias.kind, chunk.n);
+    return room;
+}
+
+template <class T> REGARD_INLINE Seen<T> seen_by(const Work<T>& w, const Tile& t, int64_t r) {
+    const Row& row = w.s.row[t.row + r];
+    return {row.low - t.chunk.k0, smaller_of(row.high - t.chunk.k0, t.chunk.n),
+            t.visible.bytes ? t.visible.bytes + r * stack_size(w.q) : nullptr,
+            bias_of(w.q, row, t.chunk, w.s.bias)};
+}
+
+// Pass 1: scores of the visible keys, with keys from panels or, for a few rows, not packed.
+template <class T>
+REGARD_INLINE void score_tile(const Work<T>& w, const Tile& t, const T* queries, const T* panels) {
+    // Rows of a bias lie far apart: they are prefetched while the scores are made.
+    const Request& q = w.q;
+    const bool beside = q.bias.data && q.bias.column == size_of(q.bias.kind);
+    Ahead ahead[kTile];
+    for (int64_t r = 0; r < t.height; r++) {
+        const Row& row = w.s.row[t.row + r];
+        ahead[r] = {beside ? q.bias.at(row.b, row.h, row.i) + t.chunk.k0 * q.bias.column : nullptr,
+                    q.bias.column};
+    }
+    if (!panels)
+        return with_number<kFew>(t.height, [&](auto rows) {
+            scores_unpacked<T, decltype(rows)::value>(q, t.chunk, queries, t.visible.keys, w.s.rows,
+                                                      w.s.strip, ahead);
+        });
+    by_height(t.height, [&](int64_t r, auto rows) {
+        scores<T, decltype(rows)::value>(queries + r * q.D, q.D, panels, t.visible.keys,
+                                         w.s.strip + r * kStrip<T>, ahead + r);
+    });
+}
+
+// Pass 2: scores become exponentials, `parts` their states. Row after row, one thing at a time: what
+// a row waits for, the next ones hide.
+template <class T>
+REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts) {
+    const Run keys = t.visible.keys, whole = whole_vectors<T>(keys);
+    T most[kTile];
+    Vec<T> sums[kTile];
+    bool left[kTile];  // whether a number that the row sees left the range of T
+    for (int64_t r = 0; r < t.height; r++) {
+        T* x = w.s.strip + r * kStrip<T>;
+        const Seen<T> seen = seen_by(w, t, r);
+        bool odd = false;
+        // A softcap makes numbers of scores that are none.
+        left[r] = w.how.capped && !finite(x + whole.low, whole.high - whole.low) &&
+                  any_seen_special(seen, x, keys);
+        most[r] = prepare(w.how, x, whole.low, whole.high, seen, odd);
+        left[r] |= odd && any_seen_special(seen, x, keys);
+    }
+    for (int64_t r = 0; r < t.height; r++)
+        sums[r] = exponentiate(w.how, w.s.strip + r * kStrip<T>, whole.low, whole.high, most[r],
+                               parts[r]);
+    for (int64_t r = 0; r < t.height; r++) {
+        parts[r].sum = sum_of<T>(sums[r]);
+        if (parts[r].sum == 0) parts[r] = kNothing<T>;
+        if (left[r]) parts[r] = kAgain<T>;
+    }
+}
+
+// Pass 3: exponentials times values.
+template <class T>
+REGARD_INLINE void accumulate_values(const Work<T>& w, const Tile& t, const Operands<T>& use, T* part) {
+    by_height(t.height, [&](int64_t r, auto rows) {
+        outputs<T, decltype(rows)::value>(w.s.strip + r * kStrip<T>, use.values, use.stride, w.wide,
+                                          t.visible.keys, part + r * w.wide);
+    });
+}
+
+// Calls f(first column, Number<vectors>) for all columns: additions of several vectors at a time do
+// not wait for each other.
+template <class T, class F> REGARD_INLINE void in_columns(int64_t wide, F f) {
+    int64_t e = 0;
+    for (; e + 4 * kLanes<T> <= wide; e += 4 * kLanes<T>) f(e, Number<4>{});
+    for (; e < wide; e += kLanes<T>) f(e, Number<1>{});
+}
+
+// A row's output of one chunk again, hidden keys skipped: what is stored in a hidden value (NaN,
+// infinity) must not meet its weight of 0. Bytes are those of `blend` for finite values.
+template <class T>
+static void accumulate_visible(const Seen<T>& seen, const T* p, const Operands<T>& use, int64_t wide,
+                               Run range, T* out) {
+    int16_t keys[kChunk];
+    int64_t count = 0;
+    for (int64_t j = range.low; j < range.high; j++) {
+        keys[count] = int16_t(j);
+        count += seen(j);
+    }
+    if (count == range.high - range.low) return;
+    in_columns<T>(wide, [&](int64_t e, auto vectors) {
+        constexpr int N = decltype(vectors)::value, W = kLanes<T>;
+        Vec<T> whole[N] = {};
+        for (int64_t begin = range.low, at = 0; begin < range.high; begin = next_run(begin)) {
+            Vec<T> sum[N] = {};
+            for (; at < count && keys[at] < next_run(begin); at++) {
+                const Vec<T> weight = all(p[keys[at]]);
+                const T* row = (const T*)(use.values + keys[at] * use.stride) + e;
+                for (int i = 0; i < N; i++) sum[i] = fma(weight, load(row + i * W), sum[i]);
+            }
+            for (int i = 0; i < N; i++) whole[i] = begin > range.low ? whole[i] + sum[i] : sum[i];
+        }
+        for (int i = 0; i < N; i++) store(out + e + i * W, whole[i]);
+    });
+}
+
+template <class T>
+REGARD_INLINE void leave_out_hidden(const Work<T>& w, const Tile& t, const State<T>* parts,
+                                    const Operands<T>& use, T* part) {
+    if (finite(part, t.height * w.wide)) return;
+    for (int64_t r = 0; r < t.height; r++)
+        if (!again(parts[r]) && !finite(part + r * w.wide, w.wide))
+            accumulate_visible(seen_by(w, t, r), w.s.strip + r * kStrip<T>, use, w.wide,
+                               t.visible.keys, part + r * w.wide);
+}
+
+// Exponentials of a row as its weights so far, numbers of N, and the maximum they are relative to.
+template <class N, class T>
+REGARD_INLINE void keep_exponentials(const Work<T>& w, const Tile& t, int64_t r, State<T> part) {
+    if (!w.q.weights || nothing(part) || again(part)) return;
+    N* weights = (N*)w.q.weights + index_of(w.q, w.s.row[t.row + r]) * w.q.S + t.chunk.k0;
+    for (int64_t j = t.visible.keys.low; j < t.visible.keys.high; j++)
+        weights[j] = N(w.s.strip[r * kStrip<T> + j]);
+    w.s.chunk_maxima[(t.row + r) * w.chunks + t.chunk.k0 / kChunk] = part.maximum;
+}
+
+// Pass 4: the tile's part joins the state of each row, or is stored as one of its partial states.
+template <class T>
+REGARD_INLINE void merge_tile(const Work<T>& w, const Tile& t, const State<T>* parts, const T* part,
+                              const Partial<T>& partial) {
+    for (int64_t r = 0; r < t.height; r++) {
+        const int64_t row = t.row + r, chunk = t.chunk.k0 / kChunk;
+        const T* out = part + r * w.wide;
+        keep_exponentials<T>(w, t, r, parts[r]);
+        if (partial.at) {
+            partial.state(chunk, row) = parts[r];
+            for (int64_t e = 0; e < w.wide; e++) partial.out(chunk, row)[e] = out[e];
+        } else if (out == w.s.out + row * w.wide) {
+            w.s.states[row] = parts[r];  // the first part is in place already
+        } else {
+            merge_part(w.s.states[row], w.s.out + row * w.wide, parts[r], out, w.wide, w.how.unit);
+        }
+    }
+}
+
+}  // namespace
