@@ -457,7 +457,7 @@ WRONG = [
     ({"causal": True}, "causal is not a known key; did you mean options.causal?"),
     ({"token": ["a"]}, "token is not a known key; did you mean tokens?"),
     ({"options": {"zzz": 1}}, "options.zzz is not a known key; known here are options.causal, o"),
-    ({"weights.W_q": 1}, '"weights.W_q" is one key with a dot in it; keys stand in nested'),
+    ({"weights.W_q": 1}, '"weights.W_q" is one key with a dot in it; write it as nested'),
     ({"options": 1}, "options must be a table of keys, not 1"),
     ({"format": "regard/2"}, 'format is "regard/2"; it must be "regard/1"'),
     ({"query_label": "a", "tokens": ["b"]}, "query_label and tokens are both given"),
@@ -494,17 +494,17 @@ WRONG = [
     (
         {"keys": {"cat": [1.0, 2.0], "values": [[1.0], [2.0]]}},
         'keys."values" has 2 axes; a vector has 1; if values is no label here: '
-        "keys outside a table stand before the first [table]",
+        "keys outside a table come before the first [table]",
     ),
     (
         {"queries": {"pet": [1.0, 2.0], "tokens": ["pet"]}},
         'queries."tokens" at (0,) is "pet"; the only words for numbers are "inf", "-inf", "nan"; '
-        "if tokens is no label here: keys outside a table stand before the first [table]",
+        "if tokens is no label here: keys outside a table come before the first [table]",
     ),
     (
         {"weights": {"tokens": ["pet"]}},
         "weights.tokens is not a known key; did you mean tokens? "
-        "(keys outside a table stand before the first [table])",
+        "(keys outside a table come before the first [table])",
     ),
     ({"options": {"causal": True}}, "options.offset: causal and window compare positions"),
     ({"options": {"mask": [[1, 0]]}}, "options.mask at (0, 0) is 1; it must be true"),
@@ -563,7 +563,7 @@ def test_what_only_toml_can_say_wrong(text, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1, "a": 2}', 'text is not valid JSON: the key "a" stands twice in one object'),
+        ('{"a": 1, "a": 2}', 'text is not valid JSON: the key "a" appears twice in one object'),
         ('{"queries": [NaN]}', 'text is not valid JSON: JSON has no number NaN; write "nan" as a'),
         ('{"queries": [-Infinity]}', 'text is not valid JSON: JSON has no number -Infi'),
         ('{"queries": [1e999]}', "text is not valid JSON: the number 1e999 is too large"),

@@ -510,7 +510,7 @@ def test_a_member_that_belongs_nowhere(name, said, tmp_path):
 def test_a_member_that_is_there_twice(tmp_path):
     members = [*ready().items(), ("queries", npy(np.zeros((1, 2))))]
     refused(
-        written(tmp_path, "p.npz", archive_of(members)), "queries stands 2 times in the archive"
+        written(tmp_path, "p.npz", archive_of(members)), "queries appears 2 times in the archive"
     )
 
 

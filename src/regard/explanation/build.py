@@ -98,7 +98,7 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     rule = None
     if overrides.get("mask") is not None:
         mask = as_mask(overrides["mask"])
-        # A problem holds an array of booleans; any other rule stands beside it.
+        # A problem holds an array of booleans; any other rule is kept apart.
         if type(mask) is Boolean and mask is not overrides["mask"]:
             overrides["mask"] = mask.array
         else:

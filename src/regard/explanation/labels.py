@@ -118,7 +118,7 @@ class Labels:
         return [self.position(axis, key) for axis, key in zip(axes, where, strict=True)]
 
     def position(self, axis: str, key: Index) -> int:
-        """Where a label stands along an axis; a number, if no label matches, counts from 0."""
+        """The position of a label along an axis; a number, if no label matches, counts from 0."""
         labels, what = self.along(axis), AXIS_NAMES[axis]
         if isinstance(key, str):
             named = self._named(axis, key)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """Of one step, over the cells that count: hidden cells are left out after masking."""
+    """Statistics of one step; hidden cells are left out after masking."""
 
     mean: float
     variance: float  # of the population: divided by the number of cells
@@ -44,8 +44,8 @@ class StepStatistics:
 class RowStatistics:
     """How each query spreads its weight; arrays (…, H, L) without the axes the call lacks.
 
-    Entropy and effective keys are of the weights as shares of their sum, which is less than 1 with
-    a sink. A row without any weight has the entropy 0, no effective key, and no largest one.
+    Entropy and effective keys use the weights as shares of their sum, which is less than 1 with
+    a sink. A row without any weight has entropy 0, no effective key and no largest one.
     """
 
     entropy: Array  # in nats
@@ -183,7 +183,7 @@ def _own_head(trace: Trace, step: ExplainedStep, head: int) -> int:
 
 
 def step_statistics(trace: Trace, name: str, head: int | None = None) -> StepStatistics:
-    """Of one step, or one query head of it; of a masked one over the visible cells."""
+    """Statistics of one step or of one query head of it, over the visible cells."""
     moments = _Moments()
     for block in _blocks(trace, name, head):
         moments.add(block)

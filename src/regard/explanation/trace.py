@@ -129,7 +129,7 @@ class ExplainedStep:
     def head(self, head: int = 0, batch: tuple[int, ...] | None = None) -> Array:
         """One head of one batch element: a matrix, a vector or a number.
 
-        Heads are query heads: of keys and values it is the key head that this one reads.
+        Heads are query heads; for keys and values, the key head that this one reads.
         """
         value, sizes = self.value, self.source.sizes
         own = None
@@ -312,8 +312,8 @@ class Trace:
             first; a number is a position if no label matches. ``"the@3"`` is the token at
             position 3.
         head : int, optional
-            Which query head, 0 if not given. Of keys and values it is the key head that this
-            query head reads.
+            Which query head, 0 if not given. For keys and values it selects the key head that
+            this query head reads.
         batch : tuple of int, optional
             Which batch element, the first if not given.
 

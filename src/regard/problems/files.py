@@ -165,7 +165,7 @@ def _read_example(name: str) -> tuple[Any, str]:
 
 def _example_folder() -> Traversable:
     installed = package_files("regard") / "examples"
-    # In a source tree the examples stand beside src, where readers look for them.
+    # In a source tree the examples are beside src.
     source = Path(__file__).resolve().parents[2]
     if not installed.is_dir() and source.name == "src":
         return source.parent / "examples"

@@ -131,7 +131,7 @@ def _check_members(members: list[_Member]) -> None:
     names = [member.name for member in members]
     for name in names:
         if names.count(name) > 1:
-            raise ProblemError(f"{name} stands {names.count(name)} times in the archive")
+            raise ProblemError(f"{name} appears {names.count(name)} times in the archive")
     unpacked = sum(member.info.file_size for member in members)
     packed = sum(member.info.compress_size for member in members)
     if unpacked > MAX_BYTES:

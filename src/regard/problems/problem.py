@@ -35,7 +35,7 @@ class Problem:
     """An attention problem with names: everything that `regard.explain` needs.
 
     It starts either from `embeddings` and the weights `W_q`, `W_k`, `W_v` (queries are
-    ``embeddings @ W_q``, heads stand side by side in the columns), or from ready `queries`, `keys`
+    ``embeddings @ W_q``, heads side by side in the columns), or from ready `queries`, `keys`
     and `values`. Arrays are copied to float64 and cannot be written. NaN and infinity are allowed
     in them, because finding where one starts is a use.
 

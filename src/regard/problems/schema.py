@@ -8,7 +8,6 @@ line: the file, the key, what is wrong, how to mend it.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ import numpy as np
 from regard.boundary.parse import (
     as_number,
     as_number_or_numbers,
-    as_numbers,
     check_choice,
     check_text,
     shown,
@@ -26,6 +24,14 @@ from regard.boundary.parse import (
 from regard.errors import ProblemError, safe_text
 from regard.problems.parts import MAX_NUMBERS, PROJECTED, READY, Expectation, RandomMatrices
 from regard.problems.problem import Problem
+from regard.problems.tables import (
+    SIDES,
+    WORDS,
+    as_table,
+    read_numbers,
+    read_vectors,
+    stack_tables,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,9 +39,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 FORMAT = "regard/1"
-
-# JSON has no such numbers, so they may be strings, in TOML too.
-WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 # Deeper than any key goes, so that nothing downstream meets a bottomless file.
 MAX_DEPTH = 32
@@ -74,10 +77,10 @@ def mapping_from_problem(problem: Problem, *, tables: bool = True) -> dict[str, 
         (label,) = data.pop("tokens")
         data = {"format": FORMAT, "query_label": label, **data}
     if tables:
-        for side in _SIDES:
+        for side in SIDES:
             for name in side.vectors:
                 if name in data and side.tokens in data:
-                    data[name] = _as_table(data[side.tokens], data[name])
+                    data[name] = as_table(data[side.tokens], data[name])
     return {"format": FORMAT, **data}
 
 
@@ -88,7 +91,7 @@ def mapping_from_problem(problem: Problem, *, tables: bool = True) -> dict[str, 
 class Key:
     """One key of a file: the field that it fills, and how to read and write its value.
 
-    Without `read` the value is taken as it is, and the problem checks it.
+    Without `read` the value is taken unchanged, and the problem checks it.
     """
 
     path: str
@@ -101,51 +104,22 @@ def _number(name: str, value: Any) -> float:
     return as_number(name, value, WORDS)
 
 
-def _numbers(name: str, value: Any) -> Array:
-    return as_numbers(name, value, WORDS)
-
-
 def _number_or_numbers(name: str, value: Any) -> float | Array:
     return as_number_or_numbers(name, value, WORDS)
 
 
+TOML_ORDER = "keys outside a table come before the first [table]"
+
+
 def _vectors(name: str, value: Any) -> Array | dict[str, Array]:
-    """An array, or a table of label and vector."""
-    if not isinstance(value, Mapping):
-        return _numbers(name, value)
-    if not value:
-        raise ProblemError(f"{name} is an empty table; it needs at least one label with a vector")
-    table: dict[str, Array] = {}
-    first = ""
-    for label, vector in value.items():
-        where = f"{name}.{shown(check_text(name, label))}"
-        try:
-            table[label] = _vector(where, vector)
-            first = first or where
-            width = len(next(iter(table.values())))
-            if len(table[label]) != width:
-                raise ProblemError(
-                    f"{where} has {len(table[label])} numbers but {first} has {width}; "
-                    "all vectors must be equally long"
-                )
-        except ProblemError as error:
-            if label not in {key.path.partition(".")[0] for key in KEYS} | {*LONE_KEYS}:
-                raise
-            # What follows a header in TOML belongs to that table, also a key of the whole file.
-            raise ProblemError(f"{error}; if {label} is no label here: {TOML_ORDER}") from None
-    return table
-
-
-TOML_ORDER = "keys outside a table stand before the first [table]"
-
-
-def _vector(where: str, value: Any) -> Array:
-    if isinstance(value, Mapping):
-        raise ProblemError(f"{where} is a table, not a vector; quote a label that has dots")
-    vector = _numbers(where, value)
-    if vector.ndim != 1:
-        raise ProblemError(f"{where} has {vector.ndim} axes; a vector has 1")
-    return vector
+    try:
+        return read_vectors(name, value)
+    except ProblemError as error:
+        label = error.field
+        if label not in {key.path.partition(".")[0] for key in KEYS} | {*LONE_KEYS}:
+            raise
+        # What follows a header in TOML belongs to that table, also a key of the whole file.
+        raise ProblemError(f"{error}; if {label} is no label here: {TOML_ORDER}") from None
 
 
 def _window(name: str, value: Any) -> Any:
@@ -230,7 +204,7 @@ KEYS = (
     Key("key_heads", "key_heads"),
     Key("embeddings", "embeddings", _vectors),
     Key("context", "context", _vectors),
-    *(Key(f"weights.{name}", name, _numbers) for name in PROJECTED[2:]),
+    *(Key(f"weights.{name}", name, read_numbers) for name in PROJECTED[2:]),
     *(Key(name, name, _vectors) for name in READY),
     Key("features.embeddings", "embedding_features", write=list),
     Key("features.context", "context_features", write=list),
@@ -262,21 +236,6 @@ _TABLES = {key.path[:end] for key in KEYS for end, c in enumerate(key.path) if c
 _ARRAYS = {*PROJECTED, *READY, "mask", "bias", "sink"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """Rows that bear the same labels: of whatever asks, or of whatever is looked at."""
-
-    labels: str
-    tokens: str
-    vectors: tuple[str, ...]
-
-
-_SIDES = (
-    _Side("query_labels", "tokens", ("embeddings", "queries")),
-    _Side("key_labels", "context_tokens", ("context", "keys", "values")),
-)
-
-
 # --- reading -------------------------------------------------------------------------------------
 
 
@@ -303,8 +262,8 @@ def _read(data: Any) -> Problem:
                 "query_label names one plain vector"
             )
         found["query_labels"] = (check_text("query_label", _unpacked("query_label", lone_label)),)
-    for side in _SIDES:
-        _resolve_labels(side, found)
+    for side in SIDES:
+        stack_tables(side, found)
     paths = _PATHS if lone_label is None else {**_PATHS, "query_labels": "query_label"}
     try:
         problem = Problem(**found)
@@ -340,7 +299,7 @@ def _collect(table: Mapping[Any, Any], prefix: str, values: dict[str, Any]) -> N
         path = f"{prefix}{name}"
         if isinstance(name, str) and "." in name:
             raise ProblemError(
-                f"{prefix}{shown(name)} is one key with a dot in it; keys stand in nested tables"
+                f"{prefix}{shown(name)} is one key with a dot in it; write it as nested tables"
             )
         if path in _TABLES:
             if not isinstance(value, Mapping):
@@ -410,45 +369,6 @@ def _check_drawn(found: Mapping[str, Any], values: Mapping[str, Any]) -> None:
             )
 
 
-def _resolve_labels(side: _Side, found: dict[str, Any]) -> None:
-    """Stack the vectors of tables in the order of the tokens, or in their own."""
-    tables = {name: found[name] for name in side.vectors if isinstance(found.get(name), dict)}
-    if not tables:
-        return
-    first = next(iter(tables))
-    labels: Any = found.get(side.labels)
-    if labels is None:
-        labels = list(tables[first])
-        for name, table in tables.items():
-            if extra := [label for label in table if label not in tables[first]]:
-                raise ProblemError(
-                    f"{name} has {_listed(extra)} but {first} has not; "
-                    "the two tables must have the same labels"
-                )
-    elif not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise ProblemError(f"{side.tokens} must be a list of strings, in quotes")
-    for name, table in tables.items():
-        if missing := [label for label in dict.fromkeys(labels) if label not in table]:
-            raise ProblemError(
-                f"{name} has no vector for {_listed(missing)}; "
-                f"it has {len(table)} labels, among them {_listed(list(table))}"
-            )
-        width = len(next(iter(table.values())))
-        # A short list of tokens and one long vector could otherwise fill any memory.
-        if len(labels) * width > MAX_NUMBERS:
-            raise ProblemError(
-                f"{name} becomes a matrix of {len(labels)} × {width} numbers; "
-                f"at most {MAX_NUMBERS} are read"
-            )
-        found[name] = np.array([table[label] for label in labels]).reshape(len(labels), width)
-    found[side.labels] = labels
-
-
-def _listed(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - 8} more" if len(labels) > 8 else ""
-    return ", ".join(shown(label) for label in labels[:8]) + more
-
-
 # --- writing -------------------------------------------------------------------------------------
 
 _DEFAULTS = {each.name: each.default for each in fields(Problem)}
@@ -465,14 +385,3 @@ def _stated(problem: Problem, field: str) -> Any:
         return value
     empty = value is None or (isinstance(value, (str, tuple, Mapping)) and len(value) == 0)
     return None if empty or value == _DEFAULTS[field] else value
-
-
-def _as_table(labels: Sequence[str], rows: Array) -> Array | dict[str, Array]:
-    """A table, unless the rows have a head axis or one label stands for two vectors."""
-    if rows.ndim != 2:
-        return rows
-    table: dict[str, Array] = {}
-    for label, row in zip(labels, rows, strict=True):
-        if table.setdefault(label, row).tobytes() != row.tobytes():
-            return rows
-    return table

@@ -1,8 +1,8 @@
 """TOML and JSON: text to mapping and back, one matrix row to a line.
 
 Owns the spelling only; must not know the keys. Reading is bounded before and after the parser of
-the standard library, whose every failure becomes one line. Writing makes labels inert for whoever
-opens the file in a terminal or an editor, and floats exact by `repr`.
+the standard library, whose every failure becomes one line. Writing escapes what a terminal or an
+editor could act on, and has every digit of a float.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {shown(twice)} stands twice in one object")
+        raise ValueError(f"the key {shown(twice)} appears twice in one object")
     return table
 
 
