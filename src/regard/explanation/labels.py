@@ -104,7 +104,7 @@ class Labels:
     def positions(self, step: Step, where: tuple[Index, ...]) -> list[int]:
         """Where a reader's labels or numbers point, one per axis after the head."""
         axes = [axis for axis in step.axes if axis not in ("H", "G")]
-        # One plain query has a label but no axis: to say its label is right and says nothing.
+        # One plain query has a label but no axis: its label may be given, without effect.
         alone = self.own.get("L", ()) if "L" not in self.sizes and len(axes) < 2 else ()
         if len(where) == len(axes) + 1 and where[0] in alone:
             where = where[1:]
