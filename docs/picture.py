@@ -57,7 +57,7 @@ def main() -> None:
 def of_report(browser: Any) -> bytes:
     """The report with one number opened, and the way back to the words walked."""
     page_file = HERE / "report-picture.html"
-    report.write(page_file, regard.load_problem("she-likes-coffee").explain(), force=True)
+    report.write(page_file, regard.explain(regard.load_problem("she-likes-coffee")), force=True)
     try:
         page = browser.new_page(viewport={"width": 1440, "height": 1082})
         page.goto(page_file.as_uri() + "#cell=output:0,2")

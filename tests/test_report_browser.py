@@ -784,7 +784,7 @@ def test_a_notebook_that_was_run_shows_a_page_that_lives(browser: Any, tmp_path:
     from nbconvert import HTMLExporter
     from nbconvert.preprocessors import ExecutePreprocessor
 
-    cell = 'import regard\nregard.load_problem("she-likes-coffee").explain()'
+    cell = 'import regard\nregard.explain(regard.load_problem("she-likes-coffee"))'
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     ExecutePreprocessor(timeout=120).preprocess(notebook)
     (output,) = notebook.cells[0].outputs

@@ -5,18 +5,24 @@ import { formatNumber, rounded } from "./numbers.js";
 import { cut } from "./derivation.js";
 import {
   bdi,
+  button,
   carried,
+  colHead,
   content,
   doing,
+  fill,
   find,
   gallery,
   h,
   labels,
   layer,
   main,
+  rowHead,
   runs,
+  scrolled,
   shown,
   state,
+  table,
 } from "./shown.js";
 import { fillTable, focusCell, visibleRow } from "./tables.js";
 import { mark } from "./why.js";
@@ -24,57 +30,59 @@ import { dotsOf, drawMatrix } from "./pictures.js";
 
 const STRONGEST = 8;
 
+// The dot of a picture of so many rows and columns that was clicked.
+function dotAt({ clientX, clientY, currentTarget }, { rows, columns }) {
+  const box = currentTarget.getBoundingClientRect();
+  return [
+    Math.min(rows - 1, Math.floor(((clientY - box.top) / box.height) * rows)),
+    Math.min(columns - 1, Math.floor(((clientX - box.left) / box.width) * columns)),
+  ];
+}
+
+const openCell = (view, row, column) => {
+  doing.open({ step: view.name, index: view.index(row, column) }, { fresh: true });
+  focusCell(view, row, column);
+};
+
+const figure = (canvas, ...words) => h("figure.picture", canvas, h("figcaption", words));
+
 export function addPicture(view) {
   const letter = view.block.rowLetter ?? "";
   view.letter = letter;
+  const dots = dotsOf(view.rows, view.columns);
+  const click = (event) => {
+    const [row, column] = dotAt(event, dots);
+    setRow(letter, row * dots.tall);
+    openCell(view, row * dots.tall, column * dots.broad);
+  };
   view.canvas = h("canvas", {
     role: "img",
     "aria-label": `${view.name}: ${view.rows} by ${view.columns} numbers, drawn. One row of them is the table below.`,
+    onclick: click,
   });
-  const dots = dotsOf(view.rows, view.columns);
   const side = Math.max(1, Math.min(8, Math.floor(900 / dots.columns)));
+  const height = Math.max(dots.rows * side, Math.min(48, dots.rows * 16));
   view.canvas.style.width = `${dots.columns * side}px`;
-  view.canvas.style.height = `${Math.min(720, Math.max(dots.rows * side, Math.min(48, dots.rows * 16)))}px`;
-  view.canvas.addEventListener("click", (event) => {
-    const box = view.canvas.getBoundingClientRect();
-    const row = Math.min(
-      view.rows - 1,
-      Math.floor(((event.clientY - box.top) / box.height) * dots.rows) * dots.tall,
-    );
-    const column = Math.min(
-      view.columns - 1,
-      Math.floor(((event.clientX - box.left) / box.width) * dots.columns) * dots.broad,
-    );
-    setRow(letter, row);
-    doing.open({ step: view.name, index: view.index(row, column) }, { fresh: true });
-    focusCell(view, row, column);
-  });
+  view.canvas.style.height = `${Math.min(720, height)}px`;
   view.number = h("input", {
     type: "number",
     min: 0,
     max: view.rows - 1,
     value: rowOf(view),
     "aria-label": `row of ${view.name}`,
+    onchange: () => setRow(letter, Number(view.number.value)),
   });
-  view.number.addEventListener("change", () => setRow(letter, Number(view.number.value)));
   view.rowName = h("span");
-  view.best = h("p", { class: "words" });
+  view.best = h("p.words");
+  view.sheet = h("div.sheet");
   const log = view.name === "weights" || view.name === "exponentials";
+  const colours = log
+    ? "The stronger the colour, the larger the logarithm of the number; a thousandth of the largest, or less, has none."
+    : "The stronger the colour, the larger the number; blue is negative.";
   view.section.append(
-    h(
-      "figure",
-      { class: "picture" },
-      view.canvas,
-      h(
-        "figcaption",
-        {},
-        log
-          ? "The stronger the colour, the larger the logarithm of the number; a thousandth of the largest, or less, has none."
-          : "The stronger the colour, the larger the number; blue is negative.",
-      ),
-    ),
-    h("div", { class: "chooser" }, h("label", {}, "row ", view.number), view.rowName),
-    (view.sheet = h("div", { class: "sheet" })),
+    figure(view.canvas, colours),
+    h("div.chooser", h("label", "row ", view.number), view.rowName),
+    view.sheet,
     view.best,
   );
   view.draw = () => {
@@ -122,30 +130,18 @@ export function fillRow(view) {
   fillTable(view, [row]);
   if (fresh) view.sheet.append(view.table);
   view.number.value = row;
-  view.rowName.replaceChildren(view.rowLabels.length ? bdi(cut(view.rowLabels[row], 60)) : "");
-  view.best.replaceChildren();
-  if (view.name === "weights") {
-    const values = runs.now.row("weights", view.own ?? 0, row);
-    const order = [...values.keys()].sort((a, b) => values[b] - values[a]).slice(0, STRONGEST);
-    view.best.append(
-      "Strongest: ",
-      ...order.flatMap((column, k) => [
-        k ? " " : "",
-        h(
-          "button",
-          {
-            type: "button",
-            onclick: () => {
-              doing.open({ step: "weights", index: view.index(row, column) }, { fresh: true });
-              focusCell(view, row, column);
-            },
-          },
-          bdi(cut(view.columnLabels[column], 30)),
-          ` ${rounded(values[column], state.digits)}`,
-        ),
-      ]),
-    );
-  }
+  fill(view.rowName, view.rowLabels.length > 0 && bdi(cut(view.rowLabels[row], 60)));
+  if (view.name !== "weights") return;
+  const values = runs.now.row("weights", view.own ?? 0, row);
+  const order = [...values.keys()].sort((a, b) => values[b] - values[a]).slice(0, STRONGEST);
+  const keys = order.map((column) => [
+    " ",
+    button(
+      [bdi(cut(view.columnLabels[column], 30)), ` ${rounded(values[column], state.digits)}`],
+      () => openCell(view, row, column),
+    ),
+  ]);
+  fill(view.best, "Strongest:", keys);
 }
 
 export function setRow(letter, row) {
@@ -162,122 +158,63 @@ export function setRow(letter, row) {
 
 // A head of which the page has no numbers but the pooled weights.
 export function pooledHead() {
+  const heading = "The strongest keys of each row";
   const found = layer().overview[`${state.batch}/${state.head}`];
-  const own = layer();
-  const [rows, columns] = [own.sizes.L ?? 1, own.sizes.S];
-  const [mean, largest, keys, shares] = ["mean", "largest", "keys", "shares"].map((name) =>
-    carried.decode(found[name]),
+  const step = (...children) => h("section.step", children);
+  return h(
+    "section.part",
+    h("h2", "Weights, pooled"),
+    h(
+      "div.steps",
+      step(pooledPicture(found)),
+      step(
+        h("h3", h("span.name", heading)),
+        scrolled(heading, "div.sheet.long", strongestKeys(found, heading)),
+      ),
+    ),
   );
-  const canvas = h("canvas", { role: "img", "aria-label": "The weights of this head, pooled" });
-  canvas.style.width = canvas.style.height = "448px";
-  const say = h("p", { class: "words", role: "status" }, "Choose a tile.");
+}
+
+function pooledPicture(found) {
+  const { sizes } = layer();
+  const [mean, largest] = [found.mean, found.largest].map((entry) => carried.decode(entry));
+  const say = h("p.words", { role: "status" }, "Choose a tile.");
   const kind = h(
     "select",
-    {},
+    { onchange: () => draw() },
     h("option", { value: "largest" }, "largest weight"),
     h("option", { value: "mean" }, "mean weight"),
   );
-  const drawn = () => drawMatrix(canvas, tilesOf(found, kind.value === "mean" ? mean : largest));
-  kind.addEventListener("change", drawn);
-  canvas.addEventListener("click", (event) => {
-    const box = canvas.getBoundingClientRect();
-    const row = Math.min(
-      found.rows - 1,
-      Math.floor(((event.clientY - box.top) / box.height) * found.rows),
-    );
-    const column = Math.min(
-      found.columns - 1,
-      Math.floor(((event.clientX - box.left) / box.width) * found.columns),
-    );
-    const range = (tile, tiles, size) => [
-      Math.floor((size * tile) / tiles),
-      Math.floor((size * (tile + 1)) / tiles) - 1,
-    ];
-    const [r, c] = [range(row, found.rows, rows), range(column, found.columns, columns)];
+  const range = (tile, tiles, size) =>
+    `${Math.floor((size * tile) / tiles)} to ${Math.floor((size * (tile + 1)) / tiles) - 1}`;
+  const click = (event) => {
+    const [row, column] = dotAt(event, found);
     const at = row * found.columns + column;
-    say.textContent = `Queries ${r[0]} to ${r[1]}, keys ${c[0]} to ${c[1]}: largest ${formatNumber(largest[at], 4)}, mean ${formatNumber(mean[at], 6)}.`;
-  });
-  requestAnimationFrame(drawn);
-  const each = found.each;
-  const names = [labels("S"), "L" in own.sizes ? labels("L") : [own.alone]];
-  const table = h(
-    "table",
-    {},
-    h("caption", {}, "The strongest keys of each row"),
-    h(
-      "thead",
-      {},
-      h(
-        "tr",
-        {},
-        h("th", { scope: "col" }, "query"),
-        Array.from({ length: each }, (_, k) => h("th", { scope: "col" }, `key ${k + 1}`)),
-      ),
-    ),
-    h(
-      "tbody",
-      {},
-      Array.from({ length: rows }, (_, row) =>
-        h(
-          "tr",
-          {},
-          h("th", { scope: "row" }, bdi(cut(names[1][row], 40))),
-          Array.from({ length: each }, (_, k) => row * each + k).map((at) =>
-            h(
-              "td",
-              {},
-              shares[at] ? [bdi(cut(names[0][keys[at]], 40)), ` ${rounded(shares[at], 4)}`] : [],
-            ),
-          ),
-        ),
-      ),
-    ),
-  );
-  return h(
-    "section",
-    { class: "part" },
-    h("h2", {}, "Weights, pooled"),
-    h(
-      "div",
-      { class: "steps" },
-      h(
-        "section",
-        { class: "step" },
-        h(
-          "figure",
-          { class: "picture" },
-          canvas,
-          h(
-            "figcaption",
-            {},
-            h(
-              "label",
-              {},
-              "The ",
-              kind,
-              " in each tile: the stronger the colour, the larger its logarithm.",
-            ),
-          ),
-        ),
-        say,
-      ),
-      h(
-        "section",
-        { class: "step" },
-        h("h3", {}, h("span", { class: "name" }, "The strongest keys of each row")),
-        h(
-          "div",
-          {
-            class: "sheet long",
-            tabindex: 0,
-            role: "region",
-            "aria-label": "The strongest keys of each row",
-          },
-          table,
-        ),
-      ),
-    ),
-  );
+    const queries = range(row, found.rows, sizes.L ?? 1);
+    const keys = range(column, found.columns, sizes.S);
+    say.textContent = `Queries ${queries}, keys ${keys}: largest ${formatNumber(largest[at], 4)}, mean ${formatNumber(mean[at], 6)}.`;
+  };
+  const label = "The weights of this head, pooled";
+  const canvas = h("canvas", { role: "img", "aria-label": label, onclick: click });
+  canvas.style.width = canvas.style.height = "448px";
+  const draw = () => drawMatrix(canvas, tilesOf(found, kind.value === "mean" ? mean : largest));
+  requestAnimationFrame(draw);
+  const words = " in each tile: the stronger the colour, the larger its logarithm.";
+  return [figure(canvas, h("label", "The ", kind, words)), say];
+}
+
+function strongestKeys(found, caption) {
+  const { sizes, alone } = layer();
+  const [keys, shares] = [found.keys, found.shares].map((entry) => carried.decode(entry));
+  const names = labels("S");
+  const places = [...Array(found.each).keys()];
+  const cell = (at) =>
+    h("td", shares[at] > 0 && [bdi(cut(names[keys[at]], 40)), ` ${rounded(shares[at], 4)}`]);
+  const rows = ("L" in sizes ? labels("L") : [alone]).map((name, row) => [
+    rowHead(bdi(cut(name, 40))),
+    places.map((k) => cell(row * found.each + k)),
+  ]);
+  return table(caption, [colHead("query"), places.map((k) => colHead(`key ${k + 1}`))], rows);
 }
 
 function tilesOf({ rows, columns }, numbers) {
@@ -290,75 +227,45 @@ function tilesOf({ rows, columns }, numbers) {
 
 // All heads at a glance; each is a button.
 export function buildGallery() {
-  const several =
-    content.layers.some((own) => Object.keys(own.overview).length > 1) || content.layers.length > 1;
-  if (!several || !content.layers.some((own) => Object.keys(own.overview).length)) return;
-  const rows = [];
-  for (const [number, own] of content.layers.entries()) {
-    const heads = own.sizes.H ?? 1;
+  const pooled = content.layers.map((own) => Object.keys(own.overview).length);
+  const several = content.layers.length > 1 || pooled.some((count) => count > 1);
+  if (!several || !pooled.some(Boolean)) return;
+  const rows = content.layers.flatMap((own, number) => {
     const batches = own.offset.length || 1;
-    for (let batch = 0; batch < batches; batch++) {
+    return Array.from({ length: batches }, (_, batch) => {
       const name = [own.name, batches > 1 ? `batch ${batch}` : ""].filter(Boolean).join(" · ");
-      rows.push(
-        h(
-          "tr",
-          {},
-          h("th", { scope: "row" }, bdi(cut(name || "heads", 40))),
-          Array.from({ length: heads }, (_, head) => {
-            const found = own.overview[`${batch}/${head}`];
-            const canvas = h("canvas", { "aria-hidden": "true" });
-            const exact = carried.isExact(number, batch, head);
-            const largest = carried.decode(found.largest);
-            canvas.view = { draw: () => drawMatrix(canvas, tilesOf(found, largest)) };
-            watcher.observe(canvas);
-            const button = h(
-              "button",
-              {
-                type: "button",
-                class: exact ? "" : "pooled",
-                "aria-label": `${name ? `${name}, ` : ""}head ${head}${exact ? "" : ", pooled"}`,
-                onclick: () => {
-                  doing.choose({ layer: number, batch, head });
-                  find(".part", main)?.scrollIntoView({ block: "start" });
-                },
-              },
-              canvas,
-            );
-            button.place = { layer: number, batch, head };
-            return h("td", {}, button);
-          }),
-        ),
+      const heads = Array.from({ length: own.sizes.H ?? 1 }, (_, head) =>
+        h("td", headButton(name, { layer: number, batch, head })),
       );
-    }
-  }
+      return [rowHead(bdi(cut(name || "heads", 40))), heads];
+    });
+  });
   const most = Math.max(...content.layers.map((own) => own.sizes.H ?? 1));
-  gallery.append(
-    h(
-      "table",
-      {},
-      h("caption", {}, "The weights of every head"),
-      h(
-        "thead",
-        {},
-        h(
-          "tr",
-          {},
-          h("td"),
-          Array.from({ length: most }, (_, k) => h("th", { scope: "col" }, String(k))),
-        ),
-      ),
-      h("tbody", {}, rows),
-    ),
-  );
+  const numbers = Array.from({ length: most }, (_, k) => colHead(String(k)));
+  gallery.append(table("The weights of every head", [h("td"), numbers], rows));
   gallery.hidden = false;
 }
 
+function headButton(name, place) {
+  const found = content.layers[place.layer].overview[`${place.batch}/${place.head}`];
+  const largest = carried.decode(found.largest);
+  const exact = carried.isExact(place.layer, place.batch, place.head);
+  const canvas = h("canvas", { "aria-hidden": "true" });
+  canvas.view = { draw: () => drawMatrix(canvas, tilesOf(found, largest)) };
+  watcher.observe(canvas);
+  const choose = () => {
+    doing.choose(place);
+    find(".part", main)?.scrollIntoView({ block: "start" });
+  };
+  const label = [name, `head ${place.head}`, exact ? "" : "pooled"].filter(Boolean).join(", ");
+  const made = button(canvas, choose, { class: exact ? "" : "pooled", "aria-label": label });
+  made.place = place;
+  return made;
+}
+
 export function pressGallery() {
-  for (const button of gallery.querySelectorAll("button")) {
-    const { layer: number, batch, head } = button.place;
-    button.setAttribute(
-      "aria-pressed",
-      String(number === state.layer && batch === state.batch && head === state.head),
-    );
+  for (const one of gallery.querySelectorAll("button")) {
+    const chosen = Object.entries(one.place).every(([name, number]) => state[name] === number);
+    one.setAttribute("aria-pressed", String(chosen));
   }
 }

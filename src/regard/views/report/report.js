@@ -9,6 +9,7 @@ import {
   comparable,
   content,
   doing,
+  fill,
   find,
   h,
   labels,
@@ -23,7 +24,8 @@ import {
   why,
 } from "./shown.js";
 import { fillTable, focusCell, placeOf, viewOf } from "./tables.js";
-import { editPlace, mark, showWhy } from "./why.js";
+import { editPlace } from "./change.js";
+import { mark, showWhy } from "./why.js";
 import { buildGallery, fillRow, pressGallery, redraw, setRow } from "./large.js";
 import { adopt, build } from "./steps.js";
 import { fillSummary, rowFigures, stepFigures } from "./summary.js";
@@ -39,9 +41,9 @@ function open(cell, { fresh = false, focus = "", push = true } = {}) {
   const axis = step.axes.find(isHead);
   if (axis) {
     const own = ownHead(step, state.head);
-    if (own !== cell.index[0]) {
-      state.head =
-        axis === "G" ? cell.index[0] * (layer().sizes.H / layer().sizes.G) : cell.index[0];
+    const [head] = cell.index;
+    if (own !== head) {
+      state.head = axis === "G" ? head * (layer().sizes.H / layer().sizes.G) : head;
       rebuild();
     }
   }
@@ -58,8 +60,7 @@ function open(cell, { fresh = false, focus = "", push = true } = {}) {
 function back(focus) {
   if (state.trail.length < 2) return;
   state.trail.pop();
-  const cell = state.trail.pop();
-  open(cell, { focus });
+  open(state.trail.pop(), { focus });
 }
 
 const change = (place, value) => changeAll([{ place, value }]);
@@ -98,7 +99,7 @@ function recompute() {
 function repaint() {
   for (const view of shown.values()) {
     Object.assign(view, { block: viewOf(view.name).block });
-    if (view.small) fillTable(view, [...Array(view.rows).keys()]);
+    if (view.small) fillTable(view);
     else {
       fillRow(view);
       redraw(view);
@@ -141,8 +142,8 @@ function say() {
     lines.push(
       "What differs has a marked corner; the sentences below the tables are about the numbers as they were given.",
     );
-  const spans = lines.flatMap((line) => [h("span", {}, line), " "]);
-  find(".status").replaceChildren(...(lines.length ? [h("p", {}, spans)] : []));
+  const spans = lines.map((line) => [h("span", line), " "]);
+  fill(find(".status"), lines.length > 0 && h("p", spans));
   tools.elements.reset.disabled = !runs.touched;
 }
 
@@ -151,11 +152,10 @@ function changedWords() {
   const counts = { number: 0, cell: 0 };
   for (const [key, own] of state.edits)
     counts[key.split("|")[1] === "mask" ? "cell" : "number"] += own.size;
+  const words = (count, noun, rest = "") =>
+    count && `${count} ${noun}${count > 1 ? "s" : ""}${rest}`;
   const { number, cell } = counts;
-  return [
-    number ? `${number} given number${number > 1 ? "s" : ""}` : "",
-    cell ? `${cell} cell${cell > 1 ? "s" : ""} of a mask` : "",
-  ]
+  return [words(number, "given number"), words(cell, "cell", " of a mask")]
     .filter(Boolean)
     .join(" and ");
 }
@@ -184,30 +184,28 @@ function effect() {
 
 // --- what can be chosen ---------------------------------------------------------------------
 
-function choose(place, { keep = false } = {}) {
+function choose(place) {
   Object.assign(state, place);
   const own = layer();
   state.head = Math.min(state.head, (own.sizes.H ?? 1) - 1);
   state.batch = Math.min(state.batch, Math.max(0, own.offset.length - 1));
   for (const name of state.switches) if (!own.switches.includes(name)) state.switches.delete(name);
   refresh();
-  if (!keep && state.cell) {
-    // The same place in the other head, if there is one.
-    const step = runs.now.steps.get(state.cell.step);
-    const fits =
-      step &&
-      carried.isExact(state.layer, state.batch, state.head) &&
-      state.cell.index.every((n, k) => n < own.sizes[step.axes[k]]);
-    const index = fits
-      ? state.cell.index.map((n, k) => (isHead(step.axes[k]) ? ownHead(step, state.head) : n))
-      : null;
-    state.cell = fits ? { step: step.name, index } : null;
-    state.trail = state.cell ? [state.cell] : [];
-  }
+  state.cell = state.cell && inThisHead(state.cell);
+  state.trail = state.cell ? [state.cell] : [];
   rebuild();
   say();
   showWhy();
   remember();
+}
+
+// The same place in the head that is shown now, if there is one.
+function inThisHead({ step, index }) {
+  const axes = runs.now.steps.get(step)?.axes;
+  if (!carried.isExact(state.layer, state.batch, state.head) || !fitsNow({ step, index }))
+    return null;
+  const head = ownHead(runs.now.steps.get(step), state.head);
+  return { step, index: index.map((n, k) => (isHead(axes[k]) ? head : n)) };
 }
 
 tools.addEventListener("submit", (event) => event.preventDefault());
@@ -225,21 +223,22 @@ tools.addEventListener("change", ({ target }) => {
   } else if (target.name === "switch") {
     if (target.checked) state.switches.add(target.value);
     else state.switches.delete(target.value);
-    recompute();
-    if (state.cell && !fitsNow(state.cell)) close();
-    else showWhy();
-    remember();
+    switched();
   }
 });
 tools.elements.reset.addEventListener("click", () => {
   state.switches.clear();
   state.edits.clear();
   setTools();
+  switched();
+});
+function switched() {
   recompute();
   if (state.cell && !fitsNow(state.cell)) close();
   else showWhy();
   remember();
-});
+}
+
 tools.elements.link.addEventListener("click", async () => {
   const button = tools.elements.link;
   try {
@@ -253,13 +252,10 @@ tools.elements.link.addEventListener("click", async () => {
   }, 2000);
 });
 
+// Whether there is such a cell in what is shown now.
 function fitsNow({ step, index }) {
-  const declared = runs.now.steps.get(step);
-  return (
-    declared !== undefined &&
-    declared.axes.length === index.length &&
-    index.every((n, k) => n < layer().sizes[declared.axes[k]])
-  );
+  const axes = runs.now.steps.get(step)?.axes;
+  return axes?.length === index.length && index.every((n, k) => n < layer().sizes[axes[k]]);
 }
 
 function close() {
@@ -282,50 +278,51 @@ main.addEventListener("click", ({ target }) => {
   open({ step: view.name, index: view.index(td.place.row, td.place.column) }, { fresh: true });
 });
 
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+// To which cell of a table a key leads; null if it is no such key.
+function target(view, row, column, { key, ctrlKey }) {
+  if (key in STEPS) return [row + STEPS[key][0], column + STEPS[key][1]];
+  if (key === "Home") return [ctrlKey ? 0 : row, 0];
+  if (key === "End") return [ctrlKey ? view.rows - 1 : row, view.columns - 1];
+  return null;
+}
+
 main.addEventListener("keydown", (event) => {
+  const { key } = event;
   const td = event.target.closest("[role=gridcell]");
-  const held =
-    event.altKey || event.metaKey || (event.ctrlKey && !["Home", "End"].includes(event.key));
+  const held = event.altKey || event.metaKey || (event.ctrlKey && !["Home", "End"].includes(key));
   if (!td?.place || held) return;
   const { name, row, column } = td.place;
   const view = shown.get(name);
-  const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  let next = null;
-  if (event.key in moves) next = [row + moves[event.key][0], column + moves[event.key][1]];
-  else if (event.key === "Home") next = [event.ctrlKey ? 0 : row, 0];
-  else if (event.key === "End") next = [event.ctrlKey ? view.rows - 1 : row, view.columns - 1];
-  else if (event.key === " " && name === "visible") turn(view, row, column);
-  else if (event.key === "Enter" || event.key === " ")
-    open({ step: name, index: view.index(row, column) }, { fresh: true, focus: "operand" });
-  else if (event.key === "Escape") close();
-  else if (name === "visible" && event.key === "F2")
-    open({ step: name, index: view.index(row, column) }, { fresh: true, focus: "turn" });
-  else if (view.given && (event.key === "F2" || /^[-\d.]$/.test(event.key))) {
-    open({ step: name, index: view.index(row, column) }, { fresh: true });
+  const show = (focus) =>
+    open({ step: name, index: view.index(row, column) }, { fresh: true, focus });
+  const next = target(view, row, column, event);
+  if (next) {
+    const [down, across] = next;
+    const inside = down >= 0 && down < view.rows && across >= 0 && across < view.columns;
+    if (inside && !view.small && down !== row) setRow(view.letter, down);
+    if (inside) focusCell(view, down, across);
+  } else if (key === " " && name === "visible") turn(view, row, column);
+  else if (key === "Enter" || key === " ") show("operand");
+  else if (key === "Escape") close();
+  else if (name === "visible" && key === "F2") show("turn");
+  else if (view.given && (key === "F2" || /^[-\d.]$/.test(key))) {
+    show();
     const input = find("#edit");
-    if (input) {
-      input.focus();
-      if (event.key === "F2") input.select();
-      else input.value = event.key;
-    }
+    input?.focus();
+    if (key === "F2") input?.select();
+    else if (input) input.value = key;
   } else return;
   event.preventDefault();
-  if (next && next[0] >= 0 && next[0] < view.rows && next[1] >= 0 && next[1] < view.columns) {
-    if (!view.small && next[0] !== row) setRow(view.letter, next[0]);
-    focusCell(view, ...next);
-  }
 });
 
 why.addEventListener("keydown", (event) => {
   if (event.target.tagName === "INPUT" && event.key !== "Escape") return;
   const operands = [...why.querySelectorAll(".operand")];
   const now = operands.indexOf(document.activeElement);
-  const across =
-    operands.length > 1 &&
-    operands[0].closest("tr") &&
-    operands[0].closest("tr") === operands[1].closest("tr")
-      ? 2
-      : 1;
+  const [first, second] = operands.map((one) => one.closest("tr"));
+  const across = first && first === second ? 2 : 1;
   const move = { ArrowDown: across, ArrowUp: -across, ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (move && operands.length)
     operands[Math.max(0, Math.min(operands.length - 1, now + move))].focus();
@@ -414,7 +411,7 @@ function start() {
   }
 }
 
-Object.assign(doing, { open, back, close, change, changeAll, choose });
+Object.assign(doing, { open, back, close, change, changeAll, choose, show: showWhy });
 tools.hidden = false;
 tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
 buildGallery();
@@ -424,7 +421,7 @@ window.addEventListener("hashchange", () => {
   if (history.state === null) start();
 });
 
-// For whoever wants to ask the page from its console, and for tests.
+// For the browser's console, and for tests.
 window.regard = {
   state,
   content,

@@ -33,31 +33,60 @@ export const runs = {};
 // What the parts of the page ask each other to do; report.js says how.
 export const doing = {};
 
-export function h(tag, properties = {}, ...children) {
+// An element: h("p.words", { title: "…" }, children); empty texts, null and false are left out.
+export function h(name, ...children) {
+  const [tag, ...classes] = name.split(".");
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value === true) element.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== "") element.setAttribute(name, value);
+  if (classes.length) element.className = classes.join(" ");
+  const properties = children[0]?.constructor === Object ? children.shift() : {};
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== "") element.setAttribute(key, value);
   }
-  element.append(...children.flat());
+  element.append(...present(children));
   return element;
 }
 
-export const bdi = (text) => h("bdi", {}, text);
+const present = (children) => children.flat(Infinity).filter(Boolean);
+
+export const fill = (element, ...children) => element.replaceChildren(...present(children));
+
+export const bdi = (text) => h("bdi", text);
+
+export const button = (words, onclick, properties = {}) =>
+  h("button", { type: "button", onclick, ...properties }, words);
+
+export const colHead = (...words) => h("th", { scope: "col" }, words);
+export const rowHead = (...words) => h("th", { scope: "row" }, words);
+
+// A table of these head cells, rows and rows at its end, each a list of cells.
+export function table(caption, heads, rows, ends = []) {
+  const listed = (all) => all.map((cells) => h("tr", cells));
+  return h(
+    "table",
+    h("caption", caption),
+    h("thead", listed([heads])),
+    h("tbody", listed(rows)),
+    ends.length > 0 && h("tfoot", listed(ends)),
+  );
+}
+
+// What is too wide or too long for the page can be scrolled, with keys too.
+export const scrolled = (words, kind, made) =>
+  h(kind, { tabindex: 0, role: "region", "aria-label": words }, made);
 
 // A formula with its letters as letters of mathematics.
 export function typeset(formula) {
   const parts = formula.split(/((?<![A-Za-z_])[A-Zb-z](?![A-Za-z])|_[a-z])/);
   return parts.filter(Boolean).map((part) => {
-    if (/^_[a-z]$/.test(part)) return h("sub", {}, part[1]);
-    return /^[A-Zb-z]$/.test(part) ? h("var", {}, part) : part;
+    if (/^_[a-z]$/.test(part)) return h("sub", part[1]);
+    return /^[A-Zb-z]$/.test(part) ? h("var", part) : part;
   });
 }
 
 export function nameOf(symbol, labels) {
   const name = cut(labels.join(", "), 120);
-  return [h("span", { class: "symbol" }, typeset(symbol)), labels.length ? bdi(`[${name}]`) : ""];
+  return [h("span.symbol", typeset(symbol)), labels.length > 0 && bdi(`[${name}]`)];
 }
 
 export const layer = () => content.layers[state.layer];

@@ -3,7 +3,7 @@
 
 import { isHead } from "./attention.js";
 import { carried, content, find, h, layer, main, runs, shown, state, typeset } from "./shown.js";
-import { fillTable, makeGrid, viewOf } from "./tables.js";
+import { fillTable, formOf, makeGrid, viewOf } from "./tables.js";
 import { addPicture, pooledHead } from "./large.js";
 import { buildSummary, dropSummary, fillSummary } from "./summary.js";
 
@@ -35,39 +35,36 @@ function sizeOf({ step, rows, columns }) {
       : "one number";
 }
 
+// The sentences of the file, where the step is as the file has it.
 function wordsOf(name) {
   const words = layer().words[`${state.batch}/${state.head}`]?.[name] ?? [];
   const id = runs.now.ids.find((one) => content.declarations[one].name === name);
-  return runs.plain.ids.includes(id) ? words.map((one) => content.sentences[one]).join(" ") : "";
+  if (!words.length || !runs.plain.ids.includes(id)) return [];
+  return [h("p.words", words.map((one) => content.sentences[one]).join(" "))];
 }
 
 function sectionFor(name) {
   const view = viewOf(name);
   const formula = view.given ? "given" : view.step.formula;
-  const words = wordsOf(name);
-  const section = h(
-    "section",
-    { class: `step${view.small ? "" : " wide"}`, "data-step": name },
+  view.section = h(
+    view.small ? "section.step" : "section.step.wide",
+    { "data-step": name },
     h(
       "h3",
-      {},
-      h("span", { class: "name" }, name),
+      h("span.name", name),
       " ",
-      h("span", { class: "formula" }, typeset(formula)),
+      h("span.formula", typeset(formula)),
       " ",
-      h("span", { class: "shape" }, sizeOf(view)),
+      h("span.shape", sizeOf(view)),
     ),
   );
-  view.section = section;
   if (view.small) {
-    fillTable(view, [...Array(view.rows).keys()]);
-    section.append(h("div", { class: "sheet" }, view.table));
-  } else {
-    addPicture(view);
-  }
-  if (words) section.append(h("p", { class: "words" }, words));
+    fillTable(view);
+    view.section.append(h("div.sheet", view.table));
+  } else addPicture(view);
+  view.section.append(...wordsOf(name));
   shown.set(name, view);
-  return section;
+  return view.section;
 }
 
 export function build() {
@@ -79,33 +76,15 @@ export function build() {
     return dropSummary();
   }
   const { sections, aside } = sectionsOf();
-  for (const [title, names] of sections) {
-    if (names.length)
-      main.append(
-        h(
-          "section",
-          { class: "part" },
-          h("h2", {}, title),
-          h("div", { class: "steps" }, lanesOf(names)),
-        ),
-      );
-  }
-  if (aside.length) {
-    main.append(
-      h(
-        "details",
-        { class: "part aside" },
-        h("summary", {}, "The other steps"),
-        h(
-          "div",
-          { class: "steps" },
-          aside.map((name) => h("div", { class: "lane" }, sectionFor(name))),
-        ),
-      ),
-    );
-  }
+  for (const [title, names] of sections)
+    if (names.length) main.append(partOf("section.part", h("h2", title), lanesOf(names)));
+  const others = aside.map((name) => h("div.lane", sectionFor(name)));
+  if (others.length)
+    main.append(partOf("details.part.aside", h("summary", "The other steps"), others));
   buildSummary();
 }
+
+const partOf = (kind, title, lanes) => h(kind, title, h("div.steps", lanes));
 
 // The steps that stand below each other; the lanes stand side by side.
 function lanesOf(names) {
@@ -114,7 +93,7 @@ function lanesOf(names) {
     const lane = layer().lanes[name] ?? name;
     lanes.set(lane, [...(lanes.get(lane) ?? []), sectionFor(name)]);
   }
-  return [...lanes.values()].map((sections) => h("div", { class: "lane" }, sections));
+  return [...lanes.values()].map((sections) => h("div.lane", sections));
 }
 
 // The tables that the file came with are made alive.
@@ -124,22 +103,14 @@ export function adopt() {
     view.section = section;
     view.table = find("table", section);
     if (view.small) {
-      view.table.dataset.form = JSON.stringify([
-        view.rows,
-        view.columns,
-        view.columnLabels.length,
-        view.rowLabels.length,
-        state.layer,
-        view.step.axes,
-      ]);
+      view.table.dataset.form = formOf(view);
       makeGrid(view);
-      fillTable(view, [...Array(view.rows).keys()]);
+      fillTable(view);
     } else {
       for (const old of section.querySelectorAll(".sheet, .left, .words")) old.remove();
       view.table = null;
       addPicture(view);
-      const words = wordsOf(view.name);
-      if (words) section.append(h("p", { class: "words" }, words));
+      section.append(...wordsOf(view.name));
     }
     shown.set(view.name, view);
   }

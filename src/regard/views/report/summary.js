@@ -5,7 +5,9 @@ import { cellName, cut, derive } from "./derivation.js";
 import { meets, missed, moments, spread, wantedCells } from "./figures.js";
 import {
   bdi,
+  button,
   carried,
+  colHead,
   content,
   doing,
   find,
@@ -14,8 +16,11 @@ import {
   layer,
   main,
   ownHead,
+  rowHead,
   runs,
+  scrolled,
   state,
+  table,
 } from "./shown.js";
 import { align, dress, viewOf } from "./tables.js";
 
@@ -23,7 +28,7 @@ const OF_STEPS = ["mean", "variance", "min", "max", "cells"];
 const OF_ROWS = ["entropy", "effective keys", "largest weight"];
 const PRINTED = 32; // rows of a table; more of them can be scrolled
 const MOST_MISSED = 5; // of the numbers of one expectation that came out differently
-const AT_ONCE = 1 << 13; // scores; the statistics of more are made when somebody looks
+const AT_ONCE = 1 << 13; // scores; the statistics of more are made when they are opened
 
 export const stepFigures = () =>
   [...runs.now.steps.values()]
@@ -41,42 +46,32 @@ function statistics() {
   const steps = stepFigures();
   const rows = rowFigures();
   const names = labels("S");
-  const words = runs.touched ? "" : layer().scaleWords;
   return [
     about(
       "The numbers of each step",
-      table(
-        "statistics of each step",
-        OF_STEPS,
-        steps.map(([name]) => name),
-        steps.map(([, figures]) => figures),
-      ),
-      words,
+      figures("statistics of each step", OF_STEPS, ...unzipped(steps)),
+      runs.touched ? "" : layer().scaleWords,
     ),
     about(
       "How each query spreads its weight",
-      table(
+      figures(
         "statistics of each row of weights",
         OF_ROWS,
         viewOf("weights").rowLabels,
-        rows.map((figures) => figures.slice(0, 3)),
-        rows.map((figures) => names[figures[3]] ?? ""),
+        rows.map((own) => own.slice(0, 3)),
+        rows.map((own) => names[own[3]] ?? ""),
       ),
       content.spread,
     ),
   ];
 }
 
-const about = (title, table, words) =>
-  h(
-    "section",
-    { class: "about" },
-    h("h3", {}, h("span", { class: "name" }, title)),
-    table,
-    words ? h("p", { class: "words" }, words) : [],
-  );
+const unzipped = (pairs) => [0, 1].map((k) => pairs.map((pair) => pair[k]));
 
-function table(caption, headers, names, rows, notes = null) {
+const about = (title, made, words) =>
+  h("section.about", h("h3", h("span.name", title)), made, words && h("p.words", words));
+
+function figures(caption, headers, names, rows, notes = null) {
   const cells = rows.map((row) =>
     row.map((value) => ({
       text: rounded(value, state.digits),
@@ -84,34 +79,15 @@ function table(caption, headers, names, rows, notes = null) {
     })),
   );
   align(cells);
-  const body = cells.map((row, k) =>
-    h(
-      "tr",
-      {},
-      h("th", { scope: "row" }, bdi(cut(names[k] ?? "", 60))),
-      row.map((cell) => {
-        const td = h("td");
-        dress(td, cell);
-        return td;
-      }),
-      notes ? [h("td", { class: "remark" }, bdi(cut(notes[k], 60)))] : [],
-    ),
-  );
-  const heads = headers.map((header) => h("th", { scope: "col" }, bdi(header)));
-  if (notes) heads.push(h("th", { scope: "col", class: "remark" }, bdi("its key")));
-  const made = h(
-    "table",
-    {},
-    h("caption", {}, caption),
-    h("thead", {}, h("tr", {}, h("td"), heads)),
-    h("tbody", {}, body),
-  );
-  const long = rows.length > PRINTED ? " long" : "";
-  return h(
-    "div",
-    { class: `sheet${long}`, tabindex: 0, role: "region", "aria-label": caption },
-    made,
-  );
+  const body = cells.map((row, k) => [
+    rowHead(bdi(cut(names[k] ?? "", 60))),
+    row.map((cell) => dress(h("td"), cell)),
+    notes && h("td.remark", bdi(cut(notes[k], 60))),
+  ]);
+  const note = notes && h("th.remark", { scope: "col" }, bdi("its key"));
+  const heads = [h("td"), headers.map((header) => colHead(bdi(header))), note];
+  const kind = rows.length > PRINTED ? "div.sheet.long" : "div.sheet";
+  return scrolled(caption, kind, table(caption, heads, body));
 }
 
 // --- what should come out -------------------------------------------------------------------
@@ -157,9 +133,7 @@ function judged(one) {
   if (found === null) return [[null, `${one.step} is not part of what is shown`]];
   if (!found.length) return [[true, one.right]];
   const lines = found.slice(0, MOST_MISSED).map(({ index, expected, got }) => {
-    const name = index
-      ? nameOf(one.step, index)
-      : `variance of ${one.step}`;
+    const name = index ? nameOf(one.step, index) : `variance of ${one.step}`;
     const words = `${name}: ${exactly(expected)} is expected, ${exactly(got)} comes out`;
     return [false, words, index && { step: one.step, index }];
   });
@@ -185,26 +159,16 @@ function checks() {
   const items = all.flat().map(([right, words, cell]) => {
     const name = right === null ? "absent" : right ? "right" : "wrong";
     const open = () => doing.open(cell, { fresh: true, focus: "heading" });
-    return h(
-      "li",
-      { class: name },
-      h("b", {}, name),
-      " ",
-      h(
-        "span",
-        {},
-        bdi(words),
-        cell ? [" ", h("button", { type: "button", onclick: open }, "open it")] : [],
-      ),
-    );
+    const link = cell && [" ", button("open it", open)];
+    return h(`li.${name}`, h("b", name), " ", h("span", bdi(words), link));
   });
-  return { words: `What should come out: ${said(all)}`, list: h("ul", {}, items) };
+  return { words: `What should come out: ${said(all)}`, list: h("ul", items) };
 }
 
 // --- on the page ----------------------------------------------------------------------------
 
 function details(name, words) {
-  const made = h("details", { class: `part ${name}` }, h("summary", {}, words));
+  const made = h(`details.part.${name}`, h("summary", words));
   main.append(made);
   return made;
 }
@@ -231,15 +195,15 @@ export function buildSummary() {
 export function fillSummary(kept = false) {
   const box = find("details.figures", main);
   if (box) {
-    const fill = () => {
+    const compute = () => {
       box.stale = false;
       find(".steps", box)?.remove();
-      box.append(h("div", { class: "steps" }, statistics()));
+      box.append(h("div.steps", statistics()));
     };
     const { L = 1, S } = layer().sizes;
     box.stale = !kept || L > PRINTED;
-    box.ontoggle = () => box.open && box.stale && fill();
-    if (!kept && (box.open || L * S <= AT_ONCE)) fill();
+    box.ontoggle = () => box.open && box.stale && compute();
+    if (!kept && (box.open || L * S <= AT_ONCE)) compute();
   }
   const list = find("details.checks", main);
   if (list && layer().expect.length) {

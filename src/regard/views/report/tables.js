@@ -7,16 +7,19 @@ import { hiddenBy } from "./rules.js";
 import { isHead } from "./attention.js";
 import {
   bdi,
+  colHead,
   comparable,
   content,
+  find,
   h,
   labels,
   layer,
-  find,
   ownHead,
+  rowHead,
   runs,
   shown,
   state,
+  table,
   typeset,
 } from "./shown.js";
 
@@ -53,13 +56,20 @@ export function viewOf(name) {
 }
 
 export function visibleRow(view, row) {
-  return runs.now.hides(view.step)
-    ? runs.now.row(
-        "visible",
-        runs.now.steps.get("visible").axes.includes("H") ? state.head : 0,
-        row,
-      )
-    : null;
+  if (!runs.now.hides(view.step)) return null;
+  const head = runs.now.steps.get("visible").axes.includes("H") ? state.head : 0;
+  return runs.now.row("visible", head, row);
+}
+
+// The number that is darkest, or 0 where nothing is shaded.
+function largestOf({ step, name }, data) {
+  const { op, axes } = step;
+  const alongKeys = axes.length === 1 && axes[0] === "S" && "L" in layer().sizes && op !== "given";
+  if (op === "visible" || !axes.length || axes.at(-1) === "L" || alongKeys) return 0;
+  if (name === "weights") return 1;
+  const size = (visible) => (most, value, k) =>
+    visible?.[k] === 0 || !Number.isFinite(value) ? most : Math.max(most, Math.abs(value));
+  return data.reduce((most, { values, visible }) => values.reduce(size(visible), most), 0);
 }
 
 // The cells of some rows as texts and classes: the same that the printed tables have.
@@ -69,139 +79,87 @@ function cellsOf(view, rows) {
     values: runs.now.row(name, view.own ?? 0, row),
     visible: visibleRow(view, row),
   }));
-  const shaded =
-    step.op !== "visible" &&
-    step.axes.length &&
-    step.axes.at(-1) !== "L" &&
-    !(
-      step.axes.length === 1 &&
-      step.axes[0] === "S" &&
-      "L" in layer().sizes &&
-      step.op !== "given"
-    );
-  let largest = shaded ? (name === "weights" ? 1 : 0) : 0;
-  if (shaded && name !== "weights") {
-    for (const { values, visible } of data) {
-      for (let k = 0; k < values.length; k++) {
-        if ((visible === null || visible[k]) && Number.isFinite(values[k]))
-          largest = Math.max(largest, Math.abs(values[k]));
-      }
-    }
-  }
-  const before =
-    runs.touched && comparable(name)
-      ? rows.map((row) => runs.plain.row(name, view.own ?? 0, row))
-      : null;
-  const cells = data.map(({ values, visible }, r) =>
-    Array.from(values, (value, column) => {
-      const was = before ? before[r][column] : value;
+  const largest = largestOf(view, data);
+  const compared = runs.touched && comparable(name);
+  const cells = data.map(({ values, visible }, r) => {
+    const before = compared ? runs.plain.row(name, view.own ?? 0, rows[r]) : values;
+    return Array.from(values, (value, column) => {
+      const was = before[column];
       const changed = !Object.is(was, value);
-      if (visible !== null && visible[column] === 0) {
-        const names = hiddenBy(runs.now.verdict(state.head, rows[r], column));
-        const list = names.map((one) => cut(one, 80)).join(", ");
-        const text = cut(names[0], 12) + (names.length > 1 ? ` +${names.length - 1}` : "");
-        return {
-          text,
-          style: "hidden",
-          hint: `hidden by: ${list}${changed ? `; was ${formatNumber(was, DIGITS)}` : ""}`,
-          changed,
-        };
-      }
-      if (step.op === "visible" && !value) return { text: "0", style: "off", changed, was };
-      if (!Number.isFinite(value)) return { text: formatNumber(value), style: "odd", changed, was };
-      const level = largest ? Math.min(LEVELS, Math.ceil((LEVELS * Math.abs(value)) / largest)) : 0;
-      return {
-        text: rounded(value, state.digits),
-        style: level ? `${value < 0 ? "n" : "p"}${level}` : "",
-        changed,
-        was,
-      };
-    }),
-  );
+      const hidden = visible?.[column] === 0;
+      const own = hidden ? hiddenCell(rows[r], column) : numberCell(step, value, largest);
+      const hints = [own.hint, changed && `was ${formatNumber(was, DIGITS)}`];
+      return { ...own, changed, hint: hints.filter(Boolean).join("; ") };
+    });
+  });
   align(cells);
   return cells;
+}
+
+function hiddenCell(row, column) {
+  const names = hiddenBy(runs.now.verdict(state.head, row, column));
+  const more = names.length > 1 ? ` +${names.length - 1}` : "";
+  const list = names.map((one) => cut(one, 80)).join(", ");
+  return { text: cut(names[0], 12) + more, style: "hidden", hint: `hidden by: ${list}` };
+}
+
+function numberCell(step, value, largest) {
+  if (step.op === "visible" && !value) return { text: "0", style: "off" };
+  if (!Number.isFinite(value)) return { text: formatNumber(value), style: "odd" };
+  const level = largest ? Math.min(LEVELS, Math.ceil((LEVELS * Math.abs(value)) / largest)) : 0;
+  const style = level ? `${value < 0 ? "n" : "p"}${level}` : "";
+  return { text: rounded(value, state.digits), style };
 }
 
 // What has to follow each number, unseen, so that the points of a column stand below each other.
 export function align(cells) {
   if (cells.length < 2) return;
-  const fraction = ({ text, style }) => {
-    const plain = style !== "hidden" && style !== "odd" && !text.includes("e");
-    return plain && text.includes(".") ? text.slice(text.indexOf(".")) : "";
-  };
+  const isWord = ({ text, style }) => style === "hidden" || style === "odd" || text.includes("e");
+  const fraction = (cell) => (isWord(cell) ? "" : (cell.text.match(/\..*/)?.[0] ?? ""));
   for (let column = 0; column < (cells[0]?.length ?? 0); column++) {
     const width = Math.max(...cells.map((row) => fraction(row[column]).length));
     const full = width ? `.${"0".repeat(width - 1)}` : "";
-    for (const row of cells) {
-      const cell = row[column];
-      const word = cell.style === "hidden" || cell.style === "odd" || cell.text.includes("e");
-      cell.pad = word ? "" : full.slice(fraction(cell).length);
-    }
+    for (const { [column]: cell } of cells)
+      cell.pad = isWord(cell) ? "" : full.slice(fraction(cell).length);
   }
 }
 
+// Put a cell into a table.
 export function dress(td, cell) {
   const text = td.firstChild ?? td.appendChild(document.createTextNode(""));
   if (text.data !== cell.text) text.data = cell.text;
   if (td.className !== cell.style) td.className = cell.style;
   if (cell.changed) td.classList.add("changed");
-  for (const [name, value] of [
-    ["data-pad", cell.pad],
-    ["title", cell.hint ?? (cell.changed ? `was ${formatNumber(cell.was, DIGITS)}` : "")],
-  ]) {
+  for (const [name, value] of Object.entries({ "data-pad": cell.pad, title: cell.hint })) {
     if (value) td.setAttribute(name, value);
     else td.removeAttribute(name);
   }
+  return td;
 }
 
-// A table of these rows; what stands in it already is kept where it has the same form.
-export function fillTable(view, rows) {
-  const cells = cellsOf(view, rows);
-  const heads = view.columnLabels.map((label) => h("th", { scope: "col" }, bdi(cut(label, 60))));
-  const corner = view.rowLabels.length ? [h("td")] : [];
-  const old = view.table;
-  const form = JSON.stringify([
-    rows.length,
+const numbersOf = (tr) =>
+  [...tr.cells].filter((td) => td.tagName === "TD" && !td.classList.contains("remark"));
+
+// What a table has to have in common with another to take over its numbers.
+export const formOf = (view, rows = view.rows) =>
+  JSON.stringify([
+    rows,
     view.columns,
     view.columnLabels.length,
     view.rowLabels.length,
     state.layer,
     view.step.axes,
   ]);
-  if (!old || old.dataset.form !== form) {
-    const table = h(
-      "table",
-      {},
-      h("caption", {}, view.name),
-      h(
-        "thead",
-        {},
-        h(
-          "tr",
-          {},
-          corner,
-          heads.length ? heads : h("th", { scope: "col" }, typeset(view.step.symbol)),
-        ),
-      ),
-      h(
-        "tbody",
-        {},
-        rows.map((row) =>
-          h(
-            "tr",
-            {},
-            view.rowLabels.length
-              ? [h("th", { scope: "row" }, bdi(cut(view.rowLabels[row], 60)))]
-              : [],
-            Array.from({ length: view.columns }, () => h("td")),
-            view.notes.length ? [h("td", { class: "remark" }, bdi(cut(view.notes[row], 60)))] : [],
-          ),
-        ),
-      ),
-    );
-    table.dataset.form = form;
-    if (old) old.replaceWith(table);
-    view.table = table;
+
+// A table of these rows; what stands in it already is kept where it has the same form.
+export function fillTable(view, rows = [...Array(view.rows).keys()]) {
+  const cells = cellsOf(view, rows);
+  const form = formOf(view, rows.length);
+  const old = view.table;
+  if (old?.dataset.form !== form) {
+    view.table = emptyTable(view, rows);
+    view.table.dataset.form = form;
+    old?.replaceWith(view.table);
     makeGrid(view);
   } else if (view.rowLabels.length) {
     for (const [k, tr] of [...old.tBodies[0].rows].entries()) {
@@ -211,10 +169,7 @@ export function fillTable(view, rows) {
   }
   view.cells = new Map();
   for (const [k, tr] of [...view.table.tBodies[0].rows].entries()) {
-    const tds = [...tr.cells].filter(
-      (td) => td.tagName === "TD" && !td.classList.contains("remark"),
-    );
-    for (const [column, td] of tds.entries()) {
+    for (const [column, td] of numbersOf(tr).entries()) {
       dress(td, cells[k][column]);
       td.place = { name: view.name, row: rows[k], column };
       view.cells.set(`${rows[k]},${column}`, td);
@@ -222,22 +177,31 @@ export function fillTable(view, rows) {
   }
 }
 
+function emptyTable(view, rows) {
+  const { rowLabels, columnLabels, notes } = view;
+  const label = (text) => bdi(cut(text, 60));
+  const heads = columnLabels.length
+    ? columnLabels.map((text) => colHead(label(text)))
+    : colHead(typeset(view.step.symbol));
+  const body = rows.map((row) => [
+    rowLabels.length > 0 && rowHead(label(rowLabels[row])),
+    Array.from({ length: view.columns }, () => h("td")),
+    notes.length > 0 && h("td.remark", label(notes[row])),
+  ]);
+  return table(view.name, [rowLabels.length > 0 && h("td"), heads], body);
+}
+
 // Arrow keys for a table: one of its cells is reached by Tab.
-export function makeGrid(view) {
-  const { table } = view;
+export function makeGrid({ name, step, table }) {
   table.setAttribute("role", "grid");
-  table.setAttribute("aria-label", `${view.name}, ${view.step.formula}`);
+  table.setAttribute("aria-label", `${name}, ${step.formula}`);
   table.removeAttribute("tabindex");
-  let first = true;
-  for (const tr of table.tBodies[0].rows) {
-    for (const td of tr.cells) {
-      if (td.tagName !== "TD" || td.classList.contains("remark")) continue;
-      td.setAttribute("role", "gridcell");
-      td.tabIndex = first ? 0 : -1;
-      first = false;
-    }
+  for (const [k, td] of [...table.tBodies[0].rows].flatMap(numbersOf).entries()) {
+    td.setAttribute("role", "gridcell");
+    td.tabIndex = k ? -1 : 0;
   }
 }
+
 // The view and place of a cell, if its table is on the page and shows its head.
 export function placeOf({ step, index }) {
   const view = shown.get(step);

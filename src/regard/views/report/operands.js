@@ -1,0 +1,112 @@
+// The numbers that made the open one, each a button: in a line with signs, or one term below another.
+
+import { formatNumber } from "./numbers.js";
+import { cellName, cut, TOTALS } from "./derivation.js";
+import { bdi, button, colHead, doing, h, nameOf, rowHead, state, table, typeset } from "./shown.js";
+import { placeOf } from "./tables.js";
+
+export const DIGITS = 8;
+const MOST_TERMS = 48; // before the smaller ones are put together
+
+// A name with its labels cut, to go with a number.
+export const shortName = ({ symbol, labels }, length) =>
+  nameOf(
+    symbol,
+    labels.map((label) => cut(label, length)),
+  );
+
+// Which outline each operand has: the first factors solid, the second ones dashed.
+export function sidesOf({ operands, terms }) {
+  const sides = operands.map((_, k) => (k ? "second" : "first"));
+  for (const term of terms)
+    for (const [k, number] of term.operands.entries()) sides[number] = k ? "second" : "first";
+  return sides;
+}
+
+// `side`: its outline; `named`: whether its name goes before its number.
+export function operandButton(operand, side, named) {
+  const { step, index, symbol, labels, value } = operand;
+  const open = (event) =>
+    doing.open({ step, index }, { focus: event.detail ? "heading" : "operand" });
+  const point = (on) => () => placeOf(operand)?.td?.classList.toggle("pointed", on);
+  return button(
+    [named && h("small", shortName(operand, 24), " = "), formatNumber(value, DIGITS)],
+    open,
+    {
+      class: `operand ${side}`,
+      "aria-label": `${cellName(symbol, labels)} = ${formatNumber(value, DIGITS)}`,
+      onfocus: point(true),
+      onmouseenter: point(true),
+      onblur: point(false),
+      onmouseleave: point(false),
+    },
+  );
+}
+
+// A sign and the operand after it stay in one line.
+const after = (sign, operand) => h("span.after", sign, operand);
+
+const SIGNS = {
+  multiply: (a) => [a[0], after("×", a[1])],
+  add: (a) => a.map((one, k) => (k ? after("+", one) : one)),
+  subtract: (a) => [a[0], after("−", a[1])],
+  divide: (a) => [a[0], after("/", a[1])],
+  exp: (a) => ["exp(", a[0], ")"],
+  log: (a) => ["ln(", a[0], ")"],
+  inverse_root: (a) => ["1 / √", a[0]],
+  cap: (a) => [a[1], "× tanh(", a[0], "/", a[1].cloneNode(true), ")"],
+  select: (a) => ["visible, so ", a[1]],
+  split: (a) => ["the same number as", a[0]],
+  merge: (a) => ["the same number as", a[0]],
+};
+
+export function equation(found) {
+  const sides = sidesOf(found);
+  const buttons = found.operands.map((operand, k) => operandButton(operand, sides[k], true));
+  return h("div.sum", SIGNS[found.step.op](buttons));
+}
+
+// The terms of a sum or a largest number; where they are many, only the larger ones.
+export function termTable(found) {
+  const { step, operands, terms, value } = found;
+  const sides = sidesOf(found);
+  const symbols = terms[0].operands.map((k) => operands[k].symbol);
+  const pair = symbols.length > 1;
+  const factor = (k) => h("td", operandButton(operands[k], sides[k], false));
+  const sign = (text) => h("td.sign", text);
+  const { kept, rest } = largestTerms(terms, step.op);
+  const rows = kept.map(({ label, operands: [first, second], value: product }) => [
+    rowHead(bdi(cut(label, 40))),
+    factor(first),
+    pair && [sign("×"), factor(second), sign("="), h("td", formatNumber(product, DIGITS))],
+  ]);
+  const wide = (words) => h("th", { scope: "row", colspan: pair ? 5 : 1 }, words);
+  if (rest.length) {
+    const showAll = () => {
+      state.all = true;
+      doing.show("heading");
+    };
+    const sum = rest.reduce((total, term) => total + term.value, 0);
+    rows.push([
+      wide(button(`${rest.length} smaller ones`, showAll)),
+      h("td", step.op === "max" ? "" : formatNumber(sum, DIGITS)),
+    ]);
+  }
+  const heads = [
+    h("td"),
+    colHead(typeset(symbols[0])),
+    pair && [h("td"), colHead(typeset(symbols[1])), h("td"), colHead(typeset(symbols.join("·")))],
+  ];
+  const end = [wide(TOTALS[step.op]), h("td", formatNumber(value, DIGITS))];
+  return h("div.terms", table("terms", heads, rows, [end]));
+}
+
+// The terms that are shown, in their order, and the smaller ones that are put together.
+function largestTerms(terms, op) {
+  if (terms.length <= MOST_TERMS || state.all) return { kept: terms, rest: [] };
+  const size = ({ value }) =>
+    Number.isNaN(value) ? Infinity : op === "max" ? value : Math.abs(value);
+  const large = new Set([...terms].sort((a, b) => size(b) - size(a)).slice(0, MOST_TERMS - 1));
+  const of = (wanted) => terms.filter((term) => large.has(term) === wanted);
+  return { kept: of(true), rest: of(false) };
+}
