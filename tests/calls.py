@@ -152,7 +152,7 @@ def recording() -> Iterator[list[str]]:
 @contextmanager
 def recording_fast_calls_too() -> Iterator[list[str]]:
     """As `recording`, with "fused:fast path" for each call answered before a request is built."""
-    fast_path = regard.api.fast_path
+    fast_path = native.fast_path
 
     def recorded(*arguments: Any) -> Any:
         answer = fast_path(*arguments)
@@ -161,11 +161,11 @@ def recording_fast_calls_too() -> Iterator[list[str]]:
         return answer
 
     with recording() as ran:
-        regard.api.fast_path = recorded
+        regard.api.fast_path = native.fast_path = recorded
         try:
             yield ran
         finally:
-            regard.api.fast_path = fast_path
+            regard.api.fast_path = native.fast_path = fast_path
 
 
 class Recorded:

@@ -37,12 +37,12 @@ def on_fast_path(*arrays: Any, **options: Any) -> Any:
 
 @contextmanager
 def without_fast_path() -> Iterator[None]:
-    before = regard.api.fast_path
-    regard.api.fast_path = lambda *_: None
+    before = native.fast_path
+    regard.api.fast_path = native.fast_path = lambda *_: None
     try:
         yield
     finally:
-        regard.api.fast_path = before
+        regard.api.fast_path = native.fast_path = before
 
 
 def outcome(call: Callable[[], Any]) -> tuple[Any, ...]:

@@ -6,11 +6,13 @@ Owns the public documentation of every argument. Must not know how anything is c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from regard.boundary.arrays import home_of, lent, untraced
+from numpy import ndarray
+
+from regard.boundary.arrays import lend, untraced
 from regard.compute.native import fast_path, set_default_threads
-from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
+from regard.errors import OptionError, naming_shapes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from regard.faces import Diagnosis, Explanation
 
     Array = NDArray[Any]
-
-T = TypeVar("T")
 
 
 def attention(
@@ -122,53 +122,31 @@ def attention(
            [ 3.302,  6.698]])
     """
     # fmt: off
-    answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap, sink,
-                       precision, return_weights, return_lse, out, kernel, threads)
+    if type(query) is ndarray:
+        answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,
+                           sink, precision, return_weights, return_lse, out, kernel, threads)
+        if answer is not None:
+            return answer
+    return _general(query, key, value, mask, bias, causal, window, offset, scale, softcap,
+                    sink, precision, return_weights, return_lse, out, kernel, threads)
     # fmt: on
-    if answer is not None:
-        return answer
-    return _general(
-        query,
-        key,
-        value,
-        kernel,
-        mask=mask,
-        bias=bias,
-        causal=causal,
-        window=window,
-        offset=offset,
-        scale=scale,
-        softcap=softcap,
-        sink=sink,
-        precision=precision,
-        return_weights=return_weights,
-        return_lse=return_lse,
-        out=out,
-        threads=threads,
-    )
 
 
-def _general(*arguments: Any, **options: Any) -> Any:
+def _general(*arguments: Any) -> Any:
     # Not a closure in `attention`, which would cost the fast path a quarter of its time.
-    return untraced(_answer)(*arguments, **options)
+    return untraced(_answer)(*arguments)
 
 
-def _answer(query: Any, key: Any, value: Any, kernel: str | None, **options: Any) -> Any:
-    # Imports deferred: the fast path does not need them, and `import regard` is quick.
-    from regard.compute.dispatch import run
-    from regard.compute.request import make_request
+def _answer(query: Any, key: Any, value: Any, *options: Any) -> Any:
+    # Imports deferred: the fast path does not need them, and `import regard` stays quick.
+    from regard.compute.dispatch import attend
 
-    arrays = {"query": query, "key": key, "value": value}
-    home = home_of(**arrays, out=options["out"])
-    if home is None:
-        return run(_checked(lambda: make_request(**arrays, **options), **arrays), kernel).returned
-    # Their memory as NumPy's; the call may turn out to be a plain one.
-    out, options["out"] = options["out"], lent("out", options["out"], in_place=True)
-    arrays = {name: lent(name, array) for name, array in arrays.items()}
-    result = attention(**arrays, kernel=kernel, **options)
-    if out is None:
-        return home(result)
-    return home(result)._replace(output=out) if isinstance(result, tuple) else out
+    *most, out, kernel, threads = options
+    declined = type(query) is ndarray
+    (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
+    with naming_shapes(query=query, key=key, value=value):
+        result = attend(query, key, value, *most, out, kernel, threads, declined=declined)
+    return give_back(result)
 
 
 def weights(
@@ -238,12 +216,11 @@ def weights(
     >>> weights(x, x, lse, rows=-1, causal=True).round(3)
     array([0.248, 0.248, 0.503])
     """
-    # Loaded when it is first asked for, as explaining is.
     from regard.compute.recompute_weights import weights_of_rows
 
-    home = home_of(query=query, key=key, lse=lse)
-    result = _checked(
-        lambda: weights_of_rows(
+    (query, key, lse), give_back = lend(query=query, key=key, lse=lse)
+    with naming_shapes(query=query, key=key, lse=lse):
+        result = weights_of_rows(
             query,
             key,
             lse,
@@ -258,12 +235,8 @@ def weights(
             softcap=softcap,
             sink=sink,
             threads=threads,
-        ),
-        query=query,
-        key=key,
-        lse=lse,
-    )
-    return result if home is None else home(result)
+        )
+    return give_back(result)
 
 
 def set_threads(threads: int | None) -> None:
@@ -370,8 +343,8 @@ def explain(
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         raise TypeError(f"explain() got an unexpected keyword argument {unknown[0]!r}")
-    trace = _checked(
-        lambda: explain_arrays(
+    with naming_shapes(query=query, key=key, value=value):
+        trace = explain_arrays(
             query,
             key,
             value,
@@ -379,11 +352,7 @@ def explain(
             labels={"L": query_labels, "S": key_labels, "D": key_features, "E": value_features},
             title="" if title is None else title,
             **options,
-        ),
-        query=query,
-        key=key,
-        value=value,
-    )
+        )
     return Explanation.of(trace)
 
 
@@ -462,11 +431,3 @@ def diagnose(
             time_limit=time_limit,
         )
     )
-
-
-def _checked(check: Callable[[], T], **arrays: Any) -> T:
-    """Run the checks of one call; an error gets the shapes of the call once."""
-    try:
-        return check()
-    except (ShapeError, OptionError, DtypeError) as error:
-        raise with_shapes(error, arrays) from None

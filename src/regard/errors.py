@@ -10,8 +10,7 @@ that the user called adds the shapes of the call once (`naming_shapes`).
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -118,13 +117,18 @@ def safe_text(text: object, limit: int | None = None) -> str:
 E = TypeVar("E", bound=Exception)
 
 
-@contextmanager
-def naming_shapes(**arrays: object) -> Iterator[None]:
+class naming_shapes:
     """A context in which errors about arguments get the shapes of the call's arrays."""
-    try:
-        yield
-    except (ShapeError, OptionError, DtypeError) as error:
-        raise with_shapes(error, arrays) from None
+
+    def __init__(self, **arrays: object) -> None:
+        self.arrays = arrays
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, (ShapeError, OptionError, DtypeError)):
+            raise with_shapes(error, self.arrays) from None
 
 
 def with_shapes(error: E, arrays: Mapping[str, object]) -> E:

@@ -29,11 +29,13 @@ FARTHEST = 2**62  # positions are below this, so that two of them can be added i
 # --- arrays --------------------------------------------------------------------------------------
 
 
-def read_array(name: str, value: Any, wanted: str = "", instead: str = "") -> Array:
+def read_array(name: str, value: Any, wanted: str = "", instead: str = "{}.data") -> Array:
     """What NumPy makes of a value; `instead` says what to pass in place of a MaskedArray."""
+    if type(value) is np.ndarray:
+        return value
     if isinstance(value, np.ma.MaskedArray):
         raise DtypeError(
-            f"{name} is a MaskedArray, whose mask would be lost; pass {instead or f'{name}.data'}"
+            f"{name} is a MaskedArray, whose mask would be lost; pass {instead.format(name)}"
         )
     try:
         return as_numpy(name, value)
@@ -48,7 +50,7 @@ def read_array(name: str, value: Any, wanted: str = "", instead: str = "") -> Ar
         raise DtypeError(f"{name} {problem}{reason}") from None
 
 
-def as_array(name: str, value: Any, instead: str = "") -> Array:
+def as_array(name: str, value: Any, instead: str = "{}.data") -> Array:
     """An array of floats that regard computes with, or of integers or booleans."""
     array = read_array(name, value, instead=instead)
     if array.dtype.kind in "biu" or is_float(array.dtype):

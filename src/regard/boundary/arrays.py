@@ -1,7 +1,7 @@
-"""Arrays of other libraries: read where they lie, and results given back as theirs.
+"""Arrays of other libraries: read without a copy, and results returned as arrays of that library.
 
-Owns what crosses between NumPy and whoever speaks DLPack, and which arrays may meet in one call.
-Must not know what arrays are for, and imports no library: whoever hands one over has imported it.
+Owns the exchange with libraries that support DLPack, and which arrays may meet in one call. Must
+not know what arrays are for. Imports no library: a caller who passes a tensor has imported torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,17 +22,46 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Results, an array or a named tuple of arrays, as those of a library.
-Home = Callable[[Any], Any]
+
+class GiveBack(Protocol):
+    """Converts a result, an array or a named tuple of arrays, to arrays of the caller's library."""
+
+    def __call__(self, result: T, /) -> T:
+        """The result, or what replaces it."""
+
 
 # DLPack's numbers for memory that the CPU reads: its own, and what CUDA and ROCm share with it.
 READABLE_DEVICES = {1, 3, 11, 13}
 
 
-def home_of(**arrays: Any) -> Home | None:
-    """How results go back to the library that these arrays come from; None: they stay NumPy's.
+def lend(**arrays: Any) -> tuple[list[Any], GiveBack]:
+    """The arrays of a call for NumPy, and the function that converts its result back.
 
-    What is no array of another library (NumPy's arrays, lists, numbers, None) goes with any one.
+    An array of another library comes as a NumPy array on the same memory, anything else unchanged.
+    The one named `out` is to be written into; it replaces the output in the result.
+    """
+    home = home_of(**arrays)
+    if home is None:
+        return [*arrays.values()], _unchanged
+    lent_arrays = [lent(name, array, in_place=name == "out") for name, array in arrays.items()]
+    return lent_arrays, partial(_returned, home, arrays.get("out"))
+
+
+def _unchanged(result: T, /) -> T:
+    return result
+
+
+def _returned(home: Callable[[Any], Any], out: Any, result: Any, /) -> Any:
+    if out is not None and not isinstance(result, tuple):
+        return out
+    returned = home(result)
+    return returned if out is None else returned._replace(output=out)
+
+
+def home_of(**arrays: Any) -> GiveBack | None:
+    """The function that converts a result for the library of these arrays; None for NumPy.
+
+    Arrays of one other library may be mixed with NumPy arrays, lists, numbers and None.
     """
     owner, owned = None, ""
     for name, array in arrays.items():

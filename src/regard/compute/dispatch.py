@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from regard.compute import native
 from regard.compute.kernels import fused
-from regard.compute.request import Request, Result
+from regard.compute.request import Request, Result, make_request
 from regard.errors import OptionError, safe_text
 
 
@@ -68,3 +69,23 @@ def choose(request: Request, name: Any = None) -> Kernel:
 def run(request: Request, kernel: str | None = None) -> Result:
     """The answer of the chosen kernel."""
     return choose(request, kernel).run(request)
+
+
+# The options of `regard.attention` in its order, in which the fast path takes them too.
+OPTIONS = (
+    *("mask", "bias", "causal", "window", "offset", "scale", "softcap", "sink", "precision"),
+    *("return_weights", "return_lse", "out", "kernel", "threads"),
+)
+
+
+def attend(query: Any, key: Any, value: Any, *options: Any, declined: bool = False) -> Any:
+    """Attention on NumPy arrays, with the OPTIONS by position.
+
+    The fast path answers if it can, unless it has `declined` already; else a kernel does.
+    """
+    answer = None if declined else native.fast_path(query, key, value, *options)
+    if answer is None:
+        named = dict(zip(OPTIONS, options, strict=True))
+        kernel = named.pop("kernel")
+        answer = run(make_request(query, key, value, **named), kernel).returned
+    return answer

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arguments import FLOATS, as_array, as_int, as_integers, check_lead
-from regard.boundary.arrays import Home, home_of, lent
-from regard.compute import dispatch, native
-from regard.compute.request import check_window, make_request
+from regard.boundary.arrays import lend
+from regard.compute import dispatch
+from regard.compute.request import check_window
 from regard.compute.rules import Boolean, Mask, all_of, as_mask
-from regard.errors import DtypeError, OptionError, ShapeError, with_shapes
+from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes
 from regard.masks import Lengths
 
 if TYPE_CHECKING:
@@ -105,13 +105,11 @@ class KVCache:
             If they have another dtype than what is there: nothing is narrowed or widened.
         """
         arrays = {"key": _floats("key", key), "value": _floats("value", value)}
-        try:
+        with naming_shapes(**arrays):
             self._check_pair(arrays)
             tokens = arrays["key"].shape[-2]
             count = _checked_lengths(lengths, tokens, arrays["key"].shape[:-3])
             buffers, start = self._with_room(arrays, count)
-        except (ShapeError, OptionError, DtypeError) as error:
-            raise with_shapes(error, arrays) from None
         for buffer, array in zip(buffers, arrays.values(), strict=True):
             _move(array, 0, buffer, self._end - start, count)
         needed, end = self._needed, _alike(self._end + count)
@@ -201,48 +199,26 @@ class KVCache:
             raise OptionError("the cache was never appended to; append the keys and values first")
         held = self._end - self._start
         key, value = (_first(buffer, held) for buffer in self._buffers)
-        home = home_of(query=query, out=out)
-        given, out = out, lent("out", out, in_place=True)
+        (query, out), give_back = lend(query=query, out=out)
         query = as_array("query", query)
-        try:
+        with naming_shapes(query=query, key=key, value=value):
             queries = 1 if query.ndim < 2 else query.shape[-2]
             count = _checked_lengths(lengths, queries, key.shape[:-3])
             position = self._end - count
             if queries == 1 and isinstance(causal, bool):
                 causal = False  # nothing is later than the last token
             rules = self._rules(mask, held, count, queries)
-            if causal or window is not None or (rules is not None and rules.uses_position):
+            positioned = window is not None or (rules is not None and rules.uses_position)
+            if causal or positioned:
                 self._check_positions(position, count)
-            if rules is None and (not causal or position == 0):
-                # fmt: off
-                answer = native.fast_path(query, key, value, None, bias, causal, window, None,
-                                          scale, softcap, sink, precision, return_weights,
-                                          return_lse, out, kernel, threads)
-                # fmt: on
-                if answer is not None:
-                    return answer if home is None else _as_asked(answer, home, given)
-            request = make_request(
-                query,
-                key,
-                value,
-                mask=rules,
-                bias=bias,
-                causal=causal,
-                window=window,
-                offset=position - self._start,
-                scale=scale,
-                softcap=softcap,
-                sink=sink,
-                precision=precision,
-                return_weights=return_weights,
-                return_lse=return_lse,
-                out=out,
-                threads=threads,
-            )
-        except (ShapeError, OptionError, DtypeError) as error:
-            raise with_shapes(error, {"query": query, "key": key, "value": value}) from None
-        result = dispatch.run(request, kernel).returned
-        return result if home is None else _as_asked(result, home, given)
+            aligned = rules is None and not positioned and (not causal or position == 0)
+            offset = None if aligned else position - self._start
+            # fmt: off
+            result = dispatch.attend(query, key, value, rules, bias, causal, window, offset, scale,
+                                     softcap, sink, precision, return_weights, return_lse, out,
+                                     kernel, threads)
+            # fmt: on
+        return give_back(result)
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -409,13 +385,6 @@ class KVCache:
                 f"those from {_shown(self._needed)} on are kept: with a window, attend after each "
                 "append, to its tokens alone"
             )
-
-
-def _as_asked(result: Any, home: Home, out: Any) -> Any:
-    """A result in arrays of the caller's library, with the very `out` that was passed."""
-    if out is None:
-        return home(result)
-    return home(result)._replace(output=out) if isinstance(result, tuple) else out
 
 
 # --- what a caller may pass ----------------------------------------------------------------------

@@ -184,10 +184,8 @@ def make_request(
     threads: Any = None,
 ) -> Request:
     """Check one call and bring it into one form."""
-    arrays = {
-        name: as_array(name, array, f"{name}.data and a mask=")
-        for name, array in (("query", query), ("key", key), ("value", value))
-    }
+    arrays = {"query": query, "key": key, "value": value}
+    arrays = {name: as_array(name, x, "{}.data and a mask=") for name, x in arrays.items()}
     dtype = result_dtype(arrays)
     has_rows = arrays["query"].ndim != 1
     has_heads = max(array.ndim for array in arrays.values()) > 2
@@ -219,7 +217,12 @@ def make_request(
         query=q,
         key=k,
         value=v,
-        **options._asdict(),
+        mask=options.mask,
+        bias=options.bias,
+        offset=options.offset,
+        scale=options.scale,
+        softcap=options.softcap,
+        sink=options.sink,
         dtype=dtype,
         precision="exact" if precision == "exact" else "working",
         has_heads=has_heads,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard.boundary.arguments import as_array
-from regard.boundary.arrays import home_of
+from regard.boundary.arrays import lend
 from regard.errors import DtypeError, OptionError, ShapeError
 from regard.textbook.operations import compute
 
@@ -61,7 +61,7 @@ def softmax(scores: Any, *, axis: int = -1) -> Array:
     >>> softmax([0.0, 0.0, -np.inf])
     array([0.5, 0.5, 0. ])
     """
-    home = home_of(scores=scores)
+    (scores,), give_back = lend(scores=scores)
     array = as_array("scores", scores, "scores.filled(-np.inf), where −∞ means absent")
     dtype = np.dtype(np.float64) if array.dtype.kind in "biu" else array.dtype.newbyteorder("=")
     if array.ndim == 0:
@@ -75,7 +75,7 @@ def softmax(scores: Any, *, axis: int = -1) -> Array:
     flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
     weights = _weights(flat, working)[0].reshape(rows.shape)
     result = np.moveaxis(weights, -1, axis).astype(dtype, copy=False)
-    return result if home is None else home(result)
+    return give_back(result)
 
 
 def _weights(rows: Array, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
@@ -138,9 +138,9 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
             raise DtypeError(f"{name} must be a sequence of arrays, one per part")
     named = {f"outputs[{number}]": output for number, output in enumerate(outputs)}
     logs_named = {f"lses[{number}]": lse for number, lse in enumerate(lses)}
-    home = home_of(**named, **logs_named)
-    parts = [as_array(name, output) for name, output in named.items()]
-    logs = [as_array(name, lse) for name, lse in logs_named.items()]
+    given, give_back = lend(**named, **logs_named)
+    arrays = [as_array(*pair) for pair in zip([*named, *logs_named], given, strict=True)]
+    parts, logs = arrays[: len(named)], arrays[len(named) :]
     if not parts:
         raise ShapeError("outputs is empty; there must be at least one part to merge")
     if len(parts) != len(logs):
@@ -185,4 +185,4 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
     merged = Merged(
         output.reshape(parts[0].shape).astype(dtype), lse.reshape(logs[0].shape).astype(lse_dtype)
     )
-    return merged if home is None else home(merged)
+    return give_back(merged)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard.boundary.arguments import as_array, result_dtype
-from regard.boundary.arrays import home_of
+from regard.boundary.arrays import lend
 from regard.compute import dispatch
 from regard.compute.kernels.reference import project, unite
 from regard.compute.request import make_request
-from regard.errors import DtypeError, OptionError, ShapeError, safe_text, with_shapes
+from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
 from regard.explanation.build import OPTIONS, explain_problem, string_labels
 from regard.faces import Explanation
 from regard.problems.problem import Problem
@@ -138,7 +138,7 @@ class MultiHeadAttention:
                     f"MultiHeadAttention takes no option {safe_text(name, 60)} in a call; "
                     f"it takes {', '.join(('return_weights', 'kernel', *CALL_OPTIONS))}"
                 )
-        home = home_of(x=x, context=context)
+        (x, context), give_back = lend(x=x, context=context)
         inputs = {**_inputs(x, context), **self._weights()}
         dtype = result_dtype(inputs)
         working = np.dtype(np.float64 if dtype == np.float64 else np.float32)
@@ -146,7 +146,7 @@ class MultiHeadAttention:
         if isinstance(precision, str) and precision == "exact" and dtype != np.float64:
             working = np.dtype(np.float64)
             del options["precision"]
-        try:
+        with naming_shapes(x=inputs["embeddings"], context=context):
             self._check_input(inputs)
             inputs = self._broadcast(inputs)
             heads = {"H": self.heads, "G": self.key_heads or self.heads}
@@ -156,8 +156,6 @@ class MultiHeadAttention:
                 return_weights=return_weights,
                 **options,
             )
-        except (ShapeError, OptionError, DtypeError) as error:
-            raise with_shapes(error, {"x": inputs["embeddings"], "context": context}) from None
         result = dispatch.run(request, kernel)
         united = unite({**inputs, "output": result.output}, working)
         last = "projected_output" if self.W_o is not None else "merged"
@@ -165,7 +163,7 @@ class MultiHeadAttention:
         answer: Any = output
         if result.weights is not None:
             answer = MultiHeadOutput(output, result.weights.astype(dtype, copy=False))
-        return answer if home is None else home(answer)
+        return give_back(answer)
 
     def explain(
         self,
