@@ -1,18 +1,18 @@
-"""What an entry of the catalogue is, and the few pieces that many entries replace steps with.
+"""What an entry of the catalogue is, and the pieces that many entries share.
 
 Must not know any single mistake, nor how one is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.diagnosis.probe import Probe, Rule, Values, Variant
+from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant
 
 Array = NDArray[Any]
 Family = Literal["one head", "hiding", "numerics", "heads and projections", "caching and windows"]
@@ -20,16 +20,21 @@ Family = Literal["one head", "hiding", "numerics", "heads and projections", "cac
 # that others make differently, or a habit worth knowing.
 Severity = Literal["wrong", "fragile", "note"]
 Replacement = Callable[[Values, Probe], Array]
-# Large and finite, as people write it; by itself harmless.
+Variants = tuple[Variant, ...]
+# The line to write instead, in NumPy and in torch.
+Lines = tuple[str, str]
+# By name: title, why, variants, and the line to write if it is not that of the whole table.
+Entries = Mapping[str, tuple[str, str, Variants] | tuple[str, str, Variants, Lines]]
+# Large and finite, as people write −∞.
 NINES = -1e9
 
 
 @dataclass(frozen=True, eq=False)
 class Mistake:
-    """One wrong way of computing attention, as the textbook with some steps replaced.
+    """One wrong way of computing attention: the textbook with some steps replaced.
 
-    A mistake may be written in several ways that differ where a row sees nothing, say; each is a
-    variant, and agreeing with one of them is enough.
+    People write a mistake in several ways that differ in details such as rows without a visible
+    key. Each way is a variant, and agreeing with one of them is enough.
     """
 
     name: str
@@ -38,14 +43,14 @@ class Mistake:
     why: str
     numpy: str
     torch: str
-    variants: tuple[Variant, ...]
+    variants: Variants
     severity: Severity = "wrong"
-    breaks: str = ""  # the ability at the edge that shows it, if only that does
+    breaks: str = ""  # the ability of the extreme probes that show it, if only those do
 
 
 @dataclass(frozen=True, eq=False)
 class Equivalent:
-    """Something that looks like a mistake, or like another one, and is the same mathematically."""
+    """What looks like a mistake, or like another one, and is mathematically the same."""
 
     name: str
     title: str
@@ -54,13 +59,33 @@ class Equivalent:
     variant: Variant
 
 
-def replacing(absent: bool = True, **steps: Replacement) -> Variant:
+def mistakes(
+    family: Family, lines: Lines, table: Entries, severity: Severity = "wrong", breaks: str = ""
+) -> tuple[Mistake, ...]:
+    """The mistakes of a table, with what they share."""
+    return tuple(
+        Mistake(name, family, title, why, *(own or [lines])[0], variants, severity, breaks)
+        for name, (title, why, variants, *own) in table.items()
+    )
+
+
+def equivalents(entries: Mapping[str, tuple[str, str, str, Variant]]) -> tuple[Equivalent, ...]:
+    """Entries by name: title, what it is the same as, why, and the variant."""
+    return tuple(Equivalent(name, *entry) for name, entry in entries.items())
+
+
+def replacing(**steps: Replacement) -> Variant:
     """The textbook with these steps replaced."""
-    return Variant(steps, absent)
+    return Variant(steps)
+
+
+def both(**steps: Replacement) -> Variants:
+    """The textbook with these steps replaced: hidden keys are skipped, or their scores used."""
+    return Variant(steps), Variant(steps, absent=False)
 
 
 def raw_scores(values: Values) -> Array:
-    """The scores before anything is hidden, under the name of the last step that made them."""
+    """The scores before anything is hidden."""
     names = ("biased", "capped", "scaled")
     return next(values[name] for name in names if name in values)
 
@@ -71,19 +96,30 @@ def logits(values: Values) -> Array:
 
 
 def softmax(scores: Array, axis: int | tuple[int, ...] = -1) -> Array:
-    """Softmax as it is written by hand: a slice of nothing but −∞ is NaN."""
+    """Softmax as people write it: a slice of −∞ alone gives NaN."""
     shifted = np.exp(scores - scores.max(axis=axis, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=axis, keepdims=True))
 
 
 def raw_weights(values: Values, probe: Probe) -> Array:
-    """Exponentials over their sums, where 0/0 is NaN as NumPy has it."""
+    """Exponentials divided by their sums; 0/0 is NaN."""
     return np.asarray(values["exponentials"] / values["row_sums"][..., None])
 
 
 def grouped(array: Array, heads: int) -> Array:
-    """Keys or values with one head for each query head, (B, H, S, X)."""
+    """Keys or values (B, G, S, X) repeated for each query head, (B, H, S, X)."""
     return np.repeat(array, heads // array.shape[1], axis=1)
+
+
+def heads_of(values: Values) -> tuple[Array, Array, Array]:
+    """Queries, keys and values with as many heads as the queries."""
+    queries, keys, own = (values[name] for name in ("queries", "keys", "values"))
+    return queries, grouped(keys, queries.shape[1]), grouped(own, queries.shape[1])
+
+
+def transposed(array: Array) -> Array:
+    """With the last two axes exchanged."""
+    return array.swapaxes(-1, -2)
 
 
 def blend(weights: Array, values: Array) -> Array:
@@ -92,32 +128,22 @@ def blend(weights: Array, values: Array) -> Array:
 
 
 Rules = tuple[Rule, ...]
-EVERY: Rules = ("mask", "causal", "window")
-# Which rules a mistake is made with: with all at once, with the mask alone, with causal alone, or
-# with one after the other.
+# Which rules a mistake is made with: all at once, the mask alone, causal alone, or one after the
+# other.
 GROUPS: tuple[tuple[Rules, ...], ...] = (
-    (EVERY,),
+    (EVERY_RULE,),
     (("mask",),),
     (("causal", "window"),),
     (("mask",), ("causal", "window")),
 )
 
 
-def kept(probe: Probe, rules: Rules) -> Array:
-    """The cells that these rules keep, (B, H, L, S)."""
-    size = probe.sizes
-    cells = np.ones((size["B"], size["H"], size["L"], size["S"]), bool)
-    for rule in rules:
-        cells &= probe.rule(rule)
-    return cells
-
-
 def _others(groups: tuple[Rules, ...]) -> Rules:
-    return tuple(rule for rule in EVERY if not any(rule in rules for rules in groups))
+    return tuple(rule for rule in EVERY_RULE if not any(rule in rules for rules in groups))
 
 
 def _present(probe: Probe, groups: tuple[Rules, ...]) -> list[Rules]:
-    """Those groups of which a probe has a rule: without a mask nobody comes to its line."""
+    """The groups with a rule that the probe has; code for the others does not run."""
     having = {
         "mask": probe.keep is not None,
         "causal": probe.causal,
@@ -126,32 +152,32 @@ def _present(probe: Probe, groups: tuple[Rules, ...]) -> list[Rules]:
     return [rules for rules in groups if any(having[rule] for rule in rules)]
 
 
-def scored(change: Callable[[Array, Array], Array]) -> tuple[Variant, ...]:
-    """Hidden keys are not left out: `change(scores, keep)` stands in place of the masked scores."""
+def masked_scores(change: Callable[[Array, Array], Array]) -> Variants:
+    """Hidden keys are not skipped: the masked scores are `change(scores, keep)`."""
 
     def variant(groups: tuple[Rules, ...]) -> Variant:
         def masked(values: Values, probe: Probe) -> Array:
             scores = raw_scores(values)
             for rules in _present(probe, groups):
-                scores = change(scores, kept(probe, rules))
-            return np.where(kept(probe, _others(groups)), scores, -np.inf)
+                scores = change(scores, probe.keeps(rules))
+            return np.where(probe.keeps(_others(groups)), scores, -np.inf)
 
         return Variant({"masked": masked}, absent=False)
 
     return tuple(variant(groups) for groups in GROUPS)
 
 
-def weighed(change: Callable[[Array, Array], Array]) -> tuple[Variant, ...]:
-    """Nothing is hidden before softmax: `change(weights, keep)` stands in place of the weights."""
+def masked_weights(change: Callable[[Array, Array], Array]) -> Variants:
+    """Nothing is hidden before softmax: the weights are `change(weights, keep)`."""
 
     def variant(groups: tuple[Rules, ...]) -> Variant:
         def masked(values: Values, probe: Probe) -> Array:
-            return np.where(kept(probe, _others(groups)), raw_scores(values), -np.inf)
+            return np.where(probe.keeps(_others(groups)), raw_scores(values), -np.inf)
 
         def weights(values: Values, probe: Probe) -> Array:
             shares = softmax(logits(values))
             for rules in _present(probe, groups):
-                shares = change(shares, kept(probe, rules))
+                shares = change(shares, probe.keeps(rules))
             return shares
 
         return Variant({"masked": masked, "weights": weights}, absent=False)
@@ -159,20 +185,19 @@ def weighed(change: Callable[[Array, Array], Array]) -> tuple[Variant, ...]:
     return tuple(variant(groups) for groups in GROUPS)
 
 
-def seeing(change: Callable[[Array, Probe], Array], *rules: Rule) -> tuple[Variant, ...]:
-    """The wrong keys are hidden: `change(keep, probe)` stands in place of what the rules keep.
+def other_visible(change: Callable[[Array, Probe], Array], *rules: Rule) -> Variants:
+    """The wrong keys are hidden: `change(keep, probe)` replaces what `rules` keep.
 
-    Rows that then see nothing are 0, NaN, or a mean of everything, as it was written.
+    Rows without a visible key are 0, NaN, or the mean of all values.
     """
 
     def visible(values: Values, probe: Probe) -> Array:
-        return np.asarray(change(kept(probe, rules), probe) & kept(probe, _others((rules,))))
+        others = probe.keeps(_others((rules,)))
+        return np.asarray(change(probe.keeps(rules), probe) & others)
 
-    def filled(values: Values, probe: Probe) -> Array:
-        return np.where(values["visible"], raw_scores(values), NINES)
+    return (*both(visible=visible), Variant({"visible": visible, "masked": filled(NINES)}, False))
 
-    return (
-        Variant({"visible": visible}),
-        Variant({"visible": visible}, absent=False),
-        Variant({"visible": visible, "masked": filled}, absent=False),
-    )
+
+def filled(constant: float) -> Replacement:
+    """Hidden scores become a finite number."""
+    return lambda values, probe: np.where(values["visible"], raw_scores(values), constant)

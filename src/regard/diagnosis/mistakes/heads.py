@@ -8,12 +8,16 @@ import numpy as np
 
 from regard.diagnosis.mistakes.entry import (
     Array,
-    Equivalent,
-    Mistake,
+    Entries,
     Replacement,
-    grouped,
+    Variants,
+    both,
+    equivalents,
+    heads_of,
+    mistakes,
     replacing,
     softmax,
+    transposed,
 )
 from regard.diagnosis.probe import Probe, Values, Variant
 
@@ -37,341 +41,273 @@ W_O = (
     "output = merged @ W_o  # (+ b_o)",
     "output = self.W_o(merged)",
 )
-PARTS = (("queries", "H", "D"), ("keys", "G", "D"), ("values", "G", "E"))
 
 
-def _split(name: str, way: Callable[[Array, int, int], Array]) -> Replacement:
-    """The projected queries, keys or values cut into heads in another way; ready ones stay."""
+def _split(way: Callable[[Array, int, int], Array]) -> dict[str, Replacement]:
+    """Projected queries, keys and values cut into heads in another way; ready ones are kept."""
 
-    def split(values: Values, probe: Probe) -> Array:
-        if f"projected_{name}" not in values:
-            return probe.inputs[name]
-        size = probe.sizes
-        _, heads, width = next(part for part in PARTS if part[0] == name)
-        return way(values[f"projected_{name}"], size[heads], size[width])
+    def replacement(name: str, head_axis: str, width_axis: str) -> Replacement:
+        def split(values: Values, probe: Probe) -> Array:
+            if f"projected_{name}" not in values:
+                return probe.inputs[name]
+            heads, width = probe.sizes[head_axis], probe.sizes[width_axis]
+            return way(values[f"projected_{name}"], heads, width)
 
-    return split
+        return split
 
-
-def _splits(way: Callable[[Array, int, int], Array]) -> dict[str, Replacement]:
-    return {name: _split(name, way) for name, _, _ in PARTS}
-
-
-def _plainly(packed: Array, heads: int, width: int) -> Array:
-    """(L, HD) reshaped to (H, L, D): each head gets some rows instead of some columns."""
-    return packed.reshape(packed.shape[0], heads, packed.shape[1], width)
+    parts = (("queries", "H", "D"), ("keys", "G", "D"), ("values", "G", "E"))
+    return {part[0]: replacement(*part) for part in parts}
 
 
-def _interleaved(packed: Array, heads: int, width: int) -> Array:
-    """(L, HD) read as (L, D, H): head h gets every H-th column."""
-    return packed.reshape(*packed.shape[:2], width, heads).transpose(0, 3, 1, 2)
+# (L, HD) reshaped to (H, L, D): each head gets some rows instead of some columns.
+RESHAPED = _split(lambda packed, heads, width: packed.reshape(len(packed), heads, -1, width))
+# (L, HD) read as (L, D, H): head h gets every H-th column.
+INTERLEAVED = _split(
+    lambda packed, heads, width: packed.reshape(*packed.shape[:2], width, heads).transpose(
+        0, 3, 1, 2
+    )
+)
 
 
-def _merged_plainly(values: Values, probe: Probe) -> Array:
-    output = values["output"]
-    batch, heads, rows, width = output.shape
-    return output.reshape(batch, rows, heads * width)
+def _merged(order: Callable[[Array], Array]) -> Replacement:
+    """The output (B, H, L, E), its axes in another order, as (B, L, HE)."""
+
+    def merged(values: Values, probe: Probe) -> Array:
+        output = values["output"]
+        batch, heads, rows, width = output.shape
+        return order(output).reshape(batch, rows, heads * width)
+
+    return merged
 
 
-def _merged_reversed(values: Values, probe: Probe) -> Array:
-    output = values["output"][:, ::-1].swapaxes(1, 2)
-    return output.reshape(*output.shape[:2], -1)
-
-
-def _merged_interleaved(values: Values, probe: Probe) -> Array:
-    """(B, H, L, E) → (B, L, E, H): the features of all heads alternate."""
-    output = values["output"].transpose(0, 2, 3, 1)
-    return output.reshape(*output.shape[:2], -1)
+MERGED_RESHAPED = _merged(lambda output: output)
+MERGED_INTERLEAVED = _merged(lambda output: output.transpose(0, 2, 3, 1))
+MERGED_REVERSED = _merged(lambda output: output[:, ::-1].swapaxes(1, 2))
+MERGED_AVERAGES = _merged(
+    lambda output: np.broadcast_to(output.mean(1, keepdims=True), output.shape).swapaxes(1, 2)
+)
 
 
 def _as_one_head(values: Values, probe: Probe) -> Array:
-    """The whole width is one head: only the merged result exists."""
-    queries, keys, own = (values[name] for name in ("queries", "keys", "values"))
-    heads = queries.shape[1]
-
-    def packed(array: Array) -> Array:
-        array = grouped(array, heads).swapaxes(1, 2)
-        return array.reshape(*array.shape[:2], -1)
-
-    scores = packed(queries) @ packed(keys).swapaxes(-1, -2) / np.sqrt(heads * queries.shape[-1])
+    """The whole width as one head: only the merged result exists."""
+    queries, keys, own = (
+        array.swapaxes(1, 2).reshape(len(array), array.shape[2], -1) for array in heads_of(values)
+    )
+    scores = queries @ transposed(keys) / np.sqrt(queries.shape[-1])
     scores = np.where(probe.visible[:, 0], scores, -np.inf)
-    return np.asarray(softmax(scores) @ packed(own))
+    return np.asarray(softmax(scores) @ own)
 
 
-def _heads_averaged(values: Values, probe: Probe) -> Array:
-    output = values["output"]
-    mean = output.mean(axis=1)
-    return np.concatenate([mean] * output.shape[1], axis=-1)
+def _turned(*parts: str) -> Variant:
+    def turned(part: str) -> Replacement:
+        return lambda values, probe: probe.inputs[f"W_{part}"].T
+
+    return Variant({f"W_{part}": turned(part) for part in parts})
 
 
-def _weight(part: str, change: Replacement) -> Variant:
-    return Variant({f"W_{part}": change})
+def _projected_by(**weights: str) -> Variants:
+    """The weights of one part used for another."""
+
+    def other(name: str) -> Replacement:
+        return lambda values, probe: probe.inputs[name]
+
+    return (Variant({part: other(name) for part, name in weights.items()}),)
 
 
-def _turned(part: str) -> Replacement:
-    return lambda values, probe: probe.inputs[f"W_{part}"].T
+def _not_projected(*parts: str) -> Variants:
+    def identity(part: str) -> Replacement:
+        return lambda values, probe: np.eye(len(probe.inputs[f"W_{part}"]))
 
-
-def _other(part: str) -> Replacement:
-    return lambda values, probe: probe.inputs[f"W_{part}"]
-
-
-def _identity(part: str) -> Replacement:
-    return lambda values, probe: np.eye(probe.inputs[f"W_{part}"].shape[0])
+    return (Variant({f"W_{part}": identity(part) for part in parts}),)
 
 
 def _no_bias(*parts: str) -> Variant:
-    def lost(part: str) -> Replacement:
+    def zeros(part: str) -> Replacement:
         return lambda values, probe: np.zeros_like(probe.inputs[f"b_{part}"])
 
-    return Variant({f"b_{part}": lost(part) for part in parts})
+    return Variant({f"b_{part}": zeros(part) for part in parts})
 
 
-def _key_head(choose: str) -> tuple[Variant, ...]:
-    """Query head h reads another key head than h // (H // G)."""
+def _key_head(choose: Callable[[Array, int, int], Array]) -> Variants:
+    """Query head h reads key head `choose(h, heads, groups)` instead of h // (H // G)."""
 
     def chosen(array: Array, heads: int) -> Array:
-        groups = array.shape[1]
-        index = {
-            "tile": np.arange(heads) % groups,
-            "first": np.zeros(heads, int),
-            "reversed": groups - 1 - np.arange(heads) // (heads // groups),
-        }[choose]
-        return array[:, index]
+        return array[:, choose(np.arange(heads), heads, array.shape[1])]
 
     def scores(values: Values, probe: Probe) -> Array:
-        keys = chosen(values["keys"], probe.sizes["H"])
-        return values["queries"] @ keys.swapaxes(-1, -2)
+        return values["queries"] @ transposed(chosen(values["keys"], probe.sizes["H"]))
 
     def output(values: Values, probe: Probe) -> Array:
         return np.asarray(values["weights"] @ chosen(values["values"], probe.sizes["H"]))
 
-    both = {"scores": scores, "output": output}
-    return (Variant(both), Variant(both, absent=False), Variant({"output": output}))
+    return (*both(scores=scores, output=output), replacing(output=output))
 
 
-def _wrong(name: str, title: str, why: str, lines: tuple[str, str], *variants: Variant) -> Mistake:
-    return Mistake(name, "heads and projections", title, why, *lines, variants)
-
-
-MISTAKES = (
-    _wrong(
-        "heads_split_without_transpose",
+TURNED = {
+    f"W_{part}_not_transposed": (
+        f"W_{part} alone is transposed (x @ W for x @ W.T, or the reverse)",
+        "Square weights fit both ways.",
+        (_turned(part),),
+    )
+    for part in "qkv"
+}
+HEADS: Entries = {
+    "heads_split_without_transpose": (
         "heads are split by reshape alone: (L, HD) becomes (H, L, D)",
         "Each head gets a few whole rows cut into pieces, instead of its columns of every row: "
-        "tokens are mixed up.",
-        SPLIT,
-        Variant(_splits(_plainly)),
+        "tokens are mixed.",
+        (Variant(RESHAPED),),
     ),
-    _wrong(
-        "heads_merged_without_transpose",
+    "heads_merged_without_transpose": (
         "heads are merged by reshape alone: (H, L, E) becomes (L, HE)",
         "Rows of one head end up side by side as if they were the heads of one row. Every shape "
-        "is right, and training still gets somewhere.",
+        "is right, and training still makes some progress.",
+        (replacing(merged=MERGED_RESHAPED),),
         MERGE,
-        replacing(merged=_merged_plainly),
     ),
-    _wrong(
-        "heads_split_and_merged_without_transpose",
+    "heads_split_and_merged_without_transpose": (
         "heads are split and merged by reshape alone",
         "The two do not undo each other: attention ran within pieces of rows.",
-        SPLIT,
-        Variant({**_splits(_plainly), "merged": _merged_plainly}),
+        (Variant({**RESHAPED, "merged": MERGED_RESHAPED}),),
     ),
-    _wrong(
-        "heads_interleaved",
+    "heads_interleaved": (
         "columns are dealt out to the heads in turn: (L, HD) is read as (L, D, H)",
-        "Head h gets columns h, h + H, … instead of a block of its own; weights trained elsewhere "
-        "do not fit.",
-        SPLIT,
-        Variant(_splits(_interleaved)),
-        Variant({**_splits(_interleaved), "merged": _merged_interleaved}),
+        "Head h gets columns h, h + H, … instead of a block; weights trained elsewhere do not fit.",
+        (Variant(INTERLEAVED), Variant({**INTERLEAVED, "merged": MERGED_INTERLEAVED})),
     ),
-    _wrong(
-        "heads_merged_interleaved",
+    "heads_merged_interleaved": (
         "the heads' features alternate after merging",
-        "W_o expects head after head.",
+        "W_o expects all features of head 0, then those of head 1, and so on.",
+        (replacing(merged=MERGED_INTERLEAVED),),
         MERGE,
-        replacing(merged=_merged_interleaved),
     ),
-    _wrong(
-        "head_order_reversed",
-        "the heads are merged in the wrong order",
+    "head_order_reversed": (
+        "the heads are merged in reverse order",
         "W_o expects head 0 first.",
+        (replacing(merged=MERGED_REVERSED),),
         MERGE,
-        replacing(merged=_merged_reversed),
     ),
-    _wrong(
-        "heads_ignored",
+    "heads_ignored": (
         "there is one head of the whole width, whatever number was asked for",
-        "The heads never part: one softmax for all features.",
-        SPLIT,
-        replacing(merged=_as_one_head),
+        "Nothing is split: one softmax serves all features.",
+        (replacing(merged=_as_one_head),),
     ),
-    _wrong(
-        "heads_averaged",
+    "heads_averaged": (
         "the heads are averaged instead of put side by side",
-        "What the heads found separately is blurred into one.",
+        "What each head found is lost in the mean.",
+        (replacing(merged=MERGED_AVERAGES),),
         MERGE,
-        replacing(merged=_heads_averaged),
     ),
-    _wrong(
-        "key_heads_tiled",
-        "key heads are tiled (0 1 0 1) where they should be repeated (0 0 1 1)",
+}
+KEY_HEADS: Entries = {
+    "key_heads_tiled": (
+        "key heads are tiled (0 1 0 1) instead of repeated (0 0 1 1)",
         "Query head h reads key head h // (H // G); tiled, most heads read another group's keys.",
-        GROUPS,
-        *_key_head("tile"),
+        _key_head(lambda head, heads, groups: head % groups),
     ),
-    _wrong(
-        "first_key_head_for_all",
+    "first_key_head_for_all": (
         "every query head reads the first key head",
         "The other groups are not used.",
-        GROUPS,
-        *_key_head("first"),
+        _key_head(lambda head, heads, groups: 0 * head),
     ),
-    _wrong(
-        "key_heads_reversed",
+    "key_heads_reversed": (
         "the groups of heads are read in reverse order",
         "Query head h reads key head h // (H // G).",
-        GROUPS,
-        *_key_head("reversed"),
+        _key_head(lambda head, heads, groups: groups - 1 - head // (heads // groups)),
     ),
-    _wrong(
-        "weights_not_transposed",
-        "all weights are used the other way round (x @ W for x @ W.T, or the reverse)",
+}
+HALF_OF_LINEAR = "x @ W.T is only half of what nn.Linear does."
+PROJECTIONS: Entries = {
+    "weights_not_transposed": (
+        "all weights are transposed (x @ W for x @ W.T, or the reverse)",
         "Square weights fit both ways, so nothing complains; every projection is another one.",
-        LINEAR,
-        Variant({f"W_{part}": _turned(part) for part in "qkvo"}),
-        Variant({f"W_{part}": _turned(part) for part in "qkv"}),
+        (_turned(*"qkvo"), _turned(*"qkv")),
     ),
-    _wrong(
-        "W_q_not_transposed",
-        "W_q alone is used the other way round",
+    **TURNED,
+    "W_o_not_transposed": (
+        "W_o alone is transposed (x @ W for x @ W.T, or the reverse)",
         "Square weights fit both ways.",
-        LINEAR,
-        _weight("q", _turned("q")),
-    ),
-    _wrong(
-        "W_k_not_transposed",
-        "W_k alone is used the other way round",
-        "Square weights fit both ways.",
-        LINEAR,
-        _weight("k", _turned("k")),
-    ),
-    _wrong(
-        "W_v_not_transposed",
-        "W_v alone is used the other way round",
-        "Square weights fit both ways.",
-        LINEAR,
-        _weight("v", _turned("v")),
-    ),
-    _wrong(
-        "W_o_not_transposed",
-        "W_o alone is used the other way round",
-        "Square weights fit both ways.",
+        (_turned("o"),),
         W_O,
-        _weight("o", _turned("o")),
     ),
-    _wrong(
-        "W_o_lost",
+    "W_o_lost": (
         "the output projection is missing",
         "Heads are put side by side and never mixed.",
+        (replacing(projected_output=lambda values, probe: values["merged"]),),
         W_O,
-        replacing(projected_output=lambda values, probe: values["merged"]),
     ),
-    _wrong(
-        "b_o_lost",
+    "b_o_lost": (
         "the bias of the output projection is missing",
-        "x @ W.T is only half of what nn.Linear does.",
+        HALF_OF_LINEAR,
+        (_no_bias("o"),),
         W_O,
-        _no_bias("o"),
     ),
-    _wrong(
-        "b_q_lost",
+    "b_q_lost": (
         "the bias of the query projection is missing",
         "q·k loses b_q·k, which differs from key to key.",
-        LINEAR,
-        _no_bias("q"),
-        _no_bias("q", "k"),
+        (_no_bias("q"), _no_bias("q", "k")),
     ),
-    _wrong(
-        "b_v_lost",
+    "b_v_lost": (
         "the bias of the value projection is missing",
-        "Weights add up to 1, so the output misses exactly b_v.",
-        LINEAR,
-        _no_bias("v"),
+        "Weights add up to 1, so exactly b_v is missing from the output.",
+        (_no_bias("v"),),
     ),
-    _wrong(
-        "biases_lost",
+    "biases_lost": (
         "the biases of queries, keys and values are missing",
-        "x @ W.T is only half of what nn.Linear does.",
-        LINEAR,
-        _no_bias("q", "k", "v"),
+        HALF_OF_LINEAR,
+        (_no_bias(*"qkv"),),
     ),
-    _wrong(
-        "all_biases_lost",
-        "all biases are missing",
-        "x @ W.T is only half of what nn.Linear does.",
-        LINEAR,
-        _no_bias("q", "k", "v", "o"),
-    ),
-    _wrong(
-        "keys_projected_by_W_q",
+    "all_biases_lost": ("all biases are missing", HALF_OF_LINEAR, (_no_bias(*"qkvo"),)),
+    "keys_projected_by_W_q": (
         "the keys are projected by W_q",
-        "A line was copied and not changed; W_k is never used.",
-        LINEAR,
-        replacing(W_k=_other("q")),
+        "Probably a copied line; W_k is never used.",
+        _projected_by(W_k="W_q"),
     ),
-    _wrong(
-        "queries_projected_by_W_k",
+    "queries_projected_by_W_k": (
         "the queries are projected by W_k",
-        "A line was copied and not changed; W_q is never used.",
-        LINEAR,
-        replacing(W_q=_other("k")),
+        "Probably a copied line; W_q is never used.",
+        _projected_by(W_q="W_k"),
     ),
-    _wrong(
-        "values_projected_by_W_k",
+    "values_projected_by_W_k": (
         "the values are projected by W_k",
-        "A line was copied and not changed; W_v is never used.",
-        LINEAR,
-        replacing(W_v=_other("k")),
+        "Probably a copied line; W_v is never used.",
+        _projected_by(W_v="W_k"),
     ),
-    _wrong(
-        "keys_and_values_swapped",
+    "keys_and_values_swapped": (
         "W_k and W_v are swapped",
         "The parts of a packed projection were unpacked in the wrong order.",
-        LINEAR,
-        replacing(W_k=_other("v"), W_v=_other("k")),
+        _projected_by(W_k="W_v", W_v="W_k"),
     ),
-    _wrong(
-        "values_not_projected",
+    "values_not_projected": (
         "the values are the embeddings themselves",
-        "W_v is never used, so a head can only blend what was there before.",
-        LINEAR,
-        replacing(W_v=_identity("v")),
+        "W_v is never used: the output is a blend of the embeddings.",
+        _not_projected("v"),
     ),
-    _wrong(
-        "nothing_projected",
+    "nothing_projected": (
         "queries, keys and values are the embeddings themselves",
         "The weights are never used.",
-        LINEAR,
-        Variant({f"W_{part}": _identity(part) for part in "qkv"}),
+        _not_projected(*"qkv"),
     ),
+}
+MISTAKES = (
+    *mistakes("heads and projections", SPLIT, HEADS),
+    *mistakes("heads and projections", GROUPS, KEY_HEADS),
+    *mistakes("heads and projections", LINEAR, PROJECTIONS),
 )
 
-EQUIVALENTS = (
-    Equivalent(
-        "b_k_lost",
-        "losing the bias of the key projection",
-        "right",
-        "q·b_k is the same for every key, a constant along the row, which softmax does not see.",
-        _no_bias("k"),
-    ),
-    Equivalent(
-        "b_q_and_b_k_lost",
-        "losing the biases of queries and keys instead of that of the queries alone",
-        "b_q_lost",
-        "The bias of the keys has no effect of its own.",
-        _no_bias("q", "k"),
-    ),
+EQUIVALENTS = equivalents(
+    {
+        "b_k_lost": (
+            "losing the bias of the key projection",
+            "right",
+            "q·b_k is the same for every key, a constant along the row, which cancels in softmax.",
+            _no_bias("k"),
+        ),
+        "b_q_and_b_k_lost": (
+            "losing the biases of queries and keys instead of that of the queries alone",
+            "b_q_lost",
+            "The bias of the keys has no effect of its own.",
+            _no_bias("q", "k"),
+        ),
+    }
 )

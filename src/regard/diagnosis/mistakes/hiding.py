@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from regard.diagnosis.mistakes.entry import (
     NINES,
     Array,
-    Equivalent,
-    Mistake,
+    Entries,
+    Replacement,
+    Variants,
+    equivalents,
+    filled,
     logits,
+    masked_scores,
+    masked_weights,
+    mistakes,
+    other_visible,
     raw_scores,
     raw_weights,
     replacing,
-    scored,
-    seeing,
     softmax,
-    weighed,
+    transposed,
 )
 from regard.diagnosis.probe import Probe, Variant
 
@@ -28,387 +35,291 @@ CAUSAL = (
     "keep = np.tril(np.ones((L, S), bool), k=S - L)  # j <= i + S - L",
     "keep = torch.ones(L, S, dtype=torch.bool).tril(diagonal=S - L)",
 )
-PADDING = (
-    "keep = padding[:, None, None, :]  # (B, S) -> (B, 1, 1, S): the key axis is the last",
-    "keep = padding[:, None, None, :]  # (B, S) -> (B, 1, 1, S): the key axis is the last",
+PADDING = ("keep = padding[:, None, None, :]  # (B, S) -> (B, 1, 1, S): the key axis is last",) * 2
+REPEATED = (
+    "mask = np.repeat(mask, H, axis=0)  # not np.tile",
+    "mask = mask.repeat_interleave(H, dim=0)  # not mask.repeat(H, 1, 1)",
+)
+EMPTY_ROW = (
+    "P = np.where(keep.any(-1, keepdims=True), P, 0)",
+    "weights = weights.masked_fill(~keep.any(-1, keepdim=True), 0)",
+)
+HIDDEN_VALUE = (
+    "V = np.where(keep_key[:, None], V, 0)  # before P @ V",
+    "v = v.masked_fill(~keep_key[:, None], 0)  # before weights @ v",
 )
 
 
-def _shifted(steps: int) -> tuple[Variant, ...]:
-    """Causal with the diagonal moved."""
+def _causal(sees: Callable[[Array, Array, Probe], Array]) -> Variants:
+    """`sees(row, key, probe)` replaces the causal rule."""
 
     def change(keep: Array, probe: Probe) -> Array:
-        if not probe.causal:
-            return keep
-        size = probe.sizes
-        row = np.arange(size["L"])[:, None] + probe.offset + steps
-        return np.broadcast_to(np.arange(size["S"]) <= row, keep.shape)
+        row, key = np.arange(probe.sizes["L"])[:, None], np.arange(probe.sizes["S"])
+        return np.broadcast_to(sees(row, key, probe), keep.shape) if probe.causal else keep
 
-    return seeing(change, "causal")
+    return other_visible(change, "causal")
 
 
-def _aligned_at(start: bool) -> tuple[Variant, ...]:
-    def change(keep: Array, probe: Probe) -> Array:
-        if not probe.causal:
-            return keep
-        size = probe.sizes
-        row = np.arange(size["L"])[:, None] + (0 if start else size["S"] - size["L"])
-        return np.broadcast_to(np.arange(size["S"]) <= row, keep.shape)
+def _mask(change: Callable[[Array], Array], *, padding: bool | None = None) -> Variants:
+    """`change(keep)` replaces the mask; with `padding`, only a mask that is one of keys, or not."""
 
-    return seeing(change, "causal")
+    def changed(keep: Array, probe: Probe) -> Array:
+        of_keys = probe.keep is not None and probe.keep.ndim == 4
+        return change(keep) if padding in (None, of_keys) and probe.keep is not None else keep
 
-
-def _reversed(strict: bool) -> tuple[Variant, ...]:
-    """Only later keys are seen: the causal mask was read the wrong way round."""
-
-    def change(keep: Array, probe: Probe) -> Array:
-        if not probe.causal:
-            return keep
-        size = probe.sizes
-        row = np.arange(size["L"])[:, None] + probe.offset
-        key = np.arange(size["S"])
-        return np.broadcast_to(key > row if strict else key >= row, keep.shape)
-
-    return seeing(change, "causal")
+    return other_visible(changed, "mask")
 
 
-def _inverted(keep: Array, probe: Probe) -> Array:
-    return ~keep if probe.keep is not None else keep
-
-
-def _turned(keep: Array, probe: Probe) -> Array:
-    square = probe.keep is not None and keep.shape[-1] == keep.shape[-2]
-    return keep.swapaxes(-1, -2) if square and not _is_padding(probe) else keep
-
-
-def _is_padding(probe: Probe) -> bool:
-    return probe.keep is not None and probe.keep.ndim == 4
-
-
-def _on_queries(keep: Array, probe: Probe) -> Array:
-    square = probe.keep is not None and keep.shape[-1] == keep.shape[-2]
-    return keep.swapaxes(-1, -2) if square and _is_padding(probe) else keep
+def _transposed_if_square(keep: Array) -> Array:
+    return transposed(keep) if keep.shape[-1] == keep.shape[-2] else keep
 
 
 def _first_head_only(keep: Array, probe: Probe) -> Array:
     return keep | (np.arange(keep.shape[1]) > 0)[:, None, None]
 
 
-def _first_batch_for_all(keep: Array, probe: Probe) -> Array:
-    return np.broadcast_to(keep[:1], keep.shape)
-
-
-def _batches_and_heads_mixed(keep: Array, probe: Probe) -> Array:
-    """(B·H) rows of scores meet a mask that was tiled where it should be repeated."""
+def _tiled(keep: Array) -> Array:
+    """(B·H) rows of scores with a mask that is tiled instead of repeated."""
     batch, heads = keep.shape[:2]
     return np.asarray(keep[np.arange(batch * heads) % batch, 0].reshape(keep.shape))
 
 
-def _zeros_hidden(scores: Array, keep: Array) -> Array:
-    product = scores * keep
-    return np.where(product == 0, NINES, product)
+def _product(hidden: float | None = None) -> Variants:
+    """Scores times the mask; with `hidden`, every 0 becomes that."""
+    if hidden is None:
+        return masked_scores(lambda scores, keep: scores * keep)
+    return masked_scores(lambda scores, keep: np.where(scores * keep == 0, hidden, scores * keep))
 
 
-def _row_by_row_zero(scores: Array, keep: Array) -> Array:
-    product = scores * keep
-    return np.where(product == 0, -np.inf, product)
+def _lowest_visible(scores: Array, keep: Array) -> Array:
+    lowest = np.where(keep, scores, np.inf).min(-1, keepdims=True)
+    return np.where(keep, scores, lowest)
 
 
-def _hide(name: str, title: str, why: str, variants: tuple[Variant, ...]) -> Mistake:
-    return Mistake(name, "hiding", title, why, *HIDE, variants)
+def _by_constant(constant: float) -> Variants:
+    """Hidden scores become a finite number, or it is added to them."""
+
+    def added(constant: float) -> Replacement:
+        return lambda v, p: raw_scores(v) + np.where(v["visible"], 0, constant)
+
+    replacements = (filled(constant), added(constant))
+    return tuple(Variant({"masked": one}, absent=False) for one in replacements)
 
 
-def _causal(name: str, title: str, why: str, variants: tuple[Variant, ...]) -> Mistake:
-    return Mistake(name, "hiding", title, why, *CAUSAL, variants)
-
-
-MISTAKES = (
-    _hide(
-        "mask_ignored",
+MASKS: Entries = {
+    "mask_ignored": (
         "the mask has no effect",
-        "What was to be hidden is read: padding, or somebody else's text.",
-        seeing(lambda keep, probe: np.ones_like(keep), "mask")[:1],
+        "What should be hidden is read: padding, or another text.",
+        other_visible(lambda keep, probe: np.ones_like(keep), "mask")[:1],
     ),
-    _causal(
-        "causal_ignored",
+    "causal_ignored": (
         "the causal flag has no effect",
         "Every token reads the ones after it: training looks brilliant, generation fails.",
-        seeing(lambda keep, probe: np.ones_like(keep), "causal")[:1],
+        other_visible(lambda keep, probe: np.ones_like(keep), "causal")[:1],
+        CAUSAL,
     ),
-    _hide(
-        "mask_inverted",
+    "mask_inverted": (
         "the mask is read the wrong way round",
-        "What should be seen is hidden, and what should be hidden is seen. Libraries disagree on "
-        "the polarity: torch's MultiheadAttention hides True, its scaled_dot_product_attention "
-        "keeps it.",
-        seeing(_inverted, "mask"),
+        "What should be seen is hidden, and the reverse. Libraries differ: True hides in torch's "
+        "MultiheadAttention, and keeps in its scaled_dot_product_attention.",
+        _mask(np.logical_not),
     ),
-    _hide(
-        "mask_transposed",
+    "mask_transposed": (
         "the mask is transposed",
         "Rows of a mask are queries, columns are keys; a square mask fits both ways.",
-        seeing(_turned, "mask"),
+        _mask(_transposed_if_square, padding=False),
     ),
-    Mistake(
-        "mask_on_the_query_axis",
-        "hiding",
+    "mask_on_the_query_axis": (
         "the mask of padded keys hides queries instead",
-        "Whole rows are hidden and padded keys are read by all others.",
-        *PADDING,
-        seeing(_on_queries, "mask"),
+        "Whole rows are hidden, and all others read the padded keys.",
+        _mask(_transposed_if_square, padding=True),
+        PADDING,
     ),
-    Mistake(
-        "mask_first_head_only",
-        "hiding",
+    "mask_first_head_only": (
         "only the first head is masked",
-        "The other heads read what was to be hidden.",
-        *PADDING,
-        seeing(_first_head_only, "mask", "causal"),
+        "The other heads read what should be hidden.",
+        other_visible(_first_head_only, "mask", "causal"),
+        PADDING,
     ),
-    Mistake(
-        "mask_of_first_batch_for_all",
-        "hiding",
+    "mask_of_first_batch_for_all": (
         "every batch element is masked as the first one",
-        "Padding differs between texts; here the first one's decides for all.",
-        *PADDING,
-        seeing(_first_batch_for_all, "mask"),
+        "Padding differs between texts, but all get that of the first one.",
+        _mask(lambda keep: np.broadcast_to(keep[:1], keep.shape)),
+        PADDING,
     ),
-    Mistake(
-        "mask_tiled_over_heads",
-        "hiding",
+    "mask_tiled_over_heads": (
         "the mask is tiled over heads and batch in the wrong order",
-        "With (B·H) rows of scores, a mask must be repeated H times in a row, not tiled: else "
-        "heads get the mask of another text.",
-        "mask = np.repeat(mask, H, axis=0)  # not np.tile",
-        "mask = mask.repeat_interleave(H, dim=0)  # not mask.repeat(H, 1, 1)",
-        seeing(_batches_and_heads_mixed, "mask"),
+        "With (B·H) rows of scores, each mask must be repeated H times in a row; tiled, heads get "
+        "the mask of another text.",
+        _mask(_tiled),
+        REPEATED,
     ),
-    _hide(
-        "mask_after_softmax",
+    "mask_after_softmax": (
         "the weights are masked after softmax",
-        "Hidden keys are left out, but have had their part of the sum: rows add up to less than 1.",
-        weighed(lambda weights, keep: weights * keep),
+        "Hidden keys are part of the sum that divides: rows add up to less than 1.",
+        masked_weights(lambda weights, keep: weights * keep),
     ),
-    _hide(
-        "mask_filled_after_softmax",
+    "mask_filled_after_softmax": (
         "the weights are filled with −∞ or −10⁹ after softmax",
-        "The number belongs into the scores; as a weight it drowns the output.",
-        weighed(lambda weights, keep: np.where(keep, weights, NINES))
-        + weighed(lambda weights, keep: np.where(keep, weights, -np.inf)),
+        "The number belongs in the scores; as a weight it dominates the output.",
+        masked_weights(lambda weights, keep: np.where(keep, weights, NINES))
+        + masked_weights(lambda weights, keep: np.where(keep, weights, -np.inf)),
     ),
-    _hide(
-        "mask_multiplied",
+    "mask_multiplied": (
         "the scores are multiplied by the mask",
-        "A hidden score becomes 0, which is an ordinary score: exp(0) = 1 is a good share.",
-        scored(lambda scores, keep: scores * keep),
+        "A hidden score becomes 0, which is an ordinary score: its exponential is 1.",
+        _product(),
     ),
-    _hide(
-        "mask_added_as_ones",
+    "mask_added_as_ones": (
         "a mask of 1 and 0 is added to the scores",
         "Visible keys get e = 2.7 times their weight, and nothing is hidden.",
-        scored(lambda scores, keep: scores + keep),
+        masked_scores(lambda scores, keep: scores + keep),
     ),
-    _hide(
-        "mask_subtracted_small",
+    "mask_subtracted_small": (
         "hidden scores are lowered by a number that is too small",
-        "Lowering a score by 10 or by 100 leaves something of it; −∞ does not.",
-        scored(lambda scores, keep: np.where(keep, scores, scores - 10))
-        + scored(lambda scores, keep: np.where(keep, scores, -10))
-        + scored(lambda scores, keep: np.where(keep, scores, -1.0)),
+        "A score lowered by 10 or by 100 still has some weight; −∞ has none.",
+        masked_scores(lambda scores, keep: np.where(keep, scores, scores - 10))
+        + masked_scores(lambda scores, keep: np.where(keep, scores, -10))
+        + masked_scores(lambda scores, keep: np.where(keep, scores, -1.0)),
     ),
-    _hide(
-        "mask_hides_zero_scores",
+    "mask_hides_zero_scores": (
         "scores are multiplied by the mask, and every 0 is then hidden",
-        "A visible score may be exactly 0, for orthogonal vectors; it is hidden with the others.",
-        scored(_zeros_hidden) + scored(_row_by_row_zero),
+        "The score of a visible key may be exactly 0, for orthogonal vectors; it is hidden too.",
+        _product(NINES) + _product(-np.inf),
     ),
-    _hide(
-        "mask_before_scores",
-        "hidden keys get the score of the smallest visible one",
-        "The lowest score is still a score; hidden keys keep a part.",
-        scored(
-            lambda scores, keep: np.where(
-                keep, scores, np.where(keep, scores, np.inf).min(-1, keepdims=True)
-            )
-        ),
+    "mask_before_scores": (
+        "hidden keys get the score of the lowest visible one",
+        "The lowest score is still a score; hidden keys keep some weight.",
+        masked_scores(_lowest_visible),
     ),
-    _hide(
-        "mask_times_infinity",
+    "mask_times_infinity": (
         "the mask is multiplied by infinity",
-        "0·∞ is NaN, so every visible score is lost; choose with where, or fill.",
-        scored(lambda scores, keep: scores + (1 - keep.astype(float)) * -np.inf),
+        "0·∞ is NaN, so every visible score is lost; use where or masked_fill.",
+        masked_scores(lambda scores, keep: scores + (1 - keep.astype(float)) * -np.inf),
     ),
-    _causal(
-        "causal_off_by_one",
+}
+TRIANGLES: Entries = {
+    "causal_off_by_one": (
         "each query sees one key after its own",
-        "The next token is what training asks for: the answer leaks.",
-        _shifted(1),
+        "The next token is what training predicts: the answer leaks.",
+        _causal(lambda row, key, probe: key <= row + probe.offset + 1),
     ),
-    _causal(
-        "causal_hides_own_key",
+    "causal_hides_own_key": (
         "the diagonal is hidden: no query sees its own key",
         "triu(k=1) and tril(k=-1) differ by the diagonal. The first row sees nothing at all.",
-        _shifted(-1),
+        _causal(lambda row, key, probe: key <= row + probe.offset - 1),
     ),
-    _causal(
-        "causal_reversed",
+    "causal_reversed": (
         "each query sees the keys from its own on, instead of those up to it",
         "The triangle is the wrong one: the past is hidden and the future is read.",
-        _reversed(strict=False),
+        _causal(lambda row, key, probe: key >= row + probe.offset),
     ),
-    _causal(
-        "causal_inverted",
+    "causal_inverted": (
         "each query sees only the keys after its own",
-        "triu(k=1) marks what to hide; here it is what is kept.",
-        _reversed(strict=True),
+        "triu(k=1) marks what to hide; here it marks what to keep.",
+        _causal(lambda row, key, probe: key > row + probe.offset),
     ),
-    _causal(
-        "causal_aligned_at_start",
+    "causal_aligned_at_start": (
         "with more keys than queries, the first query is aligned with the first key",
-        "With a cache the last query belongs to the last key: new tokens then see only the oldest "
-        "ones.",
-        _aligned_at(start=True),
+        "With a cache the last query belongs to the last key: new tokens now see only the oldest.",
+        _causal(lambda row, key, probe: key <= row),
     ),
-    _causal(
-        "causal_aligned_at_end",
+    "causal_aligned_at_end": (
         "with more keys than queries, the last query is aligned with the last key",
-        "Asked for was that query 0 stands at key 0.",
-        _aligned_at(start=False),
+        "You asked for query 0 at key 0 (causal=start).",
+        _causal(lambda row, key, probe: key <= row + probe.sizes["S"] - probe.sizes["L"]),
     ),
-)
+}
+MISTAKES = (*mistakes("hiding", HIDE, MASKS), *mistakes("hiding", CAUSAL, TRIANGLES))
 
-FRAGILE = (
-    Mistake(
-        "hidden_maximum",
-        "hiding",
+MAXIMUM: Entries = {
+    "hidden_maximum": (
         "the row maximum is taken over hidden scores too",
         "If a hidden score is far above the visible ones, their exponentials are all 0, and the "
-        "row is 0/0. So does masking after softmax and dividing by the sum again.",
-        *HIDE,
-        (
-            replacing(
-                row_maximum=lambda values, probe: raw_scores(values).max(-1),
-                weights=raw_weights,
-            ),
-        ),
-        "fragile",
-        "hiding",
+        "row is 0/0. Masking after softmax and dividing by the sum again does the same.",
+        (replacing(row_maximum=lambda v, p: raw_scores(v).max(-1), weights=raw_weights),),
     ),
-    Mistake(
-        "mask_constant_1e4",
-        "hiding",
+    "mask_constant_1e4": (
         "hidden scores become −10⁴ instead of −∞",
-        "Real scores can be lower than that, and then the hidden keys take everything.",
-        *HIDE,
-        (
-            replacing(False, masked=lambda v, p: np.where(v["visible"], raw_scores(v), -1e4)),
-            replacing(False, masked=lambda v, p: raw_scores(v) + np.where(v["visible"], 0, -1e4)),
-        ),
-        "fragile",
-        "hiding",
+        "Visible scores can be lower than that, and hidden keys then get all weight.",
+        _by_constant(-1e4),
     ),
-    Mistake(
-        "mask_constant_1e9",
-        "hiding",
+}
+CONSTANT: Entries = {
+    "mask_constant_1e9": (
         "hidden scores become −10⁹ instead of −∞",
-        "Harmless until a row sees nothing (then it is a mean of everything hidden) or scores get "
-        "below −10⁹; in float16 the constant does not exist.",
-        *HIDE,
-        (
-            replacing(False, masked=lambda v, p: np.where(v["visible"], raw_scores(v), NINES)),
-            replacing(False, masked=lambda v, p: raw_scores(v) + np.where(v["visible"], 0, NINES)),
-        ),
-        "note",
-        "hiding",
+        "Harmless unless a row sees nothing (it is then a mean of hidden values) or scores are "
+        "below −10⁹; float16 has no such number.",
+        _by_constant(NINES),
     ),
-    Mistake(
-        "empty_row_nan",
-        "hiding",
+}
+EMPTY: Entries = {
+    "empty_row_nan": (
         "a row that sees nothing becomes NaN",
-        "−∞ − (−∞) is NaN, and one such row, a text that is padding throughout, spreads it through "
+        "−∞ − (−∞) is NaN, and one such row, of a text that is all padding, spreads it through "
         "the whole network. The row should be 0.",
-        "P = np.where(keep.any(-1, keepdims=True), P, 0)",
-        "weights = weights.masked_fill(~keep.any(-1, keepdim=True), 0)",
         (Variant({}, absent=False),),
-        "note",
-        "empty row",
     ),
-    Mistake(
-        "empty_row_mean",
-        "hiding",
-        "a row that sees nothing becomes the mean of everything that it must not see",
+    "empty_row_mean": (
+        "a row that sees nothing becomes the mean of hidden values",
         "All scores are the same finite number, so all weights are equal. The row should be 0.",
-        "P = np.where(keep.any(-1, keepdims=True), P, 0)",
-        "weights = weights.masked_fill(~keep.any(-1, keepdim=True), 0)",
-        (
-            replacing(False, masked=lambda v, p: np.where(v["visible"], raw_scores(v), NINES)),
-            replacing(False, masked=lambda v, p: raw_scores(v) + np.where(v["visible"], 0, NINES)),
-        ),
-        "note",
-        "empty row",
+        _by_constant(NINES),
     ),
-    Mistake(
-        "hidden_nan_leaks",
-        "hiding",
+}
+HIDDEN_NAN: Entries = {
+    "hidden_nan_leaks": (
         "NaN in a hidden value reaches the output",
-        "0·NaN is NaN. Memory that nobody has filled, a padded cache, can hold anything.",
-        "V = np.where(keep_key[:, None], V, 0)  # before P @ V",
-        "v = v.masked_fill(~keep_key[:, None], 0)  # before weights @ v",
+        "0·NaN is NaN. Uninitialised memory, such as a padded cache, can hold anything.",
         (Variant({}, absent=False),),
-        "note",
-        "hidden NaN",
     ),
+}
+FRAGILE = (
+    *mistakes("hiding", HIDE, MAXIMUM, "fragile", "hiding"),
+    *mistakes("hiding", HIDE, CONSTANT, "note", "hiding"),
+    *mistakes("hiding", EMPTY_ROW, EMPTY, "note", "empty row"),
+    *mistakes("hiding", HIDDEN_VALUE, HIDDEN_NAN, "note", "hidden NaN"),
 )
 
-
-EQUIVALENTS = (
-    Equivalent(
-        "mask_filled_with_1e-9",
-        "filling hidden scores with 1e-9 (meant was −1e9)",
-        "mask_multiplied",
-        "1e-9 and 0 are the same score as far as anybody can see; so are the 0 of a multiplied "
-        "score and of a key that was set to 0.",
-        scored(lambda scores, keep: np.where(keep, scores, 0.0))[0],
-    ),
-    Equivalent(
-        "mask_added_as_minus_one",
-        "adding 0 and −1 instead of 1 and 0",
-        "mask_added_as_ones",
-        "The two differ by 1 along the whole row, which softmax does not see.",
-        scored(lambda scores, keep: scores + keep - 1)[0],
-    ),
-    Equivalent(
-        "one_added_to_visible",
-        "adding 1 to visible scores and −∞ to hidden ones",
-        "right",
-        "A constant along the row cancels in softmax. It is fragile where the maximum is not "
-        "subtracted: exp overflows one earlier.",
-        replacing(masked=lambda v, p: np.where(v["visible"], raw_scores(v) + 1, -np.inf)),
-    ),
-    Equivalent(
-        "mask_after_softmax_renormalised",
-        "masking the weights and dividing each row by its sum again",
-        "right",
-        "The first denominator cancels. It is fragile: see hidden_maximum.",
-        weighed(
-            lambda weights, keep: weights * keep / (weights * keep).sum(axis=-1, keepdims=True)
-        )[0],
-    ),
-    Equivalent(
-        "mask_before_scale",
-        "hiding before the scale instead of after it",
-        "right",
-        "−∞/√D is −∞, and −10⁹/√D is low enough.",
-        replacing(
-            False,
-            masked=lambda v, p: np.where(v["visible"], raw_scores(v), NINES / p.sizes["D"] ** 0.5),
+EQUIVALENTS = equivalents(
+    {
+        "mask_filled_with_1e-9": (
+            "filling hidden scores with 1e-9 (meant was −1e9)",
+            "mask_multiplied",
+            "1e-9 and 0 give the same weights to nine digits; a key set to 0 has a score of 0 too.",
+            masked_scores(lambda scores, keep: np.where(keep, scores, 0.0))[0],
         ),
-    ),
-    Equivalent(
-        "constant_shift",
-        "adding the same number to all scores",
-        "right",
-        "exp(x + c) = exp(x)·exp(c), and exp(c) cancels.",
-        replacing(weights=lambda v, p: softmax(logits(v) + 3.0)),
-    ),
+        "mask_added_as_minus_one": (
+            "adding 0 and −1 instead of 1 and 0",
+            "mask_added_as_ones",
+            "The two differ by 1 along the whole row, which cancels in softmax.",
+            masked_scores(lambda scores, keep: scores + keep - 1)[0],
+        ),
+        "one_added_to_visible": (
+            "adding 1 to visible scores and −∞ to hidden ones",
+            "right",
+            "A constant along the row cancels in softmax. It is fragile if the maximum is not "
+            "subtracted: exp overflows one earlier.",
+            replacing(masked=lambda v, p: np.where(v["visible"], raw_scores(v) + 1, -np.inf)),
+        ),
+        "mask_after_softmax_renormalised": (
+            "masking the weights and dividing each row by its sum again",
+            "right",
+            "The first denominator cancels. It is fragile: see hidden_maximum.",
+            masked_weights(
+                lambda weights, keep: weights * keep / (weights * keep).sum(-1)[..., None]
+            )[0],
+        ),
+        "mask_before_scale": (
+            "hiding before the scale instead of after it",
+            "right",
+            "−∞/√D is −∞, and −10⁹/√D is low enough.",
+            Variant({"masked": lambda v, p: filled(NINES / p.sizes["D"] ** 0.5)(v, p)}, False),
+        ),
+        "constant_shift": (
+            "adding the same number to all scores",
+            "right",
+            "exp(x + c) = exp(x)·exp(c), and exp(c) cancels.",
+            replacing(weights=lambda v, p: softmax(logits(v) + 3.0)),
+        ),
+    }
 )

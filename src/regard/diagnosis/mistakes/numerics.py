@@ -1,4 +1,4 @@
-"""Mistakes that ordinary numbers hide: overflow, lost digits, constants that do not fit."""
+"""Mistakes that ordinary numbers do not show: overflow, lost digits, constants that do not fit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 
 from regard.diagnosis.mistakes.entry import (
     Array,
-    Equivalent,
-    Mistake,
-    Severity,
+    Entries,
+    Variants,
     blend,
+    both,
+    equivalents,
     logits,
+    mistakes,
     raw_weights,
     replacing,
     softmax,
@@ -21,26 +23,40 @@ from regard.diagnosis.mistakes.softmax import SOFTMAX
 from regard.diagnosis.probe import Probe, Values, Variant
 
 DTYPE = (
-    "np.asarray(x, dtype=query.dtype)  # every constant and buffer in the inputs' own dtype",
+    "np.asarray(x, dtype=query.dtype)  # every constant and buffer in the dtype of the inputs",
     "torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)  # wide inside, own dtype out",
+)
+ROUNDED = ("print(weights.round(3))  # round what is shown, not what is used",) * 2
+FLOATS = ("query = np.asarray(query, float)", "q = q.float()")
+INFINITY = (
+    "scores = np.where(keep, scores, -np.inf)",
+    "scores = scores.masked_fill(~keep, float('-inf'))",
 )
 
 
-def _shift(by: Callable[[Array], Array]) -> tuple[Variant, ...]:
-    """Something else than the row maximum is subtracted."""
+def _shift(*by: Callable[[Array], Array]) -> Variants:
+    """Something other than the row maximum is subtracted."""
 
-    def row_maximum(values: Values, probe: Probe) -> Array:
-        scores = logits(values)
-        return np.broadcast_to(by(scores), scores.shape)[..., 0]
+    def variants(shift: Callable[[Array], Array]) -> Variants:
+        def row_maximum(values: Values, probe: Probe) -> Array:
+            scores = logits(values)
+            return np.broadcast_to(shift(scores), scores.shape)[..., 0]
 
-    return (
-        replacing(row_maximum=row_maximum, weights=raw_weights),
-        replacing(False, row_maximum=row_maximum, weights=raw_weights),
-    )
+        return both(row_maximum=row_maximum, weights=raw_weights)
+
+    return tuple(variant for shift in by for variant in variants(shift))
+
+
+def _zero(scores: Array) -> Array:
+    return np.zeros(())
+
+
+def _mean(scores: Array) -> Array:
+    return np.asarray(np.where(np.isneginf(scores), 0, scores).mean(-1, keepdims=True))
 
 
 def _blended_first(values: Values, probe: Probe) -> Array:
-    """The blend exp(scores)·V, divided by the sum of the row at the end."""
+    """exp(scores)·V, divided by the sum of the row at the end."""
     exponentials = np.exp(logits(values))
     return np.asarray(blend(exponentials, values["values"]) / exponentials.sum(-1, keepdims=True))
 
@@ -51,44 +67,30 @@ def _by_logarithm(values: Values, probe: Probe) -> Array:
     return np.asarray(np.exp(scores - np.log(np.exp(scores).sum(-1, keepdims=True))))
 
 
-def _mean(scores: Array) -> Array:
-    return np.asarray(np.where(np.isneginf(scores), 0, scores).mean(-1, keepdims=True))
-
-
-def _plus_one(values: Values, probe: Probe) -> Array:
-    return np.asarray(values["scores"] * values["scale"] + 1)
-
-
-def _zeros(values: Values, probe: Probe) -> Array:
-    return np.zeros(logits(values).shape[:-1])
-
-
-def _with_epsilon(epsilon: float) -> tuple[Variant, ...]:
-    def shifted(values: Values, probe: Probe) -> Array:
-        scores = logits(values)
-        e = np.exp(scores - scores.max(-1, keepdims=True))
+def _with_epsilon(epsilon: float) -> Variants:
+    def divided(e: Array) -> Array:
         return np.asarray(e / (e.sum(-1, keepdims=True) + epsilon))
 
-    def bare(values: Values, probe: Probe) -> Array:
-        e = np.exp(logits(values))
-        return np.asarray(e / (e.sum(-1, keepdims=True) + epsilon))
+    return (
+        replacing(weights=lambda v, p: divided(np.exp(logits(v) - logits(v).max(-1)[..., None]))),
+        replacing(weights=lambda v, p: divided(np.exp(logits(v)))),
+    )
 
-    return (replacing(weights=shifted), replacing(weights=bare))
 
-
-def _rounded(decimals: int) -> tuple[Variant, ...]:
+def _rounded(decimals: int) -> Variants:
     return (
         replacing(weights=lambda v, p: softmax(logits(v)).round(decimals)),
         replacing(output=lambda v, p: blend(v["weights"], v["values"]).round(decimals)),
         replacing(scaled=lambda v, p: v["scores"].round(decimals) * v["scale"]),
-        replacing(
-            scaled=lambda v, p: (v["scores"] * v["scale"]).round(decimals),
-        ),
+        replacing(scaled=lambda v, p: (v["scores"] * v["scale"]).round(decimals)),
     )
 
 
-def _clipped(limit: float) -> Variant:
-    return replacing(weights=lambda v, p: softmax(np.clip(logits(v), -limit, limit)))
+def _clipped(*limits: float) -> Variants:
+    def at(limit: float) -> Variant:
+        return replacing(weights=lambda v, p: softmax(np.clip(logits(v), -limit, limit)))
+
+    return tuple(map(at, limits))
 
 
 def _piece_by_piece(values: Values, probe: Probe) -> Array:
@@ -105,169 +107,120 @@ def _piece_by_piece(values: Values, probe: Probe) -> Array:
     return np.asarray(np.exp(scores - highest) / total)
 
 
-def _numeric(
-    name: str,
-    title: str,
-    why: str,
-    variants: tuple[Variant, ...],
-    severity: Severity,
-    lines: tuple[str, str] = SOFTMAX,
-) -> Mistake:
-    breaks = "range" if severity == "fragile" else ""
-    return Mistake(name, "numerics", title, why, *lines, variants, severity, breaks)
-
-
-MISTAKES = (
-    _numeric(
-        "scores_clipped",
+ORDINARY: Entries = {
+    "scores_clipped": (
         "scores are clipped before exp",
-        "Large scores become equal, and what was a clear choice becomes a blend.",
-        tuple(_clipped(limit) for limit in (1.0, 2.0)),
-        "wrong",
+        "Large scores become equal, and a clear choice becomes a blend.",
+        _clipped(1.0, 2.0),
     ),
-    _numeric(
-        "rounded",
+    "rounded": (
         "numbers are rounded on the way",
-        "round() is for printing; what is rounded is lost for everything after it.",
+        "round() is for printing; digits that it removes are lost for everything after it.",
         tuple(variant for decimals in (1, 2, 3, 4, 5, 6, 8) for variant in _rounded(decimals)),
-        "wrong",
-        ("print(weights.round(3))  # round what is shown, not what is used",) * 2,
+        ROUNDED,
     ),
-    _numeric(
-        "epsilon_in_the_denominator",
+    "epsilon_in_the_denominator": (
         "a small number is added to the sum of the exponentials",
-        "The sum is at least 1 once the maximum is subtracted; what is added only takes away from "
-        "the weights.",
-        tuple(
-            v for power in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12) for v in _with_epsilon(10.0**-power)
-        ),
-        "wrong",
+        "Once the maximum is subtracted, the sum is at least 1; the number only lowers weights.",
+        tuple(v for power in (*range(1, 11), 12) for v in _with_epsilon(10.0**-power)),
     ),
-)
+}
+MISTAKES = mistakes("numerics", SOFTMAX, ORDINARY)
 
-# What is told by how far off a result is, not by what it is.
-COMPUTED_IN_FLOAT32 = _numeric(
-    "computed_in_float32",
-    "float64 goes in and out, but something between has only the digits of float32",
-    "A buffer, a constant or a softmax in float32 throws away half of the digits.",
-    (),
-    "wrong",
-    DTYPE,
-)
-COMPUTED_IN_HALF = _numeric(
-    "computed_in_half_precision",
-    "something between has only the digits of a half type",
-    "Three digits are left. Keep the scores and softmax in float32, and round the result once.",
-    (),
-    "wrong",
-    DTYPE,
-)
-INTEGERS_TRUNCATED = _numeric(
-    "integers_truncated",
-    "integers go in, and the result is cut to integers",
-    "A buffer was made like the query (empty_like, zeros_like): what is written into it loses "
-    "everything after the point.",
-    (),
-    "fragile",
-    ("query = np.asarray(query, float)", "q = q.float()"),
-)
-HALF_CONSTANT = _numeric(
-    "half_precision_constant",
-    "the number that hides keys does not exist in float16",
-    "−10⁹ is −∞ there, and 0·∞ is NaN; torch refuses to fill with it.",
-    (),
-    "fragile",
-    (
-        "scores = np.where(keep, scores, -np.inf)",
-        "scores = scores.masked_fill(~keep, float('-inf'))",
+# What is recognised by the size of the error, not by the values.
+DIGITS: Entries = {
+    "computed_in_float32": (
+        "float64 goes in and out, but something between has only the digits of float32",
+        "A buffer, a constant or a softmax in float32 loses half of the digits.",
+        (),
     ),
-)
+    "computed_in_half_precision": (
+        "something between has only the digits of a half-precision type",
+        "Three digits are left. Keep the scores and softmax in float32, and round the result once.",
+        (),
+    ),
+}
+COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF = mistakes("numerics", DTYPE, DIGITS)
+DTYPES: Entries = {
+    "integers_truncated": (
+        "integers go in, and the result is truncated to integers",
+        "A buffer was made like the query (empty_like, zeros_like): it keeps no fractions.",
+        (),
+        FLOATS,
+    ),
+    "half_precision_constant": (
+        "the number that hides keys does not exist in float16",
+        "−10⁹ is −∞ there, and 0·∞ is NaN; torch refuses to fill with it.",
+        (),
+        INFINITY,
+    ),
+}
+INTEGERS_TRUNCATED, HALF_CONSTANT = mistakes("numerics", DTYPE, DTYPES, "fragile", "range")
 
-FRAGILE = (
-    _numeric(
-        "no_maximum_subtracted",
+LARGE_SCORES: Entries = {
+    "no_maximum_subtracted": (
         "exp is taken without subtracting the row maximum",
         "exp overflows above 709.8 (float64) or 88.7 (float32): ∞/∞ is NaN. Far below it is 0/0.",
-        (
-            *_shift(lambda scores: np.zeros(())),
-            replacing(output=_blended_first),
-            replacing(False, output=_blended_first),
-            replacing(weights=_by_logarithm),
-            replacing(False, weights=_by_logarithm),
-        ),
-        "fragile",
+        _shift(_zero) + both(output=_blended_first) + both(weights=_by_logarithm),
     ),
-    _numeric(
-        "no_maximum_subtracted_and_one_added",
+    "no_maximum_subtracted_and_one_added": (
         "exp is taken without subtracting the row maximum, and 1 is added to visible scores",
         "The 1 cancels in softmax, but exp overflows one earlier: above 708.8 (float64).",
-        (
-            replacing(scaled=_plus_one, row_maximum=_zeros, weights=raw_weights),
-            replacing(False, scaled=_plus_one, row_maximum=_zeros, weights=raw_weights),
+        both(
+            scaled=lambda v, p: v["scores"] * v["scale"] + 1,
+            row_maximum=lambda v, p: np.zeros(logits(v).shape[:-1]),
+            weights=raw_weights,
         ),
-        "fragile",
     ),
-    _numeric(
-        "global_maximum",
+    "global_maximum": (
         "the maximum of the whole matrix is subtracted instead of that of each row",
         "A row far below the highest one becomes 0/0.",
-        _shift(lambda scores: scores.max((-1, -2), keepdims=True))
-        + _shift(lambda scores: scores.max(keepdims=True)),
-        "fragile",
+        _shift(lambda s: s.max((-1, -2), keepdims=True), lambda s: s.max(keepdims=True)),
     ),
-    _numeric(
-        "mean_subtracted",
+    "mean_subtracted": (
         "the mean is subtracted instead of the maximum",
         "A score far above the mean of its row still overflows.",
-        _shift(_mean) + _shift(lambda scores: scores.mean((-1, -2), keepdims=True)),
-        "fragile",
+        _shift(_mean, lambda scores: scores.mean((-1, -2), keepdims=True)),
     ),
-    _numeric(
-        "overflow_hidden",
+    "overflow_hidden": (
         "NaN and infinity are replaced by numbers",
-        "nan_to_num hides where something went wrong; the row is then wrong without a sign of it.",
+        "nan_to_num hides the overflow; the row is then wrong, and nothing shows it.",
         tuple(
             replacing(
-                row_maximum=v.replaced["row_maximum"],
+                row_maximum=variant.replaced["row_maximum"],
                 weights=lambda v, p: np.nan_to_num(raw_weights(v, p)),
             )
-            for v in _shift(lambda scores: np.zeros(()))
+            for variant in _shift(_zero)
         ),
-        "fragile",
     ),
-    _numeric(
-        "large_scores_clipped",
+    "large_scores_clipped": (
         "large scores are clipped before exp",
         "Scores beyond the limit become equal, so the largest of them no longer wins.",
-        tuple(
-            _clipped(limit)
-            for limit in (5.0, 10.0, 20.0, 30.0, 50.0, 60.0, 80.0, 88.0, 100.0, 500.0, 700.0)
-        ),
-        "fragile",
+        _clipped(5.0, 10.0, 20.0, 30.0, 50.0, 60.0, 80.0, 88.0, 100.0, 500.0, 700.0),
     ),
-)
+}
+FRAGILE = mistakes("numerics", SOFTMAX, LARGE_SCORES, "fragile", "range")
 
-EQUIVALENTS = (
-    Equivalent(
-        "any_shift",
-        "subtracting something else than the maximum, the same along the row",
-        "right",
-        "Softmax does not change. It is fragile: see no_maximum_subtracted, global_maximum and "
-        "mean_subtracted.",
-        _shift(_mean)[0],
-    ),
-    Equivalent(
-        "exp_and_log",
-        "exp of log_softmax",
-        "right",
-        "exp undoes the logarithm.",
-        replacing(weights=lambda v, p: np.exp(np.log(softmax(logits(v))))),
-    ),
-    Equivalent(
-        "online_softmax",
-        "softmax piece by piece with a running maximum",
-        "right",
-        "Each piece is corrected by exp of how far the maximum rose.",
-        replacing(weights=_piece_by_piece),
-    ),
+EQUIVALENTS = equivalents(
+    {
+        "any_shift": (
+            "subtracting another number than the maximum, the same along the row",
+            "right",
+            "Softmax does not change. It is fragile: see no_maximum_subtracted, global_maximum and "
+            "mean_subtracted.",
+            _shift(_mean)[0],
+        ),
+        "exp_and_log": (
+            "exp of log_softmax",
+            "right",
+            "exp undoes the logarithm.",
+            replacing(weights=lambda v, p: np.exp(np.log(softmax(logits(v))))),
+        ),
+        "online_softmax": (
+            "softmax piece by piece with a running maximum",
+            "right",
+            "Each piece is corrected by exp of the rise of the maximum.",
+            replacing(weights=_piece_by_piece),
+        ),
+    }
 )

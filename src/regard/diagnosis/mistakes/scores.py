@@ -1,20 +1,23 @@
-"""Mistakes before and after softmax in one head: the scale, and which matrix goes where.
-
-Each replaces the step of the textbook at which it departs.
-"""
+"""Mistakes before and after softmax in one head: the scale, and which matrix goes where."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from regard.diagnosis.mistakes.entry import (
     Array,
-    Equivalent,
-    Mistake,
+    Entries,
     Replacement,
-    blend,
-    grouped,
+    Variants,
+    both,
+    equivalents,
+    heads_of,
+    mistakes,
     replacing,
+    transposed,
 )
 from regard.diagnosis.probe import Probe, Values, Variant
 
@@ -32,287 +35,218 @@ OUTPUT = (
 )
 
 
-def _divided(by: str) -> Replacement:
-    """The scores divided by something else than √D; a given scale is used as it is."""
+def _divided_by(divisor: Callable[[Probe], float]) -> Replacement:
+    """The scores divided by something else than √D; a scale of the caller's is used."""
 
     def scaled(values: Values, probe: Probe) -> Array:
-        if probe.scale is not None:
-            return values["scores"] * probe.scale
-        size = {letter: float(n) for letter, n in probe.sizes.items()}
-        divisors = {
-            "1": 1.0,
-            "D": size["D"],
-            "1/√D": size["D"] ** -0.5,
-            "D^¼": size["D"] ** 0.25,
-            "√(HD)": np.sqrt(size["H"] * size["D"]),
-            "√M": np.sqrt(probe.inputs["embeddings"].shape[-1])
-            if "embeddings" in probe.inputs
-            else np.sqrt(size["H"] * size["D"]),
-            "√S": np.sqrt(size["S"]),
-            "√L": np.sqrt(size["L"]),
-            "√E": np.sqrt(size["E"]),
-            "√(D/H)": np.sqrt(size["D"] / size["H"]),
-            "√axis 1": np.sqrt(size[{2: "D", 3: "L", 4: "H"}.get(probe.rank, "D")]),
-        }
-        return np.asarray(values["scores"] / divisors[by])
+        scale = probe.scale
+        return values["scores"] / divisor(probe) if scale is None else values["scores"] * scale
 
     return scaled
 
 
-def _scale(name: str, by: str, title: str, why: str) -> Mistake:
-    variants = tuple(replacing(scaled=_divided(one)) for one in by.split(" or "))
-    return Mistake(name, "one head", title, why, *SCALE, variants)
+def _scale(*divisors: Callable[[Probe], float]) -> Variants:
+    return tuple(replacing(scaled=_divided_by(divisor)) for divisor in divisors)
 
 
-def _scores_of(first: str, second: str) -> Replacement:
-    def scores(values: Values, probe: Probe) -> Array:
-        heads = probe.sizes["H"]
-        a, b = grouped(values[first], heads), grouped(values[second], heads)
-        return np.asarray(a @ b.swapaxes(-1, -2))
-
-    return scores
+def _root(*axes: str) -> Callable[[Probe], float]:
+    return lambda probe: float(np.sqrt(np.prod([probe.sizes[axis] for axis in axes])))
 
 
-def _reshaped_keys(values: Values, probe: Probe) -> Array:
-    keys = grouped(values["keys"], probe.sizes["H"])
-    reshaped = keys.reshape(*keys.shape[:2], keys.shape[3], keys.shape[2])
-    return np.asarray(values["queries"] @ reshaped)
+def _model_width(probe: Probe) -> float:
+    if "embeddings" not in probe.inputs:
+        return _root("H", "D")(probe)
+    return float(np.sqrt(probe.inputs["embeddings"].shape[-1]))
+
+
+def _scores(scores: Callable[..., Any]) -> Variants:
+    """Other scores, made of queries, keys and values (B, H, …)."""
+    return both(scores=lambda values, probe: scores(*heads_of(values)))
+
+
+def _output(output: Callable[..., Any]) -> Variants:
+    """Another output, made of weights, queries, keys and values (B, H, …)."""
+    return both(output=_output_of(output))
+
+
+def _output_of(output: Callable[..., Any]) -> Replacement:
+    return lambda values, probe: output(values["weights"], *heads_of(values))
 
 
 def _all_axes_reversed(values: Values, probe: Probe) -> Array:
-    """`K.T` of an array with more than two axes: the leading ones are reversed with the others."""
-    queries, keys = values["queries"], grouped(values["keys"], probe.sizes["H"])
-    if probe.rank < 4:
-        queries, keys = queries[0], keys[0]
-    if probe.rank < 3:
-        queries, keys = queries[0], keys[0]
-    return np.asarray(queries @ keys.T).reshape(probe.right["scores"].shape)
+    """`K.T` of an array with more than two axes."""
+    queries, keys, _ = heads_of(values)
+    alone = (0,) * min(2, 4 - probe.rank)
+    scores = queries[alone] @ keys[alone].T
+    return np.asarray(scores).reshape(probe.right["scores"].shape)
 
 
-def _cosine(values: Values, probe: Probe) -> Array:
-    queries, keys = values["queries"], grouped(values["keys"], probe.sizes["H"])
-    queries = queries / np.linalg.norm(queries, axis=-1, keepdims=True)
-    keys = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
-    return np.asarray(queries @ keys.swapaxes(-1, -2))
+def _unit(vectors: Array) -> Array:
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
 
 
-def _distance(values: Values, probe: Probe) -> Array:
-    queries, keys = values["queries"], grouped(values["keys"], probe.sizes["H"])
-    return np.asarray(-np.linalg.norm(queries[..., :, None, :] - keys[..., None, :, :], axis=-1))
+def _divided_output(w: Array, q: Array, k: Array, v: Array) -> Any:
+    return w @ v / np.sqrt(q.shape[-1])
 
 
-def _blended(name: str) -> Replacement:
-    return lambda values, probe: blend(values["weights"], values[name])
+def _scaled_queries(values: Values, probe: Probe) -> Array:
+    queries, keys, _ = heads_of(values)
+    return (queries * (probe.scale or probe.sizes["D"] ** -0.5)) @ transposed(keys)
 
 
-def _of_transposed(values: Values, probe: Probe) -> Array:
-    return blend(values["weights"].swapaxes(-1, -2), values["values"])
-
-
-def _with_residual(values: Values, probe: Probe) -> Array:
-    return blend(values["weights"], values["values"]) + values["queries"]
-
-
-def _divided_output(values: Values, probe: Probe) -> Array:
-    return np.asarray(blend(values["weights"], values["values"]) / np.sqrt(probe.sizes["D"]))
-
-
-def _of_scaled_queries(values: Values, probe: Probe) -> Array:
-    scale = probe.scale or probe.sizes["D"] ** -0.5
-    keys = grouped(values["keys"], probe.sizes["H"])
-    return np.asarray((values["queries"] * scale) @ keys.swapaxes(-1, -2))
-
-
-def _product(
-    name: str, title: str, why: str, lines: tuple[str, str], **step: Replacement
-) -> Mistake:
-    variants = (Variant(step), Variant(step, absent=False))
-    return Mistake(name, "one head", title, why, *lines, variants)
-
-
-MISTAKES = (
-    _scale(
-        "no_scale",
-        "1",
+SCALES: Entries = {
+    "no_scale": (
         "the scores are not scaled",
         "The variance of q·k grows with the width D, so softmax saturates: almost all weight falls "
         "on one key and gradients vanish.",
+        _scale(_root()),
     ),
-    _scale(
-        "scale_by_width",
-        "D",
+    "scale_by_width": (
         "the scores are divided by D instead of √D",
-        "Scores become √D times too small, and attention is spread almost evenly.",
+        "Scores are √D times too small, and attention is spread almost evenly.",
+        _scale(lambda probe: probe.sizes["D"]),
     ),
-    _scale(
-        "scale_multiplied",
-        "1/√D",
+    "scale_multiplied": (
         "the scores are multiplied by √D instead of divided by it",
-        "Scores become D times too large; softmax turns into a maximum.",
+        "Scores are D times too large; softmax turns into a maximum.",
+        _scale(lambda probe: probe.sizes["D"] ** -0.5),
     ),
-    _scale(
-        "scale_fourth_root",
-        "D^¼",
+    "scale_fourth_root": (
         "only one of queries and keys is scaled by D^¼",
-        "Splitting the scale over both sides needs D^¼ on each; one side alone divides by D^¼.",
+        "To split the scale over queries and keys, divide both by D^¼.",
+        _scale(lambda probe: probe.sizes["D"] ** 0.25),
     ),
-    _scale(
-        "scale_by_model_width",
-        "√(HD) or √M",
+    "scale_by_model_width": (
         "the scores are divided by √d_model instead of √d_k",
         "d_k is the width of one head. With H heads the scores are √H times too small; with one "
         "head there is no difference, so a test with one head passes.",
+        _scale(_root("H", "D"), _model_width),
     ),
-    _scale(
-        "scale_by_width_over_heads",
-        "√(D/H)",
+    "scale_by_width_over_heads": (
         "the width of a head is divided by the number of heads once more",
         "The arrays are split already; dividing again makes scores √H times too large.",
+        _scale(lambda probe: float(np.sqrt(probe.sizes["D"] / probe.sizes["H"]))),
     ),
-    _scale(
-        "scale_by_keys",
-        "√S",
+    "scale_by_keys": (
         "the scores are divided by √S, the number of keys, instead of √D",
-        "The wrong axis was read. The result changes with the length of the text.",
+        "The size of the wrong axis is used. The result changes with the length of the text.",
+        _scale(_root("S")),
     ),
-    _scale(
-        "scale_by_queries",
-        "√L",
+    "scale_by_queries": (
         "the scores are divided by √L, the number of queries, instead of √D",
-        "The wrong axis was read. A query's answer changes with how many others are asked with it.",
+        "The size of the wrong axis is used. A query's result changes with the number of others.",
+        _scale(_root("L")),
     ),
-    _scale(
-        "scale_by_value_width",
-        "√E",
+    "scale_by_value_width": (
         "the scores are divided by √E, the width of a value, instead of √D",
-        "It shows only where values are not as wide as keys.",
+        "It shows only if values are not as wide as keys.",
+        _scale(_root("E")),
     ),
-    _scale(
-        "width_from_axis_1",
-        "√axis 1",
+    "width_from_axis_1": (
         "the width is read from axis 1 instead of the last one",
-        "Right for one head alone; with a leading axis it is the number of queries, with two of "
-        "them the number of heads.",
+        "Right for one head alone. With one leading axis, axis 1 is that of the queries; with two, "
+        "of the heads.",
+        _scale(lambda probe: _root({2: "D", 3: "L", 4: "H"}.get(probe.rank, "D"))(probe)),
     ),
-    Mistake(
-        "scale_after_softmax",
-        "one head",
+    "scale_after_softmax": (
         "the weights are divided by √D instead of the scores",
-        "Softmax sees unscaled scores, and rows of weights add up to 1/√D instead of 1.",
-        *SCALE,
-        (
-            replacing(scaled=_divided("1"), output=_divided_output),
-            replacing(absent=False, scaled=_divided("1"), output=_divided_output),
-        ),
+        "Softmax gets unscaled scores, and rows of weights add up to 1/√D instead of 1.",
+        both(scaled=_divided_by(_root()), output=_output_of(_divided_output)),
     ),
-    _product(
-        "output_scaled",
-        "the output is divided by √D once more",
-        "The scale belongs to the scores alone.",
-        OUTPUT,
-        output=_divided_output,
-    ),
-    _product(
-        "queries_and_keys_swapped",
+}
+PRODUCTS: Entries = {
+    "queries_and_keys_swapped": (
         "queries and keys are swapped: the scores are K·Qᵀ",
-        "Rows become keys: each key asks the queries. With as many queries as keys no shape shows "
-        "it, and with Q = K nothing does.",
-        SCORES,
-        scores=_scores_of("keys", "queries"),
+        "Each key asks the queries. With as many queries as keys no shape shows it, and with "
+        "Q = K nothing does.",
+        _scores(lambda q, k, v: k @ transposed(q)),
     ),
-    _product(
-        "values_for_keys",
-        "the queries meet the values instead of the keys",
-        "Scores are Q·Vᵀ. It runs wherever values are as wide as keys.",
-        SCORES,
-        scores=_scores_of("queries", "values"),
+    "values_for_keys": (
+        "the scores are Q·Vᵀ: values are used instead of keys",
+        "It runs whenever values are as wide as keys.",
+        _scores(lambda q, k, v: q @ transposed(v)),
     ),
-    _product(
-        "queries_for_keys",
-        "the queries meet the queries instead of the keys",
-        "Scores are Q·Qᵀ: symmetric, and each token prefers itself.",
-        SCORES,
-        scores=_scores_of("queries", "queries"),
+    "queries_for_keys": (
+        "the scores are Q·Qᵀ: queries are used instead of keys",
+        "The scores are symmetric, and each token prefers itself.",
+        _scores(lambda q, k, v: q @ transposed(q)),
     ),
-    _product(
-        "keys_for_queries",
-        "the keys meet the keys; the queries are not used",
-        "Scores are K·Kᵀ: symmetric, and the query has no say.",
-        SCORES,
-        scores=_scores_of("keys", "keys"),
+    "keys_for_queries": (
+        "the scores are K·Kᵀ: keys are used instead of queries",
+        "The scores are symmetric, and the query has no effect.",
+        _scores(lambda q, k, v: k @ transposed(k)),
     ),
-    _product(
-        "keys_reshaped",
-        "the keys are reshaped where they should be transposed",
-        "reshape keeps the numbers in reading order, so each column mixes several keys.",
-        SCORES,
-        scores=_reshaped_keys,
+    "keys_reshaped": (
+        "the keys are reshaped instead of transposed",
+        "reshape keeps the numbers in memory order, so each column mixes several keys.",
+        _scores(lambda q, k, v: q @ k.reshape(*k.shape[:2], k.shape[3], k.shape[2])),
     ),
-    _product(
-        "all_axes_reversed",
+    "all_axes_reversed": (
         "K.T reverses all axes of the keys, the leading ones too",
         "With two axes that is a transpose; with more, heads and width change places. It runs only "
-        "where sizes happen to agree, and then heads read each other's keys.",
-        SCORES,
-        scores=_all_axes_reversed,
+        "if the sizes agree, and heads then read each other's keys.",
+        both(scores=_all_axes_reversed),
     ),
-    _product(
-        "cosine_scores",
-        "queries and keys are brought to length 1 first",
-        "The dot product becomes a cosine: scores stay within ±1, and attention almost even.",
-        SCORES,
-        scores=_cosine,
+    "cosine_scores": (
+        "queries and keys are normalised to length 1 first",
+        "The dot product becomes a cosine: scores stay within ±1, and weights are almost equal.",
+        _scores(lambda q, k, v: _unit(q) @ transposed(_unit(k))),
     ),
-    _product(
-        "distance_scores",
+    "distance_scores": (
         "the scores are distances instead of dot products",
-        "Nearness is not the dot product; long vectors lose the say that they should have.",
-        SCORES,
-        scores=_distance,
+        "A distance ignores that long vectors should score higher.",
+        _scores(lambda q, k, v: -np.linalg.norm(q[..., :, None, :] - k[..., None, :, :], axis=-1)),
     ),
-    _product(
-        "keys_for_values",
-        "the weights blend the keys instead of the values",
-        "The output is P·K. It runs wherever values are as wide as keys.",
-        OUTPUT,
-        output=_blended("keys"),
+}
+OUTPUTS: Entries = {
+    "keys_for_values": (
+        "the output is P·K: keys are used instead of values",
+        "It runs whenever values are as wide as keys.",
+        _output(lambda w, q, k, v: w @ k),
     ),
-    _product(
-        "queries_for_values",
-        "the weights blend the queries instead of the values",
-        "The output is P·Q, which runs where there are as many queries as keys.",
-        OUTPUT,
-        output=_blended("queries"),
+    "queries_for_values": (
+        "the output is P·Q: queries are used instead of values",
+        "It runs whenever there are as many queries as keys.",
+        _output(lambda w, q, k, v: w @ q),
     ),
-    _product(
-        "weights_transposed",
-        "the weights are transposed before they meet the values",
-        "Row i of the output belongs to key i: what is read and what is reading change places.",
-        OUTPUT,
-        output=_of_transposed,
+    "weights_transposed": (
+        "the weights are transposed before they are multiplied with the values",
+        "Row i of the output then belongs to key i instead of query i.",
+        _output(lambda w, q, k, v: transposed(w) @ v),
     ),
-    _product(
-        "residual_added",
+    "residual_added": (
         "the queries are added to the output",
-        "The residual connection belongs outside attention, and to its embeddings.",
-        OUTPUT,
-        output=_with_residual,
+        "The residual connection belongs outside attention, and adds the embeddings.",
+        _output(lambda w, q, k, v: w @ v + q),
     ),
+}
+SCALED_OUTPUT: Entries = {
+    "output_scaled": (
+        "the output is divided by √D once more",
+        "Only the scores are scaled.",
+        _output(_divided_output),
+    ),
+}
+MISTAKES = (
+    *mistakes("one head", SCALE, SCALES),
+    *mistakes("one head", OUTPUT, SCALED_OUTPUT),
+    *mistakes("one head", SCORES, PRODUCTS),
+    *mistakes("one head", OUTPUT, OUTPUTS),
 )
 
-EQUIVALENTS = (
-    Equivalent(
-        "scale_twice",
-        "dividing by √D twice",
-        "scale_by_width",
-        "√D·√D = D.",
-        replacing(scaled=_divided("D")),
-    ),
-    Equivalent(
-        "scale_on_queries",
-        "dividing the queries by √D instead of the scores",
-        "right",
-        "(Q/√D)·Kᵀ = Q·Kᵀ/√D; only the rounding differs.",
-        replacing(scores=_of_scaled_queries, scaled=lambda values, probe: values["scores"]),
-    ),
+EQUIVALENTS = equivalents(
+    {
+        "scale_twice": (
+            "dividing by √D twice",
+            "scale_by_width",
+            "√D·√D = D.",
+            SCALES["scale_by_width"][2][0],
+        ),
+        "scale_on_queries": (
+            "dividing the queries by √D instead of the scores",
+            "right",
+            "(Q/√D)·Kᵀ = Q·Kᵀ/√D; only the rounding differs.",
+            Variant({"scores": _scaled_queries, "scaled": lambda values, probe: values["scores"]}),
+        ),
+    }
 )
