@@ -33,50 +33,22 @@ def as_data(
         data["statistics"] = _statistics(explanation)
     problem = explanation.problem
     if problem is not None and problem.expect:
+        mismatches = questions.check(explanation)
         data["expectations"] = {
             "count": len(problem.expect),
-            "mismatches": [
-                {
-                    "step": mismatch.step,
-                    "what": mismatch.what,
-                    "labels": list(mismatch.labels),
-                    "expected": _number(mismatch.expected),
-                    "got": _number(mismatch.got),
-                }
-                for mismatch in questions.check(explanation)
-            ],
+            "mismatches": [_fields(one, "step what labels expected got") for one in mismatches],
         }
     return data
 
 
 def _derivation(derivation: Derivation) -> dict[str, Any]:
+    cell = "step symbol labels index value"
     return {
-        "step": derivation.step,
-        "symbol": derivation.symbol,
-        "labels": list(derivation.labels),
-        "index": list(derivation.index),
-        "value": _number(derivation.value),
+        **_fields(derivation, cell),
         "formula": derivation.declared.formula,
-        "hidden": derivation.hidden,
-        "note": derivation.note,
-        "operands": [
-            {
-                "step": operand.step,
-                "symbol": operand.symbol,
-                "labels": list(operand.labels),
-                "index": list(operand.index),
-                "value": _number(operand.value),
-            }
-            for operand in derivation.operands
-        ],
-        "terms": [
-            {
-                "label": term.label,
-                "operands": list(term.operands),
-                "value": _number(term.value),
-            }
-            for term in derivation.terms
-        ],
+        **_fields(derivation, "hidden note"),
+        "operands": [_fields(operand, cell) for operand in derivation.operands],
+        "terms": [_fields(term, "label operands value") for term in derivation.terms],
         "latex": derivation.latex(),
         "numpy": derivation.numpy(),
     }
@@ -84,31 +56,23 @@ def _derivation(derivation: Derivation) -> dict[str, Any]:
 
 def _statistics(explanation: Trace) -> dict[str, Any]:
     found = questions.statistics(explanation)
+    numbers = "mean variance minimum maximum cells"
     return {
-        "steps": {
-            name: {
-                "mean": _number(one.mean),
-                "variance": _number(one.variance),
-                "minimum": _number(one.minimum),
-                "maximum": _number(one.maximum),
-                "cells": one.cells,
-            }
-            for name, one in found.steps.items()
-        },
-        "rows": {
-            name: _numbers(getattr(found.rows, name))
-            for name in ("entropy", "effective_keys", "largest_weight", "largest_key")
-        },
+        "steps": {name: _fields(one, numbers) for name, one in found.steps.items()},
+        "rows": _fields(found.rows, "entropy effective_keys largest_weight largest_key"),
     }
 
 
-def _number(value: float) -> float | str:
-    """JSON has no NaN and no infinity: they are strings."""
-    return float(value) if math.isfinite(value) else str(float(value))
+def _fields(thing: Any, names: str) -> dict[str, Any]:
+    return {name: _plain(getattr(thing, name)) for name in names.split()}
 
 
-def _numbers(array: Any) -> Any:
-    array = np.asarray(array)
-    if array.ndim:
-        return [_numbers(part) for part in array]
-    return int(array) if array.dtype.kind in "iu" else _number(float(array))
+def _plain(value: Any) -> Any:
+    """Numbers and text; lists for tuples and arrays; strings for NaN and infinity."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return value

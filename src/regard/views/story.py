@@ -171,16 +171,13 @@ def nonfinite(explanation: Trace) -> tuple[str, Derivation] | None:
 
 def _may_be_nonfinite(explanation: Trace) -> bool:
     """Whether a search is worth its time: block after block, so that nothing is computed twice."""
-    absent = {"bias", "biased", "row_maximum", "log_sums", "lse"}
-    names = [name for name in explanation.steps if name != "visible"]
+    steps = [step for step in explanation.source.steps.values() if step.name != "visible"]
     for head in heads(explanation):
-        for parts in zip_longest(*(head.blocks(name) for name in names)):
-            for name, part in zip(names, parts, strict=True):
-                if part is not None:
-                    _, numbers, hidden = part
-                    fine = np.isfinite(numbers) | hidden
-                    if not (fine | (numbers == -np.inf) if name in absent else fine).all():
-                        return True
+        for blocks in zip_longest(*(head.blocks(step.name) for step in steps)):
+            for step, block in zip(steps, blocks, strict=True):
+                _, numbers, hidden = block or (0, np.zeros(1), False)
+                if not (np.isfinite(numbers) | hidden | (step.absent & (numbers == -np.inf))).all():
+                    return True
     return False
 
 

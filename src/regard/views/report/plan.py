@@ -5,6 +5,7 @@ Owns the budget. Must not know HTML or how numbers are written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -14,6 +15,7 @@ import numpy as np
 
 from regard.errors import OptionError
 from regard.explanation.derivation import Values
+from regard.explanation.labels import own_head
 from regard.explanation.trace import ExplainedStep, Trace
 from regard.textbook.steps import Step, textbook
 from regard.views.head_view import Head, heads
@@ -96,8 +98,8 @@ def make_plan(
     room = budget - frame - SAID_BYTES - LAYER_BYTES * len(explanations)
     several = sum(_count(one) for one in explanations.values()) > 1
     overview = several or any(_is_long(one) for one in explanations.values())
-    wide = (_given_bytes(one, dict.fromkeys(one.steps, 8)) for one in explanations.values())
-    tight = sum(wide) > TIGHT
+    given = (step for one in explanations.values() for step in one.steps.values() if step.given)
+    tight = sum(math.prod(step.shape) * 8 * BASE64 for step in given) > TIGHT
     plan = _filled(explanations, room, tight, print_tables) if not overview else None
     if plan is None or not all(layer.exact for layer in plan.layers.values()):
         tiles, strongest = _overview_size(explanations, budget, room)
@@ -129,22 +131,47 @@ def _filled(
     """The heads that fit into so many bytes, from the embeddings on if all of them do."""
     ready = {name: _ready(one) for name, one in explanations.items()}
     for shown in (explanations, ready):
-        sizes = {name: _number_bytes(one, tight) for name, one in shown.items()}
-        left = room - sum(_given_bytes(one, sizes[name]) for name, one in shown.items())
+        every = {name: tuple(_numbered(one)) for name, one in shown.items()}
+        costs = list(_costs(every, tight))
+        left = room - sum(cost for _, _, cost in costs)
         last = all(shown[name] is ready[name] for name in ready)
-        tables = print_tables(next(heads(next(iter(shown.values()))))) if left > 0 or last else ""
+        tables = print_tables(next(iter(every.values()))[0][1]) if left > 0 or last else ""
         left -= len(tables.encode())
         if left > 0 or last:
             break
-    every = {name: tuple(_numbered(one)) for name, one in shown.items()}
-    chosen = every if left > 0 else _chosen(every, sizes, room - len(tables.encode()))
-    count = sum(_numbers(one) for one in shown.values())
+    room -= len(tables.encode())
+    chosen: dict[str, list[tuple[int, Head]]] = {name: [] for name in shown}
+    for name, one, cost in costs:
+        room -= cost
+        if room < 0:
+            break
+        chosen[name].append(one)
+    count = sum(math.prod(step.shape) for one in shown.values() for step in one.steps.values())
     return Plan(
         {name: Layer(shown[name], every[name], tuple(chosen[name])) for name in shown},
         small=left - count * 8 * BASE64 > 0 and count <= SMALL,
         tight=tight,
         tables=tables if next(iter(chosen.values())) else "",
     )
+
+
+def _costs(
+    every: Mapping[str, Sequence[tuple[int, Head]]], tight: bool
+) -> Iterator[tuple[str, tuple[int, Head], float]]:
+    """How many bytes each head adds: the first head of every layer, then the second, and so on."""
+    held: set[tuple[Any, ...]] = set()
+    sizes = {name: _number_bytes(own[0][1].explanation, tight) for name, own in every.items()}
+    for turn in zip_longest(*([(name, *one) for one in own] for name, own in every.items())):
+        for name, batch, head in filter(None, turn):
+            cost = float(HEAD_BYTES)
+            for step, size in sizes[name].items():
+                declared = head.source.steps[step]
+                batched = len(head.source.shape(step)) > len(declared.axes)
+                own = own_head(head.source.sizes, declared, head.number)
+                part = (name, step, batch if batched else None, own)
+                cost += 0 if part in held else math.prod(head.shape(step)) * size * BASE64
+                held.add(part)
+            yield name, (batch, head), cost
 
 
 def _said(explanations: Mapping[str, Trace], plan: Plan) -> Iterator[str]:
@@ -167,69 +194,18 @@ def _said(explanations: Mapping[str, Trace], plan: Plan) -> Iterator[str]:
         yield "Given numbers are rounded to 32 bits, and what follows from them is too."
 
 
-def _chosen(
-    every: Mapping[str, Sequence[tuple[int, Head]]],
-    sizes: Mapping[str, Mapping[str, int]],
-    room: float,
-) -> dict[str, list[tuple[int, Head]]]:
-    """The heads whose numbers fit: the first of every layer, then the second, and so on."""
-    chosen: dict[str, list[tuple[int, Head]]] = {name: [] for name in every}
-    held: set[tuple[Any, ...]] = set()
-    for turn in zip_longest(*([(name, *one) for one in own] for name, own in every.items())):
-        for name, batch, head in filter(None, turn):
-            parts = _new_parts(name, batch, head, held)
-            own = sum(count * sizes[name][part[1]] for part, count in parts.items())
-            cost = own * BASE64 + HEAD_BYTES
-            if cost > room:
-                return chosen
-            room -= cost
-            held |= set(parts)
-            chosen[name].append((batch, head))
-    return chosen
-
-
-def _new_parts(
-    name: str, batch: int, head: Head, held: set[tuple[Any, ...]]
-) -> dict[tuple[Any, ...], int]:
-    """How many numbers one more head brings that are not there yet."""
-    parts = {}
-    for step in head.source.steps.values():
-        if step.op == "given":
-            sizes = head.source.sizes
-            shared = sizes.get("H", 1) // sizes.get("G", 1) if "G" in step.axes else 1
-            own = head.number // shared if {"H", "G"} & set(step.axes) else None
-            batched = len(head.source.shape(step.name)) > len(step.axes)
-            key = (name, step.name, batch if batched else None, own)
-            if key not in held:
-                parts[key] = int(np.prod(head.shape(step.name)))
-    return parts
-
-
 def _numbered(explanation: Trace) -> list[tuple[int, Head]]:
     per = explanation.heads or 1
     return [(number // per, head) for number, head in enumerate(heads(explanation))]
 
 
 def _count(explanation: Trace) -> int:
-    return int(np.prod(explanation.batch_shape, dtype=int)) * (explanation.heads or 1)
+    return math.prod(explanation.batch_shape) * (explanation.heads or 1)
 
 
 def _is_long(explanation: Trace) -> bool:
     sizes = explanation.source.sizes
     return max(sizes.get("L", 1), sizes["S"]) > MOST_PRINTED
-
-
-def _numbers(explanation: Trace) -> int:
-    return sum(int(np.prod(step.shape, dtype=int)) for step in explanation.steps.values())
-
-
-def _given_bytes(explanation: Trace, sizes: Mapping[str, int]) -> float:
-    own = sum(
-        int(np.prod(step.shape, dtype=int)) * sizes[step.name]
-        for step in explanation.steps.values()
-        if step.given
-    )
-    return own * BASE64 + _count(explanation) * HEAD_BYTES
 
 
 def _number_bytes(explanation: Trace, tight: bool) -> dict[str, int]:
