@@ -205,7 +205,7 @@ static void task(const Call& c, int64_t h, int64_t first, const float* panels, W
         for (int64_t e = 0; e < c.D; e++) c.o(h, i)[e] /= rows[i - first].total;
 }
 
-// f(0) … f(n − 1), whoever is free taking the next.
+// f(0) … f(n − 1), each taken by the next free thread.
 static void share(int threads, int64_t n, const std::function<void(int64_t)>& f) {
     std::atomic<int64_t> next{0};
     regard::run_on_threads(threads, [&](int) { for (int64_t i; (i = next++) < n;) f(i); }, nullptr);
@@ -244,7 +244,7 @@ extern "C" void climb(int rung, int64_t H, int64_t L, int64_t S, int64_t D, cons
 
 // Multiply-adds on registers alone, 2 · 12 · lanes · steps flops per thread: the machine's peak.
 extern "C" float multiply_add(int64_t steps, int threads) {
-    std::atomic<float> kept{0};  // a sum that somebody reads cannot be left out
+    std::atomic<float> kept{0};  // keeps the sum from being optimised away
     const auto chains = [&](int) {
         V x[12];  // twelve independent chains, so that nothing waits for a result
         for (int i = 0; i < 12; i++) x[i] = all(float(i));

@@ -90,7 +90,7 @@ class Inputs(NamedTuple):
 
 
 def inputs(heads: int, length: int) -> Inputs:
-    """Normal numbers (H, L, D), from the start of a cache line for everybody."""
+    """Normal numbers (H, L, D), each starting at a cache line."""
     generator = np.random.default_rng(heads * length)
     made = []
     for _ in range(3):

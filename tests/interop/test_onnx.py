@@ -251,9 +251,9 @@ PACKED = np.ones((1, 3, 8), np.float32)
 @pytest.mark.parametrize(
     ("error", "words", "arguments", "options"),
     [
-        (OptionError, "q_num_heads must say", (PACKED,) * 3, {"kv_num_heads": 2}),
-        (ShapeError, "does not divide", (PACKED,) * 3, {"q_num_heads": 3, "kv_num_heads": 2}),
-        (ShapeError, "leave the attribute out", (X,) * 3, {"q_num_heads": 4}),
+        (OptionError, "q_num_heads must give", (PACKED,) * 3, {"kv_num_heads": 2}),
+        (ShapeError, "not a multiple of", (PACKED,) * 3, {"q_num_heads": 3, "kv_num_heads": 2}),
+        (ShapeError, "omit the attribute", (X,) * 3, {"q_num_heads": 4}),
         (ShapeError, "3 or 4", (X[0, 0],) * 3, {}),
         (OptionError, "belong together", (X,) * 3, {"past_key": X}),
         (ShapeError, "past_key has shape", (X,) * 3, {"past_key": X[..., :2], "past_value": X}),
@@ -278,7 +278,7 @@ def test_what_does_not_fit_is_refused_in_words(error, words, arguments, options)
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        ("rotary_embedding_dim must be even", {"rotary_embedding_dim": 3}),
+        ("rotary_embedding_dim is 3 but X has 4", {"rotary_embedding_dim": 3}),
         ("cos_cache gives", {"cos_cache": np.ones((1, 3, 1), np.float32)}),
     ],
 )

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.errors import OptionError, safe_text
 from regard.masks import Lengths
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 MASKS = ("padding", "dense", "bias", "window", "lengths", "blocks")
 WINDOW = 256  # keys to the left in the window case

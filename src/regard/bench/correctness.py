@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from regard.api import attention
+from regard.boundary.arrays import Array
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from regard.bench.cases import Case, Inputs
 
-    Array = NDArray[Any]
 
 # Scores that the float64 reference computes per case: about half a second.
 CHECKED_SCORES = 2**23

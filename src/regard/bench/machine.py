@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +72,16 @@ def measured_limits(threads: int) -> Limits | None:
 
 def largest(measured: list[Limits]) -> Limits:
     """The largest of each figure: a disturbance only lowers it."""
-    return Limits(
-        measured[0].threads,
-        max(one.clock for one in measured),
-        tuple(
-            Peak(
-                peaks[0].target,
-                peaks[0].lanes,
-                max(peak.float32 for peak in peaks),
-                max(peak.float64 for peak in peaks),
-            )
-            for peaks in zip(*(one.peaks for one in measured), strict=True)
-        ),
-        max(one.read for one in measured),
+
+    def best(name: str, of: Sequence[Limits | Peak]) -> float:
+        return float(max(getattr(one, name) for one in of))
+
+    peaks = tuple(
+        replace(same[0], float32=best("float32", same), float64=best("float64", same))
+        for same in zip(*(one.peaks for one in measured), strict=True)
+    )
+    return replace(
+        measured[0], clock=best("clock", measured), peaks=peaks, read=best("read", measured)
     )
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+else:
+    Array = np.ndarray
 
 T = TypeVar("T")
 

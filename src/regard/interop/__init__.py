@@ -1,5 +1,5 @@
-"""Regard among its neighbours: one module for each, imported only when asked for by name.
+"""The attention calls of other libraries, one module each, imported only by name.
 
-A module here converts conventions at the border (shapes, polarity, alignment) and nothing else:
-checks are `request`'s, numbers come from the kernels. Must not hold a formula of attention.
+A module converts conventions (shapes, mask polarity, alignment) to `regard.attention`'s. Must not
+contain a formula of attention.
 """

@@ -1,17 +1,18 @@
-"""JAX's own attention call, answered by regard, also within jit and vmap.
+"""JAX's attention call, computed by regard, also within jit and vmap.
 
-Owns what `jax.nn.dot_product_attention` means by its arguments, and the primitive by which JAX
+Owns the meaning of the arguments of `jax.nn.dot_product_attention`, and the primitive by which JAX
 calls regard. Must not know how attention is computed.
 
-A primitive, not `jax.pure_callback`: that one copies every operand to a JAX array first, and where
-several threads call it, those copies wait for the threads that the callbacks hold (measured with
-jax 0.10.2: six threads and 100,000 numbers stand still for good). Here operands come as NumPy
-arrays on XLA's own memory, and nothing in the callback speaks to JAX.
+A primitive and not `jax.pure_callback`, which copies operands to JAX arrays: with several threads
+those copies wait for the threads that the callbacks hold (jax 0.10.2: a deadlock with six threads
+and 100,000 numbers). Here operands are NumPy arrays on XLA's memory; the callback uses no JAX.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -45,50 +46,49 @@ def dot_product_attention(
 ) -> Any:
     r"""softmax(scale·Q·Kᵀ + bias)·V on JAX's CPU arrays, with JAX's signature and layout.
 
-    Rows stand before heads: B batch, T queries, S keys, N query heads, K key heads, H width.
+    Rows come before heads: B batch, T queries, S keys, N query heads, K key heads, H width.
 
     Parameters
     ----------
     query : array, (B, T, N, H) or (T, N, H)
         float16, bfloat16, float32 or float64.
     key, value : array, (B, S, K, H) or (S, K, H)
-        Of the same dtype; N is a multiple of K. The width of value may differ.
+        The same dtype; N is a multiple of K. value may have another width.
     bias : array, broadcastable to (B, N, T, S), optional
         Added after the scale.
     mask : array of bool, broadcastable to (B, N, T, S), optional
         True = attend.
     scale : float, optional
-        1/√H if None. A number, not an array that is traced.
+        Default 1/√H. A number, not a traced array.
     is_causal : bool
-        Query i sees key j only if j ≤ i, whatever T and S are.
+        Query i sees key j only if j ≤ i, also if T ≠ S.
     query_seq_lengths, key_value_seq_lengths : array of int32, (B,), optional
         Later queries give 0, later keys are hidden.
     local_window_size : int or (left, right), optional
         Query i sees keys i − left … i + right.
     implementation : None
-        Must be None: it is regard that answers.
+        Must be None.
     return_residual : bool
         Return the log-sum-exp (B, T, N) or (T, N) too.
 
     Returns
     -------
     array, (B, T, N, H) or (T, N, H), or a tuple (output, residual)
-        Of the dtype of query.
+        In query's dtype.
 
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        When called or traced, for arguments that do not fit.
+        When called or traced with invalid arguments.
     NotImplementedError
         When differentiated: regard computes no gradients.
 
     Notes
     -----
-    Where it differs from JAX: a query that sees no key gives 0 and the residual −inf, where JAX
-    gives the mean of all values; what stands in a hidden key or value has no influence, NaN
-    included; in half types weights are not rounded before they meet the values; and in float64,
-    which JAX has only with ``jax_enable_x64``, everything is computed in float64, where JAX takes
-    the softmax in float32 and is right to about 1e-7.
+    Unlike in JAX, a query that sees no key gives 0 and the residual −inf (JAX: the mean of all
+    values); a hidden key or value, NaN included, has no influence; half-type weights are not
+    rounded before the product with the values; float64 (``jax_enable_x64``) is float64 throughout
+    (JAX: softmax in float32, accurate to about 1e-7).
 
     References
     ----------
@@ -105,22 +105,21 @@ def dot_product_attention(
     """
     if implementation is not None:
         raise OptionError(
-            f"implementation is {safe_text(repr(implementation), 60)}, but it is regard that "
-            "answers here: leave it out, or call jax.nn.dot_product_attention"
+            f"implementation is {safe_text(repr(implementation), 60)}; it must be None, or call "
+            "jax.nn.dot_product_attention"
         )
     given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
-    given |= {"query_seq_lengths": query_seq_lengths}
-    given |= {"key_value_seq_lengths": key_value_seq_lengths}
     arrays = {name: jnp.asarray(array) for name, array in given.items() if array is not None}
-    shape = arrays["query"].shape
-    for name in ("query", "key", "value", "bias", "mask"):
-        if name in arrays and arrays[name].ndim < 4:
-            missing = (1,) * (4 - arrays[name].ndim)
-            arrays[name] = arrays[name].reshape(*missing, *arrays[name].shape)
+    batched = arrays["query"].ndim != 3
+    for name, array in arrays.items():
+        arrays[name] = array.reshape(*(1,) * (4 - array.ndim), *array.shape)
+    lengths = {"query_seq_lengths": query_seq_lengths}
+    lengths |= {"key_value_seq_lengths": key_value_seq_lengths}
+    arrays |= {name: jnp.asarray(own) for name, own in lengths.items() if own is not None}
     _check(arrays)
     options = _Options(_number(scale), bool(is_causal), _window(local_window_size))
     output, residual = _attention.bind(*arrays.values(), names=tuple(arrays), options=options)
-    if len(shape) == 3:
+    if not batched:
         output, residual = output[0], residual[0]
     return (output, residual) if return_residual else output
 
@@ -135,7 +134,7 @@ class _Options(NamedTuple):
 
 
 def _check(arrays: dict[str, Any]) -> None:
-    """Everything that is known from shapes and dtypes; within jit there is no later chance."""
+    """Check shapes and dtypes, which is all that is known within jit."""
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
     for name, array in list(arrays.items())[:3]:
         if array.ndim != 4:
@@ -166,7 +165,7 @@ def _check(arrays: dict[str, Any]) -> None:
     if "mask" in arrays and arrays["mask"].dtype != np.bool_:
         raise DtypeError(
             f"mask must be boolean, True = attend, but has dtype {arrays['mask'].dtype}; "
-            "numbers to be added go to bias="
+            "pass numbers to add as bias="
         )
     if "bias" in arrays and arrays["bias"].dtype.name not in DTYPES:
         raise DtypeError(
@@ -182,7 +181,7 @@ def _check(arrays: dict[str, Any]) -> None:
 
 def _number(scale: Any) -> float | None:
     if isinstance(scale, jax.core.Tracer):
-        raise OptionError("scale is traced; it must be a number when the function is compiled")
+        raise OptionError("scale is traced; it must be a number")
     if scale is None:
         return None
     try:
@@ -203,7 +202,7 @@ def _window(window: Any) -> tuple[int, int] | None:
             "local_window_size must be an int or a pair (left, right) of ints, not "
             f"{safe_text(repr(window), 60)}"
         )
-    rule = Window(*sides)  # says what is wrong with either side
+    rule = Window(*sides)  # checks both sides
     return int(rule.left or 0), int(rule.right or 0)
 
 
@@ -214,26 +213,24 @@ _attention.multiple_results = True
 
 
 def _answer(*operands: Any, names: tuple[str, ...], options: _Options) -> tuple[Any, Any]:
-    """Output (…, B, T, N, E) and log-sum-exp (…, B, T, N); what vmap adds stands in front."""
+    """Output (…, B, T, N, E) and log-sum-exp (…, B, T, N); vmap adds the first axes."""
     arrays = dict(zip(names, operands, strict=True))
     query, key, value = (arrays[name].swapaxes(-3, -2) for name in ("query", "key", "value"))
     queries, keys = query.shape[-2], key.shape[-2]
     lead = _lead(names, operands)
-    rules: Mask | None = None
+    rules: list[Mask] = []
     if "mask" in arrays:
-        rules = Boolean(arrays["mask"])
+        rules.append(Boolean(arrays["mask"]))
     if "query_seq_lengths" in arrays:
         length = arrays["query_seq_lengths"][..., None, None, None]
-        rows = Boolean(np.arange(queries)[:, None] < length)
-        rules = rows if rules is None else rules & rows
+        rules.append(Boolean(np.arange(queries)[:, None] < length))
     if "key_value_seq_lengths" in arrays:
-        lengths = Lengths(np.clip(arrays["key_value_seq_lengths"], 0, keys))
-        rules = lengths if rules is None else rules & lengths
+        rules.append(Lengths(np.clip(arrays["key_value_seq_lengths"], 0, keys)))
     output, lse = attention(
         np.broadcast_to(query, (*lead, *query.shape[-3:])),
         key,
         value,
-        mask=rules,
+        mask=reduce(operator.and_, rules) if rules else None,
         bias=arrays.get("bias"),
         causal=options.is_causal,
         window=options.window,
@@ -245,7 +242,7 @@ def _answer(*operands: Any, names: tuple[str, ...], options: _Options) -> tuple[
 
 
 def _lead(names: tuple[str, ...], operands: Any) -> tuple[int, ...]:
-    """The leading axes of all together: those of vmap, then B."""
+    """The common leading axes: those of vmap, then B."""
     ends = {"query_seq_lengths": 0, "key_value_seq_lengths": 0}
     leads = (a.shape[: a.ndim - ends.get(n, 3)] for n, a in zip(names, operands, strict=True))
     return np.broadcast_shapes(*leads)
@@ -267,20 +264,14 @@ def _compiled(ctx: Any, *operands: Any, names: tuple[str, ...], options: _Option
     def callback(*arrays: Any) -> Any:
         return _answer(*map(np.asarray, arrays), names=names, options=options)
 
-    results, _, _ = mlir.emit_python_callback(
-        ctx,
-        callback,
-        None,
-        list(operands),
-        ctx.avals_in,
-        ctx.avals_out,
-        has_side_effect=False,
-    )
-    return results
+    shapes = ctx.avals_in, ctx.avals_out
+    return mlir.emit_python_callback(
+        ctx, callback, None, list(operands), *shapes, has_side_effect=False
+    )[0]
 
 
 def _batched(operands: Any, axes: Any, **params: Any) -> Any:
-    """One more leading axis, of length 1 where nothing is mapped: regard broadcasts, not JAX."""
+    """Add a leading axis to every operand, of length 1 if it is not mapped; regard broadcasts."""
     moved = [
         jnp.expand_dims(operand, 0) if axis is None else jnp.moveaxis(operand, axis, 0)
         for operand, axis in zip(operands, axes, strict=True)

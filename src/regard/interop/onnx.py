@@ -1,14 +1,14 @@
-"""ONNX's operators `Attention` and `RotaryEmbedding`, answered by regard.
+"""ONNX's operators `Attention` and `RotaryEmbedding`, computed by regard.
 
-Owns what ONNX means by their inputs: heads packed in three axes, masks shorter than the keys, two
-kinds of cache, −1 for an unbounded window, four choices of what else to return. Must not know how
-attention is computed: a kernel answers, and what else is asked for are steps of the textbook.
+Owns ONNX's conventions: heads packed in three axes, masks shorter than the keys, two kinds of
+cache, −1 for an unbounded window, four modes of `qk_matmul_output`. Must not know how attention is
+computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -17,20 +17,15 @@ from onnx.backend.base import BackendRep
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.kernels.reference import Run
 from regard.compute.request import Request, make_request
 from regard.errors import OptionError, ShapeError, safe_text
 from regard.masks import Boolean, Lengths, Mask
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
-
-# What each qk_matmul_output_mode below 3 returns: the first of these steps that the call has.
-# A call without a softcap, say, has no step "capped": the scores before it are those after it.
+# Each qk_matmul_output_mode below 3 returns the first of these steps that the call has: without a
+# softcap, for example, there is no step "capped".
 AFTER = {
     0: ("scaled",),
     1: ("capped", "scaled"),
@@ -39,7 +34,7 @@ AFTER = {
 
 
 class AttentionOutputs(NamedTuple):
-    """What the operator returns; `qk_matmul_output` only where it was asked for."""
+    """The outputs of the operator; `qk_matmul_output` only if requested."""
 
     Y: Array
     present_key: Array
@@ -66,7 +61,7 @@ def attention(
     softmax_precision: int | None = None,
     qk_matmul_output_mode: int | None = None,
 ) -> AttentionOutputs:
-    """The operator `Attention` of opset 23 to 25 on NumPy arrays, under ONNX's own names.
+    """The operator `Attention` of opset 23 to 25 on NumPy arrays, with ONNX's names.
 
     Y = softmax(cap(scale·Q·Kᵀ) + attn_mask)·V over the visible keys.
 
@@ -75,20 +70,19 @@ def attention(
     Q, K, V : ndarray, (B, H, L, D), (B, G, S, D), (B, G, S, E)
         Or packed: (B, L, H·D), (B, S, G·D), (B, S, G·E) with `q_num_heads` and `kv_num_heads`.
     attn_mask : ndarray, broadcastable to (B, H, L, total)
-        Boolean, True = attend, or numbers that are added. A last axis shorter than the keys hides
-        the keys that it does not reach.
+        Boolean (True = attend), or numbers to add. Keys beyond a shorter last axis are hidden.
     past_key, past_value : ndarray, (B, G, past, D) and (B, G, past, E)
-        Keys and values that come before K and V; query i then stands at position past + i.
+        Keys and values before K and V; query i is then at position past + i.
     nonpad_kv_seqlen : ndarray of int, (B,)
-        How many keys are there in each batch element; the last query stands at the last of them.
+        The number of keys of each batch element; the last query is at the last of them.
     is_causal, scale, softcap, left_window_size, right_window_size
         As in ONNX: 0 for no softcap, −1 for an unbounded side.
     softmax_precision : {1, 10, 11, 16}, optional
-        The type in which softmax is at least computed: FLOAT, FLOAT16, DOUBLE, BFLOAT16. Regard
-        never takes less than float32.
+        The least precise type allowed for softmax: FLOAT, FLOAT16, DOUBLE, BFLOAT16. regard uses
+        float32 or better.
     qk_matmul_output_mode : {0, 1, 2, 3}, optional
-        What to return as `qk_matmul_output`: scaled scores, those after softcap, those with mask
-        and bias too, weights. None: nothing.
+        `qk_matmul_output` is the scaled scores (0), those after softcap (1), with mask and bias
+        too (2), or the weights (3). Default: None is returned.
 
     Raises
     ------
@@ -97,8 +91,8 @@ def attention(
 
     Notes
     -----
-    The scale is applied once, to Q·Kᵀ, so that it may be negative; half types are computed in
-    float32 and rounded once. ONNX's own evaluator takes √scale twice and rounds the weights too.
+    The scale is applied once, to Q·Kᵀ, so it may be negative; half types are computed in float32
+    and rounded once. ONNX's evaluator applies √scale twice and rounds the weights too.
 
     References
     ----------
@@ -120,12 +114,12 @@ def attention(
     key = _heads("K", K, "kv_num_heads", kv_num_heads)
     value = _heads("V", V, "kv_num_heads", kv_num_heads)
     if (past_key is None) != (past_value is None):
-        raise OptionError("past_key and past_value belong together, but only one of them is given")
+        raise OptionError("past_key and past_value belong together, but only one is given")
     if past_key is not None and past_value is not None:
         if nonpad_kv_seqlen is not None:
             raise OptionError(
-                "nonpad_kv_seqlen says how much of a cache in K and V is used and past_key is a "
-                "cache beside them; give one of the two"
+                "nonpad_kv_seqlen is for a cache inside K and V and past_key for one outside; "
+                "give one of the two"
             )
         key = _after("past_key", past_key, "K", key)
         value = _after("past_value", past_value, "V", value)
@@ -162,26 +156,26 @@ def attention(
 
 
 def _heads(name: str, array: Array, attribute: str, heads: int | None) -> Array:
-    """(B, L, H·D) as a view (B, H, L, D); with four axes the heads are counted already."""
+    """(B, L, H·D) as a view (B, H, L, D); an array with four axes as it came."""
     if array.ndim == 4:
         if heads is not None and heads != array.shape[1]:
             raise ShapeError(
                 f"{name} has {array.shape[1]} heads on its own axis but {attribute} is {heads}; "
-                "leave the attribute out"
+                "omit the attribute"
             )
         return array
     if array.ndim != 3:
         raise ShapeError(f"{name} has {array.ndim} axes; the operator takes 3 or 4")
     if heads is None:
-        raise OptionError(f"{name} has 3 axes, so {attribute} must say how many heads it packs")
+        raise OptionError(f"{name} has 3 axes, so {attribute} must give its number of heads")
     batch, rows, width = array.shape
     if heads < 1 or width % heads:
-        raise ShapeError(f"{name} is {width} wide, which {attribute} = {heads} does not divide")
+        raise ShapeError(f"{name} is {width} wide, not a multiple of {attribute} = {heads}")
     return array.reshape(batch, rows, heads, width // heads).swapaxes(1, 2)
 
 
 def _after(past_name: str, past: Array, name: str, array: Array) -> Array:
-    """What was cached and what comes after it, along the keys."""
+    """The cached rows followed by the new ones."""
     if past.ndim != 4 or np.delete(past.shape, 2).tolist() != np.delete(array.shape, 2).tolist():
         raise ShapeError(
             f"{past_name} has shape {past.shape} but {name}, by heads, has {array.shape}; "
@@ -193,11 +187,11 @@ def _after(past_name: str, past: Array, name: str, array: Array) -> Array:
 def _mask_and_bias(
     given: Array | None, keys: int, lengths: Array | None
 ) -> tuple[Mask | None, Array | None]:
-    """ONNX's one mask by its kind, made as long as the keys, and the rule of the lengths."""
+    """ONNX's mask as a mask or a bias as long as the keys, with the rule of the lengths."""
     rule = None if lengths is None else Lengths(lengths)
     if given is None:
         return rule, None
-    if given.dtype.kind in "iu":  # added to the scores as they are; −∞ needs a float
+    if given.dtype.kind in "iu":  # numbers to add; −∞ needs a float
         given = given.astype(np.float64)
     if given.ndim and given.shape[-1] < keys:
         hidden = np.array(False if given.dtype == np.bool_ else -np.inf, given.dtype)
@@ -210,7 +204,7 @@ def _mask_and_bias(
 
 
 def _one_dtype(query: Array, value: Array) -> np.dtype[Any]:
-    """Q and K share a type, V may have another: then the one that holds both."""
+    """A dtype for Q, K and V: the type of V may differ from that of Q and K."""
     if query.dtype == value.dtype:
         return query.dtype
     wide = np.float64 in (query.dtype, value.dtype)
@@ -227,7 +221,7 @@ def _window(left: int, right: int) -> tuple[int | None, int | None] | None:
 
 
 def _precision(softmax_precision: int | None, dtype: np.dtype[Any]) -> str:
-    """float64 is asked for with DOUBLE; every other type is within what is computed anyway."""
+    """Only DOUBLE needs more than the usual precision."""
     kinds = onnx.TensorProto
     if softmax_precision not in (None, kinds.FLOAT, kinds.FLOAT16, kinds.DOUBLE, kinds.BFLOAT16):
         raise OptionError(
@@ -239,7 +233,7 @@ def _precision(softmax_precision: int | None, dtype: np.dtype[Any]) -> str:
 
 
 def _scores(request: Request, mode: int) -> Array:
-    """The scores after one of the textbook's steps, as the reference computes them."""
+    """The scores of a mode below 3, computed by the reference."""
     run = Run.of_request(request, request.accumulator)
     return run.value(next(step for step in AFTER[mode] if step in run.steps))
 
@@ -254,22 +248,22 @@ def rotary_embedding(
     num_heads: int | None = None,
     rotary_embedding_dim: int = 0,
 ) -> Array:
-    """The operator `RotaryEmbedding` of opset 23: pairs of features turned by their position.
+    """The operator `RotaryEmbedding` of opset 23: rotate pairs of features by position.
 
     (a, b) → (a·cos − b·sin, a·sin + b·cos) for feature pairs (k, k + D/2), or (2k, 2k + 1).
 
     Parameters
     ----------
     X : ndarray, (B, H, L, D) or (B, L, H·D) with `num_heads`
-        What is turned.
+        The rows to rotate.
     cos_cache, sin_cache : ndarray, (B, L, D/2), or (positions, D/2) with `position_ids`
-        The angles' cosines and sines.
+        Cosines and sines of the angles.
     position_ids : ndarray of int, (B, L), optional
-        Which row of the caches belongs to each row of X.
+        The row of the caches for each row of X.
     interleaved : int
-        Whether neighbours are pairs, instead of a feature of each half.
+        Pair neighbouring features instead of one feature of each half.
     rotary_embedding_dim : int
-        How many features are turned, from the first on; 0 for all.
+        Rotate only so many first features; 0 for all.
 
     Returns
     -------
@@ -286,8 +280,8 @@ def rotary_embedding(
     turned = rotary_embedding_dim or by_heads.shape[-1]
     if not 0 < turned <= by_heads.shape[-1] or turned % 2:
         raise ShapeError(
-            f"{turned} features are to be turned in pairs, but X has {by_heads.shape[-1]} of them; "
-            "rotary_embedding_dim must be even and no more than those"
+            f"rotary_embedding_dim is {turned} but X has {by_heads.shape[-1]} features; it must be "
+            "even and at most that"
         )
     if position_ids is not None:
         cos_cache, sin_cache = cos_cache[position_ids], sin_cache[position_ids]
@@ -298,22 +292,17 @@ def rotary_embedding(
             raise ShapeError(f"{name} gives {cache.shape} but X needs {expected}: (B, L, pairs)")
     cos, sin = (cache[:, None].astype(working) for cache in (cos_cache, sin_cache))
     output = by_heads.astype(working)
-    pairs = output[..., :turned]
-    half = turned // 2
-    first, second = (
-        (pairs[..., 0::2], pairs[..., 1::2])
-        if interleaved
-        else (pairs[..., :half], pairs[..., half:])
-    )
-    real, imaginary = first * cos - second * sin, first * sin + second * cos
-    first[...], second[...] = real, imaginary
+    pairs, half = output[..., :turned], turned // 2
+    first = pairs[..., 0::2] if interleaved else pairs[..., :half]
+    second = pairs[..., 1::2] if interleaved else pairs[..., half:]
+    first[...], second[...] = first * cos - second * sin, first * sin + second * cos
     output = output.astype(X.dtype)
     return output if X.ndim == 4 else output.swapaxes(1, 2).reshape(X.shape)
 
 
-# --- as ONNX calls it --------------------------------------------------------------------------
+# --- for ONNX's evaluator and backend ----------------------------------------------------------
 
-# Classes, because ONNX takes nothing else: it finds an operator by the name of its class.
+# ONNX finds an operator by the name of its class.
 
 
 class Attention(OpRun):
@@ -341,10 +330,9 @@ OPERATORS: list[type[OpRun]] = [Attention, RotaryEmbedding]
 
 
 class Backend(OnnxBackend):
-    """Models made of these operators and no others, for `onnx.backend.test` and its like.
+    """A backend, for example for `onnx.backend.test`, for models of these operators only.
 
-    A model with other nodes is refused; ``ReferenceEvaluator(model, new_ops=OPERATORS)`` computes
-    those with ONNX's own evaluator and leaves attention to regard.
+    ``ReferenceEvaluator(model, new_ops=OPERATORS)`` runs models with other nodes too.
 
     Examples
     --------
@@ -354,21 +342,21 @@ class Backend(OnnxBackend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Only the CPU."""
+        """Whether a device is the CPU."""
         return device.partition(":")[0] == "CPU"
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether every node of the model is one that regard answers."""
+        """Whether regard supports every node of the model."""
         return cls.supports_device(device) and not _foreign(model)
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
-        """The model, checked by ONNX and ready to be run."""
+        """The model, checked by ONNX and ready to run."""
         _refuse_elsewhere(device)
         if foreign := _foreign(model):
             raise OptionError(
-                f"the model has nodes that regard does not answer: {', '.join(foreign)}; "
+                f"the model has nodes that regard does not support: {', '.join(foreign)}; "
                 "ReferenceEvaluator(model, new_ops=regard.interop.onnx.OPERATORS) runs it"
             )
         super().prepare(model, device)
@@ -384,23 +372,23 @@ class Backend(OnnxBackend):
         outputs_info: Any = None,
         **kwargs: Any,
     ) -> tuple[Array, ...]:
-        """One node by itself, by the newest opset."""
+        """Run one node, with the newest opset."""
         names = [name for name in node.input if name]
         _refuse_elsewhere(device)
         if not _owned(node):
-            raise OptionError(f"regard does not answer {safe_text(node.op_type, 60)}")
+            raise OptionError(f"regard does not support {safe_text(node.op_type, 60)}")
         return PreparedModel(ReferenceEvaluator(node, new_ops=OPERATORS), names).run(inputs)
 
 
 class PreparedModel(BackendRep):
-    """What `Backend.prepare` returns."""
+    """A model prepared by `Backend.prepare`."""
 
     def __init__(self, evaluator: ReferenceEvaluator, names: Sequence[str]) -> None:
         self.evaluator = evaluator
         self.names = names  # of the inputs
 
     def run(self, inputs: Sequence[Array], **kwargs: Any) -> tuple[Array, ...]:
-        """The outputs in order, from inputs in order."""
+        """Compute the outputs from inputs, both in the model's order."""
         if len(inputs) != len(self.names):
             raise OptionError(f"there are {len(self.names)} inputs but {len(inputs)} were given")
         feed = dict(zip(self.names, inputs, strict=True))
@@ -413,7 +401,7 @@ def _refuse_elsewhere(device: str) -> None:
 
 
 def _foreign(model: onnx.ModelProto) -> list[str]:
-    """The nodes that regard does not answer, by domain and operator."""
+    """The unsupported nodes, by domain and operator."""
     return sorted(
         {
             safe_text(f"{node.domain or 'ai.onnx'}.{node.op_type}", 60)

@@ -1,7 +1,7 @@
-"""PyTorch's own attention call, answered by regard.
+"""PyTorch's attention call, computed by regard.
 
-Owns what `torch.nn.functional.scaled_dot_product_attention` means by its arguments, and putting
-regard in its place for a while. Must not know how attention is computed.
+Owns the meaning of the arguments of `torch.nn.functional.scaled_dot_product_attention`, and
+replacing that function within `patched()`. Must not know how attention is computed.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    r"""softmax(scale·Q·Kᵀ + attn_mask)·V on CPU tensors, with PyTorch's signature and meaning.
+    r"""softmax(scale·Q·Kᵀ + attn_mask)·V on CPU tensors, with PyTorch's signature.
 
     Parameters
     ----------
     query : Tensor, (…, H, L, D)
-        Any strides, at least two axes; float16, bfloat16, float32 or float64. Never copied.
+        float16, bfloat16, float32 or float64; at least two axes, any strides, not copied.
     key, value : Tensor, (…, G, S, D) and (…, G, S, E)
-        Of the same dtype. Leading axes, heads included, broadcast.
+        Of the same dtype. Leading axes and heads broadcast.
     attn_mask : Tensor broadcastable to (…, H, L, S), optional
-        bool, True = attend, or numbers to be added, float32 or of the query's dtype. Also
-        `torch.nn.attention.bias.causal_upper_left` and `causal_lower_right`.
+        bool, True = attend, or numbers to add (float32 or the query's dtype), or
+        `torch.nn.attention.bias.causal_upper_left` or `causal_lower_right`.
     dropout_p : float
         Must be 0.
     is_causal : bool
-        Query i sees key j only if j ≤ i, whatever L and S are. A mask applies too.
+        Query i sees key j only if j ≤ i, also if L ≠ S. A mask applies too.
     scale : float, optional
         1/√D if None.
     enable_gqa : bool
@@ -63,16 +63,15 @@ def scaled_dot_product_attention(
     Raises
     ------
     DtypeError, OptionError, ShapeError
-        Where regard cannot answer: gradients, dropout, another device, nested, sparse and quantised
-        tensors, what is traced or mapped, and whatever PyTorch refuses.
+        For gradients, dropout, another device, nested, sparse and quantised tensors, tracing and
+        mapping, and whatever PyTorch refuses.
 
     Notes
     -----
-    Within ``torch.autocast("cpu")`` inputs are cast as PyTorch casts those of its own function: all
-    that are floating-point, a mask too, except float64.
+    ``torch.autocast("cpu")`` casts inputs and a mask of numbers as in PyTorch: all but float64.
 
-    Where it differs from PyTorch: what stands in a masked key or value, NaN included, has no
-    influence; a NaN in a query is never hidden; scores that are all −inf without a mask give NaN.
+    Unlike in PyTorch, a masked key or value, NaN included, has no influence; a NaN in a query is
+    never hidden; scores that are all −inf without a mask give NaN.
 
     References
     ----------
@@ -90,14 +89,14 @@ def scaled_dot_product_attention(
     arguments = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
     involved = _involved(query, key, value, attn_mask)
     if _overridden(involved):
-        # A subclass, or a mode, has its own idea, and may come back here with plain tensors.
+        # A subclass or mode may call this again with plain tensors.
         return handle_torch_function(scaled_dot_product_attention, involved, *arguments)
     return untraced(_answer)(*arguments)
 
 
 @dataclass
 class Calls:
-    """How many calls regard answered, how many it passed on to PyTorch, and why."""
+    """How many calls regard computed, how many went to PyTorch, and why."""
 
     answered: int = 0
     passed_on: int = 0
@@ -106,21 +105,19 @@ class Calls:
 
 @contextmanager
 def patched() -> Iterator[Calls]:
-    """Let code that calls ``torch.nn.functional.scaled_dot_product_attention`` run on regard.
+    """Run calls of ``torch.nn.functional.scaled_dot_product_attention`` on regard.
 
-    `nn.MultiheadAttention` without ``need_weights`` and the transformer layers call it too: the
-    fast path in eval mode, on which they do not, is switched off meanwhile (for every thread, as
-    PyTorch has it). Calls that regard cannot answer (gradients, dropout, another device) go to
-    PyTorch's own function, and so does whatever is compiled or traced.
+    `nn.MultiheadAttention` without ``need_weights`` and the transformer layers call it too, because
+    their fast path in eval mode is switched off meanwhile (in all threads). Calls that regard
+    cannot compute (gradients, dropout, another device), compiled and traced ones go to PyTorch.
 
-    Only calls of the thread, or asyncio task, that entered are answered and counted. May be
-    nested; each context counts what happens within it. Code that took the function out of
-    ``torch.nn.functional`` earlier, by ``from … import``, has PyTorch's own.
+    Only the thread or asyncio task that entered is affected. May be nested; each context counts its
+    own calls. A function imported earlier by ``from torch.nn.functional import …`` is PyTorch's.
 
     Yields
     ------
     Calls
-        Counts while it runs: `answered`, `passed_on` and the `reasons` for that.
+        `answered`, `passed_on` and the `reasons`, updated by each call.
 
     Examples
     --------
@@ -134,27 +131,19 @@ def patched() -> Iterator[Calls]:
     """
     calls = Calls()
     token = _counting.set((*_counting.get(), calls))
-    _install()
+    _install(1)
     try:
         yield calls
     finally:
-        _restore()  # first: the other fails where a generator is closed by another thread
+        _install(-1)  # first: `reset` fails if another thread closes the generator
         _counting.reset(token)
 
 
-# --- what the arguments mean ---------------------------------------------------------------------
+# --- the meaning of the arguments ----------------------------------------------------------------
 
 
-def _answer(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Any:
+def _answer(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any, *more: Any) -> Any:
+    is_causal, scale, enable_gqa = more
     query, key, value = map(as_autocast_has_it, (query, key, value))
     if not isinstance(attn_mask, CausalBias):
         attn_mask = as_autocast_has_it(attn_mask)
@@ -164,7 +153,7 @@ def _answer(
 
 
 def as_autocast_has_it(tensor: Any) -> Any:
-    """A tensor in the dtype of ``torch.autocast("cpu")``; itself where that leaves it alone."""
+    """A tensor cast as ``torch.autocast("cpu")`` casts it; anything else unchanged."""
     if not torch.is_autocast_enabled("cpu") or not isinstance(tensor, torch.Tensor):
         return tensor
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
@@ -191,7 +180,7 @@ def _check(tensors: dict[str, Any], dropout_p: float) -> None:
 
 
 def _visible(mask: Any, causal: bool, query: Any, key: Any) -> dict[str, Any]:
-    """The mask and causality as options of regard's own."""
+    """The mask and causality as options of `regard.attention`."""
     sizes = query.shape[-2], key.shape[-2]
     options: dict[str, Any] = {"causal": causal}
     if causal and sizes[0] != sizes[1]:
@@ -200,7 +189,7 @@ def _visible(mask: Any, causal: bool, query: Any, key: Any) -> dict[str, Any]:
         return options
     if isinstance(mask, CausalBias):
         if causal:
-            raise OptionError("attn_mask is causal already; leave is_causal out")
+            raise OptionError("attn_mask is causal already; omit is_causal")
         if (mask.seq_len_q, mask.seq_len_kv) != sizes:
             raise ShapeError(
                 f"attn_mask is for {mask.seq_len_q} queries and {mask.seq_len_kv} keys but there "
@@ -214,15 +203,15 @@ def _visible(mask: Any, causal: bool, query: Any, key: Any) -> dict[str, Any]:
         raise DtypeError("attn_mask is a nested tensor; pad it to one shape")
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise DtypeError(
-            f"attn_mask has dtype {mask.dtype}; it must be torch.bool, True = attend, or numbers "
-            f"to be added, torch.float32 or {query.dtype} as the query"
+            f"attn_mask has dtype {mask.dtype}; it must be torch.bool (True = attend), or "
+            f"torch.float32 or the query's {query.dtype}, which is added"
         )
     options["mask" if mask.dtype == torch.bool else "bias"] = lent("attn_mask", mask)
     return options
 
 
 def _matched(query: Any, key: Any, value: Any, grouped: bool) -> tuple[Any, Any, Any]:
-    """The three with heads that fit: PyTorch broadcasts them, or shares them in groups."""
+    """Query, key and value with matching heads, which PyTorch broadcasts or shares in groups."""
     heads, *others = (t.shape[-3] if t.ndim > 2 else 1 for t in (query, key, value))
     if others == [heads, heads]:
         return query, key, value
@@ -237,7 +226,7 @@ def _matched(query: Any, key: Any, value: Any, grouped: bool) -> tuple[Any, Any,
     if len(wanted) > 1:
         raise ShapeError(
             f"query has {heads} heads but key has {others[0]} and value {others[1]}; pass "
-            "enable_gqa=True to let heads of the query share those of key and value"
+            "enable_gqa=True to share heads of key and value between query heads"
         )
     query, key, value = (_with_heads(t, *wanted) for t in (query, key, value))
     return query, key, value
@@ -247,50 +236,36 @@ def _with_heads(tensor: Any, heads: int) -> Any:
     return tensor.expand(*tensor.shape[:-3], heads, *tensor.shape[-2:])
 
 
-# --- in the place of PyTorch's own ---------------------------------------------------------------
+# --- replacing PyTorch's function ---------------------------------------------------------------
 
 _own = torch.nn.functional.scaled_dot_product_attention
 _fast_path = True
 _installed = 0
 _lock = threading.Lock()
-# The contexts that are open where a call is made; other threads have none of them.
+# The open contexts of the current thread or task.
 _counting: ContextVar[tuple[Calls, ...]] = ContextVar("regard_calls", default=())
 
 
-def _install() -> None:
+def _install(change: int) -> None:
+    """Count open contexts; replace the function for the first, restore it after the last."""
     global _own, _fast_path, _installed
     with _lock:
-        if not _installed:
+        before, _installed = _installed, _installed + change
+        if not before:
             _own = torch.nn.functional.scaled_dot_product_attention
             _fast_path = torch.backends.mha.get_fastpath_enabled()
-            torch.nn.functional.scaled_dot_product_attention = _answered_or_passed_on
-            torch.backends.mha.set_fastpath_enabled(False)
-        _installed += 1
-
-
-def _restore() -> None:
-    global _installed
-    with _lock:
-        _installed -= 1
-        if not _installed:
-            torch.nn.functional.scaled_dot_product_attention = _own
-            torch.backends.mha.set_fastpath_enabled(_fast_path)
+        if not before or not _installed:
+            function = _answered_or_passed_on if _installed else _own
+            torch.nn.functional.scaled_dot_product_attention = function
+            torch.backends.mha.set_fastpath_enabled(not _installed and _fast_path)
 
 
 def _answered_or_passed_on(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Any, key: Any, value: Any, attn_mask: Any = None, *more: Any, **options: Any
 ) -> Any:
-    arguments = query, key, value, attn_mask, dropout_p, is_causal
-    options: Any = {"scale": scale, "enable_gqa": enable_gqa}
+    arguments = query, key, value, attn_mask, *more
     involved = _involved(query, key, value, attn_mask)
-    # What is recorded must be PyTorch's: our results would stand in it as constants.
+    # A compiled or traced call must record PyTorch's function: our results would be constants.
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not _counting.get():
         reason = "the call is compiled or traced"
     elif _overridden(involved):
@@ -304,14 +279,14 @@ def _answered_or_passed_on(
             _count()
             return output
     if isinstance(attn_mask, CausalBias) and has_torch_function((attn_mask,)):
-        # Looks for the function that stands in torch.nn.functional now, and calls it again.
+        # Calls the current function of torch.nn.functional again, with a plain mask.
         return handle_torch_function(_answered_or_passed_on, (attn_mask,), *arguments, **options)
     _count(reason)
     return _own(*arguments, **options)
 
 
 def _involved(query: Any, key: Any, value: Any, attn_mask: Any) -> tuple[Any, ...]:
-    """What may have an idea of its own of attention; causal biases are understood here."""
+    """The arguments that may override attention by `__torch_function__`; causal biases do not."""
     bias = isinstance(attn_mask, CausalBias)
     return (query, key, value) if bias else (query, key, value, attn_mask)
 

@@ -1,8 +1,7 @@
-"""Hugging Face models that attend with regard, and what their attention calls looked like.
+"""Hugging Face models that attend with regard, and records of their attention calls.
 
-Owns the function and the mask that `attn_implementation="regard"` names, which models may be built
-with it, and `record`. It reads tensors as arrays where they lie, turns (B, L, H, D) around, and
-refuses what regard cannot honour. Must not know how attention is computed.
+Owns the attention function and mask named `attn_implementation="regard"`, the choice of models that
+may use them, and `record`. Must not know how attention is computed.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from regard.boundary.arrays import home_of, lent
+from regard.boundary.arrays import Array, home_of, lent
 from regard.compute import dispatch
 from regard.compute.request import make_request
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
@@ -28,18 +27,12 @@ from regard.faces import Explanation
 from regard.interop.torch import as_autocast_has_it
 from regard.masks import Boolean
 
-try:  # where transformers keeps which outputs a forward pass collects; not a public place
+try:  # says which outputs a forward pass collects; private in transformers
     from transformers.utils.output_capturing import _active_collector as collector
 except ImportError:
     collector = None
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
-# Arguments that models pass along and that no attention function of transformers computes with:
-# windows and positions are in the mask already.
+# Arguments of models that do not change attention: the mask already has windows and positions.
 NEUTRAL = frozenset(
     {
         "cache_position",
@@ -65,21 +58,16 @@ def register(name: str = "regard") -> None:
     Parameters
     ----------
     name : str
-        What the implementation is called. A name that reminds transformers of another one
-        ("sdpa", "flash", "flex", "paged", "eager", a slash) is refused.
-
-    Raises
-    ------
-    OptionError
-        If it is such a name.
+        The name of the implementation. Names that contain one of transformers' own ("sdpa",
+        "flash", "flex", "paged", "eager") or a slash are an OptionError.
 
     Notes
     -----
-    The mask function is registered too: without one of the same name transformers passes no mask
-    at all, and padding would be attended to.
+    A mask function is registered under the same name; without it transformers passes no mask, and
+    padding would be visible.
 
-    Some models compute attention in code of their own, which transformers cannot replace. One that
-    is built with this name keeps its own attention and mask, and a UserWarning says so.
+    Some models compute attention in their own code, which transformers cannot replace. Built with
+    this name, such a model keeps its own attention and mask, with a UserWarning.
 
     Examples
     --------
@@ -93,8 +81,8 @@ def register(name: str = "regard") -> None:
     taken = ("sdpa", "flash", "flex", "paged", "eager", "/", "|")
     if not name or any(word in name for word in taken):
         raise OptionError(
-            f"an implementation cannot be called {safe_text(repr(name), 60)}: transformers treats "
-            f"names with {', '.join(taken)} in its own way"
+            f"name is {safe_text(repr(name), 60)}; it must not contain {', '.join(taken)}, which "
+            "transformers treats specially"
         )
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -106,10 +94,10 @@ _own_implementation = PreTrainedModel.get_correct_attn_implementation
 
 
 def _implementation(model: Any, requested: str | None, *more: Any, **options: Any) -> Any:
-    """The name that a model keeps of the one it is built with: ours only if it asks for ours.
+    """The implementation for a model: ours if requested and if the model can use it.
 
-    A model that does not look its attention up would have a KeyError, or add our mask of booleans
-    to its scores and compute something else.
+    A model that does not look attention up by name would raise a KeyError, or add our boolean mask
+    to its scores.
     """
     ours = requested is not None and AttentionInterface().get(requested) is attend
     if not ours or _looks_its_attention_up(type(model)):
@@ -124,21 +112,21 @@ def _implementation(model: Any, requested: str | None, *more: Any, **options: An
 
 
 def _looks_its_attention_up(model: Any) -> bool:
-    """Whether attention is looked up by name, as transformers finds out from the source."""
+    """Whether a model looks attention up by name; transformers knows from its source."""
     module = sys.modules.get(model.__module__)
     return hasattr(module, "ALL_ATTENTION_FUNCTIONS") or model._can_set_attn_implementation()
 
 
 @contextmanager
 def record() -> Iterator[list[AttentionCall]]:
-    """Keep queries, keys, values, mask and log-sum-exp of every attention call in the block.
+    """Record queries, keys, values, mask and log-sum-exp of each attention call in a block.
 
-    A UserWarning at its end names the models that were called and did not attend with regard.
+    At its end a UserWarning names models that were called and did not attend with regard.
 
     Yields
     ------
     list of AttentionCall
-        One per call in the order of the calls, as long as the model attends with regard.
+        One per call on regard, in order.
 
     Examples
     --------
@@ -162,22 +150,22 @@ def record() -> Iterator[list[AttentionCall]]:
             warnings.warn(
                 f"no attention of {type(model).__name__} ran on regard (its attn_implementation is "
                 f'"{model.config._attn_implementation}"), so none is recorded; call '
-                'set_attn_implementation("regard"), or see docs/transformers.md for the models '
-                "whose attention cannot be replaced",
+                'set_attn_implementation("regard"), or see docs/transformers.md for models whose '
+                "attention cannot be replaced",
                 stacklevel=3,
             )
 
 
 class _Recording:
-    """What happens within one `record`: models called, and attention calls that reached regard."""
+    """The models called within one `record`, and the attention calls that reached regard."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
-        self.modules: set[Any] = set()  # that attended with regard
-        self.models: list[Any] = []  # without those that are parts of another one
+        self.modules: set[Any] = set()  # those that attended with regard
+        self.models: list[Any] = []  # without parts of other models
 
     def note(self, module: Any, _: Any) -> None:
-        """PyTorch calls this for every module of every thread."""
+        """Note a called module; PyTorch calls this for every module in every thread."""
         if _recording.get() is not self or not isinstance(module, PreTrainedModel):
             return
         if not any(module is part for model in self.models for part in model.modules()):
@@ -186,9 +174,9 @@ class _Recording:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionCall:
-    """One attention call of a model, as `record` keeps it; nothing of it is (L, S) but masks.
+    """One recorded attention call of a model.
 
-    A mask or bias is the model's own, which its layers share; it is kept, not copied.
+    Nothing but the mask or bias is (L, S); it is shared with the model, not copied.
     """
 
     module: str
@@ -197,7 +185,7 @@ class AttentionCall:
     key: Array  # (B, G, S, D)
     value: Array  # (B, G, S, E)
     lse: Array  # (B, H, L)
-    options: Mapping[str, Any]  # of `regard.attention`, those that the call had
+    options: Mapping[str, Any]  # of `regard.attention`
 
     def explain(
         self,
@@ -207,29 +195,24 @@ class AttentionCall:
         batch: int = 0,
         title: str | None = None,
     ) -> Explanation:
-        """Every step of this call for one element of the batch, all heads.
+        """Every step of this call for one batch element, all heads.
 
         Parameters
         ----------
         tokens : sequence of str, optional
-            One per key. Of a call with a cache, whose queries are the last positions only, too.
+            One per key, also with a cache.
         query_tokens : sequence of str, optional
-            One per query; the last of `tokens` if not given. Cross-attention needs both.
+            One per query. Default: the last of `tokens`. Cross-attention needs both.
         batch : int
-            Which element of the batch.
+            The batch element.
         title : str, optional
-            The module and the layer if not given.
-
-        Raises
-        ------
-        ShapeError, OptionError, DtypeError
-            If there are too many or too few tokens, or there is no such element.
+            Default: the module and the layer.
         """
         elements = self.lse.shape[0]
         if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)):
             raise DtypeError(f"batch must be an int, not {type(batch).__name__}")
         if not 0 <= batch < elements:
-            raise OptionError(f"batch is {batch} but the call has {elements} elements")
+            raise OptionError(f"batch is {batch}; it must be 0 to {elements - 1}")
         if tokens is not None and query_tokens is None:
             queries, keys = self.query.shape[-2], self.key.shape[-2]
             if queries > keys:
@@ -258,7 +241,7 @@ class AttentionCall:
 
 
 def _element(array: Array, batch: int) -> Array:
-    """One element of the batch; an axis of size 1 belongs to all of them."""
+    """One batch element; an axis of size 1 is shared by all."""
     return np.asarray(array[batch if array.shape[0] > 1 else 0])
 
 
@@ -276,57 +259,53 @@ def attend(
     s_aux: Any = None,
     **more: Any,
 ) -> tuple[Any, Any]:
-    """What transformers calls for every attention of a model.
+    """The attention function that transformers calls.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Whose attention it is.
+        The attention module of the model.
     query, key, value : torch.Tensor, (B, H, L, D), (B, G, S, D), (B, G, S, E)
-        On the CPU, and not part of a graph for gradients.
+        On the CPU, without gradients.
     attention_mask : torch.Tensor, broadcastable to (B, H, L, S), or None
-        Booleans, True = attend, or numbers to be added.
+        Booleans (True = attend), or numbers to add.
     scaling, softcap, s_aux, position_bias
         scale, softcap, sink and bias of `regard.attention`.
     dropout : float
-        Anything but 0 is refused.
+        Must be 0.
     is_causal : bool, optional
-        Without a mask, whether query i sees the first i + 1 keys only; the module's own
-        `is_causal` if not given. One query alone sees every key.
+        Without a mask: query i sees the first i + 1 keys. Default: the module's `is_causal`. A
+        single query sees every key.
     **more
-        What else models pass; what would change the result is refused.
+        Other arguments of models; unknown ones are refused.
 
     Returns
     -------
     tuple
-        The output (B, L, H, E), and the weights (B, H, L, S) if the forward pass collects them,
-        else None.
+        The output (B, L, H, E), and the weights (B, H, L, S) or None if they are not collected.
 
     Raises
     ------
     OptionError, DtypeError, ShapeError
-        If regard cannot honour what is asked.
+        If regard cannot compute the call.
     """
     unknown = [name for name, given in more.items() if given is not None and name not in NEUTRAL]
     if unknown:
         raise OptionError(
             f"{type(module).__name__} passes {', '.join(safe_text(one, 60) for one in unknown)}, "
-            "which may change what attention means and which regard does not know; "
-            "use another attn_implementation for this model"
+            "which regard does not know and which may change the result; use another "
+            "attn_implementation for this model"
         )
     if dropout:
-        raise OptionError(
-            f"dropout is {dropout}: regard computes attention for inference and drops nothing; "
-            "call model.eval()"
-        )
+        raise OptionError(f"dropout is {dropout}, but regard has no dropout; call model.eval()")
     home = home_of(query=query, key=key, value=value)
     arrays = {"query": query, "key": key, "value": value}
     arrays = {name: _array(name, as_autocast_has_it(tensor)) for name, tensor in arrays.items()}
     for name, added in (("attention_mask", attention_mask), ("position_bias", position_bias)):
         if added is not None and getattr(added, "ndim", None) != 4:
             raise ShapeError(
-                f"{name} must have 4 axes, (B, H, L, S), but is {_described(added)}; "
-                "this model does not make it as transformers' mask functions do"
+                f"{name} must have 4 axes, (B, H, L, S), as transformers' mask functions make it, "
+                f"but is {_described(added)}"
             )
     options = {
         "scale": scaling,
@@ -341,19 +320,16 @@ def attend(
         options["bias"] = mask if options["bias"] is None else mask + options["bias"]
     elif arrays["query"].shape[2] > 1:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        # Keys beyond the queries are room that a static cache has not filled yet.
+        # Keys beyond the queries are unused space of a static cache.
         options |= {"causal": True, "offset": 0} if causal else {}
     options = {name: given for name, given in options.items() if given is not None}
     recording = _recording.get()
-    result = dispatch.run(
-        make_request(
-            **arrays, **options, return_weights=_collects(more), return_lse=recording is not None
-        )
-    )
+    returned = {"return_weights": _collects(more), "return_lse": recording is not None}
+    result = dispatch.run(make_request(**arrays, **options, **returned))
     if recording is not None and result.lse is not None:
         recording.modules.add(module)
         layer = getattr(module, "layer_idx", None)
-        # A cache may write into its keys and values again.
+        # Copied, because a cache may overwrite its keys and values.
         kept = {name: array.copy() for name, array in arrays.items()}
         recording.calls.append(
             AttentionCall(type(module).__name__, layer, **kept, lse=result.lse, options=options)
@@ -364,7 +340,7 @@ def attend(
 
 
 def _collects(more: Mapping[str, Any]) -> bool:
-    """Whether the forward pass wants weights: it says so, or it gathers what modules return."""
+    """Whether the forward pass collects weights."""
     if collector is None or more.get("output_attentions"):
         return True
     wanted = collector.get()
@@ -377,7 +353,7 @@ def _described(value: Any) -> str:
 
 
 def _array(name: str, tensor: Any) -> Any:
-    """A tensor's own memory as an array, or None."""
+    """A tensor as an array on its memory; None for None."""
     import torch
 
     if tensor is None:
@@ -386,7 +362,7 @@ def _array(name: str, tensor: Any) -> Any:
         raise DtypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
     if torch.jit.is_tracing():
         raise OptionError(
-            "a traced model would keep regard's numbers as constants; trace it with another "
+            "tracing would keep regard's results as constants; trace with another "
             "attn_implementation"
         )
     return lent(name, tensor)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+from regard.boundary.arrays import Array
 
 # Error bound of `gelu` in unit roundoffs of |x·Φ(x)|, where that is a normal number. (The usual
 # formula 0.5·x·(1 + erf(x/√2)) cancels for x < 0 and loses all digits.)

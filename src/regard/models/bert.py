@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.boundary.parse import as_integer, as_number, either, shown
 from regard.errors import ProblemError, safe_text
 from regard.models.activations import ACTIVATIONS, layer_norm
 from regard.models.safetensors import Tensor, find_tensors, read_table, read_tensor
 from regard.problems.files import about
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 CONFIG = "config.json"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.request import make_request
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, safe_text
@@ -28,7 +29,6 @@ from regard.problems.problem import Problem
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Array = NDArray[Any]
     _Attend = Callable[[Array, Array, Array], Array]
 
 

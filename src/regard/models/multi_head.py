@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard.boundary.arguments import as_array, result_dtype
-from regard.boundary.arrays import lend
+from regard.boundary.arrays import Array, lend
 from regard.compute import dispatch
 from regard.compute.kernels.reference import project, unite
 from regard.compute.request import make_request
@@ -21,12 +21,6 @@ from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, sa
 from regard.explanation.build import OPTIONS, explain_problem, string_labels
 from regard.faces import Explanation
 from regard.problems.problem import Problem
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
 
 CALL_OPTIONS = (*OPTIONS, "precision", "threads")
 

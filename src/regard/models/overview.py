@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.request import make_request
 from regard.errors import safe_text
@@ -19,7 +20,6 @@ from regard.explanation.questions import row_entropy
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Array = NDArray[Any]
 
 # Weights held at a time, over all heads: 4 MiB in float32.
 BLOCK_CELLS = 2**20

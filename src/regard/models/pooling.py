@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.boundary.parse import as_integer, check_text, either, shown
 from regard.errors import ProblemError, safe_text
 from regard.models.safetensors import plain_name, read_json, read_table
 from regard.problems.files import about
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 MODULES = "modules.json"
 LIMITS = tuple(

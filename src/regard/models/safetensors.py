@@ -10,20 +10,16 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.boundary.files import open_file, read_file
 from regard.boundary.parse import MAX_AXES, shown
 from regard.errors import ProblemError, safe_text
 from regard.problems.files import about
 from regard.problems.toml_json import MAX_TEXT_BYTES, decode, parse
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

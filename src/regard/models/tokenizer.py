@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from tokenizers import Tokenizer as Library
 
-    Array = NDArray[Any]
 
 READY, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
 MAX_TOKENIZER_BYTES = 64 * 2**20
@@ -77,7 +76,7 @@ class Tokenizer:
     def _cut(
         self, text: str, encoding: Encoding, longest: int, limit: str, truncate: bool
     ) -> Encoding:
-        """The same, or its first tokens with the special ones around them."""
+        """The encoding, cut to the longest text: its first tokens and the special ones."""
         if len(encoding) <= longest:
             return encoding
         if not truncate:
@@ -104,15 +103,11 @@ class Tokenizer:
                 label if own else text[start:end].strip() or label
                 for label, (start, end), own in spans
             )
-        tokens = Tokens(
-            labels,
-            np.array(encoding.ids, dtype=np.int64),
-            np.array(encoding.type_ids, dtype=np.int64),
-            special,
-        )
+        ids, types = (np.array(own, np.int64) for own in (encoding.ids, encoding.type_ids))
+        tokens = Tokens(labels, ids, types, special)
         with about(self.path):
             if not len(tokens):
-                raise ProblemError("makes no token of a text, not even special ones")
+                raise ProblemError("makes no token of a text, not even a special one")
             _check_rows("id", int(tokens.ids.max()), "word", self.rows)
             if self.types:
                 _check_rows("type", int(tokens.types.max()), "type", self.types)

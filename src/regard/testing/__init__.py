@@ -1,7 +1,4 @@
-"""For other people's test suites: one assertion about an attention.
-
-Must not know how a diagnosis is made.
-"""
+"""An assertion for test suites of other projects. Must not know how a diagnosis is made."""
 
 from __future__ import annotations
 
@@ -15,26 +12,18 @@ from regard.faces import Diagnosis
 def assert_attention_correct(
     function: Callable[..., Any], *, allow_fragile: bool = False, **options: Any
 ) -> Diagnosis:
-    """Fail, with the name of the mistake, unless a function computes attention rightly.
+    """Raise an AssertionError with the diagnosis unless a function computes attention correctly.
 
     Parameters
     ----------
-    function : callable
+    function, **options
         As for `regard.diagnose`.
     allow_fragile : bool
-        Whether it may break at the edge, such as by exp of large scores.
-    **options
-        As for `regard.diagnose`.
+        Accept a function that fails on extreme inputs only, such as exp of large scores.
 
     Returns
     -------
     Diagnosis
-        What was found.
-
-    Raises
-    ------
-    AssertionError
-        With the diagnosis as its text.
 
     Examples
     --------

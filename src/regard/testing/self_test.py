@@ -1,7 +1,7 @@
-"""What regard promises, checked on the machine that it runs on: quick forms of its own tests.
+"""The checks of `regard info --verify`: quick forms of regard's tests, for this machine.
 
-Owns the checks behind `regard info --verify`. They need nothing but NumPy, and compare every usable
-kernel with plain loops or with itself. Must not know how anything is shown.
+They need only NumPy, and compare every usable kernel with plain loops or with itself. Must not know
+how anything is shown.
 """
 
 from __future__ import annotations
@@ -10,43 +10,38 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from regard.api import attention
+from regard.boundary.arrays import Array
 from regard.compute.dispatch import kernels
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
 FORMATS = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
-# Widths and lengths around those at which vectors, tiles and chunks of keys end.
+# Around the sizes of vectors, tiles and chunks.
 SIZES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One promise and whether it is kept here."""
+    """One promise, checked on this machine."""
 
     number: str
     promise: str
-    failure: str  # empty where the promise is kept
+    failure: str  # empty if the promise is kept
     seconds: float
 
     @property
     def kept(self) -> bool:
-        """Whether nothing went wrong."""
+        """Whether the promise is kept."""
         return not self.failure
 
 
 def verify() -> Iterator[Check]:
-    """Each promise in turn, checked when it is asked for; a few seconds in all.
+    """Check one promise after the other, lazily; a few seconds in all.
 
-    Examples
-    --------
     >>> next(verify()).kept
     True
     """
@@ -57,7 +52,7 @@ def verify() -> Iterator[Check]:
         for kernel in usable:
             try:
                 check(kernel)
-            except Exception as error:  # whatever it is, the promise is not kept
+            except Exception as error:
                 kind = "" if isinstance(error, _Broken) else f"{type(error).__name__}: "
                 failure = f"kernel {kernel}: {kind}{error}"
                 break
@@ -65,7 +60,7 @@ def verify() -> Iterator[Check]:
 
 
 class _Broken(Exception):
-    """A promise that is not kept."""
+    """Raised for a promise that is not kept."""
 
 
 def _hold(condition: object, said: str) -> None:
@@ -74,7 +69,7 @@ def _hold(condition: object, said: str) -> None:
 
 
 def _same(one: Array, other: Array, said: str) -> None:
-    """Byte for byte, NaN and the sign of zero included."""
+    """Compare bytes, so that NaN and the sign of zero count."""
     _hold(one.tobytes() == other.tobytes(), said)
 
 
@@ -89,7 +84,7 @@ def _qkv(rows: int, keys: int, width: int, dtype: str = "float32") -> tuple[Arra
 
 
 def _exact(query: Array, key: Array, value: Array) -> tuple[Array, float]:
-    """One head by plain loops with exact sums, and the longest sum of |q k| behind a score."""
+    """One head by plain loops with exact sums, and the largest scaled sum of |q·k| of a score."""
     scale = 1 / math.sqrt(query.shape[-1])
     out = np.zeros((len(query), value.shape[-1]))
     longest = 0.0
@@ -123,7 +118,7 @@ def _empty_rows_are_zero(kernel: str) -> None:
         mask = np.array(keep)
         got = attention(query, key, value, mask=mask, kernel=kernel, return_lse=True)
         empty = ~mask.any(-1)
-        _hold((got.output[:, empty] == 0).all(), "a row that sees nothing is not 0")
+        _hold((got.output[:, empty] == 0).all(), "a row that sees no key is not 0")
         _hold(np.isneginf(got.lse[:, empty]).all(), "its log-sum-exp is not −inf")
 
 
@@ -133,9 +128,8 @@ def _finite_stays_finite(kernel: str) -> None:
         got = attention(np.float32(size) * np.sign(query), key, value, kernel=kernel)
         _hold(np.isfinite(got).all(), f"queries of {size:g} give infinity or NaN")
         slack = np.float32(1e-5)
-        inside = (got >= value.min(1, keepdims=True) - slack) & (
-            got <= value.max(1, keepdims=True) + slack
-        )
+        low, high = value.min(1, keepdims=True) - slack, value.max(1, keepdims=True) + slack
+        inside = (got >= low) & (got <= high)
         _hold(inside.all(), f"queries of {size:g} give an output outside the values")
 
 
@@ -165,10 +159,6 @@ def _within_the_bound(kernel: str, dtypes: tuple[str, ...] = ("float16", "float3
             _hold((off <= bound).all(), f"{dtype}, {keys} keys: off by {off.max():.2g}")
 
 
-def _float64_is_float64(kernel: str) -> None:
-    _within_the_bound(kernel, ("float64",))
-
-
 def _exact_rounds_once(kernel: str) -> None:
     query, key, value = _qkv(64, 200, 16)
     got = attention(query, key, value, precision="exact", kernel=kernel)
@@ -185,7 +175,7 @@ def _deterministic(kernel: str) -> None:
         _same(again, whole, f"{threads} threads give other bytes")
     turned = np.asfortranarray(query), key[:, ::-1][:, ::-1], value.astype(">f4")
     _same(attention(*turned, kernel=kernel), whole, "another memory layout gives other bytes")
-    if kernel == "fused":  # the reference does not promise it
+    if kernel == "fused":  # not promised by the reference
         alone = attention(query[:, 40:41], key, value, kernel=kernel)
         _same(alone, whole[:, 40:41].copy(), "a row alone gives other bytes")
 
@@ -194,16 +184,14 @@ def _every_argument_counts(kernel: str) -> None:
     query, key, value = _qkv(6, 6, 8)
     plain = attention(query, key, value, kernel=kernel)
     half = np.tril(np.ones((6, 6), bool))
-    for options in (
-        {"mask": half},
-        {"bias": np.arange(6.0)},
-        {"causal": True},
-        {"window": (1, 0)},
-        {"causal": True, "offset": 2},
-        {"scale": 0.1},
-        {"softcap": 0.5},
-        {"sink": 1.0},
-    ):
+    single: dict[str, Any] = {
+        "mask": half,
+        "bias": np.arange(6.0),
+        "causal": True,
+        "window": (1, 0),
+    }
+    single |= {"scale": 0.1, "softcap": 0.5, "sink": 1.0}
+    for options in (*({name: one} for name, one in single.items()), {"causal": True, "offset": 2}):
         other = attention(query, key, value, kernel=kernel, **options)
         _hold(not np.array_equal(other, plain), f"{', '.join(options)} changes nothing")
 
@@ -238,7 +226,7 @@ def _writes_nowhere_else(kernel: str) -> None:
             attention(query, key, value, out=out, kernel=kernel)
             _same(out.copy(), expected, f"width {width}: out holds another result")
             around[:, 1:4, 1:-1] = 7
-            _hold((around == 7).all(), f"width {width}: something beside out was written")
+            _hold((around == 7).all(), f"width {width}: a write outside out")
 
 
 def _inputs_are_not_written(kernel: str) -> None:
@@ -268,7 +256,7 @@ CHECKS: dict[str, tuple[str, Callable[[str], None]]] = {
     "G3": ("finite in, finite out", _finite_stays_finite),
     "G4": ("NaN stays where it belongs", _nan_stays_where_it_belongs),
     "G5": ("within the stated error bound", _within_the_bound),
-    "G6": ("float64 is float64", _float64_is_float64),
+    "G6": ("float64 is float64", partial(_within_the_bound, dtypes=("float64",))),
     "G7": ('precision="exact" rounds once', _exact_rounds_once),
     "G8": ("the same bytes for any threads and layout", _deterministic),
     "G9": ("every argument counts", _every_argument_counts),
