@@ -14,7 +14,7 @@ from rich.console import Console
 from regard.errors import safe_text
 from regard.explanation.trace import READING_NOTE
 from regard.views.colours import shading
-from regard.views.terminal_layout import FAINT, STRONG, Cell, Sheet
+from regard.views.terminal_layout import FAINT, STRONG, Cell, Layout
 
 if TYPE_CHECKING:
     from regard.models.overview import Overview
@@ -34,7 +34,7 @@ MEASURES = {
 
 def print_overview(overview: Overview, console: Console, digits: int | None = None) -> None:
     """Each measure as a table, layers down and heads across, with where it is largest."""
-    page = Sheet(console, DIGITS if digits is None else digits)
+    page = Layout(console, DIGITS if digits is None else digits)
     layers, heads = overview.entropy.shape
     count = len(overview.tokens)
     words = [safe_text(token, 24) for token in overview.tokens[:MOST_TOKENS]]
@@ -60,7 +60,7 @@ def print_overview(overview: Overview, console: Console, digits: int | None = No
     page.say(READING_NOTE)
 
 
-def _print_measure(overview: Overview, name: str, page: Sheet) -> None:
+def _print_measure(overview: Overview, name: str, page: Layout) -> None:
     values = overview.measures[name]
     full = math.log(len(overview.tokens)) if name == "entropy" else 1.0
     few = page.console.color_system == "256"

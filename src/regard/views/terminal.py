@@ -22,7 +22,7 @@ from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
 from regard.views import story
 from regard.views.head_view import Head
 from regard.views.step_words import significant, why_the_scale
-from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Sheet, shown_of
+from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Layout, shown_of
 from regard.views.walk import PATH_NOTE, off_path, walk
 
 MOST_TERMS = 16
@@ -42,7 +42,7 @@ def print_explanation(
     """Every step as a table with its formula and its meaning; only `steps` if they are named."""
     for name in steps or ():
         explanation.steps[name]  # one that is not there says so before anything is printed
-    page = Sheet(console, digits)
+    page = Layout(console, digits)
     own = Head(explanation, head)
     _print_head_line(explanation, page, head, whole=steps is None)
     if steps is not None:
@@ -70,7 +70,7 @@ def print_derivation_walk(
     derivation: Derivation, console: Console, digits: int | None = None, shared: int = 1
 ) -> None:
     """Why one cell has its value, and why the numbers that made it have theirs, to the start."""
-    page = Sheet(console, digits)
+    page = Layout(console, digits)
     stops = walk(derivation)
     for position, stop in enumerate(stops):
         if position:
@@ -86,7 +86,7 @@ def print_derivation_walk(
 
 def print_statistics(explanation: Trace, console: Console, head: int | None = None) -> None:
     """Mean, variance and range of each step, what the scale does, how rows spread their weight."""
-    page = Sheet(console, None)
+    page = Layout(console, None)
     statistics = questions.statistics(explanation)
     page.section("Statistics")
     all_heads = " over all heads" if (explanation.heads or 1) > 1 else ""
@@ -114,7 +114,7 @@ def print_mismatches(
     mismatches: Sequence[Mismatch], console: Console, digits: int | None = None
 ) -> None:
     """What was expected and what came out, each with the numbers that made it."""
-    page = Sheet(console, digits)
+    page = Layout(console, digits)
     for mismatch in mismatches[:MOST_MISMATCHES]:
         page.gap()
         where = f"[{', '.join(mismatch.labels)}]" if mismatch.labels else ""
@@ -140,7 +140,7 @@ def print_comparison(
     comparison: Comparison | None, console: Console, digits: int | None = None
 ) -> None:
     """The first step in which two explanations differ, with both derivations."""
-    page = Sheet(console, digits)
+    page = Layout(console, digits)
     if comparison is None:
         page.say("No step differs.")
         return
@@ -160,7 +160,7 @@ def print_comparison(
 # --- one step ------------------------------------------------------------------------------------
 
 
-def _print_head_line(explanation: Trace, page: Sheet, head: int | None, *, whole: bool) -> None:
+def _print_head_line(explanation: Trace, page: Layout, head: int | None, *, whole: bool) -> None:
     if explanation.title:
         page.say(safe_text(explanation.title, 200), STRONG)
     if whole:
@@ -182,7 +182,7 @@ def _print_head_line(explanation: Trace, page: Sheet, head: int | None, *, whole
         page.say(f"{sentence} See why: --why {_why_arguments(first_cell, shared)}", ALARM)
 
 
-def _print_step(own: Head, page: Sheet, passage: story.Passage) -> None:
+def _print_step(own: Head, page: Layout, passage: story.Passage) -> None:
     step = own.explanation.steps[passage.step]
     rows, columns = own.shape(step.name)
     number = "L" not in step.axes and not step.column_labels and columns == 1
@@ -215,7 +215,7 @@ def _shape_words(step: ExplainedStep) -> str:
 
 
 def _print_row_statistics(
-    explanation: Trace, rows: RowStatistics, page: Sheet, head: int | None
+    explanation: Trace, rows: RowStatistics, page: Layout, head: int | None
 ) -> None:
     step = explanation.steps["weights"]
     at: tuple[int, ...] = (0,) * len(explanation.batch_shape)
@@ -261,7 +261,7 @@ def _print_row_statistics(
 _EQUATIONS = {"multiply", "cap", "add", "subtract", "exp", "divide", "log"}
 
 
-def _print_derivation(page: Sheet, derivation: Derivation, followed: int | None) -> None:
+def _print_derivation(page: Layout, derivation: Derivation, followed: int | None) -> None:
     page.heading([(derivation.step, STRONG), (derivation.declared.formula, None)])
     name = safe_text(derivation.name, 200)
     value = page.number(derivation.value)
@@ -283,7 +283,7 @@ def _print_derivation(page: Sheet, derivation: Derivation, followed: int | None)
         page.say(remark, FAINT, indent=4)
 
 
-def _print_terms(page: Sheet, derivation: Derivation, followed: int | None) -> None:
+def _print_terms(page: Layout, derivation: Derivation, followed: int | None) -> None:
     """One line per term, aligned, and their sum or the largest below."""
     terms = derivation.terms
     shown = list(range(len(terms)))
@@ -291,27 +291,16 @@ def _print_terms(page: Sheet, derivation: Derivation, followed: int | None) -> N
         by_size = sorted(shown, key=lambda k: -abs(np.nan_to_num(terms[k].value, nan=np.inf)))
         keep = {*by_size[: MOST_TERMS - 1], *([followed] if followed is not None else [])}
         shown = sorted(keep)
-    first = derivation.operands[terms[0].operands[0]]
-    second = derivation.operands[terms[0].operands[-1]]
-    pairs = len(terms[0].operands) == 2
-    columns: list[list[str]] = [
-        [
-            first.symbol,
-            *(page.number(derivation.operands[terms[k].operands[0]].value) for k in shown),
-        ]
-    ]
-    if pairs:
+    columns = []
+    for place, number in enumerate(terms[0].operands):
+        operands = [derivation.operands[terms[k].operands[place]] for k in shown]
         columns.append(
-            [
-                second.symbol,
-                *(page.number(derivation.operands[terms[k].operands[1]].value) for k in shown),
-            ]
+            (derivation.operands[number].symbol, [page.number(one.value) for one in operands])
         )
-        columns.append(
-            [f"{first.symbol}·{second.symbol}", *(page.number(terms[k].value) for k in shown)]
-        )
-    labels = ["", *(terms[k].label for k in shown)]
-    marks = ["", *("▸" if k == followed else "" for k in shown)]
+    if len(columns) > 1:
+        product = "·".join(symbol for symbol, _ in columns)
+        columns.append((product, [page.number(terms[k].value) for k in shown]))
+    names = [("▸" if k == followed else "", terms[k].label) for k in shown]
     total = {"dot": "sum", "sum": "sum", "max": "largest"}[derivation.op]
     rest = [k for k in range(len(terms)) if k not in shown]
     ends = []
@@ -320,7 +309,7 @@ def _print_terms(page: Sheet, derivation: Derivation, followed: int | None) -> N
         left = float(np.sum([terms[k].value for k in rest]))
         ends.append((words, page.number(left) if derivation.op != "max" else ""))
     ends.append((total, page.number(derivation.value)))
-    page.terms(marks, labels, columns, ends)
+    page.terms(names, columns, ends)
     if derivation.op != "max" and not page.adds_up(
         [*(terms[k].value for k in shown), *([left] if rest else [])], derivation.value
     ):
@@ -351,8 +340,6 @@ def _why_arguments(derivation: Derivation, shared: int = 1) -> str:
 
 def _exact(value: float) -> str:
     """As many digits as tell this float64 from all others."""
-    return (
-        repr(value).replace("-", "−", int(value < 0))
-        if np.isfinite(value)
-        else format_number(value)
-    )
+    if not np.isfinite(value):
+        return format_number(value)
+    return repr(value).replace("-", "−", int(value < 0))

@@ -1,4 +1,4 @@
-"""A sheet of text in a terminal: prose, headings, tables and terms, laid out with rich.
+"""Text in a terminal: prose, headings, tables and terms, laid out with rich.
 
 Owns widths, alignment and the spelling of symbols where only ASCII can be printed. Digits are never
 hidden, wrapped or cut. Must not know which steps there are.
@@ -42,7 +42,7 @@ class Cell:
     word: bool = False
 
 
-class Sheet:
+class Layout:
     """Where lines go: knows the width, the digits, and whether there are colours and Unicode."""
 
     def __init__(self, console: Console, digits: int | None) -> None:
@@ -64,16 +64,19 @@ class Sheet:
         printed = sum(float(self.number(term).replace("−", "-")) for term in terms)
         return self.number(printed) == self.number(total)
 
+    def spelled(self, text: str, *, label: bool = False) -> str:
+        """The text in the characters that can be printed."""
+        return to_ascii(text, label=label) if self.ascii else text
+
     # --- lines ---
 
     def line(self, text: str | Text, style: Style | None = None) -> None:
         shown = Text(text, style=style or "") if isinstance(text, str) else text
-        if self.ascii:
-            plain = to_ascii(shown.plain)
-            if len(plain) != len(shown.plain):
-                shown = Text(plain)  # spans would no longer fit; ASCII terminals forgo styles
-            else:
-                shown.plain = plain
+        plain = self.spelled(shown.plain)
+        if len(plain) == len(shown.plain):
+            shown.plain = plain
+        else:
+            shown = Text(plain)  # spans would no longer fit; ASCII terminals forgo styles
         if not self.shaded:
             shown.rstrip()
         self.console.print(shown, soft_wrap=True)
@@ -83,17 +86,15 @@ class Sheet:
 
     def say(self, text: str, style: Style | None = None, indent: int = 0) -> None:
         """Prose, wrapped between words."""
-        if self.ascii:
-            text = to_ascii(text)
         width = min(self.width, PROSE_WIDTH) - indent
-        for wrapped in _wrap(text, width):
+        for wrapped in _wrap(self.spelled(text), width):
             self.line(" " * indent + wrapped, style)
 
     def section(self, title: str = "") -> None:
         self.gap()
         start = f"── {title} " if title else ""
         rule = start + "─" * max(min(self.width, PROSE_WIDTH) - cell_len(start), 2)
-        self.line(rule, FAINT if not title else STRONG)
+        self.line(rule, STRONG if title else FAINT)
         if title:
             self.gap()
 
@@ -101,7 +102,7 @@ class Sheet:
         """A name, a formula, a size: on one line as far as they fit."""
         text = Text()
         for part, style in parts:
-            part = to_ascii(part) if self.ascii else part
+            part = self.spelled(part)
             if text and cell_len(text.plain) + 3 + cell_len(part) > self.width:
                 self.line(text)
                 text = Text("  ")
@@ -112,19 +113,16 @@ class Sheet:
 
     def equation(self, name: str, sides: Sequence[str]) -> None:
         """A name and what it equals, one line for each; long sides go below the name."""
-        start = f"  {name}"
-        if self.ascii:
-            start = to_ascii(start)
-        room = self.width - cell_len(start) - 3
-        sides = [to_ascii(side) if self.ascii else side for side in sides]
-        if len(sides) > 1 and max(cell_len(side) for side in sides) > room:
+        start = self.spelled(f"  {name}")
+        sides = [self.spelled(side) for side in sides]
+        if len(sides) > 1 and max(map(cell_len, sides)) > self.width - cell_len(start) - 3:
             self.line(start)
             start = "   "
         for side in sides:
-            lines = _wrap(side, max(self.width - cell_len(start) - 3, 12))
-            self.line(f"{start} = {lines[0]}")
+            first, *others = _wrap(side, max(self.width - cell_len(start) - 3, 12))
+            self.line(f"{start} = {first}")
             start = " " * cell_len(start)
-            for more in lines[1:]:
+            for more in others:
                 self.line(f"{start}   {more}")
 
     # --- tables ---
@@ -197,7 +195,7 @@ class Sheet:
         names = [self._label(label, min(LABEL_WIDTH, self.width // 3)) for label in labels]
         width = max((cell_len(name) for name in names), default=0)
         tops = [
-            _ascii_if(self, f"… {header} more")
+            self.spelled(f"… {header} more")
             if isinstance(header, int)
             else self._label(header, HEADER_WIDTH)
             for header in headers
@@ -262,12 +260,8 @@ class Sheet:
 
     def _column(self, header: str, cells: Sequence[Cell]) -> list[Cell]:
         """The header and the cells of a column, all equally wide, numbers aligned on the point."""
-        texts = [to_ascii(cell.text) if self.ascii else cell.text for cell in cells]
-        numbers = [text for text, cell in zip(texts, cells, strict=True) if not cell.word]
-        aligned = iter(align(numbers))
-        texts = [
-            text if cell.word else next(aligned) for text, cell in zip(texts, cells, strict=True)
-        ]
+        aligned = iter(align([self.spelled(cell.text) for cell in cells if not cell.word]))
+        texts = [self.spelled(cell.text) if cell.word else next(aligned) for cell in cells]
         width = max(cell_len(text) for text in (header, *texts))
         return [
             Cell(_padded(header, width, right=True)),
@@ -279,11 +273,9 @@ class Sheet:
 
     def _label(self, label: str, limit: int) -> str:
         """A label that cannot do anything, in at most `limit` cells."""
-        text = safe_text(label, 200)
-        if self.ascii:
-            text = to_ascii(text, label=True)
+        text = self.spelled(safe_text(label, 200), label=True)
         if cell_len(text) > limit:
-            dots = "..." if self.ascii else "…"
+            dots = self.spelled("…")
             text = set_cell_size(text, limit - cell_len(dots)).rstrip() + dots
         # After letters that run to the left, a mark that lets the numbers run to the right again.
         if any(unicodedata.bidirectional(letter) in ("R", "AL", "AN") for letter in text):
@@ -292,45 +284,42 @@ class Sheet:
 
     def terms(
         self,
-        marks: Sequence[str],
-        labels: Sequence[str],
-        columns: Sequence[Sequence[str]],
+        names: Sequence[tuple[str, str]],
+        columns: Sequence[tuple[str, Sequence[str]]],
         ends: Sequence[tuple[str, str]],
     ) -> None:
-        """Terms one below the other: mark, label, factors, product; then the totals."""
-        columns = [[to_ascii(t) if self.ascii else t for t in column] for column in columns]
-        last = align([*columns[-1][1:], *(_ascii_if(self, text) for _, text in ends)])
-        bodies = [align(column[1:]) for column in columns[:-1]] + [last[: len(labels) - 1]]
+        """Terms one below another: mark, label, factors, product; then totals, each with a word.
+
+        A column is its header and its numbers.
+        """
+        headers = [self.spelled(header) for header, _ in columns]
+        bodies = [[self.spelled(number) for number in numbers] for _, numbers in columns]
+        totals = [(self.spelled(word), self.spelled(number)) for word, number in ends]
+        last = align([*bodies[-1], *(number for _, number in totals)])
+        bodies = [align(body) for body in bodies[:-1]] + [last[: len(names)]]
         widths = [
-            max(cell_len(text) for text in (column[0], *body))
-            for column, body in zip(columns, bodies, strict=True)
+            max(map(cell_len, (header, *body, *(last if body is bodies[-1] else ()))))
+            for header, body in zip(headers, bodies, strict=True)
         ]
-        widths[-1] = max(widths[-1], *(cell_len(text) for text in last))
-        totals = [_ascii_if(self, word) for word, _ in ends]
         room = self.width - 6 - sum(width + 3 for width in widths)
-        limit = max(min(LABEL_WIDTH, room), 8, *(cell_len(word) for word in totals))
-        names = [self._label(label, limit) for label in labels]
-        width = max(cell_len(text) for text in (*names, *totals))
-        signs = [" × ", " = "][: len(columns) - 1] if len(columns) > 1 else []
-        for number, (mark, name) in enumerate(zip(marks, names, strict=True)):
-            sign = _ascii_if(self, mark) or " "
-            text = Text(f"  {sign} ", style=STRONG if mark else "")
-            text.append(_padded(name, width))
-            for k, column_width in enumerate(widths):
-                cell = columns[k][0] if number == 0 else bodies[k][number - 1]
-                between = "  " if k == 0 else ("   " if number == 0 else signs[k - 1])
-                text.append(between)
-                text.append(_padded(cell, column_width, right=True), FAINT if number == 0 else "")
-            self.line(text)
-        before = sum(w + 3 for w in widths[:-1])
-        for k, word in enumerate(totals):
-            text = Text("    ").append(_padded(word, width)).append(" " * (before + 2))
-            text.append(_padded(last[len(labels) - 1 + k], widths[-1], right=True), STRONG)
-            self.line(text)
+        limit = max(min(LABEL_WIDTH, room), 8, *(cell_len(word) for word, _ in totals))
+        labels = [self._label(label, limit) for _, label in names]
+        width = max(map(cell_len, (*labels, *(word for word, _ in totals))))
 
+        def line(start: Text, between: Sequence[str], cells: Sequence[str], style: Style) -> None:
+            for sign, cell, room in zip(between, cells, widths[-len(cells) :], strict=True):
+                start.append(sign).append(_padded(cell, room, right=True), style)
+            self.line(start)
 
-def _ascii_if(page: Sheet, text: str) -> str:
-    return to_ascii(text) if page.ascii else text
+        plain = Style()
+        line(Text(" " * (width + 4)), ["  ", "   ", "   "][: len(widths)], headers, FAINT)
+        for (mark, _), label, cells in zip(names, labels, zip(*bodies, strict=True), strict=True):
+            start = Text(f"  {self.spelled(mark) or ' '} ", style=STRONG if mark else "")
+            start.append(_padded(label, width))
+            line(start, ["  ", " × ", " = "][: len(widths)], cells, plain)
+        before = " " * (sum(w + 3 for w in widths[:-1]) + 2)
+        for (word, _), number in zip(totals, last[len(names) :], strict=True):
+            line(Text("    ").append(_padded(word, width)), [before], [number], STRONG)
 
 
 # --- text ----------------------------------------------------------------------------------------
