@@ -22,9 +22,9 @@ from regard.compute.rules import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
-from regard.problems.parts import NAMED_AXES, PROJECTED
+from regard.problems.parts import NAMED_AXES
 from regard.problems.problem import Problem
-from regard.textbook.steps import projecting
+from regard.textbook.steps import PROJECTED, projecting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -315,7 +315,7 @@ def first_nonfinite(trace: Trace) -> Derivation | None:
         if "visible" in trace.steps and "S" in step.axes:
             at = (block.batch, block.head, block.rows)
             bad = bad & _in_sight(trace, step.declared, *at)
-        if name in ("bias", "biased", "row_maximum", "log_sums", "lse"):
+        if step.declared.absent:
             bad = bad & (block.values != -np.inf)
         if bad.any():
             index = [int(n) for n in np.unravel_index(int(bad.argmax()), bad.shape)]

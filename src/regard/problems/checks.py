@@ -30,13 +30,13 @@ from regard.errors import DtypeError, OptionError, ProblemError, ShapeError
 from regard.masks import Lengths, Segments, Window
 from regard.problems.parts import (
     NAMED_AXES,
-    PROJECTED,
     READY,
     Expectation,
     RandomMatrices,
     check_step,
     step_axes,
 )
+from regard.textbook.steps import PROJECTED
 
 # The size of each axis of the textbook, and what of the problem says so: "keys has 4 rows".
 Sizes = dict[str, tuple[int, str]]

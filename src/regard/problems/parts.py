@@ -25,15 +25,14 @@ from regard.boundary.parse import (
     shown,
 )
 from regard.errors import ProblemError, safe_text
-from regard.textbook.steps import textbook
+from regard.textbook.steps import PROJECTED, textbook
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-# Where the numbers of a problem start: projections of embeddings, or ready vectors.
-PROJECTED = ("embeddings", "context", "W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
+# What a problem may start from, in place of embeddings and weights.
 READY = ("queries", "keys", "values")
 
 # The axis that each field names.

@@ -14,7 +14,6 @@ import numpy as np
 from regard.errors import safe_text
 from regard.problems.checks import checked
 from regard.problems.parts import (
-    PROJECTED,
     READY,
     Expectation,
     RandomMatrices,
@@ -22,6 +21,7 @@ from regard.problems.parts import (
     rebuild,
     set_field,
 )
+from regard.textbook.steps import PROJECTED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,7 +22,7 @@ from regard.boundary.parse import (
     shown,
 )
 from regard.errors import ProblemError, safe_text
-from regard.problems.parts import MAX_NUMBERS, PROJECTED, READY, Expectation, RandomMatrices
+from regard.problems.parts import MAX_NUMBERS, READY, Expectation, RandomMatrices
 from regard.problems.problem import Problem
 from regard.problems.tables import (
     SIDES,
@@ -32,6 +32,7 @@ from regard.problems.tables import (
     read_vectors,
     stack_tables,
 )
+from regard.textbook.steps import PROJECTED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
