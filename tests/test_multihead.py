@@ -169,7 +169,7 @@ def test_masks_and_options_reach_every_head():
         ({"heads": 2.0}, regard.DtypeError, ("heads", "float")),
         ({"heads": True}, regard.DtypeError, ("heads", "bool")),
         ({"W_q": np.ones((M, 11))}, regard.ShapeError, ("W_q", "11", "4")),
-        ({"W_q": np.ones((M, 8))}, regard.ShapeError, ("W_q", "W_k", "2", "3")),
+        ({"W_q": np.ones((M, 8))}, regard.ShapeError, ("W_q", "W_k", "6", "4", "each 2 wide")),
         ({"W_v": np.ones((4, G * E))}, regard.ShapeError, ("W_k", "W_v", "5", "4")),
         ({"W_o": np.ones((9, F))}, regard.ShapeError, ("W_o", "9", "8")),
         ({"W_k": np.ones(N)}, regard.ShapeError, ("W_k", "1")),

@@ -17,9 +17,17 @@ from regard.boundary.arrays import Array, lend
 from regard.compute import dispatch
 from regard.compute.kernels.reference import project, unite
 from regard.compute.request import make_request
-from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
+from regard.errors import (
+    DtypeError,
+    OptionError,
+    ProblemError,
+    ShapeError,
+    naming_shapes,
+    safe_text,
+)
 from regard.explanation.build import OPTIONS, explain_problem, string_labels
 from regard.faces import Explanation
+from regard.problems.checks import weight_sizes
 from regard.problems.problem import Problem
 
 CALL_OPTIONS = (*OPTIONS, "precision", "threads")
@@ -241,37 +249,9 @@ def _check_heads(layer: MultiHeadAttention) -> None:
 
 
 def _check_weights(layer: MultiHeadAttention) -> None:
-    """Check that weights are matrices, biases fit, heads divide columns, and widths agree."""
-    for name in "qkvo":
-        weight, bias = getattr(layer, f"W_{name}"), getattr(layer, f"b_{name}")
-        if weight is None:
-            if bias is not None:
-                raise OptionError("b_o is given but W_o is not; it is added after x @ W_o")
-            continue
-        if weight.ndim != 2:
-            raise ShapeError(f"W_{name} has {weight.ndim} axes; it must be a matrix, x @ W_{name}")
-        if bias is not None and bias.shape != weight.shape[1:]:
-            raise ShapeError(
-                f"b_{name} has shape {bias.shape} but W_{name} has {weight.shape[1]} columns; "
-                "it needs one number for each"
-            )
-    groups = layer.key_heads or layer.heads
-    width = {}
-    for name, count in (("W_q", layer.heads), ("W_k", groups), ("W_v", groups)):
-        columns = getattr(layer, name).shape[1]
-        if columns % count:
-            raise ShapeError(f"{name} has {columns} columns, not a multiple of {count} heads")
-        width[name] = columns // count
-    for what, one, size, other, other_size in (
-        ("columns per head", "W_q", width["W_q"], "W_k", width["W_k"]),
-        ("rows", "W_k", len(layer.W_k), "W_v", len(layer.W_v)),
-    ):
-        if size != other_size:
-            raise ShapeError(
-                f"{one} has {size} {what} but {other} has {other_size}; they must match"
-            )
-    if layer.W_o is not None and len(layer.W_o) != layer.heads * width["W_v"]:
-        raise ShapeError(
-            f"W_o has {len(layer.W_o)} rows but {layer.heads} heads of width {width['W_v']} make "
-            f"{layer.heads * width['W_v']}; they must match"
-        )
+    if layer.b_o is not None and layer.W_o is None:
+        raise OptionError("b_o is given but W_o is not; it is added after x @ W_o")
+    try:
+        weight_sizes({field.name: getattr(layer, field.name) for field in fields(layer)}, {})
+    except ProblemError as error:
+        raise ShapeError(*error.args) from None

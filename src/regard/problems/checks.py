@@ -102,15 +102,28 @@ def _check_presence(given: Mapping[str, Any]) -> None:
 
 
 def _projected_sizes(given: dict[str, Any]) -> Sizes:
-    """The sizes that embeddings and weights have; heads are side by side in the columns."""
-    heads, groups = _heads(given)
+    """The sizes that embeddings and weights have."""
+    _heads(given)
     # Without a context, keys and values come from the embeddings.
-    shared = {"N": "M"} if given["context"] is None else {}
+    sizes = weight_sizes(given, {"N": "M"} if given["context"] is None else {})
+    sizes.setdefault("F", (sizes["E"][0], f"output has {sizes['E'][0]} columns"))
+    sizes.setdefault("S", sizes["L"])
+    sizes.setdefault("N", sizes["M"])
+    return sizes
+
+
+def weight_sizes(given: Mapping[str, Any], shared: Mapping[str, str]) -> Sizes:
+    """The sizes of the axes of embeddings, weights and biases, or a ProblemError if they differ.
+
+    `heads` and `key_heads` are checked already; heads are side by side in the columns. `shared`
+    maps an axis to one that must have the same size.
+    """
+    heads, groups = given["heads"] or 1, given["key_heads"] or 1
     sizes: Sizes = {}
     for name in ("embeddings", "context", *(f"{kind}_{one}" for one in "qkvo" for kind in "Wb")):
-        if given[name] is None:
+        if given.get(name) is None:
             continue
-        if name == "b_o" and given["W_o"] is None:
+        if name == "b_o" and given.get("W_o") is None:
             raise ProblemError.of(name, "is given without W_o; give both or neither")
         axes = step_axes()[name]
         shape = _shape(given, name, f"({', '.join(axes)})", len(axes))
@@ -137,9 +150,6 @@ def _projected_sizes(given: dict[str, Any]) -> Sizes:
             split = f" ({heads} heads of {width})" if given["heads"] else ""
             whole = (width * heads, f"the output is {width * heads} wide{split}")
             sizes |= {"E": (width, f"values has {width} columns"), "HE": whole}
-    sizes.setdefault("F", (sizes["E"][0], f"output has {sizes['E'][0]} columns"))
-    sizes.setdefault("S", sizes["L"])
-    sizes.setdefault("N", sizes["M"])
     return sizes
 
 
