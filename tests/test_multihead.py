@@ -166,8 +166,8 @@ def test_masks_and_options_reach_every_head():
     [
         ({"heads": 5}, regard.OptionError, ("heads", "5", "2")),
         ({"heads": 0}, regard.OptionError, ("heads", "0")),
-        ({"heads": 2.0}, regard.DtypeError, ("heads", "float")),
-        ({"heads": True}, regard.DtypeError, ("heads", "bool")),
+        ({"heads": 2.0}, regard.DtypeError, ("heads", "int", "2.0")),
+        ({"heads": True}, regard.DtypeError, ("heads", "int", "True")),
         ({"W_q": np.ones((M, 11))}, regard.ShapeError, ("W_q", "11", "4")),
         ({"W_q": np.ones((M, 8))}, regard.ShapeError, ("W_q", "W_k", "6", "4", "each 2 wide")),
         ({"W_v": np.ones((4, G * E))}, regard.ShapeError, ("W_k", "W_v", "5", "4")),

@@ -18,6 +18,7 @@ import numpy as np
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array, home_of, lent
 from regard.compute import dispatch
 from regard.compute.request import make_request
@@ -209,9 +210,7 @@ class AttentionCall:
             Default: the module and the layer.
         """
         elements = self.lse.shape[0]
-        if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)):
-            raise DtypeError(f"batch must be an int, not {type(batch).__name__}")
-        if not 0 <= batch < elements:
+        if not 0 <= as_int("batch", batch) < elements:
             raise OptionError(f"batch is {batch}; it must be 0 to {elements - 1}")
         if tokens is not None and query_tokens is None:
             queries, keys = self.query.shape[-2], self.key.shape[-2]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.request import make_request
-from regard.errors import DtypeError, LabelError, OptionError, ProblemError, safe_text
+from regard.errors import DtypeError, LabelError, ProblemError, safe_text
 from regard.explanation.build import explain_problem
 from regard.explanation.labels import as_index
 from regard.faces import Explanation
@@ -80,10 +81,7 @@ class Encoder:
         if not isinstance(texts, (str, Iterable)):
             raise DtypeError(f"texts must be strings, not {safe_text(repr(texts), 60)}")
         listed = [texts] if isinstance(texts, str) else [_text(text) for text in texts]
-        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
-            raise DtypeError(f"batch_size must be an int, not {safe_text(repr(batch_size), 60)}")
-        if batch_size < 1:
-            raise OptionError(f"batch_size is {batch_size}; it must be 1 or more")
+        batch_size = as_int("batch_size", batch_size, 1)
         if self.pooling.lower:
             listed = [text.lower() for text in listed]
         prepared = [self.pooling.prompt + text for text in listed]
@@ -91,7 +89,7 @@ class Encoder:
         named = self.pooling.limit if limit < self.config.longest else CONFIG
         tokens = self.tokenizer(prepared, limit, named, truncate=truncate)
         vectors = np.empty((len(tokens), self.config.width * len(self.pooling.ways)), self.dtype)
-        for own in _batches(tokens, int(batch_size)):
+        for own in _batches(tokens, batch_size):
             batch = _Batch.of([tokens[number] for number in own])
             *_, hidden = self._states(batch)
             vectors[own] = self.pooling(hidden, batch.lengths)

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.boundary.arguments import as_array, result_dtype
+from regard.boundary.arguments import as_array, as_int, result_dtype
 from regard.boundary.arrays import Array, lend
 from regard.compute import dispatch
 from regard.compute.kernels.reference import project, unite
 from regard.compute.request import make_request
 from regard.errors import (
-    DtypeError,
     OptionError,
     ProblemError,
     ShapeError,
@@ -235,12 +234,7 @@ def _inputs(x: Any, context: Any) -> dict[str, Array]:
 
 def _check_heads(layer: MultiHeadAttention) -> None:
     for name in ("heads", "key_heads"):
-        count = getattr(layer, name)
-        if isinstance(count, (bool, np.bool_)) or not isinstance(count, (int, np.integer)):
-            raise DtypeError(f"{name} must be an int, not {type(count).__name__}")
-        if count < 1:
-            raise OptionError(f"{name} is {count}; it must be 1 or more")
-        object.__setattr__(layer, name, int(count))
+        object.__setattr__(layer, name, as_int(name, getattr(layer, name), 1))
     if layer.heads % (layer.key_heads or 1):
         raise OptionError(
             f"heads is {layer.heads} but key_heads is {layer.key_heads}; "
