@@ -55,11 +55,15 @@ app.command(
     short_help="Show every step of an attention.",
 )(explain.explain)
 app.command(cls=Command, epilog=attention.EXAMPLES)(attention.attention)
-app.command(cls=Command, epilog=diagnose.EXAMPLES)(diagnose.diagnose)
+app.command(
+    cls=Command,
+    epilog=diagnose.EXAMPLES,
+    short_help="Find the mistake in an attention function.",
+)(diagnose.diagnose)
 app.command(
     cls=Command,
     epilog=bench.EXAMPLES,
-    short_help="Time regard beside its peers on this machine.",
+    short_help="Time regard and its peers on this machine.",
 )(bench.bench)
 app.command()(info.info)
 

@@ -33,67 +33,78 @@ Examples:
 """
 
 
+Query = Annotated[str, typer.Argument(metavar="Q.npy", help="Queries, (..., H, L, D).")]
+Key = Annotated[str, typer.Argument(metavar="K.npy", help="Keys, (..., G, S, D).")]
+Value = Annotated[str, typer.Argument(metavar="V.npy", help="Values, (..., G, S, E).")]
+Output = Annotated[
+    str, typer.Option("--output", "-o", metavar="OUT.npy", help="Save the output here.")
+]
+IsCausal = Annotated[
+    bool, typer.Option("--causal", help="A query attends to no key after its position.")
+]
+MaskFile = Annotated[str | None, typer.Option(metavar="M.npy", help="Booleans, true = attend.")]
+Bias = Annotated[str | None, typer.Option(metavar="B.npy", help="Numbers to add to the scores.")]
+Window = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="LEFT RIGHT", help="Keys to either side: a number or unbounded."),
+]
+Offset = Annotated[
+    str | None,
+    typer.Option(metavar="N|end", help="Position of query 0; end aligns the last query and key."),
+]
+Scale = Annotated[float | None, typer.Option(metavar="X", help="Factor (1/sqrt(D)).")]
+Softcap = Annotated[
+    float | None, typer.Option(metavar="X", help="Limit scores smoothly to below this.")
+]
+Sink = Annotated[
+    float | None, typer.Option(metavar="X", help="Add a score without a key to each softmax.")
+]
+Precision = Annotated[
+    str, typer.Option(metavar="working|exact", help="exact: accumulate in float64.")
+]
+KernelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Kernel to use; see regard info.", autocompletion=complete_kernel
+    ),
+]
+Threads = Annotated[int | None, typer.Option(metavar="N", help="Maximum number of threads.")]
+WeightsFile = Annotated[str | None, typer.Option(metavar="W.npy", help="Save the weights here.")]
+LseFile = Annotated[
+    str | None, typer.Option(metavar="LSE.npy", help="Save the log-sum-exp of each row here.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Fail rather than allocate more, such as 8GB. Inputs are mapped and do not count.",
+    ),
+]
+
+
 def attention(
-    query: Annotated[str, typer.Argument(metavar="Q.npy", help="Queries, (..., H, L, D).")],
-    key: Annotated[str, typer.Argument(metavar="K.npy", help="Keys, (..., G, S, D).")],
-    value: Annotated[str, typer.Argument(metavar="V.npy", help="Values, (..., G, S, E).")],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="OUT.npy", help="Where the output goes.")
-    ],
-    causal: Annotated[
-        bool, typer.Option("--causal", help="No query sees a key after its position.")
-    ] = False,
-    mask: Annotated[
-        str | None, typer.Option(metavar="M.npy", help="Booleans, true = attend.")
-    ] = None,
-    bias: Annotated[
-        str | None, typer.Option(metavar="B.npy", help="Numbers to add to the scores.")
-    ] = None,
-    window: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="LEFT RIGHT", help="Keys to either side; a number or unbounded."),
-    ] = None,
-    offset: Annotated[
-        str | None,
-        typer.Option(metavar="N|end", help="Position of the first query; end: last meets last."),
-    ] = None,
-    scale: Annotated[float | None, typer.Option(metavar="X", help="Instead of 1/sqrt(D).")] = None,
-    softcap: Annotated[
-        float | None, typer.Option(metavar="X", help="Bend scores to stay below this.")
-    ] = None,
-    sink: Annotated[
-        float | None, typer.Option(metavar="X", help="A score that belongs to no key.")
-    ] = None,
-    precision: Annotated[
-        str, typer.Option(metavar="working|exact", help="exact: accumulate in float64.")
-    ] = "working",
-    kernel: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Which kernel answers; see regard info.",
-            autocompletion=complete_kernel,
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="At most so many threads.")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(metavar="W.npy", help="Where the weights go, if they are wanted.")
-    ] = None,
-    lse: Annotated[
-        str | None, typer.Option(metavar="LSE.npy", help="Where the log-sum-exp goes, if wanted.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    max_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Refuse to allocate more, such as 8GB. Inputs are mapped and do not count.",
-        ),
-    ] = None,
+    query: Query,
+    key: Key,
+    value: Value,
+    output: Output,
+    causal: IsCausal = False,
+    mask: MaskFile = None,
+    bias: Bias = None,
+    window: Window = None,
+    offset: Offset = None,
+    scale: Scale = None,
+    softcap: Softcap = None,
+    sink: Sink = None,
+    precision: Precision = "working",
+    kernel: KernelName = None,
+    threads: Threads = None,
+    weights: WeightsFile = None,
+    lse: LseFile = None,
+    force: Force = False,
+    max_memory: MaxMemory = None,
 ) -> None:
-    """Attention on arrays in .npy files, computed piece by piece."""
+    """Compute attention on arrays in .npy files, piece by piece."""
     from regard.boundary.parse import parse_size
     from regard.cli.on_disk import Job, load_npy
     from regard.compute.request import make_request
@@ -103,10 +114,11 @@ def attention(
         raise OptionError("--offset has no effect without --causal or --window; leave it out")
     wanted = {"output": output, "weights": weights, "lse": lse}
     targets = {name: path for name, path in wanted.items() if path is not None}
-    inputs = [path for path in (query, key, value, mask, bias) if path is not None]
-    check_targets(targets, force=force, inputs=inputs)
+    inputs = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
+    files = {name: path for name, path in inputs.items() if path is not None}
+    check_targets(targets, force=force, inputs=[*files.values()])
     limit = None if max_memory is None else parse_size("--max-memory", max_memory)
-    arrays = {"query": load_npy(query), "key": load_npy(key), "value": load_npy(value)}
+    arrays: dict[str, Any] = {name: load_npy(path) for name, path in files.items()}
     options: dict[str, Any] = {
         "causal": causal,
         "window": None if window is None else tuple(_window_side(side) for side in window),
@@ -118,11 +130,9 @@ def attention(
         "return_weights": "weights" in targets,
         "return_lse": "lse" in targets,
     }
-    tables = {"mask": mask, "bias": bias}
-    extras = {name: load_npy(path) for name, path in tables.items() if path is not None}
-    given: dict[str, Any] = {**arrays, **extras}
-    with naming_shapes(**given):
-        request = make_request(**given, offset=start, **options)
+    with naming_shapes(**arrays):
+        request = make_request(**arrays, offset=start, **options)
+    extras = {name: arrays.pop(name) for name in arrays.keys() & {"mask", "bias"}}
     job = Job(request, extras, {**options, "kernel": kernel}, causal or window is not None)
     _check_memory(job, arrays, limit)
 

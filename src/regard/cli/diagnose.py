@@ -25,13 +25,14 @@ def diagnose(
     ],
     signature: Annotated[
         str | None,
-        typer.Option(metavar="P=ROLE,…", help="What its parameters mean, such as a=query, b=key."),
+        typer.Option(metavar="P=ROLE,…", help="Meaning of its parameters, such as a=query, b=key."),
     ] = None,
-    heads: Annotated[int | None, typer.Option(metavar="N", help="How many heads it has.")] = None,
+    heads: Annotated[int | None, typer.Option(metavar="N", help="Number of heads.")] = None,
     causal: Annotated[
         str | None,
         typer.Option(
-            metavar="yes|no|start|end", help="Whether it always is, or how unequal lengths align."
+            metavar="yes|no|start|end",
+            help="Whether it is always causal, or how unequal lengths align.",
         ),
     ] = None,
     mask: Annotated[
@@ -40,26 +41,28 @@ def diagnose(
     ] = None,
     window: Annotated[
         str | None,
-        typer.Option(metavar="inclusive|exclusive", help="Whether a window counts the own key."),
+        typer.Option(
+            metavar="inclusive|exclusive", help="Whether a window counts the query's own key."
+        ),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long one call may take.")
+        float, typer.Option(metavar="SECONDS", help="Time limit of one call.")
     ] = 10.0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fragile counts as mistaken: exit code 1.")
+        bool, typer.Option("--strict", help="Exit with 1 for fragile as for mistaken.")
     ] = False,
     in_process: Annotated[
-        bool, typer.Option("--in-process", help="Run it in this process, not in a child.")
+        bool, typer.Option("--in-process", help="Call it in this process, not in a child process.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     html: Annotated[
         str | None,
-        typer.Option("--html", metavar="OUT.html", help="Write it as one HTML file."),
+        typer.Option("--html", metavar="OUT.html", help="Write the diagnosis as one HTML file."),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open that file in the browser.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Let --html replace a file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let --html overwrite a file.")] = False,
 ) -> None:
-    """Say which mistake is in an attention: exit code 0 right, 1 mistaken, 2 could not be run."""
+    """Find the mistake in an attention function: exit code 0 right, 1 mistaken, 2 not run."""
     from regard.diagnosis.isolation import diagnose_target
     from regard.diagnosis.target import files_of
 

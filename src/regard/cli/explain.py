@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -64,173 +64,216 @@ class ExplainCommand(Command):
         return super().parse_args(ctx, args)
 
 
+# --- options -------------------------------------------------------------------------------------
+
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FILE",
+        help="A problem (.toml, .json, .npz), the name of an example, or - for standard input.",
+        autocompletion=complete_source,
+        show_default=False,
+    ),
+]
+Steps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--step",
+        metavar="STEP",
+        help="Show only this step; may be given several times.",
+        autocompletion=complete_step,
+    ),
+]
+Why = Annotated[
+    tuple[str, str, str] | None,
+    typer.Option(
+        metavar="STEP ROW COL",
+        help="Derive one number. A row or column is a label or a position from 0; - for an axis "
+        "that the step does not have.",
+        autocompletion=complete_step,
+    ),
+]
+Head = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Query head, from 0; of keys and values, the key head that it uses."
+    ),
+]
+Measured = Annotated[
+    bool, typer.Option("--statistics", help="Show variances, entropy and the effect of the scale.")
+]
+Digits = Annotated[
+    int | None, typer.Option(min=0, max=17, metavar="N", help="Decimals to print (8).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Text = Annotated[
+    str | None,
+    typer.Option(metavar="WORDS", help="Explain these words, as random vectors, not FILE."),
+]
+Dim = Annotated[int | None, typer.Option(metavar="N", help="With --text: width of a vector (4).")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="With --text: random seed (0).")]
+Heads = Annotated[int | None, typer.Option(metavar="N", help="With --text: number of heads.")]
+IsCausal = Annotated[
+    bool, typer.Option("--causal", help="With --text: no word attends to a later one.")
+]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="With --text: explain the encoder in this directory."),
+]
+Layer = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="With --model: explain this layer, from 0, not an overview."),
+]
+Truncate = Annotated[
+    bool, typer.Option("--truncate", help="With --model: cut a text that is too long.")
+]
+Save = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Save the problem (.toml, .json or .npz).")
+]
+Html = Annotated[
+    str | None,
+    typer.Option("--html", metavar="OUT.html", help="Write an interactive report, one HTML file."),
+]
+Show = Annotated[bool, typer.Option("--open", help="Open the report in the browser.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="Maximum size of the report (5MB); what does not fit is downsampled."
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Let --save and --html overwrite a file.")]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="toml|json", help="Format of standard input; guessed if not given."
+    ),
+]
+
+
+class _Wanted(NamedTuple):
+    """What to show of the explanation."""
+
+    steps: Sequence[str]
+    why: tuple[str, str, str] | None
+    head: int | None
+    statistics: bool
+    digits: int | None
+    as_json: bool
+
+
+class _Files(NamedTuple):
+    """What to write."""
+
+    save: str | None
+    html: str | None
+    budget: str | None
+    force: bool
+    show: bool
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
 def explain(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE",
-            help="A problem (.toml, .json, .npz), the name of an example, or - for standard input.",
-            autocompletion=complete_source,
-            show_default=False,
-        ),
-    ] = None,
-    step: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--step",
-            metavar="STEP",
-            help="Show only this step; may be given several times.",
-            autocompletion=complete_step,
-        ),
-    ] = None,
-    why: Annotated[
-        tuple[str, str, str] | None,
-        typer.Option(
-            metavar="STEP ROW COL",
-            help="Where one number comes from. Labels first, then positions from 0; - for an axis "
-            "that the step does not have.",
-            autocompletion=complete_step,
-        ),
-    ] = None,
-    head: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Which head, from 0; of keys and values the ones that it reads."
-        ),
-    ] = None,
-    statistics: Annotated[
-        bool, typer.Option("--statistics", help="Variances, entropy, and why the scale is there.")
-    ] = False,
-    digits: Annotated[
-        int | None, typer.Option(min=0, max=17, metavar="N", help="Decimals to print (8).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
-    text: Annotated[
-        str | None,
-        typer.Option(metavar="WORDS", help="Explain these, with random vectors, instead of FILE."),
-    ] = None,
-    dim: Annotated[
-        int | None, typer.Option(metavar="N", help="With --text: how wide the vectors are (4).")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="With --text: the random seed (0).")
-    ] = None,
-    heads: Annotated[
-        int | None, typer.Option(metavar="N", help="With --text: how many heads.")
-    ] = None,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="With --text: no word sees a later one.")
-    ] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="With --text: the encoder in this directory reads it."),
-    ] = None,
-    layer: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="With --model: one layer, from 0; else all are measured."),
-    ] = None,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="With --model: cut a text that is too long.")
-    ] = False,
-    save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Save the problem (.toml, .json or .npz).")
-    ] = None,
-    html: Annotated[
-        str | None,
-        typer.Option(
-            "--html", metavar="OUT.html", help="Write one HTML file in which numbers can be opened."
-        ),
-    ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open that file in the browser.")] = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="The most that file may have (5MB); the rest is pooled."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Let --save and --html replace a file.")
-    ] = False,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--format", metavar="toml|json", help="Of standard input; guessed if not given."
-        ),
-    ] = None,
+    source: Source = None,
+    step: Steps = None,
+    why: Why = None,
+    head: Head = None,
+    statistics: Measured = False,
+    digits: Digits = None,
+    as_json: AsJson = False,
+    text: Text = None,
+    dim: Dim = None,
+    seed: Seed = None,
+    heads: Heads = None,
+    causal: IsCausal = False,
+    model: Model = None,
+    layer: Layer = None,
+    truncate: Truncate = False,
+    save: Save = None,
+    html: Html = None,
+    show: Show = False,
+    budget: Budget = None,
+    force: Force = False,
+    kind: Format = None,
 ) -> None:
-    """Show every step of an attention, and where its numbers come from."""
-    own = {"--dim": dim, "--seed": seed, "--heads": heads, "--causal": causal or None}
-    if force and save is None and html is None:
-        raise OptionError("--force goes with --save and --html only")
-    if html is None and (show or budget is not None):
-        raise OptionError(f"{'--open' if show else '--budget'} goes with --html only")
-    if save is not None or html is not None:
-        inputs = _files_read(source, model)
-        check_targets({"save": save, "html": html}, force=force, inputs=inputs)
-    if as_json:
-        refuse_with("--json", {"--digits": digits, "--head": None if why or model else head})
-    if statistics and why is None and not step and html is None:
-        refuse_with("--statistics alone", {"--digits": digits})
-    if html is not None and why is None and not step and not statistics and model is None:
-        refuse_with("--html alone", {"--head": head})
+    """Show every step of an attention, and where each number comes from."""
+    wanted = _Wanted(step or (), why, head, statistics, digits, as_json)
+    files = _Files(save, html, budget, force, show)
+    random = {"--dim": dim, "--seed": seed, "--heads": heads, "--causal": causal or None}
+    _check_files(files, _files_read(source, model))
+    _check_wanted(wanted, files, model)
     if why is not None and source is None and text is None:
         raise OptionError(
             "explain needs a problem, and --why took the words after it; put FILE before --why "
             "(see regard explain --help)"
         )
-    from regard.explanation.labels import head_position
-
-    of_model = {"--layer": layer, "--truncate": truncate or None}
     if model is None:
-        refuse_without("--model", of_model)
-        problem = _given_problem(source, text, kind, own)
+        refuse_without("--model", {"--layer": layer, "--truncate": truncate or None})
+        problem = _read_problem(source, text, kind, random)
     else:
-        encoder, words = _encoder(model, source, text, kind, own)
+        encoder, words = _read_model(model, source, text, kind, random)
         if layer is None:
-            asked = {"--step": step, "--why": why, "--head": head, "--save": save, "--html": html}
-            refuse_without("--layer", {**asked, "--statistics": statistics or None})
-            overview = encoder.overview(words, truncate=truncate)
-            _show_overview(overview, as_json, digits)
+            _refuse_for_overview(wanted, files)
+            _show_overview(encoder.overview(words, truncate=truncate), as_json, digits)
             return
         explained = encoder.explain(words, layer, head, truncate=truncate).problem
         assert explained is not None
-        problem, head = explained, None  # the one head that was asked for, or all
+        problem = explained
+        wanted = wanted._replace(head=None)  # the problem has the one head, or all are shown
     if save is not None:
-        _save(problem, save, force)
+        problem.save(save, force=force)
+        typer.echo(f"saved {safe_text(save)}", err=True)
+    from regard.explanation.labels import head_position
+
     explanation = api.explain(problem)
-    head_position(explanation.source.sizes, head)
-    derivation = None if why is None else _derivation(explanation, why, head)
+    head_position(explanation.source.sizes, wanted.head)
+    derivation = None if why is None else _derivation(explanation, why, wanted.head)
     if html is not None:
-        _write_report(explanation, html, budget, digits, force=force, show=show)
+        _write_report(explanation, html, files, digits)
     mismatches, unchecked = _mismatches(explanation, source or "--text")
-
-    if as_json:
-        if unchecked is not None:
-            raise unchecked
-        _print_json(explanation, step, derivation, statistics)
-    else:
-        from regard.views import terminal
-
-        screen = console()
-        if step or (derivation is None and not statistics and html is None):
-            terminal.print_explanation(explanation, screen, step or None, head, digits)
-        if derivation is not None:
-            if step:
-                screen.print()
-            sizes = explanation.source.sizes
-            shared = sizes.get("H", 1) // sizes.get("G", 1)
-            terminal.print_derivation_walk(derivation, screen, digits, shared)
-        if statistics:
-            terminal.print_statistics(explanation, screen, head)
+    if as_json and unchecked is None:
+        _print_json(explanation, wanted, derivation)
+    elif not as_json:
         count = 0 if unchecked is not None else len(problem.expect)
-        if mismatches:
-            terminal.print_mismatches(mismatches, screen, digits)
-        if count and not (html is not None and not mismatches):
-            failed = len({id(mismatch.expectation) for mismatch in mismatches})
-            screen.print()
-            screen.print(_expectation_summary(count, failed))
+        _print(explanation, wanted, derivation, html is not None)
+        _print_expectations(mismatches, count, digits, quiet=html is not None)
     if unchecked is not None:
         raise unchecked
     if mismatches:
         raise typer.Exit(DIFFERS)
+
+
+def _check_files(files: _Files, inputs: Sequence[str | int]) -> None:
+    """Whether the files can be written, and options about them have an effect."""
+    targets = {"save": files.save, "html": files.html}
+    if files.force and not any(path is not None for path in targets.values()):
+        raise OptionError("--force goes with --save and --html only")
+    if files.html is None:
+        refuse_without("--html", {"--open": files.show or None, "--budget": files.budget})
+    check_targets(targets, force=files.force, inputs=inputs)
+
+
+def _check_wanted(wanted: _Wanted, files: _Files, model: str | None) -> None:
+    """Refuse options that would have no effect on what is printed."""
+    digits, head = {"--digits": wanted.digits}, {"--head": wanted.head}
+    if wanted.as_json:
+        refuse_with("--json", digits | ({} if wanted.why or model else head))
+    if wanted.why is not None or wanted.steps:
+        return
+    if wanted.statistics and files.html is None:
+        refuse_with("--statistics alone", digits)
+    if files.html is not None and not wanted.statistics and model is None:
+        refuse_with("--html alone", head)
+
+
+def _refuse_for_overview(wanted: _Wanted, files: _Files) -> None:
+    asked: dict[str, Any] = {"--step": [*wanted.steps], "--why": wanted.why, "--head": wanted.head}
+    asked |= {"--save": files.save, "--html": files.html, "--statistics": wanted.statistics or None}
+    refuse_without("--layer", asked)
+
+
+# --- reading -------------------------------------------------------------------------------------
 
 
 def _files_read(source: str | None, model: str | None) -> list[str | int]:
@@ -247,7 +290,7 @@ def _files_read(source: str | None, model: str | None) -> list[str | int]:
     return [file_of(source)]
 
 
-def _encoder(
+def _read_model(
     directory: str, source: str | None, text: str | None, kind: str | None, own: Mapping[str, Any]
 ) -> tuple[Encoder, str]:
     """The model in a directory and what it is to read."""
@@ -270,7 +313,7 @@ def _show_overview(overview: Overview, as_json: bool, digits: int | None) -> Non
         print_overview(overview, console(), digits)
 
 
-def _given_problem(
+def _read_problem(
     source: str | None, text: str | None, kind: str | None, own: Mapping[str, Any]
 ) -> Problem:
     from regard.problems.files import load_problem
@@ -281,9 +324,7 @@ def _given_problem(
         raise OptionError("--format goes with standard input only, which is the file name -")
     if text is not None:
         return _random_problem(text, own)
-    for option, value in own.items():
-        if value is not None:
-            raise OptionError(f"{option} goes with --text only")
+    refuse_without("--text", own)
     if source is None:
         from regard.problems.files import example_names
 
@@ -291,10 +332,10 @@ def _given_problem(
             "explain needs a problem: a file, - for standard input, --text with some words, or an "
             f"example ({', '.join(example_names())})"
         )
-    return _problem_from_standard_input(kind) if source == "-" else load_problem(source)
+    return _read_standard_input(kind) if source == "-" else load_problem(source)
 
 
-def _problem_from_standard_input(kind: str | None) -> Problem:
+def _read_standard_input(kind: str | None) -> Problem:
     from regard.problems.files import parse_problem
     from regard.problems.toml_json import MAX_TEXT_BYTES, decode
 
@@ -309,11 +350,8 @@ def _problem_from_standard_input(kind: str | None) -> Problem:
         text = decode(data)
     except ProblemError as error:
         raise ProblemError(f"standard input: {error}") from None
-    guess: Literal["toml", "json"] = "json" if text.lstrip().startswith("{") else "toml"
-    chosen: Literal["toml", "json"] = (
-        guess if kind is None else "json" if kind == "json" else "toml"
-    )
-    return parse_problem(text, chosen, "standard input")
+    is_json = text.lstrip().startswith("{") if kind is None else kind == "json"
+    return parse_problem(text, "json" if is_json else "toml", "standard input")
 
 
 def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
@@ -347,32 +385,7 @@ def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
     )
 
 
-def _save(problem: Problem, path: str, force: bool) -> None:
-    from regard.problems.files import save_problem
-
-    save_problem(problem, path, force=force)
-    typer.echo(f"saved {safe_text(path)}", err=True)
-
-
-def _write_report(
-    explanation: Explanation,
-    path: str,
-    budget: str | None,
-    digits: int | None,
-    *,
-    force: bool,
-    show: bool,
-) -> None:
-    from regard.views import report
-
-    report.write(
-        path,
-        explanation,
-        budget=report.BUDGET if budget is None else budget,
-        digits=report.DIGITS if digits is None else digits,
-        force=force,
-    )
-    saved(path, show)
+# --- computing and showing -----------------------------------------------------------------------
 
 
 def _derivation(
@@ -403,20 +416,64 @@ def _mismatches(explanation: Explanation, source: str) -> tuple[list[Any], Probl
     return found, None
 
 
-def _expectation_summary(count: int, failed: int) -> str:
-    if failed:
-        return f"{failed} of {count} expectations {'does' if failed == 1 else 'do'} not hold."
-    return "The one expectation holds." if count == 1 else f"All {count} expectations hold."
+def _write_report(explanation: Explanation, path: str, files: _Files, digits: int | None) -> None:
+    from regard.views import report
+
+    report.write(
+        path,
+        explanation,
+        budget=report.BUDGET if files.budget is None else files.budget,
+        digits=report.DIGITS if digits is None else digits,
+        force=files.force,
+    )
+    saved(path, files.show)
 
 
-def _print_json(
-    explanation: Explanation,
-    steps: Sequence[str] | None,
-    derivation: Derivation | None,
-    statistics: bool,
-) -> None:
+def _print_json(explanation: Explanation, wanted: _Wanted, derivation: Derivation | None) -> None:
     from regard.views.json_output import as_data
 
-    data = as_data(explanation, steps, derivation, statistics)
+    data = as_data(explanation, wanted.steps or None, derivation, wanted.statistics)
     # ASCII, so that labels cannot do anything to a terminal.
     typer.echo(json.dumps(data, allow_nan=False, ensure_ascii=True))
+
+
+def _print(
+    explanation: Explanation, wanted: _Wanted, derivation: Derivation | None, quiet: bool
+) -> None:
+    """What was asked for, or all steps unless a report has them."""
+    from regard.views import terminal
+
+    screen = console()
+    if wanted.steps or (derivation is None and not wanted.statistics and not quiet):
+        terminal.print_explanation(
+            explanation, screen, wanted.steps or None, wanted.head, wanted.digits
+        )
+    if derivation is not None:
+        if wanted.steps:
+            screen.print()
+        sizes = explanation.source.sizes
+        shared = sizes.get("H", 1) // sizes.get("G", 1)
+        terminal.print_derivation_walk(derivation, screen, wanted.digits, shared)
+    if wanted.statistics:
+        terminal.print_statistics(explanation, screen, wanted.head)
+
+
+def _print_expectations(
+    mismatches: Sequence[Any], count: int, digits: int | None, *, quiet: bool
+) -> None:
+    """The expectations that do not hold, and how many hold; with `quiet`, only if one does not."""
+    from regard.views import terminal
+
+    screen = console()
+    if mismatches:
+        terminal.print_mismatches(mismatches, screen, digits)
+    if not count or (quiet and not mismatches):
+        return
+    screen.print()
+    failed = len({id(mismatch.expectation) for mismatch in mismatches})
+    if failed:
+        verb = "does" if failed == 1 else "do"
+        screen.print(f"{failed} of {count} expectations {verb} not hold.")
+    else:
+        holds = "The one expectation holds." if count == 1 else f"All {count} expectations hold."
+        screen.print(holds)
