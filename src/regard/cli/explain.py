@@ -222,7 +222,9 @@ def explain(
         problem = explained
         wanted = wanted._replace(head=None)  # the problem has the one head, or all are shown
     if save is not None:
-        problem.save(save, force=force)
+        from regard.problems.files import save_problem
+
+        save_problem(problem, save, force=force)
         typer.echo(f"saved {safe_text(save)}", err=True)
     from regard.explanation.labels import head_position
 
