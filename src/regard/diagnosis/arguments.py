@@ -5,18 +5,13 @@ Must not call the function, nor know mistakes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.convention import EMBEDDED, READY, Convention, to_layout
+from regard.diagnosis.convention import EMBEDDED, READY, Array, Convention, to_layout
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.signature import Callee
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 ALL = slice(None)
 # Which part of a mask (B, H, L, S) is handed over; "full" depends on the layout.

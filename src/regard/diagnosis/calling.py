@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from regard.diagnosis.convention import (
     EMBEDDED,
     READY,
     Answer,
+    Array,
     Ask,
     CallResult,
     Convention,
@@ -28,11 +29,6 @@ from regard.diagnosis.convention import (
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 def call(callee: Callee, convention: Convention, probe: Probe, ask: Ask) -> Answer:

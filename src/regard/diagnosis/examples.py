@@ -8,22 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.diagnosis.convention import Convention
+from regard.diagnosis.convention import Array, Convention
 from regard.diagnosis.mistakes import EQUIVALENTS
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.probe import Probe, Values, Variant, walk
 from regard.diagnosis.probes import extreme_probes, projected_probes, ready_probe
 from regard.diagnosis.result import Example, Matrix, Named, Shown
 from regard.diagnosis.under_test import FunctionUnderTest
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 # Smaller differences do not show in the printed digits.
 VISIBLE = 0.005
@@ -40,19 +34,13 @@ def named(
     check = "A comparison with rtol=1e-5 passes."
     if mistake.variants:
         check = usual_check(variant, causal=conventions[0].causal_always)
+    shared = ("name", "family", "severity", "title", "why", "numpy", "torch")
     return Named(
-        mistake.name,
-        mistake.family,
-        mistake.severity,
-        mistake.title,
-        mistake.why,
-        step,
-        mistake.numpy,
-        mistake.torch,
-        check,
-        tuple(one.title for one in EQUIVALENTS if one.same_as == mistake.name),
-        "",
-        example,
+        **{name: getattr(mistake, name) for name in shared},
+        step=step,
+        usual_check=check,
+        same_as=tuple(one.title for one in EQUIVALENTS if one.same_as == mistake.name),
+        example=example,
     )
 
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.diagnosis.convention import Array
 from regard.diagnosis.signature import PROJECTIONS, Callee, parameters_of, plain, role_of
 from regard.errors import OptionError, safe_text
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 # Layers that hold a weight under a name that would mean an array as a parameter.
 LAYERS = {

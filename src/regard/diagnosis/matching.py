@@ -10,18 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.diagnosis.convention import Array
 from regard.diagnosis.mistakes import CATALOGUE
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, agrees, walk
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 # Processor time that the search for two mistakes at once may take.
 PAIR_SECONDS = 2.0

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from regard.diagnosis.convention import Array
 from regard.textbook.operations import compute
 from regard.textbook.steps import LETTERS, Ref, Step, textbook
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 Values = Mapping[str, "Array"]
 Rule = Literal["mask", "causal", "window"]
@@ -77,7 +73,7 @@ class Probe:
         """Whether a rule may hide keys."""
         return self.keep is not None or self.causal or self.window is not None
 
-    def rule(self, name: Rule) -> NDArray[np.bool_]:
+    def rule(self, name: Rule) -> Array:
         """The cells that one rule keeps, (B, H, L, S)."""
         size = self.sizes
         row = np.arange(size["L"])[:, None] + self.offset
@@ -92,7 +88,7 @@ class Probe:
             kept &= (key <= row) | (not self.causal)
         return np.broadcast_to(kept, (size["B"], size["H"], size["L"], size["S"]))
 
-    def keeps(self, rules: Iterable[Rule]) -> NDArray[np.bool_]:
+    def keeps(self, rules: Iterable[Rule]) -> Array:
         """The cells that all of these rules keep, (B, H, L, S)."""
         size = self.sizes
         cells = np.ones((size["B"], size["H"], size["L"], size["S"]), bool)
@@ -101,7 +97,7 @@ class Probe:
         return cells
 
     @cached_property
-    def visible(self) -> NDArray[np.bool_]:
+    def visible(self) -> Array:
         """The cells that every rule keeps."""
         return self.keeps(EVERY_RULE)
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.diagnosis.convention import Array
 from regard.diagnosis.probe import Probe
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 ABILITIES = {
     "plain": "as many queries as keys",
@@ -63,7 +59,7 @@ def probe_with_scores(name: str, ability: str, scores: Array, seed: int, **more:
     return Probe(name, ability, {n: a[None, None] for n, a in inputs.items()}, **more)
 
 
-def _keep(seed: int, rows: int, keys: int) -> NDArray[np.bool_]:
+def _keep(seed: int, rows: int, keys: int) -> Array:
     """A mask without symmetry whose rows and columns all keep something."""
     keep = np.random.default_rng(seed).random((rows, keys)) < 0.55
     keep[np.arange(rows), np.arange(rows) % keys] = True
@@ -72,7 +68,7 @@ def _keep(seed: int, rows: int, keys: int) -> NDArray[np.bool_]:
     return keep
 
 
-def _padding(batch: int, keys: int) -> NDArray[np.bool_]:
+def _padding(batch: int, keys: int) -> Array:
     """A mask of padded keys: the first batch element ends at key 3, the last one at key 4."""
     keep = np.ones((batch, 1, 1, keys), bool)
     keep[0, ..., 3:] = False

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.diagnosis.convention import Convention
+from regard.diagnosis.convention import Array, Convention
 from regard.diagnosis.probe import Probe, agrees
 from regard.diagnosis.probes import ready_probe
 from regard.diagnosis.result import Property
 from regard.diagnosis.under_test import FunctionUnderTest
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 def properties(

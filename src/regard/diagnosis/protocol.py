@@ -14,19 +14,14 @@ from dataclasses import fields
 from functools import wraps
 from hashlib import blake2b
 from json import JSONDecoder, JSONEncoder
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from regard.diagnosis.convention import PROBLEMS, CallResult, Question, ReturnedArray
+from regard.diagnosis.convention import PROBLEMS, Array, CallResult, Question, ReturnedArray
 from regard.diagnosis.running import MAX_ARRAYS
 from regard.diagnosis.signature import PROJECTIONS, ROLES, Callee, Parameter
 from regard.errors import safe_text
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -14,18 +14,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.convention import CallResult, Question, ReturnedArray
+from regard.diagnosis.convention import Array, CallResult, Question, ReturnedArray
 from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 # How much of a result is read: the output of a probe has some kilobytes.
 MAX_ARRAYS = 16

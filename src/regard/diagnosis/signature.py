@@ -9,14 +9,10 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from regard.diagnosis.convention import Array
 from regard.errors import OptionError, safe_text
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 # Role -> names of parameters that have it, in lower case without underscores.
 NAMES = {

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from regard.diagnosis.convention import Array
 from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant
 
-Array = NDArray[Any]
 Family = Literal["one head", "hiding", "numerics", "heads and projections", "caching and windows"]
 # wrong: ordinary inputs give wrong numbers. fragile: some inputs do, others do not. note: a choice
 # that others make differently, or a habit worth knowing.

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from regard.diagnosis.convention import Array
 from regard.diagnosis.mistakes.entry import (
-    Array,
     Entries,
     Replacement,
     Variants,
@@ -98,15 +98,17 @@ def _as_one_head(values: Values, probe: Probe) -> Array:
     return np.asarray(softmax(scores) @ own)
 
 
-def _turned(*parts: str) -> Variant:
-    def turned(part: str) -> Replacement:
-        return lambda values, probe: probe.inputs[f"W_{part}"].T
+def _changed(names: str, change: Callable[[Array], Array]) -> Variant:
+    """Some weights or biases changed."""
 
-    return Variant({f"W_{part}": turned(part) for part in parts})
+    def changed(name: str) -> Replacement:
+        return lambda values, probe: change(probe.inputs[name])
+
+    return Variant({name: changed(name) for name in names.split()})
 
 
-def _projected_by(**weights: str) -> Variants:
-    """The weights of one part used for another."""
+def _used_for(**weights: str) -> Variants:
+    """Weights, by the names of those that are used instead."""
 
     def other(name: str) -> Replacement:
         return lambda values, probe: probe.inputs[name]
@@ -114,18 +116,16 @@ def _projected_by(**weights: str) -> Variants:
     return (Variant({part: other(name) for part, name in weights.items()}),)
 
 
-def _not_projected(*parts: str) -> Variants:
-    def identity(part: str) -> Replacement:
-        return lambda values, probe: np.eye(len(probe.inputs[f"W_{part}"]))
-
-    return (Variant({f"W_{part}": identity(part) for part in parts}),)
+def _transposed(names: str) -> Variant:
+    return _changed(names, np.transpose)
 
 
-def _no_bias(*parts: str) -> Variant:
-    def zeros(part: str) -> Replacement:
-        return lambda values, probe: np.zeros_like(probe.inputs[f"b_{part}"])
+def _no_bias(names: str) -> Variant:
+    return _changed(names, np.zeros_like)
 
-    return Variant({f"b_{part}": zeros(part) for part in parts})
+
+def _identity(names: str) -> Variant:
+    return _changed(names, lambda weights: np.eye(len(weights)))
 
 
 def _key_head(choose: Callable[[Array, int, int], Array]) -> Variants:
@@ -147,15 +147,14 @@ TURNED = {
     f"W_{part}_not_transposed": (
         f"W_{part} alone is transposed (x @ W for x @ W.T, or the reverse)",
         "Square weights fit both ways.",
-        (_turned(part),),
+        (_transposed(f"W_{part}"),),
     )
     for part in "qkv"
 }
 HEADS: Entries = {
     "heads_split_without_transpose": (
         "heads are split by reshape alone: (L, HD) becomes (H, L, D)",
-        "Each head gets a few whole rows cut into pieces, instead of its columns of every row: "
-        "tokens are mixed.",
+        "Each head gets some whole rows instead of its columns of every row: tokens are mixed.",
         (Variant(RESHAPED),),
     ),
     "heads_merged_without_transpose": (
@@ -221,13 +220,13 @@ PROJECTIONS: Entries = {
     "weights_not_transposed": (
         "all weights are transposed (x @ W for x @ W.T, or the reverse)",
         "Square weights fit both ways, so nothing complains; every projection is another one.",
-        (_turned(*"qkvo"), _turned(*"qkv")),
+        (_transposed("W_q W_k W_v W_o"), _transposed("W_q W_k W_v")),
     ),
     **TURNED,
     "W_o_not_transposed": (
         "W_o alone is transposed (x @ W for x @ W.T, or the reverse)",
         "Square weights fit both ways.",
-        (_turned("o"),),
+        (_transposed("W_o"),),
         W_O,
     ),
     "W_o_lost": (
@@ -239,54 +238,54 @@ PROJECTIONS: Entries = {
     "b_o_lost": (
         "the bias of the output projection is missing",
         HALF_OF_LINEAR,
-        (_no_bias("o"),),
+        (_no_bias("b_o"),),
         W_O,
     ),
     "b_q_lost": (
         "the bias of the query projection is missing",
         "q·k loses b_q·k, which differs from key to key.",
-        (_no_bias("q"), _no_bias("q", "k")),
+        (_no_bias("b_q"), _no_bias("b_q b_k")),
     ),
     "b_v_lost": (
         "the bias of the value projection is missing",
         "Weights add up to 1, so exactly b_v is missing from the output.",
-        (_no_bias("v"),),
+        (_no_bias("b_v"),),
     ),
     "biases_lost": (
         "the biases of queries, keys and values are missing",
         HALF_OF_LINEAR,
-        (_no_bias(*"qkv"),),
+        (_no_bias("b_q b_k b_v"),),
     ),
-    "all_biases_lost": ("all biases are missing", HALF_OF_LINEAR, (_no_bias(*"qkvo"),)),
+    "all_biases_lost": ("all biases are missing", HALF_OF_LINEAR, (_no_bias("b_q b_k b_v b_o"),)),
     "keys_projected_by_W_q": (
         "the keys are projected by W_q",
         "Probably a copied line; W_k is never used.",
-        _projected_by(W_k="W_q"),
+        _used_for(W_k="W_q"),
     ),
     "queries_projected_by_W_k": (
         "the queries are projected by W_k",
         "Probably a copied line; W_q is never used.",
-        _projected_by(W_q="W_k"),
+        _used_for(W_q="W_k"),
     ),
     "values_projected_by_W_k": (
         "the values are projected by W_k",
         "Probably a copied line; W_v is never used.",
-        _projected_by(W_v="W_k"),
+        _used_for(W_v="W_k"),
     ),
     "keys_and_values_swapped": (
         "W_k and W_v are swapped",
         "The parts of a packed projection were unpacked in the wrong order.",
-        _projected_by(W_k="W_v", W_v="W_k"),
+        _used_for(W_k="W_v", W_v="W_k"),
     ),
     "values_not_projected": (
         "the values are the embeddings themselves",
         "W_v is never used: the output is a blend of the embeddings.",
-        _not_projected("v"),
+        (_identity("W_v"),),
     ),
     "nothing_projected": (
         "queries, keys and values are the embeddings themselves",
         "The weights are never used.",
-        _not_projected(*"qkv"),
+        (_identity("W_q W_k W_v"),),
     ),
 }
 MISTAKES = (
@@ -301,13 +300,13 @@ EQUIVALENTS = equivalents(
             "losing the bias of the key projection",
             "right",
             "q·b_k is the same for every key, a constant along the row, which cancels in softmax.",
-            _no_bias("k"),
+            _no_bias("b_k"),
         ),
         "b_q_and_b_k_lost": (
             "losing the biases of queries and keys instead of that of the queries alone",
             "b_q_lost",
             "The bias of the keys has no effect of its own.",
-            _no_bias("q", "k"),
+            _no_bias("b_q b_k"),
         ),
     }
 )

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from regard.diagnosis.convention import Array
 from regard.diagnosis.mistakes.entry import (
     NINES,
-    Array,
     Entries,
     Replacement,
     Variants,
@@ -149,8 +149,7 @@ MASKS: Entries = {
     ),
     "mask_tiled_over_heads": (
         "the mask is tiled over heads and batch in the wrong order",
-        "With (B·H) rows of scores, each mask must be repeated H times in a row; tiled, heads get "
-        "the mask of another text.",
+        "(B·H) scores need each mask H times in a row; tiled, heads get that of another text.",
         _mask(_tiled),
         REPEATED,
     ),

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.diagnosis.convention import Array
 from regard.diagnosis.mistakes.entry import (
-    Array,
     Entries,
     Replacement,
     Variants,
@@ -97,8 +97,7 @@ def _scaled_queries(values: Values, probe: Probe) -> Array:
 SCALES: Entries = {
     "no_scale": (
         "the scores are not scaled",
-        "The variance of q·k grows with the width D, so softmax saturates: almost all weight falls "
-        "on one key and gradients vanish.",
+        "q·k grows with the width, so softmax gives one key all weight, and gradients vanish.",
         _scale(_root()),
     ),
     "scale_by_width": (
@@ -144,8 +143,7 @@ SCALES: Entries = {
     ),
     "width_from_axis_1": (
         "the width is read from axis 1 instead of the last one",
-        "Right for one head alone. With one leading axis, axis 1 is that of the queries; with two, "
-        "of the heads.",
+        "Right for two axes. With three, axis 1 is that of the queries; with four, of the heads.",
         _scale(lambda probe: _root({2: "D", 3: "L", 4: "H"}.get(probe.rank, "D"))(probe)),
     ),
     "scale_after_softmax": (
@@ -157,8 +155,7 @@ SCALES: Entries = {
 PRODUCTS: Entries = {
     "queries_and_keys_swapped": (
         "queries and keys are swapped: the scores are K·Qᵀ",
-        "Each key asks the queries. With as many queries as keys no shape shows it, and with "
-        "Q = K nothing does.",
+        "With as many queries as keys no shape shows it, and with Q = K nothing does.",
         _scores(lambda q, k, v: k @ transposed(q)),
     ),
     "values_for_keys": (

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from regard.diagnosis.convention import Array
 from regard.diagnosis.mistakes.entry import (
-    Array,
     Entries,
     Variants,
     blend,
