@@ -31,13 +31,7 @@ class NotOfferedError(Exception):
 
 
 def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:
-    """The arguments by the names of the parameters, as NumPy arrays.
-
-    Raises
-    ------
-    NotOfferedError
-        If the function has no parameter for what the probe needs.
-    """
+    """The arguments by the names of the parameters, as NumPy arrays, or a NotOfferedError."""
     by_role = _inputs(callee, convention, probe) | _options(callee, convention, probe)
     arguments: dict[str, Any] = {}
     for parameter in callee.parameters:

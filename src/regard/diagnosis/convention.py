@@ -119,3 +119,12 @@ class Answer:
     printed: str = ""
     changed: tuple[str, ...] = ()
     seconds: float = 0.0
+
+
+def agrees(got: Array, expected: Array, tolerance: float | Array) -> bool:
+    """Whether two arrays are equal within a tolerance, NaN and infinities included."""
+    if got.shape != expected.shape:
+        return False
+    with np.errstate(all="ignore"):
+        near = (got == expected) | (np.abs(got - expected) <= tolerance)
+    return bool((near | (np.isnan(got) & np.isnan(expected))).all())

@@ -173,7 +173,9 @@ def _example(probe: Probe, departs: str, values: Values) -> Example:
     declared = {step.name: step for step in probe.steps}
 
     def matrix(values: Values, name: str) -> Matrix:
-        return _matrix(values[name], declared[name].axes, batch, head, probe)
+        array = np.atleast_1d(probe.part(values[name], declared[name].axes, batch, head))
+        rows = array[:, None] if array.ndim == 1 else array
+        return tuple(tuple(float(number) for number in row) for row in rows)
 
     def shown(name: str, wrong: Matrix | None = None) -> Shown:
         step = declared[name]
@@ -189,15 +191,3 @@ def _example(probe: Probe, departs: str, values: Values) -> Example:
     if probe.sizes["H"] > 1 and apart.ndim == 4:
         title.append(f"head {head}")
     return Example(", ".join(title), tuple(map(shown, inputs)), tuple(steps))
-
-
-def _matrix(array: Array, axes: tuple[str, ...], batch: int, head: int, probe: Probe) -> Matrix:
-    if array.ndim > len(axes):
-        array = array[batch]
-    if axes[:1] == ("H",):
-        array = array[head]
-    elif axes[:1] == ("G",):
-        array = array[head // (probe.sizes["H"] // probe.sizes["G"])]
-    array = np.atleast_1d(array)
-    rows = array[:, None] if array.ndim == 1 else array
-    return tuple(tuple(float(number) for number in row) for row in rows)

@@ -32,13 +32,7 @@ BIASES = ("b_q", "b_k", "b_v")
 def inspect_function(
     function: Any, roles: Mapping[str, str] | None, heads: int | None
 ) -> tuple[Callable[..., Any], Callee]:
-    """What to call, and what is known of it before the first call.
-
-    Raises
-    ------
-    OptionError
-        If it cannot be called, or its parameters or weights cannot be recognised.
-    """
+    """What to call, and what is known of it before the first call, or an OptionError."""
     name = safe_text(getattr(function, "__name__", type(function).__name__), 60)
     framework = "numpy"
     weights: Mapping[str, Array] = {}
@@ -116,10 +110,8 @@ def _constructed(module: Any, heads: int | None) -> Any:
 
 
 def _head_count(thing: Any) -> int | None:
-    for name, value in _attributes(thing):
-        if role_of(name) == "heads" and isinstance(value, int) and value > 0:
-            return value
-    return None
+    numbers = (value for name, value in _attributes(thing) if role_of(name) == "heads")
+    return next((n for n in numbers if isinstance(n, int) and n > 0), None)
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -189,13 +181,7 @@ def _unpacked(names: tuple[str, ...], packed: Array) -> dict[str, Array]:
 
 
 def key_heads(shapes: Mapping[str, tuple[int, ...]], heads: int) -> int:
-    """How many heads the keys have, by the shapes of the weights.
-
-    Raises
-    ------
-    OptionError
-        If the shapes do not fit together.
-    """
+    """How many heads the keys have; an OptionError if the shapes of weights do not fit together."""
 
     def refuse(why: str) -> OptionError:
         told = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))

@@ -44,10 +44,7 @@ def diagnose_target(
 ) -> Outcome:
     """The diagnosis of the function that `target` names, in another process or in this one.
 
-    Raises
-    ------
-    OptionError, ProblemError
-        As `regard.diagnose` does, and if the target cannot be loaded.
+    The errors are those of `regard.diagnose`, and a ProblemError if the target cannot be loaded.
     """
     if in_process:
         from regard.diagnosis.verdict import diagnose

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import numpy as np
 
-from regard.diagnosis.convention import Array
+from regard.diagnosis.convention import Array, agrees
 from regard.diagnosis.mistakes import CATALOGUE
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, agrees, walk
+from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, walk
 
 # Processor time that the search for two mistakes at once may take.
 PAIR_SECONDS = 2.0
@@ -32,25 +32,12 @@ class ProbeOutput:
     output: Array
 
 
-@dataclass(eq=False)
 class CandidateOutputs:
     """What candidates return for probes, computed once for all hypotheses."""
 
-    outputs: dict[tuple[Probe, Variant], Array] = field(default_factory=dict)
-    pairs: dict[tuple[Variant, Variant], Variant] = field(default_factory=dict)
-
-    def output(self, probe: Probe, variant: Variant) -> Array:
-        """What one candidate returns for one probe."""
-        key = (probe, variant)
-        if key not in self.outputs:
-            self.outputs[key] = probe.result(walk(probe, variant))
-        return self.outputs[key]
-
-    def both(self, one: Variant, other: Variant) -> Variant:
-        """Two candidates at once."""
-        if (one, other) not in self.pairs:
-            self.pairs[one, other] = one | other
-        return self.pairs[one, other]
+    def __init__(self) -> None:
+        self.output = cache(lambda probe, variant: probe.result(walk(probe, variant)))
+        self.both = cache(Variant.__or__)
 
 
 @dataclass(eq=False)
@@ -64,7 +51,8 @@ class Matcher:
 
     def expected(self, number: int, variant: Variant) -> Array:
         """What a candidate returns for one of the probes."""
-        return self.candidates.output(self.outputs[number].probe, variant)
+        output: Array = self.candidates.output(self.outputs[number].probe, variant)
+        return output
 
     def agrees(self, number: int, variant: Variant) -> bool:
         """Whether a candidate returns what the function did."""

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from regard.diagnosis.convention import Answer, Convention
+from regard.diagnosis.convention import Answer, Convention, agrees
 from regard.diagnosis.convention_search import describe_call
 from regard.diagnosis.matching import Matcher
-from regard.diagnosis.probe import UNITS, Probe, agrees
+from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.result import Ability, Finding, Outcome
 from regard.diagnosis.under_test import FunctionUnderTest

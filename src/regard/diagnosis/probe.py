@@ -62,6 +62,13 @@ class Probe:
             value_width = self.inputs["W_v"].shape[1] // groups
         return dict(B=batch, H=heads, G=groups, L=rows, S=keys, D=width, E=value_width)
 
+    def part(self, array: Array, axes: tuple[str, ...], batch: int, head: int) -> Array:
+        """What one query head of one batch element reads of an array with these axes."""
+        array = array[batch] if array.ndim > len(axes) else array
+        if axes[:1] == ("G",):
+            head //= self.sizes["H"] // self.sizes["G"]
+        return array[head] if axes[:1] in (("H",), ("G",)) else array
+
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The steps that the textbook has for these inputs."""
@@ -226,7 +233,7 @@ def _evaluate(step: Step, values: Values, probe: Probe, over_all: bool) -> Array
     blocks = []
     for batch in range(size["B"]):
         for head in range(heads):
-            operands = [_operand(step, ref, values, probe, batch, head) for ref in step.operands]
+            operands = [_operand(ref, values, probe, batch, head) for ref in step.operands]
             hidden = None
             if step.over == "visible" and not over_all:
                 hidden = values["visible"][batch, head]
@@ -238,25 +245,8 @@ def _evaluate(step: Step, values: Values, probe: Probe, over_all: bool) -> Array
 
 
 def _operand(
-    step: Step, ref: Ref, values: Values, probe: Probe, batch: int, head: int
+    ref: Ref, values: Values, probe: Probe, batch: int, head: int
 ) -> tuple[Array, tuple[str, ...]]:
-    declared = next(other for other in probe.steps if other.name == ref.step)
-    array = values[ref.step]
-    if array.ndim > len(declared.axes):
-        array = array[batch]
-    letters = ref.index
-    if declared.axes[:1] in (("H",), ("G",)):
-        own = head
-        if declared.axes[0] == "G":
-            own = head // (probe.sizes["H"] // probe.sizes["G"])
-        array, letters = array[own], letters[1:]
-    return array, letters
-
-
-def agrees(got: Array, expected: Array, tolerance: float) -> bool:
-    """Whether two arrays are equal within a tolerance, NaN and infinities included."""
-    if got.shape != expected.shape:
-        return False
-    with np.errstate(all="ignore"):
-        near = (got == expected) | (np.abs(got - expected) <= tolerance)
-    return bool((near | (np.isnan(got) & np.isnan(expected))).all())
+    axes = next(step.axes for step in probe.steps if step.name == ref.step)
+    letters = ref.index[1:] if axes[:1] in (("H",), ("G",)) else ref.index
+    return probe.part(values[ref.step], axes, batch, head), letters

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from regard.diagnosis.convention import Array, Convention
-from regard.diagnosis.probe import Probe, agrees
+from regard.diagnosis.convention import Array, Convention, agrees
+from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ready_probe
 from regard.diagnosis.result import Property
 from regard.diagnosis.under_test import FunctionUnderTest

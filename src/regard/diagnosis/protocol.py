@@ -63,14 +63,10 @@ def frame(
 
 
 def receive(read: Callable[[int], bytes], key: bytes, most: int) -> Message:
-    """The next message from `read`, which gives some bytes up to a number, and none at the end.
+    """The next message from `read`, which returns at most so many bytes, and none at the end.
 
-    Raises
-    ------
-    InvalidMessage
-        If no frame with this key comes, or one with more than `most` bytes of arrays.
-    EOFError
-        If the other side has gone.
+    An InvalidMessage is raised for a frame with another key or more than `most` bytes of arrays,
+    an EOFError if the other process has ended.
     """
     head = _exactly(read, HEAD.size)
     digest, number, text_length, data_length = _unpack(head)

@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from regard.diagnosis import matching
-from regard.diagnosis.convention import Convention
+from regard.diagnosis.convention import Convention, agrees
 from regard.diagnosis.examples import named
 from regard.diagnosis.matching import CandidateOutputs, Found, Matcher, ProbeOutput
 from regard.diagnosis.mistakes import FRAGILE
 from regard.diagnosis.mistakes.numerics import HALF_CONSTANT, INTEGERS_TRUNCATED
-from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, agrees
+from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant
 from regard.diagnosis.probes import extreme_probes, ready_probe, stretched
 from regard.diagnosis.result import Named
 from regard.diagnosis.under_test import FunctionUnderTest

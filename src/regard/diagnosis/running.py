@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.convention import Array, CallResult, Question, ReturnedArray
+from regard.diagnosis.convention import Array, CallResult, Question, ReturnedArray, agrees
 from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
 
@@ -135,17 +135,10 @@ def _converted(value: Any, framework: str) -> Any:
     return value.copy()
 
 
-def _same(first: Array, second: Any) -> bool:
-    if first.shape != second.shape:
-        return False
-    if first.dtype == second.dtype and first.tobytes() == second.tobytes():
-        return True
-    if first.dtype == bool or second.dtype == bool:
-        return bool((first == second).all())
+def _same(first: Array, second: Array) -> bool:
     unit = np.finfo(np.float32).eps if second.dtype == np.float32 else 0.0
-    with np.errstate(all="ignore"):
-        near = (first == second) | (np.abs(first - second) <= unit * np.abs(first))
-    return bool((near | (np.isnan(first) & np.isnan(second))).all())
+    first, second = first.astype(float), second.astype(float)
+    return agrees(second, first, unit * np.abs(np.nan_to_num(first)))
 
 
 @contextlib.contextmanager

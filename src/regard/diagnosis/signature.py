@@ -95,13 +95,7 @@ class Callee:
 def parameters_of(
     function: Callable[..., Any], roles: Mapping[str, str] | None
 ) -> tuple[Parameter, ...]:
-    """The parameters of a function, with the roles that were stated or that follow from names.
-
-    Raises
-    ------
-    OptionError
-        If a role is unknown, or the meaning of a required parameter is.
-    """
+    """The parameters with roles as stated or by name; an OptionError if one stays unknown."""
     return _with_roles(_parameters(function), dict(roles or {}))
 
 

@@ -1,7 +1,7 @@
-"""Finding the function that a command line names.
+"""Loading the function that a command line names: `file.py:f`, `book.ipynb:f`, `package.module:f`.
 
-`path/to/file.py:function`, `notebook.ipynb:function` or `package.module:function`. Loading runs
-the file, so the command does it in a child process. Must not know what is done with the function.
+Loading runs the file, so the command does it in a child process. Must not know what is done with
+the function.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ MAX_BYTES = 2**24
 def load(target: str) -> Any:
     """The function that `target` names.
 
-    Raises
-    ------
-    OptionError
-        If the target is not written as `place:name`.
-    ProblemError
-        If the place cannot be loaded, or has nothing of that name.
+    An OptionError is raised unless that is `place:name`, a ProblemError if it cannot be loaded.
     """
     place, colon, name = target.rpartition(":")
     if not colon or not place or not all(part.isidentifier() for part in name.split(".")):
@@ -40,9 +35,7 @@ def load(target: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            own = [
-                n for n in vars(module) if callable(getattr(module, n)) and not n.startswith("_")
-            ]
+            own = [n for n, one in vars(module).items() if callable(one) and n[0] != "_"]
             known = f"; it has {', '.join(sorted(own)[:8])}" if own else ""
             raise ProblemError(
                 f"{safe_text(place, 100)} has no {safe_text(part, 60)}{safe_text(known, 200)}"
@@ -52,7 +45,7 @@ def load(target: str) -> Any:
 
 
 def files_of(target: str) -> list[str]:
-    """The files that loading it reads: its own, and those of the packages that a module is in."""
+    """The files that loading a target reads: its own, and those of the packages around a module."""
     place = target.rpartition(":")[0]
     if _is_file(place):
         return [place]
@@ -101,7 +94,7 @@ def _file(path: Path) -> ModuleType:
 
 
 def _notebook(path: Path) -> ModuleType:
-    """The code cells of a notebook in order; a cell that fails is passed over, as one does."""
+    """The code cells of a notebook, run in order; a cell that fails is skipped."""
     if path.stat().st_size > MAX_BYTES:
         raise ProblemError(f"{safe_text(path, 100)}: more than {MAX_BYTES} bytes")
     cells = json.loads(path.read_text("utf-8")).get("cells", [])

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from regard.diagnosis.calling import call
-from regard.diagnosis.convention import Answer, Ask, Convention
+from regard.diagnosis.convention import Answer, Ask, Convention, agrees
 from regard.diagnosis.inspection import key_heads
-from regard.diagnosis.probe import UNITS, Probe, agrees
+from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import projected_probes, ready_probes
 from regard.diagnosis.signature import Callee
 

@@ -120,11 +120,6 @@ class Hypothesis:
     conventions: Sequence[Convention]
     matcher: Matcher
 
-    @property
-    def share_wrong(self) -> float:
-        """The share of outputs that are not right."""
-        return len(self.matcher.wrong) / len(self.matcher.outputs)
-
 
 @dataclass(frozen=True, eq=False)
 class Match:
@@ -197,7 +192,10 @@ def _match(views: Sequence[View], units: Sequence[str]) -> tuple[Match | None, H
             for conventions, outputs in views
         ]
 
-    best_first = sorted(hypotheses(units[0]), key=lambda one: one.share_wrong)
+    def share_wrong(one: Hypothesis) -> float:
+        return len(one.matcher.wrong) / len(one.matcher.outputs)
+
+    best_first = sorted(hypotheses(units[0]), key=share_wrong)
 
     def right_or_one(units: Sequence[str]) -> Match | None:
         matches = (_right_or_one(hypotheses(unit), unit) for unit in units)
