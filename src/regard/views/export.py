@@ -39,16 +39,15 @@ def as_markdown(tables: Sequence[Table], digits: int = 8) -> str:
 def _markdown(table: Table, digits: int) -> str:
     headers = [_plain(label) for label in table.column_labels] or [_plain(table.symbol)]
     notes = [""] if table.row_notes else []
-    lines = [
-        f"| {' | '.join([' ', *headers, *notes])} |",
-        f"|---|{'---:|' * len(headers)}{'---|' * len(notes)}",
-    ]
-    for row in range(len(table.values)):
+    lines = [[" ", *headers, *notes]]
+    for row, numbers in enumerate(table.values):
         label = _plain(table.row_labels[row]) if table.row_labels else " "
-        cells = [_word(table, row, k, digits) for k in range(table.values.shape[1])]
-        remark = [_plain(table.row_notes[row])] if notes else []
-        lines.append(f"| {' | '.join([label, *cells, *remark])} |")
-    return "\n".join([f"**{_plain(table.name)}**: {_plain(table.formula)}", "", *lines])
+        cells = [_word(table, row, k, digits) for k in range(len(numbers))]
+        lines.append([label, *cells, *([_plain(table.row_notes[row])] if notes else [])])
+    first, *others = [f"| {' | '.join(line)} |" for line in lines]
+    rule = f"|---|{'---:|' * len(headers)}{'---|' * len(notes)}"
+    title = f"**{_plain(table.name)}**: {_plain(table.formula)}"
+    return "\n".join([title, "", first, rule, *others])
 
 
 def _word(table: Table, row: int, column: int, digits: int) -> str:
@@ -79,18 +78,20 @@ def as_latex(tables: Sequence[Table], digits: int = 8) -> str:
 def _latex(table: Table, digits: int) -> str:
     columns = table.values.shape[1]
     headers = [latex_text(label) for label in table.column_labels] or [""] * columns
-    lines = [" & ".join([table.latex_symbol, *headers]) + r" \\ \hline"]
     rows = []
-    for row in range(len(table.values)):
+    for row, numbers in enumerate(table.values):
+        hidden = [False] * columns if table.hidden is None else table.hidden[row]
+        cells = [
+            latex_text(_word(table, row, k, digits))
+            if hidden[k]
+            else latex_number(float(number), digits)
+            for k, number in enumerate(numbers)
+        ]
         label = latex_text(table.row_labels[row]) if table.row_labels else ""
-        cells = []
-        for k in range(columns):
-            hidden = table.hidden is not None and table.hidden[row, k]
-            number = latex_number(float(table.values[row, k]), digits)
-            cells.append(latex_text(_word(table, row, k, digits)) if hidden else number)
         rows.append(" & ".join([label, *cells]))
+    head = " & ".join([table.latex_symbol, *headers]) + r" \\ \hline"
     body = " \\\\\n".join(rows)
-    return "\n".join([rf"\begin{{array}}{{r|{'r' * columns}}}", *lines, body, r"\end{array}"])
+    return "\n".join([rf"\begin{{array}}{{r|{'r' * columns}}}", head, body, r"\end{array}"])
 
 
 def save_npz(explanation: Trace, path: str | os.PathLike[str], *, force: bool) -> None:

@@ -67,23 +67,15 @@ def summary(head: Head, digits: int) -> Summary | None:
         [found.rows.entropy.flat, found.rows.effective_keys.flat, found.rows.largest_weight.flat]
     )
     names = explanation.names.along("S")
+    steps = [
+        [one.mean, one.variance, one.minimum, one.maximum, float(one.cells)]
+        for one in found.steps.values()
+    ]
+    best = tuple(names[key] if key >= 0 else "" for key in keys[:shown].tolist())
+    labels = weights.row_labels[:shown]
     return Summary(
-        figures(
-            OF_STEPS,
-            tuple(found.steps),
-            [
-                [one.mean, one.variance, one.minimum, one.maximum, float(one.cells)]
-                for one in found.steps.values()
-            ],
-            digits,
-        ),
-        figures(
-            OF_ROWS,
-            weights.row_labels[:shown],
-            rows[:shown].tolist(),
-            digits,
-            notes=tuple(names[key] if key >= 0 else "" for key in keys[:shown].tolist()),
-        ),
+        figures(OF_STEPS, tuple(found.steps), steps, digits),
+        figures(OF_ROWS, labels, rows[:shown].tolist(), digits, notes=best),
         len(keys) - shown,
         scale_words(explanation),
     )

@@ -7,7 +7,7 @@ Must not know HTML.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +22,16 @@ from regard.views.report.plan import MOST_PRINTED
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# As dark as a cell can be.
-LEVELS = 9
-# Of a matrix that is too large to be printed, so many rows and columns.
-EXCERPT = 8
+LEVELS = 9  # of shade
+EXCERPT = 8  # rows and columns of a matrix that is too large to be printed
 LABEL_LENGTH, RULE_LENGTH = 60, 12
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What one cell shows: `pad` stands after it, unseen, so that points stand below each other.
+    """What one cell shows.
 
-    `mark` stands before a number that is not what it should be.
+    `pad` follows it, unseen, so that decimal points align; `mark` precedes a wrong number.
     """
 
     text: str
@@ -68,42 +66,38 @@ def is_printed(shape: tuple[int, int]) -> bool:
 def printed(head: Head, step: str, digits: int) -> Printed:
     """One head of a step, or the first rows and columns of a large one."""
     rows, columns = head.shape(step)
-    small = is_printed((rows, columns))
-    shown_rows, shown_columns = (
-        (rows, columns) if small else (min(rows, EXCERPT), min(columns, EXCERPT))
-    )
-    table = head.table(step, range(shown_rows))
+    most = MOST_PRINTED if is_printed((rows, columns)) else EXCERPT
+    shown = min(rows, most), min(columns, most)
+    table = head.table(step, range(shown[0]))
     largest = _scale(table, step, head)
     cells = [
-        [_cell(table, row, column, largest, digits) for column in range(shown_columns)]
-        for row in range(shown_rows)
+        [_cell(table, row, column, largest, digits) for column in range(shown[1])]
+        for row in range(shown[0])
     ]
     return Printed(
-        tuple(safe_text(label, LABEL_LENGTH) for label in table.column_labels[:shown_columns]),
-        tuple(safe_text(label, LABEL_LENGTH) for label in table.row_labels),
-        tuple(tuple(row) for row in _aligned(cells)),
-        tuple(safe_text(note, LABEL_LENGTH) for note in table.row_notes),
-        rows - shown_rows,
-        columns - shown_columns,
+        _labels(table.column_labels[: shown[1]]),
+        _labels(table.row_labels),
+        tuple(map(tuple, _aligned(cells))),
+        _labels(table.row_notes),
+        rows - shown[0],
+        columns - shown[1],
     )
+
+
+def _labels(labels: Sequence[str]) -> tuple[str, ...]:
+    return tuple(safe_text(label, LABEL_LENGTH) for label in labels)
 
 
 def figures(
     headers: tuple[str, ...],
-    labels: tuple[str, ...],
-    rows: list[list[float]],
+    labels: Sequence[str],
+    rows: Sequence[Sequence[float]],
     digits: int,
-    notes: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
 ) -> Printed:
     """A plain table of numbers, without shades."""
-    return Printed(
-        headers,
-        tuple(safe_text(label, LABEL_LENGTH) for label in labels),
-        tuple(tuple(row) for row in shaded(rows, 0, digits)),
-        tuple(safe_text(note, LABEL_LENGTH) for note in notes),
-        0,
-        0,
-    )
+    cells = tuple(map(tuple, shaded(rows, 0, digits)))
+    return Printed(headers, _labels(labels), cells, _labels(notes), 0, 0)
 
 
 def _scale(table: Table, step: str, head: Head) -> float:
@@ -131,24 +125,21 @@ def _cell(table: Table, row: int, column: int, largest: float, digits: int) -> C
     value = float(table.values[row, column])
     if table.values.dtype == np.bool_ and not value:
         return Cell("0", "off")
+    return _number_cell(value, largest, digits)
+
+
+def _number_cell(value: float, largest: float, digits: int) -> Cell:
+    """A number and its shade, a ninth darker for each ninth of the largest."""
     if not np.isfinite(value):
         return Cell(format_number(value), "odd")
-    return Cell(rounded(value, digits), _shade(value, largest))
+    level = min(LEVELS, ceil(LEVELS * abs(value) / largest)) if largest else 0
+    shade = f"{'n' if value < 0 else 'p'}{level}" if level else ""
+    return Cell(rounded(value, digits), shade)
 
 
 def shaded(rows: Sequence[Sequence[float]], largest: float, digits: int) -> list[list[Cell]]:
     """Numbers as cells of one table; the `largest` would be darkest."""
-    return _aligned(
-        [
-            [
-                Cell(rounded(value, digits), _shade(value, largest))
-                if np.isfinite(value)
-                else Cell(format_number(value), "odd")
-                for value in row
-            ]
-            for row in rows
-        ]
-    )
+    return _aligned([[_number_cell(value, largest, digits) for value in row] for row in rows])
 
 
 def rounded(value: float, digits: int) -> str:
@@ -164,38 +155,29 @@ def rounded(value: float, digits: int) -> str:
     return f"{whole}.{fraction:0<{digits}}"
 
 
-def _shade(value: float, largest: float) -> str:
-    level = min(LEVELS, ceil(LEVELS * abs(value) / largest)) if largest else 0
-    return f"{'n' if value < 0 else 'p'}{level}" if level else ""
-
-
 def _aligned(rows: list[list[Cell]]) -> list[list[Cell]]:
     """The same cells with what has to follow each number so that a column's points align."""
     if len(rows) < 2:
         return rows
-    widths = [
-        max((len(_fraction(cell)) for cell in column), default=0)
-        for column in zip(*rows, strict=True)
-    ]
-    return [
-        [
-            Cell(cell.text, cell.style, _padding(cell, width), cell.hint)
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        for row in rows
-    ]
+    columns = []
+    for column in zip(*rows, strict=True):
+        width = max(len(_fraction(cell)) for cell in column)
+        full = "." + "0" * (width - 1) if width else ""
+        columns.append(
+            [
+                cell if _is_word(cell) else replace(cell, pad=full[len(_fraction(cell)) :])
+                for cell in column
+            ]
+        )
+    return list(map(list, zip(*columns, strict=True))) if columns else rows
+
+
+def _is_word(cell: Cell) -> bool:
+    """Words, and numbers such as 1e-13, are not aligned."""
+    return cell.style in ("hidden", "odd") or "e" in cell.text
 
 
 def _fraction(cell: Cell) -> str:
-    """The point and what follows it; words and numbers such as 1e-13 are not aligned."""
-    point = cell.text.find(".")
-    plain = cell.style not in ("hidden", "odd") and "e" not in cell.text
-    return cell.text[point:] if plain and point >= 0 else ""
-
-
-def _padding(cell: Cell, width: int) -> str:
-    if cell.style in ("hidden", "odd") or "e" in cell.text:
-        return ""
-    own = _fraction(cell)
-    full = "." + "0" * (width - 1) if width else ""
-    return full[len(own) :]
+    """The decimal point and what follows it."""
+    _, point, digits = cell.text.partition(".")
+    return "" if _is_word(cell) else point + digits
