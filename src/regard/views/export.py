@@ -1,6 +1,6 @@
 """Tables as text for other documents: Markdown, LaTeX; and all numbers as one NPZ file.
 
-Must not know words or pages. Labels come from outside: what they hold is inert in each format.
+Must not know words or pages. Labels come from outside and are escaped for each format.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def _word(table: Table, row: int, column: int, digits: int) -> str:
 
 
 def _plain(label: str) -> str:
-    """Text in which Markdown and the HTML in it find nothing."""
+    """Text with every character escaped that Markdown, or HTML in it, would interpret."""
     return re.sub(r"([\\`*_{}\[\]<>|&~$#])", r"\\\1", safe_text(label, LABEL_LENGTH))
 
 
 def as_latex(tables: Sequence[Table], digits: int = 8) -> str:
-    r"""One array with labels for each step, to stand in a display formula.
+    r"""One array with labels for each step, for a display formula.
 
     >>> import regard
     >>> print(regard.explain([[1.0]], [[2.0]], [[3.0]]).to_latex("scores"))

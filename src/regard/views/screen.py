@@ -32,6 +32,6 @@ def console(*, stderr: bool = False) -> Console:
         color_system=None if environment.get("NO_COLOR") else "auto",
         _environ=environment,
     )
-    if console.width < 1:  # COLUMNS=0: nobody knows; rich would leave out every word
+    if console.width < 1:  # COLUMNS=0 means unknown; rich would leave out every word
         console.width = 80
     return console

@@ -125,7 +125,7 @@ def tell(
 
 
 def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
-    """The names of the steps that are shown by default, by the heading that they stand under."""
+    """The names of the steps that are shown by default, by heading."""
     hidden = by_products(explanation)
     sections: dict[str, tuple[str, ...]] = {}
     for name, step in explanation.steps.items():
@@ -147,7 +147,7 @@ def lane(step: str) -> str:
 
 
 def by_products(explanation: Trace) -> tuple[str, ...]:
-    """The steps that are shown only on request: their numbers stand elsewhere too, or aside."""
+    """The steps that are shown only on request, because other steps say the same or more."""
     names = {"width", "scale", "softcap", "visible", "sink_shifted", "log_sums", "lse", *PACKED}
     if explanation.heads is None:
         names -= set(PACKED)

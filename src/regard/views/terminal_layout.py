@@ -43,7 +43,7 @@ class Cell:
 
 
 class Layout:
-    """Where lines go: knows the width, the digits, and whether there are colours and Unicode."""
+    """Prints lines in the width, digits, colours and characters that a console has."""
 
     def __init__(self, console: Console, digits: int | None) -> None:
         self.console = console
@@ -189,8 +189,8 @@ class Layout:
     ) -> None:
         """A table under a thin rule; too wide a one comes in pieces, the row labels on each.
 
-        So many rows are left out after the first few. A header that is a number stands for so
-        many columns.
+        `left_out` rows are missing after the first few. A header that is a number counts the
+        columns that are missing there.
         """
         names = [self._label(label, min(LABEL_WIDTH, self.width // 3)) for label in labels]
         width = max((cell_len(name) for name in names), default=0)
@@ -245,7 +245,7 @@ class Layout:
             self.line(text)
 
     def _pieces(self, widths: Sequence[int], label: int, notes: int) -> list[list[int]]:
-        """Which columns stand together: as few pieces as fit, with about as many columns each."""
+        """Which columns each piece has: as few pieces as fit, of about as many columns each."""
         room = self.width - label - 4
         wanted = [width + 2 for width in widths]
         if notes:
@@ -272,7 +272,7 @@ class Layout:
         ]
 
     def _label(self, label: str, limit: int) -> str:
-        """A label that cannot do anything, in at most `limit` cells."""
+        """A label without control characters, in at most `limit` cells."""
         text = self.spelled(safe_text(label, 200), label=True)
         if cell_len(text) > limit:
             dots = self.spelled("…")
@@ -355,7 +355,7 @@ def to_ascii(text: str, *, label: bool = False) -> str:
 
 
 def align(numbers: Sequence[str]) -> list[str]:
-    """Numbers as text, padded so that their decimal points stand below each other.
+    """Numbers as text, padded so that their decimal points align.
 
     >>> align(["0.5", "−12", "3.25"])
     ['  0.5 ', '−12   ', '  3.25']
@@ -387,7 +387,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def shown_of(size: int) -> list[int | None]:
-    """The positions along an axis that are shown; None stands for those left out."""
+    """The positions along an axis that are shown, with None in place of those left out."""
     if size <= MOST:
         return list(range(size))
     return [*range(FIRST), None, *range(size - LAST, size)]

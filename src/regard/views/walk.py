@@ -16,14 +16,14 @@ PATH_NOTE = "In each sum the largest term (▸) is followed, down to the given n
 
 @dataclass(frozen=True)
 class Stop:
-    """One derivation on the way, and which of its terms the way follows."""
+    """One derivation of a walk, and which of its terms the walk follows."""
 
     derivation: Derivation
     followed: int | None = None  # a position in derivation.terms
 
 
 def walk(derivation: Derivation) -> tuple[Stop, ...]:
-    """From one number back to the given ones: every cell on the way once, results first.
+    """From one number back to the given ones: every cell once, results first.
 
     A sum has many terms; both factors of the largest one are followed.
     """
@@ -59,7 +59,7 @@ def largest_term(derivation: Derivation) -> int | None:
 
 
 def off_path(stops: tuple[Stop, ...]) -> Derivation | None:
-    """A number that the way does not pass through, though one on the way is made of it."""
+    """An operand that the walk does not pass through, to suggest as another start."""
     passed = {(stop.derivation.step, stop.derivation.index) for stop in stops}
     for stop in stops:
         for term in stop.derivation.terms:

@@ -1,7 +1,7 @@
 """A diagnosis to look at: in a terminal, as one HTML file, in a notebook.
 
 `print_diagnosis` prints it, `write` makes the file, `html` the text of one and `frame` what a
-notebook shows. Must not know what stands there: `story.py` does.
+notebook shows. What it says is in `story.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A diagnosis as one HTML file: the report's style and tables, no script, nothing from outside.
 
-Owns the signs that stand beside colours. Text reaches the page through jinja2's autoescaping alone.
-Must not know how a diagnosis is made, nor what is said in which order.
+Owns the signs that repeat what colours say. Text reaches the page through jinja2's autoescaping
+alone. Must not know how a diagnosis is made, nor what is said in which order.
 """
 
 from __future__ import annotations

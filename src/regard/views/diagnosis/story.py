@@ -1,7 +1,7 @@
 """What a diagnosis tells, in which order and in which words: the terminal and the page show this.
 
-Owns the headings, which cells of an example stand out, and how their numbers are written. Whatever
-came with somebody's function is made inert here. Must not know how anything is drawn.
+Owns the headings, which cells of an example are marked, and how their numbers are written. Text
+that came with the function is made safe here. Must not know how anything is drawn.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Stop:
-    """One step on the way from what is given to the result."""
+    """One step between what is given and the result."""
 
     name: str
     symbol: str
@@ -270,7 +270,7 @@ def _sheet(shown: Shown, matrix: Matrix, largest: float, digits: int) -> Printed
     if shown.step == "embeddings":
         names[0] = "token"
     if len(axes) == 1:
-        headers: tuple[str, ...] = ()  # a number for each row stands under its symbol
+        headers: tuple[str, ...] = ()  # one number for each row, under the step's symbol
     else:
         columns = range(len(matrix[0]) if matrix else 0)
         headers = tuple(f"{names[1]} {j}".strip() for j in columns)
@@ -290,7 +290,7 @@ def _sheet(shown: Shown, matrix: Matrix, largest: float, digits: int) -> Printed
 def _marked(
     rows: Sequence[Sequence[Cell]], differs: set[tuple[int, int]], right: Matrix, digits: int
 ) -> Iterator[tuple[Cell, ...]]:
-    """Those cells that differ stand out, and say what they should be."""
+    """Mark the cells that differ, and add what they should be."""
     for i, row in enumerate(rows):
         yield tuple(
             replace(

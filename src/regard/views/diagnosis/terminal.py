@@ -102,7 +102,7 @@ def _labelled(shown: Compared) -> Table:
 
 
 def _matrix(shown: Printed) -> Table:
-    """Numbers in columns, their points below each other; those that differ stand out."""
+    """Numbers in columns with aligned decimal points; those that differ are bold and red."""
     table = Table.grid(padding=(0, 2))
     for _ in shown.rows[0] if shown.rows else ():
         table.add_column(justify="right")

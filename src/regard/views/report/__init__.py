@@ -1,6 +1,6 @@
 """The report: one HTML file in which every number can be opened.
 
-`write` makes the file, `html` the text of one. Must not know what stands in a page.
+`write` makes the file, `html` the text of one. Must not know what a page contains.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ BUDGET = 5_000_000
 # Notebooks keep every output, and Jupyter slows down what is larger.
 FRAME_BUDGET = 1_000_000
 DIGITS = 4
-# Of the frame, where a style is taken away; even the smallest page is several times as tall. With a
-# style it is as tall as most of the window: what is opened stands at the bottom of the frame, and a
-# frame as tall as its page would have it out of sight.
+# Height of the frame in pixels, where styles are removed. With its style it is as tall as most of
+# the window, not as tall as its page: what is opened is shown at the bottom of the frame, in sight.
 FRAME_HEIGHT = 736
 LEAST_BUDGET = 200_000
 
@@ -44,16 +43,16 @@ def write(
     Parameters
     ----------
     path : path
-        Where the file goes.
+        The file to write.
     explanations : Explanation or mapping of str to Explanation
-        What is explained; of a mapping, a reader chooses one layer at a time.
+        What is shown. For a mapping, the reader chooses one layer at a time.
     budget : int or str
         The most bytes that the file may have, such as 5_000_000 or "5MB". What does not fit is
         pooled, and the page says what.
     digits : int
         How many decimals the tables show; a derivation always has 8.
     force : bool
-        Whether a file that is there is replaced.
+        Replace an existing file.
 
     Raises
     ------
@@ -66,7 +65,7 @@ def write(
 
 
 def save(path: str | os.PathLike[str], page: str, *, force: bool) -> None:
-    """Put a page into a file, whole or not at all; the errors are those of `write`."""
+    """Write a page to a file, whole or not at all; the errors are those of `write`."""
 
     def fill(file: BinaryIO) -> None:
         file.write(page.encode())

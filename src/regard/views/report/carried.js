@@ -60,7 +60,7 @@ export class Carried {
     return [group, null].some((own) => this.partKey(layer, "given", "keys", batch, own) !== null);
   }
 
-  // The array in which an edit stands: a part of a given step, or the cells of a table among the
+  // The array that an edit changes: a part of a given step, or the cells of a table among the
   // rules, whose part is its number. Undefined if there is none.
   editable(layer, name, part) {
     const own = /^\d+$/.test(layer) ? this.layers[layer] : null;

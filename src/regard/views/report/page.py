@@ -34,7 +34,8 @@ SEARCHED = 100_000
 # In this order: each one may import from those before it.
 SCRIPTS = (
     *("numbers", "rules", "attention", "derivation", "carried", "figures", "pictures"),
-    *("shown", "tables", "summary", "operands", "change", "why", "large", "steps", "report"),
+    *("shown", "tables", "summary", "operands", "change", "why"),
+    *("large", "steps", "link", "report"),
 )
 
 
@@ -107,7 +108,7 @@ def _assembled(frame: Mapping[str, Any], plan: Plan, data: Data) -> str:
 
 @cache
 def template(name: str) -> Template:
-    """One of the templates beside the views: whatever is put into it is escaped."""
+    """A template in the views' folder, with autoescaping."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -121,7 +122,7 @@ def template(name: str) -> Template:
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file beside the views, such as report/style.css."""
+    """The text of a file in the views' folder, such as report/style.css."""
     return (files("regard") / "views" / name).read_text("utf-8")
 
 
@@ -131,9 +132,9 @@ def _asset(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """The modules in one: each a function of its own that gives away what it exports.
+    """The modules bundled into one script, each a function that returns its exports.
 
-    Comments, indentation and blanks beside signs stay in the sources.
+    Comments, indentation and spaces around operators are removed.
     """
     whole = "\n".join(_as_function(name, _asset(f"{name}.js")) for name in SCRIPTS)
     whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
@@ -142,9 +143,9 @@ def _script() -> str:
 
 
 def _tight(line: str) -> str:
-    """A line of the script without a comment at its end, and without the blanks beside its signs.
+    """A line of the script without a comment at its end and without spaces around operators.
 
-    Lines that may hold a text of another kind than "…" are left as they are.
+    Lines with a template string or a slash are not changed, since a string may contain anything.
     """
     line = re.sub(r"(?<=[;,{(\[])\s+// .*$", "", line)
     if "`" in line or "/" in line:
@@ -163,7 +164,7 @@ def _as_function(name: str, source: str) -> str:
 
 
 def policy(style: str, script: str = "") -> str:
-    """Nothing may be loaded; only this style, and this script if any, may take effect."""
+    """A Content-Security-Policy: load nothing, apply this style, run this script if any."""
     allowed = _digest(script) if script else "'none'"
     return (
         f"default-src 'none'; script-src {allowed}; style-src {_digest(style)}; "
@@ -177,7 +178,7 @@ def _digest(text: str) -> str:
 
 
 def _typeset(formula: str) -> Markup:
-    """A formula with its letters as letters of mathematics."""
+    """A formula as HTML: single letters as variables, _i as a subscript."""
     parts = re.split(r"((?<![A-Za-z_])[A-Zb-z](?![A-Za-z])|_[a-z])", formula)
     made = (
         Markup("<sub>{}</sub>").format(part[1])
@@ -263,7 +264,7 @@ def _sections(head: Head, digits: int) -> list[dict[str, Any]]:
 
 
 def _checks(explanation: Trace) -> dict[str, Any] | None:
-    """What was expected of the first layer, and what became of it."""
+    """What the problem expects of the first layer, and whether it came out."""
     found = checks(explanation)
     if not found:
         return None
@@ -277,7 +278,7 @@ def _checks(explanation: Trace) -> dict[str, Any] | None:
 
 
 def _lanes(names: tuple[str, ...]) -> list[list[str]]:
-    """The steps that stand below each other; the lanes stand side by side."""
+    """Steps in lanes: those of one lane are shown below each other, lanes side by side."""
     lanes: dict[str, list[str]] = {}
     for name in names:
         lanes.setdefault(story.lane(name) or name, []).append(name)

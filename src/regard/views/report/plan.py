@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 # Larger matrices are drawn, not printed.
 MOST_PRINTED = 32
-# Up to so many numbers, every computed one goes into the page as Python computed it.
+# Up to this many numbers, the page has the computed ones too, as Python computed them.
 SMALL = 2**13
-# Where the arrays have more bytes than this, float64 is rounded to 32 bits.
+# Above this many bytes of arrays, float64 is rounded to 32 bits.
 TIGHT = 2**20
-# Of one matrix in the overview, and of one row of it.
+# Tiles along a side of a matrix in the overview, and keys named for each row.
 TILES, STRONGEST = 32, 3
 LEAST_TILES, LEAST_STRONGEST = 8, 1
 # base64 writes three bytes as four.
@@ -75,7 +75,7 @@ class Pooled:
 
 
 def without_numbers(explanations: Mapping[str, Trace]) -> Plan:
-    """A page of no head at all: what remains is there in every page."""
+    """The plan of a page without any head, to measure what every page has."""
     return Plan({name: Layer(one, (), ()) for name, one in explanations.items()})
 
 

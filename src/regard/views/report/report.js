@@ -1,7 +1,7 @@
-// The page: what a reader may open, change and choose, keys and clicks, and the link that holds all
-// of it. All arithmetic is in attention.js.
+// The page: what a reader may open, change and choose, with the mouse and with keys. All arithmetic
+// is in attention.js.
 
-import { formatNumber, parseNumber } from "./numbers.js";
+import { formatNumber } from "./numbers.js";
 import { asText, cellName, cut, derive } from "./derivation.js";
 import { isHead } from "./attention.js";
 import {
@@ -11,6 +11,7 @@ import {
   doing,
   fill,
   find,
+  fitsNow,
   h,
   labels,
   layer,
@@ -25,6 +26,7 @@ import {
 } from "./shown.js";
 import { fillTable, focusCell, placeOf, viewOf } from "./tables.js";
 import { editPlace } from "./change.js";
+import { recall, remember } from "./link.js";
 import { mark, showWhy } from "./why.js";
 import { buildGallery, fillRow, pressGallery, redraw, setRow } from "./large.js";
 import { adopt, build } from "./steps.js";
@@ -34,7 +36,7 @@ const DIGITS = 8;
 const MOST_COMPARED = 1 << 16; // scores, for a sentence about what an edit did
 
 // --- opening a number -----------------------------------------------------------------------
-// Open a cell: from a table (`fresh`) or as the next one on the way.
+// Open a cell: from a table (`fresh`) or as the next one of the trail.
 function open(cell, { fresh = false, focus = "", push = true } = {}) {
   const step = runs.now.steps.get(cell.step);
   if (!step) return;
@@ -87,7 +89,7 @@ function turn(view, row, column) {
   changeAll(runs.now.turns(...derive(runs.now, labels, cell.step, cell.index).place), "");
 }
 
-// New numbers in the tables that stand there; new tables where other steps are.
+// New numbers in the tables on the page; new tables where the steps are others.
 function recompute() {
   const before = runs.now?.ids;
   refresh();
@@ -252,12 +254,6 @@ tools.elements.link.addEventListener("click", async () => {
   }, 2000);
 });
 
-// Whether there is such a cell in what is shown now.
-function fitsNow({ step, index }) {
-  const axes = runs.now.steps.get(step)?.axes;
-  return axes?.length === index.length && index.every((n, k) => n < layer().sizes[axes[k]]);
-}
-
 function close() {
   const cell = state.cell;
   state.cell = null;
@@ -332,60 +328,7 @@ why.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// --- state in the link ----------------------------------------------------------------------
-
-function remember() {
-  const query = new URLSearchParams();
-  for (const name of ["layer", "batch", "head"]) if (state[name]) query.set(name, state[name]);
-  if (state.cell) query.set("cell", `${state.cell.step}:${state.cell.index.join(",")}`);
-  if (state.switches.size) query.set("off", [...state.switches].join(","));
-  if (state.digits !== content.digits) query.set("digits", state.digits);
-  const edits = [...state.edits].flatMap(([key, own]) =>
-    [...own].map(([flat, value]) => `${key}|${flat}|${value}`),
-  );
-  if (edits.length) query.set("set", edits.join(";"));
-  try {
-    const hash = query.toString();
-    if (location.hash.slice(1) !== hash) history.pushState({ trail: state.trail }, "", `#${hash}`);
-  } catch {
-    // a page without an address of its own, such as one in a notebook
-  }
-}
-
-// What a link says; whatever does not fit this page is passed over.
-function recall() {
-  const query = new URLSearchParams(location.hash.slice(1));
-  const whole = (name, most) => {
-    const number = Number(query.get(name) ?? 0);
-    return Number.isInteger(number) && number >= 0 && number < most ? number : 0;
-  };
-  state.layer = whole("layer", content.layers.length);
-  state.batch = whole("batch", Math.max(1, layer().offset.length));
-  state.head = whole("head", layer().sizes.H ?? 1);
-  state.digits = (query.has("digits") && whole("digits", 18)) || content.digits;
-  state.switches = new Set(
-    (query.get("off") ?? "").split(",").filter((name) => layer().switches.includes(name)),
-  );
-  state.edits = new Map();
-  for (const edit of (query.get("set") ?? "").split(";").filter(Boolean)) {
-    const [number, name, part, flat, written = ""] = edit.split("|");
-    const entry = carried.editable(number, name, part);
-    const [at, value] = [Number(flat), parseNumber(written)];
-    const inside = entry && Number.isInteger(at) && at >= 0 && at < entry.count;
-    if (!inside || value === null || (name === "mask" && value !== 0 && value !== 1)) continue;
-    const key = `${number}|${name}|${part}`;
-    state.edits.set(key, (state.edits.get(key) ?? new Map()).set(at, value));
-  }
-  refresh();
-  const [step, places] = (query.get("cell") ?? "").split(":");
-  const cell = { step, index: places ? places.split(",").map(Number) : [] };
-  const sound =
-    cell.index.every((n) => Number.isInteger(n) && n >= 0) &&
-    fitsNow(cell) &&
-    carried.isExact(state.layer, state.batch, state.head);
-  state.cell = sound ? cell : null;
-  state.trail = sound ? (history.state?.trail ?? [cell]) : [];
-}
+// --- the start ------------------------------------------------------------------------------
 
 function fresh() {
   const quiet =

@@ -26,7 +26,7 @@ export const state = {
   all: false,
 };
 
-// What stands on the page: the view of every step. And the runs behind it.
+// The view of every step on the page, and the runs behind them.
 export const shown = new Map();
 export const runs = {};
 
@@ -110,4 +110,10 @@ export const ownHead = (step, head) => {
 export function comparable(name) {
   const [now, plain] = [runs.now.steps.get(name), runs.plain.steps.get(name)];
   return plain !== undefined && now.axes.join() === plain.axes.join();
+}
+
+// Whether there is such a cell in what is shown now.
+export function fitsNow({ step, index }) {
+  const axes = runs.now.steps.get(step)?.axes;
+  return axes?.length === index.length && index.every((n, k) => n < layer().sizes[axes[k]]);
 }

@@ -86,7 +86,7 @@ export function build() {
 
 const partOf = (kind, title, lanes) => h(kind, title, h("div.steps", lanes));
 
-// The steps that stand below each other; the lanes stand side by side.
+// Steps in lanes: those of one lane are shown below each other, lanes side by side.
 function lanesOf(names) {
   const lanes = new Map();
   for (const name of names) {
@@ -96,7 +96,7 @@ function lanesOf(names) {
   return [...lanes.values()].map((sections) => h("div.lane", sections));
 }
 
-// The tables that the file came with are made alive.
+// Make the tables that are in the file interactive.
 export function adopt() {
   for (const section of main.querySelectorAll(".step")) {
     const view = viewOf(section.dataset.step);

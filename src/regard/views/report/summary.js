@@ -191,7 +191,7 @@ export function buildSummary() {
   fillSummary();
 }
 
-// New numbers in what stands there. `kept`: those of the file are still right.
+// New numbers; `kept`: those of the file are still right.
 export function fillSummary(kept = false) {
   const box = find("details.figures", main);
   if (box) {

@@ -1,4 +1,4 @@
-"""Numbers about the numbers, and whether what was expected came out.
+"""The statistics of a head, and whether the problem's expectations come out.
 
 Owns what a reader without JavaScript sees of these; `figures.js` and `summary.js` say the same of
 what a reader changed. Must not know HTML, nor how a statistic is made.
@@ -25,12 +25,9 @@ if TYPE_CHECKING:
 
 OF_STEPS = ("mean", "variance", "min", "max", "cells")
 OF_ROWS = ("entropy", "effective keys", "largest weight")
-# Above so many scores of a head, nothing is said about all of them.
-MOST_SCORES = 2**20
-# Of the rows of weights, where there are too many to be printed.
-EXCERPT = 8
-# Of the numbers of one expectation that came out differently.
-MOST_MISSED = 5
+MOST_SCORES = 2**20  # of a head that has statistics
+EXCERPT = 8  # rows of weights, where there are too many to be printed
+MOST_MISSED = 5  # numbers listed for one expectation that does not come out
 NAME_LENGTH = 80
 
 
@@ -55,7 +52,7 @@ class Check:
 
 
 def summary(head: Head, digits: int) -> Summary | None:
-    """Of every step of one head, and of every row of its weights; None where that takes long."""
+    """Statistics of each step of a head and of its rows of weights; None where that takes long."""
     explanation = head.explanation
     if not countable(explanation):
         return None

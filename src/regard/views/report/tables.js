@@ -27,7 +27,7 @@ const PRINTED = 32; // larger matrices are drawn
 const LEVELS = 9; // of shade
 const DIGITS = 8; // of what a number was
 
-// One view for each step: where its numbers are, and how the table stands on the page.
+// The view of a step: where its numbers are, and what its table looks like.
 export function viewOf(name) {
   const step = runs.now.steps.get(name);
   const own = ownHead(step, state.head);
@@ -111,7 +111,7 @@ function numberCell(step, value, largest) {
   return { text: rounded(value, state.digits), style };
 }
 
-// What has to follow each number, unseen, so that the points of a column stand below each other.
+// What has to follow each number, unseen, so that the decimal points of a column align.
 export function align(cells) {
   if (cells.length < 2) return;
   const isWord = ({ text, style }) => style === "hidden" || style === "odd" || text.includes("e");
@@ -151,7 +151,7 @@ export const formOf = (view, rows = view.rows) =>
     view.step.axes,
   ]);
 
-// A table of these rows; what stands in it already is kept where it has the same form.
+// Show these rows; a table of the same form that is there already is kept.
 export function fillTable(view, rows = [...Array(view.rows).keys()]) {
   const cells = cellsOf(view, rows);
   const form = formOf(view, rows.length);

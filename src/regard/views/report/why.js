@@ -1,4 +1,4 @@
-// Where a number comes from: the open cell, the way to it and the numbers that made it.
+// Where a number comes from: the open cell, the trail to it and the numbers that made it.
 
 import { formatNumber } from "./numbers.js";
 import {
