@@ -5,9 +5,10 @@ import { pathToFileURL } from "node:url";
 
 const [folder] = process.argv.slice(2);
 const take = (name) => import(pathToFileURL(`${folder}/${name}.js`));
-const { formatNumber, numpyLiteral, gives, parseNumber } = await take("numbers");
+const { formatNumber, isRounded, numpyLiteral, parseNumber } = await take("numbers");
 const { asNumpy, asText, derive } = await take("derivation");
 const { Carried } = await take("carried");
+const { OPERATIONS } = await take("operations");
 const { missed, moments, spread } = await take("figures");
 
 const inWords = (value) =>
@@ -104,13 +105,13 @@ function everyCell({ content, arrays, switches = [], edits = [], known, texts })
 const tasks = {
   format: ({ cases }) => cases.map(([value, digits]) => formatNumber(number(value), digits)),
   literal: ({ cases }) => cases.map((value) => numpyLiteral(number(value))),
-  gives: ({ cases }) =>
-    cases.map(([op, printed, value, digits]) => gives(op, printed, number(value), digits)),
+  rounded: ({ cases }) => cases.map(([value, digits]) => isRounded(number(value), digits)),
   parse: ({ cases }) =>
     cases.map((text) => {
       const value = parseNumber(text);
       return value === null ? null : inWords(value);
     }),
+  operations: () => Object.keys(OPERATIONS),
   cells: everyCell,
   checks,
   figures,

@@ -21,9 +21,10 @@ import pytest
 
 import regard
 from regard import Explanation
-from regard.explanation.notation import _gives, format_number, numpy_literal
+from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
 from regard.problems.files import example_names, load_problem
+from regard.textbook.operations import OPERATIONS
 from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan
 
@@ -106,33 +107,17 @@ def test_a_number_is_written_as_the_same_python() -> None:
     assert found == [numpy_literal(value) for value in cases]
 
 
-def test_whether_printed_numbers_give_the_result_is_decided_alike() -> None:
-    rng = np.random.default_rng(1)
-    cases: list[tuple[str, list[str], float, int]] = []
-    for _ in range(600):
-        a, b = rng.normal(size=2) * 10.0 ** rng.integers(-3, 3)
-        results = {
-            "add": a + b,
-            "subtract": a - b,
-            "multiply": a * b,
-            "divide": a / b,
-            "exp": math.exp(a),
-            "log": math.log(abs(a)),
-            "cap": b * math.tanh(a / b),
-            "inverse_root": 1 / math.sqrt(abs(a)),
-        }
-        digits = int(rng.choice([2, 4, 8]))
-        for op, value in results.items():
-            operands = [abs(a) if op in ("log", "inverse_root") else a, b]
-            count = {"exp": 1, "log": 1, "inverse_root": 1}.get(op, 2)
-            printed = [format_number(operand, digits) for operand in operands[:count]]
-            if not (op == "divide" and printed[1] == "0") and not (
-                op == "cap" and printed[1] == "0"
-            ):
-                cases.append((op, printed, value, digits))
-    (found,) = ask({"task": "gives", "cases": [[o, p, sent(v), d] for o, p, v, d in cases]})
-    assert {True, False} <= set(found)
-    assert found == [_gives(*case) for case in cases]
+def test_whether_a_printed_number_is_rounded_is_decided_alike() -> None:
+    cases = [(value, digits) for value in random_numbers() for digits in (0, 2, 8, 17)]
+    cases += [(round(value, 3), 8) for value in random_numbers() if abs(value) < 1e6]
+    (found,) = ask({"task": "rounded", "cases": [[sent(v), digits] for v, digits in cases]})
+    assert found == [is_rounded(value, digits) for value, digits in cases]
+    assert 1000 < found.count(False) < len(found) - 1000
+
+
+def test_the_page_computes_every_operation_of_the_textbook() -> None:
+    (found,) = ask({"task": "operations"})
+    assert found == [name for name, operation in OPERATIONS.items() if operation.value]
 
 
 def test_what_a_reader_types_is_a_number_or_refused() -> None:

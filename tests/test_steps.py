@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from regard.textbook.operations import OPERATIONS, compute
+from regard.textbook.recompute import RECOMPUTE
 from regard.textbook.steps import (
     INDEX_MAPS,
     LETTERS,
@@ -478,3 +479,16 @@ def test_a_row_that_sees_nothing_has_the_maximum_minus_infinity():
     empty = (np.full((2, 0), 1.0), ("i", "j"))
     result = compute("max", ("i",), [empty], None, FLOAT)
     np.testing.assert_array_equal(result, [-np.inf, -np.inf])
+
+
+def test_every_operation_has_its_value_in_numpy_a_scalar_check_and_its_words():
+    computed = {name for name, operation in OPERATIONS.items() if operation.value}
+    assert OPERATIONS.keys() - computed == {"given", "visible"}
+    assert computed == RECOMPUTE.keys()
+    for name in computed:
+        operation = OPERATIONS[name]
+        assert operation.formula, name
+        assert operation.latex, name
+        assert operation.numpy, name
+        assert operation.latex_numbers, name
+        assert operation.total or (operation.names and operation.numbers), name

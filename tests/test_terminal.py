@@ -564,9 +564,9 @@ def test_the_terms_of_every_output_add_up(name: str) -> None:
         assert assert_terms_add_up(text, 8) >= 2
 
 
-def test_rounding_is_said_exactly_where_the_printed_terms_do_not_add_up() -> None:
+def test_rounding_is_said_exactly_where_a_shown_number_is_rounded() -> None:
     explanation = example("she-likes-coffee")
-    said = "The terms are rounded to 8 decimals"
+    said = "(numbers are rounded to 8 decimals"
     assert said in walk_text(explanation.why("output", "she", 2))
     assert said not in walk_text(explanation.why("queries", "she", 0))
 

@@ -318,6 +318,7 @@ def explain(
     >>> print(explanation.why("scaled", "a", "a"))
     A_s[a, a] = 0.70710678    A_s = A / √D
       A[a, a] · scale = 1 × 0.70710678
+      (numbers are rounded to 8 decimals; the result is of unrounded ones)
     """
     # Explaining loads as much again as computing; a plain `import regard` does not pay for it.
     from regard.explanation.build import OPTIONS, explain_arrays, explain_problem

@@ -1,7 +1,8 @@
 """One number and the numbers that made it.
 
-Owns `Derivation` and how a declaration is read for one cell: which operands, grouped into which
-terms, judged by which rules. Must not know kernels or how anything is shown.
+Owns `Derivation`, how a declaration is read for one cell (which operands, grouped into which
+terms, judged by which rules), and how the templates of its operation are filled with names and
+numbers. Must not know kernels or views.
 """
 
 from __future__ import annotations
@@ -10,14 +11,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from regard.compute.rules import Block, Mask, Verdict
 from regard.errors import LabelError, safe_text
 from regard.explanation.labels import Labels, as_index
-from regard.explanation.notation import as_latex, as_numpy, as_text
+from regard.explanation.notation import (
+    format_number,
+    is_rounded,
+    latex_number,
+    latex_text,
+    numpy_literal,
+)
+from regard.textbook.operations import OPERATIONS, fill
+from regard.textbook.recompute import RECOMPUTE
 from regard.textbook.steps import INDEX_MAPS, Ref, Step
 
 if TYPE_CHECKING:
@@ -74,6 +83,14 @@ class Term:
     label: str
     operands: tuple[int, ...]  # positions in Derivation.operands
     value: float
+
+
+class Body(NamedTuple):
+    """What a derivation says below its first line."""
+
+    lines: list[str]  # the equation, or one line per term or rule
+    sides: list[str]  # of the equation, if there is one: with names, then with numbers
+    remarks: list[str]  # that the result overflows, that numbers are rounded
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,50 +157,31 @@ class Derivation:
         terms overflow, the order of adding decides between ∞ and NaN, and the two may differ; the
         text of the derivation says so.
         """
-        values = [operand.value for operand in self.operands]
-        match self.op:
-            case "given" | "visible" | "split" | "merge":
-                return values[0] if values else self.value
-            case "dot" | "sum":
-                return _total([term.value for term in self.terms])
-            case "max":
-                return _maximum([term.value for term in self.terms])
-            case "multiply":
-                return values[0] * values[1]
-            case "cap":
-                return values[1] * math.tanh(values[0] / values[1])
-            case "add":
-                return _total(values)
-            case "select":
-                return values[1] if values[0] else -math.inf
-            case "subtract":
-                return values[0] - values[1] if not self.hidden else -math.inf
-            case "exp":
-                return _exp(values[0])
-            case "divide":
-                return 0.0 if self.hidden or values[1] == 0 else values[0] / values[1]
-            case "inverse_root":
-                return 1 / math.sqrt(values[0]) if values[0] else 1.0
-            case "log":
-                return -math.inf if values[0] == 0 else _log(values[0])
-        raise NotImplementedError(self.op)
+        if not self.operands and not self.declared.running:  # given
+            return self.value
+        values = [one.value for one in (self.terms or self.operands)]
+        return RECOMPUTE[self.op](values, self.hidden)
 
     @property
     def hidden(self) -> bool:
         """Whether a rule hides this cell."""
         return any(not verdict.visible for verdict in self.verdicts)
 
+    def body(self, digits: int = 8) -> Body:
+        """The parts of the text below its first line."""
+        return _body(self, digits)
+
     def text(self, digits: int = 8) -> str:
         """The arithmetic as lines of text, terms aligned, rounding said."""
-        return as_text(self, digits)
+        return _text(self, digits)
 
     def latex(self, digits: int = 8) -> str:
         """The arithmetic as one LaTeX equation."""
-        return as_latex(self, digits)
+        return _latex(self, digits)
 
     def numpy(self) -> str:
         """One line of NumPy that computes the value from its operands' exact numbers."""
-        return as_numpy(self)
+        return _numpy(self)
 
     def __repr__(self) -> str:
         return self.text()
@@ -210,15 +208,15 @@ def derive(
         value = _cell(source, own, batch, where)
         return Operand(ref.step, own.symbol, where, labels.cell(own, where), value)
 
-    running = _running_letter(source, declared, at)
+    letter = declared.running
     operands: list[Operand] = []
     terms: list[Term] = []
-    if running is None:
+    if not letter:
         operands = [operand(ref, at) for ref in declared.operands]
     else:
-        axis, letter = running
-        along = labels.along(axis)
         together = [ref for ref in declared.operands if letter in ref.index]
+        axis = source.steps[together[0].step].axes[together[0].index.index(letter)]
+        along = labels.along(axis)
         for position in _positions(source, declared, batch, at, axis):
             factors = [operand(ref, {**at, letter: position}) for ref in together]
             numbers = tuple(range(len(operands), len(operands) + len(factors)))
@@ -263,15 +261,6 @@ def verdict(source: Values, batch: tuple[int, ...], head: int, row: int, key: in
     return source.rules.verdict(at, key)
 
 
-def _running_letter(source: Values, step: Step, at: Mapping[str, int]) -> tuple[str, str] | None:
-    """The axis and letter that a dot, a sum or a maximum runs along: one that the cell has not."""
-    for ref in step.operands:
-        for axis, letter in zip(source.steps[ref.step].axes, ref.index, strict=True):
-            if letter not in at and letter not in INDEX_MAPS:
-                return axis, letter
-    return None
-
-
 def _positions(
     source: Values, step: Step, batch: tuple[int, ...], at: Mapping[str, int], axis: str
 ) -> list[int]:
@@ -288,23 +277,115 @@ def _cell(source: Values, step: Step, batch: tuple[int, ...], index: tuple[int, 
     return float(row[tuple(at[axis] for axis in step.axes if axis not in ("H", "G", "L"))])
 
 
-def _total(values: Sequence[float]) -> float:
-    try:
-        return math.fsum(values)
-    except (OverflowError, ValueError):  # infinities of both signs, or beyond float64
-        return sum(values)
+# --- written out ---------------------------------------------------------------------------------
 
 
-def _maximum(values: Sequence[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values, default=-math.inf)
+def _text(derivation: Derivation, digits: int) -> str:
+    """The arithmetic as lines of text: terms aligned, and whether numbers are rounded."""
+    head = f"{safe_text(derivation.name, 200)} = {format_number(derivation.value, digits)}"
+    lines, _, remarks = _body(derivation, digits)
+    note = [derivation.note] if derivation.note else []
+    below = [f"  {line}" for line in (*lines, *remarks, *note)]
+    return "\n".join([f"{head}    {derivation.declared.formula}", *below])
 
 
-def _exp(value: float) -> float:
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf
+def _body(derivation: Derivation, digits: int) -> Body:
+    operation = OPERATIONS[derivation.op]
+    rules = [
+        f"{safe_text(leaf.rule, 80)}: {'visible' if leaf.visible else 'hidden'} ({leaf.detail})"
+        for verdict in derivation.verdicts
+        for leaf in verdict.leaves()
+    ]
+    if operation.total:
+        return Body(_terms(derivation, digits), [], _remarks(derivation, digits))
+    if not operation.names:  # given, or a cell of the mask
+        return Body(rules or [operation.lead], [], [])
+    if derivation.hidden:
+        return Body([f"hidden, so {format_number(derivation.value, digits)}", *rules], [], [])
+
+    def word(kind: str, number: int) -> str:
+        operand = derivation.operands[number]
+        if kind == "n":
+            return safe_text(operand.name, 80)
+        value = math.sqrt(operand.value) if kind == "r" else operand.value
+        shown = format_number(value, digits)
+        return f"({shown})" if kind == "b" and shown.startswith("−") else shown
+
+    names, numbers = (_filled(t, derivation, word) for t in (operation.names, operation.numbers))
+    lines = [f"{operation.lead}{names} = {numbers}"]
+    sides = [] if operation.lead else [names, *numbers.split(" = ")]
+    return Body(lines, sides, _remarks(derivation, digits))
 
 
-def _log(value: float) -> float:
-    return math.nan if value < 0 or math.isnan(value) else math.log(value)
+def _filled(template: str, derivation: Derivation, word: Callable[[str, int], str]) -> str:
+    """A template of the operation, where a sum runs over the terms, or over the operands."""
+    alone = [(number,) for number in range(len(derivation.operands))]
+    return fill(template, word, [term.operands for term in derivation.terms] or alone)
+
+
+def _terms(derivation: Derivation, digits: int) -> list[str]:
+    """One line per term, and the result below."""
+    result = format_number(derivation.value, digits)
+    if not derivation.terms:
+        keys = derivation.declared.running == "j"
+        return [f"{'no visible key' if keys else 'nothing to add up'}, so {result}"]
+    rows = []
+    for term in derivation.terms:
+        factors = [format_number(derivation.operands[k].value, digits) for k in term.operands]
+        product = " × ".join(factors) if len(factors) > 1 else ""
+        rows.append((safe_text(term.label, 40), product, format_number(term.value, digits)))
+    rows.append((OPERATIONS[derivation.op].total, "", result))
+    label_width = max(len(row[0]) for row in rows)
+    product_width = max(len(row[1]) for row in rows)
+    lines = []
+    for label, product, value in rows:
+        middle = f"{product:<{product_width}} = " if product_width and product else ""
+        if product_width and not product:
+            middle = " " * (product_width + 3)
+        lines.append(f"{label:<{label_width}}  {middle}{value}")
+    return lines
+
+
+_ROUNDED = "(numbers are rounded to {} decimals; the result is of unrounded ones)"
+_OVERFLOW = "(the result overflows: it is beyond the largest 64-bit float, 1.8e308)"
+_OVERFLOW_IN_SUM = (
+    "(the terms overflow: beyond the largest 64-bit float, 1.8e308, everything is ∞, and where ∞ "
+    "and −∞ meet, the order of adding decides between ∞, −∞ and NaN)"
+)
+
+
+def _remarks(derivation: Derivation, digits: int) -> list[str]:
+    """That finite operands overflow, and that a shown number is rounded."""
+    operation = OPERATIONS[derivation.op]
+    operands = [operand.value for operand in derivation.operands]
+    made = [derivation.value, *(term.value for term in derivation.terms)]
+    found = []
+    overflows = all(map(math.isfinite, operands)) and not all(map(math.isfinite, made))
+    if operation.overflows and overflows:
+        found.append(_OVERFLOW_IN_SUM if derivation.terms else _OVERFLOW)
+    if not operation.exact and any(is_rounded(value, digits) for value in (*operands, *made)):
+        found.append(_ROUNDED.format(digits))
+    return found
+
+
+def _latex(derivation: Derivation, digits: int) -> str:
+    """The arithmetic as one LaTeX equation."""
+    symbol, labels = derivation.declared.latex_symbol, map(latex_text, derivation.labels)
+
+    def word(kind: str, number: int) -> str:
+        shown = latex_number(derivation.operands[number].value, digits)
+        return f"({shown})" if kind == "b" and shown.startswith("-") else shown
+
+    sides = [f"{{{symbol}}}_{{{', '.join(labels)}}}", latex_number(derivation.value, digits)]
+    if derivation.operands and not derivation.hidden:
+        sides.insert(1, _filled(OPERATIONS[derivation.op].latex_numbers, derivation, word))
+    return " = ".join(sides)
+
+
+def _numpy(derivation: Derivation) -> str:
+    """One line of NumPy that computes the value from its operands' exact numbers."""
+    operation, operands = OPERATIONS[derivation.op], derivation.operands
+    divisor = None if operation.nonzero is None else operands[operation.nonzero].value
+    if derivation.hidden or divisor == 0 or not operation.numpy:
+        return numpy_literal(derivation.value)
+    return _filled(operation.numpy, derivation, lambda _, n: numpy_literal(operands[n].value))

@@ -19,6 +19,7 @@ from regard.explanation.derivation import Derivation
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Comparison, Mismatch, RowStatistics
 from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
+from regard.textbook.operations import OPERATIONS
 from regard.views import story
 from regard.views.head_view import Head
 from regard.views.step_words import significant, why_the_scale
@@ -257,29 +258,20 @@ def _print_row_statistics(
 
 # --- one derivation ------------------------------------------------------------------------------
 
-# A result that reads as an equation: cell = names = numbers = value.
-_EQUATIONS = {"multiply", "cap", "add", "subtract", "exp", "divide", "log"}
-
 
 def _print_derivation(page: Layout, derivation: Derivation, followed: int | None) -> None:
     page.heading([(derivation.step, STRONG), (derivation.declared.formula, None)])
     name = safe_text(derivation.name, 200)
     value = page.number(derivation.value)
-    lines = [line.strip() for line in derivation.text(page.digits).split("\n")[1:]]
-    lines = [line for line in lines if line != derivation.note]  # the rules' verdicts say it
-    remarks = [line for line in lines if line.startswith("(")]
-    body = [line for line in lines if line not in remarks]
+    body = derivation.body(page.digits)
+    sides = [*body.sides, value]
+    page.equation(name, [side for side, _ in groupby(sides)])  # ln z = 2.4 = 2.4 says it twice
     if derivation.terms:
-        page.equation(name, [value])
         _print_terms(page, derivation, followed)
-    elif derivation.op in _EQUATIONS and len(body) == 1 and not derivation.hidden:
-        sides = [*body[0].rsplit(" = ", 1), value]
-        page.equation(name, [side for side, _ in groupby(sides)])  # ln z = 2.4 = 2.4 says it twice
-    else:
-        page.equation(name, [value])
-        for line in body:
+    elif not body.sides:
+        for line in body.lines:
             page.say(line, indent=4)
-    for remark in remarks if not derivation.terms else ():
+    for remark in body.remarks:
         page.say(remark, FAINT, indent=4)
 
 
@@ -301,7 +293,7 @@ def _print_terms(page: Layout, derivation: Derivation, followed: int | None) -> 
         product = "·".join(symbol for symbol, _ in columns)
         columns.append((product, [page.number(terms[k].value) for k in shown]))
     names = [("▸" if k == followed else "", terms[k].label) for k in shown]
-    total = {"dot": "sum", "sum": "sum", "max": "largest"}[derivation.op]
+    total = OPERATIONS[derivation.op].total
     rest = [k for k in range(len(terms)) if k not in shown]
     ends = []
     if rest:
@@ -310,14 +302,6 @@ def _print_terms(page: Layout, derivation: Derivation, followed: int | None) -> 
         ends.append((words, page.number(left) if derivation.op != "max" else ""))
     ends.append((total, page.number(derivation.value)))
     page.terms(names, columns, ends)
-    if derivation.op != "max" and not page.adds_up(
-        [*(terms[k].value for k in shown), *([left] if rest else [])], derivation.value
-    ):
-        page.say(
-            f"The terms are rounded to {page.digits} decimals, the sum is of the unrounded ones.",
-            FAINT,
-            indent=4,
-        )
 
 
 def _why_arguments(derivation: Derivation, shared: int = 1) -> str:

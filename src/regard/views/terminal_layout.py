@@ -57,13 +57,6 @@ class Layout:
     def number(self, value: float) -> str:
         return format_number(value, self.digits)
 
-    def adds_up(self, terms: Sequence[float], total: float) -> bool:
-        """Whether the terms as printed add up to the total as printed."""
-        if not np.isfinite([*terms, total]).all():
-            return True
-        printed = sum(float(self.number(term).replace("−", "-")) for term in terms)
-        return self.number(printed) == self.number(total)
-
     def spelled(self, text: str, *, label: bool = False) -> str:
         """The text in the characters that can be printed."""
         return to_ascii(text, label=label) if self.ascii else text

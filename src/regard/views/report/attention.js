@@ -1,7 +1,7 @@
-// Attention in the page: runs the steps that regard/textbook/steps.py declares. It knows operations, never a
-// formula: which cells of which steps go into a cell stands in the exported declarations. Must not
-// know the page.
+// Attention in the page: runs the steps that regard/textbook/steps.py declares. It knows no formula:
+// which cells of which steps go into a cell is in the exported declarations. Must not know the page.
 
+import { OPERATIONS } from "./operations.js";
 import { judge, turnsOf } from "./rules.js";
 
 // --- declarations ---------------------------------------------------------------------------
@@ -58,16 +58,23 @@ const ROWS_HELD = 64;
 
 // The steps of one batch element over given arrays, computed row by row when asked.
 //
-// `steps` are declarations; `given(name, head)` are the numbers of a given step and `known(name,
+// `steps` are declarations and `operations` the words of each; `given(name, head)` are the numbers of a given step and `known(name,
 // head)` those that are already computed, or null; `rules` says which keys are hidden.
 export class Run {
   constructor(
-    { steps, sizes, letters, rules = null, offset = 0, batch = [] },
+    { steps, sizes, letters, operations = {}, rules = null, offset = 0, batch = [] },
     given,
     known = () => null,
   ) {
     this.steps = new Map(
-      steps.map((step) => [step.name, { ...step, index: step.axes.map((axis) => letters[axis]) }]),
+      steps.map((step) => [
+        step.name,
+        {
+          ...step,
+          index: step.axes.map((axis) => letters[axis]),
+          operation: { ...OPERATIONS[step.op], ...operations[step.op] },
+        },
+      ]),
     );
     this.sizes = sizes;
     this.given = given;
@@ -163,14 +170,11 @@ export class Run {
         data[start + j] = this.verdict(at.h ?? 0, at.i ?? 0, j).visible ? 1 : 0;
       return;
     }
-    if (step.op === "split" || step.op === "merge") {
-      for (let column = 0; column < width; column++) {
-        if (block.columnLetter) at[block.columnLetter] = column;
-        data[start + column] = this.at(step.operands[0], at);
-      }
-      return;
-    }
-    const cell = this.operation(block, at);
+    // An operand's head may change along the row: heads lie side by side.
+    const moves = step.operands.some((ref) => ref.index.some((index) => /[*%]/.test(index)));
+    const cell = moves
+      ? () => step.operation.value(...step.operands.map((ref) => this.at(ref, at)))
+      : this.operation(block, at);
     for (let column = 0; column < width; column++) {
       if (block.columnLetter) at[block.columnLetter] = column;
       data[start + column] = cell();
@@ -195,39 +199,18 @@ export class Run {
   // How one cell of a row is computed; `at` holds its letters and changes between calls.
   operation(block, at) {
     const { step } = block;
+    const { value, hidden } = step.operation;
     const operands = step.operands.map((ref) => this.operand(ref, at));
     const read = (operand) => this.read(operand, at);
     const hides =
       step.over === "visible"
         ? this.operand({ step: "visible", index: this.steps.get("visible").index }, at)
         : null;
-    const hidden = () => hides !== null && read(hides) === 0;
+    if (step.running) return this.reduction(step, at, operands, hides);
     const [first, second] = operands;
-    switch (step.op) {
-      case "dot":
-      case "sum":
-      case "max":
-        return this.reduction(step, at, operands, hides);
-      case "multiply":
-        return () => read(first) * read(second);
-      case "cap":
-        return () => read(second) * Math.tanh(read(first) / read(second));
-      case "add":
-        return () => operands.map(read).reduce((a, b) => a + b);
-      case "select":
-        return () => (read(first) ? read(second) : -Infinity);
-      case "subtract":
-        return () => (hidden() ? -Infinity : read(first) - read(second));
-      case "exp":
-        return () => (hidden() ? 0 : Math.exp(read(first)));
-      case "divide":
-        return () => (hidden() || read(second) === 0 ? 0 : read(first) / read(second));
-      case "log":
-        return () => Math.log(read(first));
-      case "inverse_root":
-        return () => (read(first) ? 1 / Math.sqrt(read(first)) : 1);
-    }
-    throw new Error(`no such operation: ${step.op}`);
+    const cell = second ? () => value(read(first), read(second)) : () => value(read(first));
+    if (hides === null || hidden === undefined) return cell;
+    return () => (read(hides) === 0 ? hidden : cell());
   }
 
   // Where an operand's numbers are, and which letters say row and column.
@@ -250,47 +233,38 @@ export class Run {
   }
 
   // Σ or max along the letter that the cell does not have, over visible keys only where declared.
-  reduction(step, at, operands, hides) {
-    const letter = running(step, this.steps).letter;
-    const along = operands.filter((operand) => operand.row === letter || operand.column === letter);
-    const beside = operands.filter((operand) => !along.includes(operand));
-    const all =
-      hides && (hides.row === letter || hides.column === letter) ? [...along, hides] : along;
-    const filter = all.length > along.length;
-    const largest = step.op === "max";
-    for (const { block, row } of all) if (row === letter) this.complete(block);
+  reduction({ running, operation }, at, operands, hides) {
+    const { fold, empty } = operation;
+    const runs = (operand) => operand.row === running || operand.column === running;
+    const along = operands.filter(runs);
+    const beside = operands.filter((operand) => !runs(operand));
+    const all = hides && runs(hides) ? [...along, hides] : along;
+    for (const { block, row } of all) if (row === running) this.complete(block);
     const [first] = along;
-    const count = first.row === letter ? first.block.rows : first.block.width;
+    const count = first.row === running ? first.block.rows : first.block.width;
     const walk = all.map((operand) => ({
       operand,
-      step: operand.row === letter ? operand.block.width : 1,
+      step: operand.row === running ? operand.block.width : 1,
       from: 0,
     }));
     const unit = { step: 0 };
     return () => {
       for (const one of walk) {
         const { block, row, column } = one.operand;
-        const r = row && row !== letter ? at[row] : 0;
-        one.from = this.start(block, r) + (column && column !== letter ? at[column] : 0);
+        const r = row && row !== running ? at[row] : 0;
+        one.from = this.start(block, r) + (column && column !== running ? at[column] : 0);
       }
       const [a, b = unit] = walk.slice(0, along.length);
-      const seen = filter ? walk.at(-1) : null;
+      const seen = all.length > along.length ? walk.at(-1) : null;
       const [x, y] = [a.operand.block.data, b === unit ? null : b.operand.block.data];
-      let total = largest ? -Infinity : 0;
+      let total = empty;
       for (let k = 0; k < count; k++) {
         if (seen !== null && seen.operand.block.data[seen.from + k * seen.step] === 0) continue;
         let term = x[a.from + k * a.step];
         if (y !== null) term *= y[b.from + k * b.step];
-        if (largest)
-          total = Number.isNaN(total) || Number.isNaN(term) ? NaN : Math.max(total, term);
-        else total += term;
+        total = fold(total, term);
       }
-      for (const operand of beside) {
-        const term = this.read(operand, at);
-        if (largest)
-          total = Number.isNaN(total) || Number.isNaN(term) ? NaN : Math.max(total, term);
-        else total += term;
-      }
+      for (const operand of beside) total = fold(total, this.read(operand, at));
       return total;
     };
   }
@@ -303,16 +277,4 @@ export class Run {
   turns(head, query, key) {
     return turnsOf(this.rules, { ...this.place, head, query, key, run: this });
   }
-}
-
-// The axis and letter that a dot, a sum or a maximum runs along: one that the cell has not.
-export function running(step, steps) {
-  for (const ref of step.operands) {
-    const { axes } = steps.get(ref.step);
-    for (const [k, index] of ref.index.entries()) {
-      if (/^[a-z]$/.test(index) && !step.index.includes(index))
-        return { axis: axes[k], letter: index };
-    }
-  }
-  return null;
 }

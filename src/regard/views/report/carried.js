@@ -111,9 +111,10 @@ export class Carried {
     };
     const steps = ids.map((id) => this.content.declarations[id]);
     const offset = own.offset[batch] ?? own.offset[0] ?? 0;
-    const { letters } = this.content;
+    const { letters, operations } = this.content;
+    const batches = unravel(batch, own.lead);
     const run = new Run(
-      { steps, sizes: own.sizes, letters, rules, offset, batch: unravel(batch, own.lead) },
+      { steps, sizes: own.sizes, letters, operations, rules, offset, batch: batches },
       given,
       computed,
     );

@@ -1,9 +1,10 @@
 // One number and the numbers that made it: read off the declarations, and written out as Python's
-// regard/explanation/notation.py does, character by character. Must not know the page.
+// regard/explanation/derivation.py does, character by character. Must not know the page.
 
-import { formatNumber, gives, numpyLiteral } from "./numbers.js";
+import { formatNumber, isRounded, numpyLiteral } from "./numbers.js";
 import { hiddenBy, leaves } from "./rules.js";
-import { isHead, position, running } from "./attention.js";
+import { isHead, position } from "./attention.js";
+import { fill } from "./operations.js";
 
 // `labels(axis)` are the names along an axis; the index has the head first, if there is one.
 export function derive(run, labels, name, index) {
@@ -23,14 +24,16 @@ export function derive(run, labels, name, index) {
   };
   const operands = [];
   const terms = [];
-  const along = running(step, run.steps);
-  if (along === null) {
+  const letter = step.running;
+  if (!letter) {
     operands.push(...step.operands.map((ref) => operand(ref, at)));
   } else {
-    const names = labels(along.axis);
-    const together = step.operands.filter((ref) => ref.index.includes(along.letter));
-    for (const place of positions(run, step, at, along)) {
-      const factors = together.map((ref) => operand(ref, { ...at, [along.letter]: place }));
+    const together = step.operands.filter((ref) => ref.index.includes(letter));
+    const [first] = together;
+    const axis = run.steps.get(first.step).axes[first.index.indexOf(letter)];
+    const names = labels(axis);
+    for (const place of positions(run, step, at, axis)) {
+      const factors = together.map((ref) => operand(ref, { ...at, [letter]: place }));
       const value = factors.reduce((product, factor) => product * factor.value, 1);
       terms.push({
         label: names[place],
@@ -39,7 +42,7 @@ export function derive(run, labels, name, index) {
       });
       operands.push(...factors);
     }
-    for (const ref of step.operands.filter((ref) => !ref.index.includes(along.letter))) {
+    for (const ref of step.operands.filter((ref) => !ref.index.includes(letter))) {
       operands.push(operand(ref, at));
       terms.push({ label: "sink", operands: [operands.length - 1], value: operands.at(-1).value });
     }
@@ -67,11 +70,11 @@ function sideways(step, run) {
   return run.steps.get("scores").axes.includes("L") && !step.axes.includes("L");
 }
 
-function positions(run, step, at, { axis, letter }) {
+function positions(run, step, at, axis) {
   const all = Array.from({ length: run.sizes[axis] }, (_, k) => k);
   if (step.over !== "visible" || !(axis === "S" || axis === "L")) return all;
   return all.filter((k) => {
-    const cell = { ...at, [letter]: k };
+    const cell = { ...at, [step.running]: k };
     return (
       run.at({ step: "visible", index: run.steps.get("visible").index }, { h: 0, ...cell }) !== 0
     );
@@ -113,51 +116,39 @@ export function asText(derivation, digits = 8) {
 }
 
 function body(derivation, digits) {
-  const { step, operands, hidden } = derivation;
-  const shown = operands.map((operand) => formatNumber(operand.value, digits));
-  const names = operands.map((operand) => cut(cellName(operand.symbol, operand.labels), 80));
-  const remark = doubt(derivation, digits);
+  const { step, hidden, value } = derivation;
+  const { total, lead, names, numbers } = step.operation;
   const rules = ruleLines(derivation);
-  switch (step.op) {
-    case "given":
-      return ["a given number"];
-    case "visible":
-      return rules;
-    case "dot":
-    case "sum":
-    case "max":
-      return [...termLines(derivation, digits), ...remark];
-    case "multiply":
-      return [`${names[0]} · ${names[1]} = ${shown[0]} × ${shown[1]}`, ...remark];
-    case "cap":
-      return [`c·tanh(${names[0]} / c) = ${shown[1]} × tanh(${shown[0]} / ${shown[1]})`, ...remark];
-    case "add":
-      return [`${names.join(" + ")} = ${shown.join(" + ")}`, ...remark];
-    case "select":
-      return operands[0].value
-        ? [`visible, so ${names[1]} = ${shown[1]}`]
-        : ["hidden, so −∞", ...rules];
-    case "subtract": {
-      if (hidden) return ["hidden, so −∞", ...rules];
-      const taken = shown[1].startsWith("−") ? `(${shown[1]})` : shown[1];
-      return [`${names[0]} − ${names[1]} = ${shown[0]} − ${taken}`, ...remark];
-    }
-    case "exp":
-      return hidden
-        ? ["hidden, so 0", ...rules]
-        : [`exp(${names[0]}) = exp(${shown[0]})`, ...remark];
-    case "divide":
-      return hidden
-        ? ["hidden, so 0", ...rules]
-        : [`${names[0]} / ${names[1]} = ${shown[0]} / ${shown[1]}`, ...remark];
-    case "log":
-      return [`ln(${names[0]}) = ln(${shown[0]})`, ...remark];
-    case "inverse_root": {
-      const root = formatNumber(Math.sqrt(operands[0].value), digits);
-      return [`1 / √${names[0]} = 1 / √${shown[0]} = 1 / ${root}`, ...remark];
-    }
-  }
-  return [`the same number as ${names[0]} = ${shown[0]}`]; // split, merge
+  if (total) return [...termLines(derivation, digits), ...remarks(derivation, digits)];
+  if (!names) return rules.length ? rules : [lead];
+  if (hidden) return [`hidden, so ${formatNumber(value, digits)}`, ...rules];
+  const sides = [names, numbers].map((side) => written(derivation, side, digits));
+  return [lead + sides.join(" = "), ...remarks(derivation, digits)];
+}
+
+function written({ operands, terms }, template, digits, number = null) {
+  const word = (kind, k) => {
+    if (kind === "n") return cut(cellName(operands[k].symbol, operands[k].labels), 80);
+    const { value } = operands[k];
+    if (kind === "r") return formatNumber(Math.sqrt(value), digits);
+    const shown = number === null ? formatNumber(value, digits) : number(k);
+    return kind === "b" && shown.startsWith("−") ? `(${shown})` : shown;
+  };
+  return fill(template, word, termsOf({ operands, terms }));
+}
+
+// The operands of every term; of an addition every operand is one.
+const termsOf = ({ operands, terms }) =>
+  terms.length ? terms.map((term) => term.operands) : operands.map((_, k) => [k]);
+
+// The right side of the equation: texts, and in between the numbers of the operands.
+export function pieces(derivation, digits) {
+  const mark = "\u0000";
+  const number = (k) => mark + k + mark;
+  const { lead, numbers } = derivation.step.operation;
+  return (lead + written(derivation, numbers, digits, number))
+    .split(mark)
+    .map((piece, k) => (k % 2 ? Number(piece) : piece));
 }
 
 export function ruleLines({ verdicts }) {
@@ -168,19 +159,15 @@ export function ruleLines({ verdicts }) {
     );
 }
 
-// What stands where nothing could be added up or compared.
-export function emptyWords({ step }) {
-  if (step.op === "max") return "no visible key, so −∞";
-  return step.op === "sum" || step.name === "output"
-    ? "no visible key, so 0"
-    : "nothing to add up, so 0";
+// The words where there is nothing to add up or to compare.
+export function emptyWords({ step, value }, digits) {
+  const nothing = step.running === "j" ? "no visible key" : "nothing to add up";
+  return `${nothing}, so ${formatNumber(value, digits)}`;
 }
-
-export const TOTALS = { dot: "sum", sum: "sum", max: "largest" };
 
 function termLines(derivation, digits) {
   const { step, terms, operands, value } = derivation;
-  if (!terms.length) return [emptyWords(derivation)];
+  if (!terms.length) return [emptyWords(derivation, digits)];
   const rows = terms.map((term) => {
     const factors = term.operands.map((k) => formatNumber(operands[k].value, digits));
     return [
@@ -189,7 +176,7 @@ function termLines(derivation, digits) {
       formatNumber(term.value, digits),
     ];
   });
-  rows.push([TOTALS[step.op], "", formatNumber(value, digits)]);
+  rows.push([step.operation.total, "", formatNumber(value, digits)]);
   const size = (text) => Array.from(text).length;
   const pad = (text, width) => text + " ".repeat(width - size(text));
   const widths = [0, 1].map((k) => Math.max(...rows.map((row) => size(row[k]))));
@@ -208,66 +195,26 @@ const OVERFLOW_IN_SUM =
   "(the terms overflow: beyond the largest 64-bit float, 1.8e308, everything is ∞, and where ∞ " +
   "and −∞ meet, the order of adding decides between ∞, −∞ and NaN)";
 
-// A line that says so where the printed numbers do not give the printed result.
-export function doubt({ step, operands, terms, value, hidden }, digits) {
-  const rounded = `(numbers are rounded to ${digits} decimals; the result is of unrounded ones)`;
-  const roundedTerms = `(terms are rounded to ${digits} decimals; the sum is of unrounded ones)`;
-  if (!operands.every((operand) => Number.isFinite(operand.value))) return [];
-  if (![value, ...terms.map((term) => term.value)].every(Number.isFinite)) {
-    if (!["dot", "sum", "multiply", "add", "subtract", "exp"].includes(step.op)) return [];
-    return [terms.length ? OVERFLOW_IN_SUM : OVERFLOW];
-  }
-  const printed = operands.map((operand) => formatNumber(operand.value, digits));
-  for (const term of terms) {
-    const factors = term.operands.map((k) => printed[k]);
-    if (factors.length > 1 && !gives("multiply", factors, term.value, digits)) return [rounded];
-  }
-  if (step.op === "dot" || step.op === "sum") {
-    return gives(
-      "add",
-      terms.map((term) => formatNumber(term.value, digits)),
-      value,
-      digits,
-    )
-      ? []
-      : [roundedTerms];
-  }
-  if (hidden || gives(step.op, printed, value, digits)) return [];
-  return [step.op === "add" || step.op === "subtract" ? roundedTerms : rounded];
+// That finite operands overflow, and that a shown number is rounded.
+export function remarks({ step, operands, terms, value, hidden }, digits) {
+  if (hidden || !operands.length) return [];
+  const { overflows, exact } = step.operation;
+  const [given, made] = [
+    operands.map((operand) => operand.value),
+    [value, ...terms.map((term) => term.value)],
+  ];
+  const found = [];
+  if (overflows && given.every(Number.isFinite) && !made.every(Number.isFinite))
+    found.push(terms.length ? OVERFLOW_IN_SUM : OVERFLOW);
+  if (!exact && [...given, ...made].some((number) => isRounded(number, digits)))
+    found.push(`(numbers are rounded to ${digits} decimals; the result is of unrounded ones)`);
+  return found;
 }
 
 // One line of NumPy that computes the value from its operands' exact numbers.
 export function asNumpy({ step, operands, terms, value, hidden }) {
-  const values = operands.map((operand) => numpyLiteral(operand.value));
-  switch (step.op) {
-    case "dot": {
-      const side = (k) => terms.map((term) => values[term.operands[k]]).join(", ");
-      return `np.dot([${side(0)}], [${side(1)}])`;
-    }
-    case "sum":
-      return `np.sum([${values.join(", ")}])`;
-    case "max":
-      return `np.max([${values.join(", ")}], initial=-np.inf)`;
-    case "multiply":
-      return `${values[0]} * ${values[1]}`;
-    case "cap":
-      return `${values[1]} * np.tanh(${values[0]} / ${values[1]})`;
-    case "add":
-      return values.join(" + ");
-    case "select":
-      return `np.where(${operands[0].value ? "True" : "False"}, ${values[1]}, -np.inf)`;
-    case "subtract":
-      if (!hidden) return `${values[0]} - ${values[1]}`;
-      break;
-    case "exp":
-      return `np.exp(${values[0]})`;
-    case "divide":
-      if (!hidden && operands[1].value !== 0) return `${values[0]} / ${values[1]}`;
-      break;
-    case "log":
-      return `np.log(${values[0]})`;
-    case "inverse_root":
-      if (operands[0].value) return `1 / np.sqrt(${values[0]})`;
-  }
-  return numpyLiteral(value);
+  const { numpy, nonzero } = step.operation;
+  if (hidden || !numpy || operands[nonzero]?.value === 0) return numpyLiteral(value);
+  const word = (_, k) => numpyLiteral(operands[k].value);
+  return fill(numpy, word, termsOf({ operands, terms }));
 }

@@ -18,6 +18,7 @@ from regard.errors import safe_text
 from regard.explanation.labels import own_head
 from regard.explanation.trace import READING_NOTE, Trace
 from regard.masks import Causal, Lengths, Segments, Window
+from regard.textbook.operations import OPERATIONS, Operation
 from regard.textbook.steps import LETTERS, Step
 from regard.views import story
 from regard.views.head_view import Head
@@ -41,6 +42,7 @@ def page_data(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> Dat
     first = next(iter(explanations.values()))
     data.content = {
         "letters": LETTERS,
+        "operations": {name: _words(operation) for name, operation in OPERATIONS.items()},
         "bits": BITS,
         "masked": MASKED,
         "digits": digits,
@@ -126,6 +128,12 @@ class Pool:
         return self._numbers[thing]
 
 
+def _words(operation: Operation) -> dict[str, Any]:
+    """What the page cannot know of an operation by computing it."""
+    fields = ("lead", "names", "numbers", "numpy", "nonzero", "total", "exact", "overflows")
+    return {field: getattr(operation, field) for field in fields}
+
+
 def _declaration(step: Step) -> dict[str, Any]:
     return {
         "name": step.name,
@@ -133,6 +141,7 @@ def _declaration(step: Step) -> dict[str, Any]:
         "formula": step.formula,
         "axes": list(step.axes),
         "op": step.op,
+        "running": step.running,
         "operands": [{"step": ref.step, "index": list(ref.index)} for ref in step.operands],
         "over": step.over,
     }

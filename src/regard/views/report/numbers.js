@@ -1,8 +1,6 @@
 // Numbers: how one is written, read and checked. Must not know attention or the page.
 //
-// The same digits as Python's `arithmetic.format_number`, and the same answer to whether printed
-// numbers, taken at their word, give the printed result: that is decided with whole numbers of any
-// size, never with floats.
+// The same digits as `format_number` in regard/explanation/notation.py.
 
 export function formatNumber(value, digits = 8) {
   if (Number.isNaN(value)) return "NaN";
@@ -17,6 +15,14 @@ export function formatNumber(value, digits = 8) {
     return `${sign}${withoutZeros(mantissa)}e${exponent[0]}${power}`;
   }
   return sign + withoutZeros(toEven(size, digits, "toFixed"));
+}
+
+// Whether the printed number, read back, is another one in its first 15 digits.
+export function isRounded(value, digits) {
+  if (!Number.isFinite(value)) return false;
+  const size = Math.abs(value);
+  const printed = Number(formatNumber(size, digits));
+  return printed !== size && printed !== Number(toEven(size, 14, "toExponential"));
 }
 
 // As a table shows it: zeros at the end stay where they are not the whole truth.
@@ -113,119 +119,4 @@ function fromHalf(bits) {
   if (exponent === 31) return fraction ? NaN : sign * Infinity;
   if (exponent === 0) return sign * fraction * 2 ** -24;
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
-}
-
-// --- decimal arithmetic of any length: {n, e} is n · 10^e -----------------------------------
-
-const PLACES = 60; // of what is not exact: exp, ln, quotients
-const ONE = 10n ** BigInt(PLACES);
-const LN10 = 2302585092994045684017991454684364207601101488628772976033328n;
-
-export function decimal(text) {
-  const [mantissa, exponent = "0"] = text.replaceAll("−", "-").split("e");
-  const [whole, fraction = ""] = mantissa.split(".");
-  return { n: BigInt(whole + fraction), e: Number(exponent) - fraction.length };
-}
-
-// Whether the printed operands, taken at their word, give the printed result.
-export function gives(op, printed, value, digits) {
-  const result = formatNumber(value, digits);
-  const exact = exactly(op, printed.map(decimal), digits);
-  if (exact === null) return true;
-  const shown = decimal(result);
-  const power = result.includes("e") ? adjusted(shown) : 0;
-  const apart = add(exact, negated(shown));
-  return compare({ n: 2n * abs(apart.n), e: apart.e }, { n: 1n, e: power - digits }) <= 0;
-}
-
-function exactly(op, numbers, digits) {
-  const [first, second] = numbers;
-  switch (op) {
-    case "add":
-      return numbers.reduce(add, { n: 0n, e: 0 });
-    case "subtract":
-      return add(first, negated(second));
-    case "multiply":
-      return times(first, second);
-    case "divide":
-      return second.n === 0n ? null : over(first, second);
-    case "exp":
-      return exponential(first);
-    case "log":
-      return first.n > 0n ? logarithm(first) : null;
-    case "cap":
-      return times(second, tanh(over(first, second)));
-    case "inverse_root": {
-      if (first.n <= 0n) return null;
-      return over({ n: 1n, e: 0 }, decimal(formatNumber(Math.sqrt(toFloat(first)), digits)));
-    }
-  }
-  return null;
-}
-
-const abs = (n) => (n < 0n ? -n : n);
-const negated = ({ n, e }) => ({ n: -n, e });
-const times = (a, b) => ({ n: a.n * b.n, e: a.e + b.e });
-const toFloat = ({ n, e }) => Number(`${n}e${e}`);
-const adjusted = ({ n, e }) => (n === 0n ? e : abs(n).toString().length - 1 + e);
-
-function add(a, b) {
-  const e = Math.min(a.e, b.e);
-  return { n: a.n * 10n ** BigInt(a.e - e) + b.n * 10n ** BigInt(b.e - e), e };
-}
-
-function compare(a, b) {
-  const { n } = add(a, negated(b));
-  return n < 0n ? -1 : n > 0n ? 1 : 0;
-}
-
-// a / b to PLACES significant digits or more.
-function over(a, b) {
-  const more = Math.max(0, PLACES + b.n.toString().length - a.n.toString().length);
-  return { n: (a.n * 10n ** BigInt(more)) / b.n, e: a.e - b.e - more };
-}
-
-// A decimal in units of 10^−PLACES, what is smaller cut off.
-function fixed({ n, e }) {
-  const power = e + PLACES;
-  return power >= 0 ? n * 10n ** BigInt(power) : n / 10n ** BigInt(-power);
-}
-
-function exponential(x) {
-  if (toFloat(x) < -1e4) return { n: 0n, e: 0 }; // far below the least float64
-  const units = fixed(x);
-  const tens = units / LN10;
-  return { n: smallExponential(units - tens * LN10), e: Number(tens) - PLACES };
-}
-
-// exp of |x| < ln 10 in units of 10^−PLACES, by its series.
-function smallExponential(x) {
-  let sum = ONE;
-  let term = ONE;
-  for (let k = 1n; term !== 0n; k++) {
-    term = (term * x) / (k * ONE);
-    sum += term;
-  }
-  return sum;
-}
-
-function logarithm(x) {
-  const tens = adjusted(x);
-  const rest = fixed({ n: x.n, e: x.e - tens }); // from 1 to 10
-  let y = fixed(decimal(Math.log(Number(rest) / Number(ONE)).toFixed(20)));
-  for (let round = 0; round < 3; round++) {
-    const grown = smallExponential(y);
-    y += (2n * ONE * (rest - grown)) / (rest + grown);
-  }
-  return { n: y + BigInt(tens) * LN10, e: -PLACES };
-}
-
-function tanh(x) {
-  const size = Math.abs(toFloat(x));
-  if (size < 1e-10)
-    return add(x, times({ n: -1n, e: 0 }, over(times(x, times(x, x)), { n: 3n, e: 0 })));
-  const shrunk = exponential({ n: -2n * abs(x.n), e: x.e }); // exp(−2·|x|), at most 1
-  const one = { n: 1n, e: 0 };
-  const ratio = over(add(one, negated(shrunk)), add(one, shrunk));
-  return x.n < 0n ? negated(ratio) : ratio;
 }

@@ -1,7 +1,7 @@
 // The numbers that made the open one, each a button: in a line with signs, or one term below another.
 
 import { formatNumber } from "./numbers.js";
-import { cellName, cut, TOTALS } from "./derivation.js";
+import { cellName, cut, pieces } from "./derivation.js";
 import { bdi, button, colHead, doing, h, nameOf, rowHead, state, table, typeset } from "./shown.js";
 import { placeOf } from "./tables.js";
 
@@ -46,24 +46,16 @@ export function operandButton(operand, side, named) {
 // A sign and the operand after it stay in one line.
 const after = (sign, operand) => h("span.after", sign, operand);
 
-const SIGNS = {
-  multiply: (a) => [a[0], after("×", a[1])],
-  add: (a) => a.map((one, k) => (k ? after("+", one) : one)),
-  subtract: (a) => [a[0], after("−", a[1])],
-  divide: (a) => [a[0], after("/", a[1])],
-  exp: (a) => ["exp(", a[0], ")"],
-  log: (a) => ["ln(", a[0], ")"],
-  inverse_root: (a) => ["1 / √", a[0]],
-  cap: (a) => [a[1], "× tanh(", a[0], "/", a[1].cloneNode(true), ")"],
-  select: (a) => ["visible, so ", a[1]],
-  split: (a) => ["the same number as", a[0]],
-  merge: (a) => ["the same number as", a[0]],
-};
-
 export function equation(found) {
   const sides = sidesOf(found);
-  const buttons = found.operands.map((operand, k) => operandButton(operand, sides[k], true));
-  return h("div.sum", SIGNS[found.step.op](buttons));
+  const one = (k) => operandButton(found.operands[k], sides[k], true);
+  const parts = pieces(found, DIGITS); // texts, with an operand between each two
+  const last = parts.length - 1;
+  const made = parts.map((part, k) => {
+    if (k % 2) return k === 1 ? one(part) : after(parts[k - 1].trim(), one(part));
+    return k === 0 || k === last ? part : "";
+  });
+  return h("div.sum", made);
 }
 
 // The terms of a sum or a largest number; where they are many, only the larger ones.
@@ -97,7 +89,7 @@ export function termTable(found) {
     colHead(typeset(symbols[0])),
     pair && [h("td"), colHead(typeset(symbols[1])), h("td"), colHead(typeset(symbols.join("·")))],
   ];
-  const end = [wide(TOTALS[step.op]), h("td", formatNumber(value, DIGITS))];
+  const end = [wide(step.operation.total), h("td", formatNumber(value, DIGITS))];
   return h("div.terms", table("terms", heads, rows, [end]));
 }
 

@@ -33,8 +33,8 @@ from regard.views.step_words import SPREAD
 SEARCHED = 100_000
 # In this order: each one may import from those before it.
 SCRIPTS = (
-    *("numbers", "rules", "attention", "derivation", "carried", "figures", "pictures"),
-    *("shown", "tables", "summary", "operands", "change", "why"),
+    *("numbers", "rules", "operations", "attention", "derivation", "carried", "figures"),
+    *("pictures", "shown", "tables", "summary", "operands", "change", "why"),
     *("large", "steps", "link", "report"),
 )
 

@@ -7,10 +7,9 @@ import {
   cellName,
   cut,
   derive,
-  doubt,
   emptyWords,
+  remarks,
   ruleLines,
-  TOTALS,
 } from "./derivation.js";
 import {
   bdi,
@@ -147,20 +146,17 @@ function was({ step, index, value }) {
 }
 
 function body(found) {
-  const { step, operands, terms, hidden } = found;
+  const { step, terms, value, hidden } = found;
   const remark = (words) => h("p.remark", words);
   const lines = ruleLines(found).map((line) => h("li", bdi(line)));
   const rules = lines.length > 0 && h("ul.rules", lines);
-  const doubts = doubt(found, DIGITS).map(remark);
+  const said = remarks(found, DIGITS).map(remark);
   if (step.op === "given") return remark("A given number: nothing lies behind it.");
   if (step.op === "visible") return rules;
-  if (step.op in TOTALS)
-    return terms.length ? [termTable(found), doubts] : remark(emptyWords(found));
-  if (hidden || (step.op === "select" && !operands[0].value)) {
-    const empty = step.op === "exp" || step.op === "divide" ? "0" : "−∞";
-    return [remark(`hidden, so ${empty}`), rules];
-  }
-  return [equation(found), doubts];
+  if (step.operation.total)
+    return terms.length ? [termTable(found), said] : remark(emptyWords(found, DIGITS));
+  if (hidden) return [remark(`hidden, so ${formatNumber(value, DIGITS)}`), rules];
+  return [equation(found), said];
 }
 
 function asOtherText(found) {
