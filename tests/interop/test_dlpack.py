@@ -243,7 +243,7 @@ def test_a_plain_call_on_numpy_arrays_is_answered_before_anybody_asks_whose_they
     def asked(**_):
         raise AssertionError("the fast path pays for neighbours")
 
-    monkeypatch.setattr(regard.api, "home_of", asked)
+    monkeypatch.setattr(regard.api, "lend", asked)
     assert regard.attention(*inputs(*SHAPES)).shape == (2, 3, 5, 4)
     with pytest.raises(AssertionError, match="pays"):
         regard.attention(*inputs(*SHAPES), offset=0)

@@ -22,6 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from regard.api import attention
+from regard.boundary.arguments import as_number
 from regard.boundary.arrays import as_numpy
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import Boolean, Lengths, Mask, Window
@@ -182,13 +183,8 @@ def _check(arrays: dict[str, Any]) -> None:
 def _number(scale: Any) -> float | None:
     if isinstance(scale, jax.core.Tracer):
         raise OptionError("scale is traced; it must be a number")
-    if scale is None:
-        return None
-    try:
-        number = float(scale)
-    except (TypeError, ValueError):
-        raise DtypeError(f"scale must be a number, not {safe_text(repr(scale), 60)}") from None
-    if not math.isfinite(number):
+    number = None if scale is None else as_number("scale", scale)
+    if number is not None and not math.isfinite(number):
         raise OptionError(f"scale is {number}; it must be a finite number (None: 1/√H)")
     return number
 
