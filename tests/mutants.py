@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant(
         "G4",
         "the reference multiplies an infinite value by a weight that underflowed to 0",
-        "compute/kernels/reference.py",
+        "compute/unbounded.py",
         "lost = seen & (fraction == -np.inf)",
         "lost = seen & (exponentials == 0)",
         "test_semantics_numbers.py::test_an_infinite_value_that_is_seen_is_infinite_however_small_its_weight",

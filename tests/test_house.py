@@ -31,6 +31,7 @@ boundary.arguments
 boundary.parse compute.rules
 masks
 textbook compute.request
+compute.unbounded
 compute.kernels compute.softmax problems
 compute.dispatch
 compute.config compute.recompute_weights compute.kv_cache

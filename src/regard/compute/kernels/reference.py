@@ -17,7 +17,8 @@ import numpy as np
 
 from regard.compute.request import Request, Result
 from regard.compute.rules import Block, Mask
-from regard.textbook.operations import compute, sum_of_special
+from regard.compute.unbounded import Head, unbounded_rows
+from regard.textbook.operations import compute
 from regard.textbook.steps import LETTERS, Ref, Step, merging, projecting, textbook
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def run(request: Request) -> Result:
     lse = np.empty(request.shape[:-1], request.lse_dtype) if request.return_lse else None
     results = {"output": output, "weights": weights, "lse": lse}
 
-    head_of = lru_cache(maxsize=1)(partial(_Head, request))
+    head_of = lru_cache(maxsize=1)(partial(Head, request))
     for batch in np.ndindex(*request.lead):
         for head in range(request.shape[-3]):
             for rows in working.row_blocks():
@@ -98,7 +99,7 @@ def _redo(
     working: Run,
     request: Request,
     at: tuple[tuple[int, ...], int, range],
-    head_of: Callable[[tuple[int, ...], int], _Head],
+    head_of: Callable[[tuple[int, ...], int], Head],
     blocks: dict[str, Array],
 ) -> None:
     """Compute again what left the range of the working dtype, and what NaN or infinity reaches.
@@ -119,7 +120,7 @@ def _redo(
     if not redone.any():
         return
     own = head_of(batch, head)
-    fresh = _rows_of_any_size(own, np.asarray(rows)[redone], seen[redone])
+    fresh = unbounded_rows(own, np.asarray(rows)[redone], seen[redone])
     for step, block in blocks.items():
         old = block[redone]
         again = broken[redone].reshape((-1,) + (1,) * (block.ndim - 1))
@@ -127,119 +128,6 @@ def _redo(
             again = again | ~np.isfinite(old)
         blocks[step] = block.astype(np.float64)
         blocks[step][redone] = np.where(again, fresh[step], old)
-
-
-# Numbers of any size as pairs, fraction · 2^exponent: finite fractions are below 2^ROOM.
-Pair = tuple["Array", "Array"]
-ROOM = 1000  # powers of two up to which float64 has room for sums and differences
-NO_EXPONENT = np.zeros((1, 1), np.int64)
-
-
-def _pair(x: Array, power: Array = NO_EXPONENT) -> Pair:
-    if not power.any() and not (np.abs(x) > 2.0**ROOM).any():
-        return x, NO_EXPONENT
-    fraction, exponent = np.frexp(np.asarray(x, np.float64))
-    return fraction, exponent.astype(np.int64) + power
-
-
-def _times(fraction: Array, power: Array) -> Array:
-    """The nearest float64 to fraction · 2^power; infinite or 0 where it is beyond."""
-    if not power.any():
-        return fraction
-    return np.asarray(np.ldexp(fraction, np.clip(power, -9999, 9999).astype(np.int32)))
-
-
-def _plus(x: Pair, y: Pair) -> Pair:
-    power = np.maximum(*(np.where(one[0] == 0, -(2**40), one[1]) for one in (x, y)))
-    power = np.where(power < -ROOM, 0, power)
-    return _pair(_times(x[0], x[1] - power) + _times(y[0], y[1] - power), power)
-
-
-def _in_reach(x: Array) -> Pair:
-    """Rows of which no number exceeds 2^400, and the powers of two that they were divided by."""
-    sizes = np.where(np.isfinite(x), np.abs(x), 0).max(axis=-1, keepdims=True, initial=0)
-    power = np.maximum(np.frexp(sizes)[1] - 400, 0)
-    return _times(x, -power), power
-
-
-def _base(x: Pair, seen: NDArray[np.bool_]) -> Array:
-    """Powers of two, one per row, by which its largest number has room in float64."""
-    fraction, exponent = x
-    if not (exponent > ROOM).any():
-        return NO_EXPONENT
-    finite = seen & np.isfinite(fraction) & (fraction != 0)
-    above = finite & (fraction > 0)
-    # The largest number has the greatest exponent, or the least where none is above 0.
-    greatest = np.where(above, exponent, 0).max(axis=-1, keepdims=True)
-    least = np.where(finite, exponent, 2**40).min(axis=-1, keepdims=True)
-    zero = (seen & (fraction == 0)).any(axis=-1, keepdims=True) | ~finite.any(-1, keepdims=True)
-    below = np.where(zero, 0, least)
-    power = np.where(above.any(axis=-1, keepdims=True), greatest, below)
-    return np.asarray(np.maximum(power - ROOM, 0))
-
-
-class _Head:
-    """Keys and values of one head in float64, made ready once for all of its blocks."""
-
-    def __init__(self, request: Request, batch: tuple[int, ...], head: int) -> None:
-        group = head // (request.shape[-3] // request.key.shape[-3])
-        self.request, self.batch, self.head = request, batch, head
-        self.value = request.value[batch][group].astype(np.float64)
-        self.finite_value = np.where(np.isfinite(self.value), self.value, 0)
-        self.key, self.key_power = _in_reach(request.key[batch][group].astype(np.float64))
-
-    def logits(self, rows: NDArray[np.int64]) -> Pair:
-        """What the softmax sees of some rows; powers of two bring them into range, unrounded."""
-        request, at = self.request, (*self.batch, self.head)
-        query, power = _in_reach(request.query[at][rows].astype(np.float64))
-        width = query.shape[-1]
-        scale = request.scale if request.scale is not None else 1 / math.sqrt(width or 1)
-        own, up = np.frexp(scale)
-        x = _pair(query @ self.key.T * own, power + self.key_power.T + int(up))
-        if request.softcap is not None:
-            own, up = np.frexp(request.softcap)
-            part = _times(x[0] / own, x[1] - int(up))
-            bent = request.softcap * np.tanh(part)
-            # A cap bends a number that is far below it by less than rounding does.
-            small = np.abs(part) < 2.0**-30
-            x = np.where(small, x[0], bent), np.where(small, x[1], 0)
-        if request.bias is not None:
-            bias = np.broadcast_to(request.bias, request.shape)[at][rows]
-            x = _plus(x, _pair(bias.astype(np.float64)))
-        return x
-
-
-def _rows_of_any_size(
-    own: _Head, rows: NDArray[np.int64], seen: NDArray[np.bool_]
-) -> dict[str, Array]:
-    """Rows of one head in float64, by logits whose exponents do not end.
-
-    A weight that underflows to 0 is still positive, so an infinite value that is seen makes its
-    column infinite.
-    """
-    sink, keys = own.request.sink, len(own.value)
-    with np.errstate(all="ignore"):
-        fraction, exponent = own.logits(rows)
-        if sink is not None:  # one more key, without a value
-            last = _pair(np.full((len(rows), 1), sink[(*own.batch, own.head)], np.float64))
-            both = np.broadcast_arrays(fraction, exponent), np.broadcast_arrays(*last)
-            fraction, exponent = (np.concatenate(x, axis=-1) for x in zip(*both, strict=True))
-            seen = np.concatenate([seen, np.ones((len(rows), 1), np.bool_)], axis=-1)
-        base = _base((fraction, exponent), seen)
-        near = np.where(seen, _times(fraction, exponent - base), -np.inf)
-        most = near.max(axis=-1, keepdims=True)
-        exponentials = np.exp(_times(near - most, base))
-        sums = exponentials.sum(axis=-1, keepdims=True)
-        weights = np.where(seen, exponentials / sums, 0)[:, :keys]
-        output = weights @ own.finite_value
-        if not np.isfinite(output).all():  # no sum of halves overflows
-            half, largest = weights @ (own.finite_value / 2), np.finfo(np.float64).max / 2
-            halves = np.clip(half, -largest, largest)
-            output = np.where(np.isfinite(output), output, halves * 2)
-        lost = seen & (fraction == -np.inf)
-        output += sum_of_special((seen & ~lost)[:, :keys], lost[:, :keys], own.value)
-        lse = (_times(most, base) + np.log(sums))[:, 0]
-    return {"output": output, "weights": weights, "lse": lse}
 
 
 def _scalars(request: Request) -> dict[str, Array]:
