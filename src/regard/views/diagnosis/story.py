@@ -7,7 +7,7 @@ that came with the function is made safe here. Must not know how anything is dra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -246,10 +246,7 @@ def _compared(shown: Shown) -> Compared:
         digits = next((d for d in DECIMALS if all(_tells(*pair, d) for pair in pairs)), 17)
     every = (number for matrix in (right, wrong or ()) for row in matrix for number in row)
     largest = max((abs(number) for number in every if math.isfinite(number)), default=0.0)
-    as_it_is = None
-    if wrong is not None and differs:
-        as_it_is = _sheet(shown, wrong, largest, digits)
-        as_it_is = replace(as_it_is, rows=tuple(_marked(as_it_is.rows, differs, right, digits)))
+    as_it_is = _sheet(shown, wrong, largest, digits, differs) if wrong and differs else None
     step = safe_text(shown.step, NAME_LENGTH)
     return Compared(
         step,
@@ -262,47 +259,40 @@ def _compared(shown: Shown) -> Compared:
     )
 
 
-def _sheet(shown: Shown, matrix: Matrix, largest: float, digits: int) -> Printed:
-    """A matrix with its queries and keys numbered from 0, as they are in Python."""
+def _sheet(
+    shown: Shown,
+    matrix: Matrix,
+    largest: float,
+    digits: int,
+    differs: Collection[tuple[int, int]] = (),
+) -> Printed:
+    """A matrix with its queries and keys numbered from 0; cells that differ say what is right."""
     known = declared().get(shown.step)
     axes = [axis for axis in known.axes if axis not in ("H", "G")] if known else []
     names = [ROWS.get(axis, "") for axis in axes] + ["", ""]
     if shown.step == "embeddings":
         names[0] = "token"
-    if len(axes) == 1:
-        headers: tuple[str, ...] = ()  # one number for each row, under the step's symbol
-    else:
-        columns = range(len(matrix[0]) if matrix else 0)
-        headers = tuple(f"{names[1]} {j}".strip() for j in columns)
+    # One number for each row is under the step's symbol.
+    columns = range(len(matrix[0]) if matrix and len(axes) != 1 else 0)
     cells = shaded(matrix, largest, digits)
-    labels = tuple(f"{names[0]} {i}".strip() for i in range(len(matrix)))
-    # A score of −∞ is no accident: it hides a key.
-    rows = [
-        [
-            replace(cell, style="hidden") if number == -math.inf else cell
-            for cell, number in zip(own, numbers, strict=True)
-        ]
-        for own, numbers in zip(cells, matrix, strict=True)
-    ]
-    return Printed(headers, labels, tuple(map(tuple, rows)), (), 0, 0)
 
+    def dressed(i: int, j: int) -> Cell:
+        # A score of −∞ is no accident: it hides a key.
+        cell = replace(cells[i][j], style="hidden") if matrix[i][j] == -math.inf else cells[i][j]
+        if (i, j) not in differs:
+            return cell
+        style = f"{cell.style} differs".strip()
+        hint = f"should be {rounded(_at(shown.right, i, j), digits)}"
+        return replace(cell, style=style, mark=DIFFERS, hint=hint)
 
-def _marked(
-    rows: Sequence[Sequence[Cell]], differs: set[tuple[int, int]], right: Matrix, digits: int
-) -> Iterator[tuple[Cell, ...]]:
-    """Mark the cells that differ, and add what they should be."""
-    for i, row in enumerate(rows):
-        yield tuple(
-            replace(
-                cell,
-                style=f"{cell.style} differs".strip(),
-                mark=DIFFERS,
-                hint=f"should be {rounded(_at(right, i, j), digits)}",
-            )
-            if (i, j) in differs
-            else cell
-            for j, cell in enumerate(row)
-        )
+    return Printed(
+        tuple(f"{names[1]} {j}".strip() for j in columns),
+        tuple(f"{names[0]} {i}".strip() for i in range(len(matrix))),
+        tuple(tuple(dressed(i, j) for j in range(len(row))) for i, row in enumerate(matrix)),
+        (),
+        0,
+        0,
+    )
 
 
 def _at(matrix: Matrix, i: int, j: int) -> float:
