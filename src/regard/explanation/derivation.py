@@ -169,19 +169,60 @@ class Derivation:
 
     def body(self, digits: int = 8) -> Body:
         """The parts of the text below its first line."""
-        return _body(self, digits)
+        operation = OPERATIONS[self.op]
+        rules = [
+            f"{safe_text(leaf.rule, 80)}: {'visible' if leaf.visible else 'hidden'} ({leaf.detail})"
+            for verdict in self.verdicts
+            for leaf in verdict.leaves()
+        ]
+        if operation.total:
+            return Body(_terms(self, digits), [], _remarks(self, digits))
+        if not operation.names:  # given, or a cell of the mask
+            return Body(rules or [operation.lead], [], [])
+        if self.hidden:
+            return Body([f"hidden, so {format_number(self.value, digits)}", *rules], [], [])
+
+        def word(kind: str, number: int) -> str:
+            operand = self.operands[number]
+            if kind == "n":
+                return safe_text(operand.name, 80)
+            value = math.sqrt(operand.value) if kind == "r" else operand.value
+            shown = format_number(value, digits)
+            return f"({shown})" if kind == "b" and shown.startswith("−") else shown
+
+        names, numbers = (_filled(t, self, word) for t in (operation.names, operation.numbers))
+        lines = [f"{operation.lead}{names} = {numbers}"]
+        sides = [] if operation.lead else [names, *numbers.split(" = ")]
+        return Body(lines, sides, _remarks(self, digits))
 
     def text(self, digits: int = 8) -> str:
         """The arithmetic as lines of text, terms aligned, rounding said."""
-        return _text(self, digits)
+        head = f"{safe_text(self.name, 200)} = {format_number(self.value, digits)}"
+        lines, _, remarks = self.body(digits)
+        note = [self.note] if self.note else []
+        below = [f"  {line}" for line in (*lines, *remarks, *note)]
+        return "\n".join([f"{head}    {self.declared.formula}", *below])
 
     def latex(self, digits: int = 8) -> str:
         """The arithmetic as one LaTeX equation."""
-        return _latex(self, digits)
+        symbol, labels = self.declared.latex_symbol, map(latex_text, self.labels)
+
+        def word(kind: str, number: int) -> str:
+            shown = latex_number(self.operands[number].value, digits)
+            return f"({shown})" if kind == "b" and shown.startswith("-") else shown
+
+        sides = [f"{{{symbol}}}_{{{', '.join(labels)}}}", latex_number(self.value, digits)]
+        if self.operands and not self.hidden:
+            sides.insert(1, _filled(OPERATIONS[self.op].latex_numbers, self, word))
+        return " = ".join(sides)
 
     def numpy(self) -> str:
         """One line of NumPy that computes the value from its operands' exact numbers."""
-        return _numpy(self)
+        operation, operands = OPERATIONS[self.op], self.operands
+        divisor = None if operation.nonzero is None else operands[operation.nonzero].value
+        if self.hidden or divisor == 0 or not operation.numpy:
+            return numpy_literal(self.value)
+        return _filled(operation.numpy, self, lambda _, n: numpy_literal(operands[n].value))
 
     def __repr__(self) -> str:
         return self.text()
@@ -280,43 +321,6 @@ def _cell(source: Values, step: Step, batch: tuple[int, ...], index: tuple[int, 
 # --- written out ---------------------------------------------------------------------------------
 
 
-def _text(derivation: Derivation, digits: int) -> str:
-    """The arithmetic as lines of text: terms aligned, and whether numbers are rounded."""
-    head = f"{safe_text(derivation.name, 200)} = {format_number(derivation.value, digits)}"
-    lines, _, remarks = _body(derivation, digits)
-    note = [derivation.note] if derivation.note else []
-    below = [f"  {line}" for line in (*lines, *remarks, *note)]
-    return "\n".join([f"{head}    {derivation.declared.formula}", *below])
-
-
-def _body(derivation: Derivation, digits: int) -> Body:
-    operation = OPERATIONS[derivation.op]
-    rules = [
-        f"{safe_text(leaf.rule, 80)}: {'visible' if leaf.visible else 'hidden'} ({leaf.detail})"
-        for verdict in derivation.verdicts
-        for leaf in verdict.leaves()
-    ]
-    if operation.total:
-        return Body(_terms(derivation, digits), [], _remarks(derivation, digits))
-    if not operation.names:  # given, or a cell of the mask
-        return Body(rules or [operation.lead], [], [])
-    if derivation.hidden:
-        return Body([f"hidden, so {format_number(derivation.value, digits)}", *rules], [], [])
-
-    def word(kind: str, number: int) -> str:
-        operand = derivation.operands[number]
-        if kind == "n":
-            return safe_text(operand.name, 80)
-        value = math.sqrt(operand.value) if kind == "r" else operand.value
-        shown = format_number(value, digits)
-        return f"({shown})" if kind == "b" and shown.startswith("−") else shown
-
-    names, numbers = (_filled(t, derivation, word) for t in (operation.names, operation.numbers))
-    lines = [f"{operation.lead}{names} = {numbers}"]
-    sides = [] if operation.lead else [names, *numbers.split(" = ")]
-    return Body(lines, sides, _remarks(derivation, digits))
-
-
 def _filled(template: str, derivation: Derivation, word: Callable[[str, int], str]) -> str:
     """A template of the operation, where a sum runs over the terms, or over the operands."""
     alone = [(number,) for number in range(len(derivation.operands))]
@@ -366,26 +370,3 @@ def _remarks(derivation: Derivation, digits: int) -> list[str]:
     if not operation.exact and any(is_rounded(value, digits) for value in (*operands, *made)):
         found.append(_ROUNDED.format(digits))
     return found
-
-
-def _latex(derivation: Derivation, digits: int) -> str:
-    """The arithmetic as one LaTeX equation."""
-    symbol, labels = derivation.declared.latex_symbol, map(latex_text, derivation.labels)
-
-    def word(kind: str, number: int) -> str:
-        shown = latex_number(derivation.operands[number].value, digits)
-        return f"({shown})" if kind == "b" and shown.startswith("-") else shown
-
-    sides = [f"{{{symbol}}}_{{{', '.join(labels)}}}", latex_number(derivation.value, digits)]
-    if derivation.operands and not derivation.hidden:
-        sides.insert(1, _filled(OPERATIONS[derivation.op].latex_numbers, derivation, word))
-    return " = ".join(sides)
-
-
-def _numpy(derivation: Derivation) -> str:
-    """One line of NumPy that computes the value from its operands' exact numbers."""
-    operation, operands = OPERATIONS[derivation.op], derivation.operands
-    divisor = None if operation.nonzero is None else operands[operation.nonzero].value
-    if derivation.hidden or divisor == 0 or not operation.numpy:
-        return numpy_literal(derivation.value)
-    return _filled(operation.numpy, derivation, lambda _, n: numpy_literal(operands[n].value))

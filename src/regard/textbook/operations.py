@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,6 +91,17 @@ def _inverse_root(width: Array) -> Array:
     # Without width every score is 0, and any scale will do.
     return np.asarray(1 / np.sqrt(_wide(width)) if width else np.ones(()))
 
+
+# Cells in another order.
+_COPY = Operation(
+    value=lambda x: x,
+    lead="the same number as ",
+    names="$n0",
+    numbers="$0",
+    latex_numbers="$0",
+    numpy="$0",
+    exact=True,
+)
 
 OPERATIONS: dict[str, Operation] = {
     "given": Operation(lead="a given number"),
@@ -218,28 +229,10 @@ OPERATIONS: dict[str, Operation] = {
         numpy="1 / np.sqrt($0)",
         nonzero=0,
     ),
-    "split": Operation(
-        value=lambda x: x,
-        formula="$0 split into $a0 heads of width $a2",
-        latex=r"\mathrm{split}($0)",
-        lead="the same number as ",
-        names="$n0",
-        numbers="$0",
-        latex_numbers="$0",
-        numpy="$0",
-        exact=True,
+    "split": replace(
+        _COPY, formula="$0 split into $a0 heads of width $a2", latex=r"\mathrm{split}($0)"
     ),
-    "merge": Operation(
-        value=lambda x: x,
-        formula="the heads of $0 side by side",
-        latex=r"\mathrm{merge}($0)",
-        lead="the same number as ",
-        names="$n0",
-        numbers="$0",
-        latex_numbers="$0",
-        numpy="$0",
-        exact=True,
-    ),
+    "merge": replace(_COPY, formula="the heads of $0 side by side", latex=r"\mathrm{merge}($0)"),
 }
 
 _PLACE = re.compile(r"⟨([^|]*)\|([^⟩]*)⟩|\$([a-z]?)(\d)")

@@ -102,7 +102,7 @@ export function cut(text, limit) {
 
 // --- a derivation in words ------------------------------------------------------------------
 
-// The arithmetic as lines of text, as regard/explanation/notation.py writes it.
+// The arithmetic as lines of text, as regard/explanation/derivation.py writes it.
 export function asText(derivation, digits = 8) {
   const { step, labels, value, verdicts } = derivation;
   const head = `${cut(cellName(step.symbol, labels), 200)} = ${formatNumber(value, digits)}`;
