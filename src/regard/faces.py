@@ -122,7 +122,7 @@ class Explanation(Trace):
         Raises
         ------
         ProblemError
-            If the file is there already, or cannot be export.
+            If the file is there already, or cannot be written.
         OptionError, DtypeError
             If the budget is too small, or an argument is of the wrong kind.
 
@@ -256,7 +256,7 @@ class Diagnosis(Outcome):
         Raises
         ------
         ProblemError
-            If the file is there already, or cannot be export.
+            If the file is there already, or cannot be written.
 
         Examples
         --------
