@@ -322,7 +322,7 @@ MUTANTS = [
         "G9",
         "a head that the page does not show is accepted and ignored",
         "cli/explain.py",
-        'refuse_with("--html alone", {"--head": head})',
+        'refuse_with("--html alone", head)',
         "pass",
         "test_cli.py::test_bad_input_of_explain_is_one_line",
         "html",

@@ -33,7 +33,7 @@ masks
 textbook compute.request
 compute.unbounded
 compute.kernels compute.softmax problems
-compute.dispatch
+compute.dispatch compute.kv_buffers
 compute.config compute.recompute_weights compute.kv_cache
 explanation.labels explanation.notation
 explanation.derivation explanation.table

@@ -1,7 +1,4 @@
-"""The doors: the functions a user calls, each a docstring and a few lines.
-
-Owns the public documentation of every argument. Must not know how anything is computed.
-"""
+"""The public functions, each a docstring and a few lines. Must not compute anything itself."""
 
 from __future__ import annotations
 
@@ -64,49 +61,46 @@ def attention(
     window : (left, right), optional
         Query i sees keys i + offset − left … i + offset + right; None is unbounded.
     offset : int, (B,) ints or "end", optional
-        Query i stands at position i + offset. Needed when L ≠ S and causal or window is used:
-        0 aligns the first query with the first key, "end" the last with the last.
+        Query i is at position i + offset. Required when L ≠ S and causal or window is used: 0
+        aligns the first query with the first key, "end" the last with the last.
     scale : float, optional
         1/√D if None. Applied once, to Q·Kᵀ only.
     softcap : float, optional
         c·tanh(x / c) on the scaled scores, before bias and mask.
     sink : float or array_like (H,), optional
-        A logit that joins the maximum and the sum of its row and carries no value; 0 is softmax1.
+        A logit without a value that takes part in the softmax of each row; 0 gives softmax1.
     precision : {"working", "exact"}
         "exact" accumulates float32 and half inputs in float64 and rounds once.
     return_weights, return_lse : bool
-        Return the weights (…, H, L, S), the log-sum-exp (…, H, L) too.
+        Also return the weights (…, H, L, S), the log-sum-exp (…, H, L).
     out : ndarray or tensor, optional
-        Where to write the output: its exact shape and dtype. May overlap an input, at the price
-        of a copy. After an interrupt it may be written in part.
+        Receives the output; must have its shape and dtype. Overlap with an input costs a copy.
+        After an interrupt it may be partly written.
     kernel : str, optional
-        Which kernel answers; it is never replaced by another. See `regard.show_config`.
+        The kernel to use, never replaced by another. See `regard.show_config`.
     threads : int, optional
-        At most so many threads of regard's own. The result does not depend on it.
+        Maximum number of threads. The result does not depend on it.
 
     Returns
     -------
     ndarray, (…, H, L, E), or a named tuple (output[, weights][, lse])
-        In the dtype of the inputs; mixed ones promote by NumPy's rules, integers give float64.
-        A row that sees no key is 0, its weights are 0, its lse is −inf (or the sink). Arrays of
-        another library, if query, key, value or out is one.
+        In the dtype of the inputs, promoted by NumPy's rules; integers give float64. A row that
+        sees no key is 0, its weights are 0, its lse is −inf (or the sink). Arrays of another
+        library if query, key, value or out is one.
 
     Raises
     ------
     ShapeError, OptionError
-        Both ValueError: shapes that do not fit, options that make no sense.
+        Shapes that do not fit, invalid options; both are ValueErrors.
     DtypeError
         A TypeError: complex, object, longdouble or masked arrays, masks that are not boolean,
-        arrays of two other libraries, on another device, not loaded or computed yet, traced, or
-        followed by a gradient.
+        arrays of two other libraries, on another device, lazy, traced or requiring a gradient.
 
     Notes
     -----
-    Arrays may be of any library that speaks DLPack, such as PyTorch and JAX, in the CPU's memory;
-    they are read without a copy. NumPy arrays go with those of one other library.
-
-    What stands in a hidden key or value (NaN, infinity, garbage) cannot change one byte of the
-    result. Arrays in (B, L, H, D) order cost no copy: ``query.swapaxes(-3, -2)`` is a view.
+    CPU arrays of any library with DLPack, such as PyTorch and JAX, are read without a copy, and
+    may be mixed with NumPy arrays. The content of a hidden key or value (NaN, infinity, garbage)
+    never changes the result. For arrays in (B, L, H, D) order pass ``query.swapaxes(-3, -2)``.
 
     References
     ----------
@@ -166,43 +160,42 @@ def weights(
     kernel: str | None = None,
     threads: int | None = None,
 ) -> Array:
-    r"""The weights of chosen rows of an earlier call: exp(scores − lse), 0 where hidden.
+    r"""The weights of some rows of an earlier call: exp(scores − lse), 0 where hidden.
 
-    A row costs as much as one query does, O(S·D), and no other row is looked at.
+    A row costs O(S·D), as one query does; no other row is computed.
 
     Parameters
     ----------
     query, key : array_like, (…, H, L, D) and (…, G, S, D)
         All queries and keys of that call.
     lse : array_like, (…, H, L)
-        What it returned with ``return_lse=True``. An lse over more keys, such as `merge` gives,
-        makes the weights the share that these keys have of all of them.
+        As that call returned it with ``return_lse=True``. With an lse over more keys, such as
+        `merge` returns, the weights are these keys' share of the whole.
     rows : int, slice or (rows,) ints, optional
-        Which queries, in which order; negative ones count from the end. None: all of them.
+        The queries, in any order; negative numbers count from the end. None: all.
     mask, bias, causal, window, offset, scale, softcap, sink, kernel, threads
         As for `attention`; give what that call was given.
 
     Returns
     -------
     ndarray, (…, H, rows, S)
-        Without the axis of the rows for an int. In the dtype of query and key together.
+        Without the axis of rows for an int. In the promoted dtype of query and key.
 
     Raises
     ------
     ShapeError, OptionError, DtypeError
-        As for `attention`; also if lse has not one number for each row, or is less than the keys
-        that a row sees give by themselves.
+        As for `attention`; also if lse does not have one number per row, or is smaller than the
+        log-sum-exp of the keys that a row sees.
 
     Notes
     -----
-    Sums run in float64, so each weight is the exact one, rounded once: it lies as near to
-    ``return_weights`` of that call as that call lies to the exact weights. A difference between
-    lse and the log-sum-exp made again counts only where rounding cannot explain it, that is above
+    Sums run in float64, so each weight is the exact one, rounded once. A difference between lse
+    and the recomputed log-sum-exp counts only where rounding cannot explain it, above
 
         u·((D + 16)·(\|scale\|·max ‖q‖·‖k‖ + max \|bias\| + \|sink\|) + S + 16 + 4·\|lse\|)
 
-    over the keys that the row sees, where u is half of the distance from 1 to the next number in
-    the dtype of lse; of a share, this is the relative error too.
+    over the keys that the row sees, where u is half the distance from 1 to the next number in the
+    dtype of lse. This also bounds the relative error of a share.
 
     References
     ----------
@@ -240,18 +233,18 @@ def weights(
 
 
 def set_threads(threads: int | None) -> None:
-    """Set how many threads a call uses that does not say.
+    """Set the default number of threads.
 
     Parameters
     ----------
     threads : int or None
-        None: `REGARD_NUM_THREADS` as it was at the import, else every CPU that this process may run
-        on, within its affinity and its cgroup's quota.
+        None: `REGARD_NUM_THREADS` at import time, else all CPUs of the process, within its
+        affinity and the quota of its cgroup.
 
     Raises
     ------
     OptionError, DtypeError
-        If it is less than 1 or no int.
+        If it is less than 1 or not an int.
 
     Examples
     --------

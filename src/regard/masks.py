@@ -102,7 +102,7 @@ class Window(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Lengths(Mask):
-    """Only the first so many keys are there; the rest is padding.
+    """Only the first `lengths` keys are visible; the rest is padding.
 
     Parameters
     ----------

@@ -80,17 +80,17 @@ def home_of(**arrays: Any) -> GiveBack | None:
 
 
 def as_numpy(name: str, value: Any) -> Array:
-    """What NumPy makes of a value, the same memory wherever there is one.
+    """A value as a NumPy array, without a copy where possible.
 
-    An array of another library that cannot be read is a DtypeError; other errors as they come.
+    An array of another library that cannot be read is a DtypeError; other errors are NumPy's.
     """
     return np.asarray(lent(name, value))
 
 
 def lent(name: str, value: Any, *, in_place: bool = False) -> Any:
-    """An array of another library as NumPy's, on the same memory; anything else as it is.
+    """An array of another library as a NumPy array on the same memory; anything else unchanged.
 
-    `in_place`: to be written into, so what NumPy could only have a copy of is refused.
+    With `in_place` it is to be written into: an array that NumPy can only copy is refused.
     """
     if isinstance(value, np.ndarray) or type(value).__module__ == "builtins":
         return value
@@ -112,7 +112,7 @@ def lent(name: str, value: Any, *, in_place: bool = False) -> Any:
 
 
 def untraced(function: Callable[..., T]) -> Callable[..., T]:
-    """The function; for torch.compile, which would look into it, one that it calls as a whole."""
+    """The function, wrapped so that torch.compile calls it without tracing it."""
     if "torch._dynamo" not in sys.modules:
         return function
     if function not in _hidden:
@@ -126,8 +126,8 @@ _hidden: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 # --- arrays whose numbers are not in this memory, or not yet --------------------------------------
 
-# Where NumPy would load, compute or copy all of an array unasked, or fail without a way out: the
-# package of its class, where its numbers are, and what to pass instead.
+# Arrays that NumPy would load, compute or copy as a whole, or could not read: the package of the
+# class, where the numbers are, and what to pass instead.
 ELSEWHERE = {
     "dask": ("not computed yet", "{}.compute()"),
     "zarr": ("in a store", "{}[...]"),
@@ -139,7 +139,7 @@ ELSEWHERE = {
 
 
 def _check_that_it_is_here(name: str, value: Any) -> None:
-    """Refuse what is lazy, elsewhere or not known yet, and say how to get its numbers."""
+    """Refuse lazy, remote and traced arrays, and say how to get their numbers."""
     jax = sys.modules.get("jax")
     if isinstance(value, getattr(getattr(jax, "core", None), "Tracer", ())):
         raise DtypeError(
@@ -266,13 +266,13 @@ def _numbers_of(name: str, tensor: Any, in_place: bool) -> Array:
 
 
 def _make_fx_runs() -> bool:
-    """Whether what happens to tensors is recorded by make_fx, which hands out real ones."""
+    """Whether make_fx is recording, which passes real tensors."""
     recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return recorder is not None and recorder.get_proxy_mode() is not None
 
 
 def _followed(torch: Any, name: str, tensor: Any) -> str | None:
-    """Why a tensor is not what it seems to be within the transforms of torch.func."""
+    """Why a tensor inside a transform of torch.func cannot be read."""
     transforms = torch._C._functorch
     if transforms.is_batchedtensor(tensor):
         return (

@@ -1,6 +1,6 @@
-"""The only place that opens files: regular ones, of bounded size, replaced whole or not at all.
+"""The only module that opens files: regular files of bounded size, written atomically.
 
-Must not know what is in them. Errors say what is wrong; the caller puts the file's name in front.
+Must not know their content. The caller puts the file's name in front of a message.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def open_file(path: str, limit: int) -> Iterator[BinaryIO]:
 
 
 def write_file(path: str, write: Callable[[BinaryIO], None], *, force: bool) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place in one step."""
+    """Write a temporary file beside `path`, then rename it to `path` in one step."""
     with _plain_errors("cannot be written"):
         with suppress(FileNotFoundError):
             mode = os.lstat(path).st_mode

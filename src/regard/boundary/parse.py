@@ -1,7 +1,6 @@
-"""One value as somebody gave it: exactly the number, the labels or the array meant, or refused.
+"""Strict parsing of user values: numbers, arrays and labels; never rounds or guesses.
 
-Owns the conversion of nested lists and arrays to read-only float64 and the words of refusal; a
-message begins with the name that the caller gives. Must not know what the value is for.
+A message begins with the name that the caller gives. Must not know what a value is for.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ MAX_AXES = 3
 
 
 def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) -> Array:
-    """A read-only float64 copy of an array or of nested lists; nothing is rounded to get there.
+    """A read-only float64 copy of an array or nested lists, unless that would round a number.
 
-    `words` are the strings that stand for a number.
+    `words` maps strings such as "inf" to their numbers.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise ProblemError.of(name, "is a MaskedArray, whose mask would be lost; give its data")
@@ -83,7 +82,7 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _unnested(name: str, value: Any, kind: str) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape and the cells of nested lists, all as long as their neighbours."""
+    """The shape and the cells of nested lists of equal lengths."""
     if not isinstance(value, (list, tuple)):
         raise ProblemError.of(name, f"must be a list of {kind}s or of rows, not {shown(value)}")
     shape: tuple[int, ...] = (len(value),)
@@ -123,7 +122,7 @@ def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def as_number(name: str, value: Any, words: Mapping[str, float] | None = None) -> float:
-    """A float that is exactly the given number; a boolean is none."""
+    """A float equal to the given number; booleans are refused."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, (bool, np.bool_)):
@@ -160,7 +159,7 @@ def as_number_or_numbers(
 
 
 def as_integer(name: str, value: Any, bits: int = 62) -> int:
-    """A Python int; a boolean or 2.0 is none."""
+    """A Python int; booleans and 2.0 are refused."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise ProblemError.of(name, f"must be a whole number, not {shown(value)}")
     # Positions are added to each other in 64 bits, so each of them keeps to 62.
@@ -200,7 +199,7 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def shown(value: Any) -> str:
-    """Any value, as a message may show it: short, inert, on one line."""
+    """A value for a message: short, printable, on one line."""
     if isinstance(value, str):
         return f'"{safe_text(value, 40)}"'
     if isinstance(value, (bool, np.bool_)):
@@ -222,7 +221,7 @@ def shown(value: Any) -> str:
 
 
 def either(choices: Sequence[object]) -> str:
-    """Choices as a sentence names them."""
+    """Choices joined with "or"."""
     return " or ".join(
         f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices
     )

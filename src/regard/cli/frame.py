@@ -1,4 +1,4 @@
-"""What every command has: how it ends, where its words go, and which files it may write.
+"""What all commands share: exit codes, error messages and checks of options and files.
 
 Owns exit codes and the one line that an error becomes. Must not know any command.
 """
@@ -95,7 +95,7 @@ def _complain(message: str) -> None:
     typer.echo(f"regard: error: {safe_text(message)}", err=True)
 
 
-# --- what options and files have in common --------------------------------------------------------
+# --- checks of options and files ------------------------------------------------------------------
 
 
 def refuse_with(other: str, options: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ def refuse_without(other: str, options: Mapping[str, Any]) -> None:
 def check_targets(
     targets: Mapping[str, str | None], *, force: bool, inputs: Sequence[str | int] = ()
 ) -> None:
-    """What a command may write: no file twice, none that is there, and none that it reads itself.
+    """Refuse to write a file twice, over an existing file, or over an input.
 
     `targets` are options without their dashes; `inputs` are files, or the number of an open one.
     """
@@ -140,7 +140,7 @@ def check_targets(
 
 
 def _is_same_file(path: str, other: str | int) -> bool:
-    """Whether two names lead to one file: as they are, by links of any kind, by another case."""
+    """Whether two names lead to one file, links and letter case included."""
     try:
         return os.path.samefile(path, other)
     except (OSError, ValueError):  # one is not there

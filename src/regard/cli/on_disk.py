@@ -95,16 +95,11 @@ class Job:
         """The shape and the dtype of each result that is wanted."""
         request = self.request
 
-        def natural(*last: int) -> tuple[int, ...]:
-            heads = request.shape[-3:-2] if request.has_heads else ()
-            rows = request.shape[-2:-1] if request.has_rows else ()
-            return (*request.lead, *heads, *rows, *last)
-
-        found = {"output": (natural(request.value.shape[-1]), request.dtype)}
+        found = {"output": (request.natural_shape(request.value.shape[-1]), request.dtype)}
         if request.return_weights:
-            found["weights"] = (natural(request.shape[-1]), request.dtype)
+            found["weights"] = (request.natural_shape(request.shape[-1]), request.dtype)
         if request.return_lse:
-            found["lse"] = (natural(), request.lse_dtype)
+            found["lse"] = (request.natural_shape(), request.lse_dtype)
         return found
 
     def pieces(self) -> list[Piece]:
@@ -181,7 +176,7 @@ class Job:
     ) -> None:
         """Compute everything; the files appear when all is done, or not at all.
 
-        `watch` passes the pieces on one by one, so that somebody may count them.
+        `watch` passes the pieces on one by one and may count them.
         """
 
         def fill(files: Mapping[str, BinaryIO]) -> None:

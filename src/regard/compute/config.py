@@ -1,7 +1,4 @@
-"""What this installation of regard is: versions, kernels, threads, extras.
-
-Must not import anything heavy: extras are looked up, not loaded.
-"""
+"""Versions, kernels, threads and extras of this installation. Extras are not imported."""
 
 from __future__ import annotations
 
@@ -28,13 +25,13 @@ EXTRAS = {
 
 
 def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | None:
-    """Print what is installed, which kernels can answer and how many threads may run.
+    """Print versions, available kernels, the number of threads and installed extras.
 
     Parameters
     ----------
     mode : {"print", "dict"}
-        "dict" returns the same as plain data and prints nothing. Where `REGARD_TARGET` or
-        `REGARD_NUM_THREADS` has a value that cannot be used, it says so.
+        "dict" returns the same as plain data and prints nothing. Both report a value of
+        `REGARD_TARGET` or `REGARD_NUM_THREADS` that cannot be used.
 
     Examples
     --------
@@ -73,7 +70,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _threads() -> int | str:
-    """How many a call uses, or what is wrong with REGARD_NUM_THREADS."""
+    """The default number of threads, or what is wrong with REGARD_NUM_THREADS."""
     try:
         return native.default_threads()
     except OptionError as error:
@@ -81,7 +78,7 @@ def _threads() -> int | str:
 
 
 def _usable_cpus() -> int:
-    """Those that this process may run on, not those that the machine has."""
+    """The CPUs that this process may use, not those of the machine."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

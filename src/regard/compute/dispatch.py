@@ -1,4 +1,4 @@
-"""Which kernel answers a request, and why the others were passed over.
+"""Which kernel answers a request, or why the named one cannot.
 
 Owns the best-first list of kernels. Must not know how any of them computes.
 """

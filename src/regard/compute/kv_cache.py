@@ -1,7 +1,7 @@
-"""Keys and values that are appended step by step, and attention over what is there.
+"""A cache of keys and values for decoding, and attention over its content.
 
-Owns the buffers, how long each batch element is and where in a text its first slot stands. What is
-attended is whatever kernel fits, on views of the buffers; must not know how that is computed.
+Owns the buffers, the length of each batch element and the position of its first slot. Must not know
+how attention on views of the buffers is computed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.boundary.arguments import FLOATS, as_array, as_int, as_integers, check_lead
+from regard.boundary.arguments import FLOATS, as_array, as_int
 from regard.boundary.arrays import lend
 from regard.compute import dispatch
+from regard.compute.kv_buffers import (
+    alike,
+    as_counts,
+    check_lengths,
+    empty,
+    first_slots,
+    most_of,
+    move,
+    shown,
+)
 from regard.compute.request import check_window
 from regard.compute.rules import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes
@@ -21,28 +31,27 @@ from regard.masks import Lengths
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from regard.compute.kv_buffers import Count
+
     Array = NDArray[Any]
-    # One number for all batch elements, or one for each.
-    Count = int | NDArray[np.int64]
 
 
-# Keys that no window sees any more leave in multiples of this. The fused kernel cuts keys into
-# such chunks from key 0, so every key stays in its chunk and every row keeps its bytes.
+# Keys outside every window are dropped in multiples of this. The fused kernel cuts keys into such
+# chunks from key 0, so every key stays in its chunk and every row keeps its bytes.
 CHUNK = 256
 
 
 class KVCache:
-    """Keys and values of the tokens so far; the queries of a call are the last of them.
+    """A cache of the keys and values of all tokens so far, for decoding step by step.
 
     Parameters
     ----------
     capacity : int, optional
-        How many keys there is room for, allocated once. If not given, the room doubles when it is
-        full, so that n keys are copied less than 2·n times.
+        Maximum number of keys, allocated once. If not given, the buffers double when they are
+        full, so that n keys cost fewer than 2·n copies.
     window : (left, right), optional
-        As for `attention`, for every call. Keys that no later query can see give their room back,
-        256 at a time: at most left + 255 of those that were there are kept beside new ones.
-        Positions stay those in the text.
+        As for `attention`, for every call. Keys that no later query can see are dropped, 256 at a
+        time: at most left + 255 earlier keys are kept. Positions still count from the first token.
 
     Raises
     ------
@@ -51,9 +60,9 @@ class KVCache:
 
     Notes
     -----
-    Shapes and dtypes are those of the first `append`. The buffers are (…, G, capacity, D) and
-    (…, G, capacity, E), and attention reads them where they stand. With the fused kernel, decoding
-    token by token gives the bytes of one call over the whole text.
+    The first `append` sets shapes and dtypes. The buffers are (…, G, capacity, D) and
+    (…, G, capacity, E); attention reads them without a copy. With the fused kernel, decoding token
+    by token gives the same bytes as one call over the whole text.
 
     Examples
     --------
@@ -83,38 +92,37 @@ class KVCache:
     # --- filling -------------------------------------------------------------------------------
 
     def append(self, key: Any, value: Any, *, lengths: Any = None) -> None:
-        """Add the keys and values of the next tokens; after an error nothing has changed.
+        """Append the keys and values of the next tokens; an error leaves the cache unchanged.
 
         Parameters
         ----------
         key : array_like, (…, G, T, D)
-            Or (T, D) without heads. The same leading axes, heads, width and dtype each time.
+            Or (T, D) without heads. Leading axes, heads, width and dtype as in the first call.
         value : array_like, (…, G, T, E)
             As many as keys.
         lengths : (…) ints, optional
-            One per batch element: only the first so many of its T tokens are there, the rest is
-            padding and is not stored.
+            How many of the T tokens each batch element has; the rest is padding, not stored.
 
         Raises
         ------
         ShapeError
-            If the arrays fit neither each other nor what is there.
+            If the arrays do not fit each other or the cache.
         OptionError
             If they exceed the capacity.
         DtypeError
-            If they have another dtype than what is there: nothing is narrowed or widened.
+            If their dtype differs from the cache's; nothing is converted.
         """
         arrays = {"key": _floats("key", key), "value": _floats("value", value)}
         with naming_shapes(**arrays):
             self._check_pair(arrays)
             tokens = arrays["key"].shape[-2]
-            count = _checked_lengths(lengths, tokens, arrays["key"].shape[:-3])
+            count = check_lengths(lengths, tokens, arrays["key"].shape[:-3])
             buffers, start = self._with_room(arrays, count)
         for buffer, array in zip(buffers, arrays.values(), strict=True):
-            _move(array, 0, buffer, self._end - start, count)
-        needed, end = self._needed, _alike(self._end + count)
+            move(array, 0, buffer, self._end - start, count)
+        needed, end = self._needed, alike(self._end + count)
         if self._left is not None:
-            needed = _alike(np.maximum(0, self._end - self._left))
+            needed = alike(np.maximum(0, self._end - self._left))
         self._buffers, self._start, self._needed, self._end = buffers, start, needed, end
 
     def truncate(self, length: Any) -> None:
@@ -123,19 +131,19 @@ class KVCache:
         Parameters
         ----------
         length : int or (…) ints
-            At most as many as there are; with a window, not so few that the next query would see
-            keys which were given up. The tokens of the last `append` can always be taken back.
+            At most the current length. With a window, the next query must not see keys that were
+            dropped; removing the tokens of the last `append` is always possible.
         """
-        wanted = _integers("length", length, self._lead)
+        wanted = as_counts("length", length, self._lead)
         if np.any(wanted < 0) or np.any(wanted > self._end):
             raise OptionError(
-                f"length is {_shown(wanted)} but the cache has {_shown(self._end)} tokens; "
+                f"length is {shown(wanted)} but the cache has {shown(self._end)} tokens; "
                 "it can only become shorter"
             )
         if self._left is not None and np.any(np.maximum(0, wanted - self._left) < self._needed):
             raise OptionError(
-                f"length is {_shown(wanted)}, where a window of {self._left} keys to the left "
-                f"sees keys that are gone: those from {_shown(self._needed)} on are kept"
+                f"length is {shown(wanted)}, where a window of {self._left} keys to the left "
+                f"sees keys that are gone: those from {shown(self._needed)} on are kept"
             )
         self._end = wanted
 
@@ -164,19 +172,19 @@ class KVCache:
         kernel: str | None = None,
         threads: int | None = None,
     ) -> Any:
-        """Attention of the last tokens' queries over all that is there.
+        """Attention of the last tokens' queries over the cache.
 
         Parameters
         ----------
         query : array_like, (…, H, L, D)
-            Of the last L tokens, whose keys are appended already; H is a multiple of G. Also
-            (L, D) or (D,).
+            Queries of the last L tokens, whose keys are already appended; H is a multiple of G.
+            Also (L, D) or (D,).
         lengths : (…) ints, optional
-            One per batch element: only the first so many of its L queries are there, and they are
-            its last tokens. The rest is padding: 0, like every row that sees no key.
+            How many of the L queries each batch element has; they are its last tokens. The rest
+            is padding and gives 0.
         causal : bool
-            No query sees a later token. False for keys that are no earlier tokens, such as those
-            of an encoder; then there may be more queries than keys.
+            No query sees a later token. False for keys that are not earlier tokens, such as an
+            encoder's; there may then be more queries than keys.
         mask, bias
             As for `attention`, broadcastable to (…, H, L, S), where S runs along `keys`.
         window
@@ -192,18 +200,18 @@ class KVCache:
         Raises
         ------
         ShapeError, OptionError, DtypeError
-            As for `attention`; also if there are more queries than tokens, or if a query stands
-            so far back that its window sees keys which were given up.
+            As for `attention`; also if there are more queries than tokens, or if the window of a
+            query includes keys that were dropped.
         """
         if self._buffers is None:
             raise OptionError("the cache was never appended to; append the keys and values first")
         held = self._end - self._start
-        key, value = (_first(buffer, held) for buffer in self._buffers)
+        key, value = (first_slots(buffer, held) for buffer in self._buffers)
         (query, out), give_back = lend(query=query, out=out)
         query = as_array("query", query)
         with naming_shapes(query=query, key=key, value=value):
             queries = 1 if query.ndim < 2 else query.shape[-2]
-            count = _checked_lengths(lengths, queries, key.shape[:-3])
+            count = check_lengths(lengths, queries, key.shape[:-3])
             position = self._end - count
             if queries == 1 and isinstance(causal, bool):
                 causal = False  # nothing is later than the last token
@@ -223,7 +231,7 @@ class KVCache:
     # --- looking -------------------------------------------------------------------------------
 
     def __copy__(self) -> KVCache:
-        """A cache of its own, as `copy.copy` gives it: what one appends, the other never sees."""
+        """An independent copy."""
         other = KVCache.__new__(KVCache)
         other.__dict__.update(self.__dict__)
         if self._buffers is not None:
@@ -232,32 +240,32 @@ class KVCache:
         return other
 
     def __len__(self) -> int:
-        """How many tokens were appended, of the longest batch element."""
-        return _most(self._end)
+        """The number of tokens of the longest batch element."""
+        return most_of(self._end)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many tokens were appended to each batch element, (…)."""
+        """The number of tokens of each batch element, (…)."""
         return np.full(self._lead, self._end, np.int64)
 
     @property
     def start(self) -> NDArray[np.int64]:
-        """The position of the first key in `keys`, (…); 0 unless a window gave keys up."""
+        """The position of the first key in `keys`, (…); 0 unless a window dropped keys."""
         return np.full(self._lead, self._start, np.int64)
 
     @property
     def keys(self) -> Array:
-        """What is there, (…, G, S, D): a read-only view, of no meaning beyond `lengths`."""
+        """The keys, (…, G, S, D): a read-only view, undefined beyond `lengths`."""
         return self._view(0)
 
     @property
     def values(self) -> Array:
-        """What is there, (…, G, S, E): a read-only view, of no meaning beyond `lengths`."""
+        """The values, (…, G, S, E): a read-only view, undefined beyond `lengths`."""
         return self._view(1)
 
     @property
     def capacity(self) -> int:
-        """For how many keys there is room now."""
+        """The number of keys that fit now."""
         return (self._fixed or 0) if self._buffers is None else self._buffers[0].shape[-2]
 
     @property
@@ -271,7 +279,7 @@ class KVCache:
             room = "" if self._fixed is None else f", capacity {self._fixed}"
             return f"KVCache(empty{room}{window})"
         dtypes = dict.fromkeys(str(buffer.dtype) for buffer in self._buffers)
-        ends = "" if isinstance(self._end, int) else f", lengths {_shown(self._end)}"
+        ends = "" if isinstance(self._end, int) else f", lengths {shown(self._end)}"
         return (
             f"KVCache(keys {self.keys.shape}, values {self.values.shape}, {'/'.join(dtypes)}"
             f"{ends}, capacity {self.capacity}{window}, {self.nbytes:,} bytes)"
@@ -290,7 +298,7 @@ class KVCache:
     def _view(self, which: int) -> Array:
         if self._buffers is None:
             raise OptionError("the cache was never appended to, so it has no shape yet")
-        view = _first(self._buffers[which], self._end - self._start)
+        view = first_slots(self._buffers[which], self._end - self._start)
         view.flags.writeable = False
         return view
 
@@ -326,14 +334,14 @@ class KVCache:
     ) -> tuple[tuple[Array, Array], Count]:
         """Buffers with room for so many more, and the position of their first slot."""
         held = self._end - self._start
-        if self._buffers is not None and _most(held + count) <= self._buffers[0].shape[-2]:
+        if self._buffers is not None and most_of(held + count) <= self._buffers[0].shape[-2]:
             return self._buffers, self._start
         gone: Count = 0
         if self._left is not None:
             # The first of the new tokens stands at _end and sees no more than this.
             seen = np.maximum(0, self._end - self._left)
-            gone = _alike(np.maximum(0, (seen - self._start) // CHUNK * CHUNK))
-        needed = _most(held - gone + count)
+            gone = alike(np.maximum(0, (seen - self._start) // CHUNK * CHUNK))
+        needed = most_of(held - gone + count)
         slots = self._fixed
         if slots is None:
             # Twice as much as there was, unless keys that went away made enough room.
@@ -342,17 +350,17 @@ class KVCache:
             slots = -(-max(slots, 1) // CHUNK) * CHUNK
         if needed > slots:
             raise OptionError(
-                f"the cache keeps {_shown(held - gone)} keys and {_shown(count)} more make "
+                f"the cache keeps {shown(held - gone)} keys and {shown(count)} more make "
                 f"{needed}, but its capacity is {slots}; give it a larger capacity, or none, or "
                 "truncate or reset it"
             )
         buffers = tuple(
-            _empty((*array.shape[:-2], slots, array.shape[-1]), array.dtype)
+            empty((*array.shape[:-2], slots, array.shape[-1]), array.dtype)
             for array in arrays.values()
         )
         for old, new in zip(self._buffers or (), buffers, strict=False):
-            _move(old, gone, new, 0, held - gone)
-        return (buffers[0], buffers[1]), _alike(self._start + gone)
+            move(old, gone, new, 0, held - gone)
+        return (buffers[0], buffers[1]), alike(self._start + gone)
 
     def _rules(self, mask: Any, held: Count, count: Count, queries: int) -> Mask | None:
         """The caller's mask, the cache's window, and padding among keys and among queries."""
@@ -372,7 +380,7 @@ class KVCache:
         """Every query is one of the tokens, and what its window sees is still there."""
         if np.any(position < 0):
             raise OptionError(
-                f"there are {_shown(count)} queries but the cache has {_shown(self._end)} "
+                f"there are {shown(count)} queries but the cache has {shown(self._end)} "
                 "tokens; append their keys first, or pass causal=False if they are no earlier "
                 "tokens"
             )
@@ -381,13 +389,10 @@ class KVCache:
         first = np.maximum(0, position - self._left)
         if np.any((first < self._needed) & (np.asarray(count) > 0)):
             raise OptionError(
-                f"the first of {_shown(count)} queries sees keys from {_shown(first)} on but only "
-                f"those from {_shown(self._needed)} on are kept: with a window, attend after each "
+                f"the first of {shown(count)} queries sees keys from {shown(first)} on but only "
+                f"those from {shown(self._needed)} on are kept: with a window, attend after each "
                 "append, to its tokens alone"
             )
-
-
-# --- what a caller may pass ----------------------------------------------------------------------
 
 
 def _floats(name: str, value: Any) -> Array:
@@ -397,79 +402,6 @@ def _floats(name: str, value: Any) -> Array:
             f"{name} has dtype {array.dtype}; a cache holds one of {', '.join(FLOATS)}"
         )
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _checked_lengths(lengths: Any, most: int, lead: tuple[int, ...]) -> Count:
-    if lengths is None:
-        return most
-    counts = _integers("lengths", lengths, lead)
-    if np.any(np.asarray(counts) < 0) or np.any(np.asarray(counts) > most):
-        raise OptionError(
-            f"lengths must lie between 0 and the {most} tokens, but they are {_shown(counts)}"
-        )
-    return counts
-
-
-def _integers(name: str, value: Any, lead: tuple[int, ...]) -> Count:
-    array = as_integers(name, value, "an int, or one int for each batch element")
-    check_lead(name, array.shape, lead)
-    return _alike(np.broadcast_to(array, lead))
-
-
-# --- numbers of tokens: one for all batch elements, or one for each ------------------------------
-
-
-def _alike(counts: Any) -> Count:
-    """One number where all are the same."""
-    if isinstance(counts, int):
-        return counts
-    array = np.asarray(counts)
-    if array.size == 0:
-        return 0
-    first = int(array.flat[0])
-    return first if (array == first).all() else array
-
-
-def _most(counts: Count) -> int:
-    return counts if isinstance(counts, int) else int(counts.max())
-
-
-def _shown(counts: Any) -> str:
-    if isinstance(counts, int):
-        return str(counts)
-    array = np.asarray(counts)
-    least, most = int(array.min()), int(array.max())
-    return str(most) if least == most else f"{least} to {most}"
-
-
-# --- buffers -------------------------------------------------------------------------------------
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    try:
-        return np.empty(shape, dtype)
-    except ValueError:  # more bytes than a number can say
-        raise MemoryError(f"there is no memory for a cache of shape {shape}, {dtype}") from None
-
-
-def _first(buffer: Array, held: Count) -> Array:
-    """The slots in use, as a view."""
-    return buffer[..., : _most(held), :]
-
-
-def _move(source: Array, begin: Count, target: Array, at: Count, count: Count) -> None:
-    """Tokens from `begin` on to the slots from `at` on, so many for each batch element."""
-    if isinstance(begin, int) and isinstance(at, int) and isinstance(count, int):
-        target[..., at : at + count, :] = source[..., begin : begin + count, :]
-        return
-    lead = target.shape[:-3]
-    begins, ats, counts = (np.broadcast_to(numbers, lead) for numbers in (begin, at, count))
-    for batch in np.ndindex(*lead):
-        first, to, number = int(begins[batch]), int(ats[batch]), int(counts[batch])
-        target[batch][..., to : to + number, :] = source[batch][..., first : first + number, :]
-
-
-# --- words ---------------------------------------------------------------------------------------
 
 
 def _axes(axes: tuple[Any, ...]) -> str:

@@ -1,7 +1,7 @@
-"""The weights of chosen rows, made again from the log-sum-exp that a call returned.
+"""The weights of chosen rows, recomputed from the log-sum-exp that a call returned.
 
-Owns which rows are meant, and how far a log-sum-exp may lie from the one that is made again before
-it must be that of more keys. Some kernel makes the weights; must not know how.
+Owns the choice of rows, and how far a log-sum-exp may differ from the recomputed one before it must
+be that of more keys. A kernel computes the weights.
 """
 
 from __future__ import annotations

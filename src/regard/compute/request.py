@@ -1,7 +1,6 @@
 """One call of attention, checked and normalised once; everything below trusts it.
 
-Owns what every argument of `regard.attention` may be (dtypes, shapes, options) and the words of
-refusal. Must not know how the answer is computed.
+Owns how the arguments of `regard.attention` fit together. Must not know how the answer is computed.
 """
 
 from __future__ import annotations

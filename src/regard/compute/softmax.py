@@ -1,7 +1,4 @@
-"""Softmax on its own, and the exact merging of partial attentions.
-
-Both run the textbook's own operations. Must not know requests or kernels.
-"""
+"""Softmax, and the exact merging of partial attentions, by the textbook's operations."""
 
 from __future__ import annotations
 
@@ -35,15 +32,14 @@ def softmax(scores: Any, *, axis: int = -1) -> Array:
     Parameters
     ----------
     scores : array_like
-        Any shape. −∞ means absent: its weight is 0, and a slice of nothing but −∞ gives zeros.
+        Any shape. −∞ means absent: its weight is 0; a slice that is all −∞ gives zeros.
     axis : int
         The axis along which the weights sum to one.
 
     Returns
     -------
     ndarray
-        The same shape, library and float dtype; integers give float64. Half types are computed in
-        float32.
+        Same shape, library and float dtype; integers give float64. Half types use float32 inside.
 
     Raises
     ------
@@ -103,14 +99,14 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
     outputs : sequence of array_like
         One per part, each (…, L, E).
     lses : sequence of array_like
-        One per part, each (…, L): the natural logarithm of the part's sum of exponentials, as
-        `attention(..., return_lse=True)` gives it. −∞ says that the part saw no key. A sink
-        belongs to one part only.
+        One per part, each (…, L), as `attention(..., return_lse=True)` returns it: the natural
+        logarithm of the part's sum of exponentials; −∞ if it saw no key. Pass a sink to one part
+        only.
 
     Returns
     -------
     Merged
-        A named tuple (output, lse). Where every part is empty: 0 and −∞. Computed in float64 and
+        A named tuple (output, lse); 0 and −∞ where every part is empty. Computed in float64,
         rounded once.
 
     Raises

@@ -1,0 +1,117 @@
+"""What `regard explain` reads: a problem, words with random vectors, or a model and its text."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from regard.cli.frame import refuse_without
+from regard.errors import OptionError, ProblemError, safe_text
+
+if TYPE_CHECKING:
+    from regard.models import Encoder
+    from regard.problems.problem import Problem
+
+
+def files_read(source: str | None, model: str | None) -> list[str | int]:
+    """What this command reads, and so must not replace."""
+    if model is not None:  # its files, and those of its modules
+        below = [glob.escape(model), "*"]
+        return [*glob.glob(os.path.join(*below)), *glob.glob(os.path.join(*below, "*"))]
+    if source is None:
+        return []
+    if source == "-":
+        return [0]  # standard input, which may be a file
+    from regard.problems.files import file_of
+
+    return [file_of(source)]
+
+
+def read_model(
+    directory: str, source: str | None, text: str | None, kind: str | None, own: Mapping[str, Any]
+) -> tuple[Encoder, str]:
+    """The model in a directory and what it is to read."""
+    from regard.models import load
+
+    if text is None or source is not None or kind is not None:
+        raise OptionError("--model reads what --text gives it, and no problem")
+    for option, value in own.items():
+        if value is not None:
+            raise OptionError(f"{option} is for random vectors; it has no effect with --model")
+    return load(directory), text
+
+
+def read_problem(
+    source: str | None, text: str | None, kind: str | None, own: Mapping[str, Any]
+) -> Problem:
+    """The problem of a file, an example or standard input, or random vectors for words."""
+    from regard.problems.files import load_problem
+
+    if text is not None and source is not None:
+        raise OptionError(f"give either --text or a problem ({safe_text(source, 60)}), not both")
+    if kind is not None and source != "-":
+        raise OptionError("--format goes with standard input only, which is the file name -")
+    if text is not None:
+        return _random_problem(text, own)
+    refuse_without("--text", own)
+    if source is None:
+        from regard.problems.files import example_names
+
+        raise OptionError(
+            "explain needs a problem: a file, - for standard input, --text with some words, or an "
+            f"example ({', '.join(example_names())})"
+        )
+    return _read_standard_input(kind) if source == "-" else load_problem(source)
+
+
+def _read_standard_input(kind: str | None) -> Problem:
+    from regard.problems.files import parse_problem
+    from regard.problems.toml_json import MAX_TEXT_BYTES, decode
+
+    if kind not in (None, "toml", "json"):
+        raise OptionError(f"--format is {safe_text(kind, 40)}; it must be toml or json")
+    if sys.stdin is None:
+        raise ProblemError("standard input is closed; give a file or an example")
+    data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise ProblemError(f"standard input has more than {MAX_TEXT_BYTES} bytes")
+    try:
+        text = decode(data)
+    except ProblemError as error:
+        raise ProblemError(f"standard input: {error}") from None
+    is_json = text.lstrip().startswith("{") if kind is None else kind == "json"
+    return parse_problem(text, "json" if is_json else "toml", "standard input")
+
+
+def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
+    from regard.problems.parts import RandomMatrices
+    from regard.problems.problem import Problem
+
+    tokens = tuple(text.split())
+    width = 4 if own["--dim"] is None else own["--dim"]
+    heads = own["--heads"]
+    if not tokens:
+        raise OptionError("--text has no words")
+    if width < 1:
+        raise OptionError(f"--dim is {width}; it must be 1 or more")
+    if heads is not None and (heads < 1 or width % heads):
+        raise OptionError(
+            f"--heads is {heads} but --dim is {width}; the second must be a multiple of the first"
+        )
+    square = (width, width)
+    return Problem(
+        title=" ".join(tokens),
+        query_labels=tokens,
+        heads=heads,
+        causal=bool(own["--causal"]),
+        random=RandomMatrices(
+            generator="default_rng",
+            seed=own["--seed"] or 0,
+            distribution="normal",
+            draw=("X", "W_q", "W_k", "W_v"),
+            shapes={"X": (len(tokens), width), "W_q": square, "W_k": square, "W_v": square},
+        ),
+    )
