@@ -45,7 +45,7 @@ class Values(Protocol):
     offset: NDArray[np.int64]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a step's whole value."""
+        """The shape of a step's whole value."""
 
     def value(self, name: str) -> Array:
         """A step's whole value."""
@@ -196,7 +196,7 @@ class Derivation:
         return Body(lines, sides, _remarks(self, digits))
 
     def text(self, digits: int = 8) -> str:
-        """The arithmetic as lines of text, terms aligned, rounding said."""
+        """The arithmetic as lines of text, and whether numbers are rounded."""
         head = f"{safe_text(self.name, 200)} = {format_number(self.value, digits)}"
         lines, _, remarks = self.body(digits)
         note = [self.note] if self.note else []

@@ -2,7 +2,7 @@
 
 Owns the evaluation of declared steps: block by block (some rows of one head), on demand, so that
 one row of a long call costs one block. Can keep every intermediate, which is what an explanation
-reads. Must not know any formula: those stand in `steps`.
+reads. Must not know any formula: the textbook has those.
 """
 
 from __future__ import annotations

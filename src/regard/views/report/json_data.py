@@ -121,7 +121,7 @@ class Pool:
         self._numbers: dict[Hashable, int] = {}
 
     def number(self, thing: Hashable) -> int:
-        """Of a thing that is new or known."""
+        """The number of a thing; a new one is added."""
         if thing not in self._numbers:
             self._numbers[thing] = len(self.items)
             self.items.append(self._plain(thing))
@@ -211,7 +211,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
 
 
 def _exported(explanation: Trace, axis: str) -> tuple[str, ...] | None:
-    """Inert labels, cut where no view shows more; None: positions stand for them."""
+    """Labels without control characters, cut to the length that is shown; None for positions."""
     if explanation.labels.get(axis) is None:
         return None
     return tuple(safe_text(label)[:LABEL_LENGTH] for label in explanation.names.along(axis))
@@ -261,7 +261,7 @@ def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
 
 
 def aside(explanation: Trace) -> tuple[str, ...]:
-    """The steps that stand aside."""
+    """The steps that no heading names: they are shown apart."""
     named = {name for steps in outline(explanation).values() for name in steps}
     return tuple(name for name in story.by_products(explanation) if name not in named)
 

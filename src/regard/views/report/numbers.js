@@ -75,7 +75,7 @@ export function numpyLiteral(value) {
   return `${sign}${whole}.${digits.slice(power + 1) || "0"}`;
 }
 
-// What somebody typed, or null if it is no number.
+// A typed text as a number, or null if it is none.
 export function parseNumber(text) {
   const plain = text
     .trim()
