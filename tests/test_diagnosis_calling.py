@@ -41,8 +41,8 @@ def test_a_signature_says_what_names_do_not():
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
-        (lambda one, two: one, {}, "what is its parameter one"),
-        (lambda q, k, v, fancy: q, {}, "what is its parameter fancy"),
+        (lambda one, two: one, {}, "role of parameter one is not known"),
+        (lambda q, k, v, fancy: q, {}, "role of parameter fancy is not known"),
         (lambda q, k, v: q, {"signature": "q"}, "write parameter=role"),
         (lambda q, k, v: q, {"signature": "q=question"}, "must be one of"),
         (lambda q, k, v: q, {"signature": "z=query"}, "no parameter"),

@@ -149,7 +149,7 @@ def test_a_hanging_function_in_native_code_is_ended(tmp_path):
     (tmp_path / "hangs.py").write_text(text, "utf-8")
     done = command("hangs.py:f", "--time-limit", "0.5", folder=tmp_path)
     assert done.returncode == 2
-    assert "did not come back" in done.stdout
+    assert "did not return" in done.stdout
 
 
 def shown(found, width=100):

@@ -123,7 +123,7 @@ def test_an_early_end_is_the_verdict(name, finding, said):
 def test_a_function_that_hears_no_signal_is_ended(name, impatient):
     found = diagnosed(name, time_limit=0.5)
     assert names(found) == {"hangs"}
-    assert "it did not come back from the probe" in found.summary
+    assert "it did not return from the probe" in found.summary
 
 
 # --- the function takes too much -----------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_a_process_that_left_its_session_is_ended_and_told():
         ("returns_a_large_array", "shape", "it returned shape (3, 8388608)"),
         ("returns_many_arrays", "shape", "it returned shape (3,) and (3,) and (3,)"),
         ("returns_a_hostile_object", "raised", "KeyError"),
-        ("returns_what_never_ends", "hung", "it did not come back within 0.5 s"),
+        ("returns_what_never_ends", "hung", "it did not return within 0.5 s"),
     ],
 )
 def test_what_is_no_output_is_the_verdict(name, finding, said):
@@ -351,7 +351,7 @@ def test_any_valid_answers_give_a_verdict():
     ("shapes", "says"),
     [
         ({"W_q": (6, 6), "W_k": (6,), "W_v": (6, 6)}, "W_k must have 2 axes"),
-        ({"W_q": (6, 6), "W_k": (5, 6), "W_v": (6, 6)}, "as many rows"),
+        ({"W_q": (6, 6), "W_k": (5, 6), "W_v": (6, 6)}, "the same number of rows"),
         ({"W_q": (6, 6), "W_k": (6, 4), "W_v": (6, 6)}, "no whole number of heads"),
         ({"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "W_o": (5, 6)}, "W_o must have 6 rows"),
         ({"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "b_k": (5,)}, "b_k must be as long as W_k"),

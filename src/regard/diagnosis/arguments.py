@@ -126,9 +126,9 @@ def _mask(probe: Probe, convention: Convention) -> Array:
     assert keep is not None
     of_keys = keep.ndim == 4
     if of_keys and probe.sizes["B"] > 1 and shape in ("keys", "cells"):
-        raise NotOfferedError("one mask for all texts")
+        raise NotOfferedError("its mask is the same for every batch element")
     if not of_keys and shape in KEYS_ONLY:
-        raise NotOfferedError("its mask is one of keys")
+        raise NotOfferedError("its mask hides keys for all queries alike")
     full = tuple(ALL if axis in convention.layout else 0 for axis in "BHL")
     kept = np.array(probe.rule("mask")[MASK_PARTS.get(shape, full)], bool, order="C")
     kind = convention.mask

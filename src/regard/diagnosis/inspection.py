@@ -47,9 +47,8 @@ def inspect_function(
         weights = torch_weights(function)
         if not weights and next(function.parameters(), None) is not None:
             raise OptionError(
-                f"the weights of {type(function).__name__} are not where they can be recognised; "
-                "layers called W_q, W_k, W_v (or query, q_proj, to_q, qkv, …) and W_o are, or give "
-                "a function of embeddings and weights"
+                f"the weights of {name} cannot be recognised; call the layers W_q, W_k, W_v (or "
+                "query, q_proj, to_q, qkv, …) and W_o, or give a function of embeddings and weights"
             )
         heads = heads or _head_count(function)
         called: Any = function.forward
@@ -184,8 +183,8 @@ def key_heads(shapes: Mapping[str, tuple[int, ...]], heads: int) -> int:
     """How many heads the keys have; an OptionError if the shapes of weights do not fit together."""
 
     def refuse(why: str) -> OptionError:
-        told = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
-        return OptionError(f"the weights do not fit together: {told}; {why}")
+        given = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
+        return OptionError(f"the weights do not fit together: {given}; {why}")
 
     for name, shape in shapes.items():
         axes = 2 if name.startswith("W_") else 1
@@ -193,9 +192,9 @@ def key_heads(shapes: Mapping[str, tuple[int, ...]], heads: int) -> int:
             raise refuse(f"{name} must have {axes} {'axes' if axes > 1 else 'axis'}, none of 0")
     rows, width = shapes["W_q"]
     if any(shapes[name][0] != rows for name in ("W_k", "W_v")):
-        raise refuse("W_q, W_k and W_v must have as many rows")
+        raise refuse("W_q, W_k and W_v must have the same number of rows")
     if width % heads:
-        raise OptionError(f"{heads} heads do not fit into a width of {width}")
+        raise OptionError(f"a width of {width} cannot be split into {heads} heads")
     groups, rest = divmod(shapes["W_k"][1], width // heads)
     if rest or not groups or heads % groups or shapes["W_v"][1] % groups:
         raise refuse(f"with {heads} heads the columns of W_k or W_v are no whole number of heads")

@@ -95,7 +95,7 @@ class _Process:
         _, left = self.end()
         if left == 0:
             return found
-        text = f"{name} leaves {left} process{'es' if left > 1 else ''} behind; ended with it"
+        text = f"{name} left {left} process{'es' if left > 1 else ''} running; ended with it"
         return replace(found, findings=(*found.findings, Finding("leaves_processes", text)))
 
     def end(self) -> tuple[str, int]:
@@ -185,11 +185,11 @@ class _Process:
             return read(got)
         except protocol.InvalidMessage:
             raise ConnectionLostError(
-                "channel", f"what came from its process was no answer, in {doing}"
+                "channel", f"its process sent something that is no answer, in {doing}"
             ) from None
         except (EOFError, OSError):
             if self._late:
-                raise ConnectionLostError("hangs", f"it did not come back from {doing}") from None
+                raise ConnectionLostError("hangs", f"it did not return from {doing}") from None
             raise self._ended(doing) from None
         finally:
             self._deadline = math.inf

@@ -94,10 +94,10 @@ def _guarded(
 def describe_error(error: BaseException) -> str:
     """An exception in one short line, whatever its own `__str__` does."""
     try:
-        said = str(error).strip().split("\n")[0]
+        text = str(error).strip().split("\n")[0]
     except BaseException:
-        said = ""
-    return safe_text(f"{type(error).__name__}: {said}".rstrip(": "), 160)
+        text = ""
+    return safe_text(f"{type(error).__name__}: {text}".rstrip(": "), 160)
 
 
 class _Printed(io.StringIO):
@@ -167,7 +167,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
         return
 
     def stop(number: int, frame: Any) -> None:
-        raise LimitExceeded("hung", f"it did not come back within {seconds:g} s")
+        raise LimitExceeded("hung", f"it did not return within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)

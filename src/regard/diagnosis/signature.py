@@ -153,11 +153,13 @@ def _with_roles(parameters: list[Parameter], stated: dict[str, str]) -> tuple[Pa
         if parameter.required and parameter.role is None:
             name = safe_text(parameter.name, 40)
             raise OptionError(
-                f"what is its parameter {name}? Say so with signature, such as {name}=query; known "
-                f"are {', '.join(sorted(NAMES))}"
+                f"the role of parameter {name} is not known; state it with signature, such as "
+                f"{name}=query; it must be one of {', '.join(sorted(ROLES))}"
             )
     if not _takes_queries(found):
-        raise OptionError("no parameter takes the queries; say which one with signature")
+        raise OptionError(
+            "no parameter takes the queries; state which one with signature, such as x=query"
+        )
     return tuple(found)
 
 

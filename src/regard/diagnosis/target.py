@@ -76,8 +76,8 @@ def _loaded(place: str) -> ModuleType:
     except (ProblemError, OSError):
         raise
     except (Exception, SystemExit) as error:
-        said = safe_text(f"{type(error).__name__}: {error}", 200)
-        raise ProblemError(f"{safe_text(place, 100)} cannot be loaded: {said}") from None
+        text = safe_text(f"{type(error).__name__}: {error}", 200)
+        raise ProblemError(f"{safe_text(place, 100)} cannot be loaded: {text}") from None
 
 
 def _file(path: Path) -> ModuleType:
@@ -108,6 +108,6 @@ def _notebook(path: Path) -> ModuleType:
         try:
             exec(compile(source, f"{path.name}[{number}]", "exec"), vars(module))
         except Exception as error:
-            said = safe_text(f"{type(error).__name__}: {error}", 120)
-            print(f"cell {number}: {said}", file=sys.stderr)
+            text = safe_text(f"{type(error).__name__}: {error}", 120)
+            print(f"cell {number}: {text}", file=sys.stderr)
     return module

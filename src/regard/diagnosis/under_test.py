@@ -49,7 +49,7 @@ class FunctionUnderTest:
         key = (convention, probe)
         if key not in self.answers:
             if self.hung:
-                return Answer(problem="it had not come back from an earlier call", kind="hung")
+                return Answer(problem="it has not returned from an earlier call", kind="hung")
             if self.out_of_time:
                 return Answer(problem="no time was left for it", kind="refused")
             self.answers[key] = call(self.callee, convention, probe, self.put)
@@ -64,7 +64,7 @@ class FunctionUnderTest:
 
     @property
     def calls(self) -> int:
-        """How many probes the function was called for; it is not where it lacks a parameter."""
+        """How many probes called the function; those that it has no parameter for did not."""
         return sum(answer.kind != "refused" for answer in self.answers.values())
 
     def probes_for(self, convention: Convention) -> list[Probe]:

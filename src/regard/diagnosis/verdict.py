@@ -232,7 +232,7 @@ def _lost_digits(returned: str, given: str, exact_to: str) -> tuple[Found, ...]:
 
 def _nearest(tested: FunctionUnderTest, hypothesis: Hypothesis) -> Named:
     found, share = matching.nearest(hypothesis.matcher)
-    text = f"it explains {share:.0%} of what came back" if share else FAR
+    text = f"it explains {share:.0%} of the outputs" if share else FAR
     return replace(named(*found, tested, hypothesis.conventions), breaks_on=text)
 
 
@@ -286,15 +286,15 @@ def _same_outputs(one: list[ProbeOutput], other: list[ProbeOutput]) -> bool:
     )
 
 
-def _summary(name: str, verdict: Verdict, exact_to: str, said: Sequence[Named]) -> str:
-    titles = [one.title for one in said]
+def _summary(name: str, verdict: Verdict, exact_to: str, found: Sequence[Named]) -> str:
+    titles = [one.title for one in found]
     match verdict:
         case "right":
             return f"{name} is right, to the last digits of {exact_to}"
         case "fragile":
-            worst = next(one.title for one in said if one.severity == "fragile")
+            worst = next(one.title for one in found if one.severity == "fragile")
             return f"{name} is right on ordinary inputs, and fragile: {worst}"
         case "mistaken":
             return f"{name} is mistaken: {', and '.join(titles)}"
     text = f"{name} differs in a way that the catalogue does not know"
-    return text if said[0].breaks_on == FAR else f"{text}; nearest: {titles[0]}"
+    return text if found[0].breaks_on == FAR else f"{text}; nearest: {titles[0]}"
