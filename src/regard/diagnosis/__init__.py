@@ -1,4 +1,4 @@
-"""Which mistake is in an attention: put probes to a function, and match its outputs with a catalogue.
+"""Which mistake is in an attention: put probes to a function, match its outputs with a catalogue.
 
 To read it from call to verdict: `verdict` asks the questions in order. `inspection` and `signature`
 find out what can be known without a call; `convention_search` how to call; `under_test` keeps the
