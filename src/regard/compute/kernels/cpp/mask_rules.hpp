@@ -54,8 +54,9 @@ REGARD_INLINE int64_t stack_size(const Request& q) {
 static void ask_program(const Request& q, const Row& row, int64_t k0, int64_t n, uint8_t* stack) {
     uint8_t* top = stack;
     const auto push = [&](auto visible) {
-        for (int64_t j = 0; j < n; j++) top[j] = visible(j);
-        top += kChunk;
+        uint8_t* const to = top;
+        for (int64_t j = 0; j < n; j++) to[j] = visible(j);
+        top = to + kChunk;
     };
     for (int32_t step = 0; step < q.program_size; step++) {
         const Node& node = q.program[step];
