@@ -7,7 +7,6 @@
 #include <new>
 #include <vector>
 
-#include "dispatch.hpp"
 #include "driver.hpp"
 
 using namespace regard;

@@ -54,20 +54,20 @@ def measured_limits(threads: int) -> Limits | None:
     """Measure the peaks; None without the native module."""
     if not native.BUILT:
         return None
-    lanes = native.lanes()
+    module = native.module
     peaks = tuple(
         Peak(
             target,
-            lanes[target],
-            native.multiply_add_peak(target, threads),
-            native.multiply_add_peak(target, threads, wide=True),
+            module.lanes(target),
+            module.multiply_add_peak(threads, 0.2, False, target),
+            module.multiply_add_peak(threads, 0.2, True, target),
         )
         for target, runs in native.targets().items()
         if runs
     )
     data = np.ones(READ_BYTES // 4, np.float32)
-    read = native.read_bandwidth(data, threads)
-    return Limits(threads, native.clock_frequency(threads), peaks, read)
+    read = module.read_bandwidth(data, threads, 1.0, native.target)
+    return Limits(threads, module.clock_frequency(threads, 0.3), peaks, read)
 
 
 def largest(measured: list[Limits]) -> Limits:

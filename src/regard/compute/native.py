@@ -23,8 +23,7 @@ try:
     module: Any = _fused
     BUILT = True
 except ImportError:
-    # Built where there was no compiler, or for another interpreter. pip may keep that wheel and
-    # use it again where there is one: hence the options of the command.
+    # Installed without a compiler. pip may cache that wheel, hence the options of REBUILD.
     BUILT = False
     if os.environ.get("REGARD_REQUIRE_FUSED", "") not in ("", "0"):
         raise ImportError(
@@ -40,13 +39,12 @@ def targets() -> dict[str, bool]:
     return dict(module.targets()) if BUILT else {}
 
 
-# What the environment says is read once: which instructions answer must not change between two
-# calls. A value that makes no sense is an error of what needs it, not of the import.
+# The environment is read once, at import; a value that makes no sense is refused when it is needed.
 _refused: dict[str, str] = {}
 
 
 def _target_of_environment() -> str:
-    """REGARD_TARGET, or the best; none if that cannot be used."""
+    """REGARD_TARGET, or the best usable target; "" if there is none."""
     usable = [target for target, runs in targets().items() if runs]
     wanted = os.environ.get("REGARD_TARGET", "")
     if not wanted or not usable:
@@ -80,25 +78,25 @@ _threads: int | None = None
 
 
 def check_environment() -> None:
-    """Raise an OptionError that names a variable whose value was refused, if there is one."""
+    """Raise an OptionError if a variable of the environment has a value that was refused."""
     for message in _refused.values():
         raise OptionError(message)
 
 
 def refused(variable: str) -> str:
-    """What is wrong with the value of a variable of the environment; "" if nothing is."""
+    """The error message for a variable of the environment; "" if its value is usable."""
     return _refused.get(variable, "")
 
 
 def usable_target() -> str:
-    """The CPU target that answers, unless REGARD_TARGET names one that cannot."""
+    """The CPU target in use; an OptionError if REGARD_TARGET names one that is not usable."""
     if not target:
         raise OptionError(_refused["REGARD_TARGET"])
     return target
 
 
 def use_target(name: str) -> None:
-    """Answer with another of the usable targets from now on."""
+    """Use another CPU target from now on."""
     global target
     if name not in [one for one, runs in targets().items() if runs]:
         raise OptionError(f"target {safe_text(repr(name), 60)} cannot be used here")
@@ -116,7 +114,7 @@ fast_path = module.fast_path if BUILT else _no_fast_path
 
 
 def default_threads() -> int:
-    """How many threads a call uses that does not say: REGARD_NUM_THREADS, or all usable CPUs."""
+    """Threads of a call without `threads`: set, or REGARD_NUM_THREADS, or all usable CPUs."""
     if _threads is not None:
         return _threads
     if "REGARD_NUM_THREADS" in _refused:
@@ -125,45 +123,22 @@ def default_threads() -> int:
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may use: its affinity, within the quota of its cgroup."""
+    """How many CPUs this process may use: its affinity, limited by its cgroup's quota."""
     return int(module.usable_cpus()) if BUILT else 1
 
 
 def set_default_threads(threads: int | None) -> None:
-    """Set what calls use that do not say; None: as at the start."""
+    """Set the default number of threads; None restores the one at import."""
     global _threads
     _threads = threads
     _tell()
 
 
 def _tell() -> None:
-    """Let the native module know what the fast path uses; 0 threads: whatever is usable then.
-
-    Without a target it answers none: the general way says what was refused.
-    """
+    """Tell the fast path its threads (0: all CPUs) and target (without one, it never answers)."""
     if BUILT:
         known = _threads is not None or "REGARD_NUM_THREADS" not in _refused
         module.use(target if known else "", _threads or _stated or 0)
 
 
 set_default_threads(None)
-
-
-def lanes() -> dict[str, int]:
-    """How many float32 numbers a vector of each CPU target holds."""
-    return {target: int(module.lanes(target)) for target in targets()}
-
-
-def multiply_add_peak(target: str, threads: int, wide: bool = False, seconds: float = 0.2) -> float:
-    """Operations per second of multiply-adds that stay in registers, two per multiply-add."""
-    return float(module.multiply_add_peak(threads, seconds, wide, target))
-
-
-def read_bandwidth(array: Array, threads: int, seconds: float = 1.0) -> float:
-    """Bytes per second at which threads read the array, each a part of its own."""
-    return float(module.read_bandwidth(array, threads, seconds, target))
-
-
-def clock_frequency(threads: int, seconds: float = 0.3) -> float:
-    """Cycles per second of one thread while so many compute: additions that wait for each other."""
-    return float(module.clock_frequency(threads, seconds))

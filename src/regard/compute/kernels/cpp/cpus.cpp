@@ -1,11 +1,11 @@
-// How many CPUs this process may use. Containers limit time, not places: a quota of two CPUs on a
-// machine of sixty-four makes sixty-four threads wait for each other. Both generations of control
-// groups are read; whatever is not there or not a number sets no limit.
+// How many CPUs this process may use. Containers limit time: with a quota of two CPUs, more threads
+// wait for each other. Reads control groups v1 and v2; a missing file or a word sets no limit.
 #include "cpus.hpp"
 
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -14,15 +14,7 @@
 namespace regard {
 namespace {
 
-// Two numbers of a group: microseconds of CPU time in each period. 0: no limit.
-double share(const std::string& quota, const std::string& period) {
-    char *quota_end, *period_end;
-    const double allowed = std::strtod(quota.c_str(), &quota_end);  // "max" is no number
-    const double every = std::strtod(period.c_str(), &period_end);
-    if (quota_end == quota.c_str() || period_end == period.c_str()) return 0;
-    return allowed > 0 && every > 0 ? allowed / every : 0;
-}
-
+// CPUs that a group may use: microseconds of CPU time in each period. INFINITY: no limit.
 double share_of_group(const std::string& folder, bool unified) {
     std::string quota, period;
     if (unified) {
@@ -31,17 +23,17 @@ double share_of_group(const std::string& folder, bool unified) {
         std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
         std::ifstream(folder + "/cpu.cfs_period_us") >> period;
     }
-    return share(quota, period);
+    const double allowed = std::strtod(quota.c_str(), nullptr);  // 0 for "max" and other words
+    const double every = std::strtod(period.c_str(), nullptr);
+    return allowed > 0 && every > 0 ? std::min(allowed / every, 1e6) : INFINITY;
 }
 
-// The smallest share of a group and of those around it, up to where they are mounted. In a
-// container the outer part of the name may not be there: what exists is looked at.
+// The smallest share of a group and of those around it, of which a container may show only some.
 double smallest_share(const std::string& mounted, std::string group, bool unified) {
-    double smallest = 0;
+    double smallest = INFINITY;
     for (;;) {
         while (!group.empty() && group.back() == '/') group.pop_back();
-        const double own = share_of_group(mounted + group, unified);
-        if (own > 0 && (smallest == 0 || own < smallest)) smallest = own;
+        smallest = std::min(smallest, share_of_group(mounted + group, unified));
         if (group.empty()) return smallest;
         const size_t last = group.rfind('/');
         group.erase(last == std::string::npos ? 0 : last);
@@ -51,7 +43,7 @@ double smallest_share(const std::string& mounted, std::string group, bool unifie
 }  // namespace
 
 int cpu_quota(const std::string& groups, const std::string& membership) {
-    double smallest = 0;
+    double smallest = INFINITY;
     std::ifstream lines(membership);
     for (std::string line; std::getline(lines, line);) {
         // number:controllers:group, and no controllers where they are unified
@@ -59,18 +51,14 @@ int cpu_quota(const std::string& groups, const std::string& membership) {
         if (first == std::string::npos || second == std::string::npos) continue;
         const std::string controllers = line.substr(first + 1, second - first - 1);
         const std::string group = line.substr(second + 1);
-        double own = 0;
-        if (controllers.empty()) {
-            own = smallest_share(groups, group, true);
-        } else {
-            std::istringstream names(controllers);
-            for (std::string name; std::getline(names, name, ',');)
-                if (name == "cpu") own = smallest_share(groups + "/" + controllers, group, false);
-        }
-        if (own > 0 && (smallest == 0 || own < smallest)) smallest = own;
+        if (controllers.empty()) smallest = std::min(smallest, smallest_share(groups, group, true));
+        std::istringstream names(controllers);
+        for (std::string name; std::getline(names, name, ',');)
+            if (name == "cpu")
+                smallest = std::min(smallest,
+                                    smallest_share(groups + "/" + controllers, group, false));
     }
-    if (smallest == 0) return 0;
-    return int(std::min(smallest + 0.999, 1e6));
+    return std::isinf(smallest) ? 0 : int(std::min(smallest + 0.999, 1e6));
 }
 
 int usable_cpus() {

@@ -1,5 +1,5 @@
 // CPU detection, compiled without any target flags: it must run on the oldest CPU.
-#include "dispatch.hpp"
+#include "request.hpp"
 
 #include <cstring>
 

@@ -7,11 +7,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <new>
 #include <numeric>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "threads.hpp"
@@ -61,8 +59,7 @@ constexpr size_t kKept = size_t(8) << 20;
 // Multiply-adds below which waking another thread costs more than it brings (about 50 µs).
 constexpr double kWorthAThread = 2e6;
 
-// As many rows as keys are well used by, in blocks that every thread gets the same number of, and no
-// short one left over.
+// Rows of a block: enough to use keys well, and the same number of blocks for every thread.
 int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int threads) {
     constexpr int64_t kPieces = 16, kTiles = 6;
     const int64_t tile = target.rows_per_tile, shortest = (rows + kTiles * tile - 1) / (kTiles * tile);
@@ -82,8 +79,7 @@ struct Plan {
     int64_t ranges, range;       // parts that the keys of a block are cut into, and chunks of each
     bool shared;                 // the blocks of a key head share its packed keys
     size_t scratch_size, packed_size, partial_size;  // in bytes: of a thread, a key head, a block
-    // Every thread begins with key heads of its own, the same ones in every call: what it reads and
-    // writes is then in its own cache. A thread that is done helps the others.
+    // Every thread begins with a share of key heads that stays in its own cache, then helps others.
     int64_t tasks, shares, tasks_each;  // blocks of the call; shares; pieces of each share
 };
 
@@ -92,17 +88,18 @@ Plan plan_of(const Request& q, const Target& target, int threads) {
     const int64_t rows = q.H / q.G * q.L, heads = q.B * q.G, chunks = q.chunks();
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     Plan plan{};
-    plan.threads = std::clamp(int(std::min<double>(threads, 1 + work / kWorthAThread)), 1, kMostThreads);
-    threads = plan.threads;
+    threads = int(std::min<double>(threads, 1 + work / kWorthAThread));
+    plan.threads = threads = std::clamp(threads, 1, kMostThreads);
     plan.block_rows = rows_of_a_piece(target, rows, heads, threads);
     plan.blocks = (rows + plan.block_rows - 1) / plan.block_rows;
     plan.tasks = heads * plan.blocks;
     plan.shared = plan.blocks > 1;
-    // With few pieces of work and many keys, the keys are split over threads too. All chunks are kept
-    // until they are merged; so much memory threads may take, and no more.
+    // With few pieces of work and many keys, keys are split over threads too, if the states of all
+    // chunks fit the memory that threads keep.
+    const size_t most = kKept * size_t(threads) / size_t(plan.tasks);
     plan.ranges = 1;
     if (threads > 1 && plan.tasks < 2 * threads && chunks > 1 &&
-        kernel.partial_bytes(q, plan.block_rows, chunks) <= kKept * size_t(threads) / size_t(plan.tasks))
+        kernel.partial_bytes(q, plan.block_rows, chunks) <= most)
         plan.ranges = std::min(chunks, (4 * threads + plan.tasks - 1) / plan.tasks);
     plan.range = (chunks + plan.ranges - 1) / plan.ranges;
     if (chunks) plan.ranges = (chunks + plan.range - 1) / plan.range;
@@ -138,7 +135,7 @@ class Attempt {
         const auto work = [this](int thread) {
             try {
                 work_on(thread);
-            } catch (const std::bad_alloc&) {  // from an unbounded row; no exception may leave a thread
+            } catch (const std::bad_alloc&) {  // from an unbounded row; none may leave a thread
                 exhausted_ = true;
                 stop_ = true;
             }
@@ -198,8 +195,9 @@ class Attempt {
         // The longest blocks of a head first: under a causal mask these are the last rows.
         const int64_t block = plan_.blocks - 1 - number / plan_.ranges % plan_.blocks;
         const int64_t part = number % plan_.ranges, head = number / plan_.ranges / plan_.blocks;
-        const int64_t first = block * plan_.block_rows, rows = q.H / q.G * q.L;
-        const Piece piece = {head / q.G, head % q.G, first, std::min(rows, first + plan_.block_rows)};
+        const int64_t first = block * plan_.block_rows;
+        const int64_t last = std::min(q.H / q.G * q.L, first + plan_.block_rows);
+        const Piece piece = {head / q.G, head % q.G, first, last};
         const char* keys = plan_.shared ? packed_head(q, piece) : nullptr;
         if (stop_) return;
         const int64_t task = head * plan_.blocks + block;
@@ -212,7 +210,8 @@ class Attempt {
 
     // The packed keys of a head: the first thread that needs them begins, others join in.
     char* packed_head(const Request& q, const Piece& piece) {
-        const int64_t set = set_of_[size_t(piece.b)], head = set * q.G + piece.g, chunks = q.chunks();
+        const int64_t set = set_of_[size_t(piece.b)], head = set * q.G + piece.g;
+        const int64_t chunks = q.chunks();
         char* keys = packed_ + size_t(head) * plan_.packed_size;
         Counter& state = packing_[head];
         for (int64_t n; !stop_ && (n = state.next++) < chunks; state.done++) {
@@ -238,8 +237,7 @@ class Attempt {
 
 Ending attempt(const Request& q, const Target& target, int threads,
                const std::function<bool()>& interrupted) {
-    // A signal handler may call back into this function while a call of the same thread is under
-    // way: the inner one has memory of its own and leaves the pool alone.
+    // A signal handler may call this again: the inner call has its own memory, and no pool.
     thread_local bool busy = false;
     thread_local Buffers kept;
     const bool nested = busy;
@@ -252,7 +250,7 @@ Ending attempt(const Request& q, const Target& target, int threads,
     Buffers& buffers = nested ? own : kept;
     const Plan plan = plan_of(q, target, nested ? 1 : threads);
     const Ending ending = Attempt(q, target, plan, buffers, interrupted).run();
-    for (Buffer* buffer : {&buffers.packed, &buffers.partial, &buffers.counters}) buffer->trim(kKept);
+    for (Buffer* one : {&buffers.packed, &buffers.partial, &buffers.counters}) one->trim(kKept);
     buffers.scratch.trim(kKept * size_t(plan.threads));
     return ending;
 }

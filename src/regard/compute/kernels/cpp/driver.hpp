@@ -43,7 +43,7 @@ constexpr int kMostThreads = 256;
 // Computes one row with numbers of any size (unbounded.cpp).
 void unbounded_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole);
 
-// Computes a call. False if `interrupted` said so; the results are incomplete then. Throws std::bad_alloc.
+// Computes a call; false if `interrupted` ended it. Throws std::bad_alloc.
 bool answer(Request request, const Target& target, int threads,
             const std::function<bool()>& interrupted);
 

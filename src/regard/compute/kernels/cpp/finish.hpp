@@ -3,7 +3,6 @@
 #include "scratch.hpp"
 
 namespace {
-using namespace regard;
 
 // Where a row's output begins, and whether it is stored in whole vectors of T.
 REGARD_INLINE char* place_of(const Request& q, const Row& row) {
@@ -22,8 +21,7 @@ template <class T> REGARD_INLINE void divide(const T* from, T by, T* to, int64_t
     }
 }
 
-// A row's state with the sink in it: one more part, of a single exponential and no value. `top` is the
-// largest logit.
+// Merges the sink: one more exponential, without a value. `top` is the largest logit.
 template <class T>
 static void add_sink(const Request& q, const Row& row, State<T>& state, double& top, T* out) {
     if (!q.sink) return;
@@ -40,8 +38,7 @@ template <class T> REGARD_INLINE bool in_range(State<T> state, double top) {
     return state.sum < infinity<T>() && top < infinity<double>();
 }
 
-// Stores what the caller gets of row number r, whose numbers are all in range; weights are numbers of
-// N, and `maxima` what they are relative to, chunk by chunk.
+// Stores the results of row r. Weights are numbers of N, each chunk's relative to its maximum.
 template <class N, class T>
 static void store_results(const Work<T>& w, int64_t r, State<T> state, double top, T* out,
                           const T* maxima) {

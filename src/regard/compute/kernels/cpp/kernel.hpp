@@ -1,9 +1,8 @@
 // Streaming attention for one CPU target, included by each target_*.cpp.
 //
-// Keys are cut into chunks of kChunk, anchored at key 0. Every chunk is computed from zero with a
-// maximum of its own and merged into the row's running state from left to right; every lane adds
-// in one order. So a row's bytes do not depend on which rows, threads or tiles it was computed
-// with.
+// Every chunk of keys is computed from zero with a maximum of its own and merged into the row's
+// state from left to right; every lane adds in one order. So a row's bytes do not depend on the
+// rows, threads or tiles it was computed with.
 //
 // Per tile of rows and chunk of keys (tile.hpp):
 //   visible range       the keys that any row of the tile may see; none: the next tile
@@ -16,10 +15,8 @@
 #include "retry_float64.hpp"
 
 namespace {
-using namespace regard;
 
-// A packed key head: keys in panels, values that cannot be read in place, and rows to pack through,
-// one set for each chunk.
+// A packed key head: keys in panels, values not read in place, and scratch rows for each chunk.
 template <class T> struct Packed {
     T *keys, *values, *rows;
     size_t size;
@@ -38,20 +35,21 @@ template <class T> struct Packed {
 template <class T>
 static void pack(const Request& q, int64_t b, int64_t g, int64_t number, char* at) {
     const Packed<T> packed(q, at);
-    const Chunk chunk = {b, g, number * kChunk, smaller_of(kChunk, q.S - number * kChunk)};
+    const Chunk chunk = chunk_of(q, b, g, number);
     if (!in_place<T>(q.value, q.E))
         pack_values(q, chunk, packed.values + chunk.k0 * padded(q.E, kLanes<T>));
     pack_keys(q, chunk, packed.keys + chunk.k0 * q.D,
               packed.rows + number * kLanes<T> * padded(q.D, kLanes<T>));
 }
 
-// Keys and values of a chunk: from the packed head, or packed now; a few rows take keys as they are.
+// Keys and values of a chunk: from the packed head, or packed now; few rows take unpacked keys.
 template <class T>
 REGARD_INLINE Operands<T> operands_of(const Work<T>& w, const Chunk& chunk, const char* packed,
                                       bool few) {
     const Request& q = w.q;
     const Packed<T> head(q, packed);
-    Operands<T> use = {few ? nullptr : w.s.keys, (const char*)w.s.values, w.wide * int64_t(sizeof(T))};
+    const int64_t stride = w.wide * int64_t(sizeof(T));
+    Operands<T> use = {few ? nullptr : w.s.keys, (const char*)w.s.values, stride};
     if (packed) use.panels = head.keys + chunk.k0 * q.D;
     else if (!few) pack_keys(q, chunk, w.s.keys, w.s.rows);
     if (in_place<T>(q.value, q.E)) {
@@ -65,8 +63,7 @@ REGARD_INLINE Operands<T> operands_of(const Work<T>& w, const Chunk& chunk, cons
     return use;
 }
 
-// The queries of a piece as rows of D numbers: in place where they follow one another, else copied.
-// Sets rows and their states too.
+// Sets rows and states; returns the queries as rows of D numbers, in place or copied.
 template <class T> REGARD_INLINE const T* start_rows(const Work<T>& w, const Piece& piece) {
     const Request& q = w.q;
     const int64_t one = q.D * int64_t(sizeof(T));
@@ -83,8 +80,10 @@ template <class T> REGARD_INLINE const T* start_rows(const Work<T>& w, const Pie
     return direct ? (const T*)first : w.s.queries;
 }
 
-template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, Retries& retries) {
+// Ends all rows of a piece; those that left the range of T are computed again.
+template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece& piece, char* at) {
     const Request& q = w.q;
+    Retries retries;
     for (int64_t r = 0; r < w.rows; r++)
         if (nothing(w.s.states[r])) clear(w.s.out + r * w.wide, w.wide);
     const bool all_finite = finite(w.s.out, w.rows * w.wide);
@@ -98,12 +97,7 @@ template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, Retries& ret
         else
             finish_row(w, r, state, out, w.s.chunk_maxima + r * w.chunks, retries);
     }
-}
-
-static void compute_again(const Request& q, const Piece& piece, const Retries& retries, char* at) {
-    if (retries.count == 0) return;
-    if (q.wide) retry_in_float64<double>(q, piece, retries, at);
-    else retry_in_float64<float>(q, piece, retries, at);
+    if (retries.count) retry_in_float64<T>(q, piece, retries, at);
 }
 
 template <class T>
@@ -115,7 +109,7 @@ static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t 
     const T* queries = start_rows(w, piece);
     for (int64_t number = begin; number < end; number++) {
         if (q.stopped(q.state)) return;
-        const Chunk chunk = w.chunk(number);
+        const Chunk chunk = chunk_of(q, w.b, w.g, number);
         for (int64_t r = 0; r < w.rows; r++) {
             if (partial_at) partial.state(number, r) = kNothing<T>;
             if (q.weights) w.s.chunk_maxima[r * w.chunks + number] = -infinity<T>();
@@ -142,30 +136,24 @@ static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t 
             merge_tile(w, t, parts, part, partial);
         }
     }
-    if (partial_at) return;
-    Retries retries;
-    finish_rows(w, retries);
-    compute_again(q, piece, retries, at);
+    if (!partial_at) finish_rows(w, piece, at);
 }
 
-// The partial states of every chunk, left to right: the same merging in the same order as in `attend`.
+// Merges the partial states of every chunk in the order of `attend`, left to right.
 template <class T>
 static void merge(const Request& q, const Piece& piece, const char* partial_at, char* at) {
     const Work<T> w(q, piece.b, piece.g, piece.last - piece.first, at);
     const Partial<T> partial = {const_cast<char*>(partial_at), w.rows, w.wide};
-    Retries retries;
     for_rows(q, piece, [&](int64_t r, Row row) {
-        State<T> state = kNothing<T>;
         w.s.row[r] = row;
+        w.s.states[r] = kNothing<T>;
         for (int64_t chunk = 0; chunk < w.chunks; chunk++) {
-            merge_part(state, w.s.out, partial.state(chunk, r), partial.out(chunk, r), w.wide,
-                       w.how.unit);
-            if (q.weights) w.s.chunk_maxima[chunk] = partial.state(chunk, r).maximum;
+            merge_part(w.s.states[r], w.s.out + r * w.wide, partial.state(chunk, r),
+                       partial.out(chunk, r), w.wide, w.how.unit);
+            if (q.weights) w.s.chunk_maxima[r * w.chunks + chunk] = partial.state(chunk, r).maximum;
         }
-        if (nothing(state)) clear(w.s.out, w.wide);
-        finish_row(w, r, state, w.s.out, w.s.chunk_maxima, retries);
     });
-    compute_again(q, piece, retries, at);
+    finish_rows(w, piece, at);
 }
 
 template <class T> static size_t scratch_bytes(const Request& q) {
@@ -173,7 +161,9 @@ template <class T> static size_t scratch_bytes(const Request& q) {
     const size_t retry = Scratch<double>(q, nullptr, true).size;
     return (own > retry ? own : retry) + 64;
 }
-template <class T> static size_t packed_bytes(const Request& q) { return Packed<T>(q, nullptr).size; }
+template <class T> static size_t packed_bytes(const Request& q) {
+    return Packed<T>(q, nullptr).size;
+}
 template <class T> static size_t partial_bytes(const Request& q, int64_t rows, int64_t chunks) {
     const Partial<T> partial = {nullptr, 0, padded(q.E, kLanes<T>)};
     return size_t(partial.one()) * size_t(rows) * size_t(chunks);

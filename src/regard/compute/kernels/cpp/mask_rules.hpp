@@ -1,10 +1,8 @@
-// Which keys a row sees: a run of keys, further rules as bytes, and −∞ in a bias. Nothing else in the
-// native code decides that.
+// Decides alone which keys a row sees: a run of keys, a program of rules, −∞ in a bias.
 #pragma once
 #include "rows.hpp"
 
 namespace {
-using namespace regard;
 
 // Saturates: windows and offsets may be as large as an integer gets.
 REGARD_INLINE int64_t plus(int64_t a, int64_t b) {
@@ -128,7 +126,7 @@ REGARD_INLINE Visible visible_range(const Request& q, const Row* rows, int64_t h
     return {keys, every ? nullptr : bytes};
 }
 
-// Which keys of a chunk one row sees, relative to the chunk. bytes, bias: nullptr where there are none.
+// Which keys of a chunk one row sees, relative to the chunk. bytes, bias: nullptr if there are none.
 template <class T> struct Seen {
     int64_t low, high;
     const uint8_t* bytes;

@@ -49,7 +49,6 @@ double fastest(int threads, double window, int windows, const std::function<doub
 void keep(double x) { kept.store(x, std::memory_order_relaxed); }
 
 constexpr double kWindow = 0.01;  // seconds: short enough to fall between two disturbances
-
 int windows_in(double seconds) { return std::max(3, int(seconds / kWindow)); }
 
 }  // namespace
@@ -65,8 +64,7 @@ double most_operations(const Target& target, bool wide, int threads, double seco
 
 double most_bytes(const Target& target, const char* data, size_t bytes, int threads,
                   double seconds) {
-    // Every thread reads a part of its own from end to end, then again: the whole must be much
-    // larger than the caches. What ahead is best depends on the machine.
+    // Every thread reads its own part again and again: all must be larger than the caches.
     const size_t part = bytes / size_t(threads) / kReadBlock * kReadBlock;
     double best = 0;
     const double begin = now();
@@ -83,18 +81,13 @@ double clock_rate(int threads, double seconds) {
     constexpr int64_t kRounds = 20000;  // some 10 µs
     std::atomic<double> best{0};
     fastest(threads, kWindow, windows_in(seconds), [&](int) {
-        // Each addition waits for the one before it, and so does each exclusive-or: one cycle
-        // each on every CPU of this kind; a and b are unknown to the compiler.
+        // Each operation waits for the one before it and takes one cycle.
         volatile uint64_t given[3] = {1, 0x5555, 0x3333};
         uint64_t x = given[0];
         const uint64_t a = given[1], b = given[2];
         const double begin = now();
-        for (int64_t n = 0; n < kRounds; n += 4) {
-            x = (x + a) ^ b;
-            x = (x + a) ^ b;
-            x = (x + a) ^ b;
-            x = (x + a) ^ b;
-        }
+#pragma GCC unroll 4
+        for (int64_t n = 0; n < kRounds; n++) x = (x + a) ^ b;
         keep(double(x));
         const double rate = 2.0 * kRounds / (now() - begin);
         // Of one piece on one thread: a chain of single cycles shares nothing with a neighbour.

@@ -7,8 +7,7 @@
 
 namespace regard {
 
-// The fastest of several short windows of all threads together: a disturbance can only slow one
-// down, so the fastest cannot make the machine look weaker than it is.
+// Each is the fastest of several short windows: a disturbance can only slow one down.
 double most_operations(const Target& target, bool wide, int threads, double seconds);  // per second
 double most_bytes(const Target& target, const char* data, size_t bytes, int threads,
                   double seconds);  // per second

@@ -1,5 +1,4 @@
-// The Python door of the native kernel: arrays in, pointers out. Checks nothing twice: what comes
-// here is a checked request (see kernels/fused.py).
+// The native module: `run` for a checked request (kernels/fused.py), and the fast path.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -20,11 +19,11 @@
 #include <vector>
 
 #include "cpus.hpp"
-#include "dispatch.hpp"
 #include "driver.hpp"
 #include "measure.hpp"
 
 namespace nb = nanobind;
+using namespace nanobind::literals;
 using namespace regard;
 
 namespace {
@@ -129,8 +128,7 @@ void read_program(Call& call, const nb::list& rules) {
     call.request.program_size = int32_t(call.program.size());
 }
 
-// Signals arrive on the main thread only; other threads must not even ask for the lock, which at
-// the end of the interpreter would end them in the middle of C++.
+// Signals arrive on this thread only; others must not ask for the lock while the interpreter ends.
 unsigned long main_thread = 0;
 
 bool finalizing() {
@@ -237,8 +235,8 @@ bool may_overlap(PyArrayObject* one, PyArrayObject* other) {
     return low < other_high && other_low < high;
 }
 
-enum Argument { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink, Precision,
-                Weights, Lse, Out, KernelName, Threads, Count };
+enum Argument { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink,
+                Precision, Weights, Lse, Out, KernelName, Threads, Count };
 constexpr int kMostAxes = 8;
 
 // Whether the options are those of the fast path; sets the window, the scale and the threads.
@@ -246,7 +244,8 @@ bool read_options(PyObject* const* args, Request& q, int& threads) {
     static PyObject* const working = PyUnicode_InternFromString("working");
     for (const int none : {Mask, Bias, Window, Offset, Softcap, Sink, KernelName})
         if (args[none] != Py_None) return false;
-    if (args[Precision] != working || args[Weights] != Py_False || args[Lse] != Py_False) return false;
+    if (args[Precision] != working) return false;
+    if (args[Weights] != Py_False || args[Lse] != Py_False) return false;
     if (args[Causal] != Py_True && args[Causal] != Py_False) return false;
     q.left = -1;
     q.right = args[Causal] == Py_True ? 0 : -1;
@@ -264,8 +263,8 @@ bool read_options(PyObject* const* args, Request& q, int& threads) {
     return stated >= 1 && stated <= kMostThreads;
 }
 
-// Whether query, key and value are aligned arrays of one type whose shapes fit without broadcasting;
-// sets the sizes. What has a size of 0, or is refused, belongs to the general path.
+// Whether query, key and value are aligned arrays of one type whose shapes fit without broadcasting,
+// and have no size of 0; sets the sizes.
 bool read_inputs(PyObject* const* args, Request& q, PyArrayObject* (&arrays)[3]) {
     for (int n = 0; n < 3; n++) {
         if (!PyArray_CheckExact(args[n])) return false;
@@ -289,8 +288,7 @@ bool read_inputs(PyObject* const* args, Request& q, PyArrayObject* (&arrays)[3])
            (q.right < 0 || q.L == q.S);
 }
 
-// A new array for the output, or `out` where the kernel can write into it. nullptr, with an error set
-// only where memory ran out: none of both.
+// A new array, or `out` if the kernel can write into it; else nullptr.
 PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3]) {
     const int axes = PyArray_NDIM(arrays[0]);
     npy_intp shape[kMostAxes];
@@ -312,17 +310,16 @@ PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3]) {
     return out;
 }
 
-// Takes regard.attention's arguments, all by position, in order. Answers the common call before
-// anything else is built: three aligned arrays of one type, contiguous or views such as a cache has,
-// with default options (causal, a scale, threads and an `out` beside the inputs allowed). Returns None
-// for every other call, and for every error, so that one place alone says what is wrong.
+// Takes regard.attention's arguments, all by position. Answers a call with three aligned arrays of
+// one type and default options (causal, scale, threads and an `out` beside the inputs allowed).
+// Returns None for every other call and for every error, so that one place says what is wrong.
 PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const DefaultArithmetic arithmetic;
     Request q{};
     PyArrayObject* arrays[3];
     int threads = default_threads;
-    if (count != Count || !active || !read_options(args, q, threads) || !read_inputs(args, q, arrays))
-        Py_RETURN_NONE;
+    if (count != Count || !active) Py_RETURN_NONE;
+    if (!read_options(args, q, threads) || !read_inputs(args, q, arrays)) Py_RETURN_NONE;
     if (std::isnan(q.scale)) q.scale = 1 / std::sqrt(double(q.D));
     PyObject* output = output_for(args[Out], arrays);
     if (!output) {
@@ -374,28 +371,6 @@ nb::object exponential(const nb::object& x, const std::string& target) {
     return nb::steal(out);
 }
 
-// For benchmarks: what the machine could do at most, per second.
-double multiply_add_peak(int threads, double seconds, bool wide, const std::string& target) {
-    const Target& measured = target_named(target);
-    Unlocked unlocked;
-    return most_operations(measured, wide, threads, seconds);
-}
-
-double read_bandwidth(const nb::object& array, int threads, double seconds,
-                      const std::string& target) {
-    const Target& measured = target_named(target);
-    PyArrayObject* data = array_of(array);
-    const char* bytes = PyArray_BYTES(data);
-    const size_t size = size_t(PyArray_NBYTES(data));
-    Unlocked unlocked;
-    return most_bytes(measured, bytes, size, threads, seconds);
-}
-
-double clock_frequency(int threads, double seconds) {
-    Unlocked unlocked;
-    return clock_rate(threads, seconds);
-}
-
 }  // namespace
 
 NB_MODULE(_fused, module) {
@@ -404,21 +379,36 @@ NB_MODULE(_fused, module) {
         nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     // Whichever thread forks is the main thread of the child.
     pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
-    module.def("run", &run, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("output"),
-               nb::arg("weights").none(), nb::arg("lse").none(), nb::arg("bias").none(),
-               nb::arg("sink").none(), nb::arg("offset"), nb::arg("length").none(),
-               nb::arg("left"), nb::arg("right"), nb::arg("rules"), nb::arg("scale"),
-               nb::arg("softcap"), nb::arg("wide"), nb::arg("threads"),
-               nb::arg("target"));
+    const auto optional = [](const char* name) { return nb::arg(name).none(); };
+    module.def("run", &run, "query"_a, "key"_a, "value"_a, "output"_a, optional("weights"),
+               optional("lse"), optional("bias"), optional("sink"), "offset"_a, optional("length"),
+               "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "wide"_a, "threads"_a,
+               "target"_a);
     module.def("use", &use);
     module.attr("fast_path") = nb::steal(PyCFunction_New(&fast_path_method, nullptr));
     module.def("exponential", &exponential);
     module.def("usable_cpus", &usable_cpus);
     module.def("cpu_quota", &cpu_quota, nb::arg("groups"), nb::arg("membership"));
     module.def("lanes", [](const std::string& target) { return target_named(target).lanes; });
-    module.def("multiply_add_peak", &multiply_add_peak);
-    module.def("read_bandwidth", &read_bandwidth);
-    module.def("clock_frequency", &clock_frequency);
+    // For benchmarks: what the machine could do at most, per second.
+    module.def("multiply_add_peak", [](int threads, double seconds, bool wide,
+                                       const std::string& name) {
+        const Target& target = target_named(name);
+        Unlocked unlocked;
+        return most_operations(target, wide, threads, seconds);
+    });
+    module.def("read_bandwidth", [](const nb::object& array, int threads, double seconds,
+                                    const std::string& name) {
+        const Target& target = target_named(name);
+        PyArrayObject* data = array_of(array);
+        Unlocked unlocked;
+        const size_t bytes = size_t(PyArray_NBYTES(data));
+        return most_bytes(target, PyArray_BYTES(data), bytes, threads, seconds);
+    });
+    module.def("clock_frequency", [](int threads, double seconds) {
+        Unlocked unlocked;
+        return clock_rate(threads, seconds);
+    });
     module.def("targets", [] {
         nb::list all;
         for (const Target* const* target = kTargets; *target; target++)

@@ -3,9 +3,6 @@
 #include "rows.hpp"
 
 namespace {
-using namespace regard;
-
-// --- packing keys ------------------------------------------------------------------------------
 
 // The lower, and the upper halves of two vectors, a number from each in turn.
 template <class V, int... I> REGARD_INLINE V low(V a, V b, Indices<I...>) {
@@ -58,8 +55,7 @@ template <class T> struct KeyRows {
 template <class T, Kind K, class F>
 REGARD_INLINE void for_turned(const Request& q, const KeyRows<T>& from, F f) {
     constexpr int W = kLanes<T>;
-    // Keys are read once: while these turn, ask for later ones, row by row as they lie in memory, for
-    // columns across rows are a pattern that no prefetcher of a CPU follows.
+    // Keys are read once: prefetch later rows, as no CPU does for columns across rows.
     const int64_t row_bytes = q.D * size_of(K), rows = larger_of(1, W * W / larger_of(1, q.D));
     const char* ahead = from.at[0] + kAhead / larger_of(row_bytes, 1) * q.key.row;
     for (int64_t d = 0; d < q.D; d += W) {

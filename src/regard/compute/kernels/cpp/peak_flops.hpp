@@ -6,8 +6,7 @@
 namespace {
 using namespace regard;
 
-// Latency times units is 8 to 10 on today's CPUs; twelve chains and two operands also fit into
-// sixteen registers.
+// Latency times units is 8 to 10 on today's CPUs; twelve chains and two operands fit 16 registers.
 constexpr int kChains = 12;
 constexpr int kSteps = 8;
 

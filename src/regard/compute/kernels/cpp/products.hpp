@@ -3,19 +3,15 @@
 #include "rows.hpp"
 
 namespace {
-using namespace regard;
 
 constexpr int kRows = 6;  // whose sums stand in registers at the same time
-
-// --- pass 1: scores ----------------------------------------------------------------------------
 
 // A sum, or the first of them.
 template <class T> REGARD_INLINE void add(T* to, Vec<T> sum, bool first) {
     store(to, first ? sum : load(to) + sum);
 }
 
-// Queries against the keys of N vectors of one panel. Where there are registers for it, they hold
-// the sums of runs too.
+// Queries against N vectors of keys of one panel. Sums of runs are in registers too where they fit.
 template <class T, int R, int N>
 static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T* panel, T* strip) {
     constexpr int W = kLanes<T>;
@@ -50,8 +46,7 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T*
         for (int n = 0; n < N; n++) store(to(r, n), whole[r][n]);
 }
 
-// Scores of a run of keys, in whole vectors. Not inlined: on its own, all of its accumulators
-// stay in registers.
+// Scores of a run of keys, in whole vectors. Not inlined, so that its sums stay in registers.
 template <class T, int R>
 static __attribute__((noinline)) void scores(const T* queries, int64_t D, const T* panels,
                                              Run keys, T* strip, const Ahead* ahead) {
@@ -71,8 +66,6 @@ static __attribute__((noinline)) void scores(const T* queries, int64_t D, const 
     for (; j + W < keys.high; j += P) panel(j, Number<2>{});
     if (j < keys.high) panel(j, Number<1>{});
 }
-
-// --- pass 3: output ----------------------------------------------------------------------------
 
 constexpr int64_t kRowsAhead = 4;  // where values are read once; measured: 2 KiB, not 4 or 8
 
@@ -100,8 +93,7 @@ REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int
     }
 }
 
-// Rows in pairs of half tiles with four vectors each where the value is wide enough: each key's
-// value is then read in one piece.
+// Half tiles of rows by four vectors where the value is wide enough.
 template <class T, int R>
 static __attribute__((noinline)) void outputs(const T* strip, const char* values, int64_t stride,
                                               int64_t wide, Run keys, T* out) {
@@ -122,8 +114,7 @@ static __attribute__((noinline)) void outputs(const T* strip, const char* values
     if (e < wide) block(0, Number<R>{}, Number<1>{});
 }
 
-// Calls f(first row, Number<rows>) for the parts of a tile of any height: all of it, or up to two parts
-// whose sums fit the registers. A row's bytes do not depend on which.
+// Calls f(first row, Number<rows>) for a whole tile, or for one or two parts that fit registers.
 template <class F> REGARD_INLINE void by_height(int64_t height, F f) {
     if (height == kTile) return f(0, Number<kTile>{});
     const int64_t first = height > kRows ? (height + 1) / 2 : height;

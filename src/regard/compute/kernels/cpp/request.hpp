@@ -1,5 +1,4 @@
-// One checked call as the native kernel sees it: sizes, pointers, strides in bytes, rules.
-// Plain data only, shared by the door (module.cpp), the driver and every CPU target.
+// One checked call as plain data, and what a CPU target offers; shared by all parts of the kernel.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +9,7 @@ constexpr int64_t kChunk = 256;  // the most keys of a chunk; chunks begin at mu
 
 enum class Kind : int32_t { float16, bfloat16, float32, float64 };
 
-// An array (B, heads, rows, columns). `batch` has one byte offset per batch element, so that any
-// broadcasting of leading axes is a table look-up.
+// An array (B, heads, rows, columns), strides in bytes; `batch` has one offset per batch element.
 struct Array {
     const char* data = nullptr;
     const int64_t* batch = nullptr;
@@ -103,5 +101,9 @@ struct Target {
     // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.
     double (*read)(const char* data, size_t bytes, size_t ahead);
 };
+
+// The targets of this build, best first, then nullptr; and whether this machine can run one.
+extern const Target* const kTargets[];
+bool usable(const Target& target);
 
 }  // namespace regard

@@ -1,12 +1,9 @@
-// Rows once more, in float64, that the first pass gave up: a number left the range of its type, or a
-// NaN or an infinity of the inputs reaches the row. Where only values do, it reaches some columns, and
-// the others keep the bytes that they have.
+// Computes rows again in float64 where a number left the range of its type, or where a NaN or an
+// infinity of the inputs reaches the row. Where only a value does, finite columns keep their bytes.
 //
-// Values that are NaN or infinite never meet a weight. They are packed as 0, so that the product with
-// the weights is one of finite numbers, and are added up on their own: a weight that underflows to 0
-// is still positive, so an infinite value that a row sees makes its column infinite.
-//
-// A row that leaves the range of float64 although its inputs are finite is left to q.unbounded_row.
+// Values that are NaN or infinite are packed as 0 and added up on their own: a weight that underflows
+// to 0 is still positive, so an infinite value that a row sees makes its column infinite. A row that
+// leaves the range of float64 although its inputs are finite is left to q.unbounded_row.
 #pragma once
 #include "finish.hpp"
 #include "tile.hpp"
@@ -15,8 +12,7 @@ namespace {
 
 REGARD_INLINE bool special(double x) { return x - x != 0; }
 
-// The values of a chunk: finite ones into s.values, all others into s.specials.values. Returns whether
-// there are others; s.specials.chunk has their sum.
+// Packs finite values into s.values, others into s.specials.values; returns whether there are any.
 static bool pack_values_apart(const Work<double>& w, const Chunk& chunk) {
     const Specials<double>& specials = w.s.specials;
     bool some = false;
@@ -50,8 +46,7 @@ static void find_special_keys(const Work<double>& w, int64_t n) {
     }
 }
 
-// The score of a query and a packed key of which one has a NaN or an infinity. Finite products make no
-// difference to it; left out, they cannot overflow either.
+// The score where query or key is special, without finite products: they could overflow.
 static double special_score(const Work<double>& w, const double* query, int64_t j) {
     double sum = 0;
     for (int64_t d = 0; d < w.q.D; d++) {
@@ -61,8 +56,7 @@ static double special_score(const Work<double>& w, const double* query, int64_t 
     return sum;
 }
 
-// Adds to a row's sums what it sees of a chunk's values that are not finite. x: its logits, −∞ where
-// hidden. Only a score that is itself −∞ weighs 0, and 0 · ∞ is NaN.
+// Adds the special values that a row sees. Only a score of −∞ weighs 0, and 0 · ∞ is NaN.
 static void add_specials(const Work<double>& w, const Seen<double>& seen, const double* x,
                          const Tile& t, double* sums) {
     const Run range = t.visible.keys;
@@ -91,8 +85,7 @@ static void add_specials(const Work<double>& w, const Seen<double>& seen, const 
     });
 }
 
-// Pass 2 of row r of a tile. `beyond` becomes true where a number left the range of float64 although
-// no NaN and no infinity of the inputs reaches it.
+// Pass 2 of row r. Sets `beyond` where finite inputs lead out of the range of float64.
 static State<double> softmax_row_apart(const Work<double>& w, const Tile& t, int64_t r,
                                        bool special_query, bool special_values, bool& beyond) {
     // Products of numbers of narrower types cannot leave the range of float64.
@@ -111,7 +104,8 @@ static State<double> softmax_row_apart(const Work<double>& w, const Tile& t, int
     bool odd = false;
     const double most = prepare(w.how, x, whole.low, whole.high, seen, odd);
     for (int64_t j = keys.low; odd && j < keys.high; j++)
-        beyond |= special(x[j]) && seen(j) && !from_inputs(j) && !(seen.bias && special(seen.bias[j]));
+        beyond |= special(x[j]) && seen(j) && !from_inputs(j) &&
+                  !(seen.bias && special(seen.bias[j]));
     if (special_values) add_specials(w, seen, x, t, w.s.specials.sums + (t.row + r) * w.wide);
     State<double> part;
     part.sum = sum_of<double>(exponentiate(w.how, x, whole.low, whole.high, most, part));
@@ -166,7 +160,8 @@ template <class N> static bool finish_retry(const Work<double>& w, int64_t r, bo
 
 // Weights are numbers of N.
 template <class N>
-static void retry_in_float64(const Request& q, const Piece& piece, const Retries& retries, char* at) {
+static void retry_in_float64(const Request& q, const Piece& piece, const Retries& retries,
+                             char* at) {
     const Work<double> w(q, piece.b, piece.g, retries.count, at, true);
     bool special_query[kTask] = {}, beyond[kTask] = {};
     for (int64_t r = 0; r < w.rows; r++) {
@@ -181,12 +176,13 @@ static void retry_in_float64(const Request& q, const Piece& piece, const Retries
     }
     for (int64_t number = 0; number < w.chunks; number++) {
         if (q.stopped(q.state)) return;
-        const Chunk chunk = w.chunk(number);
+        const Chunk chunk = chunk_of(q, w.b, w.g, number);
         bool packed = false, special_values = false;
         for (int64_t row = 0; row < w.rows; row += kTile) {
             Tile t = {row, smaller_of(kTile, w.rows - row), chunk, {}};
             bool decided = true;
-            for (int64_t r = row; r < row + t.height; r++) decided &= beyond[r] || again(w.s.states[r]);
+            for (int64_t r = row; r < row + t.height; r++)
+                decided &= beyond[r] || again(w.s.states[r]);
             if (decided) continue;
             t.visible = visible_range(q, w.s.row + row, t.height, chunk, w.s.bytes, kPanel<double>);
             if (t.visible.keys.low >= t.visible.keys.high) continue;

@@ -7,7 +7,6 @@ namespace {
 using namespace regard;
 
 constexpr double kLog2e = 1.4426950408889634074;
-constexpr double kLn2 = 0.69314718055994530942;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kTile = 12;  // rows that share a look at the keys
 #else
@@ -33,15 +32,17 @@ struct Run {
     int64_t low, high;
 };
 
+REGARD_INLINE Chunk chunk_of(const Request& q, int64_t b, int64_t g, int64_t number) {
+    return {b, g, number * kChunk, smaller_of(kChunk, q.S - number * kChunk)};
+}
 REGARD_INLINE int64_t next_run(int64_t key) { return (key / kRun + 1) * kRun; }
 
 template <class T> constexpr T infinity() { return T(__builtin_inf()); }
 
-template <class T> constexpr T largest_number() { return T(sizeof(T) == 4 ? __FLT_MAX__ : __DBL_MAX__); }
-template <class T> constexpr T smallest_number() { return T(sizeof(T) == 4 ? __FLT_MIN__ : __DBL_MIN__); }
-template <class T> constexpr Kind kind_of() { return sizeof(T) == 4 ? Kind::float32 : Kind::float64; }
-
-// --- rows in, rows out -------------------------------------------------------------------------
+template <class T> constexpr bool kNarrow = sizeof(T) == 4;
+template <class T> constexpr T largest_number() { return T(kNarrow<T> ? __FLT_MAX__ : __DBL_MAX__); }
+template <class T> constexpr T smallest_number() { return T(kNarrow<T> ? __FLT_MIN__ : __DBL_MIN__); }
+template <class T> constexpr Kind kind_of() { return kNarrow<T> ? Kind::float32 : Kind::float64; }
 
 template <int N> struct Number {
     static constexpr int value = N;

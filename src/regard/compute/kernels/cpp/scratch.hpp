@@ -3,7 +3,6 @@
 #include "softmax.hpp"
 
 namespace {
-using namespace regard;
 
 // NaN and infinite values, which never meet a weight (retry_float64.hpp).
 template <class T> struct Specials {
@@ -53,7 +52,7 @@ template <class T> struct Scratch {
 template <class T> struct Partial {
     char* at;
     int64_t rows, wide;
-    int64_t one() const { return padded(int64_t(2 * sizeof(State<T>)) + wide * int64_t(sizeof(T)), 64); }
+    int64_t one() const { return padded(int64_t(2 * sizeof(State<T>) + sizeof(T) * wide), 64); }
     State<T>& state(int64_t chunk, int64_t r) const {
         return *(State<T>*)(at + (chunk * rows + r) * one());
     }
@@ -72,9 +71,6 @@ template <class T> struct Work {
           how(softmax_of<T>(q)), sign(q.scale < 0 ? T(-1) : q.scale == 0 ? T(0) : T(1)),
           s(q, at, retry) {}
 
-    Chunk chunk(int64_t number) const {
-        return {b, g, number * kChunk, smaller_of(kChunk, q.S - number * kChunk)};
-    }
     void load_query(int64_t r) const {
         const Row& row = s.row[r];
         T* query = s.queries + r * q.D;

@@ -54,6 +54,11 @@ template <class T> REGARD_INLINE void store(T* p, Vec<T> v) {
 }
 template <class T> REGARD_INLINE Vec<T> all(T x) { return x - (Vec<T>){}; }
 
+// a where the bits are set, else b.
+template <class V, class B> REGARD_INLINE V select(B bits, V a, V b) {
+    return (V)((bits & (B)a) | (~bits & (B)b));
+}
+
 // Whole vectors of zeros over n numbers.
 template <class T> REGARD_INLINE void clear(T* p, int64_t n) {
     for (int64_t i = 0; i < n; i += kLanes<T>) store(p + i, Vec<T>{});
@@ -67,11 +72,14 @@ template <class T> REGARD_INLINE void clear(T* p, int64_t n) {
 #else
 #define REGARD_FMA(SUFFIX, ARM) a* b + c
 #endif
-REGARD_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
-    return REGARD_FMA(ps, vfmaq_f32);
-}
-REGARD_INLINE Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
-    return REGARD_FMA(pd, vfmaq_f64);
+#define REGARD_FMA_OF(V, SUFFIX, ARM) \
+    REGARD_INLINE V fma(V a, V b, V c) { return REGARD_FMA(SUFFIX, ARM); }
+REGARD_FMA_OF(Vec<float>, ps, vfmaq_f32)
+REGARD_FMA_OF(Vec<double>, pd, vfmaq_f64)
+
+// Horner's rule, from the leading coefficient on.
+template <class V, class... C> REGARD_INLINE V polynomial(V x, V p, C... coefficients) {
+    return (..., (p = fma(p, x, all(coefficients))));
 }
 
 // The larger one; where one of them is NaN, the second argument.
@@ -86,17 +94,13 @@ REGARD_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) { return REGARD_L
 template <int... I> using Indices = std::integer_sequence<int, I...>;
 template <class T> using LanesOf = std::make_integer_sequence<int, kLanes<T>>;
 
-// The upper half of a vector beside itself, the upper quarter beside itself, …: what reductions
-// combine, in a fixed order, so that a sum does not depend on the path.
+// Reductions: the upper half onto the lower, then quarters, …: in a fixed order on every path.
 template <int Width, class V, int... I> REGARD_INLINE V upper(V v, Indices<I...>) {
     return __builtin_shufflevector(v, v, (Width + I % Width)...);
 }
 template <class T, int Width, class F> REGARD_INLINE Vec<T> fold(Vec<T> v, F combine) {
-    if constexpr (Width == 0) {
-        return v;
-    } else {
-        return fold<T, Width / 2>(combine(v, upper<Width>(v, LanesOf<T>{})), combine);
-    }
+    if constexpr (Width == 0) return v;
+    else return fold<T, Width / 2>(combine(v, upper<Width>(v, LanesOf<T>{})), combine);
 }
 template <class T> REGARD_INLINE T sum_of(Vec<T> v) {
     return fold<T, kLanes<T> / 2>(v, [](Vec<T> a, Vec<T> b) { return a + b; })[0];
@@ -104,8 +108,7 @@ template <class T> REGARD_INLINE T sum_of(Vec<T> v) {
 template <class T> REGARD_INLINE T largest_of(Vec<T> v) {
     return fold<T, kLanes<T> / 2>(v, [](Vec<T> a, Vec<T> b) { return larger(a, b); })[0];
 }
-// Whether whole vectors of numbers are finite: x · 0 is 0 for finite x and NaN else, and a sum keeps
-// a NaN.
+// Whether whole vectors of numbers are finite: x · 0 is NaN where x is not, and a sum keeps a NaN.
 template <class T> REGARD_INLINE bool finite(const T* x, int64_t n) {
     constexpr int W = kLanes<T>, N = 4;  // additions that do not wait for each other
     Vec<T> rest[N] = {};
@@ -118,8 +121,7 @@ template <class T> REGARD_INLINE bool finite(const T* x, int64_t n) {
 }
 
 // 2^x for x <= 0, at most 1 ulp off, down through the subnormal numbers to 0; NaN stays NaN.
-// Where nothing scales by a power of two, the result is made 2^64 times too large and multiplied
-// down: one rounding, gradual underflow.
+// Without scalef, the result is made 2^64 times too large and multiplied down: one rounding.
 REGARD_INLINE Vec<float> exp2(Vec<float> x) {
     Vec<float> low = all(-190.0f);
     x = larger(low, x);  // NaN passes: it is the second argument
@@ -131,14 +133,10 @@ REGARD_INLINE Vec<float> exp2(Vec<float> x) {
     Vec<float> r = x + magic;
     Vec<float> f = x - (r - magic);
 #endif
-    Vec<float> p = all(1.535336188319500e-4f);
-    p = fma(p, f, all(1.339887440266574e-3f));
-    p = fma(p, f, all(9.618437357674640e-3f));
-    p = fma(p, f, all(5.550332471162809e-2f));
-    p = fma(p, f, all(2.402264791363012e-1f));
+    Vec<float> p = polynomial(f, all(1.535336188319500e-4f), 1.339887440266574e-3f,
+                              9.618437357674640e-3f, 5.550332471162809e-2f, 2.402264791363012e-1f);
 #if defined(REGARD_FUSED_MULTIPLY_ADD)
-    p = fma(p, f, all(6.931472028550421e-1f));
-    p = fma(p, f, all(1.0f));
+    p = polynomial(f, p, 6.931472028550421e-1f, 1.0f);
 #else
     // The linear term in two parts, the larger one exact: else its rounding alone costs half an ulp.
     const Vec<float> coarse = (f + all(3072.0f)) - all(3072.0f);  // a multiple of 2^-12
@@ -150,8 +148,7 @@ REGARD_INLINE Vec<float> exp2(Vec<float> x) {
     return _mm512_scalef_ps(p, whole);
 #else
     Vec<float> scaled = (Vec<float>)(((Modular<float>)r << 23) + (Modular<float>)p);
-    // Bits of a NaN leave the range of a signed integer, so the sum wraps around. f − f is 0, and
-    // NaN where x is: integer arithmetic alone could make a number of a NaN.
+    // Integer arithmetic alone could make a number of a NaN; f − f is 0, and NaN where x is.
     return fma(scaled, all(0x1p-64f), f - f);
 #endif
 }
@@ -170,18 +167,11 @@ REGARD_INLINE Vec<double> exp2(Vec<double> x) {
     Vec<double> g = f * all(0.69314718055994530942);
     Vec<double> rest = fma(f, all(0.69314718055994530942), -g);
     rest = fma(f, all(2.3190468138462996e-17), rest);
-    Vec<double> p = all(1.6059043836821613e-10);
-    p = fma(p, g, all(2.08767569878681e-09));
-    p = fma(p, g, all(2.505210838544172e-08));
-    p = fma(p, g, all(2.755731922398589e-07));
-    p = fma(p, g, all(2.7557319223985893e-06));
-    p = fma(p, g, all(2.48015873015873e-05));
-    p = fma(p, g, all(1.984126984126984e-04));
-    p = fma(p, g, all(1.3888888888888889e-03));
-    p = fma(p, g, all(8.333333333333333e-03));
-    p = fma(p, g, all(4.1666666666666664e-02));
-    p = fma(p, g, all(1.6666666666666666e-01));
-    p = fma(p, g, all(0.5));
+    Vec<double> p = polynomial(g, all(1.6059043836821613e-10), 2.08767569878681e-09,
+                               2.505210838544172e-08, 2.755731922398589e-07, 2.7557319223985893e-06,
+                               2.48015873015873e-05, 1.984126984126984e-04, 1.3888888888888889e-03,
+                               8.333333333333333e-03, 4.1666666666666664e-02,
+                               1.6666666666666666e-01, 0.5);
     p = fma(p * g, g, rest) + g;  // e^g - 1
     p = p + all(1.0);
 #if defined(__AVX512F__)
@@ -195,8 +185,7 @@ REGARD_INLINE Vec<double> exp2(Vec<double> x) {
 // 2^x of one number x <= 0, by the same arithmetic as in vectors.
 template <class T> REGARD_INLINE T exp2_of(T x) { return exp2(all(x))[0]; }
 
-// --- conversions -------------------------------------------------------------------------------
-
+// Conversions between float32 and the half types.
 REGARD_INLINE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 REGARD_INLINE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
@@ -206,7 +195,8 @@ REGARD_INLINE float from_half(uint16_t h) {
 #else
     // Shift the exponent and fraction into place, scale by 2^112: subnormals come out normal.
     const float size = float_of(uint32_t(h & 0x7fff) << 13) * 0x1p112f;
-    return float_of(bits_of(size) | (size >= 65536.0f ? 0x7f800000u : 0) | uint32_t(h & 0x8000) << 16);
+    const uint32_t special = size >= 65536.0f ? 0x7f800000u : 0;
+    return float_of(bits_of(size) | special | uint32_t(h & 0x8000) << 16);
 #endif
 }
 REGARD_INLINE uint16_t to_half(float x) {
@@ -261,7 +251,7 @@ REGARD_INLINE Vec<float> wide_half(const void* p) {
 REGARD_INLINE void narrow_bfloat(void* p, Vec<float> x) {
     const Wide bits = (Wide)x, number = (Wide)(x == x);
     const Wide rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = bits >> 16 | 0x40;
-    const Narrow y = __builtin_convertvector((number & rounded) | (~number & nan), Narrow);
+    const Narrow y = __builtin_convertvector(select(number, rounded, nan), Narrow);
     __builtin_memcpy(p, &y, sizeof y);
 }
 REGARD_INLINE void narrow_half(void* p, Vec<float> x) {

@@ -3,9 +3,6 @@
 #include "mask_rules.hpp"
 
 namespace {
-using namespace regard;
-
-// --- pass 2: softmax ---------------------------------------------------------------------------
 
 REGARD_INLINE Vec<float> hyperbolic_tangent(Vec<float> x) {
     typedef Bits<float> I;
@@ -14,14 +11,10 @@ REGARD_INLINE Vec<float> hyperbolic_tangent(Vec<float> x) {
     const Vec<float> e = exp2(size * all(float(-2 * kLog2e)));
     const Vec<float> large = (all(1.0f) - e) / (all(1.0f) + e);
     const Vec<float> square = x * x;
-    Vec<float> p = all(-5.70498872745e-3f);
-    p = fma(p, square, all(2.06390887954e-2f));
-    p = fma(p, square, all(-5.37397155531e-2f));
-    p = fma(p, square, all(1.33314422036e-1f));
-    p = fma(p, square, all(-3.33332819422e-1f));
+    const Vec<float> p = polynomial(square, all(-5.70498872745e-3f), 2.06390887954e-2f,
+                                    -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f);
     const Vec<float> small = fma(p * square, x, x);
-    const I use_small = (I)(size < all(0.625f));
-    return (Vec<float>)((use_small & (I)small) | (~use_small & ((I)large | sign)));
+    return select((I)(size < all(0.625f)), small, (Vec<float>)((I)large | sign));
 }
 REGARD_INLINE Vec<double> hyperbolic_tangent(Vec<double> x) {
     for (int i = 0; i < kLanes<double>; i++) x[i] = __builtin_tanh(x[i]);
@@ -60,19 +53,17 @@ template <class T> static Softmax<T> softmax_of(const Request& q) {
     return how;
 }
 
-// Logits of scores bent by the softcap; where it bends less than rounding does, not at all, so that
-// no ratio of scale and cap loses digits.
+// Logits of scores under the softcap, which leaves small scores as they are.
 template <class T> REGARD_INLINE Vec<T> capped(const Softmax<T>& how, Vec<T> score) {
     const Vec<T> scaled = score * all(how.scale);
     const Vec<T> part = scaled / all(how.cap);
     const Vec<T> bent = hyperbolic_tangent(part) * all(how.cap);
     const T least = sizeof(T) == 4 ? T(1e-4) : T(1e-9);
     const Bits<T> straight = (Bits<T>)(part < all(least)) & (Bits<T>)(part > all(-least));
-    return (Vec<T>)((straight & (Bits<T>)scaled) | (~straight & (Bits<T>)bent));
+    return select(straight, scaled, bent);
 }
 
-// What a row has seen: its largest number and the sum of 2^((number − largest)·unit). The largest
-// counts exactly 1.
+// What a row has seen: its largest number, and the sum of 2^((number − largest)·unit).
 template <class T> struct State {
     T maximum;  // −∞ while nothing was seen
     T sum;
@@ -95,8 +86,8 @@ template <class T> static bool any_seen_special(const Seen<T>& seen, const T* x,
 
 // Numbers that are not seen become −∞.
 template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
-    const Bits<T> absent = (Bits<T>)all(-infinity<T>());
-    store(x, (Vec<T>)((seen & (Bits<T>)load(x)) | (~seen & absent)));
+    const Vec<T> absent = all(-infinity<T>());
+    store(x, select(seen, load(x), absent));
 }
 
 // The largest of the scores [from, to) of one row, which become −∞ where hidden; whole vectors, from
@@ -173,8 +164,7 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
     return largest_of<T>(larger(most0, most1));
 }
 
-// Exponentials of what `prepare` left, 0 where hidden. The sum is left in lanes, for rows to be
-// added up side by side.
+// Exponentials of what `prepare` left, 0 where hidden; returns their sum in lanes.
 template <class T>
 REGARD_INLINE Vec<T> exponentiate(const Softmax<T>& how, T* x, int64_t from, int64_t to, T most,
                                   State<T>& state) {
@@ -199,8 +189,6 @@ REGARD_INLINE Vec<T> exponentiate(const Softmax<T>& how, T* x, int64_t from, int
     state = {maximum, 0};
     return sum0 + sum1;
 }
-
-// --- pass 4: merge -----------------------------------------------------------------------------
 
 // (state, out) becomes the state of both parts. A part that saw nothing changes no byte.
 template <class T>

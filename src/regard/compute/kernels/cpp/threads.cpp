@@ -20,15 +20,6 @@ std::atomic<unsigned> forked{0};
 
 class Pool {
   public:
-    ~Pool() {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            stopping_ = true;
-        }
-        wake_.notify_all();
-        for (auto& thread : threads_) thread.join();
-    }
-
     // False if the pool is taken.
     bool run(int threads, const std::function<void(int)>& work, const std::function<void()>& pulse) {
         std::unique_lock<std::mutex> taken(one_call_, std::try_to_lock);
@@ -90,18 +81,11 @@ class Pool {
 #endif
     }
 
-    static int current_cpu() {
 #if defined(__linux__)
-        return sched_getcpu();
-#else
-        return -1;
-#endif
-    }
+    static int current_cpu() { return sched_getcpu(); }
 
-#if defined(__linux__)
-    // A worker woken on the CPU of the caller may stay there for many calls, both taking turns
-    // while another CPU is idle. The worker gives up that one CPU, until it meets the caller on
-    // another.
+    // A worker woken on the caller's CPU may stay there while another CPU is idle. It gives up that
+    // CPU, until it meets the caller on another.
     class Place {
       public:
         void leave(int caller) {
@@ -121,6 +105,7 @@ class Pool {
         bool narrowed_ = false;
     };
 #else
+    static int current_cpu() { return -1; }
     struct Place {
         void leave(int) {}
     };
@@ -136,8 +121,7 @@ class Pool {
             wait(kPatience / 2, [&] { return generation_.load(std::memory_order_acquire) != seen; });
             {
                 std::unique_lock<std::mutex> lock(mutex_);
-                wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
-                if (stopping_) return;
+                wake_.wait(lock, [&] { return generation_ != seen; });
                 seen = generation_;
                 if (number > helpers_) continue;
                 work = work_;
@@ -158,7 +142,6 @@ class Pool {
     std::atomic<uint64_t> generation_{0};
     int helpers_ = 0;
     int caller_ = -1;  // the CPU that the call came from
-    bool stopping_ = false;
 };
 
 // Never destroyed by the C++ runtime: a thread may still be inside when the interpreter exits.

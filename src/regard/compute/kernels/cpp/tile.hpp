@@ -6,7 +6,6 @@
 #include "scratch.hpp"
 
 namespace {
-using namespace regard;
 
 struct Tile {
     int64_t row, height;  // the first of its rows in the piece, and how many
@@ -26,7 +25,7 @@ template <class T> struct Operands {
     int64_t stride;      // of values, in bytes
 };
 
-// A row's bias for a chunk's keys: in place if it can be read as whole panels, else copied to `room`.
+// A row's bias for a chunk's keys, in place if whole panels can be read there, else in `room`.
 template <class T>
 REGARD_INLINE const T* bias_of(const Request& q, const Row& row, const Chunk& chunk, T* room) {
     if (!q.bias.data) return nullptr;
@@ -66,8 +65,7 @@ REGARD_INLINE void score_tile(const Work<T>& w, const Tile& t, const T* queries,
     });
 }
 
-// Pass 2: scores become exponentials, `parts` their states. Row after row, one thing at a time: what
-// a row waits for, the next ones hide.
+// Pass 2: scores become exponentials, `parts` their states. One step for all rows, then the next.
 template <class T>
 REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts) {
     const Run keys = t.visible.keys, whole = whole_vectors<T>(keys);
@@ -96,26 +94,26 @@ REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts
 
 // Pass 3: exponentials times values.
 template <class T>
-REGARD_INLINE void accumulate_values(const Work<T>& w, const Tile& t, const Operands<T>& use, T* part) {
+REGARD_INLINE void accumulate_values(const Work<T>& w, const Tile& t, const Operands<T>& use,
+                                     T* part) {
     by_height(t.height, [&](int64_t r, auto rows) {
         outputs<T, decltype(rows)::value>(w.s.strip + r * kStrip<T>, use.values, use.stride, w.wide,
                                           t.visible.keys, part + r * w.wide);
     });
 }
 
-// Calls f(first column, Number<vectors>) for all columns: additions of several vectors at a time do
-// not wait for each other.
+// Calls f(first column, Number<vectors>) for all columns, several independent vectors at a time.
 template <class T, class F> REGARD_INLINE void in_columns(int64_t wide, F f) {
     int64_t e = 0;
     for (; e + 4 * kLanes<T> <= wide; e += 4 * kLanes<T>) f(e, Number<4>{});
     for (; e < wide; e += kLanes<T>) f(e, Number<1>{});
 }
 
-// A row's output of one chunk again, hidden keys skipped: what is stored in a hidden value (NaN,
-// infinity) must not meet its weight of 0. Bytes are those of `blend` for finite values.
+// A row's output of one chunk again, without hidden keys: a hidden NaN must not meet its weight of 0.
+// For finite values the bytes are those of `blend`.
 template <class T>
-static void accumulate_visible(const Seen<T>& seen, const T* p, const Operands<T>& use, int64_t wide,
-                               Run range, T* out) {
+static void accumulate_visible(const Seen<T>& seen, const T* p, const Operands<T>& use,
+                               int64_t wide, Run range, T* out) {
     int16_t keys[kChunk];
     int64_t count = 0;
     for (int64_t j = range.low; j < range.high; j++) {

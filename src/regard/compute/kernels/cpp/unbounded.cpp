@@ -1,13 +1,10 @@
 // One row again with numbers of any size, in plain loops: for the rare row that leaves the range of
 // float64 although its inputs are finite (q·k near 1e308 and beyond, sums near the largest number).
 //
-// pass 1 logits of the visible keys, pass 2 maximum, pass 3 exponentials and sum, pass 4 output.
-//
 // Sums are brought into range by powers of two, which round nothing, and logits have exponents of
 // their own. A long double would not do: where it is no wider than a double it has no more range.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "driver.hpp"
@@ -49,8 +46,7 @@ double get(const char* from, int64_t at, Kind kind) {
     return x;
 }
 
-// The power of two by which numbers are divided so that none exceeds 2^500, and D products of two such
-// numbers have a sum.
+// The power of two that brings numbers down to 2^500, so that sums of their products are finite.
 int down_to_range(const std::vector<double>& x) {
     double most = 0;
     for (const double one : x) most = std::isfinite(one) ? std::max(most, std::fabs(one)) : most;
@@ -85,8 +81,8 @@ Number logit(const Request& q, const std::vector<double>& query, const std::vect
     return x;
 }
 
-// One number of the output. What is NaN or infinite weighs 1, or 0 with a score of −∞, but not what a
-// positive weight underflows to.
+// One number of the output. A NaN or an infinity weighs 1, or 0 with a score of −∞, however small its
+// weight.
 double output(const Request& q, int64_t b, int64_t g, int64_t e, const std::vector<int64_t>& keys,
               const std::vector<Number>& logits, const std::vector<double>& weights) {
     double sum = 0, half = 0, special = 0, low = q.sink ? 0 : INFINITY, high = -low;
@@ -143,7 +139,8 @@ void unbounded_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole
     for (int64_t e = 0; e < q.E; e++) {
         if (!whole && std::isfinite(get(q.output, row * q.E + e, q.kind))) continue;
         if (q.stopped(q.state)) return;
-        store_one(q.output, row * q.E + e, q.kind, nan ? NAN : output(q, b, g, e, keys, logits, weights));
+        const double x = nan ? NAN : output(q, b, g, e, keys, logits, weights);
+        store_one(q.output, row * q.E + e, q.kind, x);
     }
     if (!whole) return;
     if (q.lse) store_one(q.lse, row, q.lse_kind, (most + std::log(total)).near());
