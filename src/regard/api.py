@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy import ndarray
 
-from regard.boundary.arrays import lend, untraced
+from regard.boundary.arrays import Array, lend, untraced
 from regard.compute.native import fast_path, set_default_threads
 from regard.errors import OptionError, naming_shapes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from regard.faces import Diagnosis, Explanation
-
-    Array = NDArray[Any]
 
 
 def attention(

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.boundary.arrays import as_numpy
+from regard.boundary.arrays import Array, as_numpy
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Array = NDArray[Any]
 
 # The dtypes of query, key and value. bfloat16 is known by name: ml_dtypes is not needed here.
 FLOATS = ("float16", "bfloat16", "float32", "float64")

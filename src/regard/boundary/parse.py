@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.boundary.arrays import as_numpy
+from regard.boundary.arrays import Array, as_numpy
 from regard.errors import OptionError, ProblemError, safe_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Array = NDArray[np.float64]
     Booleans = NDArray[np.bool_]
 
 MAX_AXES = 3

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.boundary.arrays import Array
 from regard.cli.completion import complete_kernel
 from regard.cli.frame import check_targets
 from regard.errors import OptionError, naming_shapes, safe_text
 from regard.views.screen import console
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from regard.cli.on_disk import Job
 
-    Array = NDArray[Any]
 
 # From here on the command says beforehand what it needs.
 WORTH_SAYING = 2**28

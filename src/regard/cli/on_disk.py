@@ -16,16 +16,14 @@ import numpy as np
 
 from regard.api import attention
 from regard.boundary.arguments import is_float
+from regard.boundary.arrays import Array
 from regard.boundary.files import open_file, write_file
 from regard.compute.kernels.reference import BLOCK_CELLS
 from regard.errors import ProblemError, safe_text
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from regard.compute.request import Request
 
-    Array = NDArray[Any]
 
 # Which batch element, heads and rows.
 Piece = tuple[tuple[int, ...], slice, slice]

@@ -6,14 +6,10 @@ Its only importer, and light: the fast path needs no more than this. Must not kn
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from regard.boundary.arrays import Array
 from regard.errors import OptionError, safe_text
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 REBUILD = "pip install --no-cache-dir --force-reinstall ."
 

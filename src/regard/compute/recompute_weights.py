@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arguments import as_array, read_array, result_dtype
+from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.request import Request, Result, make_request
 from regard.compute.rules import Block
@@ -22,8 +23,6 @@ from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 # Rows of one call: what it makes in float64 stays small beside what is returned.

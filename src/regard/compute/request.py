@@ -24,14 +24,13 @@ from regard.boundary.arguments import (
     result_dtype,
     spread,
 )
+from regard.boundary.arrays import Array
 from regard.compute.rules import AllowedByBias, Mask, all_of, as_mask, rows_of
 from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
 from regard.masks import Causal, Window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 MAX_AXES = 32  # what NumPy broadcasts

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard.boundary.arguments import as_array
-from regard.boundary.arrays import lend
+from regard.boundary.arrays import Array, lend
 from regard.errors import DtypeError, OptionError, ShapeError
 from regard.textbook.operations import compute
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 class Merged(NamedTuple):

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.compute.request import Request
 from regard.textbook.operations import sum_of_special
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.typing import NDArray
 
-    Array = NDArray[Any]
 
 # Numbers of any size as pairs, fraction · 2^exponent: finite fractions are below 2^_ROOM.
 _Pair = tuple["Array", "Array"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.convention import EMBEDDED, READY, Array, Convention, to_layout
+from regard.boundary.arrays import Array
+from regard.diagnosis.convention import EMBEDDED, READY, Convention, to_layout
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.signature import Callee
 

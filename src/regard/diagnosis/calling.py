@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.diagnosis.arguments import NotOfferedError, arguments_for
 from regard.diagnosis.convention import (
     EMBEDDED,
     READY,
     Answer,
-    Array,
     Ask,
     CallResult,
     Convention,

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from regard.boundary.arrays import Array
 
 # How a mask argument is written, and how that is printed.
 MASK_KINDS = {

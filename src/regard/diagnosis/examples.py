@@ -11,7 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from regard.diagnosis.convention import Array, Convention
+from regard.boundary.arrays import Array
+from regard.diagnosis.convention import Convention
 from regard.diagnosis.mistakes import EQUIVALENTS
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.probe import Probe, Values, Variant, walk

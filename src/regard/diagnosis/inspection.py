@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.convention import Array
+from regard.boundary.arrays import Array
 from regard.diagnosis.signature import PROJECTIONS, Callee, parameters_of, plain, role_of
 from regard.errors import OptionError, safe_text
 

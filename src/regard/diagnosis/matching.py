@@ -13,7 +13,8 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from regard.diagnosis.convention import Array, agrees
+from regard.boundary.arrays import Array
+from regard.diagnosis.convention import agrees
 from regard.diagnosis.mistakes import CATALOGUE
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, walk

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regard.diagnosis.convention import Array
+from regard.boundary.arrays import Array
 from regard.textbook.operations import compute
 from regard.textbook.steps import LETTERS, Ref, Step, textbook
 

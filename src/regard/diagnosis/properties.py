@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from regard.diagnosis.convention import Array, Convention, agrees
+from regard.boundary.arrays import Array
+from regard.diagnosis.convention import Convention, agrees
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ready_probe
 from regard.diagnosis.result import Property

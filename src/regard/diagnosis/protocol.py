@@ -18,7 +18,8 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from regard.diagnosis.convention import PROBLEMS, Array, CallResult, Question, ReturnedArray
+from regard.boundary.arrays import Array
+from regard.diagnosis.convention import PROBLEMS, CallResult, Question, ReturnedArray
 from regard.diagnosis.running import MAX_ARRAYS
 from regard.diagnosis.signature import PROJECTIONS, ROLES, Callee, Parameter
 from regard.errors import safe_text

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.convention import Array, CallResult, Question, ReturnedArray, agrees
+from regard.boundary.arrays import Array
+from regard.diagnosis.convention import CallResult, Question, ReturnedArray, agrees
 from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
 

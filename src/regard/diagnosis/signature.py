@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from regard.diagnosis.convention import Array
+from regard.boundary.arrays import Array
 from regard.errors import OptionError, safe_text
 
 # Role -> names of parameters that have it, in lower case without underscores.

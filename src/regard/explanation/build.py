@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from regard.boundary.arguments import as_array
+from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.kernels.reference import Run
 from regard.compute.request import Request, make_request
@@ -25,11 +26,6 @@ from regard.masks import Lengths, Segments
 from regard.problems.parts import NAMED_AXES
 from regard.problems.problem import Problem
 from regard.textbook.steps import PROJECTED, projecting
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 Softmax = Literal["shifted", "unshifted"]
 

@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.compute.rules import Block, Mask, Verdict
 from regard.errors import LabelError, safe_text
 from regard.explanation.labels import Labels, as_index
@@ -31,8 +32,6 @@ from regard.textbook.steps import INDEX_MAPS, Ref, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 class Values(Protocol):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.compute.rules import LeftOut
 from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
@@ -25,8 +26,6 @@ from regard.textbook.steps import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from regard.boundary.arrays import Array
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Array = NDArray[Any]
 
 # How much of a table is printed.
 MOST_ROWS, MOST_COLUMNS = 20, 10

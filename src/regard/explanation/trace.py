@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.compute.rules import Mask
 from regard.errors import LabelError, safe_text
 from regard.explanation.derivation import Derivation, Values, derive, verdict
@@ -30,10 +31,6 @@ from regard.explanation.table import Table
 from regard.textbook.steps import Step
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
     from regard.problems.problem import Problem
 
 

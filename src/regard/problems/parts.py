@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.boundary.parse import (
     MAX_AXES,
     as_integer,
@@ -26,11 +27,6 @@ from regard.boundary.parse import (
 )
 from regard.errors import ProblemError, safe_text
 from regard.textbook.steps import PROJECTED, textbook
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
 
 # What a problem may start from, in place of embeddings and weights.
 READY = ("queries", "keys", "values")

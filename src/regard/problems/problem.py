@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.errors import safe_text
 from regard.problems.checks import checked
 from regard.problems.parts import (
@@ -26,7 +27,6 @@ from regard.textbook.steps import PROJECTED
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Array = NDArray[np.float64]
     Booleans = NDArray[np.bool_]
 
 

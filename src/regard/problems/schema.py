@@ -10,10 +10,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.boundary.parse import (
     as_number,
     as_number_or_numbers,
@@ -33,11 +34,6 @@ from regard.problems.tables import (
     stack_tables,
 )
 from regard.textbook.steps import PROJECTED
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
 
 FORMAT = "regard/1"
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.boundary.parse import as_numbers, check_text, shown
 from regard.errors import ProblemError
 from regard.problems.parts import MAX_NUMBERS
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
 
 # Strings that a file may have for numbers: JSON has no others, and TOML takes them too.
 WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,11 @@ Owns which blocks hold the rows that are asked for. Must not know words or how a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.explanation.derivation import verdict
 from regard.explanation.labels import batch_position, head_position, own_head
 from regard.explanation.table import Table
@@ -17,8 +18,6 @@ from regard.explanation.trace import Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 class Head:

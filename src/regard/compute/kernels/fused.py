@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard.boundary.arguments import is_float, spread
+from regard.boundary.arrays import Array
 from regard.compute import native
 from regard.compute.request import Request, Result
 from regard.compute.rules import All, AnyOf, Boolean, Mask, Not
@@ -20,9 +21,6 @@ from regard.masks import Causal, Lengths, Segments, Window
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 name = "fused"
 

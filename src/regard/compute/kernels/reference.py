@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.compute.request import Request, Result
 from regard.compute.rules import Block, Mask
 from regard.compute.unbounded import Head, unbounded_rows
@@ -24,7 +25,6 @@ from regard.textbook.steps import LETTERS, Ref, Step, merging, projecting, textb
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Array = NDArray[Any]
 
 Rows = range | tuple[int, ...]
 

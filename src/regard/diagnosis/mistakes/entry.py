@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from regard.diagnosis.convention import Array
+from regard.boundary.arrays import Array
 from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant
 
 Family = Literal["one head", "hiding", "numerics", "heads and projections", "caching and windows"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.convention import Array
+from regard.boundary.arrays import Array
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from regard.diagnosis.convention import Array
+from regard.boundary.arrays import Array
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Variants,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.compute.rules import All, AllowedByBias, AnyOf, Block, Boolean, Mask, Not
 from regard.errors import safe_text
 from regard.explanation.labels import own_head
@@ -26,11 +27,6 @@ from regard.views.report.plan import Plan, pooled
 from regard.views.report.summary import checks, countable, scale_words
 from regard.views.report.whatif import BITS, MASKED, switches, variants
 from regard.views.step_words import SPREAD
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 # More of a label than this is never shown.
 LABEL_LENGTH = 201

@@ -9,21 +9,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.errors import OptionError
 from regard.explanation.derivation import Values
 from regard.explanation.labels import own_head
 from regard.explanation.trace import ExplainedStep, Trace
 from regard.textbook.steps import Step, textbook
 from regard.views.head_view import Head, heads
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 # Larger matrices are drawn, not printed.
 MOST_PRINTED = 32
