@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[1]
 # that have no name of their own here. `__init__` is the package as users see it.
 LADDER = """
 errors _fused
-boundary.arrays boundary.files compute.native
-boundary.arguments
+boundary.arrays boundary.files
+boundary.arguments compute.native
 boundary.parse compute.rules
 masks
 textbook compute.request

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arguments import as_integers, check_lead
+from regard.boundary.arrays import Array
 from regard.errors import OptionError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Array = NDArray[Any]
     # One number for all batch elements, or one for each.
     Count = int | NDArray[np.int64]
 

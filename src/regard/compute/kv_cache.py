@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arguments import FLOATS, as_array, as_int
-from regard.boundary.arrays import lend
+from regard.boundary.arrays import Array, lend
 from regard.compute import dispatch
 from regard.compute.kv_buffers import (
     alike,
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard.compute.kv_buffers import Count
-
-    Array = NDArray[Any]
 
 
 # Keys outside every window are dropped in multiples of this. The fused kernel cuts keys into such
