@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
 
 import typer
 
 from regard.cli import attention, bench, diagnose, explain, info
-from regard.cli.frame import Command, Commands
+from regard.cli.frame import Command, Commands, flag
 
 app = typer.Typer(
     cls=Commands,
@@ -37,12 +36,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def start(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
+    version: bool = flag("--version", "Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
     """Attention on NumPy arrays, with an explanation of every number."""
     if context.invoked_subcommand is None:

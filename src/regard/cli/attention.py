@@ -6,13 +6,13 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from regard.boundary.arrays import Array
 from regard.cli.completion import complete_kernel
-from regard.cli.frame import check_targets
+from regard.cli.frame import check_targets, flag, option
 from regard.errors import OptionError, naming_shapes, safe_text
 from regard.views.screen import console
 
@@ -31,76 +31,32 @@ Examples:
 """
 
 
-Query = Annotated[str, typer.Argument(metavar="Q.npy", help="Queries, (..., H, L, D).")]
-Key = Annotated[str, typer.Argument(metavar="K.npy", help="Keys, (..., G, S, D).")]
-Value = Annotated[str, typer.Argument(metavar="V.npy", help="Values, (..., G, S, E).")]
-Output = Annotated[
-    str, typer.Option("--output", "-o", metavar="OUT.npy", help="Save the output here.")
-]
-IsCausal = Annotated[
-    bool, typer.Option("--causal", help="A query attends to no key after its position.")
-]
-MaskFile = Annotated[str | None, typer.Option(metavar="M.npy", help="Booleans, true = attend.")]
-Bias = Annotated[str | None, typer.Option(metavar="B.npy", help="Numbers to add to the scores.")]
-Window = Annotated[
-    tuple[str, str] | None,
-    typer.Option(metavar="LEFT RIGHT", help="Keys to either side: a number or unbounded."),
-]
-Offset = Annotated[
-    str | None,
-    typer.Option(metavar="N|end", help="Position of query 0; end aligns the last query and key."),
-]
-Scale = Annotated[float | None, typer.Option(metavar="X", help="Factor (1/sqrt(D)).")]
-Softcap = Annotated[
-    float | None, typer.Option(metavar="X", help="Limit scores smoothly to below this.")
-]
-Sink = Annotated[
-    float | None, typer.Option(metavar="X", help="Add a score without a key to each softmax.")
-]
-Precision = Annotated[
-    str, typer.Option(metavar="working|exact", help="exact: accumulate in float64.")
-]
-KernelName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="Kernel to use; see regard info.", autocompletion=complete_kernel
-    ),
-]
-Threads = Annotated[int | None, typer.Option(metavar="N", help="Maximum number of threads.")]
-WeightsFile = Annotated[str | None, typer.Option(metavar="W.npy", help="Save the weights here.")]
-LseFile = Annotated[
-    str | None, typer.Option(metavar="LSE.npy", help="Save the log-sum-exp of each row here.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
-MaxMemory = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Fail rather than allocate more, such as 8GB. Inputs are mapped and do not count.",
-    ),
-]
-
-
 def attention(
-    query: Query,
-    key: Key,
-    value: Value,
-    output: Output,
-    causal: IsCausal = False,
-    mask: MaskFile = None,
-    bias: Bias = None,
-    window: Window = None,
-    offset: Offset = None,
-    scale: Scale = None,
-    softcap: Softcap = None,
-    sink: Sink = None,
-    precision: Precision = "working",
-    kernel: KernelName = None,
-    threads: Threads = None,
-    weights: WeightsFile = None,
-    lse: LseFile = None,
-    force: Force = False,
-    max_memory: MaxMemory = None,
+    query: str = typer.Argument(metavar="Q.npy", help="Queries, (..., H, L, D)."),
+    key: str = typer.Argument(metavar="K.npy", help="Keys, (..., G, S, D)."),
+    value: str = typer.Argument(metavar="V.npy", help="Values, (..., G, S, E)."),
+    output: str = option("OUT.npy", "Save the output here.", "--output", "-o", default=...),
+    causal: bool = flag("--causal", "A query attends to no key after its position."),
+    mask: str | None = option("M.npy", "Booleans, true = attend."),
+    bias: str | None = option("B.npy", "Numbers to add to the scores."),
+    window: tuple[str, str] | None = option(
+        "LEFT RIGHT", "Keys to either side: a number or unbounded."
+    ),
+    offset: str | None = option("N|end", "Position of query 0; end aligns the last query and key."),
+    scale: float | None = option("X", "Factor (1/sqrt(D))."),
+    softcap: float | None = option("X", "Limit scores smoothly to below this."),
+    sink: float | None = option("X", "Add a score without a key to each softmax."),
+    precision: str = option("working|exact", "exact: accumulate in float64.", default="working"),
+    kernel: str | None = option(
+        "NAME", "Kernel to use; see regard info.", autocompletion=complete_kernel
+    ),
+    threads: int | None = option("N", "Maximum number of threads."),
+    weights: str | None = option("W.npy", "Save the weights here."),
+    lse: str | None = option("LSE.npy", "Save the log-sum-exp of each row here."),
+    force: bool = flag("--force", "Overwrite existing files."),
+    max_memory: str | None = option(
+        "SIZE", "Fail rather than allocate more, such as 8GB. Inputs are mapped and do not count."
+    ),
 ) -> None:
     """Compute attention on arrays in .npy files, piece by piece."""
     from regard.boundary.parse import parse_size

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from regard.cli.frame import refuse_without
+from regard.cli.frame import flag, option, refuse_without
 from regard.views.screen import console
 
 EXAMPLES = """\b
@@ -18,28 +16,16 @@ Examples:
 
 
 def bench(
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Peers, separated by commas: torch, onnxruntime, openvino, jax, numpy (all).",
-            show_default=False,
-        ),
-    ] = None,
-    grid: Annotated[
-        str, typer.Option(metavar="quick|full", help="quick: about a minute; full: half an hour.")
-    ] = "quick",
-    as_json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Save everything that was measured."),
-    ] = None,
-    plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Save a picture (.png, .svg or .pdf).")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Threads of every side (all CPUs).")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    against: str | None = option(
+        "NAMES",
+        "Peers, separated by commas: torch, onnxruntime, openvino, jax, numpy (all).",
+        show_default=False,
+    ),
+    grid: str = option("quick|full", "quick: about a minute; full: half an hour.", default="quick"),
+    as_json: str | None = option("FILE", "Save everything that was measured.", "--json"),
+    plot: str | None = option("FILE", "Save a picture (.png, .svg or .pdf)."),
+    threads: int | None = option("N", "Threads of every side (all CPUs)."),
+    force: bool = flag("--force", "Replace files that are there."),
 ) -> None:
     """Check, then time, regard and every installed peer, all with the same number of threads."""
     from regard.bench.command import bench as measure

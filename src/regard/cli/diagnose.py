@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
-from regard.cli.frame import check_targets, refuse_without, saved
+from regard.cli.frame import check_targets, flag, option, refuse_without, saved
 from regard.views.screen import console
 
 EXAMPLES = """\b
@@ -20,47 +19,27 @@ Examples:
 
 
 def diagnose(
-    target: Annotated[
-        str, typer.Argument(metavar="FILE:NAME", help="file.py:name, module:name, book.ipynb:name.")
-    ],
-    signature: Annotated[
-        str | None,
-        typer.Option(metavar="P=ROLE,…", help="Meaning of its parameters, such as a=query, b=key."),
-    ] = None,
-    heads: Annotated[int | None, typer.Option(metavar="N", help="Number of heads.")] = None,
-    causal: Annotated[
-        str | None,
-        typer.Option(
-            metavar="yes|no|start|end",
-            help="Whether it is always causal, or how unequal lengths align.",
-        ),
-    ] = None,
-    mask: Annotated[
-        str | None,
-        typer.Option(metavar="KIND", help="How a mask is read: keep, keep01, add, hide or hide01."),
-    ] = None,
-    window: Annotated[
-        str | None,
-        typer.Option(
-            metavar="inclusive|exclusive", help="Whether a window counts the query's own key."
-        ),
-    ] = None,
-    time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time limit of one call.")
-    ] = 10.0,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 for fragile as for mistaken.")
-    ] = False,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="Call it in this process, not in a child process.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
-    html: Annotated[
-        str | None,
-        typer.Option("--html", metavar="OUT.html", help="Write the diagnosis as one HTML file."),
-    ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open that file in the browser.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Let --html overwrite a file.")] = False,
+    target: str = typer.Argument(
+        metavar="FILE:NAME", help="file.py:name, module:name, book.ipynb:name."
+    ),
+    signature: str | None = option(
+        "P=ROLE,…", "Meaning of its parameters, such as a=query, b=key."
+    ),
+    heads: int | None = option("N", "Number of heads."),
+    causal: str | None = option(
+        "yes|no|start|end", "Whether it is always causal, or how unequal lengths align."
+    ),
+    mask: str | None = option("KIND", "How a mask is read: keep, keep01, add, hide or hide01."),
+    window: str | None = option(
+        "inclusive|exclusive", "Whether a window counts the query's own key."
+    ),
+    time_limit: float = option("SECONDS", "Time limit of one call.", default=10.0),
+    strict: bool = flag("--strict", "Exit with 1 for fragile as for mistaken."),
+    in_process: bool = flag("--in-process", "Call it in this process, not in a child process."),
+    as_json: bool = flag("--json", "Print JSON and nothing else."),
+    html: str | None = option("OUT.html", "Write the diagnosis as one HTML file."),
+    show: bool = flag("--open", "Open that file in the browser."),
+    force: bool = flag("--force", "Let --html overwrite a file."),
 ) -> None:
     """Find the mistake in an attention function: exit code 0 right, 1 mistaken, 2 not run."""
     from regard.diagnosis.isolation import diagnose_target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -15,6 +15,8 @@ from regard.cli.frame import (
     DIFFERS,
     Command,
     check_targets,
+    flag,
+    option,
     refuse_with,
     refuse_without,
     saved,
@@ -61,92 +63,6 @@ class ExplainCommand(Command):
         return super().parse_args(ctx, args)
 
 
-# --- options -------------------------------------------------------------------------------------
-
-Source = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="FILE",
-        help="A problem (.toml, .json, .npz), the name of an example, or - for standard input.",
-        autocompletion=complete_source,
-        show_default=False,
-    ),
-]
-Steps = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--step",
-        metavar="STEP",
-        help="Show only this step; may be given several times.",
-        autocompletion=complete_step,
-    ),
-]
-Why = Annotated[
-    tuple[str, str, str] | None,
-    typer.Option(
-        metavar="STEP ROW COL",
-        help="Derive one number. A row or column is a label or a position from 0; - for an axis "
-        "that the step does not have.",
-        autocompletion=complete_step,
-    ),
-]
-Head = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Query head, from 0; of keys and values, the key head that it uses."
-    ),
-]
-Measured = Annotated[
-    bool, typer.Option("--statistics", help="Show variances, entropy and the effect of the scale.")
-]
-Digits = Annotated[
-    int | None, typer.Option(min=0, max=17, metavar="N", help="Decimals to print (8).")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Text = Annotated[
-    str | None,
-    typer.Option(metavar="WORDS", help="Explain these words, as random vectors, not FILE."),
-]
-Dim = Annotated[int | None, typer.Option(metavar="N", help="With --text: width of a vector (4).")]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="With --text: random seed (0).")]
-Heads = Annotated[int | None, typer.Option(metavar="N", help="With --text: number of heads.")]
-IsCausal = Annotated[
-    bool, typer.Option("--causal", help="With --text: no word attends to a later one.")
-]
-Model = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="With --text: explain the encoder in this directory."),
-]
-Layer = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="With --model: explain this layer, from 0, not an overview."),
-]
-Truncate = Annotated[
-    bool, typer.Option("--truncate", help="With --model: cut a text that is too long.")
-]
-Save = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Save the problem (.toml, .json or .npz).")
-]
-Html = Annotated[
-    str | None,
-    typer.Option("--html", metavar="OUT.html", help="Write an interactive report, one HTML file."),
-]
-Show = Annotated[bool, typer.Option("--open", help="Open the report in the browser.")]
-Budget = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE", help="Maximum size of the report (5MB); what does not fit is downsampled."
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Let --save and --html overwrite a file.")]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format", metavar="toml|json", help="Format of standard input; guessed if not given."
-    ),
-]
-
-
 class _Wanted(NamedTuple):
     """What to show of the explanation."""
 
@@ -172,27 +88,49 @@ class _Files(NamedTuple):
 
 
 def explain(
-    source: Source = None,
-    step: Steps = None,
-    why: Why = None,
-    head: Head = None,
-    statistics: Measured = False,
-    digits: Digits = None,
-    as_json: AsJson = False,
-    text: Text = None,
-    dim: Dim = None,
-    seed: Seed = None,
-    heads: Heads = None,
-    causal: IsCausal = False,
-    model: Model = None,
-    layer: Layer = None,
-    truncate: Truncate = False,
-    save: Save = None,
-    html: Html = None,
-    show: Show = False,
-    budget: Budget = None,
-    force: Force = False,
-    kind: Format = None,
+    source: str | None = typer.Argument(
+        None,
+        metavar="FILE",
+        help="A problem (.toml, .json, .npz), the name of an example, or - for standard input.",
+        autocompletion=complete_source,
+        show_default=False,
+    ),
+    step: list[str] | None = option(
+        "STEP",
+        "Show only this step; may be given several times.",
+        "--step",
+        autocompletion=complete_step,
+    ),
+    why: tuple[str, str, str] | None = option(
+        "STEP ROW COL",
+        "Derive one number. A row or column is a label or a position from 0; - for an axis that "
+        "the step does not have.",
+        autocompletion=complete_step,
+    ),
+    head: int | None = option(
+        "N", "Query head, from 0; of keys and values, the key head that it uses."
+    ),
+    statistics: bool = flag("--statistics", "Show variances, entropy and the effect of the scale."),
+    digits: int | None = option("N", "Decimals to print (8).", min=0, max=17),
+    as_json: bool = flag("--json", "Print JSON and nothing else."),
+    text: str | None = option("WORDS", "Explain these words, as random vectors, not FILE."),
+    dim: int | None = option("N", "With --text: width of a vector (4)."),
+    seed: int | None = option("N", "With --text: random seed (0)."),
+    heads: int | None = option("N", "With --text: number of heads."),
+    causal: bool = flag("--causal", "With --text: no word attends to a later one."),
+    model: str | None = option("DIR", "With --text: explain the encoder in this directory."),
+    layer: int | None = option("N", "With --model: explain this layer, from 0, not an overview."),
+    truncate: bool = flag("--truncate", "With --model: cut a text that is too long."),
+    save: str | None = option("FILE", "Save the problem (.toml, .json or .npz)."),
+    html: str | None = option("OUT.html", "Write an interactive report, one HTML file."),
+    show: bool = flag("--open", "Open the report in the browser."),
+    budget: str | None = option(
+        "SIZE", "Maximum size of the report (5MB); what does not fit is downsampled."
+    ),
+    force: bool = flag("--force", "Let --save and --html overwrite a file."),
+    kind: str | None = option(
+        "toml|json", "Format of standard input; guessed if not given.", "--format"
+    ),
 ) -> None:
     """Show every step of an attention, and where each number comes from."""
     wanted = _Wanted(step or (), why, head, statistics, digits, as_json)

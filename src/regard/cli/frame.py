@@ -95,6 +95,19 @@ def _complain(message: str) -> None:
     typer.echo(f"regard: error: {safe_text(message)}", err=True)
 
 
+# --- options -------------------------------------------------------------------------------------
+
+
+def option(metavar: str | None, help: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """An option that takes a value; its name is the parameter's unless `names` says another."""
+    return typer.Option(default, *names, metavar=metavar, help=help, **more)
+
+
+def flag(name: str, help: str, **more: Any) -> Any:
+    """An option that takes no value."""
+    return typer.Option(False, name, help=help, **more)
+
+
 # --- checks of options and files ------------------------------------------------------------------
 
 

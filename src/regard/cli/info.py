@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from regard.cli.frame import DIFFERS
+from regard.cli.frame import DIFFERS, flag
 from regard.compute import native
 
 
 def info(
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check here what regard promises; a few seconds.")
-    ] = False,
+    verify: bool = flag("--verify", "Check here what regard promises; a few seconds."),
 ) -> None:
     """Show versions, kernels, threads and extras."""
     from regard.compute.config import show_config

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from regard.boundary.arrays import Array
 from regard.errors import OptionError, safe_text
 
 REBUILD = "pip install --no-cache-dir --force-reinstall ."
