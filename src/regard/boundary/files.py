@@ -45,7 +45,7 @@ def open_file(path: str, limit: int) -> Iterator[BinaryIO]:
             yield file
 
 
-def write_file(path: str, write: Callable[[BinaryIO], None], *, force: bool) -> None:
+def write_file(path: str, write: Callable[[BinaryIO], object], *, force: bool) -> None:
     """Write a temporary file beside `path`, then rename it to `path` in one step."""
     with _plain_errors("cannot be written"):
         with suppress(FileNotFoundError):

@@ -195,14 +195,14 @@ def _shape(given: Mapping[str, Any], name: str, wanted: str, *counts: int) -> tu
     return shape
 
 
-def _heads(given: dict[str, Any]) -> tuple[int, int]:
-    """How many query heads and key heads; 1 and 1 without an axis of heads."""
+def _heads(given: dict[str, Any]) -> None:
+    """How many query heads and key heads; none without an axis of heads."""
     if given["heads"] is None:
         if given["key_heads"] is not None:
             raise ProblemError.of(
                 "key_heads", f"is {shown(given['key_heads'])} but heads is not given"
             )
-        return 1, 1
+        return
     for name in ("heads", "key_heads"):
         count = given["heads"] if given[name] is None else as_integer(name, given[name])
         if count < 1:
@@ -214,7 +214,6 @@ def _heads(given: dict[str, Any]) -> tuple[int, int]:
             f"is {shown(given['heads'])} but key_heads is {shown(given['key_heads'])}; "
             "the first must be a multiple of the second",
         )
-    return given["heads"], given["key_heads"]
 
 
 # --- options -------------------------------------------------------------------------------------

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from regard.boundary import files
 from regard.boundary.parse import shown
 from regard.errors import ProblemError, safe_text
 from regard.problems import npz
 from regard.problems.problem import Problem
-from regard.problems.schema import mapping_from_problem, problem_from_mapping
+from regard.problems.schema import about, mapping_from_problem, problem_from_mapping
 from regard.problems.toml_json import MAX_TEXT_BYTES, Kind, decode, parse, spell
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 __all__ = [
+    "about",
     "example_names",
     "file_of",
     "load_problem",
@@ -110,11 +109,7 @@ def save_problem(problem: Problem, path: str | os.PathLike[str], *, force: bool 
             files.write_file(place, lambda file: npz.write(file, arrays), force=force)
         else:
             content = spell(mapping_from_problem(problem), _KINDS[suffix]).encode()
-
-            def write(file: BinaryIO) -> None:
-                file.write(content)
-
-            files.write_file(place, write, force=force)
+            files.write_file(place, lambda file: file.write(content), force=force)
 
 
 def example_names() -> tuple[str, ...]:
@@ -174,14 +169,3 @@ def _example_folder() -> Traversable:
 
 def _unknown_suffix(suffix: str) -> str:
     return f"the suffix {shown(suffix)} says no format; it must be one of {', '.join(SUFFIXES)}"
-
-
-@contextmanager
-def about(source: str) -> Iterator[None]:
-    """Every error below is about this file, and says so."""
-    try:
-        yield
-    except MemoryError:
-        raise ProblemError(f"{safe_text(source, 200)}: needs more memory than there is") from None
-    except ProblemError as error:
-        raise ProblemError(f"{safe_text(source, 200)}: {error}") from None

@@ -8,8 +8,10 @@ line: the file, the key, what is wrong, how to mend it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from regard.boundary.parse import (
     shown,
 )
 from regard.errors import ProblemError, safe_text
-from regard.problems.parts import MAX_NUMBERS, READY, Expectation, RandomMatrices
+from regard.problems.parts import MAX_NUMBERS, READY, Expectation, RandomMatrices, fields_of
 from regard.problems.problem import Problem
 from regard.problems.tables import (
     SIDES,
@@ -43,13 +45,19 @@ MAX_DEPTH = 32
 
 def problem_from_mapping(data: Any, source: str = "problem") -> Problem:
     """The problem that a mapping describes; `source` names its origin in errors."""
-    try:
+    with about(source):
         return _read(data)
+
+
+@contextmanager
+def about(source: str) -> Iterator[None]:
+    """Every error below is about this file, and says so."""
+    try:
+        yield
+    except MemoryError:
+        raise ProblemError(f"{safe_text(source, 200)}: needs more memory than there is") from None
     except ProblemError as error:
         raise ProblemError(f"{safe_text(source, 200)}: {error}") from None
-    except MemoryError:
-        message = "problem needs more memory than there is"
-        raise ProblemError(f"{safe_text(source, 200)}: {message}") from None
 
 
 def mapping_from_problem(problem: Problem, *, tables: bool = True) -> dict[str, Any]:
@@ -63,8 +71,7 @@ def mapping_from_problem(problem: Problem, *, tables: bool = True) -> dict[str, 
         value = _stated(problem, key.field)
         if value is None or key.field in drawn:
             continue
-        if key.write is not None:
-            value = key.write(value)
+        value = _with_lists(value if key.write is None else key.write(value))
         *parents, name = key.path.split(".")
         table = data
         for parent in parents:
@@ -97,13 +104,8 @@ class Key:
     write: Callable[[Any], Any] | None = None
 
 
-def _number(name: str, value: Any) -> float:
-    return as_number(name, value, WORDS)
-
-
-def _number_or_numbers(name: str, value: Any) -> float | Array:
-    return as_number_or_numbers(name, value, WORDS)
-
+_number = partial(as_number, words=WORDS)
+_number_or_numbers = partial(as_number_or_numbers, words=WORDS)
 
 TOML_ORDER = "keys outside a table come before the first [table]"
 
@@ -138,16 +140,6 @@ def _random(name: str, value: Any) -> RandomMatrices:
     return RandomMatrices(**_table(name, value, RandomMatrices))
 
 
-def _write_random(recipe: RandomMatrices) -> dict[str, Any]:
-    return {
-        "generator": recipe.generator,
-        "seed": recipe.seed,
-        "distribution": recipe.distribution,
-        "draw": list(recipe.draw),
-        "shapes": {drawn: list(shape) for drawn, shape in recipe.shapes.items()},
-    }
-
-
 def _expectations(name: str, value: Any) -> tuple[Expectation, ...]:
     """A table of step and what is expected of it: one table, or several in a list."""
     if not isinstance(value, Mapping):
@@ -180,35 +172,29 @@ def _write_expectations(expectations: Sequence[Expectation]) -> dict[str, Any]:
             for each in fields(one)
             if each.name != "step" and (value := getattr(one, each.name)) is not None
         }
-        if one.at is not None:
-            entry["at"] = list(one.at)
         if one.relative == 0.0:
             del entry["relative"]
         data.setdefault(one.step, []).append(entry)
     return {step: entries[0] if len(entries) == 1 else entries for step, entries in data.items()}
 
 
-def _notes(notes: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
-    return {step: list(remarks) for step, remarks in notes.items()}
-
-
 KEYS = (
     Key("title", "title"),
     Key("note", "note"),
-    Key("tokens", "query_labels", write=list),
-    Key("context_tokens", "key_labels", write=list),
+    Key("tokens", "query_labels"),
+    Key("context_tokens", "key_labels"),
     Key("heads", "heads"),
     Key("key_heads", "key_heads"),
     Key("embeddings", "embeddings", _vectors),
     Key("context", "context", _vectors),
     *(Key(f"weights.{name}", name, read_numbers) for name in PROJECTED[2:]),
     *(Key(name, name, _vectors) for name in READY),
-    Key("features.embeddings", "embedding_features", write=list),
-    Key("features.context", "context_features", write=list),
-    Key("features.keys", "key_features", write=list),
-    Key("features.values", "value_features", write=list),
-    Key("features.output", "output_features", write=list),
-    Key("row_notes", "row_notes", write=_notes),
+    Key("features.embeddings", "embedding_features"),
+    Key("features.context", "context_features"),
+    Key("features.keys", "key_features"),
+    Key("features.values", "value_features"),
+    Key("features.output", "output_features"),
+    Key("row_notes", "row_notes"),
     Key("options.causal", "causal"),
     Key("options.window", "window", _window, _write_window),
     Key("options.offset", "offset"),
@@ -218,10 +204,10 @@ KEYS = (
     Key("options.bias", "bias", _number_or_numbers),
     Key("options.mask", "mask"),
     Key("options.lengths", "lengths"),
-    Key("options.segments.queries", "query_segments", write=list),
-    Key("options.segments.keys", "key_segments", write=list),
+    Key("options.segments.queries", "query_segments"),
+    Key("options.segments.keys", "key_segments"),
     Key("options.softmax", "softmax"),
-    Key("random", "random", _random, _write_random),
+    Key("random", "random", _random, fields_of),
     Key("expect", "expect", _expectations, _write_expectations),
 )
 # Keys that fill no field by themselves.
@@ -367,6 +353,14 @@ def _check_drawn(found: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 # --- writing -------------------------------------------------------------------------------------
+
+
+def _with_lists(value: Any) -> Any:
+    """The same with a list for every tuple, as a file has it."""
+    if isinstance(value, Mapping):
+        return {name: _with_lists(inner) for name, inner in value.items()}
+    return [_with_lists(inner) for inner in value] if isinstance(value, (tuple, list)) else value
+
 
 _DEFAULTS = {each.name: each.default for each in fields(Problem)}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,8 @@ SIDES = (
 )
 
 
-def read_numbers(name: str, value: Any) -> Array:
-    """An array of numbers; infinities and NaN may be words."""
-    return as_numbers(name, value, WORDS)
+# An array of numbers; infinities and NaN may be words.
+read_numbers = partial(as_numbers, words=WORDS)
 
 
 def read_vectors(name: str, value: Any) -> Array | dict[str, Array]:

@@ -84,7 +84,7 @@ def spell(data: Mapping[str, Any], kind: Kind) -> str:
             f"problem has {_count_keys(data)} keys and tables; text holds {MAX_KEYS}, "
             "and lists of rows need none"
         )
-    lines = _toml(data) if kind == "toml" else _json(data)
+    lines = _toml(data) if kind == "toml" else _entry("", data, "json", "")
     text = "\n".join(lines) + "\n"
     size = len(text.encode())
     if size > MAX_TEXT_BYTES:
@@ -223,7 +223,10 @@ def _toml(data: Mapping[str, Any], path: str = "", header: str = "") -> list[str
     for key, value in data.items():
         name = _toml_key(key)
         below = f"{path}.{name}" if path else name
-        if _is_table(value) and (not path or any(map(_is_big, value.values()))):
+        big = (Mapping, np.ndarray)
+        if _is_table(value) and (
+            not path or any(isinstance(inner, big) for inner in value.values())
+        ):
             tables += _toml(value, below, f"[{below}]")
         elif isinstance(value, list) and any(map(_is_table, value)):
             for entry in value:
@@ -234,42 +237,24 @@ def _toml(data: Mapping[str, Any], path: str = "", header: str = "") -> list[str
     return [*(["", header] if header and (own or not tables) else []), *own, *tables]
 
 
-def _json(data: Mapping[str, Any]) -> list[str]:
-    return _entry("", data, "json", "")
-
-
 def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _is_big(value: Any) -> bool:
-    return isinstance(value, (Mapping, np.ndarray))
-
-
 def _entry(start: str, value: Any, kind: Kind, indent: str) -> list[str]:
     """One key and its value; a matrix takes a line for each row."""
-    if isinstance(value, np.ndarray):
-        return _array(f"{indent}{start}", value, kind, indent)
+    start, below = indent + start, indent + "  "
     if isinstance(value, Mapping) and kind == "json":
-        entries = [
-            _entry(f"{_string(key, kind)}: ", inner, kind, indent + "  ")
-            for key, inner in value.items()
-        ]
-        return _between(f"{indent}{start}{{", entries, f"{indent}}}", comma_at_end=False)
-    if isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
-        entries = [_entry("", inner, kind, indent + "  ") for inner in value]
-        return _between(f"{indent}{start}[", entries, f"{indent}]", comma_at_end=False)
-    line = f"{indent}{start}{_inline(value, kind)}"
-    if isinstance(value, list) and len(line) > 100:
-        entries = [[f"{indent}  {_inline(inner, kind)}"] for inner in value]
-        return _between(f"{indent}{start}[", entries, f"{indent}]", comma_at_end=kind == "toml")
-    return [line]
-
-
-def _array(start: str, array: NDArray[Any], kind: Kind, indent: str) -> list[str]:
-    if array.ndim < 2:
-        return [f"{start}[{', '.join(_inline(cell, kind) for cell in array.tolist())}]"]
-    entries = [_array(f"{indent}  ", row, kind, f"{indent}  ") for row in array]
+        pairs = value.items()
+        entries = [_entry(f"{_string(key, kind)}: ", inner, kind, below) for key, inner in pairs]
+        return _between(f"{start}{{", entries, f"{indent}}}", comma_at_end=False)
+    matrix = isinstance(value, np.ndarray) and value.ndim > 1
+    tables = isinstance(value, list) and any(map(_is_table, value))
+    if not (matrix or tables):
+        line = f"{start}{_inline(value, kind)}"
+        if not isinstance(value, list) or len(line) <= 100:
+            return [line]
+    entries = [_entry("", inner, kind, below) for inner in value]
     return _between(f"{start}[", entries, f"{indent}]", comma_at_end=kind == "toml")
 
 

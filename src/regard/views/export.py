@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from regard.boundary.files import write_file
-from regard.errors import ProblemError, safe_text
+from regard.errors import safe_text
 from regard.explanation.notation import format_number, latex_number, latex_text
 from regard.explanation.table import Table
 from regard.explanation.trace import Trace
+from regard.problems.files import about
 
 LABEL_LENGTH = 80
 
@@ -99,11 +100,5 @@ def save_npz(explanation: Trace, path: str | os.PathLike[str], *, force: bool) -
     arrays: dict[str, Any] = {name: step.value for name, step in explanation.steps.items()}
     for axis, names in explanation.labels.items():
         arrays[f"labels_{axis}"] = np.array(names, dtype=np.str_)
-
-    def fill(file: BinaryIO) -> None:
-        np.savez_compressed(file, **arrays)
-
-    try:
-        write_file(os.fspath(path), fill, force=force)
-    except ProblemError as error:
-        raise ProblemError(f"{safe_text(os.fspath(path), 200)}: {error}") from None
+    with about(os.fspath(path)):
+        write_file(os.fspath(path), lambda file: np.savez_compressed(file, **arrays), force=force)

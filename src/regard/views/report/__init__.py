@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from regard.boundary.files import write_file
 from regard.boundary.parse import parse_size
-from regard.errors import DtypeError, OptionError, ProblemError, safe_text
+from regard.errors import DtypeError, OptionError, safe_text
 from regard.explanation.trace import Trace
+from regard.problems.files import about
 
 if TYPE_CHECKING:
     Explanations = Trace | Mapping[str, Trace]
@@ -66,14 +67,8 @@ def write(
 
 def save(path: str | os.PathLike[str], page: str, *, force: bool) -> None:
     """Write a page to a file, whole or not at all; the errors are those of `write`."""
-
-    def fill(file: BinaryIO) -> None:
-        file.write(page.encode())
-
-    try:
-        write_file(os.fspath(path), fill, force=force)
-    except ProblemError as error:
-        raise ProblemError(f"{safe_text(os.fspath(path), 200)}: {error}") from None
+    with about(os.fspath(path)):
+        write_file(os.fspath(path), lambda file: file.write(page.encode()), force=force)
 
 
 def html(explanations: Explanations, *, budget: int | str = BUDGET, digits: int = DIGITS) -> str:
