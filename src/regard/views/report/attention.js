@@ -84,13 +84,18 @@ export class Run {
     this.blocks = new Map();
   }
 
-  // The number of one cell; the head first, if the step has one.
-  value(name, index) {
-    const step = this.steps.get(name);
-    const heads = step.axes.filter(isHead).length;
+  // Where one cell is; the head first in its index, if the step has one.
+  locate(name, index) {
+    const heads = this.steps.get(name).axes.filter(isHead).length;
     const own = index.slice(heads);
     const block = this.block(name, heads ? index[0] : 0);
     const [row, column] = own.length === 2 ? own : block.byRow ? [own[0], 0] : [0, own[0] ?? 0];
+    return { block, row, column };
+  }
+
+  // The number of one cell.
+  value(name, index) {
+    const { block, row, column } = this.locate(name, index);
     return block.data[this.start(block, row) + column];
   }
 
@@ -101,14 +106,17 @@ export class Run {
     return block.data.subarray(start, start + block.width);
   }
 
-  // All rows of a step, each with what is visible of it; null: nothing of it can be hidden.
+  // One row with what is visible of it; null: nothing of it can be hidden.
+  seenRow(name, head, row) {
+    const seen = this.hides(this.steps.get(name)) ? this.steps.get("visible") : null;
+    const visible = seen && this.row("visible", seen.axes.includes("H") ? head : 0, row);
+    return { values: this.row(name, head, row), visible };
+  }
+
+  // All rows of a step, each as `seenRow` gives it.
   rows(name, head) {
     const { rows } = this.block(name, head);
-    const seen = this.hides(this.steps.get(name)) ? this.steps.get("visible") : null;
-    return Array.from({ length: rows }, (_, row) => ({
-      values: this.row(name, head, row),
-      visible: seen && this.row("visible", seen.axes.includes("H") ? head : 0, row),
-    }));
+    return Array.from({ length: rows }, (_, row) => this.seenRow(name, head, row));
   }
 
   // Whether cells of a step may be hidden keys.

@@ -44,20 +44,12 @@ export class Carried {
 
   // Whether a head came with all its numbers.
   isExact(layer, batch, head) {
-    const { sizes } = this.layers[layer];
-    return (
-      [
-        ["queries", head],
-        ["queries", null],
-        ["embeddings", null],
-      ].some(([name, own]) => this.partKey(layer, "given", name, batch, own) !== null) &&
-      this.hasKeys(layer, batch, Math.floor(head / ((sizes.H ?? 1) / (sizes.G ?? sizes.H ?? 1))))
-    );
-  }
-
-  hasKeys(layer, batch, group) {
-    if (!("keys" in this.layers[layer].given)) return true;
-    return [group, null].some((own) => this.partKey(layer, "given", "keys", batch, own) !== null);
+    const { given, sizes } = this.layers[layer];
+    const { H = 1, G = H } = sizes;
+    const has = (name, ...heads) =>
+      heads.some((own) => this.partKey(layer, "given", name, batch, own) !== null);
+    const rows = has("queries", head, null) || has("embeddings", null);
+    return rows && (!("keys" in given) || has("keys", Math.floor(head / (H / G)), null));
   }
 
   // The array that an edit changes: a part of a given step, or the cells of a table among the
@@ -127,14 +119,9 @@ export class Carried {
     if (changed.switches.has("mask")) return null;
     const rules = this.filled(this.layers[layer].rules, layer, changed.edits);
     const hides = Object.keys(this.layers[layer].given.bias ?? {}).some((key) => {
-      const head = key.split("/")[1];
-      return this.given(
-        layer,
-        batch,
-        "bias",
-        head === "-" ? null : Number(head),
-        changed,
-      )?.includes(-Infinity);
+      const [, own] = key.split("/");
+      const head = own === "-" ? null : Number(own);
+      return this.given(layer, batch, "bias", head, changed)?.includes(-Infinity);
     });
     if (!hides) return rules;
     const leaf = { kind: "bias", name: "bias −inf" };

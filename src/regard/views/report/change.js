@@ -4,7 +4,8 @@
 import { formatNumber, parseNumber } from "./numbers.js";
 import { cut, derive } from "./derivation.js";
 import { isHead } from "./attention.js";
-import { button, carried, doing, h, labels, layer, runs, state } from "./shown.js";
+import { button, h } from "./elements.js";
+import { carried, doing, labels, layer, runs, state } from "./shown.js";
 import { leaves } from "./rules.js";
 import { operandButton } from "./operands.js";
 
@@ -95,9 +96,7 @@ function reachOf(turns) {
 // By which key an array's changes are known, and the place in it.
 export function editPlace(step, index) {
   const head = step.axes.some(isHead) ? index[0] : null;
-  const own = head === null ? index : index.slice(1);
-  const block = runs.now.block(step.name, head ?? 0);
-  const [row, column] = own.length === 2 ? own : block.byRow ? [own[0], 0] : [0, own[0] ?? 0];
+  const { block, row, column } = runs.now.locate(step.name, index);
   const key = carried.partKey(state.layer, "given", step.name, state.batch, head);
   return { key: `${state.layer}|${step.name}|${key}`, flat: row * block.width + column };
 }

@@ -6,25 +6,18 @@ import { cut } from "./derivation.js";
 import {
   bdi,
   button,
-  carried,
   colHead,
-  content,
-  doing,
   fill,
   find,
   gallery,
   h,
-  labels,
-  layer,
   main,
   rowHead,
-  runs,
   scrolled,
-  shown,
-  state,
   table,
-} from "./shown.js";
-import { fillTable, focusCell, visibleRow } from "./tables.js";
+} from "./elements.js";
+import { carried, content, doing, labels, layer, runs, shown, state } from "./shown.js";
+import { fillTable, focusCell } from "./tables.js";
 import { mark } from "./why.js";
 import { dotsOf, drawMatrix } from "./pictures.js";
 
@@ -92,10 +85,7 @@ export function addPicture(view) {
       columns: view.columns,
       log,
       marked: view.rows > 1 ? rowOf(view) : null,
-      row: (row) => ({
-        values: runs.now.row(view.name, view.own ?? 0, row),
-        visible: visibleRow(view, row),
-      }),
+      row: (row) => runs.now.seenRow(view.name, view.own ?? 0, row),
     });
   };
   watcher.observe(view.canvas);

@@ -2,7 +2,8 @@
 
 import { formatNumber } from "./numbers.js";
 import { cellName, cut, pieces } from "./derivation.js";
-import { bdi, button, colHead, doing, h, nameOf, rowHead, state, table, typeset } from "./shown.js";
+import { bdi, button, colHead, h, nameOf, rowHead, table, typeset } from "./elements.js";
+import { doing, state } from "./shown.js";
 import { placeOf } from "./tables.js";
 
 export const DIGITS = 8;

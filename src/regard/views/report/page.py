@@ -34,7 +34,7 @@ SEARCHED = 100_000
 # In this order: each one may import from those before it.
 SCRIPTS = (
     *("numbers", "rules", "operations", "attention", "derivation", "carried", "figures"),
-    *("pictures", "shown", "tables", "summary", "operands", "change", "why"),
+    *("pictures", "elements", "shown", "tables", "summary", "operands", "change", "why"),
     *("large", "steps", "link", "report"),
 )
 

@@ -4,25 +4,20 @@
 import { formatNumber } from "./numbers.js";
 import { asText, cellName, cut, derive } from "./derivation.js";
 import { isHead } from "./attention.js";
+import { fill, find, h, main, tools, why } from "./elements.js";
 import {
   carried,
   comparable,
   content,
   doing,
-  fill,
-  find,
   fitsNow,
-  h,
   labels,
   layer,
-  main,
   ownHead,
   refresh,
   runs,
   shown,
   state,
-  tools,
-  why,
 } from "./shown.js";
 import { fillTable, focusCell, placeOf, viewOf } from "./tables.js";
 import { editPlace } from "./change.js";

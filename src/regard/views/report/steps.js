@@ -2,7 +2,8 @@
 // steps are shown.
 
 import { isHead } from "./attention.js";
-import { carried, content, find, h, layer, main, runs, shown, state, typeset } from "./shown.js";
+import { find, h, main, typeset } from "./elements.js";
+import { carried, content, layer, runs, shown, state } from "./shown.js";
 import { fillTable, formOf, makeGrid, viewOf } from "./tables.js";
 import { addPicture, pooledHead } from "./large.js";
 import { buildSummary, dropSummary, fillSummary } from "./summary.js";

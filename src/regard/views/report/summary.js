@@ -3,25 +3,8 @@
 import { formatNumber, numpyLiteral, rounded } from "./numbers.js";
 import { cellName, cut, derive } from "./derivation.js";
 import { meets, missed, moments, spread, wantedCells } from "./figures.js";
-import {
-  bdi,
-  button,
-  carried,
-  colHead,
-  content,
-  doing,
-  find,
-  h,
-  labels,
-  layer,
-  main,
-  ownHead,
-  rowHead,
-  runs,
-  scrolled,
-  state,
-  table,
-} from "./shown.js";
+import { bdi, button, colHead, find, h, main, rowHead, scrolled, table } from "./elements.js";
+import { carried, content, doing, labels, layer, ownHead, runs, state } from "./shown.js";
 import { align, dress, viewOf } from "./tables.js";
 
 const OF_STEPS = ["mean", "variance", "min", "max", "cells"];

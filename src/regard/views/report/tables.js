@@ -5,23 +5,8 @@ import { formatNumber, rounded } from "./numbers.js";
 import { cut } from "./derivation.js";
 import { hiddenBy } from "./rules.js";
 import { isHead } from "./attention.js";
-import {
-  bdi,
-  colHead,
-  comparable,
-  content,
-  find,
-  h,
-  labels,
-  layer,
-  ownHead,
-  rowHead,
-  runs,
-  shown,
-  state,
-  table,
-  typeset,
-} from "./shown.js";
+import { bdi, colHead, find, h, rowHead, table, typeset } from "./elements.js";
+import { comparable, content, labels, layer, ownHead, runs, shown, state } from "./shown.js";
 
 const PRINTED = 32; // larger matrices are drawn
 const LEVELS = 9; // of shade
@@ -55,12 +40,6 @@ export function viewOf(name) {
   };
 }
 
-export function visibleRow(view, row) {
-  if (!runs.now.hides(view.step)) return null;
-  const head = runs.now.steps.get("visible").axes.includes("H") ? state.head : 0;
-  return runs.now.row("visible", head, row);
-}
-
 // The number that is darkest, or 0 where nothing is shaded.
 function largestOf({ step, name }, data) {
   const { op, axes } = step;
@@ -75,10 +54,7 @@ function largestOf({ step, name }, data) {
 // The cells of some rows as texts and classes: the same that the printed tables have.
 function cellsOf(view, rows) {
   const { step, name } = view;
-  const data = rows.map((row) => ({
-    values: runs.now.row(name, view.own ?? 0, row),
-    visible: visibleRow(view, row),
-  }));
+  const data = rows.map((row) => runs.now.seenRow(name, view.own ?? 0, row));
   const largest = largestOf(view, data);
   const compared = runs.touched && comparable(name);
   const cells = data.map(({ values, visible }, r) => {
@@ -206,10 +182,8 @@ export function makeGrid({ name, step, table }) {
 export function placeOf({ step, index }) {
   const view = shown.get(step);
   if (!view) return null;
-  const heads = view.step.axes.filter(isHead).length;
-  if (heads && index[0] !== view.own) return null;
-  const own = index.slice(heads);
-  const [row, column] = own.length === 2 ? own : view.block.byRow ? [own[0], 0] : [0, own[0] ?? 0];
+  if (view.own !== null && index[0] !== view.own) return null;
+  const { row, column } = runs.now.locate(step, index);
   return { view, row, column, td: view.cells.get(`${row},${column}`) ?? null };
 }
 

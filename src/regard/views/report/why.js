@@ -11,21 +11,8 @@ import {
   remarks,
   ruleLines,
 } from "./derivation.js";
-import {
-  bdi,
-  button,
-  comparable,
-  doing,
-  fill,
-  find,
-  h,
-  labels,
-  nameOf,
-  runs,
-  state,
-  typeset,
-  why,
-} from "./shown.js";
+import { bdi, button, fill, find, h, nameOf, typeset, why } from "./elements.js";
+import { comparable, doing, labels, runs, state } from "./shown.js";
 import { placeOf } from "./tables.js";
 import { hiddenBy } from "./rules.js";
 import { DIGITS, equation, shortName, sidesOf, termTable } from "./operands.js";

@@ -1,0 +1,66 @@
+// The parts of the page, and the small tools to make more. Text from outside reaches the page through
+// textContent alone.
+
+import { cut } from "./derivation.js";
+
+export const find = (selector, root = document) => root.querySelector(selector);
+export const main = find("#steps");
+export const why = find("#why");
+export const tools = find(".tools");
+export const gallery = find(".gallery");
+
+// An element: h("p.words", { title: "…" }, children); empty texts, null and false are left out.
+export function h(name, ...children) {
+  const [tag, ...classes] = name.split(".");
+  const element = document.createElement(tag);
+  if (classes.length) element.className = classes.join(" ");
+  const properties = children[0]?.constructor === Object ? children.shift() : {};
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== "") element.setAttribute(key, value);
+  }
+  element.append(...present(children));
+  return element;
+}
+
+const present = (children) => children.flat(Infinity).filter(Boolean);
+
+export const fill = (element, ...children) => element.replaceChildren(...present(children));
+
+export const bdi = (text) => h("bdi", text);
+
+export const button = (words, onclick, properties = {}) =>
+  h("button", { type: "button", onclick, ...properties }, words);
+
+export const colHead = (...words) => h("th", { scope: "col" }, words);
+export const rowHead = (...words) => h("th", { scope: "row" }, words);
+
+// A table of these head cells, rows and rows at its end, each a list of cells.
+export function table(caption, heads, rows, ends = []) {
+  const listed = (all) => all.map((cells) => h("tr", cells));
+  return h(
+    "table",
+    h("caption", caption),
+    h("thead", listed([heads])),
+    h("tbody", listed(rows)),
+    ends.length > 0 && h("tfoot", listed(ends)),
+  );
+}
+
+// What is too wide or too long for the page can be scrolled, with keys too.
+export const scrolled = (words, kind, made) =>
+  h(kind, { tabindex: 0, role: "region", "aria-label": words }, made);
+
+// A formula with its letters as letters of mathematics.
+export function typeset(formula) {
+  const parts = formula.split(/((?<![A-Za-z_])[A-Zb-z](?![A-Za-z])|_[a-z])/);
+  return parts.filter(Boolean).map((part) => {
+    if (/^_[a-z]$/.test(part)) return h("sub", part[1]);
+    return /^[A-Zb-z]$/.test(part) ? h("var", part) : part;
+  });
+}
+
+export function nameOf(symbol, labels) {
+  const name = cut(labels.join(", "), 120);
+  return [h("span.symbol", typeset(symbol)), labels.length > 0 && bdi(`[${name}]`)];
+}
