@@ -25,7 +25,7 @@ import regard
 from regard.errors import LabelError
 from regard.explanation.notation import format_number
 from regard.explanation.trace import READING_NOTE
-from regard.views import colours, head_view, story, terminal, terminal_layout
+from regard.views import colours, head_view, step_words, story, terminal, terminal_layout
 from regard.views.all_steps import declared
 from regard.views.step_words import EXP_LIMIT, significant
 from regard.views.walk import Stop, largest_term, walk
@@ -383,6 +383,8 @@ def test_a_part_of_a_step_has_the_numbers_of_the_whole() -> None:
         own = head_view.Head(explanation, head)
         for name, step in explanation.steps.items():
             table = explanation.table(name, head=head)
+            whole = step.head(head)
+            np.testing.assert_array_equal(table.values, whole.reshape(table.values.shape))
             np.testing.assert_equal(own.shape(name), table.values.shape)
             rows = [0] if own.shape(name)[0] < 3 else [0, 2]
             few = own.table(name, rows)
@@ -765,18 +767,18 @@ def test_a_comparison_shows_where_two_explanations_part() -> None:
 
 def test_every_step_is_told_once_or_is_a_by_product() -> None:
     for explanation in (regard.explain(everything()), *(example(name) for name in EXAMPLES)):
-        told = [one.step for part in story.tell(explanation) for one in part.passages]
+        told = [name for names in story.outline(explanation).values() for name in names]
         np.testing.assert_equal(
             sorted((*told, *story.by_products(explanation))), sorted(explanation.steps)
         )
         order = list(explanation.steps)
-        for section in story.tell(explanation):
-            places = [order.index(one.step) for one in section.passages]
+        for names in story.outline(explanation).values():
+            places = [order.index(name) for name in names]
             np.testing.assert_equal(places, sorted(places))
 
 
 def test_the_sections_come_in_the_order_of_the_textbook() -> None:
-    titles = [part.title for part in story.tell(regard.explain(everything()))]
+    titles = list(story.outline(regard.explain(everything())))
     np.testing.assert_equal(titles, list(story.SECTIONS))
 
 
@@ -787,7 +789,7 @@ def test_there_are_words_for_every_step() -> None:
         regard.explain(everything(), scale=2.0),
     ):
         for step in explanation.steps:
-            words = story.passage(explanation, step).words
+            words = step_words.sentences(head_view.Head(explanation, None), step)
             assert words, step
             assert all(sentence.endswith((".", "?")) for sentence in words), step
     assert set(regard.explain(everything()).steps) <= set(declared())
@@ -799,7 +801,7 @@ def test_a_step_that_is_not_there_says_why() -> None:
 
 
 def sentences(explanation: regard.Explanation, step: str) -> str:
-    return " ".join(story.passage(explanation, step).words)
+    return " ".join(step_words.sentences(head_view.Head(explanation, None), step))
 
 
 def test_a_constant_bias_is_said_to_change_nothing() -> None:

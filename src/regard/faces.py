@@ -66,6 +66,14 @@ class Explanation(Trace):
         """
         return questions.contributions(self, row, head, batch)
 
+    def table(
+        self, step: str, *, head: int | None = None, batch: tuple[int, ...] | None = None
+    ) -> Table:
+        """One head of a step as a labelled table."""
+        from regard.views.head_view import Head
+
+        return Head(self, head, batch).table(step)
+
     def without(self, key: Index) -> Self:
         """The same attention had that key not been there; its `.output` is the answer."""
         return self.of(questions.without(self, key))

@@ -17,17 +17,9 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.compute.rules import Mask
 from regard.errors import LabelError, safe_text
-from regard.explanation.derivation import Derivation, Values, derive, verdict
-from regard.explanation.labels import (
-    AXIS_NAMES,
-    Index,
-    Labels,
-    batch_position,
-    head_position,
-    own_head,
-)
+from regard.explanation.derivation import Derivation, Values, derive
+from regard.explanation.labels import Index, Labels, batch_position, head_position, own_head
 from regard.explanation.notation import format_number
-from regard.explanation.table import Table
 from regard.textbook.steps import Step
 
 if TYPE_CHECKING:
@@ -205,7 +197,7 @@ class Trace:
         """The steps in order: ``explanation.steps["weights"].value``."""
         explained = []
         for step in self.source.steps.values():
-            rows, columns = self._matrix_axes(step)
+            rows, columns = self.matrix_axes(step)
             notes = self.row_notes.get(step.name, ())
             explained.append(
                 ExplainedStep(
@@ -239,7 +231,7 @@ class Trace:
         """What the library's own kernel answers, and how far it is from these numbers in ulp."""
         return self.check_kernel() if self.check_kernel else None
 
-    def _matrix_axes(self, step: Step) -> tuple[str | None, str | None]:
+    def matrix_axes(self, step: Step) -> tuple[str | None, str | None]:
         """Which axis runs down and which across when one head of the step is shown."""
         axes = [axis for axis in step.axes if axis not in ("H", "G")]
         if len(axes) == 2:
@@ -252,38 +244,6 @@ class Trace:
         """The row label of a step of one query (D,), which has no query axis."""
         alone = "L" not in self.source.sizes and not step.name.startswith(("W_", "b_"))
         return self.labels.get("L", ()) if alone and step.axes else ()
-
-    def table(
-        self, step: str, *, head: int | None = None, batch: tuple[int, ...] | None = None
-    ) -> Table:
-        """One head of a step as a labelled table."""
-        explained = self.steps[step]
-        batch_at, head_at = self.batch_index(batch), self.head_index(head, explained.declared)
-        values = np.asarray(explained.head(head_at, batch_at))
-        rows, columns = self._matrix_axes(explained.declared)
-        hidden = None
-        if self.hides(explained.declared):
-            hidden = np.atleast_2d(~self.steps["visible"].head(head_at, batch_at))
-
-        def hidden_by(row: int, column: int) -> tuple[str, ...]:
-            return verdict(self.source, batch_at, head_at, row, column).hidden_by()
-
-        if rows and not columns:
-            values = values[:, None]
-        return Table(
-            explained.name,
-            explained.symbol,
-            explained.formula,
-            values.reshape((1,) * max(0, 2 - values.ndim) + values.shape),
-            explained.row_labels,
-            explained.column_labels,
-            explained.row_notes,
-            hidden,
-            hidden_by if hidden is not None else None,
-            explained.declared.latex_symbol,
-            AXIS_NAMES.get(rows or "", ""),
-            AXIS_NAMES.get(columns or "", ""),
-        )
 
     def hides(self, step: Step) -> bool:
         """Whether some cells of a step are hidden keys: they are absent, not numbers."""

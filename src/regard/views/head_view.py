@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.explanation.derivation import verdict
-from regard.explanation.labels import batch_position, head_position, own_head
+from regard.explanation.labels import AXIS_NAMES, batch_position, head_position, own_head
 from regard.explanation.table import Table
 from regard.explanation.trace import Trace
 
@@ -47,35 +47,39 @@ class Head:
 
     def rows(self, step: str, wanted: Sequence[int]) -> Array:
         """Some rows of a step, in ascending order."""
-        found = []
+        found = [np.empty((0, self.shape(step)[1]), np.bool_)]
         for rows in self._row_blocks(step):
             own = [row - rows.start for row in wanted if row in rows]
             if own:
                 found.append(self._block(step, rows)[own])
-        return np.concatenate(found) if found else np.empty((0, self.shape(step)[1]))
+        return np.concatenate(found)
 
-    def table(self, step: str, wanted: Sequence[int]) -> Table:
-        """Some rows of a step as a labelled table."""
+    def table(self, step: str, wanted: Sequence[int] | None = None) -> Table:
+        """A step, or some rows of it, as a labelled table."""
         explained = self.explanation.steps[step]
         hides = self.explanation.hides(explained.declared)
+        shown = range(self.shape(step)[0]) if wanted is None else wanted
 
         def picked(words: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(words[row] for row in wanted) if words else ()
+            return tuple(words[row] for row in shown) if words else ()
 
         def hidden_by(row: int, column: int) -> tuple[str, ...]:
-            at = (self.batch, self.number, wanted[row], column)
-            return verdict(self.source, *at).hidden_by()
+            return verdict(self.source, self.batch, self.number, shown[row], column).hidden_by()
 
+        rows, columns = self.explanation.matrix_axes(explained.declared)
         return Table(
             explained.name,
             explained.symbol,
             explained.formula,
-            self.rows(step, wanted),
+            self.rows(step, shown),
             picked(explained.row_labels),
             explained.column_labels,
             picked(explained.row_notes),
-            ~self.rows("visible", wanted) if hides else None,
+            ~self.rows("visible", shown) if hides else None,
             hidden_by if hides else None,
+            explained.declared.latex_symbol,
+            AXIS_NAMES.get(rows or "", ""),
+            AXIS_NAMES.get(columns or "", ""),
         )
 
     def _row_blocks(self, step: str) -> list[range]:

@@ -5,19 +5,13 @@ Must not know how anything is drawn; `step_words` has the sentences for one step
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import zip_longest
-
-import numpy as np
-
 from regard.errors import safe_text
 from regard.explanation import questions
 from regard.explanation.derivation import Derivation
 from regard.explanation.notation import format_number
 from regard.explanation.trace import Trace
 from regard.views.all_steps import PROJECTIONS, places
-from regard.views.head_view import Head, heads
-from regard.views.step_words import constant_bias, count, sentences
+from regard.views.step_words import constant_bias, count
 
 # Heads were cut out of these, number by number.
 PACKED = tuple(f"projected_{name}" for name in PROJECTIONS)
@@ -65,22 +59,6 @@ WHAT_IF = {
 }
 
 
-@dataclass(frozen=True)
-class Passage:
-    """One step and the sentences that go with it."""
-
-    step: str
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """Some steps under one heading."""
-
-    title: str
-    passages: tuple[Passage, ...]
-
-
 def opening(explanation: Trace) -> tuple[str, ...]:
     """What kind of attention this is, and where its numbers come from."""
     sizes = explanation.source.sizes
@@ -112,16 +90,6 @@ def opening(explanation: Trace) -> tuple[str, ...]:
             f"{heads // groups} neighbouring heads share their keys and values."
         )
     return tuple(words)
-
-
-def tell(
-    explanation: Trace, *, head: int | None = None, batch: tuple[int, ...] | None = None
-) -> tuple[Section, ...]:
-    """The steps that are shown by default, in order, under their headings."""
-    return tuple(
-        Section(title, tuple(passage(explanation, name, head=head, batch=batch) for name in steps))
-        for title, steps in outline(explanation).items()
-    )
 
 
 def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
@@ -158,7 +126,7 @@ def by_products(explanation: Trace) -> tuple[str, ...]:
 
 def nonfinite(explanation: Trace) -> tuple[str, Derivation] | None:
     """Where the first NaN or infinity starts that does not say "absent"."""
-    first = questions.first_nonfinite(explanation) if _may_be_nonfinite(explanation) else None
+    first = questions.first_nonfinite(explanation)
     if first is None:
         return None
     number = format_number(first.value)
@@ -167,30 +135,6 @@ def nonfinite(explanation: Trace) -> tuple[str, Derivation] | None:
         f"{safe_text(first.name, 80)} = {number}, in {first.step}.",
         first,
     )
-
-
-def _may_be_nonfinite(explanation: Trace) -> bool:
-    """Whether a search is worth its time: block after block, so that nothing is computed twice."""
-    steps = [step for step in explanation.source.steps.values() if step.name != "visible"]
-    for head in heads(explanation):
-        for blocks in zip_longest(*(head.blocks(step.name) for step in steps)):
-            for step, block in zip(steps, blocks, strict=True):
-                _, numbers, hidden = block or (0, np.zeros(1), False)
-                if not (np.isfinite(numbers) | hidden | (step.absent & (numbers == -np.inf))).all():
-                    return True
-    return False
-
-
-def passage(
-    explanation: Trace,
-    step: str,
-    *,
-    head: int | None = None,
-    batch: tuple[int, ...] | None = None,
-) -> Passage:
-    """The words for one step of one head."""
-    explanation.steps[step]  # a step that is not there says why
-    return Passage(step, sentences(Head(explanation, head, batch), step))
 
 
 def _listed(names: tuple[str, ...]) -> str:

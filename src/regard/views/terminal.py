@@ -22,7 +22,7 @@ from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
 from regard.textbook.operations import OPERATIONS
 from regard.views import story
 from regard.views.head_view import Head
-from regard.views.step_words import significant, why_the_scale
+from regard.views.step_words import sentences, significant, why_the_scale
 from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Layout, shown_of
 from regard.views.walk import PATH_NOTE, off_path, walk
 
@@ -49,14 +49,14 @@ def print_explanation(
     if steps is not None:
         for name in steps:
             page.gap()
-            _print_step(own, page, story.passage(explanation, name, head=head))
+            _print_step(own, page, name)
         return
-    for section in story.tell(explanation, head=head):
-        page.section(section.title)
-        for position, passage in enumerate(section.passages):
+    for title, names in story.outline(explanation).items():
+        page.section(title)
+        for position, name in enumerate(names):
             if position:
                 page.gap()
-            _print_step(own, page, passage)
+            _print_step(own, page, name)
     page.section()
     more = story.by_products(explanation)
     if more:
@@ -183,16 +183,16 @@ def _print_head_line(explanation: Trace, page: Layout, head: int | None, *, whol
         page.say(f"{sentence} See why: --why {_why_arguments(first_cell, shared)}", ALARM)
 
 
-def _print_step(own: Head, page: Layout, passage: story.Passage) -> None:
-    step = own.explanation.steps[passage.step]
-    rows, columns = own.shape(step.name)
+def _print_step(own: Head, page: Layout, name: str) -> None:
+    step = own.explanation.steps[name]
+    rows, columns = own.shape(name)
     number = "L" not in step.axes and not step.column_labels and columns == 1
     formula = "given" if step.given and step.name == step.symbol else step.formula
     heading = [(step.name, STRONG), (formula, None)]
     if not number:
         heading.append((_shape_words(step), FAINT))
     page.heading(heading)
-    for sentence in passage.words:
+    for sentence in sentences(own, name):
         page.say(sentence)
     if number:
         page.line(f"  {step.symbol} = {page.number(float(own.rows(step.name, [0])[0, 0]))}")

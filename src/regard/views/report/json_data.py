@@ -26,7 +26,7 @@ from regard.views.head_view import Head
 from regard.views.report.plan import Plan, pooled
 from regard.views.report.summary import checks, countable, scale_words
 from regard.views.report.whatif import BITS, MASKED, switches, variants
-from regard.views.step_words import SPREAD
+from regard.views.step_words import SPREAD, sentences
 
 # More of a label than this is never shown.
 LABEL_LENGTH = 201
@@ -183,11 +183,8 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
         },
         "words": {
             f"{batch}/{head.number}": {
-                passage.step: [data.sentences.number(sentence) for sentence in passage.words]
-                for passage in (
-                    story.passage(shown, step, head=head.number, batch=head.batch)
-                    for step in shown.steps
-                )
+                step: [data.sentences.number(sentence) for sentence in sentences(head, step)]
+                for step in shown.steps
             }
             for batch, head in layer.exact
         },

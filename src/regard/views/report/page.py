@@ -27,7 +27,7 @@ from regard.views.report.json_data import Data, aside, outline, page_data
 from regard.views.report.plan import Plan, make_plan, without_numbers
 from regard.views.report.summary import checks, said, summary
 from regard.views.report.tables import is_printed, printed
-from regard.views.step_words import SPREAD
+from regard.views.step_words import SPREAD, sentences
 
 # Up to so many given numbers, a page says where the first NaN or infinity is.
 SEARCHED = 100_000
@@ -67,7 +67,7 @@ def render(explanations: Mapping[str, Trace], budget: int, digits: int) -> str:
 def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
     """What the page says whatever fits into it."""
     first = next(iter(explanations.values()))
-    style, script = _asset("style.css"), _script()
+    style, script = asset("report/style.css"), _script()
     return {
         "title": safe_text(first.title, 200) or "Attention",
         "note": safe_text(first.note, 1000),
@@ -126,17 +126,13 @@ def asset(name: str) -> str:
     return (files("regard") / "views" / name).read_text("utf-8")
 
 
-def _asset(name: str) -> str:
-    return asset(f"report/{name}")
-
-
 @cache
 def _script() -> str:
     """The modules bundled into one script, each a function that returns its exports.
 
     Comments, indentation and spaces around operators are removed.
     """
-    whole = "\n".join(_as_function(name, _asset(f"{name}.js")) for name in SCRIPTS)
+    whole = "\n".join(_as_function(name, asset(f"report/{name}.js")) for name in SCRIPTS)
     whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
     whole = "\n".join(map(_tight, whole.splitlines()))
     return re.sub(r"(?<=[({\[,])\n|\n(?=[)}\]])", "", whole)
@@ -286,13 +282,12 @@ def _lanes(names: tuple[str, ...]) -> list[list[str]]:
 
 
 def _step(head: Head, name: str, digits: int) -> dict[str, Any]:
-    explanation = head.explanation
-    step = explanation.steps[name]
+    step = head.explanation.steps[name]
     return {
         "name": name,
         "symbol": step.symbol,
         "formula": "given" if step.given and name != "width" else step.formula,
-        "words": story.passage(explanation, name, head=head.number, batch=head.batch).words,
+        "words": sentences(head, name),
         "printed": printed(head, name, digits),
         "small": is_printed(head.shape(name)),
         "size": _size(step, head.shape(name)),
