@@ -48,14 +48,14 @@ def time_in_rotation(calls: Mapping[str, Call], budget: Budget) -> dict[str, Sam
     once = {name: _estimate(call, clock) for name, call in calls.items()}
     slow = max(once.values(), default=0.0) * budget.rounds > budget.seconds
     rounds = budget.fewest_rounds if slow else budget.rounds
-    taken = {name: Samples(_repeats(once[name], budget)) for name in calls}
+    taken = {name: Samples(max(1, round(budget.sample / once[name]))) for name in calls}
     for order in rotation(list(calls), rounds):
         for name in order:
             one = taken[name]
             time.sleep(budget.pause)
             for _ in range(_warm_calls(once[name], budget)):
                 calls[name]()
-            for _ in range(_samples(once[name] * one.repeats, rounds, budget)):
+            for _ in range(max(1, int(budget.seconds / rounds / (once[name] * one.repeats)))):
                 one.seconds.append(_sample(calls[name], one.repeats, clock))
     return taken
 
@@ -80,14 +80,6 @@ def _estimate(call: Call, clock: Callable[[], float]) -> float:
         if clock() - begin > 0.1:
             break
     return best
-
-
-def _repeats(once: float, budget: Budget) -> int:
-    return max(1, round(budget.sample / once))
-
-
-def _samples(sample: float, rounds: int, budget: Budget) -> int:
-    return max(1, int(budget.seconds / rounds / sample))
 
 
 def _warm_calls(once: float, budget: Budget) -> int:

@@ -103,9 +103,9 @@ def _tiny_ready(always: bool) -> Iterator[Probe]:
     keep = np.array([[True, False, True], [True, True, False], [False, True, True]])
     last = np.array([True, True, False])[None, None, None]
     two = np.array([[True, False], [True, True]])
-    mine, late = dict(causal=always), dict(causal=True, offset=1)
-    window = dict(causal=True, window=2)
-    chunks = dict(causal=True, chunks=(2, 2))
+    texts, mine, late = two[:, None, None], dict(causal=always), dict(causal=True, offset=1)
+    window, chunks = dict(causal=True, window=2), dict(causal=True, chunks=(2, 2))
+    later = window | dict(offset=2)
     for name, ability, sizes, seed, rank, more in (
         ("2 queries, 2 keys", "plain", (1, 1, 1, 2, 2, 2, 2), 501, 2, mine),
         ("3 queries, 3 keys", "plain", (1, 1, 1, 3, 3, 2, 2), 504, 2, mine),
@@ -125,24 +125,10 @@ def _tiny_ready(always: bool) -> Iterator[Probe]:
         ("2 heads, 2 texts", "heads", (2, 2, 2, 2, 2, 2, 2), 512, 4, {}),
         ("3 heads, 3 texts", "heads", (3, 3, 3, 3, 3, 3, 3), 513, 4, {}),
         ("3 heads", "heads", (1, 3, 3, 3, 3, 3, 3), 513, 3, {}),
-        (
-            "padding, 2 texts",
-            "key mask",
-            (2, 2, 2, 2, 2, 2, 2),
-            514,
-            4,
-            dict(keep=two[:, None, None]),
-        ),
+        ("padding, 2 texts", "key mask", (2, 2, 2, 2, 2, 2, 2), 514, 4, dict(keep=texts)),
         ("a mask, 2 heads", "mask", (1, 2, 2, 2, 2, 2, 2), 515, 4, dict(keep=two)),
         ("a window of 2", "window", (1, 1, 1, 4, 4, 2, 2), 516, 2, window),
-        (
-            "a window of 2, 2 queries",
-            "window",
-            (1, 1, 1, 2, 4, 2, 2),
-            517,
-            2,
-            window | dict(offset=2),
-        ),
+        ("a window of 2, 2 queries", "window", (1, 1, 1, 2, 4, 2, 2), 517, 2, later),
         ("a cache, 2 tokens and 2 more", "cache", (1, 1, 1, 4, 4, 2, 2), 518, 2, chunks),
     ):
         yield ready_probe(name, ability, sizes, seed, rank=rank, **more)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, Self
+from types import UnionType
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 Verdict = Literal["right", "fragile", "mistaken", "unknown", "unusable"]
 Matrix = tuple[tuple[float, ...], ...]
@@ -149,13 +150,8 @@ class Outcome:
         >>> Outcome.from_json(found.to_json()) == found
         True
         """
-        own = {name: data[name] for name in (f.name for f in fields(cls)) if name in data}
-        for name in ("mistakes", "nearest", "fragilities"):
-            own[name] = tuple(_named(one) for one in own.get(name, ()))
-        own["abilities"] = tuple(Ability(**one) for one in own.get("abilities", ()))
-        own["findings"] = tuple(Finding(**one) for one in own.get("findings", ()))
-        own["properties"] = tuple(Property(**one) for one in own.get("properties", ()))
-        return cls(**own)
+        found: Self = _read(cls, data)
+        return found
 
 
 def _plain(value: Any) -> Any:
@@ -168,17 +164,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _named(data: Mapping[str, Any]) -> Named:
-    example = data.get("example")
-    if example is not None:
-        given, steps = (tuple(_shown(one) for one in example[part]) for part in ("given", "steps"))
-        example = Example(example["title"], given, steps)
-    return Named(**{**data, "example": example, "same_as": tuple(data.get("same_as", ()))})
-
-
-def _shown(data: Mapping[str, Any]) -> Shown:
-    own = dict(data)
-    for side in ("right", "wrong"):
-        if own.get(side) is not None:
-            own[side] = tuple(tuple(float(number) for number in row) for row in own[side])
-    return Shown(**own)
+def _read(kind: Any, data: Any) -> Any:
+    """The inverse of `_plain` for a value of a declared type."""
+    kinds = get_args(kind)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        own = {field.name for field in fields(kind)} & data.keys()
+        return kind(**{name: _read(hints[name], data[name]) for name in own})  # type: ignore[operator]
+    if get_origin(kind) is tuple:
+        return tuple(_read(kinds[0], one) for one in data)
+    if get_origin(kind) is UnionType:  # of something and None
+        return None if data is None else _read(kinds[0], data)
+    return float(data) if kind is float else data

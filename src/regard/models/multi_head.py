@@ -17,13 +17,7 @@ from regard.boundary.arrays import Array, lend
 from regard.compute import dispatch
 from regard.compute.kernels.reference import project, unite
 from regard.compute.request import make_request
-from regard.errors import (
-    OptionError,
-    ProblemError,
-    ShapeError,
-    naming_shapes,
-    safe_text,
-)
+from regard.errors import OptionError, ProblemError, ShapeError, naming_shapes, safe_text
 from regard.explanation.build import OPTIONS, explain_problem, string_labels
 from regard.faces import Explanation
 from regard.problems.checks import weight_sizes
@@ -101,8 +95,7 @@ class MultiHeadAttention:
                 object.__setattr__(self, field.name, as_array(field.name, value))
         if self.key_heads is None:
             object.__setattr__(self, "key_heads", self.heads)
-        _check_heads(self)
-        _check_weights(self)
+        _check(self)
 
     def __call__(
         self,
@@ -232,7 +225,7 @@ def _inputs(x: Any, context: Any) -> dict[str, Array]:
     return given if context is None else {**given, "context": as_array("context", context)}
 
 
-def _check_heads(layer: MultiHeadAttention) -> None:
+def _check(layer: MultiHeadAttention) -> None:
     for name in ("heads", "key_heads"):
         object.__setattr__(layer, name, as_int(name, getattr(layer, name), 1))
     if layer.heads % (layer.key_heads or 1):
@@ -240,9 +233,6 @@ def _check_heads(layer: MultiHeadAttention) -> None:
             f"heads is {layer.heads} but key_heads is {layer.key_heads}; "
             "heads must be a multiple of key_heads"
         )
-
-
-def _check_weights(layer: MultiHeadAttention) -> None:
     if layer.b_o is not None and layer.W_o is None:
         raise OptionError("b_o is given but W_o is not; it is added after x @ W_o")
     try:

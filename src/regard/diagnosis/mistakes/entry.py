@@ -197,6 +197,18 @@ def other_visible(change: Callable[[Array, Probe], Array], *rules: Rule) -> Vari
     return (*both(visible=visible), Variant({"visible": visible, "masked": filled(NINES)}, False))
 
 
+def other_cells(
+    sees: Callable[[Array, Array, Probe], Array], *rules: Rule, given: Callable[[Probe], object]
+) -> Variants:
+    """`sees(row, key, probe)` replaces what `rules` keep, in probes that `given` is true of."""
+
+    def change(keep: Array, probe: Probe) -> Array:
+        row, key = np.arange(probe.sizes["L"])[:, None], np.arange(probe.sizes["S"])
+        return np.broadcast_to(sees(row, key, probe), keep.shape) if given(probe) else keep
+
+    return other_visible(change, *rules)
+
+
 def filled(constant: float) -> Replacement:
     """Hidden scores become a finite number."""
     return lambda values, probe: np.where(values["visible"], raw_scores(values), constant)

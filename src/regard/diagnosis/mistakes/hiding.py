@@ -18,6 +18,7 @@ from regard.diagnosis.mistakes.entry import (
     masked_scores,
     masked_weights,
     mistakes,
+    other_cells,
     other_visible,
     raw_scores,
     raw_weights,
@@ -51,13 +52,7 @@ HIDDEN_VALUE = (
 
 
 def _causal(sees: Callable[[Array, Array, Probe], Array]) -> Variants:
-    """`sees(row, key, probe)` replaces the causal rule."""
-
-    def change(keep: Array, probe: Probe) -> Array:
-        row, key = np.arange(probe.sizes["L"])[:, None], np.arange(probe.sizes["S"])
-        return np.broadcast_to(sees(row, key, probe), keep.shape) if probe.causal else keep
-
-    return other_visible(change, "causal")
+    return other_cells(sees, "causal", given=lambda probe: probe.causal)
 
 
 def _mask(change: Callable[[Array], Array], *, padding: bool | None = None) -> Variants:

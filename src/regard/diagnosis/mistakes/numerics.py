@@ -34,21 +34,18 @@ INFINITY = (
 )
 
 
-def _shift(*by: Callable[[Array], Array]) -> Variants:
+def _shift(shift: Callable[[Array], Array]) -> Variants:
     """Something other than the row maximum is subtracted."""
 
-    def variants(shift: Callable[[Array], Array]) -> Variants:
-        def row_maximum(values: Values, probe: Probe) -> Array:
-            scores = logits(values)
-            return np.broadcast_to(shift(scores), scores.shape)[..., 0]
+    def row_maximum(values: Values, probe: Probe) -> Array:
+        scores = logits(values)
+        return np.broadcast_to(shift(scores), scores.shape)[..., 0]
 
-        return both(row_maximum=row_maximum, weights=raw_weights)
-
-    return tuple(variant for shift in by for variant in variants(shift))
+    return both(row_maximum=row_maximum, weights=raw_weights)
 
 
-def _zero(scores: Array) -> Array:
-    return np.zeros(())
+def _zero(values: Values, probe: Probe) -> Array:
+    return np.zeros(logits(values).shape[:-1])
 
 
 def _mean(scores: Array) -> Array:
@@ -161,37 +158,33 @@ LARGE_SCORES: Entries = {
     "no_maximum_subtracted": (
         "exp is taken without subtracting the row maximum",
         "exp overflows above 709.8 (float64) or 88.7 (float32): ∞/∞ is NaN. Far below it is 0/0.",
-        _shift(_zero) + both(output=_blended_first) + both(weights=_by_logarithm),
+        both(row_maximum=_zero, weights=raw_weights)
+        + both(output=_blended_first)
+        + both(weights=_by_logarithm),
     ),
     "no_maximum_subtracted_and_one_added": (
         "exp is taken without subtracting the row maximum, and 1 is added to visible scores",
         "The 1 cancels in softmax, but exp overflows one earlier: above 708.8 (float64).",
         both(
             scaled=lambda v, p: v["scores"] * v["scale"] + 1,
-            row_maximum=lambda v, p: np.zeros(logits(v).shape[:-1]),
+            row_maximum=_zero,
             weights=raw_weights,
         ),
     ),
     "global_maximum": (
         "the maximum of the whole matrix is subtracted instead of that of each row",
         "A row far below the highest one becomes 0/0.",
-        _shift(lambda s: s.max((-1, -2), keepdims=True), lambda s: s.max(keepdims=True)),
+        _shift(lambda s: s.max((-1, -2), keepdims=True)) + _shift(lambda s: s.max(keepdims=True)),
     ),
     "mean_subtracted": (
         "the mean is subtracted instead of the maximum",
         "A score far above the mean of its row still overflows.",
-        _shift(_mean, lambda scores: scores.mean((-1, -2), keepdims=True)),
+        _shift(_mean) + _shift(lambda scores: scores.mean((-1, -2), keepdims=True)),
     ),
     "overflow_hidden": (
         "NaN and infinity are replaced by numbers",
         "nan_to_num hides the overflow; the row is then wrong, and nothing shows it.",
-        tuple(
-            replacing(
-                row_maximum=variant.replaced["row_maximum"],
-                weights=lambda v, p: np.nan_to_num(raw_weights(v, p)),
-            )
-            for variant in _shift(_zero)
-        ),
+        (replacing(row_maximum=_zero, weights=lambda v, p: np.nan_to_num(raw_weights(v, p))),),
     ),
     "large_scores_clipped": (
         "large scores are clipped before exp",

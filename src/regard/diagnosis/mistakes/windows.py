@@ -14,7 +14,7 @@ from regard.diagnosis.mistakes.entry import (
     equivalents,
     logits,
     mistakes,
-    other_visible,
+    other_cells,
     replacing,
     softmax,
 )
@@ -31,21 +31,13 @@ CACHE = (
 )
 
 
-def _positions(probe: Probe) -> tuple[Array, Array]:
-    return np.arange(probe.sizes["L"])[:, None], np.arange(probe.sizes["S"])
-
-
 def _window(sees: Callable[[Array, Array, int], Array], *, offset: bool = True) -> Variants:
     """`sees(row, key, window)` replaces window and causal together."""
 
-    def change(keep: Array, probe: Probe) -> Array:
-        if probe.window is None:
-            return keep
-        row, key = _positions(probe)
-        row = row + probe.offset if offset else row
-        return np.broadcast_to(sees(row, key, probe.window), keep.shape)
+    def moved(row: Array, key: Array, probe: Probe) -> Array:
+        return sees(row + probe.offset if offset else row, key, probe.window or 0)
 
-    return other_visible(change, "window", "causal")
+    return other_cells(moved, "window", "causal", given=lambda probe: probe.window)
 
 
 def _chunk(probe: Probe) -> tuple[Array, Array]:
@@ -55,25 +47,20 @@ def _chunk(probe: Probe) -> tuple[Array, Array]:
     return end - np.repeat(lengths, lengths)[:, None], end
 
 
-def _cache(*ways: Callable[[Array, Array, Array, Array], Array]) -> Variants:
+def _cache(sees: Callable[[Array, Array, Array, Array], Array]) -> Variants:
     """`sees(row, key, start, end)`, with the tokens from `start` to `end` in one call."""
 
-    def changing(sees: Callable[[Array, Array, Array, Array], Array]) -> Variants:
-        def change(keep: Array, probe: Probe) -> Array:
-            if not probe.chunks:
-                return keep
-            return np.broadcast_to(sees(*_positions(probe), *_chunk(probe)), keep.shape)
+    def cached(row: Array, key: Array, probe: Probe) -> Array:
+        return sees(row, key, *_chunk(probe))
 
-        return other_visible(change, "causal")
-
-    return tuple(variant for sees in ways for variant in changing(sees))
+    return other_cells(cached, "causal", given=lambda probe: probe.chunks)
 
 
 def _appended_twice(values: Values, probe: Probe) -> Array:
     exponentials = np.exp(values["shifted"])
     if not probe.chunks:
         return exponentials
-    (start, end), (_, key) = _chunk(probe), _positions(probe)
+    (start, end), key = _chunk(probe), np.arange(probe.sizes["S"])
     doubled = (key >= start) & (key < end) & (start > 0)
     return np.asarray(np.where(doubled, 2 * exponentials, exponentials))
 
@@ -151,10 +138,8 @@ CACHES: Entries = {
     "cache_chunk_not_causal": (
         "tokens of one call see each other's future",
         "With one token at a time no mask is needed; with several it is.",
-        _cache(
-            lambda row, key, start, end: key < end,
-            lambda row, key, start, end: np.where(start > 0, key < end, key <= row),
-        ),
+        _cache(lambda row, key, start, end: key < end)
+        + _cache(lambda row, key, start, end: np.where(start > 0, key < end, key <= row)),
     ),
     "cache_first_call_only": (
         "keys after the first call are not put into the cache",
