@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.filesize import decimal
 from typer.testing import CliRunner
 
 import regard
 from regard.boundary.parse import parse_size
 from regard.cli import app
-from regard.cli.attention import size_text
 from regard.cli.on_disk import PIECE_CELLS, Job
 
 FINE, DIFFERS, BAD, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
@@ -798,7 +798,7 @@ def test_only_what_is_allocated_counts_as_memory(tmp_path: Path) -> None:
 def test_sizes_are_read_and_written_as_people_do() -> None:
     read = {"8GB": 8 * 10**9, "8 gib": 2**33, "1.5k": 1500, "7": 7, "2TiB": 2**41, "10b": 10}
     np.testing.assert_equal({text: parse_size("budget", text) for text in read}, read)
-    np.testing.assert_equal(size_text(1234567), "1.2 MB")
+    np.testing.assert_equal(decimal(1234567), "1.2 MB")
 
 
 def spoilt(name: str) -> bytes:

@@ -187,7 +187,7 @@ def as_page_has_it(rule: Rule, name: str) -> dict[str, Any]:
         return own | said | {"cells": whole(of[0])}
     mask: Any = mask_of(rule)
     if kind == "not":
-        return own | {"part": as_page_has_it(of[0], mask.part.name)}
+        return own | {"part": as_page_has_it(of[0], mask.parts[0].name)}
     if kind in ("all", "any"):
         return own | {"parts": [as_page_has_it(part, mask_of(part).name) for part in of]}
     return own

@@ -117,14 +117,9 @@ def attention(
                            sink, precision, return_weights, return_lse, out, kernel, threads)
         if answer is not None:
             return answer
-    return _general(query, key, value, mask, bias, causal, window, offset, scale, softcap,
+    return untraced(_answer)(query, key, value, mask, bias, causal, window, offset, scale, softcap,
                     sink, precision, return_weights, return_lse, out, kernel, threads)
     # fmt: on
-
-
-def _general(*arguments: Any) -> Any:
-    # Not a closure in `attention`, which would cost the fast path a quarter of its time.
-    return untraced(_answer)(*arguments)
 
 
 def _answer(query: Any, key: Any, value: Any, *options: Any) -> Any:

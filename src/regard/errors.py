@@ -10,8 +10,9 @@ that the user called adds the shapes of the call once (`naming_shapes`).
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -114,26 +115,12 @@ def safe_text(text: object, limit: int | None = None) -> str:
     return line if limit is None or len(line) <= limit else line[: max(limit - 1, 0)] + "…"
 
 
-E = TypeVar("E", bound=Exception)
-
-
-class naming_shapes:
+@contextmanager
+def naming_shapes(**arrays: object) -> Iterator[None]:
     """A context in which errors about arguments get the shapes of the call's arrays."""
-
-    def __init__(self, **arrays: object) -> None:
-        self.arrays = arrays
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, (ShapeError, OptionError, DtypeError)):
-            raise with_shapes(error, self.arrays) from None
-
-
-def with_shapes(error: E, arrays: Mapping[str, object]) -> E:
-    """The same error with the shapes of the arrays at its end."""
-    shapes = ", ".join(
-        f"{name} {np.shape(array)}" for name, array in arrays.items() if hasattr(array, "shape")
-    )
-    return type(error)(*error.args, f" ({shapes})") if shapes else error
+    try:
+        yield
+    except (ShapeError, OptionError, DtypeError) as error:
+        shown = {name: np.shape(array) for name, array in arrays.items() if hasattr(array, "shape")}
+        shapes = ", ".join(f"{name} {shape}" for name, shape in shown.items())
+        raise (type(error)(*error.args, f" ({shapes})") if shapes else error) from None

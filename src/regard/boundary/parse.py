@@ -113,11 +113,7 @@ def _at(position: int, shape: tuple[int, ...]) -> str:
 
 
 def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    index: tuple[int, ...] = ()
-    for size in reversed(shape):
-        position, at = divmod(position, size)
-        index = (at, *index)
-    return index
+    return tuple(map(int, np.unravel_index(position, shape)))
 
 
 def as_number(name: str, value: Any, words: Mapping[str, float] | None = None) -> float:

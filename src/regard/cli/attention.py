@@ -124,30 +124,20 @@ def _with_progress(pieces: Sequence[Any]) -> Iterator[Any]:
 
 def _check_memory(job: Job, arrays: Mapping[str, Array], limit: int | None) -> None:
     """Say what a large call needs before it starts; refuse one that needs too much."""
+    from rich.filesize import decimal
+
     needed = job.memory()
     if limit is not None and needed > limit:
         raise OptionError(
-            f"this takes about {size_text(needed)} of memory, besides the inputs, which are read "
-            f"where they lie; --max-memory allows {size_text(limit)}"
+            f"this takes about {decimal(needed)} of memory, besides the inputs, which are read "
+            f"where they lie; --max-memory allows {decimal(limit)}"
         )
     if needed >= WORTH_SAYING:
         taken = ", ".join(f"{name} {a.shape} {a.dtype}" for name, a in arrays.items())
         given = ", ".join(f"{name} {shape}" for name, (shape, _) in job.results.items())
         typer.echo(
-            f"{taken} -> {given}: about {size_text(needed)} of memory besides the inputs", err=True
+            f"{taken} -> {given}: about {decimal(needed)} of memory besides the inputs", err=True
         )
-
-
-def size_text(size: int) -> str:
-    """A number of bytes for people.
-
-    >>> size_text(999), size_text(8_000_000_000)
-    ('999 bytes', '8.0 GB')
-    """
-    if size < 1000:
-        return f"{size} bytes"
-    power = min((len(str(size)) - 1) // 3, 4)
-    return f"{size / 1000**power:.1f} {'kMGT'[power - 1]}B"
 
 
 def _window_side(text: str) -> int | None:

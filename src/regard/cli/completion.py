@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from glob import escape, glob
 
 from regard.errors import safe_text
 
@@ -11,19 +12,12 @@ def complete_source(incomplete: str) -> list[str]:
     """Examples, and files that may hold a problem."""
     from regard.problems.files import SUFFIXES, example_names
 
-    folder, _, start = incomplete.rpartition("/")
     found = [name for name in example_names() if name.startswith(incomplete)]
-    try:
-        entries = sorted(os.scandir(folder or "."), key=lambda entry: entry.name)
-    except OSError:
-        return found
-    for entry in entries:
-        path = f"{folder}/{entry.name}" if "/" in incomplete else entry.name
-        if entry.name.startswith(start) and safe_text(path) == path:
-            if entry.is_dir():
-                found.append(f"{path}/")
-            elif entry.name.endswith(SUFFIXES):
-                found.append(path)
+    for path in sorted(glob(f"{escape(incomplete)}*")):
+        if os.path.isdir(path):
+            path += "/"
+        if path.endswith(("/", *SUFFIXES)) and safe_text(path) == path:
+            found.append(path)
     return found
 
 

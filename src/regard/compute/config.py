@@ -40,15 +40,16 @@ def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | No
     """
     if mode not in ("print", "dict"):
         raise ValueError(f'mode must be "print" or "dict", not {mode!r}')
+    affinity = getattr(os, "sched_getaffinity", None)  # not the CPUs of the whole machine
     config = {
-        "regard": _version("regard") or "not installed",
+        "regard": _version("regard"),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
-        "kernels": dispatch.status(),
-        "cpus": _usable_cpus(),
+        "kernels": {kernel.name: kernel.status() for kernel in dispatch.kernels()},
+        "cpus": len(affinity(0)) if affinity else os.cpu_count() or 1,
         "threads": _threads(),
-        "extras": {extra: _version(name) or "not installed" for extra, name in EXTRAS.items()},
+        "extras": {extra: _version(name) for extra, name in EXTRAS.items()},
     }
     if mode == "dict":
         return config
@@ -62,11 +63,11 @@ def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | No
     return None
 
 
-def _version(distribution: str) -> str | None:
+def _version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:
-        return None
+        return "not installed"
 
 
 def _threads() -> int | str:
@@ -75,10 +76,3 @@ def _threads() -> int | str:
         return native.default_threads()
     except OptionError as error:
         return str(error)
-
-
-def _usable_cpus() -> int:
-    """The CPUs that this process may use, not those of the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -42,11 +42,6 @@ def kernel_names() -> tuple[str, ...]:
     return tuple(kernel.name for kernel in kernels())
 
 
-def status() -> dict[str, str]:
-    """Each kernel and whether it can be used here, in words."""
-    return {kernel.name: kernel.status() for kernel in kernels()}
-
-
 def choose(request: Request, name: Any = None) -> Kernel:
     """The kernel of that name, or the first that supports the request.
 

@@ -35,7 +35,7 @@ def targets() -> dict[str, bool]:
 
 
 # The environment is read once, at import; a value that makes no sense is refused when it is needed.
-_refused: dict[str, str] = {}
+refused: dict[str, str] = {}
 
 
 def _target_of_environment() -> str:
@@ -46,7 +46,7 @@ def _target_of_environment() -> str:
         return usable[0] if usable else ""
     if wanted in usable:
         return wanted
-    _refused["REGARD_TARGET"] = (
+    refused["REGARD_TARGET"] = (
         f"REGARD_TARGET is {safe_text(repr(wanted), 60)}, which cannot be used here; "
         f"usable are {', '.join(usable)}"
     )
@@ -60,7 +60,7 @@ def _threads_of_environment() -> int | None:
     if stated.isascii() and stated.isdecimal() and digits:
         return min(int(digits[:9]), MOST_THREADS)
     if stated:
-        _refused["REGARD_NUM_THREADS"] = (
+        refused["REGARD_NUM_THREADS"] = (
             f"REGARD_NUM_THREADS is {safe_text(repr(stated), 60)}; it must be a whole number, "
             "1 or more, in the digits 0 to 9 alone"
         )
@@ -74,19 +74,14 @@ _threads: int | None = None
 
 def check_environment() -> None:
     """Raise an OptionError if a variable of the environment has a value that was refused."""
-    for message in _refused.values():
+    for message in refused.values():
         raise OptionError(message)
-
-
-def refused(variable: str) -> str:
-    """The error message for a variable of the environment; "" if its value is usable."""
-    return _refused.get(variable, "")
 
 
 def usable_target() -> str:
     """The CPU target in use; an OptionError if REGARD_TARGET names one that is not usable."""
     if not target:
-        raise OptionError(_refused["REGARD_TARGET"])
+        raise OptionError(refused["REGARD_TARGET"])
     return target
 
 
@@ -99,21 +94,17 @@ def use_target(name: str) -> None:
     _tell()
 
 
-def _no_fast_path(*_: Any) -> None:
-    """Fallback where the native module is not built; always returns None."""
-
-
 # Takes all arguments of regard.attention by position. Returns the output of a call with default
 # options, and None for any other call.
-fast_path = module.fast_path if BUILT else _no_fast_path
+fast_path = module.fast_path if BUILT else lambda *_: None
 
 
 def default_threads() -> int:
     """Threads of a call without `threads`: set, or REGARD_NUM_THREADS, or all usable CPUs."""
     if _threads is not None:
         return _threads
-    if "REGARD_NUM_THREADS" in _refused:
-        raise OptionError(_refused["REGARD_NUM_THREADS"])
+    if "REGARD_NUM_THREADS" in refused:
+        raise OptionError(refused["REGARD_NUM_THREADS"])
     return _stated or usable_cpus()
 
 
@@ -132,7 +123,7 @@ def set_default_threads(threads: int | None) -> None:
 def _tell() -> None:
     """Tell the fast path its threads (0: all CPUs) and target (without one, it never answers)."""
     if BUILT:
-        known = _threads is not None or "REGARD_NUM_THREADS" not in _refused
+        known = _threads is not None or "REGARD_NUM_THREADS" not in refused
         module.use(target if known else "", _threads or _stated or 0)
 
 

@@ -167,21 +167,14 @@ def make_request(
     key: Any,
     value: Any,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    causal: bool = False,
-    window: Any = None,
-    offset: Any = None,
-    scale: Any = None,
-    softcap: Any = None,
-    sink: Any = None,
     precision: Any = "working",
     return_weights: bool = False,
     return_lse: bool = False,
     out: Any = None,
     threads: Any = None,
+    **options: Any,
 ) -> Request:
-    """Check one call and bring it into one form."""
+    """Check one call, with the options of `check_options` too, and bring it into one form."""
     arrays = {"query": query, "key": key, "value": value}
     arrays = {name: as_array(name, x, "{}.data and a mask=") for name, x in arrays.items()}
     dtype = result_dtype(arrays)
@@ -189,18 +182,7 @@ def make_request(
     has_heads = max(array.ndim for array in arrays.values()) > 2
     q, k, v = check_arrays(arrays)
     shape = (*q.shape[:-1], k.shape[-2])
-    options = check_options(
-        shape,
-        len(shape) - 3 + has_heads + has_rows + 1,
-        mask=mask,
-        bias=bias,
-        causal=causal,
-        window=window,
-        offset=offset,
-        scale=scale,
-        softcap=softcap,
-        sink=sink,
-    )
+    checked = check_options(shape, len(shape) - 3 + has_heads + has_rows + 1, **options)
     if not (isinstance(precision, str) and precision in ("working", "exact")):
         raise OptionError(
             f'precision must be "working" or "exact", not {safe_text(repr(precision), 60)}'
@@ -215,12 +197,7 @@ def make_request(
         query=q,
         key=k,
         value=v,
-        mask=options.mask,
-        bias=options.bias,
-        offset=options.offset,
-        scale=options.scale,
-        softcap=options.softcap,
-        sink=options.sink,
+        **checked,
         dtype=dtype,
         precision="exact" if precision == "exact" else "working",
         has_heads=has_heads,
@@ -286,17 +263,6 @@ def check_arrays(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
 # --- options -----------------------------------------------------------------------------------
 
 
-class Options(NamedTuple):
-    """The options of a call that change its numbers, checked; fields as those of `Request`."""
-
-    mask: Mask | None
-    bias: Array | None
-    offset: NDArray[np.int64]
-    scale: float | None
-    softcap: float | None
-    sink: Array | None
-
-
 def check_options(
     shape: tuple[int, ...],
     shown: int,
@@ -309,22 +275,22 @@ def check_options(
     scale: Any = None,
     softcap: Any = None,
     sink: Any = None,
-) -> Options:
-    """The options of a call with scores (…, H, L, S), of which the caller sees `shown` axes."""
+) -> dict[str, Any]:
+    """Fields of the `Request` with scores (…, H, L, S), of which the caller sees `shown` axes."""
     rules = _rules(mask, as_flag("causal", causal), window)
     if rules is not None:
         rules.check(shape, shown)
     if bias is not None:
         bias = as_added("bias", bias)
         check_broadcast("bias", bias.shape, shape, shown)
-    return Options(
-        mask=rules,
-        bias=bias,
-        offset=_position(offset, rules, shape),
-        scale=None if scale is None else _scale(scale),
-        softcap=None if softcap is None else _softcap(softcap),
-        sink=None if sink is None else _sink(sink, shape[:-2]),
-    )
+    return {
+        "mask": rules,
+        "bias": bias,
+        "offset": _position(offset, rules, shape),
+        "scale": None if scale is None else _scale(scale),
+        "softcap": None if softcap is None else _softcap(softcap),
+        "sink": None if sink is None else _sink(sink, shape[:-2]),
+    }
 
 
 def _rules(mask: Any, causal: bool, window: Any) -> Mask | None:

@@ -160,7 +160,7 @@ class Mask:
         return _combine(other, self, AnyOf)
 
     def __invert__(self) -> Mask:
-        return Not(self)
+        return Not((self,))
 
     def __bool__(self) -> bool:
         raise TypeError("a mask has no truth value; combine masks with &, | and ~, not and/or/not")
@@ -273,6 +273,8 @@ class Combined(Mask):
 
     parts: tuple[Mask, ...]
     sign: ClassVar[str]
+    meaning: ClassVar[str]
+    operation: ClassVar[Any]  # of two answers
 
     @property
     def uses_position(self) -> bool:
@@ -288,67 +290,41 @@ class Combined(Mask):
         for part in self.parts:
             part.check(shape, ndim)
 
-    def spelled(self) -> str:
-        """The rules that it combines, by name."""
-        names = (f"({p.spelled()})" if isinstance(p, Combined) else p.name for p in self.parts)
-        return self.sign.join(names)
+    def block(self, at: Block) -> Bools:
+        return reduce(self.operation, (part.block(at) for part in self.parts))
+
+    def verdict(self, at: Block, key: int) -> Verdict:
+        parts = tuple(part.verdict(at, key) for part in self.parts)
+        visible = reduce(self.operation, (part.visible for part in parts))
+        return Verdict(self.name, visible, self.meaning, parts)
 
 
 class All(Combined):
     """Visible where every part says so (``&``)."""
 
-    name, sign = "all of", " & "
-
-    def block(self, at: Block) -> Bools:
-        return reduce(and_, (part.block(at) for part in self.parts))
-
-    def verdict(self, at: Block, key: int) -> Verdict:
-        parts = tuple(part.verdict(at, key) for part in self.parts)
-        return Verdict(self.name, all(p.visible for p in parts), "every rule must agree", parts)
+    name, sign, meaning = "all of", " & ", "every rule must agree"
+    operation = staticmethod(and_)
 
 
 class AnyOf(Combined):
     """Visible where at least one part says so (``|``)."""
 
-    name, sign = "any of", " | "
-
-    def block(self, at: Block) -> Bools:
-        return reduce(or_, (part.block(at) for part in self.parts))
-
-    def verdict(self, at: Block, key: int) -> Verdict:
-        parts = tuple(part.verdict(at, key) for part in self.parts)
-        return Verdict(self.name, any(p.visible for p in parts), "one rule is enough", parts)
+    name, sign, meaning = "any of", " | ", "one rule is enough"
+    operation = staticmethod(or_)
 
 
-@dataclass(frozen=True, eq=False)
-class Not(Mask):
-    """Visible where the part is not (``~``)."""
-
-    part: Mask
+class Not(Combined):
+    """Visible where its one part is not (``~``)."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        part = self.part
-        return f"not ({part.spelled()})" if isinstance(part, Combined) else f"not {part.name}"
-
-    @property
-    def uses_position(self) -> bool:
-        return self.part.uses_position
-
-    def of_rows(self, rows: slice) -> Mask:
-        return Not(self.part.of_rows(rows))
-
-    def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
-        return self.part.natural_shape(queries, keys)
-
-    def check(self, shape: tuple[int, ...], ndim: int) -> None:
-        self.part.check(shape, ndim)
+        return f"not {_spelled(self.parts[0])}"
 
     def block(self, at: Block) -> Bools:
-        return ~self.part.block(at)
+        return ~self.parts[0].block(at)
 
     def verdict(self, at: Block, key: int) -> Verdict:
-        inner = self.part.verdict(at, key)
+        inner = self.parts[0].verdict(at, key)
         leaves = list(inner.leaves())
         detail = leaves[0].detail
         if len(leaves) > 1:
@@ -357,6 +333,12 @@ class Not(Mask):
                 for leaf in leaves
             )
         return Verdict(self.name, not inner.visible, f"the opposite of: {detail}")
+
+
+def _spelled(rule: Mask) -> str:
+    if isinstance(rule, (All, AnyOf)):
+        return f"({rule.sign.join(map(_spelled, rule.parts))})"
+    return rule.name
 
 
 def as_mask(value: Any) -> Mask:

@@ -14,7 +14,7 @@ from regard.boundary.arguments import is_float, spread
 from regard.boundary.arrays import Array
 from regard.compute import native
 from regard.compute.request import Request, Result
-from regard.compute.rules import All, AnyOf, Boolean, Mask, Not
+from regard.compute.rules import All, AnyOf, Boolean, Combined, Mask, Not
 from regard.errors import safe_text
 from regard.masks import Causal, Lengths, Segments, Window
 
@@ -36,7 +36,7 @@ def status() -> str:
     if not native.BUILT:
         return f"not built; where there is a C++ compiler, run: {native.REBUILD}"
     if not native.target:
-        return f"not usable: {native.refused('REGARD_TARGET')}"
+        return f"not usable: {native.refused['REGARD_TARGET']}"
     others = [one for one, runs in native.targets().items() if runs and one != native.target]
     return f"usable, for {native.target}" + (f" (also {', '.join(others)})" if others else "")
 
@@ -53,11 +53,8 @@ def supports(request: Request) -> str | None:
 
 def _unknown(rule: Mask) -> Mask | None:
     """A rule that only Python can ask: one that says in its own way which keys are visible."""
-    match rule:
-        case All() | AnyOf():
-            return next((u for part in rule.parts if (u := _unknown(part)) is not None), None)
-        case Not():
-            return _unknown(rule.part)
+    if isinstance(rule, Combined):
+        return next((u for part in rule.parts if (u := _unknown(part)) is not None), None)
     return None if type(rule).block in KNOWN else rule
 
 
@@ -133,7 +130,8 @@ def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
     left, right = UNBOUNDED, UNBOUNDED
     length: Array | None = None
     program: list[Node] = []
-    for rule in _conjuncts(request.mask):
+    mask = request.mask
+    for rule in mask.parts if isinstance(mask, All) else () if mask is None else (mask,):
         match rule:
             case Causal():
                 right = 0
@@ -147,14 +145,6 @@ def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
                 also = [Node("all")] if program else []
                 program += [*_postfix(rule, request), *also]
     return left, right, length, program
-
-
-def _conjuncts(mask: Mask | None) -> Iterator[Mask]:
-    if isinstance(mask, All):
-        for part in mask.parts:
-            yield from _conjuncts(part)
-    elif mask is not None:
-        yield mask
 
 
 def _tighter(bound: int, other: int | None) -> int:
@@ -178,7 +168,7 @@ def _postfix(rule: Mask, request: Request) -> Iterator[Node]:
                 if number:
                     yield operation
         case Not():
-            yield from _postfix(rule.part, request)
+            yield from _postfix(rule.parts[0], request)
             yield Node("negate")
         case Boolean():
             yield Node("boolean", spread(rule.array, request.shape))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.compute.rules import All, AllowedByBias, AnyOf, Block, Boolean, Mask, Not
+from regard.compute.rules import All, AllowedByBias, AnyOf, Block, Boolean, Combined, Mask, Not
 from regard.errors import safe_text
 from regard.explanation.labels import own_head
 from regard.explanation.trace import READING_NOTE, Trace
@@ -290,9 +290,7 @@ def _has_table(rule: Mask | None) -> bool:
     match rule:
         case Boolean():
             return True
-        case Not(part):
-            return _has_table(part)
-        case All(parts) | AnyOf(parts):
+        case Combined(parts):
             return any(map(_has_table, parts))
     return False
 
@@ -327,7 +325,7 @@ def _rule(data: Data, rule: Mask) -> dict[str, Any]:
             said = dict(_said(rule))
             seen, unseen = said.get(True, ""), said.get(False, "")
             return own | {"kind": "cells", "cells": whole(cells), "seen": seen, "unseen": unseen}
-        case Not(part):
+        case Not((part,)):
             return own | {"kind": "not", "part": _rule(data, part)}
         case All(parts) | AnyOf(parts):
             kind = "all" if isinstance(rule, All) else "any"
