@@ -227,7 +227,9 @@ def _is_torch(value: Any) -> bool:
 
 def _of_torch(name: str, tensor: Any, in_place: bool) -> Array:
     torch = sys.modules["torch"]
-    if torch.jit.is_tracing() or _make_fx_runs():
+    # make_fx passes real tensors while it records
+    recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    if torch.jit.is_tracing() or (recorder is not None and recorder.get_proxy_mode() is not None):
         raise DtypeError(
             f"{name} is read within a trace, which would keep regard's answer as a constant; trace "
             "what comes before and after it, or use torch.compile, which calls regard each time"
@@ -263,12 +265,6 @@ def _numbers_of(name: str, tensor: Any, in_place: bool) -> Array:
         return bits.view(_bfloat16(name))
     array: Array = tensor.numpy()
     return array
-
-
-def _make_fx_runs() -> bool:
-    """Whether make_fx is recording, which passes real tensors."""
-    recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return recorder is not None and recorder.get_proxy_mode() is not None
 
 
 def _followed(torch: Any, name: str, tensor: Any) -> str | None:

@@ -1,13 +1,14 @@
 """The only module that opens files: regular files of bounded size, written atomically.
 
-Must not know their content. The caller puts the file's name in front of a message.
+Must not know their content. An error of writing names the file; one of reading is named by the
+caller, whose errors about the content begin with the same name.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
@@ -45,20 +46,26 @@ def open_file(path: str, limit: int) -> Iterator[BinaryIO]:
             yield file
 
 
-def write_file(path: str, write: Callable[[BinaryIO], object], *, force: bool) -> None:
-    """Write a temporary file beside `path`, then rename it to `path` in one step."""
-    with _plain_errors("cannot be written"):
+@contextmanager
+def write_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
+    """A temporary file beside `path`, renamed to `path` in one step when it is written."""
+    place = safe_text(path, 200)
+    with _plain_errors(f"{place}: cannot be written"):
         with suppress(FileNotFoundError):
             mode = os.lstat(path).st_mode
             if not stat.S_ISREG(mode):
-                raise ProblemError(f"is {_kind(mode)}, which is never replaced; give another name")
+                raise ProblemError(
+                    f"{place}: is {_kind(mode)}, which is never replaced; give another name"
+                )
             if not force:
                 raise ProblemError(
-                    "already exists; pass ", Setting("force", True), " to replace it"
+                    f"{place}: already exists; pass ", Setting("force", True), " to replace it"
                 )
         folder, name = os.path.split(path)
         if folder and not os.path.isdir(folder):
-            raise ProblemError(f"cannot be written: there is no folder {safe_text(folder, 120)}")
+            raise ProblemError(
+                f"{place}: cannot be written: there is no folder {safe_text(folder, 120)}"
+            )
         beside = os.path.join(folder, f".{name[:40]}.{os.urandom(6).hex()}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         for more in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
@@ -66,7 +73,7 @@ def write_file(path: str, write: Callable[[BinaryIO], object], *, force: bool) -
         descriptor = os.open(beside, flags, 0o666)  # less the umask, like any new file
         try:
             with os.fdopen(descriptor, "wb") as file:
-                write(file)
+                yield file
             os.replace(beside, path)
         except BaseException:  # an interrupt too leaves nothing behind
             with suppress(OSError):

@@ -50,7 +50,7 @@ def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) 
         cells = [
             float(cell)
             if type(cell) is float or (type(cell) is int and abs(cell) <= 2**53)
-            else as_number(f"{name} {_at(position, shape)}", cell, words)
+            else as_number(f"{name} at {_index(position, shape)}", cell, words)
             for position, cell in enumerate(cells)
         ]
     return _frozen(np.array(cells, dtype=np.float64).reshape(shape))
@@ -69,7 +69,7 @@ def as_booleans(name: str, value: Any) -> Booleans:
         if type(cell) is not bool and not isinstance(cell, np.bool_):
             raise ProblemError.of(
                 name,
-                f"{_at(position, shape)} is {shown(cell)}; it must be true "
+                f"at {_index(position, shape)} is {shown(cell)}; it must be true "
                 "(the query may see the key) or false",
             )
     return _frozen(np.array(cells, dtype=np.bool_).reshape(shape))
@@ -106,10 +106,6 @@ def _unnested(name: str, value: Any, kind: str) -> tuple[tuple[int, ...], list[A
                 )
         shape = (*shape, width)
         cells = [cell for row in cells for cell in row]
-
-
-def _at(position: int, shape: tuple[int, ...]) -> str:
-    return f"at {_index(position, shape)}"
 
 
 def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:

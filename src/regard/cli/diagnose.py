@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
-from regard.cli.frame import check_targets, flag, option, refuse_without, saved
+from regard.cli.frame import check_targets, flag, option, print_json, refuse_without, saved
 from regard.views.screen import console
 
 EXAMPLES = """\b
@@ -59,7 +57,7 @@ def diagnose(
     }
     found = diagnose_target(target, options, in_process=in_process)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=True))
+        print_json(found.to_json())
     else:
         from regard.views.diagnosis.terminal import print_diagnosis, print_verdict
 

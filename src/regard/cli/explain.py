@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +16,7 @@ from regard.cli.frame import (
     check_targets,
     flag,
     option,
+    print_json,
     refuse_with,
     refuse_without,
     saved,
@@ -64,7 +64,7 @@ class ExplainCommand(Command):
 
 
 class _Wanted(NamedTuple):
-    """What to show of the explanation."""
+    """What to show of the explanation, and the files to write."""
 
     steps: Sequence[str]
     why: tuple[str, str, str] | None
@@ -72,11 +72,6 @@ class _Wanted(NamedTuple):
     statistics: bool
     digits: int | None
     as_json: bool
-
-
-class _Files(NamedTuple):
-    """What to write."""
-
     save: str | None
     html: str | None
     budget: str | None
@@ -133,11 +128,11 @@ def explain(
     ),
 ) -> None:
     """Show every step of an attention, and where each number comes from."""
-    wanted = _Wanted(step or (), why, head, statistics, digits, as_json)
-    files = _Files(save, html, budget, force, show)
+    shown = (step or (), why, head, statistics, digits, as_json)
+    wanted = _Wanted(*shown, save, html, budget, force, show)
     random = {"--dim": dim, "--seed": seed, "--heads": heads, "--causal": causal or None}
-    _check_files(files, files_read(source, model))
-    _check_wanted(wanted, files, model)
+    _check_files(wanted, files_read(source, model))
+    _check_wanted(wanted, model)
     if why is not None and source is None and text is None:
         raise OptionError(
             "explain needs a problem, and --why took the words after it; put FILE before --why "
@@ -149,7 +144,7 @@ def explain(
     else:
         encoder, words = read_model(model, source, text, kind, random)
         if layer is None:
-            _refuse_for_overview(wanted, files)
+            _refuse_for_overview(wanted)
             _show_overview(encoder.overview(words, truncate=truncate), as_json, digits)
             return
         explained = encoder.explain(words, layer, head, truncate=truncate).problem
@@ -167,10 +162,12 @@ def explain(
     head_position(explanation.source.sizes, wanted.head)
     derivation = None if why is None else _derivation(explanation, why, wanted.head)
     if html is not None:
-        _write_report(explanation, html, files, digits)
+        _write_report(explanation, html, wanted)
     mismatches, unchecked = _mismatches(explanation, source or "--text")
     if as_json and unchecked is None:
-        _print_json(explanation, wanted, derivation)
+        from regard.views.json_output import as_data
+
+        print_json(as_data(explanation, wanted.steps or None, derivation, statistics))
     elif not as_json:
         count = 0 if unchecked is not None else len(problem.expect)
         _print(explanation, wanted, derivation, html is not None)
@@ -181,32 +178,36 @@ def explain(
         raise typer.Exit(DIFFERS)
 
 
-def _check_files(files: _Files, inputs: Sequence[str | int]) -> None:
+def _check_files(wanted: _Wanted, inputs: Sequence[str | int]) -> None:
     """Whether the files can be written, and options about them have an effect."""
-    targets = {"save": files.save, "html": files.html}
-    if files.force and not any(path is not None for path in targets.values()):
+    targets = {"save": wanted.save, "html": wanted.html}
+    if wanted.force and not any(path is not None for path in targets.values()):
         raise OptionError("--force goes with --save and --html only")
-    if files.html is None:
-        refuse_without("--html", {"--open": files.show or None, "--budget": files.budget})
-    check_targets(targets, force=files.force, inputs=inputs)
+    if wanted.html is None:
+        refuse_without("--html", {"--open": wanted.show or None, "--budget": wanted.budget})
+    check_targets(targets, force=wanted.force, inputs=inputs)
 
 
-def _check_wanted(wanted: _Wanted, files: _Files, model: str | None) -> None:
+def _check_wanted(wanted: _Wanted, model: str | None) -> None:
     """Refuse options that would have no effect on what is printed."""
     digits, head = {"--digits": wanted.digits}, {"--head": wanted.head}
     if wanted.as_json:
         refuse_with("--json", digits | ({} if wanted.why or model else head))
     if wanted.why is not None or wanted.steps:
         return
-    if wanted.statistics and files.html is None:
+    if wanted.statistics and wanted.html is None:
         refuse_with("--statistics alone", digits)
-    if files.html is not None and not wanted.statistics and model is None:
+    if wanted.html is not None and not wanted.statistics and model is None:
         refuse_with("--html alone", head)
 
 
-def _refuse_for_overview(wanted: _Wanted, files: _Files) -> None:
+def _refuse_for_overview(wanted: _Wanted) -> None:
     asked: dict[str, Any] = {"--step": [*wanted.steps], "--why": wanted.why, "--head": wanted.head}
-    asked |= {"--save": files.save, "--html": files.html, "--statistics": wanted.statistics or None}
+    asked |= {
+        "--save": wanted.save,
+        "--html": wanted.html,
+        "--statistics": wanted.statistics or None,
+    }
     refuse_without("--layer", asked)
 
 
@@ -214,7 +215,7 @@ def _show_overview(overview: Overview, as_json: bool, digits: int | None) -> Non
     from regard.views.overview import print_overview
 
     if as_json:
-        typer.echo(json.dumps(overview.to_json(), allow_nan=False, ensure_ascii=True))
+        print_json(overview.to_json())
     else:
         print_overview(overview, console(), digits)
 
@@ -250,25 +251,17 @@ def _mismatches(explanation: Explanation, source: str) -> tuple[list[Any], Probl
     return found, None
 
 
-def _write_report(explanation: Explanation, path: str, files: _Files, digits: int | None) -> None:
+def _write_report(explanation: Explanation, path: str, wanted: _Wanted) -> None:
     from regard.views import report
 
     report.write(
         path,
         explanation,
-        budget=report.BUDGET if files.budget is None else files.budget,
-        digits=report.DIGITS if digits is None else digits,
-        force=files.force,
+        budget=report.BUDGET if wanted.budget is None else wanted.budget,
+        digits=report.DIGITS if wanted.digits is None else wanted.digits,
+        force=wanted.force,
     )
-    saved(path, files.show)
-
-
-def _print_json(explanation: Explanation, wanted: _Wanted, derivation: Derivation | None) -> None:
-    from regard.views.json_output import as_data
-
-    data = as_data(explanation, wanted.steps or None, derivation, wanted.statistics)
-    # ASCII, so that labels cannot do anything to a terminal.
-    typer.echo(json.dumps(data, allow_nan=False, ensure_ascii=True))
+    saved(path, wanted.show)
 
 
 def _print(

@@ -68,7 +68,7 @@ def read_problem(
 
 
 def _read_standard_input(kind: str | None) -> Problem:
-    from regard.problems.files import parse_problem
+    from regard.problems.files import about, parse_problem
     from regard.problems.toml_json import MAX_TEXT_BYTES, decode
 
     if kind not in (None, "toml", "json"):
@@ -78,10 +78,8 @@ def _read_standard_input(kind: str | None) -> Problem:
     data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
         raise ProblemError(f"standard input has more than {MAX_TEXT_BYTES} bytes")
-    try:
+    with about("standard input"):
         text = decode(data)
-    except ProblemError as error:
-        raise ProblemError(f"standard input: {error}") from None
     is_json = text.lstrip().startswith("{") if kind is None else kind == "json"
     return parse_problem(text, "json" if is_json else "toml", "standard input")
 

@@ -5,6 +5,7 @@ Owns exit codes and the one line that an error becomes. Must not know any comman
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -158,6 +159,11 @@ def _is_same_file(path: str, other: str | int) -> bool:
         return os.path.samefile(path, other)
     except (OSError, ValueError):  # one is not there
         return False
+
+
+def print_json(data: Any) -> None:
+    """Print strict JSON in ASCII, so that labels cannot do anything to a terminal."""
+    typer.echo(json.dumps(data, allow_nan=False, ensure_ascii=True))
 
 
 def saved(path: str, show: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -20,6 +21,7 @@ from regard.boundary.arrays import Array
 from regard.boundary.files import open_file, write_file
 from regard.compute.kernels.reference import BLOCK_CELLS
 from regard.errors import ProblemError, safe_text
+from regard.problems.schema import about
 
 if TYPE_CHECKING:
     from regard.compute.request import Request
@@ -35,22 +37,19 @@ MAX_NPY_HEADER = 4096
 
 def load_npy(path: str) -> Array:
     """The array of an NPY file, mapped into memory; refused unless header and size agree."""
-    try:
-        with open_file(path, 2**63 - 1) as file:
-            dtype, shape, order = _npy_header(file)
-            start, size = file.tell(), os.fstat(file.fileno()).st_size
-            declared = math.prod(shape) * dtype.itemsize
-            if declared != size - start:
-                raise ProblemError(
-                    f"has the shape {shape} of {dtype}, {declared} bytes, "
-                    f"but {size - start} bytes are there"
-                )
-            if not declared:
-                return np.empty(shape, dtype)
-            flat = np.memmap(file, dtype, "r", offset=start, shape=(math.prod(shape),))
-            return np.asarray(flat).reshape(shape, order=order)
-    except ProblemError as error:
-        raise ProblemError(f"{path}: {error}") from None
+    with about(path), open_file(path, 2**63 - 1) as file:
+        dtype, shape, order = _npy_header(file)
+        start, size = file.tell(), os.fstat(file.fileno()).st_size
+        declared = math.prod(shape) * dtype.itemsize
+        if declared != size - start:
+            raise ProblemError(
+                f"has the shape {shape} of {dtype}, {declared} bytes, "
+                f"but {size - start} bytes are there"
+            )
+        if not declared:
+            return np.empty(shape, dtype)
+        flat = np.memmap(file, dtype, "r", offset=start, shape=(math.prod(shape),))
+        return np.asarray(flat).reshape(shape, order=order)
 
 
 def _npy_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
@@ -107,19 +106,16 @@ class Job:
             return [((), slice(0, heads), slice(0, rows))]
         if heads * rows * keys <= PIECE_CELLS:
             return [(batch, slice(0, heads), slice(0, rows)) for batch in np.ndindex(*lead)]
-        length = self._rows_per_piece(keys)
+        # Whole blocks of the kernel, anchored at row 0 as it anchors them: the same bytes as one
+        # call, though matrix products of other sizes may round differently.
+        block = max(1, BLOCK_CELLS // max(keys, 1))
+        length = max(1, PIECE_CELLS // max(keys, 1) // block) * block
         return [
             (batch, slice(head, head + 1), slice(start, min(start + length, rows)))
             for batch in np.ndindex(*lead)
             for head in range(heads)
             for start in range(0, rows, length)
         ]
-
-    def _rows_per_piece(self, keys: int) -> int:
-        # Whole blocks of the kernel, anchored at row 0 as it anchors them: the same bytes as one
-        # call, though matrix products of other sizes may round differently.
-        block = max(1, BLOCK_CELLS // max(keys, 1))
-        return max(1, PIECE_CELLS // max(keys, 1) // block) * block
 
     def compute(self, batch: tuple[int, ...], heads: slice, rows: slice) -> dict[str, Array]:
         """The results of one piece."""
@@ -128,10 +124,8 @@ class Job:
         if self.by_position:
             offset = self.request.offset + rows.start
             options["offset"] = offset if batch == () and self.request.lead else int(offset[batch])
-        found: Any = attention(*arrays, **options)
-        if not isinstance(found, tuple):
-            return {"output": found}
-        return dict(zip(found._fields, found, strict=True))  # type: ignore[attr-defined]
+        found = attention(*arrays, **options)
+        return found._asdict() if hasattr(found, "_asdict") else {"output": found}
 
     def _inputs(
         self, batch: tuple[int, ...], heads: slice, rows: slice
@@ -176,8 +170,11 @@ class Job:
 
         `watch` passes the pieces on one by one and may count them.
         """
-
-        def fill(files: Mapping[str, BinaryIO]) -> None:
+        with ExitStack() as stack:
+            files = {
+                name: stack.enter_context(write_file(path, force=force))
+                for name, path in targets.items()
+            }
             for name, file in files.items():
                 shape, dtype = self.results[name]
                 descr = np.lib.format.dtype_to_descr(dtype)
@@ -187,33 +184,3 @@ class Job:
                 for name, array in self.compute(*piece).items():
                     numbers = np.ascontiguousarray(array).reshape(-1)
                     files[name].write(numbers.view(np.uint8).data)
-
-        _write_together(list(targets.items()), {}, fill, force=force)
-
-
-class _AboutFile(ProblemError):
-    """A problem whose file is named already."""
-
-
-def _write_together(
-    targets: Sequence[tuple[str, str]],
-    files: Mapping[str, BinaryIO],
-    fill: Callable[[Mapping[str, BinaryIO]], None],
-    *,
-    force: bool,
-) -> None:
-    """Open every target beside its place, fill them all, then put each where it belongs."""
-    if not targets:
-        fill(files)
-        return
-    (name, path), *rest = targets
-    try:
-        write_file(
-            path,
-            lambda file: _write_together(rest, {**files, name: file}, fill, force=force),
-            force=force,
-        )
-    except _AboutFile:
-        raise
-    except ProblemError as error:
-        raise _AboutFile(f"{path}: {error}") from None

@@ -36,9 +36,6 @@ def as_counts(name: str, value: Any, lead: tuple[int, ...]) -> Count:
     return alike(np.broadcast_to(array, lead))
 
 
-# --- numbers of tokens: one for all batch elements, or one for each ------------------------------
-
-
 def alike(counts: Any) -> Count:
     """One number where all are the same."""
     if isinstance(counts, int):
@@ -62,9 +59,6 @@ def shown(counts: Any) -> str:
     array = np.asarray(counts)
     least, most = int(array.min()), int(array.max())
     return str(most) if least == most else f"{least} to {most}"
-
-
-# --- buffers -------------------------------------------------------------------------------------
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -73,14 +73,13 @@ def _request(query: Any, key: Any, lse: Any, options: dict[str, Any]) -> tuple[R
         return_lse=True,
         **options,
     )
-    full = request.shape[:-1]
     wanted = request.natural_shape()
     if logs.shape != wanted:
         raise ShapeError(
             f"lse has shape {logs.shape} but the rows of this call have {wanted}; "
             "pass the lse of all rows, as attention returned it"
         )
-    return request, logs.reshape(full)
+    return request, logs.reshape(request.shape[:-1])
 
 
 def _row_numbers(rows: Any, request: Request) -> tuple[NDArray[np.int64], bool]:

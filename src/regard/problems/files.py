@@ -104,12 +104,13 @@ def save_problem(problem: Problem, path: str | os.PathLike[str], *, force: bool 
     with about(place):
         if suffix not in SUFFIXES:
             raise ProblemError(_unknown_suffix(suffix))
+        data = mapping_from_problem(problem, tables=suffix != ".npz")
+        content = b"" if suffix == ".npz" else spell(data, _KINDS[suffix]).encode()
+    with files.write_file(place, force=force) as file, about(place):
         if suffix == ".npz":
-            arrays = mapping_from_problem(problem, tables=False)
-            files.write_file(place, lambda file: npz.write(file, arrays), force=force)
+            npz.write(file, data)
         else:
-            content = spell(mapping_from_problem(problem), _KINDS[suffix]).encode()
-            files.write_file(place, lambda file: file.write(content), force=force)
+            file.write(content)
 
 
 def example_names() -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from regard.errors import safe_text
 from regard.explanation.notation import format_number, latex_number, latex_text
 from regard.explanation.table import Table
 from regard.explanation.trace import Trace
-from regard.problems.files import about
 
 LABEL_LENGTH = 80
 
@@ -100,5 +99,5 @@ def save_npz(explanation: Trace, path: str | os.PathLike[str], *, force: bool) -
     arrays: dict[str, Any] = {name: step.value for name, step in explanation.steps.items()}
     for axis, names in explanation.labels.items():
         arrays[f"labels_{axis}"] = np.array(names, dtype=np.str_)
-    with about(os.fspath(path)):
-        write_file(os.fspath(path), lambda file: np.savez_compressed(file, **arrays), force=force)
+    with write_file(os.fspath(path), force=force) as file:
+        np.savez_compressed(file, **arrays)

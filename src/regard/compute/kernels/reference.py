@@ -130,16 +130,6 @@ def _redo(
         blocks[step][redone] = np.where(again, fresh[step], old)
 
 
-def _scalars(request: Request) -> dict[str, Array]:
-    """The inputs of a run that are one number for the whole call."""
-    numbers = {
-        "width": request.query.shape[-1] if request.scale is None else None,
-        "scale": request.scale,
-        "softcap": request.softcap,
-    }
-    return {name: np.asarray(float(n)) for name, n in numbers.items() if n is not None}
-
-
 def project(inputs: Mapping[str, Array], heads: Mapping[str, int], dtype: np.dtype[Any]) -> Run:
     """A run of the steps from embeddings to queries, keys and values."""
     lead = inputs["embeddings"].shape[:-2]
@@ -203,7 +193,12 @@ class Run:
             "keys": shaped(request.key, rows=False),
             "values": shaped(request.value, rows=False),
         }
-        inputs |= _scalars(request)
+        numbers = {
+            "width": request.query.shape[-1] if request.scale is None else None,
+            "scale": request.scale,
+            "softcap": request.softcap,
+        }
+        inputs |= {name: np.asarray(float(n)) for name, n in numbers.items() if n is not None}
         if request.bias is not None:
             inputs["bias"] = shaped(np.broadcast_to(request.bias, request.shape))
         if request.sink is not None:

@@ -14,7 +14,6 @@ from regard.boundary.files import write_file
 from regard.boundary.parse import parse_size
 from regard.errors import DtypeError, OptionError, safe_text
 from regard.explanation.trace import Trace
-from regard.problems.files import about
 
 if TYPE_CHECKING:
     Explanations = Trace | Mapping[str, Trace]
@@ -67,8 +66,8 @@ def write(
 
 def save(path: str | os.PathLike[str], page: str, *, force: bool) -> None:
     """Write a page to a file, whole or not at all; the errors are those of `write`."""
-    with about(os.fspath(path)):
-        write_file(os.fspath(path), lambda file: file.write(page.encode()), force=force)
+    with write_file(os.fspath(path), force=force) as file:
+        file.write(page.encode())
 
 
 def html(explanations: Explanations, *, budget: int | str = BUDGET, digits: int = DIGITS) -> str:
