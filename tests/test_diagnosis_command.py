@@ -14,7 +14,7 @@ from rich.console import Console
 
 import regard
 import wrong_attentions as wrong
-from regard.views.diagnosis import print_diagnosis
+from regard.views.diagnosis.terminal import print_diagnosis
 
 ROOT = Path(__file__).parent.parent
 

@@ -24,6 +24,7 @@ from regard.diagnosis.result import Example, Finding, Named, Shown
 from regard.errors import ProblemError
 from regard.views import diagnosis as view
 from regard.views.diagnosis.story import tell
+from regard.views.diagnosis.terminal import print_diagnosis
 from regard.views.report.tables import rounded
 
 SOURCE = """
@@ -265,7 +266,7 @@ def test_no_text_reaches_a_terminal_as_more_than_text(
 ) -> None:
     for one in found.values():
         console = Console(width=90, record=True, color_system=None, file=io.StringIO())
-        view.print_diagnosis(Diagnosis.from_json(filled(one.to_json(), payload)), console)
+        print_diagnosis(Diagnosis.from_json(filled(one.to_json(), payload)), console)
         shown = console.export_text()
         assert not {"\x1b", "\x07", "\u202e"} & set(shown)
         assert not payload.startswith("[") or payload in shown

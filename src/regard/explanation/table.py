@@ -34,10 +34,15 @@ class Table:
     column_labels: tuple[str, ...]
     row_notes: tuple[str, ...] = ()
     hidden: NDArray[np.bool_] | None = None
-    hidden_by: Callable[[int, int], tuple[str, ...]] | None = None
+    hidden_by: Callable[[int, int], tuple[str, ...]] = lambda row, column: ()
     latex_symbol: str = ""
     row_axis: str = ""  # what its rows are, such as "query rows"
     column_axis: str = ""
+
+    def rule(self, row: int, column: int) -> str:
+        """The first rule that hides a cell, shortened, and how many more there are."""
+        first, *more = self.hidden_by(row, column) or ("hidden",)
+        return safe_text(first, 12) + (f" +{len(more)}" if more else "")
 
     def __repr__(self) -> str:
         rows, columns = self.values.shape

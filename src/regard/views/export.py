@@ -52,7 +52,6 @@ def _markdown(table: Table, digits: int) -> str:
 
 def _word(table: Table, row: int, column: int, digits: int) -> str:
     if table.hidden is not None and table.hidden[row, column]:
-        assert table.hidden_by is not None
         return _plain(", ".join(table.hidden_by(row, column)) or "hidden")
     return format_number(float(table.values[row, column]), digits)
 

@@ -64,6 +64,8 @@ class Head:
             return tuple(words[row] for row in shown) if words else ()
 
         def hidden_by(row: int, column: int) -> tuple[str, ...]:
+            if not hides:
+                return ()
             return verdict(self.source, self.batch, self.number, shown[row], column).hidden_by()
 
         rows, columns = self.explanation.matrix_axes(explained.declared)
@@ -76,7 +78,7 @@ class Head:
             explained.column_labels,
             picked(explained.row_notes),
             ~self.rows("visible", shown) if hides else None,
-            hidden_by if hides else None,
+            hidden_by,
             explained.declared.latex_symbol,
             AXIS_NAMES.get(rows or "", ""),
             AXIS_NAMES.get(columns or "", ""),

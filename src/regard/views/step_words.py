@@ -25,10 +25,11 @@ EXP_LEAST = -745.13
 NEARLY_ALL = 0.9
 
 # What the statistics of a row of weights mean.
-SPREAD = (
-    "Entropy is in nats. Effective keys: as many keys with equal weights would spread the weight "
-    "as far (exp of the entropy)."
+EFFECTIVE_KEYS = (
+    "Effective keys: as many keys with equal weights would spread the weight as far (exp of the "
+    "entropy)."
 )
+SPREAD = f"Entropy is in nats. {EFFECTIVE_KEYS}"
 
 # What each rule that hides keys means; a rule with a name of its own speaks for itself.
 RULES = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import astuple
 from itertools import groupby
 
 import numpy as np
@@ -22,7 +23,7 @@ from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
 from regard.textbook.operations import OPERATIONS
 from regard.views import story
 from regard.views.head_view import Head
-from regard.views.step_words import sentences, significant, why_the_scale
+from regard.views.step_words import EFFECTIVE_KEYS, sentences, significant, why_the_scale
 from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Layout, shown_of
 from regard.views.walk import PATH_NOTE, off_path, walk
 
@@ -93,15 +94,12 @@ def print_statistics(explanation: Trace, console: Console, head: int | None = No
     all_heads = " over all heads" if (explanation.heads or 1) > 1 else ""
     page.say(f"Over all cells of a step{all_heads}; hidden cells do not count after masking.")
     page.gap()
-    numbers = [
-        (one.mean, one.variance, one.minimum, one.maximum) for one in statistics.steps.values()
-    ]
     page.grid(
         tuple(statistics.steps),
         ("mean", "variance", "min", "max", "cells"),
         [
-            [*(Cell(significant(number)) for number in row), Cell(str(one.cells))]
-            for row, one in zip(numbers, statistics.steps.values(), strict=True)
+            [*(Cell(significant(number)) for number in astuple(one)[:-1]), Cell(str(one.cells))]
+            for one in statistics.steps.values()
         ],
     )
     why = why_the_scale(explanation, statistics)
@@ -227,10 +225,7 @@ def _print_row_statistics(
         for array in (rows.entropy, rows.effective_keys, rows.largest_weight, rows.largest_key)
     )
     page.section(f"Weights by row{f', head {head or 0}' if (explanation.heads or 1) > 1 else ''}")
-    page.say(
-        "Effective keys: as many keys with equal weights would spread the weight as far "
-        "(exp of the entropy)."
-    )
+    page.say(EFFECTIVE_KEYS)
     page.gap()
     keys = step.column_labels
     shown = [row for row in shown_of(len(entropy)) if row is not None]

@@ -27,7 +27,7 @@ from regard.views.colours import shading
 DIGITS = 8
 # Longer axes are shown by their first and last few.
 MOST, FIRST, LAST = 12, 6, 5
-LABEL_WIDTH, HEADER_WIDTH, RULE_WIDTH = 24, 14, 12
+LABEL_WIDTH, HEADER_WIDTH = 24, 14
 PROSE_WIDTH = 88
 
 STRONG, FAINT, ALARM = Style(bold=True), Style(dim=True), Style(bold=True, color="red")
@@ -151,8 +151,7 @@ class Layout:
         if column is None:
             return Cell("…", FAINT, word=True)
         if table.hidden is not None and table.hidden[row, column]:
-            assert table.hidden_by is not None
-            return Cell(_rule_name(table.hidden_by(row, column)), FAINT, word=True)
+            return Cell(table.rule(row, column), FAINT, word=True)
         value = table.values[row, column]
         if table.values.dtype == np.bool_:
             return Cell("1" if value else "0", None if value else FAINT)
@@ -384,8 +383,3 @@ def shown_of(size: int) -> list[int | None]:
     if size <= MOST:
         return list(range(size))
     return [*range(FIRST), None, *range(size - LAST, size)]
-
-
-def _rule_name(names: Sequence[str]) -> str:
-    name = safe_text(names[0] if names else "hidden", RULE_WIDTH)
-    return f"{name} +{len(names) - 1}" if len(names) > 1 else name

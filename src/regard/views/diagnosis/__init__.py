@@ -1,7 +1,7 @@
 """A diagnosis to look at: in a terminal, as one HTML file, in a notebook.
 
-`print_diagnosis` prints it, `write` makes the file, `html` the text of one and `frame` what a
-notebook shows. What it says is in `story.py`.
+`terminal` prints it; `write` makes the file, `html` the text of one and `frame` what a notebook
+shows. What it says is in `story.py`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,9 @@ from typing import TYPE_CHECKING
 from regard.views import report
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from regard.diagnosis.result import Outcome
 
-__all__ = ["frame", "html", "print_diagnosis", "write"]
-
-
-def print_diagnosis(diagnosis: Outcome, console: Console) -> None:
-    """Everything that a diagnosis says, in a terminal."""
-    from regard.views.diagnosis import terminal
-
-    terminal.print_diagnosis(diagnosis, console)
+__all__ = ["frame", "html", "write"]
 
 
 def write(path: str | os.PathLike[str], diagnosis: Outcome, *, force: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
-from regard.views.all_steps import declared
+from regard.views.all_steps import declared, places
 from regard.views.report.tables import Cell, Printed, rounded, shaded
 
 if TYPE_CHECKING:
@@ -223,8 +223,7 @@ def _way(one: Named) -> tuple[Stop, ...]:
 def _example(example: Example | None) -> Shortest | None:
     if example is None:
         return None
-    places = {name: place for place, name in enumerate(declared())}
-    steps = sorted(example.steps, key=lambda shown: places.get(shown.step, len(places)))
+    steps = sorted(example.steps, key=lambda one: places().get(one.step, len(places())))
     return Shortest(
         _text(example.title),
         tuple(_compared(shown) for shown in example.given),
@@ -289,9 +288,6 @@ def _sheet(
         tuple(f"{names[1]} {j}".strip() for j in columns),
         tuple(f"{names[0]} {i}".strip() for i in range(len(matrix))),
         tuple(tuple(dressed(i, j) for j in range(len(row))) for i, row in enumerate(matrix)),
-        (),
-        0,
-        0,
     )
 
 

@@ -18,8 +18,10 @@ from regard.errors import OptionError
 from regard.explanation.derivation import Values
 from regard.explanation.labels import own_head
 from regard.explanation.trace import ExplainedStep, Trace
-from regard.textbook.steps import Step, textbook
+from regard.textbook.steps import Step
+from regard.views.all_steps import PROJECTIONS
 from regard.views.head_view import Head, heads
+from regard.views.report.whatif import declare
 
 # Larger matrices are drawn, not printed.
 MOST_PRINTED = 32
@@ -229,16 +231,10 @@ def _is_rounded(step: ExplainedStep) -> bool:
 def _ready(explanation: Trace) -> Trace:
     """The same attention from its queries, keys and values on."""
     steps = explanation.source.steps
-    if all(steps[name].op == "given" for name in ("queries", "keys", "values")):
+    if all(steps[name].op == "given" for name in PROJECTIONS):
         return explanation
     given = {name for name in ("bias", "softcap", "sink") if name in steps}
-    declared = textbook(
-        {"queries", "keys", "values", *given},
-        heads="H" in steps["scores"].axes,
-        masked="visible" in steps,
-        softmax="shifted" if "row_maximum" in steps else "unshifted",
-        default_scale="width" in steps,
-    )
+    declared = declare(explanation, {*PROJECTIONS, *given}, "visible" in steps)
     return Trace(
         _Ready(explanation.source, declared),
         title=explanation.title,

@@ -6,7 +6,7 @@ what a reader changed. Must not know HTML, nor how a statistic is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,10 +64,7 @@ def summary(head: Head, digits: int) -> Summary | None:
         [found.rows.entropy.flat, found.rows.effective_keys.flat, found.rows.largest_weight.flat]
     )
     names = explanation.names.along("S")
-    steps = [
-        [one.mean, one.variance, one.minimum, one.maximum, float(one.cells)]
-        for one in found.steps.values()
-    ]
+    steps = [[float(number) for number in astuple(one)] for one in found.steps.values()]
     best = tuple(names[key] if key >= 0 else "" for key in keys[:shown].tolist())
     labels = weights.row_labels[:shown]
     return Summary(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LEVELS = 9  # of shade
 EXCERPT = 8  # rows and columns of a matrix that is too large to be printed
-LABEL_LENGTH, RULE_LENGTH = 60, 12
+LABEL_LENGTH = 60
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Printed:
     headers: tuple[str, ...]
     labels: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...]
-    rows_left: int
-    columns_left: int
+    notes: tuple[str, ...] = ()
+    rows_left: int = 0
+    columns_left: int = 0
 
     @property
     def whole(self) -> bool:
@@ -97,7 +97,7 @@ def figures(
 ) -> Printed:
     """A plain table of numbers, without shades."""
     cells = tuple(map(tuple, shaded(rows, 0, digits)))
-    return Printed(headers, _labels(labels), cells, _labels(notes), 0, 0)
+    return Printed(headers, _labels(labels), cells, _labels(notes))
 
 
 def _scale(table: Table, step: str, head: Head) -> float:
@@ -116,12 +116,8 @@ def _scale(table: Table, step: str, head: Head) -> float:
 
 def _cell(table: Table, row: int, column: int, largest: float, digits: int) -> Cell:
     if table.hidden is not None and table.hidden[row, column]:
-        assert table.hidden_by is not None
-        names = table.hidden_by(row, column)
-        name = safe_text(names[0] if names else "hidden", RULE_LENGTH)
-        more = f" +{len(names) - 1}" if len(names) > 1 else ""
-        hint = "hidden by: " + ", ".join(safe_text(name, 80) for name in names)
-        return Cell(name + more, "hidden", hint=hint)
+        names = ", ".join(safe_text(name, 80) for name in table.hidden_by(row, column))
+        return Cell(table.rule(row, column), "hidden", hint=f"hidden by: {names}")
     value = float(table.values[row, column])
     if table.values.dtype == np.bool_ and not value:
         return Cell("0", "off")

@@ -7,9 +7,9 @@ numbers or pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import replace
-from itertools import product
+from itertools import compress, product
 from typing import TYPE_CHECKING
 
 from regard.textbook.steps import Ref, Step, textbook
@@ -44,30 +44,35 @@ def variants(explanation: Trace) -> dict[int, tuple[Step, ...]]:
     masked = {"visible" in source.steps, False}
     if "bias" in source.steps:
         masked |= {True}  # −∞ may be written into a bias
+    names = switches(explanation)
+    subsets = [set(compress(names, on)) for on in product((False, True), repeat=len(names))]
     return {
         sum(BITS[name] for name in on) + MASKED * hides: _declared(explanation, on, hides)
-        for on in _subsets(switches(explanation))
+        for on in subsets
         for hides in sorted(masked)
         if not (hides and "mask" in on)
     }
 
 
-def _subsets(names: tuple[str, ...]) -> Iterator[frozenset[str]]:
-    for chosen in product((False, True), repeat=len(names)):
-        yield frozenset(name for name, there in zip(names, chosen, strict=True) if there)
-
-
-def _declared(explanation: Trace, on: frozenset[str], hides: bool) -> tuple[Step, ...]:
+def declare(
+    explanation: Trace, given: Collection[str], masked: bool, scaled: bool = True
+) -> tuple[Step, ...]:
+    """The textbook's steps from what is given, in the form that the explanation has."""
     steps = explanation.source.steps
-    given = {name for name, step in steps.items() if step.op == "given"} - {"width", "scale"}
-    declared = textbook(
+    return textbook(
         given,
         heads="H" in steps["scores"].axes,
         rows="L" in steps["scores"].axes,
-        masked=hides,
+        masked=masked,
         softmax="shifted" if "row_maximum" in steps else "unshifted",
-        default_scale="width" in steps and "scale" not in on,
+        default_scale="width" in steps and scaled,
     )
+
+
+def _declared(explanation: Trace, on: Collection[str], hides: bool) -> tuple[Step, ...]:
+    steps = explanation.source.steps
+    given = {name for name, step in steps.items() if step.op == "given"} - {"width", "scale"}
+    declared = declare(explanation, given, hides, "scale" not in on)
     if "swap" in on:
         declared = tuple(_swapped(step) for step in declared)
     if "axis" in on:
