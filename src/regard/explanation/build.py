@@ -48,7 +48,8 @@ def explain_arrays(
     `labels` names axes by their letter: L queries, S keys, D and E features.
     """
     _check_softmax(softmax)
-    _check_title(title)
+    if not isinstance(title, str):
+        raise DtypeError(f"title must be a string, not {safe_text(repr(title), 60)}")
     # An explanation is of the numbers as they are now: its steps are computed later, when asked.
     query, key, value = (
         np.array(as_array(name, array))
@@ -153,12 +154,6 @@ def _check_softmax(softmax: Any) -> None:
         )
 
 
-def _check_title(title: Any) -> None:
-    """Any string."""
-    if not isinstance(title, str):
-        raise DtypeError(f"title must be a string, not {safe_text(repr(title), 60)}")
-
-
 def string_labels(name: str, labels: Any) -> tuple[str, ...]:
     """A sequence of strings; one string is none, although it could be taken apart."""
     try:
@@ -173,25 +168,22 @@ def string_labels(name: str, labels: Any) -> tuple[str, ...]:
 def _checked_labels(
     labels: Mapping[str, Sequence[str] | None], request: Request
 ) -> dict[str, tuple[str, ...]]:
-    arguments = {"L": "query_labels", "S": "key_labels", "D": "key_features", "E": "value_features"}
-    counts = {
-        "L": ("query", "rows", request.query.shape[-2]),
-        "S": ("key", "rows", request.key.shape[-2]),
-        "D": ("key", "columns", request.key.shape[-1]),
-        "E": ("value", "columns", request.value.shape[-1]),
+    arguments = {
+        "L": ("query_labels", "query", "rows", request.query.shape[-2]),
+        "S": ("key_labels", "key", "rows", request.key.shape[-2]),
+        "D": ("key_features", "key", "columns", request.key.shape[-1]),
+        "E": ("value_features", "value", "columns", request.value.shape[-1]),
     }
     checked = {}
     for axis, names in labels.items():
         if names is None:
             continue
-        own = string_labels(arguments[axis], names)
-        array, what, size = counts[axis]
+        argument, array, what, size = arguments[axis]
+        checked[axis] = own = string_labels(argument, names)
         if len(own) != size:
             raise ShapeError(
-                f"{arguments[axis]} has {len(own)} names but {array} has {size} {what}; "
-                "each needs one"
+                f"{argument} has {len(own)} names but {array} has {size} {what}; each needs one"
             )
-        checked[axis] = own
     return checked
 
 

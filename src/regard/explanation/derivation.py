@@ -342,9 +342,7 @@ def _terms(derivation: Derivation, digits: int) -> list[str]:
     product_width = max(len(row[1]) for row in rows)
     lines = []
     for label, product, value in rows:
-        middle = f"{product:<{product_width}} = " if product_width and product else ""
-        if product_width and not product:
-            middle = " " * (product_width + 3)
+        middle = f"{product:<{product_width}}{' = ' if product else '   '}" if product_width else ""
         lines.append(f"{label:<{label_width}}  {middle}{value}")
     return lines
 

@@ -6,6 +6,9 @@ Must not know where they come from.
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import numpy as np
 
 from regard.errors import safe_text
 
@@ -56,6 +59,19 @@ def is_rounded(value: float, digits: int) -> bool:
         return False
     printed = float(format_number(value, digits).replace("−", "-"))
     return printed not in (value, float(f"{value:.14e}"))
+
+
+def plain(value: Any) -> Any:
+    """Data that JSON can hold: lists for tuples and arrays; NaN and infinity as strings."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind != "f" or np.isfinite(value).all():
+            return value.tolist()
+        value = value.tolist()
+    if isinstance(value, (tuple, list)):
+        return [plain(part) for part in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return value
 
 
 def latex_number(value: float, digits: int) -> str:

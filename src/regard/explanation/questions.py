@@ -17,10 +17,10 @@ from regard.boundary.arrays import Array
 from regard.compute.rules import LeftOut
 from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
-from regard.explanation.labels import Index, head_position, own_head
+from regard.explanation.labels import Index, own_head
 from regard.explanation.notation import format_number
 from regard.explanation.table import Table, aligned
-from regard.explanation.trace import ExplainedStep, Trace
+from regard.explanation.trace import Trace
 from regard.problems.parts import Expectation
 from regard.textbook.steps import Step
 
@@ -164,7 +164,8 @@ def _blocks(
     lead = step.shape[: len(step.shape) - len(step.axes)]
     heads = range(next((source.sizes[axis] for axis in step.axes if axis in ("H", "G")), 1))
     if head is not None:
-        heads = heads[(own := _own_head(trace, step, head)) : own + 1]
+        own = own_head(source.sizes, step.declared, trace.head_index(head)) or 0
+        heads = heads[own : own + 1]
     row_blocks = source.row_blocks() if "L" in step.axes else [range(1)]
     for element in np.ndindex(*lead) if batch is None else [batch[: len(lead)]]:
         for at, rows in itertools.product(heads, row_blocks):
@@ -172,13 +173,6 @@ def _blocks(
             if trace.hides(step.declared):
                 seen = source.block("visible", element, at, rows)
             yield _Block(element, at, rows, source.block(name, element, at, rows), seen)
-
-
-def _own_head(trace: Trace, step: ExplainedStep, head: int) -> int:
-    """The head of a step that belongs to a query head."""
-    sizes = trace.source.sizes
-    own = own_head(sizes, step.declared, head_position(sizes, head))
-    return own or 0
 
 
 def step_statistics(trace: Trace, name: str, head: int | None = None) -> StepStatistics:
@@ -423,12 +417,11 @@ def _mismatches(trace: Trace, expected: Expectation) -> Iterator[Mismatch]:
         )
     for at in np.ndindex(*ours.shape):
         if not _meets(expected, float(ours[at]), float(theirs[at])):
-            lead = ours.ndim - len(step.axes) if expected.head is None else 0
-            index = at[lead:]
+            lead, own = ours.ndim - len(step.axes), None
             if expected.head is not None:
-                index = (_own_head(trace, step, expected.head), *at)
-            cell = trace.derive(step.name, index[len(index) - len(step.axes) :], at[:lead])
-            yield _mismatch(expected, cell, float(theirs[at]))
+                lead, own = 0, own_head(trace.source.sizes, step.declared, expected.head)
+            index = at[lead:] if own is None else (own, *at)
+            yield _mismatch(expected, trace.derive(step.name, index, at[:lead]), float(theirs[at]))
 
 
 def _mismatch(expected: Expectation, cell: Derivation, wanted: float) -> Mismatch:

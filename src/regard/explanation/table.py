@@ -60,12 +60,12 @@ class Table:
         return "\n".join([title, *([aligned(lines)] if lines else []), *rest])
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of words as lines of columns: the first to the left, numbers to the right."""
+def aligned(rows: Sequence[Sequence[str]], place: Callable[[str, int], str] = str.rjust) -> str:
+    """Rows of words as lines of columns: the first to the left, the others as `place` says."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
-            word.rjust(width) if number else word.ljust(width)
+            place(word, width) if number else word.ljust(width)
             for number, (word, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

@@ -19,7 +19,8 @@ from regard.compute.rules import Mask
 from regard.errors import LabelError, safe_text
 from regard.explanation.derivation import Derivation, Values, derive
 from regard.explanation.labels import Index, Labels, batch_position, head_position, own_head
-from regard.explanation.notation import format_number
+from regard.explanation.notation import format_number, plain
+from regard.explanation.table import aligned
 from regard.textbook.steps import Step
 
 if TYPE_CHECKING:
@@ -339,7 +340,7 @@ class Trace:
                     "given": step.given,
                     "row_labels": list(step.row_labels),
                     "column_labels": list(step.column_labels),
-                    "value": _plain(step.value),
+                    "value": plain(step.value),
                 }
                 for step in self.steps.values()
                 if step.name in wanted
@@ -354,18 +355,5 @@ class Trace:
             if step.shape == ():
                 formula += f" = {format_number(float(step.value), 6)}"
             rows.append((step.name, step.symbol, formula, shape))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = [safe_text(self.title, 200)] if self.title else []
-        lines += [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, READING_NOTE])
-
-
-def _plain(array: Array) -> Any:
-    if array.dtype == np.bool_ or np.isfinite(array).all():
-        return array.tolist()
-    if array.ndim == 0:
-        return str(float(array))
-    return [_plain(part) for part in array]
+        title = [safe_text(self.title, 200)] if self.title else []
+        return "\n".join([*title, aligned(rows, str.ljust), READING_NOTE])

@@ -13,7 +13,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,6 +28,8 @@ MAX_NUMBERS = MAX_BYTES // 8  # every number becomes a float64, however narrow i
 MAX_RATIO = 200
 FREE_BYTES = 16 * 2**20  # an archive this small unpacked may be packed as tightly as it likes
 HEADER = "problem"
+
+_Member = tuple[str, zipfile.ZipInfo]  # and the key that it is for
 
 _CHUNK = 2**20
 # What zipfile and zlib raise on archives that are damaged, or of a kind they do not know.
@@ -48,7 +49,7 @@ def read(file: BinaryIO) -> dict[str, Any]:
     try:
         _check_directory(file)
         with zipfile.ZipFile(file) as archive:
-            members = [_member(info) for info in archive.infolist()]
+            members = [(_key(info), info) for info in archive.infolist()]
             _check_members(members)
             arrays = _read_members(archive, members)
     except ProblemError:
@@ -80,14 +81,6 @@ def write(file: BinaryIO, data: Mapping[str, Any]) -> None:
 # --- the archive ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """One member as the archive's directory declares it."""
-
-    name: str
-    info: zipfile.ZipInfo
-
-
 def _check_directory(file: BinaryIO) -> None:
     """Refuse a directory of endless members before it is read; none of ours needs ZIP64."""
     size = file.seek(0, io.SEEK_END)
@@ -107,7 +100,8 @@ def _check_directory(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _member(info: zipfile.ZipInfo) -> _Member:
+def _key(info: zipfile.ZipInfo) -> str:
+    """The key that a member of the archive is for."""
     # A key and ".npy": no folder, no way up, nothing that a file system would treat specially.
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]{0,99}\.npy", info.orig_filename):
         raise ProblemError(
@@ -122,18 +116,18 @@ def _member(info: zipfile.ZipInfo) -> _Member:
             f"{name} is packed by method {info.compress_type}; only 0 (stored) and 8 (deflated) "
             "are read"
         )
-    return _Member(name, info)
+    return name
 
 
 def _check_members(members: list[_Member]) -> None:
     if len(members) > MAX_MEMBERS:
         raise ProblemError(f"archive has {len(members)} members; at most {MAX_MEMBERS} are read")
-    names = [member.name for member in members]
+    names = [name for name, _ in members]
     for name in names:
         if names.count(name) > 1:
             raise ProblemError(f"{name} appears {names.count(name)} times in the archive")
-    unpacked = sum(member.info.file_size for member in members)
-    packed = sum(member.info.compress_size for member in members)
+    unpacked = sum(info.file_size for _, info in members)
+    packed = sum(info.compress_size for _, info in members)
     if unpacked > MAX_BYTES:
         raise ProblemError(f"archive unpacks to {unpacked} bytes; at most {MAX_BYTES} are read")
     if unpacked > FREE_BYTES and unpacked > MAX_RATIO * packed:
@@ -157,29 +151,28 @@ _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|U[0-9]{1,8})")
 def _read_members(archive: zipfile.ZipFile, members: list[_Member]) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     numbers = 0
-    for member in members:
-        with archive.open(member.info) as file:
-            dtype, shape, order = _read_header(file, member)
+    for name, info in members:
+        with archive.open(info) as file:
+            dtype, shape, order = _read_header(file, name, info.file_size)
             numbers += math.prod(shape)
             if numbers > MAX_NUMBERS:
                 raise ProblemError(
-                    f"{member.name} brings the archive to {numbers} numbers; "
+                    f"{name} brings the archive to {numbers} numbers; "
                     f"at most {MAX_NUMBERS} are read"
                 )
-            data = _read_exactly(file, math.prod(shape) * dtype.itemsize, member.name)
+            data = _read_exactly(file, math.prod(shape) * dtype.itemsize, name)
             if file.read(1):  # also what makes zipfile compare the checksum
-                raise ProblemError(f"{member.name} goes on after its last number")
+                raise ProblemError(f"{name} goes on after its last number")
         if dtype == np.bool_ and data.translate(None, b"\x00\x01"):
-            raise ProblemError(f"{member.name} has a boolean that is neither 0 nor 1")
+            raise ProblemError(f"{name} has a boolean that is neither 0 nor 1")
         if dtype.kind == "U" and _has_no_character(data, dtype):
-            raise ProblemError(f"{member.name} has a code point that is no character")
-        arrays[member.name] = np.frombuffer(data, dtype).reshape(shape, order=order)
+            raise ProblemError(f"{name} has a code point that is no character")
+        arrays[name] = np.frombuffer(data, dtype).reshape(shape, order=order)
     return arrays
 
 
-def _read_header(file: Any, member: _Member) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
-    """The dtype, shape and order of an array, checked against its declared bytes."""
-    name = member.name
+def _read_header(file: Any, name: str, size: int) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
+    """The dtype, shape and order of an array in a member of so many bytes, checked against it."""
     start = _read_exactly(file, 8, name)
     if start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3):
         raise ProblemError(f"{name} is not an NPY array")
@@ -209,7 +202,7 @@ def _read_header(file: Any, member: _Member) -> tuple[np.dtype[Any], tuple[int, 
     if len(shape) > 8:
         raise ProblemError(f"{name} has {len(shape)} axes; at most 8 are read")
     declared = math.prod(shape) * dtype.itemsize
-    present = member.info.file_size - 8 - length_bytes - length
+    present = size - 8 - length_bytes - length
     if declared != present:
         raise ProblemError(
             f"{name} has the shape {shape} of {dtype}, {declared} bytes, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from regard.textbook.steps import Step, textbook
+from regard.textbook.steps import PROJECTED, Step, textbook
 
 PROJECTIONS = ("queries", "keys", "values")
 
@@ -12,8 +12,7 @@ PROJECTIONS = ("queries", "keys", "values")
 @cache
 def declared() -> dict[str, Step]:
     """The steps by name."""
-    weights = {f"{letter}_{short}" for letter in "Wb" for short in "qkvo"}
-    every = {"embeddings", "context", "bias", "softcap", "sink", *weights}
+    every = {*PROJECTED, "bias", "softcap", "sink"}
     steps: dict[str, Step] = {}
     for step in (*textbook(every, masked=True), *textbook({*PROJECTIONS})):
         steps.setdefault(step.name, step)

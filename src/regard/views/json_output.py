@@ -5,13 +5,11 @@ Must not know terminals. JSON has no NaN and no infinity: they are strings.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from regard.explanation import questions
+from regard.explanation.notation import plain
 from regard.views.walk import walk
 
 if TYPE_CHECKING:
@@ -64,15 +62,4 @@ def _statistics(explanation: Trace) -> dict[str, Any]:
 
 
 def _fields(thing: Any, names: str) -> dict[str, Any]:
-    return {name: _plain(getattr(thing, name)) for name in names.split()}
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and text; lists for tuples and arrays; strings for NaN and infinity."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, (tuple, list)):
-        return [_plain(part) for part in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    return value
+    return {name: plain(getattr(thing, name)) for name in names.split()}

@@ -18,12 +18,8 @@ PACKED = tuple(f"projected_{name}" for name in PROJECTIONS)
 
 # The steps that lead to each of the three.
 _LANES = {
-    name: (f"W_{short}", f"b_{short}", f"{one}_products", f"projected_{name}", name)
-    for name, short, one in (
-        ("queries", "q", "query"),
-        ("keys", "k", "key"),
-        ("values", "v", "value"),
-    )
+    name: (f"W_{one[0]}", f"b_{one[0]}", f"{one}_products", f"projected_{name}", name)
+    for name, one in zip(PROJECTIONS, ("query", "key", "value"), strict=True)
 }
 
 # Each section goes on to this step of the textbook.

@@ -284,34 +284,32 @@ class Layout:
 
         A column is its header and its numbers.
         """
-        headers = [self.spelled(header) for header, _ in columns]
-        bodies = [[self.spelled(number) for number in numbers] for _, numbers in columns]
-        totals = [(self.spelled(word), self.spelled(number)) for word, number in ends]
-        last = align([*bodies[-1], *(number for _, number in totals)])
-        bodies = [align(body) for body in bodies[:-1]] + [last[: len(names)]]
-        widths = [
-            max(map(cell_len, (header, *body, *(last if body is bodies[-1] else ()))))
-            for header, body in zip(headers, bodies, strict=True)
+        bodies = [[Cell(number) for number in numbers] for _, numbers in columns]
+        bodies[-1] += [Cell(number) for _, number in ends]
+        own = [
+            self._column(self.spelled(header), body)
+            for (header, _), body in zip(columns, bodies, strict=True)
         ]
+        totals = [self.spelled(word) for word, _ in ends]
+        widths = [cell_len(column[0].text) for column in own]
         room = self.width - 6 - sum(width + 3 for width in widths)
-        limit = max(min(LABEL_WIDTH, room), 8, *(cell_len(word) for word, _ in totals))
+        limit = max(min(LABEL_WIDTH, room), 8, *map(cell_len, totals))
         labels = [self._label(label, limit) for _, label in names]
-        width = max(map(cell_len, (*labels, *(word for word, _ in totals))))
+        width = max(map(cell_len, (*labels, *totals)))
 
-        def line(start: Text, between: Sequence[str], cells: Sequence[str], style: Style) -> None:
-            for sign, cell, room in zip(between, cells, widths[-len(cells) :], strict=True):
-                start.append(sign).append(_padded(cell, room, right=True), style)
+        def line(start: Text, between: Sequence[str], cells: Sequence[Cell], style: Style) -> None:
+            for sign, cell in zip(between, cells, strict=False):
+                start.append(sign).append(cell.text, style)
             self.line(start)
 
-        plain = Style()
-        line(Text(" " * (width + 4)), ["  ", "   ", "   "][: len(widths)], headers, FAINT)
-        for (mark, _), label, cells in zip(names, labels, zip(*bodies, strict=True), strict=True):
+        line(Text(" " * (width + 4)), ["  ", "   ", "   "], [column[0] for column in own], FAINT)
+        for number, ((mark, _), label) in enumerate(zip(names, labels, strict=True), 1):
             start = Text(f"  {self.spelled(mark) or ' '} ", style=STRONG if mark else "")
             start.append(_padded(label, width))
-            line(start, ["  ", " × ", " = "][: len(widths)], cells, plain)
+            line(start, ["  ", " × ", " = "], [column[number] for column in own], Style())
         before = " " * (sum(w + 3 for w in widths[:-1]) + 2)
-        for (word, _), number in zip(totals, last[len(names) :], strict=True):
-            line(Text("    ").append(_padded(word, width)), [before], [number], STRONG)
+        for number, word in enumerate(totals, 1 + len(names)):
+            line(Text("    ").append(_padded(word, width)), [before], [own[-1][number]], STRONG)
 
 
 # --- text ----------------------------------------------------------------------------------------

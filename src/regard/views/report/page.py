@@ -68,10 +68,12 @@ def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
     """What the page says whatever fits into it."""
     first = next(iter(explanations.values()))
     style, script = asset("report/style.css"), _script()
+    count = len(explanations)
+    layers = [f"{count} layers, one after the other."] if count > 1 else []
     return {
         "title": safe_text(first.title, 200) or "Attention",
         "note": safe_text(first.note, 1000),
-        "opening": _opening(explanations),
+        "opening": [*story.opening(first), *layers],
         "alarms": _alarms(explanations),
         "without_script": _without_script(explanations),
         "choices_of_digits": sorted({2, 3, 4, 6, 8, 16, digits}),
@@ -189,14 +191,6 @@ def _typeset(formula: str) -> Markup:
 
 
 # --- what the page says and prints ---------------------------------------------------------------
-
-
-def _opening(explanations: Mapping[str, Trace]) -> list[str]:
-    first = next(iter(explanations.values()))
-    words = list(story.opening(first))
-    if len(explanations) > 1:
-        words.append(f"{len(explanations)} layers, one after the other.")
-    return words
 
 
 def _alarms(explanations: Mapping[str, Trace]) -> list[tuple[str, str]]:
