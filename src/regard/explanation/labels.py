@@ -38,9 +38,8 @@ def head_position(sizes: Mapping[str, int], head: int | None) -> int:
     heads = sizes.get("H", 1)
     number = 0 if head is None else as_index("head", head)
     if not 0 <= number < heads:
-        count = "one head" if heads == 1 else f"{heads} heads"
-        verb = "is" if heads == 1 else "are"
-        raise LabelError(f"there {verb} {count}, counted from 0; there is no head {number}")
+        are = "is one head" if heads == 1 else f"are {heads} heads"
+        raise LabelError(f"there {are}, counted from 0; there is no head {number}")
     return number
 
 

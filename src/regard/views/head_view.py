@@ -84,6 +84,18 @@ class Head:
             AXIS_NAMES.get(columns or "", ""),
         )
 
+    def darkest(self, table: Table) -> float:
+        """The number that is darkest where a step's table is shaded; 0 where nothing is."""
+        axes = self.source.steps[table.name].axes
+        if table.values.dtype == np.bool_ or not axes or axes[-1] == "L":
+            return 0.0
+        if table.name == "weights":
+            return 1.0
+        seen = np.isfinite(table.values)
+        if table.hidden is not None:
+            seen &= ~table.hidden
+        return float(np.abs(table.values[seen]).max(initial=0))
+
     def _row_blocks(self, step: str) -> list[range]:
         by_query = "L" in self.source.steps[step].axes
         return self.source.row_blocks() if by_query else [range(self.shape(step)[0])]

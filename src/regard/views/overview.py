@@ -13,7 +13,6 @@ from rich.console import Console
 
 from regard.errors import safe_text
 from regard.explanation.trace import READING_NOTE
-from regard.views.colours import shading
 from regard.views.terminal_layout import FAINT, STRONG, Cell, Layout
 
 if TYPE_CHECKING:
@@ -63,13 +62,12 @@ def print_overview(overview: Overview, console: Console, digits: int | None = No
 def _print_measure(overview: Overview, name: str, page: Layout) -> None:
     values = overview.measures[name]
     full = math.log(len(overview.tokens)) if name == "entropy" else 1.0
-    few = page.console.color_system == "256"
+    shade = page.shades(full)
 
     def cell(value: float) -> Cell:
         if not np.isfinite(value):
             return Cell("NaN", FAINT, word=True)
-        style = shading(value / full, few=few) if page.shaded and full else None
-        return Cell(f"{value:.{page.digits}f}", style)
+        return Cell(f"{value:.{page.digits}f}", shade(value))
 
     page.grid(
         [str(layer) for layer in range(values.shape[0])],

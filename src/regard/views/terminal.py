@@ -16,7 +16,7 @@ from rich.console import Console
 
 from regard.errors import safe_text
 from regard.explanation import questions
-from regard.explanation.derivation import Derivation
+from regard.explanation.derivation import Derivation, cell_name
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Comparison, Mismatch, RowStatistics
 from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
@@ -116,10 +116,9 @@ def print_mismatches(
     page = Layout(console, digits)
     for mismatch in mismatches[:MOST_MISMATCHES]:
         page.gap()
-        where = f"[{', '.join(mismatch.labels)}]" if mismatch.labels else ""
         allowed = mismatch.expectation.within
         allowed += mismatch.expectation.relative * abs(mismatch.expected)
-        page.say(f"{mismatch.step}{safe_text(where, 200)} differs", STRONG)
+        page.say(f"{safe_text(cell_name(mismatch.step, mismatch.labels), 200)} differs", STRONG)
         page.say(f"expected {_exact(mismatch.expected)}", indent=2)
         page.say(f"got      {_exact(mismatch.got)}", indent=2)
         apart = abs(mismatch.got - mismatch.expected)
@@ -143,9 +142,7 @@ def print_comparison(
     if comparison is None:
         page.say("No step differs.")
         return
-    cell = comparison.step
-    if comparison.labels:
-        cell += f"[{', '.join(comparison.labels)}]"
+    cell = cell_name(comparison.step, comparison.labels)
     page.say(f"{safe_text(cell, 200)} is the first number that differs", STRONG)
     page.say(
         f"In {comparison.step} they are at most {significant(comparison.difference, 3)} apart."
@@ -197,7 +194,8 @@ def _print_step(own: Head, page: Layout, name: str) -> None:
     elif rows and columns:
         page.gap()
         shown = shown_of(rows)
-        page.table(own.table(step.name, [row for row in shown if row is not None]), step, rows)
+        table = own.table(name, [row for row in shown if row is not None])
+        page.table(table, own.darkest(table), rows)
 
 
 def _shape_words(step: ExplainedStep) -> str:

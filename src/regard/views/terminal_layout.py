@@ -21,7 +21,6 @@ from rich.text import Text
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
 from regard.explanation.table import Table
-from regard.explanation.trace import ExplainedStep
 from regard.views.colours import shading
 
 DIGITS = 8
@@ -120,10 +119,10 @@ class Layout:
 
     # --- tables ---
 
-    def table(self, table: Table, step: ExplainedStep, count: int) -> None:
+    def table(self, table: Table, darkest: float, count: int) -> None:
         """A step's matrix of so many rows, all or the first and last; long rows are elided too."""
         columns = shown_of(table.values.shape[1])
-        shade = self._shading(table, step)
+        shade = self.shades(darkest)
         cells = [
             [self._cell(table, row, column, shade) for column in columns]
             for row in range(len(table.values))
@@ -160,15 +159,12 @@ class Layout:
             return Cell(text, ALARM, word=True)
         return Cell(text, shade(float(value)))
 
-    def _shading(self, table: Table, step: ExplainedStep) -> Callable[[float], Style | None]:
-        values = np.asarray(table.values, dtype=np.float64)
-        finite = values[np.isfinite(values)]
-        size = float(np.abs(finite).max()) if finite.size else 0.0
-        most = 1.0 if step.name == "weights" else size
-        if not self.shaded or most == 0 or step.axes == ("H", "L"):
+    def shades(self, darkest: float) -> Callable[[float], Style | None]:
+        """The style of each number of a table, of which one this large is darkest."""
+        if not self.shaded or not darkest:
             return lambda value: None
         few = self.console.color_system == "256"
-        return lambda value: shading(value / most, few=few)
+        return lambda value: shading(value / darkest, few=few)
 
     def grid(
         self,

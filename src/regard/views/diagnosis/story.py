@@ -234,15 +234,12 @@ def _example(example: Example | None) -> Shortest | None:
 def _compared(shown: Shown) -> Compared:
     right, wrong = shown.right, shown.wrong
     differs = {
-        (i, j)
+        (i, j): (number, _at(right, i, j))
         for i, row in enumerate(wrong or ())
         for j, number in enumerate(row)
         if not _near(number, _at(right, i, j))
     }
-    digits = DECIMALS[0]
-    if wrong is not None and differs:
-        pairs = [(wrong[i][j], _at(right, i, j)) for i, j in differs]
-        digits = next((d for d in DECIMALS if all(_tells(*pair, d) for pair in pairs)), 17)
+    digits = next((d for d in DECIMALS if all(_tells(*p, d) for p in differs.values())), 17)
     every = (number for matrix in (right, wrong or ()) for row in matrix for number in row)
     largest = max((abs(number) for number in every if math.isfinite(number)), default=0.0)
     as_it_is = _sheet(shown, wrong, largest, digits, differs) if wrong and differs else None
@@ -296,11 +293,9 @@ def _at(matrix: Matrix, i: int, j: int) -> float:
 
 
 def _near(one: float, other: float) -> bool:
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    if math.isinf(one) or math.isinf(other):
-        return one == other
-    return abs(one - other) <= 1e-9 * max(1.0, abs(other))
+    if math.isnan(one) and math.isnan(other):
+        return True
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def _tells(one: float, other: float, digits: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from regard.explanation.notation import format_number
 from regard.explanation.table import Table
 from regard.views.head_view import Head
 from regard.views.report.plan import MOST_PRINTED
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 LEVELS = 9  # of shade
 EXCERPT = 8  # rows and columns of a matrix that is too large to be printed
@@ -69,7 +65,7 @@ def printed(head: Head, step: str, digits: int) -> Printed:
     most = MOST_PRINTED if is_printed((rows, columns)) else EXCERPT
     shown = min(rows, most), min(columns, most)
     table = head.table(step, range(shown[0]))
-    largest = _scale(table, step, head)
+    largest = head.darkest(table)
     cells = [
         [_cell(table, row, column, largest, digits) for column in range(shown[1])]
         for row in range(shown[0])
@@ -98,20 +94,6 @@ def figures(
     """A plain table of numbers, without shades."""
     cells = tuple(map(tuple, shaded(rows, 0, digits)))
     return Printed(headers, _labels(labels), cells, _labels(notes))
-
-
-def _scale(table: Table, step: str, head: Head) -> float:
-    """The number that is darkest; 0 where nothing is shaded."""
-    axes = head.source.steps[step].axes
-    if table.values.dtype == np.bool_ or not axes or axes[-1] == "L":
-        return 0.0
-    if step == "weights":
-        return 1.0
-    values: NDArray[Any] = np.asarray(table.values, np.float64)
-    seen = np.isfinite(values)
-    if table.hidden is not None:
-        seen &= ~table.hidden
-    return float(np.abs(values[seen]).max(initial=0))
 
 
 def _cell(table: Table, row: int, column: int, largest: float, digits: int) -> Cell:
