@@ -123,9 +123,10 @@ class Explanation(Trace):
         path : path
             Where the file goes; `force` replaces one that is there.
         budget : int or str
-            The most bytes that it may have. What does not fit is pooled, and the page says what.
+            The most bytes that it may have, such as 5_000_000 or "5MB". What does not fit is
+            pooled, and the page says what.
         digits : int
-            How many decimals its tables show at first.
+            How many decimals its tables show at first; a derivation always has 8.
 
         Raises
         ------

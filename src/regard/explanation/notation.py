@@ -49,6 +49,13 @@ def numpy_literal(value: float) -> str:
     return repr(value)
 
 
+def exactly(value: float) -> str:
+    """As many digits as tell this float64 from all others."""
+    if not math.isfinite(value):
+        return format_number(value)
+    return repr(float(value)).replace("-", "−", int(value < 0))
+
+
 def is_rounded(value: float, digits: int) -> bool:
     """Whether the printed number, read back, is another one.
 

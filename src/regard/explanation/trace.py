@@ -199,16 +199,10 @@ class Trace:
         explained = []
         for step in self.source.steps.values():
             rows, columns = self.matrix_axes(step)
+            row_labels = self.names.along(rows) if rows else self._single_query(step)
+            column_labels = self.names.along(columns) if columns else ()
             notes = self.row_notes.get(step.name, ())
-            explained.append(
-                ExplainedStep(
-                    step,
-                    row_labels=self.names.along(rows) if rows else self._single_query(step),
-                    column_labels=self.names.along(columns) if columns else (),
-                    row_notes=notes,
-                    source=self.source,
-                )
-            )
+            explained.append(ExplainedStep(step, row_labels, column_labels, notes, self.source))
         return Steps(explained)
 
     @property

@@ -17,7 +17,7 @@ from rich.console import Console
 from regard.errors import safe_text
 from regard.explanation import questions
 from regard.explanation.derivation import Derivation, cell_name
-from regard.explanation.notation import format_number
+from regard.explanation.notation import exactly
 from regard.explanation.questions import Comparison, Mismatch, RowStatistics
 from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
 from regard.textbook.operations import OPERATIONS
@@ -119,8 +119,8 @@ def print_mismatches(
         allowed = mismatch.expectation.within
         allowed += mismatch.expectation.relative * abs(mismatch.expected)
         page.say(f"{safe_text(cell_name(mismatch.step, mismatch.labels), 200)} differs", STRONG)
-        page.say(f"expected {_exact(mismatch.expected)}", indent=2)
-        page.say(f"got      {_exact(mismatch.got)}", indent=2)
+        page.say(f"expected {exactly(mismatch.expected)}", indent=2)
+        page.say(f"got      {exactly(mismatch.got)}", indent=2)
         apart = abs(mismatch.got - mismatch.expected)
         if np.isfinite(apart):
             page.say(
@@ -313,10 +313,3 @@ def _why_arguments(derivation: Derivation, shared: int = 1) -> str:
             plain = label == safe_text(label, 60) and not label.startswith("-")
             words.insert(1, shlex.quote(label if plain else str(position)))
     return " ".join([*words, *([f"--head {head}"] if head else [])])
-
-
-def _exact(value: float) -> str:
-    """As many digits as tell this float64 from all others."""
-    if not np.isfinite(value):
-        return format_number(value)
-    return repr(value).replace("-", "−", int(value < 0))

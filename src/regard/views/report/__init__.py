@@ -42,17 +42,10 @@ def write(
 
     Parameters
     ----------
-    path : path
-        The file to write.
     explanations : Explanation or mapping of str to Explanation
         What is shown. For a mapping, the reader chooses one layer at a time.
-    budget : int or str
-        The most bytes that the file may have, such as 5_000_000 or "5MB". What does not fit is
-        pooled, and the page says what.
-    digits : int
-        How many decimals the tables show; a derivation always has 8.
-    force : bool
-        Replace an existing file.
+    path, budget, digits, force
+        As in `Explanation.to_html`.
 
     Raises
     ------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -150,7 +150,12 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
     source, layer = explanation.source, plan.layers[name]
     shown = layer.explanation
     own_rules = _without_bias(source.rules)
-    axes = {axis for step in shown.source.steps.values() for axis in step.axes} - {"H", "G"}
+    steps = shown.source.steps.values()
+    axes = {axis for step in steps for axis in step.axes} - {"H", "G"}
+
+    def parts(wanted: Iterable[Step]) -> dict[str, Any]:
+        return {one.name: _parts(data, explanation, one, plan, layer.exact) for one in wanted}
+
     return {
         "name": safe_text(name, 200),
         "sizes": shown.source.sizes,
@@ -171,16 +176,8 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
         },
         "rules": None if own_rules is None else _rule(data, own_rules),
         "offset": [int(number) for number in np.asarray(source.offset).reshape(-1)],
-        "given": {
-            step.name: _parts(data, explanation, step, plan, layer.exact)
-            for step in shown.source.steps.values()
-            if step.op == "given"
-        },
-        "known": {
-            step.name: _parts(data, explanation, step, plan, layer.exact)
-            for step in (shown.source.steps.values() if plan.small else ())
-            if step.op not in ("given", "visible")
-        },
+        "given": parts(step for step in steps if step.op == "given"),
+        "known": parts(s for s in steps if plan.small and s.op not in ("given", "visible")),
         "words": {
             f"{batch}/{head.number}": {
                 step: [data.sentences.number(sentence) for sentence in sentences(head, step)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.errors import LabelError, OptionError, ShapeError, safe_text
 from regard.explanation import questions
-from regard.explanation.notation import format_number, numpy_literal
+from regard.explanation.notation import exactly, format_number
 from regard.explanation.questions import Mismatch
 from regard.explanation.trace import Trace
 from regard.views.head_view import Head
@@ -111,7 +111,7 @@ def _check(explanation: Trace, one: Expectation) -> Check:
     except (LabelError, ShapeError, OptionError) as error:
         return Check(one, "", (safe_text(f"{one.step} cannot be checked: {error}", 300),), False)
     wrong = [
-        f"{_what(mismatch)}: {exactly(mismatch.expected)} is expected, {exactly(mismatch.got)} "
+        f"{_what(mismatch)}: {_exactly(mismatch.expected)} is expected, {_exactly(mismatch.got)} "
         "comes out"
         for mismatch in missed[:MOST_MISSED]
     ]
@@ -124,10 +124,10 @@ def _expected(explanation: Trace, one: Expectation) -> str:
     """What is expected: the number, or how many numbers they are."""
     if one.value is None:
         assert one.variance is not None
-        return f"variance of {one.step} = {exactly(one.variance)}"
+        return f"variance of {one.step} = {_exactly(one.variance)}"
     if np.ndim(one.value):
         return f"{one.step}: {np.size(one.value)} numbers"
-    number = exactly(float(np.asarray(one.value)))
+    number = _exactly(float(np.asarray(one.value)))
     if one.at is None:
         return f"{one.step} = {number}"
     return f"{_short(explanation.why(one.step, *one.at, head=one.head).name)} = {number}"
@@ -150,8 +150,5 @@ def _short(name: str) -> str:
     return safe_text(name, NAME_LENGTH)
 
 
-def exactly(value: float) -> str:
-    """As many digits as tell this float64 from all others."""
-    if not np.isfinite(value):
-        return format_number(value)
-    return numpy_literal(value).removesuffix(".0").replace("-", "−", int(value < 0))
+def _exactly(value: float) -> str:
+    return exactly(value).removesuffix(".0")
