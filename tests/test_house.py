@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -205,6 +206,15 @@ def breaches_of_inertness(sources: dict[str, str]) -> list[str]:
 def test_every_module_has_a_rank():
     empty = {m for m in SOURCES if m.endswith(".__init__") and not list(imports({m: SOURCES[m]}))}
     assert {room(module) for module in SOURCES.keys() - empty} <= RANKS.keys()
+
+
+def test_no_text_has_words_that_readers_stumble_over():
+    pattern = re.compile(r"""\bstands?\b|[Ss]omebody|[Ww]hoever|as it is\b|(?:[.] |"|# |// )Of [a-z]""")
+    pages = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")]
+    sources = (path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".js", ".cpp", ".hpp"})
+    for path in (*pages, *(ROOT / "docs").glob("*.md"), *sources):
+        found = pattern.search(path.read_text("utf-8"))
+        assert found is None, f"{path.name}: {found[0]}"
 
 
 def test_no_module_is_a_catch_all():

@@ -22,7 +22,8 @@ import pytest
 import regard
 from regard import Explanation
 from regard.explanation.notation import format_number, is_rounded, numpy_literal
-from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from regard.compute.rules import Block
+from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.problems.files import example_names, load_problem
 from regard.textbook.operations import OPERATIONS
 from regard.views.report.json_data import page_data
@@ -442,6 +443,30 @@ def test_without_the_mask_a_bias_of_minus_infinity_counts_as_nothing() -> None:
     (found,) = ask({"task": "cells", "switches": ["mask"], **page})
     shown = np.where(COINS, bias, 0.0)
     assert_same_numbers(found, regard.explain(query, key, value, bias=shown))
+
+
+class EveryOther(Mask):
+    """A rule of the user's own: keys at even distances."""
+
+    name = "every other"
+
+    def block(self, at: Block) -> np.ndarray:
+        return (at.rows[:, None] - np.arange(at.shape[-1])) % 2 == 0
+
+
+class Strict(Causal):
+    """A rule that looks like one of regard's and is not."""
+
+    def block(self, at: Block) -> np.ndarray:
+        return np.arange(at.shape[-1]) < at.positions
+
+
+@pytest.mark.parametrize("rule", [EveryOther(), Strict(), ~EveryOther() | Lengths(2)])
+def test_the_page_hides_what_a_rule_of_the_users_own_hides(rule: Mask) -> None:
+    explanation = regard.explain(*PLAIN, mask=rule, offset=1)
+    (found,) = ask({"task": "cells", **carried(explanation)})
+    assert_same_numbers(found, explanation)
+    assert explanation.why("visible", 0, 1).verdicts[0].detail
 
 
 @pytest.mark.parametrize("softmax", ["shifted", "unshifted"])

@@ -351,7 +351,7 @@ def diagnose(
     window: Literal["inclusive", "exclusive"] | None = None,
     time_limit: float = 10.0,
 ) -> Diagnosis:
-    """Which mistake is in an attention that somebody has written.
+    """Find the mistake in an attention function.
 
     The function is called on a few dozen small designed problems, and what comes back is compared
     with the textbook and with a catalogue of wrong ways to compute attention.
@@ -359,7 +359,7 @@ def diagnose(
     Parameters
     ----------
     function : callable
-        Of query, key, value (and a mask, a causal flag, a scale, a window, a cache, a number of
+        Takes query, key, value (and a mask, a causal flag, a scale, a window, a cache, a number of
         heads); or of embeddings and weight matrices; or a torch Module. NumPy, torch or JAX; two
         to four axes, or a single query. How to call it is found out, and said in `called`.
     signature : mapping or str, optional
@@ -386,7 +386,7 @@ def diagnose(
     Raises
     ------
     OptionError
-        If nobody can tell what its parameters mean, or an option makes no sense.
+        If the roles of its parameters cannot be found out, or an option makes no sense.
 
     Notes
     -----

@@ -75,7 +75,7 @@ class Explanation(Trace):
         return Head(self, head, batch).table(step)
 
     def without(self, key: Index) -> Self:
-        """The same attention had that key not been there; its `.output` is the answer."""
+        """The attention with that key removed; its `.output` is the answer."""
         return self.of(questions.without(self, key))
 
     def compare(self, other: Explanation, tolerance: float = 0.0) -> Comparison | None:

@@ -84,7 +84,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
-    """What arrays of these dtypes give together: NumPy's promotion, integers as float64."""
+    """The dtype of the result: NumPy's promotion, integers as float64."""
     dtypes = [array.dtype for array in arrays.values()]
     try:
         dtype = np.result_type(*dtypes)

@@ -231,7 +231,7 @@ def _of_torch(name: str, tensor: Any, in_place: bool) -> Array:
     recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
     if torch.jit.is_tracing() or (recorder is not None and recorder.get_proxy_mode() is not None):
         raise DtypeError(
-            f"{name} is read within a trace, which would keep regard's answer as a constant; trace "
+            f"{name} is being traced, which would keep the result as a constant; trace "
             "what comes before and after it, or use torch.compile, which calls regard each time"
         )
     if torch._is_functional_tensor(tensor):  # NumPy could read it, but perhaps what it was before

@@ -34,7 +34,7 @@ class Commands(TyperGroup):
             _flush()
         except (typer.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
-        except (BrokenPipeError, SystemExit) as error:  # whoever read the output has had enough
+        except (BrokenPipeError, SystemExit) as error:  # the reader closed the pipe
             # rich turns the first into the second.
             if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
                 raise

@@ -78,8 +78,8 @@ def _npy_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal
 class Job:
     """One call of attention over arrays on disk, computed and written in pieces.
 
-    Pieces follow the order in which the results lie in their files, so each is appended as it is
-    finished, and no result is ever whole in memory.
+    Pieces follow the order in which the results lie in their files, so each is appended when it
+    is finished, and no result is ever whole in memory.
     """
 
     request: Request

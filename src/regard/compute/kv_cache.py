@@ -141,7 +141,7 @@ class KVCache:
         if self._left is not None and np.any(np.maximum(0, wanted - self._left) < self._needed):
             raise OptionError(
                 f"length is {shown(wanted)}, where a window of {self._left} keys to the left "
-                f"sees keys that are gone: those from {shown(self._needed)} on are kept"
+                f"needs keys that were dropped: those from {shown(self._needed)} on are kept"
             )
         self._end = wanted
 
@@ -336,7 +336,7 @@ class KVCache:
             return self._buffers, self._start
         gone: Count = 0
         if self._left is not None:
-            # The first of the new tokens stands at _end and sees no more than this.
+            # The first of the new tokens is at _end and sees no more than this.
             seen = np.maximum(0, self._end - self._left)
             gone = alike(np.maximum(0, (seen - self._start) // CHUNK * CHUNK))
         needed = most_of(held - gone + count)

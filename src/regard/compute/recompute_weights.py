@@ -161,7 +161,7 @@ def _share(part: Request, made: Result, lse: Array, weights: Array, first: int) 
 
 
 def _sights(part: Request) -> Iterator[tuple[tuple[int, ...], Array, Array]]:
-    """Of each head: its place, what its rows see, and a size that no logit seen exceeds."""
+    """For each head: its index, the visible keys, and a bound on the size of visible logits."""
     *_, heads, rows, keys = part.shape
     groups = part.key.shape[-3]
     scale = part.scale

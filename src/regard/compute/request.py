@@ -69,7 +69,7 @@ class Request:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the scores: (…, H, L, S)."""
+        """The shape of the scores, (…, H, L, S)."""
         return (*self.query.shape[:-1], self.key.shape[-2])
 
     @property
@@ -81,7 +81,7 @@ class Request:
 
     @property
     def lse_dtype(self) -> np.dtype[Any]:
-        """Of the log-sum-exp: float32 for half types, else the result's."""
+        """The dtype of lse: float32 for half types, else the result's."""
         return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
 
     @cached_property  # reading the whole bias takes long, and not every kernel needs it
@@ -320,9 +320,9 @@ def _position(offset: Any, rules: Mask | None, shape: tuple[int, ...]) -> NDArra
             f"causal and window compare positions, but there are {queries} queries and {keys} "
             "keys: pass ",
             Setting("offset", 0),
-            " (query 0 stands at key 0) or ",
+            " (query 0 aligned with key 0) or ",
             Setting("offset", "end"),
-            " (the last query stands at the last key)",
+            " (the last query with the last key)",
         )
     return as_offset(0 if offset is None else offset, queries, keys, tuple(lead))
 
@@ -361,7 +361,7 @@ def _check_out(request: Request, out: Any) -> Array:
     if not isinstance(out, np.ndarray):
         raise DtypeError(f"out must be an ndarray, not {type(out).__name__}")
     if isinstance(out, np.ma.MaskedArray):
-        raise DtypeError("out is a MaskedArray, whose mask may keep numbers out; pass out.data")
+        raise DtypeError("out is a MaskedArray, whose masked cells would not be written; pass out.data")
     if out.shape != shape:
         raise ShapeError(f"out has shape {out.shape} but the output has {shape}; they must match")
     if out.dtype != request.dtype:

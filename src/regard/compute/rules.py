@@ -64,7 +64,10 @@ class Verdict(NamedTuple):
 
 
 class Mask:
-    """A rule that says which keys a query may see. Combine rules with ``&``, ``|`` and ``~``."""
+    """A rule that says which keys a query may see. Combine rules with ``&``, ``|`` and ``~``.
+
+    A rule of one's own is a subclass with a `name` and a `block`; the reference kernel computes it.
+    """
 
     # NumPy must leave `array & mask` to __rand__ instead of combining cell by cell.
     __array_ufunc__ = None
@@ -89,11 +92,11 @@ class Mask:
         return Verdict(self.name, visible, self._detail(at, key, visible))
 
     def _detail(self, at: Block, key: int, visible: bool) -> str:
-        """Why the key is visible or hidden."""
-        raise NotImplementedError
+        """Why the key is visible or hidden; a rule of the user's own need not say more."""
+        return "visible" if visible else "hidden"
 
     def of_rows(self, rows: slice) -> Mask:
-        """The rule of a call with these rows only, a run of them whose offset moves along."""
+        """The rule for a contiguous slice of the rows; the caller shifts the offset."""
         return self
 
     def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
@@ -108,7 +111,7 @@ class Mask:
         queries, keys : int
             How many there are: L and S.
         offset : int or "end"
-            Query i stands at position i + offset; "end" is S − L.
+            Query i is at position i + offset; "end" is S − L.
 
         Returns
         -------
@@ -173,7 +176,7 @@ class Boolean(Mask):
     Parameters
     ----------
     array : array_like of bool
-        Read as it stands, one byte per cell; never copied, never expanded.
+        Read in place, one byte per cell; never copied, never expanded.
     name : str
         What an explanation calls this rule.
 
@@ -342,7 +345,7 @@ def _spelled(rule: Mask) -> str:
 
 
 def as_mask(value: Any) -> Mask:
-    """A mask as it is, an array of booleans as `Boolean`."""
+    """A mask unchanged, an array of booleans as `Boolean`."""
     return value if isinstance(value, Mask) else Boolean(value)
 
 

@@ -30,7 +30,7 @@ def named(
     tested: FunctionUnderTest,
     conventions: Sequence[Convention],
 ) -> Named:
-    """An entry of the catalogue as it was found in a function, with its smallest example."""
+    """An entry of the catalogue found in a function, with its smallest example."""
     example, step = smallest_example(variant, tested.callee.kind, conventions[0])
     check = "A comparison with rtol=1e-5 passes."
     if mistake.variants:

@@ -45,7 +45,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Shown:
-    """One step of an example: as it should be, and as it is."""
+    """One step of an example: expected and actual."""
 
     step: str
     symbol: str
@@ -66,7 +66,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Named:
-    """One mistake of the catalogue, as it was found in this function."""
+    """One mistake of the catalogue, found in this function."""
 
     name: str
     family: str

@@ -50,7 +50,7 @@ def explain_arrays(
     _check_softmax(softmax)
     if not isinstance(title, str):
         raise DtypeError(f"title must be a string, not {safe_text(repr(title), 60)}")
-    # An explanation is of the numbers as they are now: its steps are computed later, when asked.
+    # Copies: the steps are computed later, when asked for.
     query, key, value = (
         np.array(as_array(name, array))
         for name, array in (("query", query), ("key", key), ("value", value))

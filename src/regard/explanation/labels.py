@@ -145,7 +145,7 @@ class Labels:
 
     def _named(self, axis: str, key: str) -> int | None:
         labels, own = self.along(axis), self.own.get(axis, ())
-        if own.count(key) == 1:  # a label as it was given comes before one made unique
+        if own.count(key) == 1:  # a given label comes before one made unique
             return own.index(key)
         if key in labels:
             return labels.index(key)

@@ -55,7 +55,7 @@ class RowStatistics:
 
 @dataclass(frozen=True, repr=False)
 class Statistics:
-    """Numbers about the numbers: `.steps` by name and `.rows`."""
+    """Summary statistics: `.steps` by name and `.rows`."""
 
     steps: Mapping[str, StepStatistics]
     rows: RowStatistics

@@ -106,7 +106,7 @@ class ExplainedStep:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of `value`, leading axes included."""
+        """The shape of `value`, leading axes included."""
         return self.source.shape(self.name)
 
     @cached_property

@@ -337,7 +337,7 @@ class _Source:
         return Linear(weight, self.read(name, ("bias",), (out,)))
 
     def norm(self, name: str) -> Norm:
-        """Old files have gamma and beta."""
+        """The weights of a layer norm, also under the old names gamma and beta."""
         scale = self.read(name, ("weight", "gamma"), (self.config.width,))
         shift = self.read(name, ("bias", "beta"), (self.config.width,))
         return Norm(scale, shift, self.config.epsilon)

@@ -162,7 +162,7 @@ def _read_members(archive: zipfile.ZipFile, members: list[_Member]) -> dict[str,
                 )
             data = _read_exactly(file, math.prod(shape) * dtype.itemsize, name)
             if file.read(1):  # also what makes zipfile compare the checksum
-                raise ProblemError(f"{name} goes on after its last number")
+                raise ProblemError(f"{name} has bytes after its last number")
         if dtype == np.bool_ and data.translate(None, b"\x00\x01"):
             raise ProblemError(f"{name} has a boolean that is neither 0 nor 1")
         if dtype.kind == "U" and _has_no_character(data, dtype):

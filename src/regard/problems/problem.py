@@ -54,7 +54,7 @@ class Problem:
     queries, keys, values : array, (L, D) or (D,), (S, D), (S, E)
         Ready vectors, or with a head axis in front: (H, L, D), (G, S, D), (G, S, E).
     query_labels, key_labels : tuple of str
-        Names of the rows. In self-attention the keys bear the names of the queries.
+        Names of the rows. In self-attention the keys have the names of the queries.
     embedding_features, context_features, key_features, value_features, output_features
         Names of the columns. Keys and queries share theirs.
     row_notes : mapping of str to tuple of str

@@ -251,7 +251,7 @@ def _read(data: Any) -> Problem:
     try:
         problem = Problem(**found)
     except ProblemError as error:
-        # What a problem says of its field is said of the key under which the file has it.
+        # The field of the error is under another key in the file.
         raise error.with_keys(paths) from None
     if lone_label is not None and (problem.queries is None or problem.queries.ndim != 1):
         raise ProblemError(

@@ -1,6 +1,6 @@
 """Every operation once more, on plain floats with Python's `math`.
 
-The independent check of OPERATIONS: the same meaning on purpose written twice, so that a number
+The independent check of OPERATIONS: the same meaning deliberately written twice, so that a number
 of an explanation can be made again from its operands alone. Must not import NumPy.
 """
 

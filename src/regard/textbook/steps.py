@@ -75,7 +75,7 @@ class Step:
     op: str  # a key of OPERATIONS
     operands: tuple[Ref, ...] = ()
     over: Literal["all", "visible"] = "all"  # "visible": hidden keys are absent, not zero
-    absent: bool = False  # whether −∞ is a number like any other here: it says "absent"
+    absent: bool = False  # whether −∞ is expected here: it means "no visible key"
     written: tuple[str, str] | None = None  # formula and LaTeX, where the operation has no words
 
     @property
@@ -192,7 +192,7 @@ def merging(given: Collection[str]) -> tuple[Step, ...]:
 
 
 class _Book:
-    """Steps as they are declared, each with the symbols of the earlier steps it is made of."""
+    """Builds the list of steps, each with the symbols of the earlier steps it is made of."""
 
     def __init__(self, given: Collection[str], heads: bool = True, rows: bool = True) -> None:
         self.given, self.heads = given, heads

@@ -23,7 +23,7 @@ def as_data(
     derivation: Derivation | None = None,
     statistics: bool = False,
 ) -> dict[str, Any]:
-    """The steps (all, or those named; none beside a derivation), and what else was asked for."""
+    """The steps (all, or those named; omitted beside a derivation), and what else was asked for."""
     data = explanation.to_json(steps or (() if derivation is not None else None))
     if derivation is not None:
         data["why"] = [_derivation(stop.derivation) for stop in walk(derivation)]

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.compute.rules import All, AllowedByBias, AnyOf, Block, Boolean, Combined, Mask, Not
+from regard.compute.rules import All, AllowedByBias, AnyOf, Block, Boolean, Combined, LeftOut, Mask, Not
 from regard.errors import safe_text
+from regard.explanation.derivation import Values
 from regard.explanation.labels import own_head
 from regard.explanation.trace import READING_NOTE, Trace
 from regard.masks import Causal, Lengths, Segments, Window
@@ -174,7 +175,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             str(bits): [data.declarations.number(step) for step in steps]
             for bits, steps in variants(shown).items()
         },
-        "rules": None if own_rules is None else _rule(data, own_rules),
+        "rules": None if own_rules is None else _rule(data, own_rules, explanation.source),
         "offset": [int(number) for number in np.asarray(source.offset).reshape(-1)],
         "given": parts(step for step in steps if step.op == "given"),
         "known": parts(s for s in steps if plan.small and s.op not in ("given", "visible")),
@@ -302,13 +303,17 @@ def _without_bias(rule: Mask | None) -> Mask | None:
     return rule
 
 
-def _rule(data: Data, rule: Mask) -> dict[str, Any]:
+# Exact types: a subclass may say something else.
+_RULES = (Causal, Window, Lengths, Segments, Boolean, LeftOut, Not, All, AnyOf, AllowedByBias)
+
+
+def _rule(data: Data, rule: Mask, source: Values) -> dict[str, Any]:
     def whole(array: Any) -> dict[str, Any]:
         array = np.asarray(array)
         return {**data.array(array), "shape": list(array.shape)}
 
     own: dict[str, Any] = {"name": safe_text(rule.name)[:LABEL_LENGTH]}
-    match rule:
+    match rule if type(rule) in _RULES else None:
         case Causal():
             return own | {"kind": "causal"}
         case Window(left, right):
@@ -323,13 +328,20 @@ def _rule(data: Data, rule: Mask) -> dict[str, Any]:
             seen, unseen = said.get(True, ""), said.get(False, "")
             return own | {"kind": "cells", "cells": whole(cells), "seen": seen, "unseen": unseen}
         case Not((part,)):
-            return own | {"kind": "not", "part": _rule(data, part)}
+            return own | {"kind": "not", "part": _rule(data, part, source)}
         case All(parts) | AnyOf(parts):
             kind = "all" if isinstance(rule, All) else "any"
-            return own | {"kind": kind, "parts": [_rule(data, part) for part in parts]}
+            return own | {"kind": kind, "parts": [_rule(data, part, source) for part in parts]}
         case AllowedByBias():
             return own | {"kind": "bias"}
-    raise NotImplementedError(type(rule).__name__)
+    # A rule of the user's own: its answer for every cell.
+    shape = (*source.lead, *(source.sizes.get(axis, 1) for axis in "HLS"))
+    cells = np.empty(shape, np.bool_)
+    for *batch, head in np.ndindex(*shape[:-2]):
+        offset = int(source.offset[tuple(batch)])
+        at = Block(shape, tuple(batch), head, np.arange(shape[-2]), offset)
+        cells[(*batch, head)] = rule.block(at)
+    return own | {"kind": "cells", "cells": whole(cells), "seen": "visible", "unseen": "hidden"}
 
 
 def _said(rule: Boolean) -> Iterator[tuple[bool, str]]:

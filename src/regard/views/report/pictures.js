@@ -2,7 +2,7 @@
 
 const MOST_DOTS = 1024; // along one side; longer sides are pooled, the largest number in each dot
 const SLICE = 7; // milliseconds of work between two frames
-const BETWEEN = 700; // milliseconds until a picture that takes long is shown as far as it is
+const BETWEEN = 700; // milliseconds until a picture that takes long is shown unfinished
 
 // The colours that the style sheet says, as [r, g, b].
 function palette() {

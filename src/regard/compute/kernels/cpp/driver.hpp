@@ -11,7 +11,7 @@
 
 namespace regard {
 
-// The floating-point state of the caller comes back as it was, flags included; meanwhile the
+// The floating-point state of the caller is restored, flags included; meanwhile the
 // default holds: rounding to nearest, subnormal numbers kept, no traps.
 class DefaultArithmetic {
   public:

@@ -23,7 +23,7 @@ std::atomic<double> kept{0};
 // work(thread) does a piece and says how much that was. A window begins when all threads are there
 // and ends with the last of them; every thread works until it is over, one piece at least.
 double fastest(int threads, double window, int windows, const std::function<double(int)>& work) {
-    constexpr double kPatience = 0.002;  // a pool that is taken sends nobody
+    constexpr double kPatience = 0.002;  // a busy pool gives no threads
     double best = 0;
     for (int n = 0; n < windows; n++) {
         std::atomic<int> here{0};
@@ -90,7 +90,7 @@ double clock_rate(int threads, double seconds) {
         for (int64_t n = 0; n < kRounds; n++) x = (x + a) ^ b;
         keep(double(x));
         const double rate = 2.0 * kRounds / (now() - begin);
-        // Of one piece on one thread: a chain of single cycles shares nothing with a neighbour.
+        // For one piece on one thread: a chain of single cycles shares nothing with a neighbour.
         for (double before = best; rate > before && !best.compare_exchange_weak(before, rate);) {}
         return 1.0;
     });

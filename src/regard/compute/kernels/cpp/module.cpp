@@ -211,7 +211,7 @@ void use(const std::string& target, int threads) {
 // Below so many multiply-adds a call is over before another Python thread could use the lock.
 constexpr double kWorthReleasing = 2e6;
 
-// bfloat16 is not NumPy's own: whoever defines it, its name says what it is.
+// bfloat16 is not NumPy's own; it is recognised by its name.
 bool is_bfloat(PyArrayObject* array) {
     if (PyArray_TYPE(array) < NPY_USERDEF || PyArray_ITEMSIZE(array) != 2) return false;
     const char* name = PyArray_DESCR(array)->typeobj->tp_name;

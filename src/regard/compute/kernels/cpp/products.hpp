@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr int kRows = 6;  // whose sums stand in registers at the same time
+constexpr int kRows = 6;  // whose sums are held in registers at the same time
 
 // A sum, or the first of them.
 template <class T> REGARD_INLINE void add(T* to, Vec<T> sum, bool first) {

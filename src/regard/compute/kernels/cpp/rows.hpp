@@ -145,7 +145,7 @@ struct Ahead {
     const char* from;
     int64_t size;  // of a number
 };
-// Asks for the numbers j … j + n of some rows, so that nobody waits for them later.
+// Prefetches the numbers j … j + n of some rows.
 template <int R> REGARD_INLINE void ask_for(const Ahead* rows, int64_t j, int64_t n) {
     if (!rows->from) return;
     for (int r = 0; r < R; r++)
@@ -153,7 +153,7 @@ template <int R> REGARD_INLINE void ask_for(const Ahead* rows, int64_t j, int64_
             __builtin_prefetch(rows[r].from + j * rows->size + at, 0, 3);
 }
 
-// Whether rows of an array can be read as vectors of T, and used where they stand.
+// Whether rows of an array can be read as vectors of T, in place.
 template <class T> REGARD_INLINE bool direct(const Array& a, int64_t columns) {
     return loads<T>(a.kind) && a.column == size_of(a.kind) && columns % kLanes<T> == 0;
 }

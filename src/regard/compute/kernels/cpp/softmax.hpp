@@ -53,7 +53,7 @@ template <class T> static Softmax<T> softmax_of(const Request& q) {
     return how;
 }
 
-// Logits of scores under the softcap, which leaves small scores as they are.
+// Logits of scores under the softcap, which hardly changes small scores.
 template <class T> REGARD_INLINE Vec<T> capped(const Softmax<T>& how, Vec<T> score) {
     const Vec<T> scaled = score * all(how.scale);
     const Vec<T> part = scaled / all(how.cap);

@@ -92,7 +92,7 @@ class Pool {
             cpu_set_t now, others;
             if (caller < 0 || sched_getcpu() != caller) return;
             if (sched_getaffinity(0, sizeof now, &now) != 0) return;
-            if (!narrowed_ || !CPU_EQUAL(&now, &left_)) whole_ = now;  // or somebody else's choice
+            if (!narrowed_ || !CPU_EQUAL(&now, &left_)) whole_ = now;  // or set elsewhere
             others = whole_;
             CPU_CLR(caller, &others);
             if (CPU_COUNT(&others) == 0) return;

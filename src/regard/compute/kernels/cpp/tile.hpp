@@ -76,7 +76,7 @@ REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts
         T* x = w.s.strip + r * kStrip<T>;
         const Seen<T> seen = seen_by(w, t, r);
         bool odd = false;
-        // A softcap makes numbers of scores that are none.
+        // A softcap makes a finite number of an infinite score.
         left[r] = w.how.capped && !finite(x + whole.low, whole.high - whole.low) &&
                   any_seen_special(seen, x, keys);
         most[r] = prepare(w.how, x, whole.low, whole.high, seen, odd);
