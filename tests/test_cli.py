@@ -187,8 +187,8 @@ def test_a_number_is_traced_by_labels_and_by_positions() -> None:
     [
         (["row_sums", "she", "-"], "z[she] = 5.67359329"),
         (["row_sums", "she"], "z[she] = 5.67359329"),
-        (["scale", "-", "-"], "scale = 0.5"),
-        (["scale"], "scale = 0.5"),
+        (["scale", "-", "-"], "      = 0.5"),
+        (["scale"], "      = 0.5"),
     ],
 )
 def test_an_axis_that_a_step_does_not_have_may_be_left_out(words: list[str], cell: str) -> None:

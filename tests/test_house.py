@@ -209,8 +209,12 @@ def test_every_module_has_a_rank():
 
 
 def test_no_text_has_words_that_readers_stumble_over():
-    pattern = re.compile(r"""\bstands?\b|[Ss]omebody|[Ww]hoever|as it is\b|(?:[.] |"|# |// )Of [a-z]""")
-    pages = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")]
+    pattern = re.compile(
+        r"""\bstands?\b|[Ss]omebody|[Ww]hoever|as it is\b|(?:[.] |"|# |// )Of [a-z]"""
+    )
+    pages = [
+        ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")
+    ]
     sources = (path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".js", ".cpp", ".hpp"})
     for path in (*pages, *(ROOT / "docs").glob("*.md"), *sources):
         found = pattern.search(path.read_text("utf-8"))

@@ -21,8 +21,8 @@ import pytest
 
 import regard
 from regard import Explanation
-from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.compute.rules import Block
+from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.problems.files import example_names, load_problem
 from regard.textbook.operations import OPERATIONS

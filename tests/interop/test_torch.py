@@ -365,9 +365,7 @@ def test_a_trace_is_refused_and_torch_compile_calls_regard_each_time():
     def attend(tensor):
         return scaled_dot_product_attention(tensor * 2, tensor, tensor, mask) + 1
 
-    with pytest.raises(
-        regard.DtypeError, match=r"attn_mask is being traced.*torch\.compile"
-    ):
+    with pytest.raises(regard.DtypeError, match=r"attn_mask is being traced.*torch\.compile"):
         torch.jit.trace(attend, query)
     with pytest.raises(regard.DtypeError, match=r"query is mapped by torch\.vmap"):
         torch.func.vmap(attend)(query)

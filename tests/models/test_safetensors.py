@@ -127,7 +127,7 @@ def test_integers_may_stand_beside_weights_but_are_none(tmp_path):
         ),
         (
             tiny_bert.packed(b'{"a":%b,"a":%b}' % ((json.dumps(ONE["a"]).encode(),) * 2), bytes(8)),
-            'the key "a" stands twice',
+            'the key "a" appears twice',
         ),
         (tiny_bert.packed({"\x1b[31m\u202e": 3}), "\\x1b[31m\\u202e must have"),
     ],

@@ -361,7 +361,9 @@ def _check_out(request: Request, out: Any) -> Array:
     if not isinstance(out, np.ndarray):
         raise DtypeError(f"out must be an ndarray, not {type(out).__name__}")
     if isinstance(out, np.ma.MaskedArray):
-        raise DtypeError("out is a MaskedArray, whose masked cells would not be written; pass out.data")
+        raise DtypeError(
+            "out is a MaskedArray, whose masked cells would not be written; pass out.data"
+        )
     if out.shape != shape:
         raise ShapeError(f"out has shape {out.shape} but the output has {shape}; they must match")
     if out.dtype != request.dtype:

@@ -313,7 +313,8 @@ def _rule(data: Data, rule: Mask, source: Values) -> dict[str, Any]:
         return {**data.array(array), "shape": list(array.shape)}
 
     own: dict[str, Any] = {"name": safe_text(rule.name)[:LABEL_LENGTH]}
-    match rule if type(rule) in _RULES else None:
+    known = rule if type(rule) in _RULES else None
+    match known:
         case Causal():
             return own | {"kind": "causal"}
         case Window(left, right):
@@ -324,7 +325,7 @@ def _rule(data: Data, rule: Mask, source: Values) -> dict[str, Any]:
             key = query if key is None else key
             return own | {"kind": "segments", "query": whole(query), "key": whole(key)}
         case Boolean(cells):
-            said = dict(_said(rule))
+            said = dict(_said(known))
             seen, unseen = said.get(True, ""), said.get(False, "")
             return own | {"kind": "cells", "cells": whole(cells), "seen": seen, "unseen": unseen}
         case Not((part,)):
