@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.compute.rules import All, AllowedByBias, AnyOf, Block, Boolean, Combined, LeftOut, Mask, Not
+from regard.compute.rules import (
+    All,
+    AllowedByBias,
+    AnyOf,
+    Block,
+    Boolean,
+    Combined,
+    LeftOut,
+    Mask,
+    Not,
+)
 from regard.errors import safe_text
 from regard.explanation.derivation import Values
 from regard.explanation.labels import own_head
