@@ -31,7 +31,7 @@ def bench(
     from regard.bench.command import bench as measure
 
     if as_json is None and plot is None:
-        refuse_without("--json and --plot", {"--force": force or None})
+        refuse_without("--json and --plot", {"--force": force})
     code = measure(
         console(),
         against=against,

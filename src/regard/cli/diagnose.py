@@ -44,7 +44,7 @@ def diagnose(
     from regard.diagnosis.target import files_of
 
     if html is None:
-        refuse_without("--html", {"--open": show or None, "--force": force or None})
+        refuse_without("--html", {"--open": show, "--force": force})
     else:
         check_targets({"html": html}, force=force, inputs=files_of(target))
     options = {

@@ -139,7 +139,7 @@ def explain(
             "(see regard explain --help)"
         )
     if model is None:
-        refuse_without("--model", {"--layer": layer, "--truncate": truncate or None})
+        refuse_without("--model", {"--layer": layer, "--truncate": truncate})
         problem = read_problem(source, text, kind, random)
     else:
         encoder, words = read_model(model, source, text, kind, random)
@@ -184,7 +184,7 @@ def _check_files(wanted: _Wanted, inputs: Sequence[str | int]) -> None:
     if wanted.force and not any(path is not None for path in targets.values()):
         raise OptionError("--force goes with --save and --html only")
     if wanted.html is None:
-        refuse_without("--html", {"--open": wanted.show or None, "--budget": wanted.budget})
+        refuse_without("--html", {"--open": wanted.show, "--budget": wanted.budget})
     check_targets(targets, force=wanted.force, inputs=inputs)
 
 
@@ -203,11 +203,7 @@ def _check_wanted(wanted: _Wanted, model: str | None) -> None:
 
 def _refuse_for_overview(wanted: _Wanted) -> None:
     asked: dict[str, Any] = {"--step": [*wanted.steps], "--why": wanted.why, "--head": wanted.head}
-    asked |= {
-        "--save": wanted.save,
-        "--html": wanted.html,
-        "--statistics": wanted.statistics or None,
-    }
+    asked |= {"--save": wanted.save, "--html": wanted.html, "--statistics": wanted.statistics}
     refuse_without("--layer", asked)
 
 

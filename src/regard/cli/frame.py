@@ -122,7 +122,7 @@ def refuse_with(other: str, options: Mapping[str, Any]) -> None:
 def refuse_without(other: str, options: Mapping[str, Any]) -> None:
     """Options that would have no effect alone."""
     for option, value in options.items():
-        if value is not None and value != []:
+        if value is not None and value is not False and value != []:
             raise OptionError(f"{option} goes with {other} only")
 
 
