@@ -82,7 +82,7 @@ class _Wanted(NamedTuple):
 # --- the command ---------------------------------------------------------------------------------
 
 
-def explain(
+def explain(  # more than 80 lines, because a signature declares the options of its command
     source: str | None = typer.Argument(
         None,
         metavar="FILE",
