@@ -227,12 +227,8 @@ export class Run {
     const head = axes.findIndex(isHead);
     const block = this.block(ref.step, head < 0 ? 0 : position(ref.index[head], at, this.sizes));
     const letters = ref.index.filter((_, k) => !isHead(axes[k]));
-    const [row, column] =
-      letters.length === 2
-        ? letters
-        : block.byRow
-          ? [letters[0], null]
-          : [null, letters[0] ?? null];
+    const byRow = letters.length === 2 || block.byRow;
+    const [row, column = null] = byRow ? letters : [null, ...letters];
     return { block, row, column };
   }
 

@@ -19,8 +19,7 @@ export class Carried {
     const key = `${layer}/${axis}`;
     if (!this.named.has(key)) {
       const own = this.layers[layer];
-      const given =
-        own.labels[axis] === undefined ? null : this.content.labelSets[own.labels[axis]];
+      const given = this.content.labelSets[own.labels[axis]];
       this.named.set(key, given ?? Array.from({ length: own.sizes[axis] }, (_, k) => String(k)));
     }
     return this.named.get(key);
@@ -126,11 +125,8 @@ export class Carried {
     if (!hides) return rules;
     const leaf = { kind: "bias", name: "bias −inf" };
     if (rules === null) return leaf;
-    return {
-      kind: "all",
-      name: "all of",
-      parts: [...(rules.kind === "all" ? rules.parts : [rules]), leaf],
-    };
+    const parts = rules.kind === "all" ? rules.parts : [rules];
+    return { kind: "all", name: "all of", parts: [...parts, leaf] };
   }
 
   // A rule with its arrays; every table has its number.

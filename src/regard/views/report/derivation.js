@@ -35,11 +35,8 @@ export function derive(run, labels, name, index) {
     for (const place of positions(run, step, at, axis)) {
       const factors = together.map((ref) => operand(ref, { ...at, [letter]: place }));
       const value = factors.reduce((product, factor) => product * factor.value, 1);
-      terms.push({
-        label: names[place],
-        operands: factors.map((_, k) => operands.length + k),
-        value,
-      });
+      const numbers = factors.map((_, k) => operands.length + k);
+      terms.push({ label: names[place], operands: numbers, value });
       operands.push(...factors);
     }
     for (const ref of step.operands.filter((ref) => !ref.index.includes(letter))) {
@@ -47,18 +44,16 @@ export function derive(run, labels, name, index) {
       terms.push({ label: "sink", operands: [operands.length - 1], value: operands.at(-1).value });
     }
   }
-  const judged = step.op === "visible" || step.over === "visible";
-  const verdicts =
-    judged && "j" in at && run.rules && !sideways(step, run)
-      ? [run.verdict(at.h ?? 0, at.i ?? 0, at.j)]
-      : [];
+  const judged = [step.op, step.over].includes("visible") && !sideways(step, run);
+  const place = [at.h ?? 0, at.i ?? 0, at.j];
+  const verdicts = judged && "j" in at && run.rules ? [run.verdict(...place)] : [];
   return {
     step,
     index,
     operands,
     terms,
     verdicts,
-    place: [at.h ?? 0, at.i ?? 0, at.j],
+    place,
     labels: cellLabels(step, index, run.sizes, labels),
     value: run.value(name, index),
     hidden: verdicts.some((verdict) => !verdict.visible),
@@ -73,12 +68,8 @@ function sideways(step, run) {
 function positions(run, step, at, axis) {
   const all = Array.from({ length: run.sizes[axis] }, (_, k) => k);
   if (step.over !== "visible" || !(axis === "S" || axis === "L")) return all;
-  return all.filter((k) => {
-    const cell = { ...at, [step.running]: k };
-    return (
-      run.at({ step: "visible", index: run.steps.get("visible").index }, { h: 0, ...cell }) !== 0
-    );
-  });
+  const visible = { step: "visible", index: run.steps.get("visible").index };
+  return all.filter((k) => run.at(visible, { h: 0, ...at, [step.running]: k }) !== 0);
 }
 
 function cellLabels(step, index, sizes, labels) {
@@ -152,11 +143,9 @@ export function pieces(derivation, digits) {
 }
 
 export function ruleLines({ verdicts }) {
-  return verdicts
-    .flatMap(leaves)
-    .map(
-      (leaf) => `${cut(leaf.rule, 80)}: ${leaf.visible ? "visible" : "hidden"} (${leaf.detail})`,
-    );
+  const words = ({ rule, visible, detail }) =>
+    `${cut(rule, 80)}: ${visible ? "visible" : "hidden"} (${detail})`;
+  return verdicts.flatMap(leaves).map(words);
 }
 
 // The words where there is nothing to add up or to compare.
@@ -170,22 +159,16 @@ function termLines(derivation, digits) {
   if (!terms.length) return [emptyWords(derivation, digits)];
   const rows = terms.map((term) => {
     const factors = term.operands.map((k) => formatNumber(operands[k].value, digits));
-    return [
-      cut(term.label, 40),
-      factors.length > 1 ? factors.join(" × ") : "",
-      formatNumber(term.value, digits),
-    ];
+    const product = factors.length > 1 ? factors.join(" × ") : "";
+    return [cut(term.label, 40), product, formatNumber(term.value, digits)];
   });
   rows.push([step.operation.total, "", formatNumber(value, digits)]);
   const size = (text) => Array.from(text).length;
   const pad = (text, width) => text + " ".repeat(width - size(text));
   const widths = [0, 1].map((k) => Math.max(...rows.map((row) => size(row[k]))));
+  const none = widths[1] ? " ".repeat(widths[1] + 3) : "";
   return rows.map(([label, product, number]) => {
-    const middle = !widths[1]
-      ? ""
-      : product
-        ? `${pad(product, widths[1])} = `
-        : " ".repeat(widths[1] + 3);
+    const middle = product ? `${pad(product, widths[1])} = ` : none;
     return `${pad(label, widths[0])}  ${middle}${number}`;
   });
 }
@@ -199,10 +182,8 @@ const OVERFLOW_IN_SUM =
 export function remarks({ step, operands, terms, value, hidden }, digits) {
   if (hidden || !operands.length) return [];
   const { overflows, exact } = step.operation;
-  const [given, made] = [
-    operands.map((operand) => operand.value),
-    [value, ...terms.map((term) => term.value)],
-  ];
+  const given = operands.map((operand) => operand.value);
+  const made = [value, ...terms.map((term) => term.value)];
   const found = [];
   if (overflows && given.every(Number.isFinite) && !made.every(Number.isFinite))
     found.push(terms.length ? OVERFLOW_IN_SUM : OVERFLOW);

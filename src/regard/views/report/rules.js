@@ -7,30 +7,25 @@ export function judge(rule, place) {
   const { query, key, offset } = place;
   const own = query + offset;
   const say = (visible, detail, parts = []) => ({ rule: rule.name, visible, detail, parts });
+  const parts = rule.parts?.map((part) => judge(part, place));
   switch (rule.kind) {
     case "causal":
       return say(key <= own, `key ${key} ${key <= own ? "≤" : ">"} position ${own}`);
     case "window": {
-      const [first, last] = [
-        rule.left === null ? -Infinity : own - rule.left,
-        rule.right === null ? Infinity : own + rule.right,
-      ];
+      const first = rule.left === null ? -Infinity : own - rule.left;
+      const last = rule.right === null ? Infinity : own + rule.right;
       const inside = first <= key && key <= last;
       const range = `${rule.left === null ? "…" : first} to ${rule.right === null ? "…" : last}`;
       return say(inside, `key ${key} is ${inside ? "inside" : "outside"} ${range}`);
     }
     case "lengths": {
       const length = broadcast(rule.lengths, place.batch);
-      return say(
-        key < length,
-        `key ${key} is ${key < length ? "among" : "after"} the first ${length}`,
-      );
+      const among = key < length;
+      return say(among, `key ${key} is ${among ? "among" : "after"} the first ${length}`);
     }
     case "segments": {
-      const [mine, its] = [
-        broadcast(rule.query, [...place.batch, query]),
-        broadcast(rule.key, [...place.batch, key]),
-      ];
+      const mine = broadcast(rule.query, [...place.batch, query]);
+      const its = broadcast(rule.key, [...place.batch, key]);
       return say(mine === its, `query in segment ${mine}, key in segment ${its}`);
     }
     case "cells": {
@@ -41,35 +36,24 @@ export function judge(rule, place) {
     case "bias": {
       const { axes } = place.run.steps.get("bias");
       const at = { H: place.head, L: query, S: key };
-      const visible =
-        place.run.value(
-          "bias",
-          axes.map((axis) => at[axis]),
-        ) !== -Infinity;
+      const index = axes.map((axis) => at[axis]);
+      const visible = place.run.value("bias", index) !== -Infinity;
       return say(visible, visible ? "the bias is not −inf here" : "the bias is −inf here");
     }
-    case "all":
+    case "all": {
+      const every = parts.every((part) => part.visible);
+      return say(every, "every rule must agree", parts);
+    }
     case "any": {
-      const parts = rule.parts.map((part) => judge(part, place));
-      const visible =
-        rule.kind === "all"
-          ? parts.every((part) => part.visible)
-          : parts.some((part) => part.visible);
-      return say(
-        visible,
-        rule.kind === "all" ? "every rule must agree" : "one rule is enough",
-        parts,
-      );
+      const some = parts.some((part) => part.visible);
+      return say(some, "one rule is enough", parts);
     }
     case "not": {
       const inner = judge(rule.part, place);
       const found = leaves(inner);
-      const detail =
-        found.length > 1
-          ? found
-              .map((leaf) => `${leaf.rule} ${leaf.visible ? "visible" : "hidden"} (${leaf.detail})`)
-              .join(", ")
-          : found[0].detail;
+      const words = ({ rule, visible, detail }) =>
+        `${rule} ${visible ? "visible" : "hidden"} (${detail})`;
+      const detail = found.length > 1 ? found.map(words).join(", ") : found[0].detail;
       return say(!inner.visible, `the opposite of: ${detail}`);
     }
   }

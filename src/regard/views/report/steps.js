@@ -29,11 +29,8 @@ function sectionsOf() {
 
 function sizeOf({ step, rows, columns }) {
   const axes = step.axes.filter((axis) => !isHead(axis));
-  return axes.length === 2
-    ? `${rows} × ${columns}`
-    : axes.length
-      ? String(Math.max(rows, columns))
-      : "one number";
+  if (!axes.length) return "one number";
+  return axes.length === 2 ? `${rows} × ${columns}` : String(Math.max(rows, columns));
 }
 
 // The sentences of the file, where the step is as the file has it.

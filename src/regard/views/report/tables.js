@@ -117,15 +117,10 @@ const numbersOf = (tr) =>
   [...tr.cells].filter((td) => td.tagName === "TD" && !td.classList.contains("remark"));
 
 // What a table has to have in common with another to take over its numbers.
-export const formOf = (view, rows = view.rows) =>
-  JSON.stringify([
-    rows,
-    view.columns,
-    view.columnLabels.length,
-    view.rowLabels.length,
-    state.layer,
-    view.step.axes,
-  ]);
+export function formOf({ rows, columns, rowLabels, columnLabels, step }, shownRows = rows) {
+  const sizes = [shownRows, columns, columnLabels.length, rowLabels.length];
+  return JSON.stringify([...sizes, state.layer, step.axes]);
+}
 
 // Show these rows; a table of the same form that is there already is kept.
 export function fillTable(view, rows = [...Array(view.rows).keys()]) {
