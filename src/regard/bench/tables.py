@@ -63,23 +63,18 @@ BUSY = 0.7
 
 def limits_in_words(limits: Limits) -> list[str]:
     """The machine's peaks and the factors of each."""
-    lines = []
-    for peak in limits.peaks:
-        lines.append(
-            f"multiply-add peak, {peak.target}: {peak.float32 / 1e9:.0f} GF/s "
-            f"({peak.float64 / 1e9:.0f} in float64) = {_threads(limits)} × "
-            f"{limits.clock / 1e9:.2f} GHz × {peak.lanes} lanes × 2 × "
-            f"{limits.multiply_adds_per_cycle(peak):.2f} per cycle"
-        )
-    lines.append(
-        f"reading: {limits.read / 1e9:.1f} GB/s from memory, {_threads(limits)}, the best of "
-        "several passes"
+    threads = "1 thread" if limits.threads == 1 else f"{limits.threads} threads"
+    lines = [
+        f"multiply-add peak, {peak.target}: {peak.float32 / 1e9:.0f} GF/s "
+        f"({peak.float64 / 1e9:.0f} in float64) = {threads} × "
+        f"{limits.clock / 1e9:.2f} GHz × {peak.lanes} lanes × 2 × "
+        f"{limits.multiply_adds_per_cycle(peak):.2f} per cycle"
+        for peak in limits.peaks
+    ]
+    read = (
+        f"reading: {limits.read / 1e9:.1f} GB/s from memory, {threads}, the best of several passes"
     )
-    return lines
-
-
-def _threads(limits: Limits) -> str:
-    return "1 thread" if limits.threads == 1 else f"{limits.threads} threads"
+    return [*lines, read]
 
 
 def _table(report: Report) -> Table:

@@ -23,6 +23,8 @@ from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, walk
 PAIR_SECONDS = 2.0
 
 Found = tuple[Mistake, Variant]
+# The usual ways of each mistake, for searches in which none fits exactly or two do at once.
+WAYS: list[Found] = [(one, variant) for one in CATALOGUE for variant in one.variants[:2]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,14 +136,13 @@ def pair(matchers: Sequence[Matcher]) -> tuple[int, tuple[Found, Found]] | None:
 def _pair(matcher: Matcher, meeting: bool, deadline: float) -> tuple[Found, Found] | None:
     order = matcher.informative_first
     first = order[0]
-    ways = [(mistake, variant) for mistake in CATALOGUE for variant in mistake.variants[:2]]
-    touching = [(m, v) for m, v in ways if matcher.alters(first, v)]
+    touching = [(m, v) for m, v in WAYS if matcher.alters(first, v)]
     for n, (one, own) in enumerate(touching):
         if matcher.agrees(first, own) == meeting:
             continue
         # The second mistake has to explain what the first one does not.
         left = [first] if meeting else [k for k in order if not matcher.agrees(k, own)]
-        for other, its in touching[:n] if meeting else ways:
+        for other, its in touching[:n] if meeting else WAYS:
             if time.process_time() > deadline:
                 return None
             if one is other or own.replaced.keys() & its.replaced.keys() or not left:
@@ -157,20 +158,16 @@ def nearest(matcher: Matcher) -> tuple[Found, float]:
 
     With it the share of the answers that it explains; 0 if none of those is a wrong one.
     """
-    best: tuple[tuple[float, float], Found] | None = None
-    for mistake in CATALOGUE:
-        for variant in mistake.variants[:2]:
-            if not any(matcher.alters(n, variant) for n in matcher.wrong):
-                continue
-            agreeing = sum(matcher.agrees(n, variant) for n in range(len(matcher.outputs)))
-            apart = float(np.mean([_distance(matcher, n, variant) for n in matcher.wrong]))
-            score = (agreeing, -apart)
-            if best is None or score > best[0]:
-                best = (score, (mistake, variant))
-    assert best is not None
-    (share, _), entry = best
-    explains = any(matcher.agrees(number, entry[1]) for number in matcher.wrong)
-    return entry, share / len(matcher.outputs) if explains else 0.0
+    every = range(len(matcher.outputs))
+
+    def score(way: Found) -> tuple[int, float]:
+        apart = float(np.mean([_distance(matcher, n, way[1]) for n in matcher.wrong]))
+        return sum(matcher.agrees(n, way[1]) for n in every), -apart
+
+    altering = (one for one in WAYS if any(matcher.alters(n, one[1]) for n in matcher.wrong))
+    best = max(altering, key=score)
+    explains = any(matcher.agrees(number, best[1]) for number in matcher.wrong)
+    return best, score(best)[0] / len(every) if explains else 0.0
 
 
 def _distance(matcher: Matcher, number: int, variant: Variant) -> float:

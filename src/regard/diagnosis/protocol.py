@@ -98,19 +98,14 @@ def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
 
 def question_frame(key: bytes, number: int, question: Question) -> bytes:
     """A question as bytes: scalars in the JSON, arrays by their type and shape."""
-    arrays: list[Array] = []
-    calls = []
-    for call in question.calls:
-        named: dict[str, Any] = {}
-        for name, value in call.items():
-            if isinstance(value, np.ndarray):
-                arrays.append(value)
-                named[name] = [value.dtype.str, value.shape]
-            else:
-                named[name] = value
-        calls.append(named)
+
+    def described(value: Any) -> Any:
+        return [value.dtype.str, value.shape] if isinstance(value, np.ndarray) else value
+
+    calls = [{name: described(value) for name, value in call.items()} for call in question.calls]
+    values = (value for call in question.calls for value in call.values())
     content = {"name": question.name, "calls": calls, "cache": question.cache}
-    return frame(key, number, content, arrays)
+    return frame(key, number, content, (one for one in values if isinstance(one, np.ndarray)))
 
 
 def as_question(message: Message) -> Question:
