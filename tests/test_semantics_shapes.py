@@ -239,8 +239,8 @@ def test_empty_sizes_of_key_width_mean_equal_weights(kernel, scale):
 def test_empty_sizes_never_end_the_process():
     program = """
 import itertools, numpy, regard
-from regard.compute.dispatch import status
-for kernel in [name for name, state in status().items() if "usable" in state]:
+from regard.compute.dispatch import kernels
+for kernel in [one.name for one in kernels() if "usable" in one.status()]:
     for dtype in (numpy.float16, numpy.float32, numpy.float64):
         for b, h, g, l, s, d, e in itertools.product((0, 1, 2), repeat=7):
             q, k, v = (numpy.ones(n, dtype) for n in ((b, h, l, d), (b, g, s, d), (b, g, s, e)))
