@@ -142,15 +142,11 @@ def _together(
 
     A step is made from the blocks of others at the same place, which are then still at hand.
     """
-    kinds: dict[tuple[bool, ...], list[str]] = {}
-    for name in names:
-        step = trace.steps[name]
-        kind = (len(step.shape) > len(step.axes), *(axis in step.axes for axis in "HGL"))
-        kinds.setdefault(kind, []).append(name)
-    for alike in kinds.values():
-        every = (_blocks(trace, name, head, batch) for name in alike)
-        for blocks in zip(*every, strict=True):
-            yield from zip(alike, blocks, strict=True)
+    every = (_blocks(trace, name, head, batch) for name in names)
+    for blocks in itertools.zip_longest(*every):
+        for name, block in zip(names, blocks, strict=True):
+            if block is not None:
+                yield name, block
 
 
 def _blocks(
