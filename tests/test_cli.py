@@ -856,7 +856,7 @@ def test_a_spoilt_array_is_refused(name: str, message: str, tmp_path: Path) -> N
         (["fields.npy", "k.npy", "v.npy"], "not supported"),
         (["q.npy", "k.npy"], "V.npy"),
         (["q.npy", "q.npy", "v.npy"], "key has 6 rows but value has 9"),
-        (["q.npy", "k.npy", "v.npy", "--causal"], "pass --offset 0 (query 0 stands"),
+        (["q.npy", "k.npy", "v.npy", "--causal"], "pass --offset 0 (query 0 aligned"),
         (["q.npy", "k.npy", "v.npy", "--causal"], "or --offset end"),
         (["q.npy", "k.npy", "v.npy", "--offset", "0"], "--offset has no effect"),
         (["q.npy", "k.npy", "v.npy", "--weights", ""], "--weights needs the name of a file"),
