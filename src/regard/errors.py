@@ -10,8 +10,7 @@ that the user called adds the shapes of the call once (`naming_shapes`).
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -115,12 +114,16 @@ def safe_text(text: object, limit: int | None = None) -> str:
     return line if limit is None or len(line) <= limit else line[: max(limit - 1, 0)] + "…"
 
 
-@contextmanager
-def naming_shapes(**arrays: object) -> Iterator[None]:
+class naming_shapes:
     """A context in which errors about arguments get the shapes of the call's arrays."""
-    try:
-        yield
-    except (ShapeError, OptionError, DtypeError) as error:
-        shown = {name: np.shape(array) for name, array in arrays.items() if hasattr(array, "shape")}
-        shapes = ", ".join(f"{name} {shape}" for name, shape in shown.items())
-        raise (type(error)(*error.args, f" ({shapes})") if shapes else error) from None
+
+    def __init__(self, **arrays: object) -> None:
+        self.arrays = arrays
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, ShapeError | OptionError | DtypeError):
+            arrays = {name: one for name, one in self.arrays.items() if hasattr(one, "shape")}
+            shapes = ", ".join(f"{name} {np.shape(one)}" for name, one in arrays.items())
+            raise (type(error)(*error.args, f" ({shapes})") if shapes else error) from None
