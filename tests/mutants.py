@@ -490,7 +490,7 @@ MUTANTS = [
         "a child that a signal handler made goes on as if its helpers were there",
         CPP + "driver.cpp",
         "raised_ || (plan_.threads > 1 && forks() != forks_before_)",
-        "raised",
+        "raised_",
         "test_fused_process.py::test_a_call_that_forks_ends_in_both_processes",
         "",
     ),

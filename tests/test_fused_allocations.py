@@ -71,8 +71,9 @@ print(refused)
 
 CALLS = """
 many = rng.normal(size=(40, 2, 3, 8)).astype(np.float32)
-far = q[:, :60].copy()  # enough work for a second thread
-far[:, 7] = 3e38
+far = q[:, :60].astype(np.float64)  # enough work for a second thread
+far[:, 7] = 1.7e308  # beyond float64: numbers of any size, which need memory
+wide = k.astype(np.float64), v.astype(np.float64)
 mask = (regard.masks.Causal() | regard.masks.Lengths(30)) & (rng.random((300, 300)) < 0.8)
 CALLS = {
     "plain": lambda: regard.attention(q, k, v),
@@ -82,7 +83,7 @@ CALLS = {
         return_weights=True, threads=threads),
     "keys split": lambda: regard.attention(
         q[:, :1], np.tile(k, (1, 60, 1)), np.tile(v, (1, 60, 1)), threads=threads),
-    "rows again": lambda: regard.attention(far, k, v, threads=threads),
+    "rows again": lambda: regard.attention(far, *wide, threads=threads),
 }
 """
 
