@@ -37,7 +37,7 @@ OPERAND_COUNTS = {
     "visible": {0},
     "dot": {2},
     "multiply": {2},
-    "cap": {2},
+    "softcap": {2},
     "add": {1, 2},  # lse of an unshifted softmax adds nothing to the logarithm
     "select": {2},
     "max": {1, 2},  # the sink joins

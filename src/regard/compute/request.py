@@ -338,7 +338,7 @@ def _softcap(softcap: Any) -> float:
     number = as_number("softcap", softcap)
     if not (math.isfinite(number) and number > 0):
         raise OptionError(
-            f"softcap is {number}; it must be positive and finite (leave it out for no cap)"
+            f"softcap is {number}; it must be positive and finite (leave it out for no softcap)"
         )
     return number
 

@@ -89,10 +89,10 @@ class Head:
         if request.softcap is not None:
             own, up = np.frexp(request.softcap)
             part = _times(x[0] / own, x[1] - int(up))
-            bent = request.softcap * np.tanh(part)
-            # A cap bends a number that is far below it by less than rounding does.
+            bounded = request.softcap * np.tanh(part)
+            # A softcap changes a number far below it by less than rounding does.
             small = np.abs(part) < 2.0**-30
-            x = np.where(small, x[0], bent), np.where(small, x[1], 0)
+            x = np.where(small, x[0], bounded), np.where(small, x[1], 0)
         if request.bias is not None:
             bias = np.broadcast_to(request.bias, request.shape)[at][rows]
             x = _plus(x, _pair(bias.astype(np.float64)))

@@ -63,7 +63,7 @@ def attention(
 ) -> AttentionOutputs:
     """The operator `Attention` of opset 23 to 25 on NumPy arrays, with ONNX's names.
 
-    Y = softmax(cap(scale·Q·Kᵀ) + attn_mask)·V over the visible keys.
+    Y = softmax(softcap(scale·Q·Kᵀ) + attn_mask)·V over the visible keys.
 
     Parameters
     ----------

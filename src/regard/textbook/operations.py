@@ -128,8 +128,8 @@ OPERATIONS: dict[str, Operation] = {
         numpy="$0 * $1",
         overflows=True,
     ),
-    "cap": Operation(
-        value=lambda x, cap: cap * np.tanh(_wide(x) / cap),
+    "softcap": Operation(
+        value=lambda x, softcap: softcap * np.tanh(_wide(x) / softcap),
         formula="$1·tanh($0 / $1)",
         latex=r"$1 \tanh($0 / $1)",
         names="c·tanh($n0 / c)",

@@ -40,7 +40,7 @@ RECOMPUTE: dict[str, Callable[[Sequence[float], bool], float]] = {
     "sum": lambda terms, _: _total(terms),
     "max": lambda terms, _: _largest(terms),
     "multiply": lambda x, _: x[0] * x[1],
-    "cap": lambda x, _: x[1] * math.tanh(x[0] / x[1]),
+    "softcap": lambda x, _: x[1] * math.tanh(x[0] / x[1]),
     "add": lambda x, _: _total(x),
     "select": lambda x, _: x[1] if x[0] else -math.inf,
     "subtract": lambda x, hidden: -math.inf if hidden else x[0] - x[1],

@@ -302,7 +302,7 @@ def _declare_scores(book: _Book, default_scale: bool) -> str:
         written = None
     last = book.step("scaled", "A_s", cells, "multiply", "scores", "scale", written=written)
     if book.give("softcap", "c", ""):
-        last = book.step("capped", "A_c", cells, "cap", last, "softcap")
+        last = book.step("capped", "A_c", cells, "softcap", last, "softcap")
     if book.give("bias", "bias", cells, latex=r"\mathrm{bias}", absent=True):
         last = book.step("biased", "A_b", cells, "add", last, "bias", absent=True)
     return last

@@ -149,8 +149,8 @@ def _scaled(own: Head, step: str) -> Iterator[str]:
 
 
 def _capped(own: Head, step: str) -> Iterator[str]:
-    cap = format_number(float(own.explanation.steps["softcap"].value))
-    yield f"The softcap bends scores so that they stay between −{cap} and {cap}."
+    softcap = format_number(float(own.explanation.steps["softcap"].value))
+    yield f"The softcap keeps scores between −{softcap} and {softcap}."
 
 
 def _row_maximum(own: Head, step: str) -> Iterator[str]:
@@ -255,13 +255,13 @@ def _exponentials(own: Head, step: str) -> Iterator[str]:
     number = format_number(largest)
     if largest > EXP_LIMIT:
         yield (
-            f"Here it is taken of the scores as they are, and the largest, {number}, is beyond "
-            f"{EXP_LIMIT}: exp overflows to ∞ and the weights break. Subtracting each row's "
-            'maximum first (softmax = "shifted") prevents that.'
+            "Here it is taken without subtracting the row maximum, and the largest score, "
+            f"{number}, is beyond {EXP_LIMIT}: exp overflows to ∞ and the weights break. "
+            'Subtracting the maximum first (softmax = "shifted") prevents that.'
         )
         return
     start = (
-        "Here it is taken of the scores as they are. That works up to a score of "
+        "Here it is taken without subtracting the row maximum. That works up to a score of "
         f"{EXP_LIMIT}, where exp overflows; the largest here is {number}. "
     )
     lost = sum(
@@ -276,10 +276,7 @@ def _exponentials(own: Head, step: str) -> Iterator[str]:
             'scores. Subtracting the row\'s maximum first (softmax = "shifted") prevents that.'
         )
     else:
-        yield (
-            f"{start}Libraries first subtract the maximum of the row, which leaves the weights "
-            "as they are."
-        )
+        yield f"{start}Libraries subtract it first, which does not change the weights."
 
 
 def _weights(own: Head, step: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ const same = (a) => a;
 export const OPERATIONS = {
   dot: { fold: add, empty: 0 },
   multiply: { value: (a, b) => a * b },
-  cap: { value: (x, cap) => cap * Math.tanh(x / cap) },
+  softcap: { value: (x, softcap) => softcap * Math.tanh(x / softcap) },
   add: { value: add },
   select: { value: (visible, x) => (visible ? x : -Infinity) },
   max: { fold: larger, empty: -Infinity },

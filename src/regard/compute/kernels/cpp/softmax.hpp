@@ -27,11 +27,11 @@ template <class T> struct Softmax {
     T unit;               // a number times this is an exponent in base 2
     double natural;       // a number times this is a logit
     T bias, bias_rest;    // a bias times these two together is a number: rounded once, not twice
-    T scale, cap;         // what makes logits of scores where the softcap bends them
+    T scale, softcap;     // what makes logits of scores under a softcap
     bool general;         // there is more to do than to find the largest
     bool in_logits;       // numbers are logits; else scores, and what is hidden by −∞ in a bias has
                           // the bytes of what a mask hides
-    bool capped;
+    bool has_softcap;
 };
 
 template <class T> static Softmax<T> softmax_of(const Request& q) {
@@ -41,26 +41,26 @@ template <class T> static Softmax<T> softmax_of(const Request& q) {
     // Far from 1, a scale leads out of the range of numbers on its own, and that has to be seen.
     const bool far = !(scale > 1e-30 && scale < 1e30);
     how.general = q.bias.data || q.softcap != 0 || far;
-    // A cap beyond every number bends none; the smallest of them leaves little but signs.
-    how.capped = q.softcap != 0 && q.softcap * kLog2e < double(largest_number<T>());
-    how.in_logits = how.capped || far;
+    // A softcap beyond every number changes none; the smallest leaves little but signs.
+    how.has_softcap = q.softcap != 0 && q.softcap * kLog2e < double(largest_number<T>());
+    how.in_logits = how.has_softcap || far;
     how.natural = how.in_logits ? 1 : scale;
     how.unit = T(how.natural * kLog2e);
     how.bias = T(1 / how.natural);
     how.bias_rest = T(__builtin_fma(-how.natural, double(how.bias), 1.0) / how.natural);
     how.scale = T(scale);
-    how.cap = T(q.softcap) > 0 ? T(q.softcap) : smallest_number<T>();
+    how.softcap = T(q.softcap) > 0 ? T(q.softcap) : smallest_number<T>();
     return how;
 }
 
 // Logits of scores under the softcap, which hardly changes small scores.
-template <class T> REGARD_INLINE Vec<T> capped(const Softmax<T>& how, Vec<T> score) {
+template <class T> REGARD_INLINE Vec<T> apply_softcap(const Softmax<T>& how, Vec<T> score) {
     const Vec<T> scaled = score * all(how.scale);
-    const Vec<T> part = scaled / all(how.cap);
-    const Vec<T> bent = hyperbolic_tangent(part) * all(how.cap);
+    const Vec<T> part = scaled / all(how.softcap);
+    const Vec<T> bounded = hyperbolic_tangent(part) * all(how.softcap);
     const T least = sizeof(T) == 4 ? T(1e-4) : T(1e-9);
     const Bits<T> straight = (Bits<T>)(part < all(least)) & (Bits<T>)(part > all(-least));
-    return select(straight, scaled, bent);
+    return select(straight, scaled, bounded);
 }
 
 // What a row has seen: its largest number, and the sum of 2^((number − largest)·unit).
@@ -104,8 +104,8 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
         Vec<T> rest = {};
         for (int64_t j = from; j < to; j += W) {
             Vec<T> t = load(x + j);
-            if (how.capped)
-                t = capped(how, t);
+            if (how.has_softcap)
+                t = apply_softcap(how, t);
             else if (how.in_logits)
                 t = t * all(how.scale);
             if (bias) {

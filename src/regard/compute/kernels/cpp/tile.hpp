@@ -77,7 +77,7 @@ REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts
         const Seen<T> seen = seen_by(w, t, r);
         bool odd = false;
         // A softcap makes a finite number of an infinite score.
-        left[r] = w.how.capped && !finite(x + whole.low, whole.high - whole.low) &&
+        left[r] = w.how.has_softcap && !finite(x + whole.low, whole.high - whole.low) &&
                   any_seen_special(seen, x, keys);
         most[r] = prepare(w.how, x, whole.low, whole.high, seen, odd);
         left[r] |= odd && any_seen_special(seen, x, keys);

@@ -72,7 +72,7 @@ Number logit(const Request& q, const std::vector<double>& query, const std::vect
              int64_t b, int64_t h, int64_t i, int64_t j) {
     Number x = dot(query, key) * Number(q.scale);
     if (q.softcap != 0) {
-        // A cap bends a number that is far below it by less than rounding does.
+        // A softcap changes a number far below it by less than rounding does.
         const Number part = x / Number(q.softcap);
         if (!std::isfinite(part.fraction) || part.exponent > -30)
             x = q.softcap * std::tanh(part.near());
