@@ -26,6 +26,7 @@ import regard
 from regard.boundary.parse import parse_size
 from regard.cli import app
 from regard.cli.on_disk import PIECE_CELLS, Job
+from regard.problems.files import example_names, example_text
 
 FINE, DIFFERS, BAD, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 PATIENCE = 60  # seconds that a process may take to do what it must do at once
@@ -99,8 +100,9 @@ def strict(text: str) -> Any:
 # --- what there is -------------------------------------------------------------------------------
 
 
-def test_the_version_is_printed() -> None:
-    np.testing.assert_equal(succeed("--version"), f"regard {regard.__version__}\n")
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_printed(option: str) -> None:
+    np.testing.assert_equal(succeed(option), f"regard {regard.__version__}\n")
 
 
 def test_the_version_needs_nothing_that_only_showing_needs() -> None:
@@ -120,6 +122,13 @@ def test_without_a_command_the_help_is_printed() -> None:
         assert command in text
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_help_cuts_no_summary_off(columns: int) -> None:
+    summaries = [one.short_help for one in app.registered_commands]
+    text = " ".join(succeed("--help", columns=columns).split())
+    np.testing.assert_equal([one for one in summaries if not one or one not in text], [])
+
+
 @pytest.mark.parametrize("command", ["explain", "attention", "info"])
 def test_help_is_ascii_and_shows_examples(command: str) -> None:
     text = succeed(command, "--help")
@@ -132,6 +141,29 @@ def test_the_examples_in_the_help_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     for line in re.findall(r"^    regard (explain .*)$", succeed("explain", "--help"), re.M):
         assert call(*line.split()).exit_code == FINE
+
+
+def test_the_examples_are_listed_with_one_line_each() -> None:
+    lines = succeed("examples").split("\n\n")[0].split("\n")
+    names = [line.split()[0] for line in lines]
+    np.testing.assert_equal(tuple(names), example_names())
+    for name, line in zip(names, lines, strict=True):
+        assert example_text(name).startswith(f"# {line.removeprefix(name).strip()}\n")
+        assert len(line) <= 80
+
+
+def test_what_the_list_of_examples_proposes_runs(tmp_path: Path) -> None:
+    proposed = re.findall("regard (explain|examples) ([a-z-]+)", succeed("examples"))
+    np.testing.assert_equal(len(proposed), 3)
+    for words in proposed:
+        succeed(*words)
+    (tmp_path / "mine.toml").write_text(succeed("examples", "she-likes-coffee"), "utf-8")
+    succeed("explain", "mine.toml")
+
+
+def test_an_example_that_is_not_there_is_answered_with_the_nearest() -> None:
+    assert "did you mean she-likes-coffee?" in refuse("examples", "she")
+    assert "did you mean causal-mask?" in refuse("explain", "Casual-Mask")
 
 
 def test_info_lists_the_kernels() -> None:
@@ -580,13 +612,14 @@ def test_memory_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_says_what_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("regard.api.explain", interrupted)
     result = call("explain", "the-cat-sat")
-    np.testing.assert_equal((result.exit_code, result.stderr), (INTERRUPTED, ""))
+    said = "\nregard: explain was interrupted; no unfinished file is left\n"
+    np.testing.assert_equal((result.exit_code, result.stderr), (INTERRUPTED, said))
 
 
 def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -952,7 +985,7 @@ def test_no_command_replaces_what_it_reads(spelling: str, tmp_path: Path) -> Non
         before = path.read_bytes()
         target = SPELLINGS[spelling](path) if path.parent == tmp_path else name
         for force in ([], ["--force"]):
-            assert "would replace what this command reads" in refuse(*words, target, *force)
+            assert "would replace the input" in refuse(*words, target, *force)
         assert path.read_bytes() == before
         shutil.rmtree("links", ignore_errors=True)
     assert not {"out.npy", "other.toml"} & set(os.listdir(tmp_path))
@@ -965,7 +998,7 @@ def test_standard_input_is_not_replaced(tmp_path: Path) -> None:
             child = process("explain", "-", option, "problem.toml", "--force", stdin=file)
             _, said = child.communicate(timeout=PATIENCE)
         np.testing.assert_equal(child.returncode, BAD)
-        assert b"would replace what this command reads" in said
+        assert b"would replace the input" in said
     np.testing.assert_equal((tmp_path / "problem.toml").read_text(), SMALL)
 
 
@@ -975,7 +1008,7 @@ def test_an_example_is_not_replaced(tmp_path: Path) -> None:
     place = Path(file_of("causal-mask"))
     before = place.read_bytes()
     line = refuse("explain", "causal-mask", "--save", place, "--force")
-    assert "would replace what this command reads" in line
+    assert "would replace the input" in line
     assert place.read_bytes() == before
 
 
@@ -1039,8 +1072,8 @@ def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
         time.sleep(0.2)
         child.send_signal(signal.SIGINT)
         out, error = child.communicate()
-    np.testing.assert_equal((child.returncode, out, error), (INTERRUPTED, b"", error))
-    assert b"Traceback" not in error
+    said = b"\nregard: attention was interrupted; no unfinished file is left\n"
+    np.testing.assert_equal((child.returncode, out, error), (INTERRUPTED, b"", said))
     np.testing.assert_equal(sorted(os.listdir(tmp_path)), ["k.npy", "q.npy", "v.npy"])
 
 

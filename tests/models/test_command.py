@@ -112,9 +112,7 @@ def test_no_file_of_the_model_is_replaced(folder):
     for name in ("config.json", "model.safetensors", "other", "1_Pooling/config.json"):
         before = (folder / name).read_bytes()
         for option in ("--save", "--html"):
-            assert "would replace what this command reads" in refuse(
-                *of_head, option, folder / name
-            )
+            assert "would replace the input" in refuse(*of_head, option, folder / name)
         assert (folder / name).read_bytes() == before
 
 

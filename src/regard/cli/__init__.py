@@ -1,4 +1,4 @@
-"""The command line: `regard explain`, `attention`, `diagnose`, `bench` and `info`.
+"""The command line: `regard explain`, `examples`, `attention`, `diagnose`, `bench` and `info`.
 
 Owns arguments, exit codes and what goes to which stream, one module for each command. Must not
 compute or lay out anything itself. Exit codes: 0 fine, 1 a stated expectation differs, 2 bad input,
@@ -13,11 +13,19 @@ import sys
 
 import typer
 
-from regard.cli import attention, bench, diagnose, explain, info
+from regard.cli import attention, bench, diagnose, examples, explain, info
 from regard.cli.frame import Command, Commands, flag
+
+FIRST_STEPS = """\b
+First steps:
+  regard examples                    list the examples
+  regard explain she-likes-coffee    show every step of one
+  regard explain --help              what else explain can do
+"""
 
 app = typer.Typer(
     cls=Commands,
+    epilog=FIRST_STEPS,
     help="Attention on NumPy arrays, with an explanation of every number.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -36,7 +44,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def start(
     context: typer.Context,
-    version: bool = flag("--version", "Print the version.", callback=_print_version, is_eager=True),
+    version: bool = flag(
+        "--version", "Print the version.", "-V", callback=_print_version, is_eager=True
+    ),
 ) -> None:
     """Attention on NumPy arrays, with an explanation of every number."""
     if context.invoked_subcommand is None:
@@ -48,7 +58,16 @@ app.command(
     epilog=explain.EXAMPLES,
     short_help="Show every step of an attention.",
 )(explain.explain)
-app.command(cls=Command, epilog=attention.EXAMPLES)(attention.attention)
+app.command(
+    cls=Command,
+    epilog=examples.EXAMPLES,
+    short_help="List the examples, or print one.",
+)(examples.examples)
+app.command(
+    cls=Command,
+    epilog=attention.EXAMPLES,
+    short_help="Compute attention on arrays in .npy files.",
+)(attention.attention)
 app.command(
     cls=Command,
     epilog=diagnose.EXAMPLES,
@@ -59,7 +78,7 @@ app.command(
     epilog=bench.EXAMPLES,
     short_help="Time regard and its peers on this machine.",
 )(bench.bench)
-app.command()(info.info)
+app.command(short_help="Show versions, kernels, threads and extras.")(info.info)
 
 
 def main() -> None:

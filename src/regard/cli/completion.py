@@ -8,11 +8,18 @@ from glob import escape, glob
 from regard.errors import safe_text
 
 
+def complete_example(incomplete: str) -> list[str]:
+    """The names of the examples."""
+    from regard.problems.files import example_names
+
+    return [name for name in example_names() if name.startswith(incomplete)]
+
+
 def complete_source(incomplete: str) -> list[str]:
     """Examples, and files that may hold a problem."""
-    from regard.problems.files import SUFFIXES, example_names
+    from regard.problems.files import SUFFIXES
 
-    found = [name for name in example_names() if name.startswith(incomplete)]
+    found = complete_example(incomplete)
     for path in sorted(glob(f"{escape(incomplete)}*")):
         if os.path.isdir(path):
             path += "/"

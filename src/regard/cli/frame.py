@@ -24,6 +24,19 @@ DIFFERS, BAD, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 class Commands(TyperGroup):
     """All commands: every error becomes one line and an exit code, never a traceback."""
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is named; an interrupt says what it ended."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # A terminal shows ^C on the line that the cursor is on. Files appear when they are
+            # complete (`boundary.files`), so none is left half written.
+            typer.echo(
+                f"\nregard: {ctx.invoked_subcommand} was interrupted; no unfinished file is left",
+                err=True,
+            )
+            raise
+
     def main(self, *args: Any, **options: Any) -> Any:
         """Run, and exit with the code."""
         if not options.get("standalone_mode", True):
@@ -104,9 +117,9 @@ def option(metavar: str | None, help: str, *names: str, default: Any = None, **m
     return typer.Option(default, *names, metavar=metavar, help=help, **more)
 
 
-def flag(name: str, help: str, **more: Any) -> Any:
-    """An option that takes no value."""
-    return typer.Option(False, name, help=help, **more)
+def flag(name: str, help: str, *names: str, **more: Any) -> Any:
+    """An option that takes no value; `names` are other spellings."""
+    return typer.Option(False, name, *names, help=help, **more)
 
 
 # --- checks of options and files ------------------------------------------------------------------
@@ -145,9 +158,11 @@ def check_targets(
         other = places.setdefault(os.path.realpath(path), option)
         if other != option:
             raise OptionError(f"--{other} and --{option} would go to the same file, {path}")
-        if os.path.exists(path) and any(_is_same_file(path, one) for one in inputs):
+        read = next((one for one in inputs if _is_same_file(path, one)), None)
+        if read is not None:
+            name = "standard input" if read == 0 else read
             raise ProblemError(
-                f"{path}: --{option} would replace what this command reads; give another name"
+                f"{path}: --{option} would replace the input {name}; give another name"
             )
         if not force and os.path.lexists(path):
             raise ProblemError(f"{path}: already exists; pass --force to replace it")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "about",
     "example_names",
+    "example_text",
     "file_of",
     "load_problem",
     "mapping_from_problem",
@@ -63,7 +64,9 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
         with about(place):
             data = _read(place, suffix)
     elif not suffix and not os.path.dirname(place):
-        data, place = _read_example(place)
+        text, place = example_text(place), f"{place}.toml"
+        with about(place):
+            data = parse(text, "toml")
     else:
         raise ProblemError(f"{safe_text(place, 200)}: {_unknown_suffix(suffix)}")
     return problem_from_mapping(data, place)
@@ -122,6 +125,28 @@ def example_names() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
+def example_text(name: str) -> str:
+    """The file of an example, comments included.
+
+    >>> print(example_text("she-likes-coffee").splitlines()[0])
+    # Self-attention over three words, small enough for a pencil.
+    """
+    names = example_names()
+    if name not in names:
+        start = name[:100].lower()
+        near = [one for one in names if start and one.startswith(start)]
+        near = near or difflib.get_close_matches(start, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        have = f"the examples are {', '.join(names)}" if names else "no examples are installed"
+        raise ProblemError(
+            f"{safe_text(name, 100)}: there is no example of this name; {hint}{have}; "
+            f"a file ends in {', '.join(SUFFIXES)}"
+        )
+    place = f"{name}.toml"
+    with about(place):
+        return decode((_example_folder() / place).read_bytes())
+
+
 # --- parts of them -------------------------------------------------------------------------------
 
 
@@ -142,21 +167,6 @@ def _read(place: str, suffix: str) -> Any:
         with files.open_file(place, npz.MAX_BYTES + npz.FREE_BYTES) as file:
             return npz.read(file)
     return parse(decode(files.read_file(place, MAX_TEXT_BYTES)), _KINDS[suffix])
-
-
-def _read_example(name: str) -> tuple[Any, str]:
-    names = example_names()
-    if name not in names:
-        near = difflib.get_close_matches(name[:100].lower(), names, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        have = f"the examples are {', '.join(names)}" if names else "no examples are installed"
-        raise ProblemError(
-            f"{safe_text(name, 100)}: there is no example of this name; {hint}{have}; "
-            f"a file ends in {', '.join(SUFFIXES)}"
-        )
-    place = f"{name}.toml"
-    with about(place):
-        return parse(decode((_example_folder() / place).read_bytes()), "toml"), place
 
 
 def _example_folder() -> Traversable:

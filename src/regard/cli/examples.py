@@ -1,0 +1,41 @@
+"""`regard examples`: the problems that come with regard."""
+
+from __future__ import annotations
+
+import typer
+
+from regard.cli.completion import complete_example
+
+EXAMPLES = """\b
+Examples:
+  regard examples
+  regard examples she-likes-coffee > mine.toml
+"""
+
+HOW_TO = """
+Explain one:            regard explain she-likes-coffee
+Print its file:         regard examples she-likes-coffee
+Start one of your own:  regard examples she-likes-coffee > mine.toml"""
+
+
+def examples(
+    name: str | None = typer.Argument(
+        None,
+        metavar="NAME",
+        help="Print the file of this example.",
+        autocompletion=complete_example,
+        show_default=False,
+    ),
+) -> None:
+    """List the examples with one line for each, or print the file of one."""
+    from regard.problems.files import example_names, example_text
+
+    if name is not None:
+        typer.echo(example_text(name), nl=False)
+        return
+    names = example_names()
+    width = max(map(len, names), default=0)
+    for one in names:
+        # The first line of every example is a comment that says what it shows.
+        typer.echo(f"{one:<{width}}  {example_text(one).splitlines()[0].lstrip('# ')}")
+    typer.echo(HOW_TO)
