@@ -42,9 +42,8 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    session.install("ruff")
-    session.run("ruff", "check")
-    session.run("ruff", "format", "--check")
+    session.install(".[dev]")
+    session.run("pre-commit", "run", "--all-files")
 
 
 @nox.session
