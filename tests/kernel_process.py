@@ -26,7 +26,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 UNITS = ROOT / "src/regard/compute/kernels/cpp"
 LISTED = ROOT / "CMakeLists.txt"
-SOURCES = ("dispatch.cpp", "driver.cpp", "unbounded.cpp", "threads.cpp")
+SOURCES = ("targets.cpp", "driver.cpp", "extended_range.cpp", "threads.cpp")
 
 RUN, EXPONENTIALS, TARGETS = range(3)
 NO_MEMORY = 1

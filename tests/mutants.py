@@ -102,15 +102,15 @@ MUTANTS = [
         "G3",
         "rows that left the range of float64 are not computed again",
         CPP + "driver.cpp",
-        "request.unbounded_row = unbounded_row;",
-        "request.unbounded_row = [](const Request&, int64_t, int64_t, int64_t, bool) {};",
+        "request.extended_range_row = extended_range_row;",
+        "request.extended_range_row = [](const Request&, int64_t, int64_t, int64_t, bool) {};",
         "test_semantics_numbers.py::test_range_ends_at_no_score_bias_or_value",
         "fused and float64",
     ),
     Mutant(
         "G3",
         "products of float64 are not brought into range",
-        CPP + "unbounded.cpp",
+        CPP + "extended_range.cpp",
         "std::ilogb(most) : 0) - 500",
         "std::ilogb(most) : 0) - 5000",
         "test_semantics_numbers.py::test_range_of_products_is_that_of_no_type",
@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant(
         "G4",
         "the reference multiplies an infinite value by a weight that underflowed to 0",
-        "compute/unbounded.py",
+        "compute/extended_range.py",
         "lost = seen & (fraction == -np.inf)",
         "lost = seen & (exponentials == 0)",
         "test_semantics_numbers.py::test_an_infinite_value_that_is_seen_is_infinite_however_small_its_weight",
@@ -281,7 +281,7 @@ MUTANTS = [
     Mutant(
         "G9",
         "a row that is computed again ignores softcap",
-        CPP + "unbounded.cpp",
+        CPP + "extended_range.cpp",
         "    if (q.softcap != 0) {\n",
         "    if (false) {\n",
         "test_semantics_options.py::"
@@ -291,9 +291,9 @@ MUTANTS = [
     Mutant(
         "G9",
         "the left side of window is ignored",
-        CPP + "mask_rules.hpp",
-        "const Run run = run_of(i + q.offset[b], q.left, q.right);",
-        "const Run run = run_of(i + q.offset[b], -1, q.right);",
+        CPP + "visibility.hpp",
+        "const KeyRange range = window_range(i + q.offset[b], q.left, q.right);",
+        "const KeyRange range = window_range(i + q.offset[b], -1, q.right);",
         "test_semantics_options.py::"
         "test_every_option_counts_in_rows_that_leave_the_range_of_their_type",
         "window",
@@ -301,7 +301,7 @@ MUTANTS = [
     Mutant(
         "G9",
         "a row that is computed again leaves the sink out of its sum",
-        CPP + "unbounded.cpp",
+        CPP + "extended_range.cpp",
         "        total = std::exp((sink + -most).near());\n",
         "",
         "test_semantics_options.py::"
@@ -311,7 +311,7 @@ MUTANTS = [
     Mutant(
         "G9",
         "a row takes every segment for its own",
-        CPP + "mask_rules.hpp",
+        CPP + "visibility.hpp",
         "return theirs[j] == mine;",
         "return true;",
         "test_semantics_options.py::"
@@ -379,8 +379,8 @@ MUTANTS = [
         "G10",
         "an exception leaves a thread",
         CPP + "driver.cpp",
-        "} catch (const std::bad_alloc&) {  // from an unbounded row",
-        "} catch (const std::bad_function_call&) {  // from an unbounded row",
+        "} catch (const std::bad_alloc&) {  // from extended_range_row",
+        "} catch (const std::bad_function_call&) {  // from extended_range_row",
         "test_fused_allocations.py::"
         "test_every_allocation_that_fails_is_a_memory_error_and_the_next_call_works",
         "rows and again",

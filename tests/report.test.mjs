@@ -9,7 +9,7 @@ const take = (name) => import(`${folder}/${name}.js`);
 const { floatsOf, formatNumber, rounded } = await take("numbers");
 const { Run, indexMap } = await take("attention");
 const { cellName, cut } = await take("derivation");
-const { hiddenBy, judge, leaves, turnsOf } = await take("rules");
+const { hiddenBy, judge, leaves, turnsOf } = await take("visibility");
 const { moments, spread } = await take("figures");
 const { dotsOf } = await take("pictures");
 

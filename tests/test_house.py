@@ -29,10 +29,10 @@ LADDER = """
 errors _fused
 boundary.arrays boundary.files
 boundary.arguments compute.native
-boundary.parse compute.rules
+boundary.parse compute.visibility
 masks
 textbook compute.request
-compute.unbounded
+compute.extended_range
 compute.kernels compute.softmax problems
 compute.dispatch compute.kv_buffers
 compute.config compute.recompute_weights compute.kv_cache

@@ -1,7 +1,7 @@
 """One table of what every rule lets through, for the three places that decide it.
 
 The table is made by plain loops that share no code with the package. regard.masks, the fused kernel
-(with its retries in wider arithmetic) and the page's rules.js are each held to every cell of it.
+(with its retries in wider arithmetic) and the page's visibility.js are compared with every cell.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 import regard
 from calls import every_target, on_path
-from regard.compute.rules import Block, Mask
+from regard.compute.visibility import Block, Mask
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
 
 BATCH, HEADS = 2, 2
@@ -203,7 +203,7 @@ def test_the_page_lets_through_what_the_table_says_in_the_words_of_regard_masks(
         }
         for queries, keys, offset, rule in nested
     ]
-    script = (files("regard") / "views" / "report" / "rules.js").as_uri()
+    script = (files("regard") / "views" / "report" / "visibility.js").as_uri()
     done = subprocess.run(
         ["node", "--input-type=module", "--eval", PROGRAM, script],
         input=json.dumps(tasks).encode(),

@@ -21,7 +21,7 @@ import pytest
 
 import regard
 from regard import Explanation
-from regard.compute.rules import Block
+from regard.compute.visibility import Block
 from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.problems.files import example_names, load_problem

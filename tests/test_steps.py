@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regard.textbook.operations import OPERATIONS, compute
-from regard.textbook.recompute import RECOMPUTE
+from regard.textbook.scalar_check import RECOMPUTE
 from regard.textbook.steps import (
     INDEX_MAPS,
     LETTERS,

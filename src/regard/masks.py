@@ -2,7 +2,7 @@
 
 Owns the rules by position (`Causal`, `Window`), length and segment. In every rule True means that
 the query attends to the key. Query i is at position i + offset, key j at position j; the offset
-belongs to the call, not to the rule. How rules combine is in compute/rules.py.
+belongs to the call, not to the rule. How rules combine is in compute/visibility.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arguments import as_int, as_integers, check_lead
-from regard.compute.rules import Block, Boolean, Mask, Verdict
+from regard.compute.visibility import Block, Boolean, Mask, Verdict
 from regard.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from regard.compute.kv_buffers import (
     shown,
 )
 from regard.compute.request import check_window
-from regard.compute.rules import Boolean, Mask, all_of, as_mask
+from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes
 from regard.masks import Lengths
 

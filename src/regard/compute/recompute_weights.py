@@ -18,7 +18,7 @@ from regard.boundary.arguments import as_array, read_array, result_dtype
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.request import Request, Result, make_request
-from regard.compute.rules import Block
+from regard.compute.visibility import Block
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 if TYPE_CHECKING:

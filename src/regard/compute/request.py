@@ -25,7 +25,7 @@ from regard.boundary.arguments import (
     spread,
 )
 from regard.boundary.arrays import Array
-from regard.compute.rules import AllowedByBias, Mask, all_of, as_mask, rows_of
+from regard.compute.visibility import AllowedByBias, Mask, all_of, as_mask, rows_of
 from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
 from regard.masks import Causal, Window
 

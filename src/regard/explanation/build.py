@@ -19,7 +19,7 @@ from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.kernels.reference import Run
 from regard.compute.request import Request, make_request
-from regard.compute.rules import Boolean, Mask, all_of, as_mask
+from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments

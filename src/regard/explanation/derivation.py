@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.compute.rules import Block, Mask, Verdict
+from regard.compute.visibility import Block, Mask, Verdict
 from regard.errors import LabelError, safe_text
 from regard.explanation.labels import Labels, as_index
 from regard.explanation.notation import (
@@ -27,7 +27,7 @@ from regard.explanation.notation import (
     numpy_literal,
 )
 from regard.textbook.operations import OPERATIONS, fill
-from regard.textbook.recompute import RECOMPUTE
+from regard.textbook.scalar_check import RECOMPUTE
 from regard.textbook.steps import INDEX_MAPS, Ref, Step
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.compute.rules import LeftOut
+from regard.compute.visibility import LeftOut
 from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
 from regard.explanation.labels import Index, own_head

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.compute.rules import Mask
+from regard.compute.visibility import Mask
 from regard.errors import LabelError, safe_text
 from regard.explanation.derivation import Derivation, Values, derive
 from regard.explanation.labels import Index, Labels, batch_position, head_position, own_head

@@ -1,7 +1,7 @@
 """The operations of the textbook, one entry each: value in NumPy, words, LaTeX, line of NumPy.
 
 The page has the values in JavaScript (views/report/operations.js) and gets every template from
-here; `recompute.py` makes each value once more from plain floats, as an independent check. A test
+here; `scalar_check.py` recomputes each value from plain floats, as an independent check. A test
 holds the three tables complete. Must not know which steps there are.
 
 Templates

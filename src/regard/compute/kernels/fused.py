@@ -14,7 +14,7 @@ from regard.boundary.arguments import is_float, spread
 from regard.boundary.arrays import Array
 from regard.compute import native
 from regard.compute.request import Request, Result
-from regard.compute.rules import All, AnyOf, Boolean, Combined, Mask, Not
+from regard.compute.visibility import All, AnyOf, Boolean, Combined, Mask, Not
 from regard.errors import safe_text
 from regard.masks import Causal, Lengths, Segments, Window
 

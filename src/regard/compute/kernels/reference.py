@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.compute.extended_range import HeadInFloat64, extended_range_rows
 from regard.compute.request import Request, Result
-from regard.compute.rules import Block, Mask
-from regard.compute.unbounded import Head, unbounded_rows
+from regard.compute.visibility import Block, Mask
 from regard.textbook.operations import compute
 from regard.textbook.steps import LETTERS, Ref, Step, merging, projecting, textbook
 
@@ -54,7 +54,7 @@ def run(request: Request) -> Result:
     lse = np.empty(request.shape[:-1], request.lse_dtype) if request.return_lse else None
     results = {"output": output, "weights": weights, "lse": lse}
 
-    head_of = lru_cache(maxsize=1)(partial(Head, request))
+    head_of = lru_cache(maxsize=1)(partial(HeadInFloat64, request))
     for batch in np.ndindex(*request.lead):
         for head in range(request.shape[-3]):
             for rows in working.row_blocks():
@@ -99,7 +99,7 @@ def _redo(
     working: Run,
     request: Request,
     at: tuple[tuple[int, ...], int, range],
-    head_of: Callable[[tuple[int, ...], int], Head],
+    head_of: Callable[[tuple[int, ...], int], HeadInFloat64],
     blocks: dict[str, Array],
 ) -> None:
     """Compute again what left the range of the working dtype, and what NaN or infinity reaches.
@@ -120,7 +120,7 @@ def _redo(
     if not redone.any():
         return
     own = head_of(batch, head)
-    fresh = unbounded_rows(own, np.asarray(rows)[redone], seen[redone])
+    fresh = extended_range_rows(own, np.asarray(rows)[redone], seen[redone])
     for step, block in blocks.items():
         old = block[redone]
         again = broken[redone].reshape((-1,) + (1,) * (block.ndim - 1))

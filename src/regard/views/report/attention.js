@@ -2,7 +2,7 @@
 // which cells of which steps go into a cell is in the exported declarations. Must not know the page.
 
 import { OPERATIONS } from "./operations.js";
-import { judge, turnsOf } from "./rules.js";
+import { judge, turnsOf } from "./visibility.js";
 
 // --- declarations ---------------------------------------------------------------------------
 

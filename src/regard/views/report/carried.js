@@ -3,7 +3,7 @@
 
 import { bytesOf, floatsOf } from "./numbers.js";
 import { Run } from "./attention.js";
-import { tablesOf } from "./rules.js";
+import { tablesOf } from "./visibility.js";
 
 export class Carried {
   constructor(content, base64) {

@@ -6,7 +6,7 @@ import { cut, derive } from "./derivation.js";
 import { isHead } from "./attention.js";
 import { button, h } from "./elements.js";
 import { carried, doing, labels, layer, runs, state } from "./shown.js";
-import { leaves } from "./rules.js";
+import { leaves } from "./visibility.js";
 import { operandButton } from "./operands.js";
 
 const BIAS = "bias −inf";

@@ -2,7 +2,7 @@
 // regard/explanation/derivation.py does, character by character. Must not know the page.
 
 import { formatNumber, isRounded, numpyLiteral } from "./numbers.js";
-import { hiddenBy, leaves } from "./rules.js";
+import { hiddenBy, leaves } from "./visibility.js";
 import { isHead, position } from "./attention.js";
 import { fill } from "./operations.js";
 

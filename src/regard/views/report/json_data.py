@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.compute.rules import (
+from regard.compute.visibility import (
     All,
     AllowedByBias,
     AnyOf,

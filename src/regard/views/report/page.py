@@ -33,7 +33,7 @@ from regard.views.step_words import SPREAD, sentences
 SEARCHED = 100_000
 # In this order: each one may import from those before it.
 SCRIPTS = (
-    *("numbers", "rules", "operations", "attention", "derivation", "carried", "figures"),
+    *("numbers", "visibility", "operations", "attention", "derivation", "carried", "figures"),
     *("pictures", "elements", "shown", "tables", "summary", "operands", "change", "why"),
     *("large", "steps", "link", "report"),
 )

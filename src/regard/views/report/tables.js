@@ -3,7 +3,7 @@
 
 import { formatNumber, rounded } from "./numbers.js";
 import { cut } from "./derivation.js";
-import { hiddenBy } from "./rules.js";
+import { hiddenBy } from "./visibility.js";
 import { isHead } from "./attention.js";
 import { bdi, colHead, find, h, rowHead, table, typeset } from "./elements.js";
 import { comparable, content, labels, layer, ownHead, runs, shown, state } from "./shown.js";

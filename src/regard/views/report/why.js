@@ -14,7 +14,7 @@ import {
 import { bdi, button, fill, find, h, nameOf, typeset, why } from "./elements.js";
 import { comparable, doing, labels, runs, state } from "./shown.js";
 import { placeOf } from "./tables.js";
-import { hiddenBy } from "./rules.js";
+import { hiddenBy } from "./visibility.js";
 import { DIGITS, equation, shortName, sidesOf, termTable } from "./operands.js";
 import { editField, maskField } from "./change.js";
 import { expectedOf } from "./summary.js";

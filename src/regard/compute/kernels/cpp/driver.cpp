@@ -135,7 +135,7 @@ class Attempt {
         const auto work = [this](int thread) {
             try {
                 work_on(thread);
-            } catch (const std::bad_alloc&) {  // from an unbounded row; none may leave a thread
+            } catch (const std::bad_alloc&) {  // from extended_range_row; none may leave a thread
                 exhausted_ = true;
                 stop_ = true;
             }
@@ -260,7 +260,7 @@ Ending attempt(const Request& q, const Target& target, int threads,
 bool answer(Request request, const Target& target, int threads,
             const std::function<bool()>& interrupted) {
     const DefaultArithmetic arithmetic;
-    request.unbounded_row = unbounded_row;
+    request.extended_range_row = extended_range_row;
     if (request.B == 0 || request.G == 0 || request.H / request.G * request.L == 0) return true;
     // A signal handler may fork. The child has none of the threads that helped: it begins again.
     Ending how;

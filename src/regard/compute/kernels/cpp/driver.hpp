@@ -40,8 +40,8 @@ class DefaultArithmetic {
 
 constexpr int kMostThreads = 256;
 
-// Computes one row with numbers of any size (unbounded.cpp).
-void unbounded_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole);
+// Computes one row with numbers of any size (extended_range.cpp).
+void extended_range_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole);
 
 // Computes a call; false if `interrupted` ended it. Throws std::bad_alloc.
 bool answer(Request request, const Target& target, int threads,

@@ -94,8 +94,8 @@ template <class T> static void pack_keys(const Request& q, const Chunk& c, T* to
 // Scores of a few rows from keys that are not packed: each lane adds as in a panel.
 template <class T, int R>
 static __attribute__((noinline)) void scores_unpacked(const Request& q, const Chunk& c,
-                                                      const T* queries, Run keys, T* rows, T* strip,
-                                                      const Ahead* ahead) {
+                                                      const T* queries, KeyRange keys, T* rows,
+                                                      T* strip, const Ahead* ahead) {
     constexpr int W = kLanes<T>;
     for (int64_t j = keys.low / W * W; j < keys.high; j += W) {
         ask_for<R>(ahead, j, W);

@@ -46,10 +46,10 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T*
         for (int n = 0; n < N; n++) store(to(r, n), whole[r][n]);
 }
 
-// Scores of a run of keys, in whole vectors. Not inlined, so that its sums stay in registers.
+// Scores of a range of keys, in whole vectors. Not inlined, so that its sums stay in registers.
 template <class T, int R>
 static __attribute__((noinline)) void scores(const T* queries, int64_t D, const T* panels,
-                                             Run keys, T* strip, const Ahead* ahead) {
+                                             KeyRange keys, T* strip, const Ahead* ahead) {
     constexpr int64_t W = kLanes<T>, P = kPanel<T>;
     constexpr int H = smaller_of(R, kRows);
     const auto panel = [&](int64_t j, auto vectors) {
@@ -96,7 +96,7 @@ REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int
 // Half tiles of rows by four vectors where the value is wide enough.
 template <class T, int R>
 static __attribute__((noinline)) void outputs(const T* strip, const char* values, int64_t stride,
-                                              int64_t wide, Run keys, T* out) {
+                                              int64_t wide, KeyRange keys, T* out) {
     constexpr int W = kLanes<T>, H = smaller_of(R, kRows);
     int64_t e = 0;
     const auto block = [&](int64_t r, auto rows, auto vectors, bool once = false) {

@@ -54,7 +54,7 @@ struct Request {
     Kind lse_kind;
     // Computes one row with numbers of any size, for rows that left the range of float64; unless
     // `whole`, only those numbers of its output that are not finite.
-    void (*unbounded_row)(const Request&, int64_t b, int64_t h, int64_t i, bool whole);
+    void (*extended_range_row)(const Request&, int64_t b, int64_t h, int64_t i, bool whole);
     // Asked at least once per chunk of keys; true: the call is given up, return at once.
     bool (*stopped)(void* state);
     void* state;

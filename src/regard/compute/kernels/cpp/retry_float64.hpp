@@ -3,7 +3,7 @@
 //
 // Values that are NaN or infinite are packed as 0 and added up on their own: a weight that underflows
 // to 0 is still positive, so an infinite value that a row sees makes its column infinite. A row that
-// leaves the range of float64 although its inputs are finite is left to q.unbounded_row.
+// leaves the range of float64 although its inputs are finite is left to q.extended_range_row.
 #pragma once
 #include "finish.hpp"
 #include "tile.hpp"
@@ -59,7 +59,7 @@ static double special_score(const Work<double>& w, const double* query, int64_t 
 // Adds the special values that a row sees. Only a score of −∞ weighs 0, and 0 · ∞ is NaN.
 static void add_specials(const Work<double>& w, const Seen<double>& seen, const double* x,
                          const Tile& t, double* sums) {
-    const Run range = t.visible.keys;
+    const KeyRange range = t.visible.keys;
     bool whole = range.low == 0 && range.high == t.chunk.n;
     for (int64_t j = 0; j < t.chunk.n && whole; j++) whole = x[j] != -infinity<double>();
     if (whole) {
@@ -90,7 +90,7 @@ static State<double> softmax_row_apart(const Work<double>& w, const Tile& t, int
                                        bool special_query, bool special_values, bool& beyond) {
     // Products of numbers of narrower types cannot leave the range of float64.
     const bool overflows = w.q.query.kind == Kind::float64 || w.q.key.kind == Kind::float64;
-    const Run keys = t.visible.keys, whole = whole_vectors<double>(keys);
+    const KeyRange keys = t.visible.keys, whole = whole_vectors<double>(keys);
     double* x = w.s.strip + r * kStrip<double>;
     const Seen<double> seen = seen_by(w, t, r);
     const auto from_inputs = [&](int64_t j) { return special_query || w.s.specials.in_key[j]; };
@@ -208,7 +208,7 @@ static void retry_in_float64(const Request& q, const Piece& piece, const Retries
     }
     for (int64_t r = 0; r < w.rows; r++)
         if (beyond[r] || !finish_retry<N>(w, r, retries.list[r].whole))
-            q.unbounded_row(q, w.b, w.s.row[r].h, w.s.row[r].i, retries.list[r].whole);
+            q.extended_range_row(q, w.b, w.s.row[r].h, w.s.row[r].i, retries.list[r].whole);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ REGARD_INLINE constexpr int64_t larger_of(int64_t a, int64_t b) { return a > b ?
 REGARD_INLINE constexpr int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // Keys low … high − 1.
-struct Run {
+struct KeyRange {
     int64_t low, high;
 };
 

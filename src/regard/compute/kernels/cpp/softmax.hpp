@@ -1,6 +1,6 @@
 // Scores to exponentials, and the merging of what chunks of keys leave.
 #pragma once
-#include "mask_rules.hpp"
+#include "visibility.hpp"
 
 namespace {
 
@@ -78,7 +78,7 @@ template <class T> constexpr State<T> kAgain = {T(0), T(__builtin_nan(""))};
 template <class T> REGARD_INLINE bool again(State<T> state) { return state.sum != state.sum; }
 
 // Whether one of the numbers that a row sees is NaN or infinite.
-template <class T> static bool any_seen_special(const Seen<T>& seen, const T* x, Run keys) {
+template <class T> static bool any_seen_special(const Seen<T>& seen, const T* x, KeyRange keys) {
     for (int64_t j = keys.low; j < keys.high; j++)
         if (x[j] - x[j] != 0 && seen(j)) return true;
     return false;

@@ -13,8 +13,8 @@ struct Tile {
     Visible visible;
 };
 
-// Whole vectors that cover a run of keys, from the beginning of a panel.
-template <class T> REGARD_INLINE Run whole_vectors(Run keys) {
+// Whole vectors that cover a range of keys, from the beginning of a panel.
+template <class T> REGARD_INLINE KeyRange whole_vectors(KeyRange keys) {
     return {keys.low / kPanel<T> * kPanel<T>, padded(keys.high, kLanes<T>)};
 }
 
@@ -68,7 +68,7 @@ REGARD_INLINE void score_tile(const Work<T>& w, const Tile& t, const T* queries,
 // Pass 2: scores become exponentials, `parts` their states. One step for all rows, then the next.
 template <class T>
 REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts) {
-    const Run keys = t.visible.keys, whole = whole_vectors<T>(keys);
+    const KeyRange keys = t.visible.keys, whole = whole_vectors<T>(keys);
     T most[kTile];
     Vec<T> sums[kTile];
     bool left[kTile];  // whether a number that the row sees left the range of T
@@ -113,7 +113,7 @@ template <class T, class F> REGARD_INLINE void in_columns(int64_t wide, F f) {
 // For finite values the bytes are those of `blend`.
 template <class T>
 static void accumulate_visible(const Seen<T>& seen, const T* p, const Operands<T>& use,
-                               int64_t wide, Run range, T* out) {
+                               int64_t wide, KeyRange range, T* out) {
     int16_t keys[kChunk];
     int64_t count = 0;
     for (int64_t j = range.low; j < range.high; j++) {

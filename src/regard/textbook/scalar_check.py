@@ -1,7 +1,7 @@
-"""Every operation once more, on plain floats with Python's `math`.
+"""The value of every operation a second time, on plain floats with Python's `math`.
 
-The independent check of OPERATIONS: the same meaning deliberately written twice, so that a number
-of an explanation can be made again from its operands alone. Must not import NumPy.
+The independent check of OPERATIONS, written twice on purpose: it recomputes a number of an
+explanation from its operands alone. Must not import NumPy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How rules about hidden keys are asked and combined.
+"""Which keys a query sees: the base class of all mask rules, and their combinations.
 
-Owns the base of every rule and what it answers (cells of a block, the verdict on one cell with its
-reason), tables of booleans, and combinations with ``&``, ``|`` and ``~``. The rules by position,
-length and segment are in regard/masks.py. Must not know scores or kernels.
+Owns what a rule answers (the cells of a block, the verdict on one cell with its reason), arrays of
+booleans, and ``&``, ``|`` and ``~``. The rules by position, length and segment are in
+regard/masks.py. Must not know scores or kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Decides alone which keys a row sees: a run of keys, a program of rules, −∞ in a bias.
+// The only place in the kernel that decides which keys a row sees: a range of keys, a program of rules, −∞ in a bias.
 #pragma once
 #include "rows.hpp"
 
@@ -12,7 +12,7 @@ REGARD_INLINE int64_t plus(int64_t a, int64_t b) {
 }
 
 // The keys that a window leaves to a position; a side of −1 is unbounded.
-REGARD_INLINE Run run_of(int64_t position, int64_t left, int64_t right) {
+REGARD_INLINE KeyRange window_range(int64_t position, int64_t left, int64_t right) {
     return {left >= 0 ? larger_of(0, plus(position, -left)) : 0,
             right >= 0 ? larger_of(0, plus(plus(position, right), 1)) : INT64_MAX};
 }
@@ -23,10 +23,10 @@ struct Row {
 };
 
 REGARD_INLINE Row row_of(const Request& q, int64_t b, int64_t h, int64_t i) {
-    const Run run = run_of(i + q.offset[b], q.left, q.right);
-    const int64_t high = smaller_of(run.high, q.length ? smaller_of(q.S, q.length[b]) : q.S);
-    if (run.low >= high) return {b, h, i, 0, 0};
-    return {b, h, i, run.low, high};
+    const KeyRange range = window_range(i + q.offset[b], q.left, q.right);
+    const int64_t high = smaller_of(range.high, q.length ? smaller_of(q.S, q.length[b]) : q.S);
+    if (range.low >= high) return {b, h, i, 0, 0};
+    return {b, h, i, range.low, high};
 }
 
 // A row's number among all rows of the call.
@@ -90,8 +90,8 @@ static void ask_program(const Request& q, const Row& row, int64_t k0, int64_t n,
                 break;
             }
             case Rule::window: {
-                const Run run = run_of(row.i + q.offset[row.b], node.left, node.right);
-                push([=](int64_t j) { return k0 + j >= run.low && k0 + j < run.high; });
+                const KeyRange range = window_range(row.i + q.offset[row.b], node.left, node.right);
+                push([=](int64_t j) { return k0 + j >= range.low && k0 + j < range.high; });
                 break;
             }
         }
@@ -100,7 +100,7 @@ static void ask_program(const Request& q, const Row& row, int64_t k0, int64_t n,
 
 // The keys of one chunk that the rows of a tile see.
 struct Visible {
-    Run keys;              // that any row may see, relative to the chunk; empty if there are none
+    KeyRange keys;         // that any row may see, relative to the chunk; empty if there are none
     const uint8_t* bytes;  // what the program says, stack_size bytes a row; nullptr: it hides none
 };
 
@@ -108,7 +108,7 @@ struct Visible {
 REGARD_INLINE Visible visible_range(const Request& q, const Row* rows, int64_t height,
                                     const Chunk& chunk, uint8_t* bytes, int64_t panel) {
     const int64_t k0 = chunk.k0, n = chunk.n;
-    Run keys = {n, 0};
+    KeyRange keys = {n, 0};
     for (int64_t r = 0; r < height; r++) {
         if (rows[r].high <= k0 || rows[r].low >= k0 + n) continue;
         keys.low = smaller_of(keys.low, larger_of(0, rows[r].low - k0));

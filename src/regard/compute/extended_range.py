@@ -1,7 +1,7 @@
-"""Rows of attention in float64 whose logits may have any size.
+"""Rows of attention in float64, with logits beyond the range of float64.
 
-The reference computes those rows again here whose numbers leave the range of its working dtype, or
-that NaN or infinity reaches. Must not know the textbook's steps.
+The reference computes a row again here if its numbers leave the range of the working dtype, or if
+NaN or infinity reaches it. Must not know the textbook's steps.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _base(x: _Pair, seen: NDArray[np.bool_]) -> Array:
     return np.asarray(np.maximum(power - _ROOM, 0))
 
 
-class Head:
+class HeadInFloat64:
     """Keys and values of one head in float64, made ready once for all of its blocks."""
 
     def __init__(self, request: Request, batch: tuple[int, ...], head: int) -> None:
@@ -99,8 +99,10 @@ class Head:
         return x
 
 
-def unbounded_rows(own: Head, rows: NDArray[np.int64], seen: NDArray[np.bool_]) -> dict[str, Array]:
-    """Rows of one head in float64, by logits whose exponents do not end.
+def extended_range_rows(
+    own: HeadInFloat64, rows: NDArray[np.int64], seen: NDArray[np.bool_]
+) -> dict[str, Array]:
+    """Rows of one head in float64, with logits of any size.
 
     A weight that underflows to 0 is still positive, so an infinite value that is seen makes its
     column infinite.

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "driver.hpp"
-#include "mask_rules.hpp"
+#include "visibility.hpp"
 
 namespace regard {
 namespace {
@@ -104,7 +104,7 @@ double output(const Request& q, int64_t b, int64_t g, int64_t e, const std::vect
 
 }  // namespace
 
-void unbounded_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole) {
+void extended_range_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole) {
     const int64_t g = h / (q.H / q.G), row = (b * q.H + h) * q.L + i;
     const Kind weight = q.wide ? Kind::float64 : Kind::float32;
     std::vector<double> query(size_t(q.D)), key(size_t(q.D)), weights;
