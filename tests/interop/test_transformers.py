@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import regard
+from places import ROOT
 from regard.errors import DtypeError, OptionError, ShapeError
 
 pytestmark = [
@@ -499,7 +499,7 @@ def test_a_model_that_keeps_its_own_attention_says_so_and_computes_what_it_did(n
 
 def test_the_model_types_listed_keep_their_own_attention():
     _, transformers, interop = neighbours()
-    page = Path(__file__).parents[2] / "docs" / "transformers.md"
+    page = ROOT / "docs" / "transformers.md"
     text = (
         page.read_text("utf-8").partition("<!-- own attention -->")[2].partition("<!-- end -->")[0]
     )

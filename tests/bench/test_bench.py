@@ -1,0 +1,589 @@
+"""`regard bench`: what is measured, that wrong answers are refused, and what follows from times.
+
+No test asserts a time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from places import ROOT
+from regard.bench import command
+from regard.bench.cases import GRIDS, MASKS, SHAPES, Case, case, grid, make_inputs
+from regard.bench.command import checked_threads
+from regard.bench.correctness import truth
+from regard.bench.libraries import PEERS, Library, Prepare, Work, peers, prepared
+from regard.bench.machine import Limits, Peak, largest, measured_limits
+from regard.bench.measure import CaseResult, Outcome, Report, as_data, run
+from regard.bench.tables import limits_in_words, print_report, reasons
+from regard.bench.timing import Budget, rotation, time_in_rotation
+from regard.cli import app
+from regard.errors import OptionError
+
+FAST = Budget(seconds=0, rounds=3, pause=0, warm=0, sample=0)
+TINY = (
+    case("full", 1, 2, 5, 7, 4),
+    case("causal", 2, 2, 6, 6, 4, causal=True),
+    case("masks", 2, 2, 6, 6, 4, mask="padding", unit="ms"),
+    case("decode", 1, 4, 1, 9, 4, G=2, unit="GB/s"),
+)
+NUMPY = next(side for side in PEERS if side.name == "numpy")
+LIMITS = Limits(2, 1e9, (Peak("wide", 16, 128e9, 64e9), Peak("narrow", 4, 30e9, 15e9)), 40e9)
+
+
+def no_limits(_: int) -> None:
+    return None
+
+
+def tiny_report(*libraries: Library, cases: tuple[Case, ...] = TINY) -> Report:
+    return run(cases, libraries or (NUMPY,), 1, grid="tiny", budget=FAST, limits_of=no_limits)
+
+
+def library_that(load: Any, name: str = "numpy") -> Library:
+    """A peer under the name of something that is installed."""
+    return Library(name, name, load)
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def test_the_full_grid_has_every_shape_of_the_promises_both_full_and_causal():
+    shapes = {(c.B, c.H, c.L, c.S, c.D, c.causal) for c in grid("full")}
+    assert {(*shape, causal) for shape in SHAPES for causal in (False, True)} <= shapes
+    assert {c.mask for c in grid("full")} == {None, *MASKS}
+    assert {c.dtype for c in grid("full")} == {"float16", "bfloat16", "float32", "float64"}
+    assert any(c.E != c.D for c in grid("full"))
+    assert any(c.G != c.H for c in grid("full"))
+
+
+@pytest.mark.parametrize("name", sorted(GRIDS))
+def test_every_case_of_a_grid_has_a_name_of_its_own(name):
+    names = [one.name for one in grid(name)]
+    assert len(set(names)) == len(names)
+
+
+def test_the_quick_grid_is_part_of_the_full_one():
+    assert {one.name for one in grid("quick")} <= {one.name for one in grid("full")}
+
+
+@pytest.mark.parametrize("mask", [None, *MASKS])
+@pytest.mark.parametrize("causal", [False, True])
+def test_useful_work_counts_the_visible_scores(mask, causal):
+    one = case("masks", 2, 3, 300, 300, 4, E=8, mask=mask, causal=causal)
+    inputs = make_inputs(one)
+    visible = np.ones((2, 3, 300, 300), bool)
+    if inputs.keep is not None:
+        visible &= inputs.keep
+    if causal:
+        visible &= np.tri(300, dtype=bool)
+    np.testing.assert_equal(inputs.visible, visible.sum())
+    np.testing.assert_equal(inputs.operations, 2 * visible.sum() * (4 + 8))
+    assert visible.any(-1).all()
+
+
+def test_the_block_mask_hides_half_of_the_keys():
+    inputs = make_inputs(case("masks", 1, 1, 1024, 1024, 4, mask="blocks"))
+    np.testing.assert_equal(inputs.visible * 2, 1024 * 1024)
+
+
+def test_the_bytes_of_a_decode_are_its_keys_and_values_once():
+    np.testing.assert_equal(case("decode", 2, 8, 1, 10, 4, G=2, E=6).bytes, 2 * 2 * 10 * 10 * 4)
+
+
+def test_inputs_are_the_same_every_time_and_aligned_for_every_peer():
+    one, other = make_inputs(TINY[0]), make_inputs(TINY[0])
+    np.testing.assert_array_equal(one.query, other.query)
+    for array in (one.query, one.key, one.value):
+        np.testing.assert_equal(array.ctypes.data % 64, 0)
+
+
+# --- who is right --------------------------------------------------------------------------------
+
+
+# In a process of its own: peers are told threads and number types for the whole of theirs.
+ANSWERS = """
+import json, sys
+from regard.bench.cases import MASKS, case, make_inputs
+from regard.bench.measure import checked
+from regard.bench.libraries import PEERS, REGARD
+from regard.bench.correctness import truth
+
+side = next(one for one in (REGARD, *PEERS) if one.name == sys.argv[1])
+prepare = side.load(1)
+cases = [
+    case("masks", 2, 2, 300, 300, 8, mask=mask, dtype=dtype, causal=mask is None)
+    for dtype in ("float16", "bfloat16", "float32", "float64")
+    for mask in (None, *MASKS)
+]
+cases += [case("full", 1, 2, 5, 9, 8), case("decode", 2, 4, 1, 40, 8, G=2)]
+for one in cases:
+    inputs = make_inputs(one)
+    work, outcome = checked(side, prepare, inputs, truth(inputs))
+    print(json.dumps([one.name, one.dtype, work is not None, outcome.reason]))
+"""
+
+
+@pytest.mark.needs("ml_dtypes")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "regard",
+        "numpy",
+        *(
+            pytest.param(name, marks=pytest.mark.needs(name, *more))
+            for name, *more in (("torch",), ("onnxruntime", "onnx"), ("openvino",), ("jax",))
+        ),
+    ],
+)
+def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name):
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERS, name], capture_output=True, encoding="utf-8", timeout=300
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 4 * (1 + len(MASKS)) + 2, done.stderr
+    # Not every peer has other types, or computes them as they are: the check is there for that.
+    all_types = name in ("regard", "torch", "numpy")
+    wrong = [one for one in found if not one[2] and (all_types or one[1] == "float32")]
+    assert not wrong
+
+
+def test_a_check_of_some_rows_has_both_ends_and_agrees_with_a_check_of_all(monkeypatch):
+    inputs = make_inputs(case("full", 1, 2, 200, 200, 4, causal=True, mask="padding"))
+    whole = truth(inputs)
+    monkeypatch.setattr("regard.bench.correctness.CHECKED_SCORES", 50 * 2 * 200)
+    some = truth(inputs)
+    np.testing.assert_equal((len(whole.rows), len(some.rows)), (200, 50))
+    np.testing.assert_equal((some.rows[0], some.rows[-1]), (0, 199))
+    bound = 4 * 200 * np.finfo(float).eps
+    np.testing.assert_allclose(some.output, whole.output[:, :, some.rows], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda output: output * 1.001,
+        lambda output: output[:, ::-1],
+        lambda output: output[..., :3],
+        lambda output: np.where(np.arange(output.shape[2])[:, None] == 4, np.nan, output),
+        lambda output: np.where(np.arange(output.shape[2])[:, None] == 4, 0, output),
+    ],
+    ids=["scaled", "heads swapped", "cut", "not finite", "one row missing"],
+)
+def test_a_wrong_answer_is_reported_and_not_timed(spoil):
+    calls = []
+
+    def load(threads: int) -> Prepare:
+        honest = NUMPY.load(threads)
+
+        def prepare(inputs: Any) -> Work:
+            work = honest(inputs)
+            assert isinstance(work, Work)
+
+            def call() -> Any:
+                calls.append(1)
+                return spoil(work.call())
+
+            return Work(call, np.asarray)
+
+        return prepare
+
+    report = tiny_report(library_that(load), cases=(TINY[0],))
+    outcome = report.results[0].outcomes["numpy"]
+    assert outcome.seconds is None
+    assert "wrong answer" in str(outcome.reason)
+    np.testing.assert_equal(len(calls), 1)
+    assert report.results[0].ratio is None
+    assert report.results[0].seconds is not None
+    assert any("numpy: wrong answer" in line for line in reasons(report))
+
+
+def test_a_side_that_raises_is_reported_in_its_own_words_and_the_others_go_on():
+    def load(_: int) -> Prepare:
+        def prepare(_: Any) -> Work:
+            raise RuntimeError("no such \x1b[31moperator")
+
+        return prepare
+
+    outcome = tiny_report(library_that(load)).results[0].outcomes["numpy"]
+    np.testing.assert_equal(outcome.reason, r"RuntimeError: no such \x1b[31moperator")
+
+
+def test_a_side_that_cannot_even_be_loaded_is_missing_with_its_reason():
+    def load(_: int) -> Prepare:
+        raise OSError("a library is broken")
+
+    report = tiny_report(library_that(load))
+    np.testing.assert_equal(report.missing["numpy"], "OSError: a library is broken")
+    assert "numpy" not in report.versions
+
+
+def test_a_peer_that_is_not_installed_is_shown_as_missing():
+    report = tiny_report(library_that(lambda _: NUMPY.load(1), "no_such_library"))
+    np.testing.assert_equal(report.missing["no_such_library"], "not installed")
+    outcome = report.results[0].outcomes["no_such_library"]
+    np.testing.assert_equal(outcome, Outcome(reason="not installed"))
+    np.testing.assert_equal(reasons(report), ["no_such_library: not installed"])
+
+
+def test_a_matrix_of_scores_that_would_not_fit_is_refused():
+    long = next(one for one in grid("full") if one.group == "long")
+    inputs = replace(make_inputs(TINY[0]), case=long)
+    found = prepared(NUMPY, NUMPY.load(1), inputs)
+    np.testing.assert_equal(found, "its matrix of scores would have 1.1e+09 numbers")
+
+
+# --- how it is timed -----------------------------------------------------------------------------
+
+
+def test_every_round_begins_with_the_next_side():
+    order = ["".join(one) for one in rotation("abc", 4)]
+    np.testing.assert_equal(order, ["abc", "bca", "cab", "abc"])
+
+
+def test_sides_take_turns_in_blocks_whose_first_calls_do_not_count():
+    said: list[str] = []
+    calls = {name: (lambda name=name: said.append(name)) for name in "ab"}
+    taken = time_in_rotation(calls, FAST)
+    # Five calls each to see how long one takes; then per round, two that do not count and one.
+    warm, counted = 2, 1
+    block = warm + counted
+    blocks = "".join(said[10:])
+    np.testing.assert_equal(blocks, "a" * block + 2 * "b" * block + 2 * "a" * block + "b" * block)
+    for samples in taken.values():
+        np.testing.assert_equal(len(samples.seconds), FAST.rounds)
+        assert samples.median > 0
+
+
+def test_short_calls_are_repeated_within_a_sample():
+    taken = time_in_rotation({"a": lambda: None}, replace(FAST, sample=1e-4))
+    assert taken["a"].repeats > 10
+
+
+# --- what follows from times ---------------------------------------------------------------------
+
+
+def result(seconds: dict[str, float | None], one: Case = TINY[0], **more: Any) -> CaseResult:
+    return CaseResult(
+        one, 2_000_000, 5, 1e-6, {name: Outcome(seconds=s) for name, s in seconds.items()}, **more
+    )
+
+
+def report_of(*results: CaseResult) -> Report:
+    about = {"cpu": "a CPU", "threads": 2, "cpus": 2, "target": "wide", "system": "Linux"}
+    about |= {"architecture": "x86_64", "python": "3", "blas": "a BLAS", "load": 0.0}
+    return Report("tiny", about, LIMITS, {"regard": "1", "torch": "2"}, {}, results)
+
+
+def test_the_ratio_is_to_the_fastest_peer_that_was_timed():
+    one = result({"regard": 2.0, "torch": 5.0, "jax": 3.0, "numpy": None})
+    np.testing.assert_equal((one.best_peer, one.ratio), ("jax", 1.5))
+    np.testing.assert_equal(result({"regard": 2.0, "numpy": None}).ratio, None)
+    np.testing.assert_equal(result({"regard": None, "numpy": 1.0}).ratio, None)
+
+
+def test_the_summary_is_the_geometric_mean_and_the_worst():
+    slow = replace(TINY[1], group="causal")
+    report = report_of(
+        result({"regard": 1.0, "torch": 8.0}), result({"regard": 2.0, "torch": 1.0}, slow)
+    )
+    np.testing.assert_allclose(report.mean_ratio(), 2.0, rtol=1e-15)
+    np.testing.assert_allclose(report.mean_ratio("full"), 8.0, rtol=1e-15)
+    assert report.worst is report.results[1]
+    np.testing.assert_equal(report_of(result({"regard": 1.0})).mean_ratio(), None)
+
+
+def test_speeds_are_in_the_unit_of_the_case():
+    times = {"regard": 1e-3}
+    np.testing.assert_allclose(result(times).speed(1e-3), 2.0)
+    np.testing.assert_allclose(result(times, TINY[2]).speed(1e-3), 1.0)
+    np.testing.assert_allclose(result(times, TINY[3]).speed(1e-6), TINY[3].bytes / 1e3)
+    np.testing.assert_allclose(result(times, replace(TINY[0], unit="µs")).speed(1e-6), 1.0)
+
+
+def test_shares_are_of_the_largest_peak_or_of_reading():
+    np.testing.assert_allclose(result({"regard": 1e-3}).share(LIMITS), 2 / 128)
+    wide = replace(TINY[0], dtype="float64")
+    np.testing.assert_allclose(result({"regard": 1e-3}, wide).share(LIMITS), 2 / 64)
+    decode = result({"regard": 1e-6}, TINY[3])
+    np.testing.assert_allclose(decode.share(LIMITS), TINY[3].bytes / 1e-6 / 40e9)
+    np.testing.assert_equal(result({"regard": 1e-3}, TINY[2]).share(LIMITS), None)
+    np.testing.assert_equal(result({"regard": 1e-3}).share(None), None)
+
+
+def test_a_mask_is_compared_with_the_same_call_without_it():
+    masked = tiny_report().results[2]
+    assert masked.unmasked is not None
+    assert masked.unmasked.seconds is not None
+    assert masked.cost_of_mask is not None
+    np.testing.assert_allclose(masked.cost_of_mask, masked.seconds / masked.unmasked.seconds)
+    assert "regard without the mask" not in masked.outcomes
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+def test_of_several_measurements_each_figure_is_the_best():
+    slow = Limits(2, 5e8, (Peak("wide", 16, 1e9, 99e9), Peak("narrow", 4, 31e9, 1e9)), 50e9)
+    best = largest([LIMITS, slow])
+    np.testing.assert_equal(best.clock, 1e9)
+    np.testing.assert_equal(best.read, 50e9)
+    np.testing.assert_equal([peak.float32 for peak in best.peaks], [128e9, 31e9])
+    np.testing.assert_equal([peak.float64 for peak in best.peaks], [99e9, 15e9])
+
+
+def test_the_peak_is_printed_beside_what_it_follows_from():
+    first, *_, last = limits_in_words(LIMITS)
+    np.testing.assert_equal(
+        first,
+        "multiply-add peak, wide: 128 GF/s (64 in float64) = "
+        "2 threads × 1.00 GHz × 16 lanes × 2 × 2.00 per cycle",
+    )
+    assert last.startswith("reading: 40.0 GB/s")
+
+
+@pytest.mark.needs("fused")
+def test_the_limits_of_this_machine_are_measured_for_every_target_it_runs():
+    from regard.compute import native
+
+    limits = measured_limits(1)
+    assert limits is not None
+    targets = [target for target, runs in native.targets().items() if runs]
+    np.testing.assert_equal([peak.target for peak in limits.peaks], targets)
+    assert all(peak.float32 > peak.float64 > 0 for peak in limits.peaks)
+    assert limits.read > 0
+    assert limits.clock > 0
+
+
+# --- where it goes -------------------------------------------------------------------------------
+
+
+def test_json_has_every_case_and_side_and_no_number_that_json_does_not_have():
+    report = tiny_report(NUMPY, library_that(lambda _: NUMPY.load(1), "no_such_library"))
+    data = json.loads(json.dumps(as_data(report), allow_nan=False))
+    np.testing.assert_equal([one["name"] for one in data["cases"]], [one.name for one in TINY])
+    for one in data["cases"]:
+        assert set(one["sides"]) == {"regard", "numpy", "no_such_library"}
+        for side in ("regard", "numpy"):
+            timed = one["sides"][side]
+            np.testing.assert_equal(timed["samples"], FAST.rounds)
+            assert timed["seconds"] > 0
+            assert 0 <= timed["error"] <= one["tolerance"]
+        assert one["sides"]["no_such_library"]["reason"] == "not installed"
+        np.testing.assert_allclose(
+            one["ratio"], one["sides"]["numpy"]["seconds"] / one["sides"]["regard"]["seconds"]
+        )
+    assert data["missing"] == {"no_such_library": "not installed"}
+    assert data["machine"]["threads"] == 1
+    assert set(data["versions"]) == {"regard", "numpy"}
+    assert data["summary"]["worst"]["case"] in [one.name for one in TINY]
+
+
+def test_an_infinite_error_is_null_in_json():
+    one = replace(TINY[0], unit="ms")
+    wrong = CaseResult(one, 1, 1, 1.0, {"regard": Outcome(error=math.inf, reason="wrong")})
+    data = as_data(report_of(wrong))
+    np.testing.assert_equal(data["cases"][0]["sides"]["regard"]["error"], None)
+
+
+def printed(report: Report) -> str:
+    console = Console(width=140, file=None, color_system=None)
+    with console.capture() as capture:
+        print_report(report, console)
+    return capture.get()
+
+
+def test_the_table_shows_times_ratios_shares_and_reasons():
+    text = printed(
+        report_of(
+            result({"regard": 1e-3, "torch": 4e-3}),
+            result({"regard": 2e-3, "torch": None}, TINY[2], unmasked=Outcome(seconds=1e-3)),
+        )
+    )
+    first = next(line for line in text.splitlines() if line.startswith("1,2,5,7,4"))
+    np.testing.assert_equal(" ".join(first.split()), "1,2,5,7,4 GF/s 2 0.5 4.00 2% of peak")
+    second = next(line for line in text.splitlines() if line.startswith("padding"))
+    assert second.split()[2:5] == ["ms", "2", "–"]
+    assert "2.00 × the time without mask" in second
+    assert "4.00 × the best peer, geometric mean" in text
+
+
+def test_a_busy_machine_is_said():
+    report = report_of(result({"regard": 1.0}))
+    assert "was busy" not in printed(report)
+    assert "was busy" in printed(replace(report, machine={**report.machine, "load": 3.0}))
+
+
+@pytest.mark.needs("matplotlib")
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_picture_has_a_bar_per_compared_case(count, tmp_path):
+    from regard.bench.plots import draw, save_plot
+
+    ratios = {"regard": 1.0, "torch": 2.0, "numpy": 9.0}
+    report = report_of(result({"regard": 1.0}), *[result(ratios) for _ in range(count)])
+    axes = draw(report)
+    np.testing.assert_equal(len(axes.patches), count)
+    np.testing.assert_equal([text.get_text() for text in axes.texts], ["2.00"] * count)
+    save_plot(report, str(tmp_path / "plot.png"))
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.needs("matplotlib")
+@pytest.mark.parametrize("slowest", [1.0, 1e-4, 1e4])
+def test_the_picture_shows_every_mark_and_all_that_is_written(slowest):
+    from matplotlib.collections import PathCollection
+    from matplotlib.text import Text
+
+    from regard.bench.plots import draw
+
+    report = report_of(result({"regard": slowest, "torch": 2.0, "numpy": 90.0}))
+    machine = {**report.machine, "cpu": "A Processor of $x_1$ and of many more words " * 9}
+    axes = draw(replace(report, machine=machine))
+    axes.figure.canvas.draw()
+    for text in axes.figure.findobj(Text):
+        if text.get_visible() and text.get_text():
+            box = text.get_window_extent()
+            ends = [*axes.figure.bbox.min - box.min, *box.max - axes.figure.bbox.max]
+            np.testing.assert_array_less(ends, 1e-9, text.get_text())
+    assert "$x_1$" in axes.get_title()
+    assert not axes.title.get_parse_math()
+    for marks in axes.findobj(PathCollection):
+        for across, _ in marks.get_offsets():
+            np.testing.assert_array_less(axes.get_xlim()[0], across)
+            np.testing.assert_array_less(across, axes.get_xlim()[1])
+
+
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not (ROOT / "benchmarks").exists(), reason="needs the repository")
+def test_saved_results_become_the_tables_and_verdicts_of_the_documentation():
+    report = report_of(
+        result({"regard": 1e-3, "torch": 4e-3}),
+        result({"regard": 2e-3, "torch": 1e-3}, replace(TINY[0], group="causal", L=1024)),
+    )
+    data = json.loads(json.dumps(as_data(report)))
+    lines = script("table").markdown(data)
+    assert "| 1,2,5,7,4 | **2** | 0.5 | 4.00 | 2% |" in lines
+    kept = {one.words: one for one in script("promises").promises(data)}
+    assert kept["nowhere slower than a peer"].holds is False
+    assert kept["causal 2 × from L = 1024"].found.startswith("0.50 at worst")
+    assert kept["float64 1.5 × torch"].holds is None
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_command(monkeypatch, tmp_path):
+    """The command on a tiny grid, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(GRIDS, "quick", TINY)
+    monkeypatch.setitem(command.BUDGETS, "quick", FAST)
+    monkeypatch.setattr(command, "is_ready", lambda _: True)
+    measure = command.run
+    monkeypatch.setattr(command, "run", lambda *a, **k: measure(*a, **k, limits_of=no_limits))
+
+    def call(*words: str) -> Any:
+        return CliRunner().invoke(app, ["bench", *words], env={"COLUMNS": "140"})
+
+    return call
+
+
+def test_the_command_prints_a_table_and_saves_everything(tiny_command):
+    done = tiny_command("--against", "numpy", "--threads", "1", "--json", "results.json")
+    np.testing.assert_equal((done.exit_code, done.stderr), (0, ""))
+    assert "decode" not in done.stdout.split("\n")[0]
+    for one in TINY:
+        assert one.name in done.stdout
+    data = json.loads(Path("results.json").read_text("utf-8"))
+    np.testing.assert_equal((data["grid"], len(data["cases"])), ("quick", len(TINY)))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--against", "tensorflow"), "'tensorflow'; known are torch, onnxruntime, openvino, jax"),
+        (("--against", ""), "no peer ''"),
+        (("--grid", "huge"), "grid is 'huge'; known are full, quick"),
+        (("--threads", "0"), "--threads is 0; this process may use 1 to"),
+        (("--threads", "100000"), "--threads is 100000; this process may use 1 to"),
+        (("--plot", "plot.jpg"), "--plot is plot.jpg; it must end in .png, .svg or .pdf"),
+        (("--json", "nowhere/results.json"), "nowhere is not a writable folder"),
+        (("--json", "x.png", "--plot", "x.png"), "--json and --plot name the same file"),
+        (("--force",), "--force goes with --json and --plot only"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_measured(tiny_command, words, message):
+    done = tiny_command(*words)
+    np.testing.assert_equal(done.exit_code, 2)
+    assert message in done.stderr
+    np.testing.assert_equal(done.stdout, "")
+
+
+def test_results_that_are_there_are_replaced_only_with_force(tiny_command):
+    Path("results.json").write_text("{}")
+    done = tiny_command("--json", "results.json")
+    np.testing.assert_equal(done.exit_code, 2)
+    assert "results.json: already exists; pass --force to replace it" in done.stderr
+    words = "--against", "numpy", "--threads", "1", "--json", "results.json", "--force"
+    np.testing.assert_equal(tiny_command(*words).exit_code, 0)
+    assert json.loads(Path("results.json").read_text())["cases"]
+
+
+def test_a_process_is_made_in_which_every_library_has_as_many_threads():
+    program = "import sys; from regard.bench.command import is_ready; sys.exit(3 + is_ready(1))"
+    before = dict(os.environ), checked_threads(None)
+    np.testing.assert_equal(command.process_for(1, ["-c", program]), 4)
+    # The process that asked for it stays as it was.
+    np.testing.assert_equal((dict(os.environ), checked_threads(None)), before)
+
+
+def test_the_command_measures_in_such_a_process(monkeypatch):
+    asked: list[Any] = []
+    monkeypatch.setattr(command, "is_ready", lambda _: False)
+    monkeypatch.setattr(command, "process_for", lambda *words: asked.append(words) or 7)
+    done = CliRunner().invoke(app, ["bench", "--threads", "1", "--against", "numpy"])
+    np.testing.assert_equal(done.exit_code, 7)
+    words = "-m regard bench --grid quick --threads 1 --against numpy"
+    np.testing.assert_equal(asked, [(1, words.split())])
+
+
+def test_without_matplotlib_a_plot_is_refused_beforehand(tiny_command, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    done = tiny_command("--plot", "plot.png")
+    np.testing.assert_equal(done.exit_code, 2)
+    assert 'pip install "regard[plot]"' in done.stderr
+
+
+def test_importing_the_bench_loads_no_peer():
+    program = "import sys, regard.bench.command, regard.bench.libraries; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    loaded = set(done.stdout.decode().split())
+    assert not loaded & {"torch", "onnx", "onnxruntime", "openvino", "jax", "matplotlib", "rich"}
+
+
+def test_names_of_peers_are_those_of_the_option():
+    np.testing.assert_equal(
+        [side.name for side in peers(["numpy", "torch", "numpy"])], ["numpy", "torch"]
+    )
+    with pytest.raises(OptionError, match="known are torch, onnxruntime, openvino, jax, numpy"):
+        peers(["torch", "keras"])

@@ -1,0 +1,179 @@
+"""`regard diagnose`: exit codes, the child process, and what the terminal shows."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+import regard
+import wrong_attentions as wrong
+from places import ROOT
+from regard.views.diagnosis.terminal import print_diagnosis
+
+SOURCE = """
+import os, sys, ctypes
+import numpy as np
+print("loading")
+
+def softmax(s):
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+def right(q, k, v):
+    print("noise")
+    sys.stdout.flush()
+    os.write(1, b"more noise\\n")
+    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+
+def wrong(q, k, v):
+    return softmax(q @ k.swapaxes(-1, -2)) @ v
+
+def fragile(q, k, v):
+    e = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))
+    return e / e.sum(-1, keepdims=True) @ v
+
+def leaves(q, k, v):
+    os._exit(7)
+
+def crashes(q, k, v):
+    os.kill(os.getpid(), 11)
+
+def asks(q, k, v):
+    input("? ")
+
+class Holder:
+    @staticmethod
+    def right(q, k, v):
+        return right(q, k, v)
+"""
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE, "utf-8")
+    return path
+
+
+def command(*arguments, folder=ROOT):
+    return subprocess.run(
+        [sys.executable, "-m", "regard", "diagnose", *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=300,
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONUTF8": "1"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("right", 0, "right is right"),
+        ("wrong", 1, "wrong is mistaken: the scores are not scaled"),
+        ("fragile", 0, "fragile: exp is taken without subtracting"),
+        ("leaves", 2, "ended the process (exit code 7)"),
+        ("crashes", 2, "ended the process (signal 11)"),
+        ("asks", 2, "EOFError"),
+        ("Holder.right", 0, "right is right"),
+    ],
+)
+def test_the_exit_code_and_the_first_line_say_the_verdict(source, name, code, says):
+    done = command(f"{source}:{name}")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert says in done.stdout.replace("\n", " ")
+    assert done.stderr == ""
+    assert "noise\n" not in done.stdout.replace("prints: ", "")
+
+
+def test_strict_makes_fragile_a_failure(source):
+    assert command(f"{source}:fragile", "--strict").returncode == 1
+
+
+def test_json_is_all_that_is_printed(source):
+    done = command(f"{source}:wrong", "--json")
+    data = json.loads(done.stdout)
+    assert data["verdict"] == "mistaken"
+    assert data["mistakes"][0]["name"] == "no_scale"
+    assert data["exit_code"] == done.returncode == 1
+
+
+def test_a_module_and_a_notebook_will_do_and_in_process_gives_the_same(source, tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["# mine"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "1 / 0"]},
+        {"cell_type": "code", "source": SOURCE.splitlines(keepends=True)},
+    ]
+    notebook = tmp_path / "book.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}), "utf-8")
+    assert command("mine:wrong", folder=tmp_path).returncode == 1
+    assert command(f"{notebook}:wrong").returncode == 1
+    assert command(f"{source}:wrong", "--in-process").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("nowhere.py:f", "no such file"),
+        ("nowhere_at_all:f", "cannot be loaded"),
+        ("mine.py", "write path/to/file.py:function"),
+        ("mine.py:nothing", "has no nothing; it has"),
+        ("mine.py:np", "needs a function"),
+    ],
+)
+def test_a_target_that_is_not_there_is_bad_input(source, target, says):
+    done = command(target, folder=source.parent)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_loading_that_fails_says_why(tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name", "utf-8")
+    done = command("broken.py:f", folder=tmp_path)
+    assert done.returncode == 2
+    assert "ModuleNotFoundError" in done.stderr
+
+
+def test_a_hanging_function_in_native_code_is_ended(tmp_path):
+    text = "import ctypes\ndef f(q, k, v):\n    ctypes.PyDLL(None).sleep(10000)\n"
+    (tmp_path / "hangs.py").write_text(text, "utf-8")
+    done = command("hangs.py:f", "--time-limit", "0.5", folder=tmp_path)
+    assert done.returncode == 2
+    assert "did not return" in done.stdout
+
+
+def shown(found, width=100):
+    console = Console(width=width, record=True, color_system=None, file=io.StringIO())
+    print_diagnosis(found, console)
+    return console.export_text()
+
+
+def test_the_terminal_shows_wrong_beside_right_and_the_line_to_change():
+    text = shown(regard.diagnose(wrong.masked("mask_after_softmax"), mask="keep"))
+    for part in ("Departs at", "In NumPy", "In torch", "Usual check", "smallest example", "wrong"):
+        assert part in text
+    assert "−∞" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    text = shown(regard.diagnose(wrong.unmasked("no_scale")), width)
+    prose = [line for line in text.split("\n") if not any(ch.isdigit() for ch in line)]
+    assert max(map(len, prose)) <= width
+
+
+def test_what_a_function_says_cannot_reach_the_terminal_as_it_is():
+    def f(q, k, v):
+        raise ValueError("[bold]\x1b]0;title\x07")
+
+    text = shown(regard.diagnose(f))
+    assert "\x1b" not in text
+    assert "[bold]" in text

@@ -1,0 +1,155 @@
+"""The fused kernel reads and writes nothing beyond its arrays, at either end, to the byte.
+
+Every array of a call lies flush with a page that nobody may touch. One byte too far ends the
+process, so the calls are made in a process of their own, which first shows that it can fail.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from calls import every_target
+from places import SUPPORT
+
+pytestmark = [
+    pytest.mark.needs("fused"),
+    pytest.mark.skipif(sys.platform != "linux", reason="mprotect as Linux has it"),
+]
+
+START = """
+import itertools, sys
+import numpy as np
+from guarded import Pages
+import regard
+from regard.compute import native
+from regard.compute.kernels import fused
+native.use_target(sys.argv[1])
+try:
+    import ml_dtypes
+    DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
+except ImportError:
+    DTYPES = [np.float32, np.float64, np.float16]
+rng = np.random.default_rng(0)
+pages = {name: Pages(1 << 20) for name in ("q", "k", "v", "mask", "bias", "out")}
+
+def in_place(request, *rest, choose=fused._output):
+    output = choose(request, *rest)
+    assert request.out is None or output.ctypes.data == request.out.ctypes.data, "not into out"
+    return output
+
+fused._output = in_place
+
+def call(G, R, L, S, D, E, dtype, end, threads=1, mask=False, bias=False, plain=False, **options):
+    shapes = {"q": (G * R, L, D), "k": (G, S, D), "v": (G, S, E)}
+    arrays = {n: rng.normal(size=s).astype(dtype) for n, s in shapes.items()}
+    if mask:
+        arrays["mask"] = rng.random((G * R, L, S)) < 0.8
+    if bias:
+        arrays["bias"] = rng.normal(size=(G * R, L, S)).astype(bias)
+    placed = {n: pages[n].place(x, end) for n, x in arrays.items()}
+    q, k, v = (placed.pop(n) for n in "qkv")
+    out = pages["out"].place(np.empty((G * R, L, E), dtype), end, writable=True)
+    if plain:
+        result = native.fast_path(q, k, v, None, None, False, None, None, None, None, None,
+                                  "working", False, False, out, None, None)
+    else:
+        result = regard.attention(
+            q, k, v, kernel="fused", threads=threads, out=out, **placed, **options
+        )
+    assert result is out
+    copies = [x.copy() for x in arrays.values()]
+    expected = regard.attention(
+        *copies[:3], **dict(zip(placed, copies[3:])), kernel="fused", **options
+    )
+    assert result.tobytes() == expected.tobytes(), (G, R, L, S, D, E, dtype, end)
+
+"""
+
+CALLS = {
+    "every width": """
+for D in range(1, 131):
+    for n, (S, end) in enumerate(itertools.product((1, 17, 65, 130), (True, False))):
+        call(1, 1, 1 + D % 14, S, D, 1 + (D * 7 + n) % 40, DTYPES[(D + n) % len(DTYPES)], end)
+        call(1, 1, 3, S, D, D, DTYPES[(D + n // 2) % 2], end, plain=True)
+""",
+    "every value width": """
+for E in range(1, 131):
+    for n, (S, end) in enumerate(itertools.product((1, 17, 65, 130), (True, False))):
+        call(1, 1, 1 + E % 14, S, 1 + (E * 5 + n) % 40, E, DTYPES[(E + n) % len(DTYPES)], end)
+        call(1, 1, 1 + n, S, 8, E, DTYPES[(E + n // 2) % 2], end, plain=True)
+""",
+    "every number of keys": """
+for S in range(1, 131):
+    for n, (D, end) in enumerate(itertools.product((1, 16, 33, 64), (True, False))):
+        E = (16, 64, 8, 5)[n // 2]
+        call(1, 1, 1 + S % 14, S, D, E, DTYPES[(S + n) % len(DTYPES)], end)
+        call(1, 2, 7, S, D, E, DTYPES[(S + n // 2) % 2], end, plain=True)
+""",
+    "every number of queries": """
+for L in range(1, 131):
+    for end in (True, False):
+        dtype = DTYPES[L % len(DTYPES)]
+        call(1, 1, L, 33, 16, 16, dtype, end)
+        call(2, 3, L, 20, 5, 7, dtype, end)
+""",
+    "around the chunks": """
+for S in (255, 256, 257, 511, 512, 513):
+    for D, E, dtype, end in itertools.product((16, 24), (16, 21), DTYPES, (True, False)):
+        for L in (1, 13, 100):
+            call(1, 1, L, S, D, E, dtype, end)
+        call(1, 1, 100, S, D, E, dtype, end, causal=True, offset=S - 100)
+        call(1, 1, 9, S, D, E, dtype, end, window=(40, 3), offset=S - 20)
+""",
+    "split over threads": """
+for S in (5000, 4999, 4864):
+    for dtype, end in itertools.product(DTYPES[:3], (True, False)):
+        D, E = (32, 32) if dtype != np.float64 else (16, 16)
+        call(1, 36, 1, S - S % 3, D, E, dtype, end, threads=3)
+        call(1, 1, 97, S // 4, D, E, dtype, end, threads=3)
+""",
+    "masks and biases": """
+for S in range(1, 131):
+    for n, end in enumerate((True, False)):
+        dtype = DTYPES[(S + n) % len(DTYPES)]
+        call(1, 1, 1 + S % 14, S, 16, 16, dtype, end, mask=True)
+        call(1, 1, 1 + S % 14, S, 16, 16, dtype, end, bias=DTYPES[(S + n) // 2 % len(DTYPES)])
+        call(1, 2, 3, S, 3, 5, dtype, end, mask=True, bias=np.float32, softcap=2.0)
+for S in (255, 256, 257, 511, 513):
+    for end in (True, False):
+        call(1, 2, 13, S, 16, 16, np.float32, end, mask=True, bias=np.float32)
+        call(1, 2, 13, S, 16, 16, np.float32, end, mask=True, causal=True, offset=S - 20)
+""",
+}
+
+
+def ends(target: str, program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", START + program, target],
+        cwd=SUPPORT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@every_target
+@pytest.mark.parametrize("what", CALLS)
+def test_nothing_is_touched_beyond_the_arrays(target, what):
+    process = ends(target, CALLS[what])
+    assert process.returncode == 0, process.stderr[-2000:]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_one_byte_too_far_ends_the_process_of_these_tests(end):
+    place = "np.ones(5, np.int8)"
+    step = "x.strides[0] * x.size" if end else "-1"
+    process = ends(
+        "baseline",
+        f"x = pages['q'].place({place}, {end})\n"
+        f"import ctypes; ctypes.string_at(x.ctypes.data + {step}, 1)",
+    )
+    assert process.returncode == -signal.SIGSEGV, process.stderr

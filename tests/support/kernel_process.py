@@ -1,0 +1,201 @@
+"""The native kernel as a process of its own, for any CPU: compiling it, and calling it by pipe.
+
+`Module` stands where `regard._fused` stands, so that every test of the fused kernel can run on code
+for another CPU, under an emulator. The other end is native/kernel_process.cpp. Run with a compiler
+and a folder, this compiles it. Knows what `kernels/fused.py` hands over, not what it means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from places import ROOT, SUPPORT
+
+UNITS = ROOT / "src/regard/compute/kernels/cpp"
+LISTED = ROOT / "CMakeLists.txt"
+SOURCES = ("targets.cpp", "driver.cpp", "extended_range.cpp", "threads.cpp")
+
+RUN, EXPONENTIALS, TARGETS = range(3)
+NO_MEMORY = 1
+KINDS = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3, "bool": 4}
+RULES = ("boolean", "lengths", "segments", "window", "all", "any", "negate")
+GROWS = {"all": -1, "any": -1, "negate": 0}  # the stack of the rules; by 1 where not listed
+
+
+def flags_of(target: str) -> list[str]:
+    """What CMakeLists.txt compiles this target's unit with."""
+    text = LISTED.read_text("utf-8")
+    common = re.search(r"target_compile_options\(target_\$\{target\} PRIVATE(.*?)\$\{", text, re.S)
+    own = re.search(rf"set\(flags_{target}(.*?)\)", text, re.S)
+    assert common is not None
+    return common[1].split() + (own[1].split() if own else [])
+
+
+def compile_process(compiler: str, folder: Path, *more: str) -> Path:
+    """The program for the compiler's own CPU, its baseline target only."""
+    program, unit = folder / "kernel_process", folder / "unit.o"
+    start = [*shlex.split(compiler), "-std=c++17", "-Wall", "-Wextra", *more]
+    one = [*start, *flags_of("baseline"), "-c", "-o"]
+    rest = [str(UNITS / name) for name in SOURCES]
+    rest += [str(SUPPORT / "native/kernel_process.cpp"), str(unit)]
+    for command in (
+        [*one, str(unit), str(UNITS / "target_baseline.cpp")],
+        [*start, "-O2", f"-I{UNITS}", "-pthread", *rest, "-o", str(program)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(command)}\n{done.stderr[-3000:]}")
+    return program
+
+
+class Module(types.ModuleType):
+    """What the package and the tests use of `regard._fused`, answered by another process."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__("regard._fused")
+        self.__spec__ = ModuleSpec("regard._fused", None)
+        self._one_call = threading.Lock()
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._names = [name for name, _ in self.targets()]
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+    def targets(self) -> list[tuple[str, bool]]:
+        with self._one_call:
+            self._send([integers(TARGETS)])
+            count = self._integer()
+            found = [(self._receive(16), self._integer()) for _ in range(count)]
+        return [(name.rstrip(b"\0").decode(), bool(runs)) for name, runs in found]
+
+    def use(self, target: str, threads: int) -> None:
+        """The fast path is not answered here: there is nothing to remember."""
+
+    def fast_path(self, *arguments: Any) -> None:
+        return None
+
+    def usable_cpus(self) -> int:
+        return 1
+
+    def exponential(self, x: np.ndarray, target: str) -> np.ndarray:
+        with self._one_call:
+            self._send([integers(EXPONENTIALS, self._names.index(target), x.size), *block(x)])
+            return np.frombuffer(self._receive(x.nbytes), np.float32).copy()
+
+    def run(
+        self,
+        query: np.ndarray,
+        key: np.ndarray,
+        value: np.ndarray,
+        output: np.ndarray,
+        weights: np.ndarray | None,
+        lse: np.ndarray | None,
+        bias: np.ndarray | None,
+        sink: np.ndarray | None,
+        offset: np.ndarray,
+        length: np.ndarray | None,
+        left: int,
+        right: int,
+        rules: list[tuple[Any, ...]],
+        scale: float,
+        softcap: float,
+        wide: bool,
+        threads: int,
+        target: str,
+    ) -> None:
+        lead = query.shape[:-3]
+        (heads, rows, width), (groups, size, columns) = query.shape[-3:], value.shape[-3:]
+        if np.isnan(scale):
+            scale = 1 / math.sqrt(width) if width else 1.0  # as module.cpp does, to the last bit
+        batch = int(np.prod(lead, dtype=np.int64))
+        parts = [integers(RUN, self._names.index(target), threads)]
+        parts += [integers(batch, heads, groups, rows, size, width, columns, left, right)]
+        parts += [integers(wide, KINDS[output.dtype.name], weights is not None)]
+        parts += [integers(lse is not None, KINDS["float32" if lse is None else lse.dtype.name])]
+        parts += [struct.pack("=2d", scale, softcap)]
+        for x in (query, key, value, bias):
+            parts += array(x)
+        for x in (sink, offset, length):
+            parts += block(x)
+        parts += program(rules)
+        with self._one_call:
+            self._send(parts)
+            if self._integer() == NO_MEMORY:
+                raise MemoryError
+            for result in (output, weights, lse):
+                if result is not None:
+                    result.reshape(-1).view(np.uint8)[:] = np.frombuffer(
+                        self._receive(result.nbytes), np.uint8
+                    )
+
+    def _send(self, parts: list[bytes]) -> None:
+        self._process.stdin.write(b"".join(parts))
+        self._process.stdin.flush()
+
+    def _receive(self, size: int) -> bytes:
+        data = self._process.stdout.read(size)
+        if len(data) != size:
+            raise RuntimeError(f"the kernel's process ended with {self._process.wait(30)}")
+        return data
+
+    def _integer(self) -> int:
+        return struct.unpack("=q", self._receive(8))[0]
+
+
+def integers(*numbers: int) -> bytes:
+    return struct.pack(f"={len(numbers)}q", *(int(n) for n in numbers))
+
+
+def block(x: np.ndarray | None) -> list[bytes]:
+    """The bytes of an array, from its first to its last, and where they stand modulo 64."""
+    if x is None:
+        return [integers(-1)]
+    low, high = np.lib.array_utils.byte_bounds(x) if x.size else (0, 0)
+    return [integers(high - low, low % 64), ctypes.string_at(low, high - low) if x.size else b""]
+
+
+def array(x: np.ndarray | None) -> list[bytes]:
+    """An array (…, heads, rows, columns) as its memory, strides and one offset per batch."""
+    if x is None:
+        return block(None)
+    first = x.__array_interface__["data"][0] - np.lib.array_utils.byte_bounds(x)[0] if x.size else 0
+    *lead, head, row, column = x.strides
+    offsets = np.zeros((), np.int64)
+    for n, stride in zip(x.shape[:-3], lead, strict=True):
+        offsets = np.add.outer(offsets, np.arange(n) * stride)
+    kind = KINDS[x.dtype.name]
+    return [*block(x), integers(first, kind, head, row, column), *block(offsets.reshape(-1))]
+
+
+def program(rules: list[tuple[Any, ...]]) -> list[bytes]:
+    depth = most = 0
+    parts = []
+    for name, first, second, left, right in rules:
+        depth += GROWS.get(name, 1)
+        most = max(most, depth)
+        parts += [integers(RULES.index(name), left, right)]
+        parts += array(first if name == "boolean" else None)
+        parts += block(first if name == "lengths" else None)
+        parts += block(first if name == "segments" else None)
+        parts += block(second if name == "segments" else None)
+    return [integers(len(rules), most), *parts]
+
+
+if __name__ == "__main__":
+    compile_process(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,487 @@
+"""The page's own arithmetic, run by node: every cell and every derivation against Python's.
+
+The script of the page is JavaScript modules that know nothing of a page; `report_script.mjs` drives
+them. What they run is the data that a page carries, made by `page_data`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import subprocess
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from places import SUPPORT
+from regard import Explanation
+from regard.compute.visibility import Block
+from regard.explanation.notation import format_number, is_rounded, numpy_literal
+from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
+from regard.problems.files import example_names, load_problem
+from regard.textbook.operations import OPERATIONS
+from regard.views.report.json_data import page_data
+from regard.views.report.plan import make_plan
+
+pytestmark = pytest.mark.needs("node")
+
+DRIVER = SUPPORT / "report_script.mjs"
+SCRIPTS = files("regard") / "views" / "report"
+# NumPy adds in pairs, the page from left to right: a sum of n terms is off by n·u·Σ|terms|; exp,
+# tanh and log are within 2 ulp of each other. exp of a score near 20 multiplies the error of the
+# score by 20, and what follows adds to it: every chain here stays below so many times 2⁻⁵³.
+CHAIN = 1024 * 2.0**-53
+
+
+def ask(*tasks: dict[str, Any]) -> list[Any]:
+    done = subprocess.run(
+        ["node", str(DRIVER), str(SCRIPTS)],
+        input=json.dumps(tasks, allow_nan=False).encode(),
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def sent(value: float) -> float | str:
+    """A number as JSON can carry it."""
+    if value == 0 and math.copysign(1, value) < 0:
+        return "-0"
+    return value if math.isfinite(value) else {"nan": "NaN"}.get(str(value), str(value))
+
+
+def received(value: float | str) -> float:
+    return -0.0 if value == "-0" else float(value)
+
+
+def carried(explanation: Explanation) -> dict[str, Any]:
+    explanations = {"": explanation}
+    data = page_data(explanations, make_plan(explanations, 10**9), 4)
+    return {"content": data.content, "arrays": data.base64}
+
+
+def random_numbers() -> Iterator[float]:
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**64, size=3000, dtype=np.uint64)
+    yield from (struct.unpack("<d", one.tobytes())[0] for one in bits)
+    yield from rng.normal(size=3000)
+    yield from 10.0 ** rng.uniform(-12, 12, size=3000) * rng.choice([-1, 1], size=3000)
+    yield from (k / 2.0**n for n in range(1, 24) for k in (1, 3, 5, 7, -11))  # exact halves
+    yield from (0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, 1e9, 1e-4, 1e15, 1e300, 1e-300)
+
+
+def test_the_parts_of_the_script_pass_their_own_tests() -> None:
+    done = subprocess.run(
+        ["node", "--test", str(Path(__file__).with_name("report.test.mjs"))],
+        env={**os.environ, "REGARD_SCRIPTS": Path(str(SCRIPTS)).as_uri()},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout.decode()
+    assert b"# pass 10" in done.stdout
+
+
+def test_a_number_is_written_with_the_same_digits() -> None:
+    cases = [(value, digits) for value in random_numbers() for digits in (0, 4, 8, 17)]
+    (found,) = ask({"task": "format", "cases": [[sent(v), digits] for v, digits in cases]})
+    assert len(found) > 30_000
+    wrong = [
+        (value, digits, ours)
+        for (value, digits), ours in zip(cases, found, strict=True)
+        if ours != format_number(value, digits)
+    ]
+    assert wrong == []
+
+
+def test_a_number_is_written_as_the_same_python() -> None:
+    cases = list(random_numbers())
+    (found,) = ask({"task": "literal", "cases": [sent(value) for value in cases]})
+    assert found == [numpy_literal(value) for value in cases]
+
+
+def test_whether_a_printed_number_is_rounded_is_decided_alike() -> None:
+    cases = [(value, digits) for value in random_numbers() for digits in (0, 2, 8, 17)]
+    cases += [(round(value, 3), 8) for value in random_numbers() if abs(value) < 1e6]
+    (found,) = ask({"task": "rounded", "cases": [[sent(v), digits] for v, digits in cases]})
+    assert found == [is_rounded(value, digits) for value, digits in cases]
+    assert 1000 < found.count(False) < len(found) - 1000
+
+
+def test_the_page_computes_every_operation_of_the_textbook() -> None:
+    (found,) = ask({"task": "operations"})
+    assert found == [name for name, operation in OPERATIONS.items() if operation.value]
+
+
+def test_what_a_reader_types_is_a_number_or_refused() -> None:
+    typed = ["0.5", " -1e-3 ", "−2", "1,5", "inf", "-∞", "NaN", ".5", "", "1/3", "0x10", "1e", "e5"]
+    (found,) = ask({"task": "parse", "cases": typed})
+    assert found[:6] == [0.5, -1e-3, -2, 1.5, "Infinity", "-Infinity"]
+    assert found[6:8] == ["NaN", 0.5]
+    assert found[8:] == [None] * 5
+
+
+# --- every cell ----------------------------------------------------------------------------------
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def with_odd_numbers() -> Explanation:
+    query, key, value = numbers(1, 3, 2), numbers(2, 4, 2), numbers(3, 4, 2)
+    key[1, 0], value[2, 1], value[0, 0], query[2, 1] = np.nan, np.inf, -0.0, 1e-300
+    value[3, 1] = -np.inf
+    return regard.explain(query, key, value)
+
+
+COINS = np.array([[True, False, True, True], [False] * 4, [False, True, False, True]])
+HEADS = (numbers(4, 4, 3, 2), numbers(5, 2, 3, 2), numbers(6, 2, 3, 2))
+PLAIN = (numbers(7, 3, 2), numbers(8, 4, 2), numbers(9, 4, 3))
+BATCH = (numbers(10, 2, 1, 3, 2), numbers(11, 2, 1, 3, 2), numbers(12, 2, 1, 3, 2))
+
+DESIGNED = {
+    **{name: lambda name=name: regard.explain(load_problem(name)) for name in example_names()},
+    "plain": lambda: regard.explain(*PLAIN),
+    "odd numbers": with_odd_numbers,
+    "one query": lambda: regard.explain(PLAIN[0][0], *PLAIN[1:], mask=[True, False, True, True]),
+    "grouped heads": lambda: regard.explain(*HEADS, causal=True, sink=numbers(13, 4)),
+    "batches": lambda: regard.explain(
+        *BATCH, mask=Lengths([3, 2]), causal=True, offset=np.array([1, 0])
+    ),
+    "every rule": lambda: regard.explain(
+        *(array[:, :3] for array in HEADS),
+        mask=((Boolean(COINS[:, 1:]) | Segments([0, 1, 1])) & ~Lengths(1)) | (~Causal()),
+        window=(1, None),
+    ),
+    "rules under not": lambda: regard.explain(*HEADS, mask=~(Causal() & Window(1, 0))),
+    "a mask per head": lambda: regard.explain(*HEADS, mask=numbers(14, 4, 3, 3) > 0.4),
+    "rows that see nothing": lambda: regard.explain(*PLAIN, mask=COINS, sink=-0.25),
+    "left out": lambda: regard.explain(*PLAIN, causal=True, offset=1).without(1),
+    "a bias that hides": lambda: regard.explain(
+        *PLAIN, bias=np.where(COINS, numbers(15, 3, 4), -np.inf), causal=True, offset=2
+    ),
+    "softcap": lambda: regard.explain(*PLAIN, softcap=1.5, scale=-2.0, bias=numbers(16, 3, 4)),
+    "overflow": lambda: regard.explain(PLAIN[0] * 1e200, PLAIN[1] * 1e200, PLAIN[2]),
+    "heads from embeddings": lambda: regard.explain(
+        regard.Problem(
+            query_labels=("the", "cat", "the"),
+            embeddings=numbers(17, 3, 4),
+            **{name: numbers(18, 4, 4) for name in ("W_q", "W_k", "W_v", "W_o")},
+            **{name: numbers(19, 4) for name in ("b_q", "b_k", "b_v", "b_o")},
+            heads=2,
+            softmax="unshifted",
+        )
+    ),
+    "context": lambda: regard.explain(
+        regard.Problem(
+            query_labels=("a", "b"),
+            key_labels=("x", "y", "z"),
+            embeddings=numbers(20, 2, 3),
+            context=numbers(21, 3, 2),
+            W_q=numbers(22, 3, 4),
+            W_k=numbers(23, 2, 2),
+            W_v=numbers(24, 2, 2),
+            heads=2,
+            key_heads=1,
+        )
+    ),
+}
+
+
+def cells_of(explanation: Explanation) -> Iterator[tuple[tuple[int, ...], str, tuple[int, ...]]]:
+    for name, step in explanation.steps.items():
+        for batch in np.ndindex(*explanation.batch_shape):
+            for index in np.ndindex(*step.shape[len(step.shape) - len(step.axes) :]):
+                yield batch, name, index
+
+
+@pytest.mark.parametrize("name", DESIGNED)
+def test_every_cell_and_every_derivation_reads_as_in_python(name: str) -> None:
+    explanation = DESIGNED[name]()
+    (found,) = ask({"task": "cells", "known": True, "texts": True, **carried(explanation)})
+    batches = list(np.ndindex(*explanation.batch_shape))
+    expected = {
+        (batches.index(batch), step, index): explanation.derive(step, index, batch)
+        for batch, step, index in cells_of(explanation)
+    }
+    assert len(found) == len(expected) > 20
+    for batch, step, index, value, text, line in found:
+        why = expected[batch, step, tuple(index)]
+        np.testing.assert_equal(received(value), why.value)
+        assert text == why.text()
+        assert line == why.numpy()
+
+
+def assert_same_numbers(found: list[Any], explanation: Explanation) -> None:
+    """What the page computed, against Python's explanation of the same attention."""
+    names = [step.declared.name for step in explanation.steps.values()]
+    assert list(dict.fromkeys(cell[1] for cell in found)) == names
+    for name, step in explanation.steps.items():
+        ours = np.asarray(step.value, np.float64)
+        page = np.array([received(cell[3]) for cell in found if cell[1] == name])
+        page = page[: ours.size].reshape(ours.shape)
+        largest = float(np.abs(ours[np.isfinite(ours)]).max(initial=1.0))
+        np.testing.assert_allclose(page, ours, rtol=CHAIN, atol=CHAIN * largest, err_msg=name)
+
+
+# Where ∞ meets −∞, the order of adding decides between them and NaN, and ours is not NumPy's.
+@pytest.mark.parametrize("name", [name for name in DESIGNED if name != "overflow"])
+def test_the_page_computes_every_cell_from_what_is_given(name: str) -> None:
+    explanation = DESIGNED[name]()
+    (found,) = ask({"task": "cells", "known": False, **carried(explanation)})
+    assert_same_numbers(found, explanation)
+
+
+# --- edits and switches --------------------------------------------------------------------------
+
+
+def given_cells(problem: regard.Problem, explanation: Explanation) -> list[tuple[str, int]]:
+    cells = [
+        (name, flat)
+        for name, step in explanation.steps.items()
+        if step.given and name != "width"
+        for flat in range(step.value.size)
+    ]
+    mask = () if problem.mask is None else range(problem.mask.size)
+    return [*cells, *(("mask", flat) for flat in mask)]
+
+
+def edited(problem: regard.Problem, explanation: Explanation, changes: dict[Any, float]) -> Any:
+    """The same problem with some given numbers, or cells of its mask, changed."""
+    arrays: dict[str, Any] = {}
+    for (name, flat), value in changes.items():
+        was = problem.mask if name == "mask" else explanation.steps[name].value
+        arrays.setdefault(name, was.copy()).flat[flat] = value
+    return regard.explain(
+        problem.replace(
+            **{name: array if array.ndim else float(array) for name, array in arrays.items()}
+        )
+    )
+
+
+def edit_in_page(explanation: Explanation, name: str, flat: int, value: float) -> list[Any]:
+    """The same change as the page keeps it: by layer, name and part."""
+    if name == "mask":
+        return ["0|mask|0", flat, int(value)]
+    step = explanation.steps[name]
+    if not {"H", "G"} & set(step.axes):
+        return [f"0|{name}|-/-", flat, sent(value)]
+    head, within = divmod(flat, step.value[0].size)
+    return [f"0|{name}|-/{head}", within, sent(value)]
+
+
+def with_mask(**more: Any) -> regard.Problem:
+    """A problem with a table of yes and no, in which one row sees nothing at first."""
+    return regard.Problem(
+        embeddings=numbers(40, 4, 3),
+        **{name: numbers(41 + k, 3, 4) for k, name in enumerate(("W_q", "W_k", "W_v"))},
+        **{"mask": numbers(44, 4, 4) > [[-0.5], [0.0], [9.0], [0.2]], **more},
+    )
+
+
+TABLES = {
+    "a mask": lambda: with_mask(),
+    "a mask and every rule beside it": lambda: with_mask(
+        causal=True, window=(2, None), lengths=3, query_segments=(0, 1, 1, 1)
+    ),
+    "a mask and all options": lambda: with_mask(
+        bias=numbers(45, 4, 4), scale=0.4, softcap=2.0, sink=-0.3
+    ),
+    "a mask for every head": lambda: with_mask(
+        heads=2, mask=numbers(46, 2, 4, 4) > 0, sink=numbers(47, 2)
+    ),
+    "a mask of one row": lambda: with_mask(heads=2, key_heads=2, mask=[True, False, True, True]),
+}
+PROBLEMS = {
+    **{name: lambda name=name: load_problem(name) for name in example_names()},
+    **TABLES,
+}
+
+
+def random_edits(problem: regard.Problem, explanation: Explanation) -> Iterator[dict[Any, float]]:
+    rng = np.random.default_rng(7)
+    places = given_cells(problem, explanation)
+    masks = [place for place in places if place[0] == "mask"]
+
+    def value(name: str, flat: int) -> float:
+        if name == "mask":
+            assert problem.mask is not None
+            return float(not problem.mask.flat[flat])
+        number = float(rng.normal() * 2)
+        return abs(number) + 0.1 if name == "softcap" else number
+
+    for _ in range(50):
+        chosen = [places[k] for k in rng.choice(len(places), rng.integers(1, 4), replace=False)]
+        if masks:  # at least one cell of the mask, too
+            chosen.append(masks[rng.integers(len(masks))])
+        yield {place: value(*place) for place in chosen}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_after_fifty_edits_the_page_computes_what_python_does(name: str) -> None:
+    problem = PROBLEMS[name]()
+    explanation = regard.explain(problem)
+    trials = list(random_edits(problem, explanation))
+    edits = [
+        [edit_in_page(explanation, step, flat, value) for (step, flat), value in changes.items()]
+        for changes in trials
+    ]
+    page = carried(explanation)
+    found = ask(*({"task": "cells", "texts": True, "edits": own, **page} for own in edits))
+    figures = ask(*({"task": "figures", "edits": own, **page} for own in edits))
+    checks = ask(*({"task": "checks", "edits": own, **page} for own in edits))
+    for changes, cells, own, missed in zip(trials, found, figures, checks, strict=True):
+        after = edited(problem, explanation, changes)
+        assert_same_numbers(cells, after)
+        assert_same_figures(own, after)
+        assert missed == expected_misses(after)
+        for _, step, index, _, text, _ in cells:  # which rules decide, in Python's words
+            if step == "visible":
+                assert text == after.derive(step, tuple(index)).text()
+
+
+def expected_misses(explanation: Explanation) -> list[list[Any]]:
+    assert explanation.problem is not None
+    return [
+        [
+            [miss.step, list(miss.index) if miss.what == "value" else None, sent(miss.expected)]
+            for miss in explanation.check((one,))
+        ]
+        for one in explanation.problem.expect
+    ]
+
+
+def assert_same_figures(found: list[Any], explanation: Explanation) -> None:
+    """The page's statistics of every head, against Python's."""
+    batches = list(np.ndindex(*explanation.batch_shape))
+    assert len(found) == len(batches) * (explanation.heads or 1)
+    for batch, head, steps, rows in found:
+        ours = explanation.statistics(head=head, batch=batches[batch])
+        assert list(steps) == list(ours.steps)
+        for name, one in ours.steps.items():
+            page = [received(number) for number in steps[name]]
+            expected = [one.mean, one.variance, one.minimum, one.maximum, one.cells]
+            finite = np.abs([n for n in (one.minimum, one.maximum) if np.isfinite(n)])
+            largest = float(np.max(finite, initial=1.0))
+            # A variance is made of squares, and takes twice the error of its numbers.
+            np.testing.assert_allclose(
+                page, expected, rtol=CHAIN, atol=4 * CHAIN * largest**2, err_msg=name
+            )
+        # −p·ln p of a weight that is off by δ is off by δ·(1 + |ln p|), |ln p| being below 745.
+        # There are S of these, and e^entropy, which is at most S, multiplies their error.
+        spread_error = 746 * explanation.source.sizes["S"] ** 2 * CHAIN
+        page_rows = np.array([[received(number) for number in row] for row in rows])
+        own = ours.rows
+        for column, array in enumerate((own.entropy, own.effective_keys, own.largest_weight)):
+            np.testing.assert_allclose(
+                page_rows[:, column], np.ravel(array), rtol=CHAIN, atol=spread_error
+            )
+        assert page_rows[:, 3].tolist() == np.ravel(own.largest_key).tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in DESIGNED if name != "overflow"])
+def test_the_page_has_the_statistics_of_every_head(name: str) -> None:
+    explanation = DESIGNED[name]()
+    (found,) = ask({"task": "figures", **carried(explanation)})
+    assert_same_figures(found, explanation)
+
+
+def test_a_bias_of_minus_infinity_hides_a_key_once_it_is_typed_in() -> None:
+    query, key, value = PLAIN
+    bias = numbers(30, 3, 4)
+    page = carried(regard.explain(query, key, value, bias=bias))
+    hidden = bias.copy()
+    hidden[1, 2] = hidden[2, 0] = -np.inf
+    edits = [["0|bias|-/-", 6, "-Infinity"], ["0|bias|-/-", 8, "-Infinity"]]
+    (found,) = ask({"task": "cells", "edits": edits, **page})
+    assert_same_numbers(found, regard.explain(query, key, value, bias=hidden))
+
+
+def test_taking_minus_infinity_out_of_a_bias_shows_the_key() -> None:
+    query, key, value = PLAIN
+    bias = np.zeros((3, 4))
+    bias[1, 2] = -np.inf
+    page = carried(regard.explain(query, key, value, bias=bias))
+    (found,) = ask({"task": "cells", "edits": [["0|bias|-/-", 6, 0.0]], **page})
+    assert_same_numbers(found, regard.explain(query, key, value, bias=np.zeros((3, 4))))
+
+
+@pytest.mark.parametrize("softmax", ["shifted", "unshifted"])
+def test_each_switch_gives_what_python_computes_with_that_change(softmax: Any) -> None:
+    x = numbers(31, 4, 3)
+    query, key, value = x @ numbers(32, 3, 2), x @ numbers(33, 3, 2), x
+    page = carried(regard.explain(query, key, value, causal=True, softmax=softmax))
+    changed = {
+        ("scale",): regard.explain(query, key, value, causal=True, scale=1.0, softmax=softmax),
+        ("mask",): regard.explain(query, key, value, softmax=softmax),
+        ("swap",): regard.explain(key, query, value, causal=True, softmax=softmax),
+        ("mask", "scale"): regard.explain(query, key, value, scale=1.0, softmax=softmax),
+    }
+    found = ask(*({"task": "cells", "switches": list(on), **page} for on in changed))
+    for cells, explanation in zip(found, changed.values(), strict=True):
+        own = [cell for cell in cells if cell[1] not in ("queries", "keys")]
+        names = set(explanation.steps) - {"queries", "keys"}
+        for name in names:
+            ours = np.asarray(explanation.steps[name].value, np.float64)
+            page_numbers = [received(cell[3]) for cell in own if cell[1] == name]
+            np.testing.assert_allclose(page_numbers, ours.ravel(), rtol=CHAIN, atol=CHAIN)
+
+
+def test_without_the_mask_a_bias_of_minus_infinity_counts_as_nothing() -> None:
+    query, key, value = PLAIN
+    bias = np.where(COINS, numbers(34, 3, 4), -np.inf)
+    page = carried(regard.explain(query, key, value, bias=bias, causal=True, offset=1))
+    (found,) = ask({"task": "cells", "switches": ["mask"], **page})
+    shown = np.where(COINS, bias, 0.0)
+    assert_same_numbers(found, regard.explain(query, key, value, bias=shown))
+
+
+class EveryOther(Mask):
+    """A rule of the user's own: keys at even distances."""
+
+    name = "every other"
+
+    def block(self, at: Block) -> np.ndarray:
+        return (at.rows[:, None] - np.arange(at.shape[-1])) % 2 == 0
+
+
+class Strict(Causal):
+    """A rule that looks like one of regard's and is not."""
+
+    def block(self, at: Block) -> np.ndarray:
+        return np.arange(at.shape[-1]) < at.positions
+
+
+@pytest.mark.parametrize("rule", [EveryOther(), Strict(), ~EveryOther() | Lengths(2)])
+def test_the_page_hides_what_a_rule_of_the_users_own_hides(rule: Mask) -> None:
+    explanation = regard.explain(*PLAIN, mask=rule, offset=1)
+    (found,) = ask({"task": "cells", **carried(explanation)})
+    assert_same_numbers(found, explanation)
+    assert explanation.why("visible", 0, 1).verdicts[0].detail
+
+
+@pytest.mark.parametrize("softmax", ["shifted", "unshifted"])
+def test_softmax_over_the_wrong_axis_runs_down_the_columns(softmax: Any) -> None:
+    query, key, value = PLAIN
+    sink = 0.5
+    page = carried(regard.explain(query, key, value, mask=COINS, softmax=softmax, sink=sink))
+    (cells,) = ask({"task": "cells", "switches": ["axis"], "texts": True, **page})
+    scores = np.where(COINS, query @ key.T / np.sqrt(2), -np.inf)
+    grown = np.exp(scores)
+    weights = grown / (grown.sum(axis=0) + np.exp(sink))
+    for name, ours in {"weights": weights, "output": weights @ value}.items():
+        found = [received(cell[3]) for cell in cells if cell[1] == name]
+        np.testing.assert_allclose(found, ours.ravel(), rtol=CHAIN, atol=CHAIN)
+    sums = [cell for cell in cells if cell[1] == "row_sums"]
+    assert [cell[2] for cell in sums] == [[0], [1], [2], [3]]
+    assert "z = Σ_i Y + y" in sums[0][4]
