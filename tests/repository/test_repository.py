@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from places import ROOT
 from regard.cli.on_disk import MAX_NPY_HEADER
 from regard.models.safetensors import MAX_FILE_BYTES, MAX_HEADER_BYTES, MAX_SHARDS
 from regard.models.tokenizer import MAX_TOKENIZER_BYTES
@@ -17,7 +17,6 @@ from regard.problems.parts import MAX_NUMBERS
 from regard.problems.schema import MAX_DEPTH
 from regard.problems.toml_json import MAX_KEYS, MAX_TEXT_BYTES
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 MI, GI = 2**20, 2**30
 
