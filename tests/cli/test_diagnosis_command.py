@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,8 @@ from rich.console import Console
 import regard
 import wrong_attentions as wrong
 from places import ROOT
+from regard.diagnosis.choice import choose
+from regard.errors import OptionError, ProblemError
 from regard.views.diagnosis.terminal import print_diagnosis
 
 SOURCE = """
@@ -105,6 +108,86 @@ def test_json_is_all_that_is_printed(source):
     assert data["exit_code"] == done.returncode == 1
 
 
+HELPERS = """
+import numpy as np
+print("loading")
+
+def softmax(x, axis=-1):
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+def _hidden(q, k, v): pass
+
+def flag(unknown): pass
+"""
+ATTENTION = """
+def attention(q, k, v, *, mask=None):
+    return softmax(q @ k.swapaxes(-1, -2)) @ v
+"""
+
+
+def test_the_one_attention_of_a_file_or_a_notebook_is_chosen_and_the_others_named(tmp_path):
+    (tmp_path / "one.py").write_text(HELPERS + ATTENTION, "utf-8")
+    cells = [{"cell_type": "code", "source": one} for one in ("%time\n1 +", HELPERS, ATTENTION)]
+    (tmp_path / "one.ipynb").write_text(json.dumps({"cells": cells}), "utf-8")
+    for name in ("one.py", "one.ipynb"):
+        done = command(name, folder=tmp_path)
+        assert done.returncode == 1
+        assert done.stdout.startswith("attention is mistaken: the scores are not scaled")
+        assert done.stderr == (
+            f"{name}: diagnosing attention(q, k, v, *, mask=None); also there: "
+            "softmax(x, axis=-1), flag(unknown)\n"
+        )
+    done = command("one.py", "--json", folder=tmp_path)
+    assert (json.loads(done.stdout)["verdict"], done.stderr) == ("mistaken", "")
+    assert command("one.py", "--html", "one.py", "--force", folder=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "chosen"),
+    [
+        ("def f(x): pass", "f"),
+        ("def f(*args): pass\ndef g(x): pass", "f"),
+        ("def f(a, b, c): pass\ndef g(x): pass", "f"),
+        ("def f(q, k, v=None, *, scale): pass", "f"),
+        ("class F(nn.Module):\n    def forward(self, x, mask=None): pass\nclass G: pass", "F"),
+    ],
+)
+def test_what_can_be_an_attention_is_chosen_by_its_parameters(source, chosen, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(source, "utf-8")
+    assert choose(str(path))[0] == f"{path}:{chosen}"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "def f(q, k, v): pass\ndef g(a, b, c): pass\ndef h(x): pass",
+            "has 2 functions that may be an attention: f(q, k, v), g(a, b, c); name one, such as",
+        ),
+        ("\n".join(f"def f{n}(q, k, v): pass" for n in range(9)), "f7(q, k, v), and 1 more; name"),
+        ("def f(a, b): pass", "no function that is recognised as an attention; it has f(a, b)"),
+        ("x = 1", "no function that is recognised as an attention; name one"),
+        ("def f(:", "mine.py: is not valid Python: invalid syntax (mine.py, line 1)"),
+        ("x\0", "mine.py: is not valid Python"),
+    ],
+)
+def test_a_file_in_which_no_function_can_be_chosen_is_bad_input(source, says, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(source, "utf-8")
+    with pytest.raises((OptionError, ProblemError), match=re.escape(says)):
+        choose(str(path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cells": 3}', '{"cells": [3]}'])
+def test_what_is_no_notebook_is_bad_input(text, tmp_path):
+    path = tmp_path / "mine.ipynb"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ProblemError, match="is not a notebook"):
+        choose(str(path))
+
+
 def test_a_module_and_a_notebook_will_do_and_in_process_gives_the_same(source, tmp_path):
     cells = [
         {"cell_type": "markdown", "source": ["# mine"]},
@@ -123,7 +206,10 @@ def test_a_module_and_a_notebook_will_do_and_in_process_gives_the_same(source, t
     [
         ("nowhere.py:f", "no such file"),
         ("nowhere_at_all:f", "cannot be loaded"),
-        ("mine.py", "write path/to/file.py:function"),
+        ("mine", "write path/to/file.py:function"),
+        ("nowhere.py", "nowhere.py: cannot be read: No such file"),
+        ("nowhere.ipynb", "nowhere.ipynb: no such file"),
+        ("nowhere.ipynb:x", "nowhere.ipynb: no such file"),
         ("mine.py:nothing", "has no nothing; it has"),
         ("mine.py:np", "needs a function"),
     ],

@@ -145,9 +145,10 @@ def test_labels_and_names_of_files_cannot_do_anything_to_a_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--model", "bert"], "--model reads what --text gives it"),
-        (["she-likes-coffee", "--model", "bert"], "--model reads what --text gives it"),
-        (["x", "--model", "bert", "--text", "a"], "--model reads what --text gives it"),
+        (["--model", "bert"], '--model needs the words to read, such as --text "the cat sat"'),
+        (["she-likes-coffee", "--model", "bert"], "leave out --model to explain she-likes-coffee"),
+        (["x", "--model", "bert", "--text", "a"], "or x to explain the model"),
+        (["--model", "bert", "--text", "a", "--format", "json"], "standard input only"),
         (["--model", "bert", "--text", "a", "--seed", "0"], "--seed is for random vectors"),
         (["--model", "bert", "--text", "a", "--causal"], "--causal is for random vectors"),
         (["--model", "bert", "--text", "a", "--head", "0"], "--head goes with --layer only"),

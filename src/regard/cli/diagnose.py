@@ -9,6 +9,7 @@ from regard.views.screen import console
 
 EXAMPLES = """\b
 Examples:
+  regard diagnose my_attention.py
   regard diagnose my_attention.py:attention
   regard diagnose my_attention.py:attention --html diagnosis.html --open
   regard diagnose package.module:attention --mask keep --causal end
@@ -18,7 +19,9 @@ Examples:
 
 def diagnose(
     target: str = typer.Argument(
-        metavar="FILE:NAME", help="file.py:name, module:name, book.ipynb:name."
+        metavar="FILE:NAME",
+        help="file.py:name, module:name, book.ipynb:name. Without :name, the one function in the "
+        "file that can be an attention; if there are several, they are listed.",
     ),
     signature: str | None = option(
         "P=ROLE,…", "Meaning of its parameters, such as a=query, b=key."
@@ -40,9 +43,11 @@ def diagnose(
     force: bool = flag("--force", "Let --html overwrite a file."),
 ) -> None:
     """Find the mistake in an attention function: exit code 0 right, 1 mistaken, 2 not run."""
+    from regard.diagnosis.choice import choose
     from regard.diagnosis.isolation import diagnose_target
     from regard.diagnosis.target import files_of
 
+    target, chosen = choose(target)
     if html is None:
         refuse_without("--html", {"--open": show, "--force": force})
     else:
@@ -55,6 +60,8 @@ def diagnose(
         "window": window,
         "time_limit": time_limit,
     }
+    if chosen and not as_json:
+        typer.echo(chosen, err=True)
     found = diagnose_target(target, options, in_process=in_process)
     if as_json:
         print_json(found.to_json())

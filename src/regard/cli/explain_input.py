@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from regard.problems.problem import Problem
 
 
+_FORMAT = "--format goes with standard input only, which is the file name -"
+
+
 def files_read(source: str | None, model: str | None) -> list[str | int]:
     """What this command reads, and so must not replace."""
     if model is not None:  # its files, and those of its modules
@@ -36,8 +39,15 @@ def read_model(
     """The model in a directory and what it is to read."""
     from regard.models import load
 
-    if text is None or source is not None or kind is not None:
-        raise OptionError("--model reads what --text gives it, and no problem")
+    if source is not None:
+        raise OptionError(
+            f"--model explains words, which --text gives it, and no problem; leave out --model to "
+            f"explain {safe_text(source, 60)}, or {safe_text(source, 60)} to explain the model"
+        )
+    if text is None:
+        raise OptionError('--model needs the words to read, such as --text "the cat sat"')
+    if kind is not None:
+        raise OptionError(_FORMAT)
     for option, value in own.items():
         if value is not None:
             raise OptionError(f"{option} is for random vectors; it has no effect with --model")
@@ -53,7 +63,7 @@ def read_problem(
     if text is not None and source is not None:
         raise OptionError(f"give either --text or a problem ({safe_text(source, 60)}), not both")
     if kind is not None and source != "-":
-        raise OptionError("--format goes with standard input only, which is the file name -")
+        raise OptionError(_FORMAT)
     if text is not None:
         return _random_problem(text, own)
     refuse_without("--text", own)

@@ -96,7 +96,7 @@ def parameters_of(
     function: Callable[..., Any], roles: Mapping[str, str] | None
 ) -> tuple[Parameter, ...]:
     """The parameters with roles as stated or by name; an OptionError if one stays unknown."""
-    return _with_roles(_parameters(function), dict(roles or {}))
+    return with_roles(_parameters(function), dict(roles or {}))
 
 
 def _parameters(function: Callable[..., Any]) -> list[Parameter]:
@@ -132,7 +132,7 @@ def _documented(function: Any) -> list[Parameter]:
     ]
 
 
-def _with_roles(parameters: list[Parameter], stated: dict[str, str]) -> tuple[Parameter, ...]:
+def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> tuple[Parameter, ...]:
     """Each parameter with its role: as stated, by its name, or by its position."""
     for name, role in stated.items():
         if role not in ROLES:

@@ -47,7 +47,7 @@ def load(target: str) -> Any:
 def files_of(target: str) -> list[str]:
     """The files that loading a target reads: its own, and those of the packages around a module."""
     place = target.rpartition(":")[0]
-    if _is_file(place):
+    if is_file(place):
         return [place]
     found: list[str] = []
     where: Any = [os.getcwd(), *sys.path]
@@ -61,7 +61,8 @@ def files_of(target: str) -> list[str]:
     return found
 
 
-def _is_file(place: str) -> bool:
+def is_file(place: str) -> bool:
+    """Whether a target's place is a file, not a module."""
     return place.endswith((".py", ".ipynb")) or os.sep in place
 
 
@@ -69,7 +70,7 @@ def _loaded(place: str) -> ModuleType:
     try:
         if place.endswith(".ipynb"):
             return _notebook(Path(place))
-        if _is_file(place):
+        if is_file(place):
             return _file(Path(place))
         sys.path.insert(0, os.getcwd())
         return importlib.import_module(place)
@@ -95,19 +96,33 @@ def _file(path: Path) -> ModuleType:
 
 def _notebook(path: Path) -> ModuleType:
     """The code cells of a notebook, run in order; a cell that fails is skipped."""
-    if path.stat().st_size > MAX_BYTES:
-        raise ProblemError(f"{safe_text(path, 100)}: more than {MAX_BYTES} bytes")
-    cells = json.loads(path.read_text("utf-8")).get("cells", [])
     module = ModuleType(path.stem)
     sys.path.insert(0, str(path.resolve().parent))
-    for number, cell in enumerate(cells):
-        if cell.get("cell_type") != "code":
-            continue
-        lines = "".join(cell.get("source", "")).split("\n")
-        source = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+    for number, source in code_cells(path):
         try:
             exec(compile(source, f"{path.name}[{number}]", "exec"), vars(module))
         except Exception as error:
             text = safe_text(f"{type(error).__name__}: {error}", 120)
             print(f"cell {number}: {text}", file=sys.stderr)
     return module
+
+
+def code_cells(path: Path) -> list[tuple[int, str]]:
+    """The position and the source of each code cell, without commands to IPython and the shell."""
+    if not path.is_file():
+        raise ProblemError(f"{safe_text(path, 100)}: no such file")
+    if path.stat().st_size > MAX_BYTES:
+        raise ProblemError(f"{safe_text(path, 100)}: more than {MAX_BYTES} bytes")
+    try:
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        found = [
+            (number, "".join(cell["source"]).split("\n"))
+            for number, cell in enumerate(cells)
+            if cell["cell_type"] == "code"
+        ]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise ProblemError(f"{safe_text(path, 100)}: is not a notebook") from None
+    return [
+        (number, "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines))
+        for number, lines in found
+    ]

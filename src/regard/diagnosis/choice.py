@@ -1,0 +1,117 @@
+"""Which function of a file is meant, when a command line names only the file.
+
+The file is read, not run. Must not know how a function is loaded or called.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.boundary.files import read_file
+from regard.diagnosis.signature import ARRAYS, Parameter, with_roles
+from regard.diagnosis.target import MAX_BYTES, code_cells, is_file
+from regard.errors import OptionError, ProblemError, safe_text
+from regard.problems.schema import about
+
+MOST = 8  # functions that a message lists
+
+
+class _Definition(NamedTuple):
+    """A function, or a class with a forward or __call__ method, at the top level of a file."""
+
+    name: str
+    text: str  # with its parameters
+    roles: frozenset[str | None]  # those of its parameters; empty if it can be no attention
+
+
+def choose(target: str) -> tuple[str, str]:
+    """The target with a function, and a sentence if it was chosen here: `file.py` has no `:name`.
+
+    A function that takes queries, keys and values comes before one that takes one array. An
+    OptionError lists the functions if several will do, or none; a ProblemError says why the file
+    cannot be read.
+    """
+    _, colon, name = target.rpartition(":")
+    is_named = colon and all(part.isidentifier() for part in name.split("."))
+    if is_named or not is_file(target):
+        return target, ""
+    found = {one.name: one for one in _definitions(target) if not one.name.startswith("_")}
+    fitting: list[_Definition] = []
+    for role in ("query", "x"):
+        fitting = fitting or [one for one in found.values() if role in one.roles]
+    place = safe_text(target, 100)
+    if len(fitting) == 1:
+        (chosen,) = fitting
+        others = [one for one in found.values() if one is not chosen]
+        besides = f"; also there: {_listed(others)}" if others else ""
+        return f"{target}:{chosen.name}", f"{place}: diagnosing {chosen.text}{besides}"
+    if fitting:
+        raise OptionError(
+            f"{place} has {len(fitting)} functions that may be an attention: {_listed(fitting)}; "
+            f"name one, such as {place}:{fitting[0].name}"
+        )
+    has = f"; it has {_listed([*found.values()])}" if found else ""
+    raise OptionError(
+        f"{place} has no function that is recognised as an attention{has}; name one, as in "
+        f"{place}:function, and say with --signature what its parameters are"
+    )
+
+
+def _listed(definitions: list[_Definition]) -> str:
+    more = len(definitions) - MOST
+    texts = [one.text for one in definitions[:MOST]]
+    return ", ".join([*texts, *([f"and {more} more"] if more > 0 else [])])
+
+
+def _definitions(place: str) -> Iterator[_Definition]:
+    for node in _nodes(place):
+        if isinstance(node, ast.FunctionDef):
+            yield _definition(node.name, node.args)
+        elif isinstance(node, ast.ClassDef) and any("Module" in ast.unparse(b) for b in node.bases):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                    ordinary = method.args.posonlyargs or method.args.args
+                    del ordinary[:1]  # self
+                    yield _definition(node.name, method.args)
+
+
+def _nodes(place: str) -> Iterator[ast.stmt]:
+    """What a file or the cells of a notebook have at the top level."""
+    if place.endswith(".ipynb"):
+        for _, source in code_cells(Path(place)):
+            # Running the notebook skips a cell that fails.
+            with suppress(SyntaxError, ValueError):
+                yield from ast.parse(source).body
+        return
+    with about(safe_text(place, 100)):
+        text = read_file(place, MAX_BYTES)
+        try:
+            yield from ast.parse(text, Path(place).name).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ProblemError(f"is not valid Python: {safe_text(error, 200)}") from None
+
+
+def _definition(name: str, arguments: ast.arguments) -> _Definition:
+    try:
+        roles = frozenset(one.role for one in with_roles(_parameters(arguments), {}))
+    except OptionError:
+        roles = frozenset()
+    return _Definition(name, safe_text(f"{name}({ast.unparse(arguments)})", 100), roles)
+
+
+def _parameters(arguments: ast.arguments) -> list[Parameter]:
+    ordinary = [*arguments.posonlyargs, *arguments.args]
+    if arguments.vararg is not None and not (ordinary or arguments.kwonlyargs):
+        return [Parameter(name, None) for name in ARRAYS]
+    required = len(ordinary) - len(arguments.defaults)
+    return [
+        *(Parameter(one.arg, None, n < required) for n, one in enumerate(ordinary)),
+        *(
+            Parameter(one.arg, None, default is None, keyword=True)
+            for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        ),
+    ]
