@@ -124,13 +124,13 @@ def attention(
 
 def _answer(query: Any, key: Any, value: Any, *options: Any) -> Any:
     # Imports deferred: the fast path does not need them, and `import regard` stays quick.
-    from regard.compute.dispatch import attend
+    from regard.compute.dispatch import run_arrays
 
     *most, out, kernel, threads = options
     declined = type(query) is ndarray
     (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
     with naming_shapes(query=query, key=key, value=value):
-        result = attend(query, key, value, *most, out, kernel, threads, declined=declined)
+        result = run_arrays(query, key, value, *most, out, kernel, threads, declined=declined)
     return give_back(result)
 
 

@@ -27,7 +27,7 @@ from regard.bench.command import checked_threads
 from regard.bench.correctness import truth
 from regard.bench.libraries import PEERS, Library, Prepare, Work, peers, prepared
 from regard.bench.machine import Limits, Peak, largest, measured_limits
-from regard.bench.measure import CaseResult, Outcome, Report, as_data, run
+from regard.bench.measure import CaseResult, LibraryResult, Report, as_data, measure_cases
 from regard.bench.tables import limits_in_words, print_report, reasons
 from regard.bench.timing import Budget, rotation, time_in_rotation
 from regard.cli import app
@@ -49,7 +49,9 @@ def no_limits(_: int) -> None:
 
 
 def tiny_report(*libraries: Library, cases: tuple[Case, ...] = TINY) -> Report:
-    return run(cases, libraries or (NUMPY,), 1, grid="tiny", budget=FAST, limits_of=no_limits)
+    return measure_cases(
+        cases, libraries or (NUMPY,), 1, grid="tiny", budget=FAST, limits_of=no_limits
+    )
 
 
 def library_that(load: Any, name: str = "numpy") -> Library:
@@ -234,7 +236,7 @@ def test_a_peer_that_is_not_installed_is_shown_as_missing():
     report = tiny_report(library_that(lambda _: NUMPY.load(1), "no_such_library"))
     np.testing.assert_equal(report.missing["no_such_library"], "not installed")
     outcome = report.results[0].outcomes["no_such_library"]
-    np.testing.assert_equal(outcome, Outcome(reason="not installed"))
+    np.testing.assert_equal(outcome, LibraryResult(reason="not installed"))
     np.testing.assert_equal(reasons(report), ["no_such_library: not installed"])
 
 
@@ -277,7 +279,12 @@ def test_short_calls_are_repeated_within_a_sample():
 
 def result(seconds: dict[str, float | None], one: Case = TINY[0], **more: Any) -> CaseResult:
     return CaseResult(
-        one, 2_000_000, 5, 1e-6, {name: Outcome(seconds=s) for name, s in seconds.items()}, **more
+        one,
+        2_000_000,
+        5,
+        1e-6,
+        {name: LibraryResult(seconds=s) for name, s in seconds.items()},
+        **more,
     )
 
 
@@ -393,7 +400,7 @@ def test_json_has_every_case_and_side_and_no_number_that_json_does_not_have():
 
 def test_an_infinite_error_is_null_in_json():
     one = replace(TINY[0], unit="ms")
-    wrong = CaseResult(one, 1, 1, 1.0, {"regard": Outcome(error=math.inf, reason="wrong")})
+    wrong = CaseResult(one, 1, 1, 1.0, {"regard": LibraryResult(error=math.inf, reason="wrong")})
     data = as_data(report_of(wrong))
     np.testing.assert_equal(data["cases"][0]["sides"]["regard"]["error"], None)
 
@@ -409,7 +416,7 @@ def test_the_table_shows_times_ratios_shares_and_reasons():
     text = printed(
         report_of(
             result({"regard": 1e-3, "torch": 4e-3}),
-            result({"regard": 2e-3, "torch": None}, TINY[2], unmasked=Outcome(seconds=1e-3)),
+            result({"regard": 2e-3, "torch": None}, TINY[2], unmasked=LibraryResult(seconds=1e-3)),
         )
     )
     first = next(line for line in text.splitlines() if line.startswith("1,2,5,7,4"))
@@ -499,8 +506,10 @@ def tiny_command(monkeypatch, tmp_path):
     monkeypatch.setitem(GRIDS, "quick", TINY)
     monkeypatch.setitem(command.BUDGETS, "quick", FAST)
     monkeypatch.setattr(command, "is_ready", lambda _: True)
-    measure = command.run
-    monkeypatch.setattr(command, "run", lambda *a, **k: measure(*a, **k, limits_of=no_limits))
+    measure = command.measure_cases
+    monkeypatch.setattr(
+        command, "measure_cases", lambda *a, **k: measure(*a, **k, limits_of=no_limits)
+    )
 
     def call(*words: str) -> Any:
         return CliRunner().invoke(app, ["bench", *words], env={"COLUMNS": "140"})

@@ -19,7 +19,7 @@ from regard.diagnosis.mistakes import (
     FRAGILE,
     all_mistakes,
 )
-from regard.diagnosis.probe import RIGHT, UNITS, walk
+from regard.diagnosis.probe import RIGHT, UNITS, evaluate
 from regard.diagnosis.probes import projected_probes, ready_probes
 
 UNMASKED = [*wrong.SCALES, *wrong.PRODUCTS, *wrong.SOFTMAXES, *wrong.OUTPUTS]
@@ -128,7 +128,7 @@ def ordinary_probes():
 
 def everything(probes, variant):
     with np.errstate(all="ignore"):
-        return np.concatenate([probe.result(walk(probe, variant)).ravel() for probe in probes])
+        return np.concatenate([probe.result(evaluate(probe, variant)).ravel() for probe in probes])
 
 
 def same(one, other, tolerance):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from regard.bench.cases import Case, grid
 from regard.bench.libraries import peers
-from regard.bench.measure import Report, as_data, run
+from regard.bench.measure import Report, as_data, measure_cases
 from regard.bench.timing import Budget
 from regard.compute import native
 from regard.errors import OptionError, ProblemError
@@ -59,7 +59,7 @@ def bench(
 
     def measure(watch: Callable[[Case], None]) -> Report:
         budget = BUDGETS[grid_name]
-        return run(cases, libraries, count, grid=grid_name, budget=budget, watch=watch)
+        return measure_cases(cases, libraries, count, grid=grid_name, budget=budget, watch=watch)
 
     report = _with_progress(cases, measure)
     if json_file is not None:

@@ -35,7 +35,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Accuracy:
     """`error` is the largest |answer − truth| / |truth| of a row, in the Euclidean norm."""
 
     error: float
@@ -65,7 +65,7 @@ def truth(inputs: Inputs, seed: int = 0) -> Truth:
 
 
 def tolerance(case: Case) -> float:
-    """The largest allowed `Verdict.error`.
+    """The largest allowed `Accuracy.error`.
 
     Rounding errors of sums over D and S grow like the square root of their lengths; half types
     accumulate in float32 and round a few values to their own precision.
@@ -80,16 +80,16 @@ def tolerance(case: Case) -> float:
     return float(RANDOM_WALK * terms * working + ROUNDINGS_OF_HALF * half)
 
 
-def verdict(answer: Array, truth: Truth, shape: tuple[int, ...]) -> Verdict:
+def accuracy(answer: Array, truth: Truth, shape: tuple[int, ...]) -> Accuracy:
     """Whether an answer has the right shape (B, H, L, E), is finite, and close to the truth."""
     if answer.shape != shape:
-        return Verdict(math.inf, False, f"its shape is {answer.shape}, not {shape}")
+        return Accuracy(math.inf, False, f"its shape is {answer.shape}, not {shape}")
     if not np.isfinite(answer).all():
-        return Verdict(math.inf, False, "it is not finite everywhere")
+        return Accuracy(math.inf, False, "it is not finite everywhere")
     distance = np.linalg.norm(answer[:, :, truth.rows].astype(np.float64) - truth.output, axis=-1)
     error = float(np.max(distance / np.linalg.norm(truth.output, axis=-1)))
     if error <= truth.tolerance:
-        return Verdict(error, True)
-    return Verdict(
+        return Accuracy(error, True)
+    return Accuracy(
         error, False, f"its error is {error:.1e}, more than the {truth.tolerance:.1e} of rounding"
     )

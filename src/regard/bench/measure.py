@@ -12,7 +12,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from regard.bench.cases import Case, Inputs, make_inputs
-from regard.bench.correctness import Truth, truth, verdict
+from regard.bench.correctness import Truth, accuracy, truth
 from regard.bench.libraries import REGARD, Library, Prepare, Work, prepared, reason_of
 from regard.bench.machine import Limits, description, largest, measured_limits
 from regard.bench.timing import Budget, Samples, time_in_rotation
@@ -21,7 +21,7 @@ UNMASKED = "regard without the mask"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LibraryResult:
     """One library in one case: a time, or the reason why there is none."""
 
     seconds: float | None = None  # the median per call
@@ -40,8 +40,8 @@ class CaseResult:
     operations: int
     rows_checked: int
     tolerance: float
-    outcomes: Mapping[str, Outcome]
-    unmasked: Outcome | None = None
+    outcomes: Mapping[str, LibraryResult]
+    unmasked: LibraryResult | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -120,7 +120,7 @@ class Report:
         return list(dict.fromkeys(one.case.group for one in self.results))
 
 
-def run(
+def measure_cases(
     cases: Iterable[Case],
     libraries: Sequence[Library],
     threads: int,
@@ -188,14 +188,14 @@ def _measured(
     inputs = make_inputs(case)
     right = truth(inputs)
     works: dict[str, Work] = {}
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, LibraryResult] = {}
     tasks = [(name, library, inputs, right) for name, library in libraries.items()]
     if case.mask is not None:
         bare = _without_mask(inputs)
         tasks.append((UNMASKED, REGARD, bare, truth(bare)))
     for name, library, given, wanted in tasks:
         if name in missing:
-            outcomes[name] = Outcome(reason=missing[name])
+            outcomes[name] = LibraryResult(reason=missing[name])
             continue
         work, outcomes[name] = checked(library, loaded[library.name], given, wanted)
         if work is not None:
@@ -220,23 +220,23 @@ def _without_mask(inputs: Inputs) -> Inputs:
 
 def checked(
     library: Library, prepare: Prepare, inputs: Inputs, right: Truth
-) -> tuple[Work | None, Outcome]:
+) -> tuple[Work | None, LibraryResult]:
     """The work if its answer is right, and an outcome without times."""
     work = prepared(library, prepare, inputs)
     if isinstance(work, str):
-        return None, Outcome(reason=work)
+        return None, LibraryResult(reason=work)
     case = inputs.case
     try:
         answer = work.read(work.call())
     except Exception as error:  # a peer may raise anything
-        return None, Outcome(reason=reason_of(error))
-    found = verdict(answer, right, (case.B, case.H, case.L, case.E))
+        return None, LibraryResult(reason=reason_of(error))
+    found = accuracy(answer, right, (case.B, case.H, case.L, case.E))
     if found.right:
-        return work, Outcome(error=found.error)
-    return None, Outcome(error=found.error, reason=f"wrong answer: {found.reason}")
+        return work, LibraryResult(error=found.error)
+    return None, LibraryResult(error=found.error, reason=f"wrong answer: {found.reason}")
 
 
-def _with_times(outcome: Outcome, samples: Samples) -> Outcome:
+def _with_times(outcome: LibraryResult, samples: Samples) -> LibraryResult:
     return replace(
         outcome,
         seconds=samples.median,
@@ -266,7 +266,7 @@ def as_data(report: Report) -> dict[str, Any]:
 
 
 def _case_data(result: CaseResult, limits: Limits | None) -> dict[str, Any]:
-    def outcome(one: Outcome) -> dict[str, Any]:
+    def outcome(one: LibraryResult) -> dict[str, Any]:
         data = asdict(one)
         if one.error is not None and not math.isfinite(one.error):
             data["error"] = None  # JSON has no infinity

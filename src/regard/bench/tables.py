@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.bench.libraries import REGARD
-from regard.bench.measure import CaseResult, Outcome, Report
+from regard.bench.measure import CaseResult, LibraryResult, Report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,7 +101,7 @@ def _table(report: Report) -> Table:
     return table
 
 
-def _cell(result: CaseResult, outcome: Outcome) -> Text:
+def _cell(result: CaseResult, outcome: LibraryResult) -> Text:
     from rich.text import Text
 
     if outcome.seconds is None:

@@ -91,7 +91,7 @@ def attention(
     _check_memory(job, arrays, limit)
 
     begin = time.perf_counter()
-    job.run(targets, force=force, watch=_with_progress)
+    job.write(targets, force=force, watch=_with_progress)
     seconds = time.perf_counter() - begin
     for name, path in targets.items():
         shape, dtype = job.results[name]

@@ -159,7 +159,7 @@ class Job:
         rows = math.prod(arrays[0].shape[:-1])
         return int((rows * numbers + converted) * 8 + scratch)
 
-    def run(
+    def write(
         self,
         targets: Mapping[str, str],
         *,

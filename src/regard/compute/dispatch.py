@@ -73,7 +73,7 @@ OPTIONS = (
 )
 
 
-def attend(query: Any, key: Any, value: Any, *options: Any, declined: bool = False) -> Any:
+def run_arrays(query: Any, key: Any, value: Any, *options: Any, declined: bool = False) -> Any:
     """Attention on NumPy arrays, with the OPTIONS by position.
 
     The fast path answers if it can, unless it has `declined` already; else a kernel does.

@@ -220,9 +220,9 @@ class KVCache:
             aligned = rules is None and not positioned and (not causal or position == 0)
             offset = None if aligned else position - self._start
             # fmt: off
-            result = dispatch.attend(query, key, value, rules, bias, causal, window, offset, scale,
-                                     softcap, sink, precision, return_weights, return_lse, out,
-                                     kernel, threads)
+            result = dispatch.run_arrays(query, key, value, rules, bias, causal, window, offset,
+                                         scale, softcap, sink, precision, return_weights,
+                                         return_lse, out, kernel, threads)
             # fmt: on
         return give_back(result)
 

@@ -15,7 +15,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.mistakes import EQUIVALENTS
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.probe import Probe, Values, Variant, walk
+from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.probes import extreme_probes, projected_probes, ready_probe
 from regard.diagnosis.result import Example, Matrix, Named, Shown
 from regard.diagnosis.under_test import FunctionUnderTest
@@ -137,7 +137,7 @@ def _tiny_ready(always: bool) -> Iterator[Probe]:
 
 def _departure(probe: Probe, variant: Variant) -> tuple[str | None, dict[str, Array]]:
     """The first step whose value is not the textbook's, if the result differs; every value."""
-    values = walk(probe, variant)
+    values = evaluate(probe, variant)
     if _equal(probe.result(values), probe.result(probe.right)):
         return None, values
     names = (step.name for step in probe.steps)

@@ -17,7 +17,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.convention import agrees
 from regard.diagnosis.mistakes import CATALOGUE
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, walk
+from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, evaluate
 
 # Processor time that the search for two mistakes at once may take.
 PAIR_SECONDS = 2.0
@@ -39,7 +39,7 @@ class CandidateOutputs:
     """What candidates return for probes, computed once for all hypotheses."""
 
     def __init__(self) -> None:
-        self.output = cache(lambda probe, variant: probe.result(walk(probe, variant)))
+        self.output = cache(lambda probe, variant: probe.result(evaluate(probe, variant)))
         self.both = cache(Variant.__or__)
 
 

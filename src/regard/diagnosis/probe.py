@@ -1,7 +1,7 @@
 """One probe: a small attention problem, and the textbook run on it.
 
-Owns `walk`, which runs the textbook's steps with some of them replaced, and the tolerance within
-which two results count as equal. Must not know mistakes, nor how a function is called.
+Owns `evaluate`, which runs the textbook's steps with some of them replaced, and the tolerance
+within which two results count as equal. Must not know mistakes, nor how a function is called.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Probe:
     @cached_property
     def right(self) -> dict[str, Array]:
         """The value of every step in the textbook."""
-        return walk(self)
+        return evaluate(self)
 
     @cached_property
     def result_step(self) -> str:
@@ -174,7 +174,7 @@ class Variant:
 RIGHT = Variant()
 
 
-def walk(probe: Probe, variant: Variant = RIGHT) -> dict[str, Array]:
+def evaluate(probe: Probe, variant: Variant = RIGHT) -> dict[str, Array]:
     """The value of every step under a variant, for all heads and batch elements.
 
     Steps that no replaced step reaches are taken from `probe.right`.
@@ -191,7 +191,7 @@ def walk(probe: Probe, variant: Variant = RIGHT) -> dict[str, Array]:
         elif step.name in known and not dirty:
             values[step.name] = known[step.name]
         else:
-            values[step.name] = _evaluate(step, values, probe, over_all=hides)
+            values[step.name] = _evaluate_step(step, values, probe, over_all=hides)
             changed.add(step.name)
     return values
 
@@ -207,7 +207,7 @@ def _replaced(step: Step, variant: Variant, values: Values, probe: Probe) -> Arr
         return np.full(right.shape, np.nan, right.dtype)
 
 
-def _evaluate(step: Step, values: Values, probe: Probe, over_all: bool) -> Array:
+def _evaluate_step(step: Step, values: Values, probe: Probe, over_all: bool) -> Array:
     """One step of the textbook, for every batch element and head."""
     size = probe.sizes
     if step.op == "visible":

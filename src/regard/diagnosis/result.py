@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
-Verdict = Literal["right", "fragile", "mistaken", "unknown", "unusable"]
+DiagnosisVerdict = Literal["right", "fragile", "mistaken", "unknown", "unusable"]
 Matrix = tuple[tuple[float, ...], ...]
 
 
@@ -87,7 +87,7 @@ class Outcome:
     """The verdict on one attention, and everything that it rests on."""
 
     function: str
-    verdict: Verdict
+    verdict: DiagnosisVerdict
     summary: str
     called: str
     exact_to: str = ""

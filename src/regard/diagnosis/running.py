@@ -35,7 +35,7 @@ class LimitExceeded(BaseException):
     """Raised inside the function, which cannot catch it with `except Exception`."""
 
 
-def run(
+def answer_question(
     function: Callable[..., Any], callee: Callee, question: Question, limit: float
 ) -> list[CallResult]:
     """All calls of one question, up to the first that has a problem."""

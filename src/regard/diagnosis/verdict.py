@@ -31,9 +31,9 @@ from regard.diagnosis.observations import (
 )
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.properties import properties
-from regard.diagnosis.result import Named, Outcome, Verdict
+from regard.diagnosis.result import DiagnosisVerdict, Named, Outcome
 from regard.diagnosis.robustness import fragilities
-from regard.diagnosis.running import run
+from regard.diagnosis.running import answer_question
 from regard.diagnosis.signature import Callee
 from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
@@ -47,7 +47,7 @@ def in_this_process(
 ) -> tuple[Callee, Ask]:
     """What is known of a function in this process, and how to put questions to it."""
     called, callee = inspect_function(function, roles, heads)
-    return callee, lambda question: run(called, callee, question, limit)
+    return callee, lambda question: answer_question(called, callee, question, limit)
 
 
 def diagnose(
@@ -149,7 +149,7 @@ def _verdict(tested: FunctionUnderTest) -> Outcome:
     near: tuple[Named, ...] = ()
     mistakes: tuple[Named, ...] = ()
     fragile: tuple[Named, ...] = ()
-    verdict: Verdict = "unknown"
+    verdict: DiagnosisVerdict = "unknown"
     if match is None:
         own, exact_to = best, _units(dtype)[0]
         near = (_nearest(tested, best),)
@@ -286,7 +286,7 @@ def _same_outputs(one: list[ProbeOutput], other: list[ProbeOutput]) -> bool:
     )
 
 
-def _summary(name: str, verdict: Verdict, exact_to: str, found: Sequence[Named]) -> str:
+def _summary(name: str, verdict: DiagnosisVerdict, exact_to: str, found: Sequence[Named]) -> str:
     titles = [one.title for one in found]
     match verdict:
         case "right":

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from regard.diagnosis import protocol
 from regard.diagnosis.convention import CallResult
 from regard.diagnosis.inspection import inspect_function
-from regard.diagnosis.running import describe_error, run
+from regard.diagnosis.running import answer_question, describe_error
 from regard.diagnosis.target import load
 from regard.errors import OptionError, ProblemError, safe_text
 
@@ -51,7 +51,7 @@ def serve(key: bytes) -> None:
         message = next_message()
         question = protocol.as_question(message)
         try:
-            results = run(function, callee, question, request["limit"])
+            results = answer_question(function, callee, question, request["limit"])
         except KeyboardInterrupt as error:  # raised by the function: no terminal is attached
             results = [CallResult(problem=describe_error(error), kind="raised")]
         except BaseException as error:

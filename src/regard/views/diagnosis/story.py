@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
 from regard.views.all_steps import declared, places
-from regard.views.report.tables import Cell, Printed, rounded, shaded
+from regard.views.report.tables import Printed, PrintedCell, rounded, shaded
 
 if TYPE_CHECKING:
     from regard.diagnosis.result import Example, Matrix, Named, Outcome, Shown
@@ -72,7 +72,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Stop:
+class PathStep:
     """One step between what is given and the result."""
 
     name: str
@@ -88,7 +88,7 @@ class Part:
     tag: str
     words: str
     facts: tuple[Fact, ...] = ()
-    way: tuple[Stop, ...] = ()
+    way: tuple[PathStep, ...] = ()
     example: Shortest | None = None
 
 
@@ -198,7 +198,7 @@ def _facts(one: Named) -> tuple[Fact, ...]:
     return tuple(fact for fact in every if fact.text)
 
 
-def _way(one: Named) -> tuple[Stop, ...]:
+def _way(one: Named) -> tuple[PathStep, ...]:
     """The main steps of the smallest example, and where on that way the mistake departs."""
     if one.example is None or one.step not in declared():
         return ()
@@ -208,7 +208,7 @@ def _way(one: Named) -> tuple[Stop, ...]:
         names = [name for name in names if name != "embeddings"]
     at = names.index(one.step)
     return tuple(
-        Stop(
+        PathStep(
             name,
             declared()[name].symbol,
             "before" if n < at else "after" if n > at else "departs",
@@ -272,7 +272,7 @@ def _sheet(
     columns = range(len(matrix[0]) if matrix and len(axes) != 1 else 0)
     cells = shaded(matrix, largest, digits)
 
-    def dressed(i: int, j: int) -> Cell:
+    def dressed(i: int, j: int) -> PrintedCell:
         # A score of −∞ is no accident: it hides a key.
         cell = replace(cells[i][j], style="hidden") if matrix[i][j] == -math.inf else cells[i][j]
         if (i, j) not in differs:

@@ -40,7 +40,7 @@ HEAD_BYTES, TILE_BYTES, SAID_BYTES, LAYER_BYTES = 800, 290, 700, 500
 
 
 @dataclass(frozen=True)
-class Layer:
+class PageLayer:
     """One explanation as the page shows it, and the heads that it has all numbers of."""
 
     explanation: Trace
@@ -52,7 +52,7 @@ class Layer:
 class Plan:
     """What goes into a page."""
 
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, PageLayer]
     small: bool = False  # whether computed numbers go in too
     tight: bool = False  # whether numbers may be rounded to 32 bits
     overview: bool = False
@@ -74,7 +74,7 @@ class Pooled:
 
 def without_numbers(explanations: Mapping[str, Trace]) -> Plan:
     """The plan of a page without any head, to measure what every page has."""
-    return Plan({name: Layer(one, (), ()) for name, one in explanations.items()})
+    return Plan({name: PageLayer(one, (), ()) for name, one in explanations.items()})
 
 
 def make_plan(
@@ -146,7 +146,7 @@ def _filled(
         chosen[name].append(one)
     count = sum(math.prod(step.shape) for one in shown.values() for step in one.steps.values())
     return Plan(
-        {name: Layer(shown[name], every[name], tuple(chosen[name])) for name in shown},
+        {name: PageLayer(shown[name], every[name], tuple(chosen[name])) for name in shown},
         small=left - count * 8 * BASE64 > 0 and count <= SMALL,
         tight=tight,
         tables=tables if next(iter(chosen.values())) else "",

@@ -24,7 +24,7 @@ LABEL_LENGTH = 60
 
 
 @dataclass(frozen=True)
-class Cell:
+class PrintedCell:
     """What one cell shows.
 
     `pad` follows it, unseen, so that decimal points align; `mark` precedes a wrong number.
@@ -43,7 +43,7 @@ class Printed:
 
     headers: tuple[str, ...]
     labels: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[PrintedCell, ...], ...]
     notes: tuple[str, ...] = ()
     rows_left: int = 0
     columns_left: int = 0
@@ -96,26 +96,26 @@ def figures(
     return Printed(headers, _labels(labels), cells, _labels(notes))
 
 
-def _cell(table: Table, row: int, column: int, largest: float, digits: int) -> Cell:
+def _cell(table: Table, row: int, column: int, largest: float, digits: int) -> PrintedCell:
     if table.hidden is not None and table.hidden[row, column]:
         names = ", ".join(safe_text(name, 80) for name in table.hidden_by(row, column))
-        return Cell(table.rule(row, column), "hidden", hint=f"hidden by: {names}")
+        return PrintedCell(table.rule(row, column), "hidden", hint=f"hidden by: {names}")
     value = float(table.values[row, column])
     if table.values.dtype == np.bool_ and not value:
-        return Cell("0", "off")
+        return PrintedCell("0", "off")
     return _number_cell(value, largest, digits)
 
 
-def _number_cell(value: float, largest: float, digits: int) -> Cell:
+def _number_cell(value: float, largest: float, digits: int) -> PrintedCell:
     """A number and its shade, a ninth darker for each ninth of the largest."""
     if not np.isfinite(value):
-        return Cell(format_number(value), "odd")
+        return PrintedCell(format_number(value), "odd")
     level = min(LEVELS, ceil(LEVELS * abs(value) / largest)) if largest else 0
     shade = f"{'n' if value < 0 else 'p'}{level}" if level else ""
-    return Cell(rounded(value, digits), shade)
+    return PrintedCell(rounded(value, digits), shade)
 
 
-def shaded(rows: Sequence[Sequence[float]], largest: float, digits: int) -> list[list[Cell]]:
+def shaded(rows: Sequence[Sequence[float]], largest: float, digits: int) -> list[list[PrintedCell]]:
     """Numbers as cells of one table; the `largest` would be darkest."""
     return _aligned([[_number_cell(value, largest, digits) for value in row] for row in rows])
 
@@ -133,7 +133,7 @@ def rounded(value: float, digits: int) -> str:
     return f"{whole}.{fraction:0<{digits}}"
 
 
-def _aligned(rows: list[list[Cell]]) -> list[list[Cell]]:
+def _aligned(rows: list[list[PrintedCell]]) -> list[list[PrintedCell]]:
     """The same cells with what has to follow each number so that a column's points align."""
     if len(rows) < 2:
         return rows
@@ -150,12 +150,12 @@ def _aligned(rows: list[list[Cell]]) -> list[list[Cell]]:
     return list(map(list, zip(*columns, strict=True))) if columns else rows
 
 
-def _is_word(cell: Cell) -> bool:
+def _is_word(cell: PrintedCell) -> bool:
     """Words, and numbers such as 1e-13, are not aligned."""
     return cell.style in ("hidden", "odd") or "e" in cell.text
 
 
-def _fraction(cell: Cell) -> str:
+def _fraction(cell: PrintedCell) -> str:
     """The decimal point and what follows it."""
     _, point, digits = cell.text.partition(".")
     return "" if _is_word(cell) else point + digits
