@@ -351,6 +351,28 @@ def test_of_several_measurements_each_figure_is_the_best():
     np.testing.assert_equal([peak.float64 for peak in best.peaks], [99e9, 15e9])
 
 
+def test_the_machine_is_measured_before_the_cases_and_after_each():
+    order: list[Any] = []
+
+    def limits_of(threads: int) -> Limits:
+        order.append(threads)
+        return replace(LIMITS, read=1e9 * (5 - abs(len(order) - 3)))
+
+    report = run(
+        TINY[:3], (NUMPY,), 1, budget=FAST, limits_of=limits_of, watch=lambda one: order.append(one)
+    )
+    np.testing.assert_equal(order, [1, TINY[0], 1, TINY[1], 1, TINY[2], 1])
+    assert report.limits is not None
+    np.testing.assert_equal(report.limits.read, 5e9)
+    assert tiny_report(cases=TINY[:1]).limits is None
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(1.5e-5, True), (1e-3, False)])
+def test_a_share_above_one_is_not_left_unexplained(seconds, says):
+    text = printed(report_of(result({"regard": seconds})))
+    np.testing.assert_equal("A share above 100%" in text, says)
+
+
 def test_the_peak_is_printed_beside_what_it_follows_from():
     first, *_, last = limits_in_words(LIMITS)
     np.testing.assert_equal(

@@ -51,7 +51,7 @@ class Limits:
 
 
 def measured_limits(threads: int) -> Limits | None:
-    """Measure the peaks; None without the native module."""
+    """Measure the peaks, for about half a second; None without the native module."""
     if not native.BUILT:
         return None
     module = native.module
@@ -59,19 +59,21 @@ def measured_limits(threads: int) -> Limits | None:
         Peak(
             target,
             module.lanes(target),
-            module.multiply_add_peak(threads, 0.2, False, target),
-            module.multiply_add_peak(threads, 0.2, True, target),
+            module.multiply_add_peak(threads, 0.05, False, target),
+            module.multiply_add_peak(threads, 0.05, True, target),
         )
         for target, runs in native.targets().items()
         if runs
     )
     data = np.ones(READ_BYTES // 4, np.float32)
-    read = module.read_bandwidth(data, threads, 1.0, native.target)
-    return Limits(threads, module.clock_frequency(threads, 0.3), peaks, read)
+    read = module.read_bandwidth(data, threads, 0.1, native.target)
+    return Limits(threads, module.clock_frequency(threads, 0.05), peaks, read)
 
 
-def largest(measured: list[Limits]) -> Limits:
-    """The largest of each figure: a disturbance only lowers it."""
+def largest(measured: Sequence[Limits]) -> Limits | None:
+    """The largest of each figure: a disturbance only lowers it. None of none."""
+    if not measured:
+        return None
 
     def best(name: str, of: Sequence[Limits | Peak]) -> float:
         return float(max(getattr(one, name) for one in of))

@@ -25,6 +25,7 @@ class LibraryResult:
     """One library in one case: a time, or the reason why there is none."""
 
     seconds: float | None = None  # the median per call
+    rounds: Sequence[float] = ()  # the median of each round
     fastest: float | None = None
     samples: int = 0
     repeats: int = 0
@@ -145,12 +146,12 @@ def measure_cases(
     budget : Budget, optional
         How long to measure.
     limits_of : callable
-        Measures the machine with so many threads; called before and after the cases.
+        Measures the machine with so many threads; called before the cases and after each.
     watch : callable
         Called with each case before it begins.
     """
     machine = description(threads)
-    limits = limits_of(threads)
+    limits = [limits_of(threads)]
     loaded: dict[str, Prepare] = {}
     missing: dict[str, str] = {}
     all_of_them = {library.name: library for library in (REGARD, *libraries)}
@@ -167,11 +168,11 @@ def measure_cases(
     for case in cases:
         watch(case)
         results.append(_measured(case, all_of_them, loaded, missing, budget or Budget()))
-    again = limits_of(threads)
+        limits.append(limits_of(threads))
     return Report(
         grid,
         machine,
-        largest([limits, again]) if limits and again else None,
+        largest([one for one in limits if one is not None]),
         {name: all_of_them[name].version() for name in loaded},
         missing,
         results,
@@ -240,6 +241,7 @@ def _with_times(outcome: LibraryResult, samples: Samples) -> LibraryResult:
     return replace(
         outcome,
         seconds=samples.median,
+        rounds=samples.medians,
         fastest=min(samples.seconds),
         samples=len(samples.seconds),
         repeats=samples.repeats,

@@ -31,15 +31,25 @@ class Budget:
 
 @dataclass
 class Samples:
-    """Seconds per call, one number per sample of `repeats` calls."""
+    """Seconds per call, one number per sample of `repeats` calls, round by round."""
 
     repeats: int
-    seconds: list[float] = field(default_factory=list)
+    rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> list[float]:
+        """All samples."""
+        return [one for block in self.rounds for one in block]
 
     @property
     def median(self) -> float:
         """Median seconds per call."""
         return statistics.median(self.seconds)
+
+    @property
+    def medians(self) -> list[float]:
+        """The median of each round."""
+        return [statistics.median(block) for block in self.rounds]
 
 
 def time_in_rotation(calls: Mapping[str, Call], budget: Budget) -> dict[str, Samples]:
@@ -55,8 +65,8 @@ def time_in_rotation(calls: Mapping[str, Call], budget: Budget) -> dict[str, Sam
             time.sleep(budget.pause)
             for _ in range(_warm_calls(once[name], budget)):
                 calls[name]()
-            for _ in range(max(1, int(budget.seconds / rounds / (once[name] * one.repeats)))):
-                one.seconds.append(_sample(calls[name], one.repeats, clock))
+            count = max(1, int(budget.seconds / rounds / (once[name] * one.repeats)))
+            one.rounds.append([_sample(calls[name], one.repeats, clock) for _ in range(count)])
     return taken
 
 

@@ -20,6 +20,10 @@ double now() {
 // Whatever is computed is added here, so that it cannot be left out.
 std::atomic<double> kept{0};
 
+void raise(std::atomic<double>& to, double x) {
+    for (double before = to; x > before && !to.compare_exchange_weak(before, x);) {}
+}
+
 // work(thread) does a piece and says how much that was. A window begins when all threads are there
 // and ends with the last of them; every thread works until it is over, one piece at least.
 double fastest(int threads, double window, int windows, const std::function<double(int)>& work) {
@@ -27,7 +31,7 @@ double fastest(int threads, double window, int windows, const std::function<doub
     double best = 0;
     for (int n = 0; n < windows; n++) {
         std::atomic<int> here{0};
-        std::atomic<double> begin{0}, done{0};
+        std::atomic<double> begin{0}, end{0}, done{0};
         const double called = now();
         run_on_threads(threads, [&](int thread) {
             const DefaultArithmetic arithmetic;
@@ -39,22 +43,25 @@ double fastest(int threads, double window, int windows, const std::function<doub
             double mine = 0;
             do mine += work(thread);
             while (now() < until);
+            raise(end, now());
             for (double before = done; !done.compare_exchange_weak(before, before + mine);) {}
         }, nullptr);
-        best = std::max(best, done / (now() - begin));
+        best = std::max(best, done / (end - begin));
     }
     return best;
 }
 
 void keep(double x) { kept.store(x, std::memory_order_relaxed); }
 
-constexpr double kWindow = 0.01;  // seconds: short enough to fall between two disturbances
+// Seconds: shorter than what a scheduler gives one process on a busy machine, so that a window can
+// fall between two disturbances; long calls cannot, and short ones would seem faster than the peak.
+constexpr double kWindow = 0.001;
 int windows_in(double seconds) { return std::max(3, int(seconds / kWindow)); }
 
 }  // namespace
 
 double most_operations(const Target& target, bool wide, int threads, double seconds) {
-    constexpr int64_t kRounds = 1000;  // some 20 to 50 µs
+    constexpr int64_t kRounds = 200;  // some 4 to 10 µs
     const double piece = double(kRounds) * double(target.kernels[wide].operations);
     return fastest(threads, kWindow, windows_in(seconds), [&](int) {
         keep(target.kernels[wide].multiply_adds(kRounds));
@@ -64,16 +71,20 @@ double most_operations(const Target& target, bool wide, int threads, double seco
 
 double most_bytes(const Target& target, const char* data, size_t bytes, int threads,
                   double seconds) {
-    // Every thread reads its own part again and again: all must be larger than the caches.
+    // Every thread reads its own part, some of it per window, again and again: the parts together
+    // must be larger than the caches.
+    constexpr size_t kPiece = size_t(4) << 20;
     const size_t part = bytes / size_t(threads) / kReadBlock * kReadBlock;
     double best = 0;
     const double begin = now();
     for (int pass = 0; part && (pass < 3 || now() - begin < seconds); pass++)
         for (const size_t ahead : {size_t(0), size_t(1024), size_t(4096)})
-            best = std::max(best, fastest(threads, 0, 1, [&](int thread) {
-                keep(target.read(data + size_t(thread) * part, part, ahead));
-                return double(part);
-            }));
+            for (size_t at = 0; at < part; at += kPiece)
+                best = std::max(best, fastest(threads, 0, 1, [&](int thread) {
+                    const size_t piece = std::min(kPiece, part - at);
+                    keep(target.read(data + size_t(thread) * part + at, piece, ahead));
+                    return double(piece);
+                }));
     return best;
 }
 
@@ -89,9 +100,8 @@ double clock_rate(int threads, double seconds) {
 #pragma GCC unroll 4
         for (int64_t n = 0; n < kRounds; n++) x = (x + a) ^ b;
         keep(double(x));
-        const double rate = 2.0 * kRounds / (now() - begin);
         // For one piece on one thread: a chain of single cycles shares nothing with a neighbour.
-        for (double before = best; rate > before && !best.compare_exchange_weak(before, rate);) {}
+        raise(best, 2.0 * kRounds / (now() - begin));
         return 1.0;
     });
     return best;
