@@ -358,7 +358,7 @@ def test_the_machine_is_measured_before_the_cases_and_after_each():
         order.append(threads)
         return replace(LIMITS, read=1e9 * (5 - abs(len(order) - 3)))
 
-    report = run(
+    report = measure_cases(
         TINY[:3], (NUMPY,), 1, budget=FAST, limits_of=limits_of, watch=lambda one: order.append(one)
     )
     np.testing.assert_equal(order, [1, TINY[0], 1, TINY[1], 1, TINY[2], 1])
