@@ -1059,3 +1059,47 @@ def test_a_key_left_out_by_without_is_said_to_be():
     explanation = regard.explain(*PLAIN).without(1)
     assert "hidden (left out by without())" in explanation.why("masked", 0, 1).text()
     assert explanation.why("visible", 0, 0).verdicts[0].detail == "not left out"
+
+
+# many terms ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["output", "row_sums", "row_maximum", "scores"])
+def test_of_many_terms_the_largest_are_written_and_the_rest_is_one_exact_number(step: str) -> None:
+    query, key, value = ready((3, 30), (40, 30), (40, 2), seed=7)
+    key *= np.geomspace(1e-6, 1, 40)[:, None]
+    explanation = regard.explain(query, key, value * np.geomspace(1, 1e12, 40)[:, None])
+    why = explanation.derive(step, (1, 0)[: len(explanation.steps[step].axes)])
+    shown, rest = why.shown_terms()
+    assert rest is not None
+    np.testing.assert_equal((len(shown), shown), (15, sorted(shown)))
+    hidden = [term.value for k, term in enumerate(why.terms) if k not in shown]
+    kept = [why.terms[k].value for k in shown]
+    if why.op == "max":
+        np.testing.assert_equal((rest.value, max(kept)), (max(hidden), why.value))
+        assert rest.value <= min(kept)
+    else:
+        np.testing.assert_equal(rest.value, float(sum(map(Fraction, hidden))))
+        assert max(map(abs, hidden)) <= min(map(abs, kept))
+    words = "at most" if why.op == "max" else "together"
+    lines = why.text().split("\n")
+    left_out = f"  {len(hidden)} more, {words} "
+    np.testing.assert_equal([line.startswith(left_out) for line in lines].index(True), 16)
+    assert f" {format_number(rest.value)}" in lines[16]
+    assert len(why.text(terms=None).split("\n")) == len(lines) + len(hidden) - 1
+
+
+def test_as_many_terms_as_fit_are_all_written() -> None:
+    explanation = regard.explain(*ready((1, 2), (16, 2), (16, 2)))
+    why = explanation.why("output", 0, 0)
+    np.testing.assert_equal(why.shown_terms(), (list(range(16)), None))
+    np.testing.assert_equal(why.text(), why.text(terms=None))
+
+
+def test_a_term_that_is_no_number_is_among_the_largest() -> None:
+    query, key, value = ready((1, 2), (40, 2), (40, 2), seed=3)
+    value[[7, 11, 13], 0] = NAN, INF, -INF
+    shown, rest = regard.explain(query, key, value).why("output", 0, 0).shown_terms()
+    assert {7, 11, 13} <= set(shown)
+    assert rest is not None
+    assert np.isfinite(rest.value)

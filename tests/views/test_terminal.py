@@ -415,7 +415,8 @@ def test_the_largest_of_many_terms_are_shown_and_the_rest_is_one_number() -> Non
     text = walk_text(regard.explain(vectors, vectors, vectors).why("output", 5, 1))
     first = text.split("\n\n")[0]
     np.testing.assert_equal(len(re.findall(" = ", first)) - 2, 15)  # the formula, the cell
-    assert "… 25 smaller" in first
+    assert re.search("\n    25 more, together +−?[0-9.]+\n    sum ", first)
+    assert "All terms of a sum: --json" in text
     assert_terms_add_up(text, 8)
 
 

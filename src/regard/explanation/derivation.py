@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+# More terms are shown as the largest of them and one number for the rest.
+MOST_TERMS = 16
+
+
 class Values(Protocol):
     """Where an explanation's numbers come from, block by block."""
 
@@ -166,7 +170,29 @@ class Derivation:
         """Whether a rule hides this cell."""
         return any(not verdict.visible for verdict in self.verdicts)
 
-    def body(self, digits: int = 8) -> Body:
+    def shown_terms(self, most: int | None = MOST_TERMS) -> tuple[list[int], Term | None]:
+        """Positions of the largest terms, and one term for the rest if there are more than `most`.
+
+        The value of that term is the sum of those that are left out, exactly rounded, or for a
+        maximum the largest of them.
+        """
+        terms = self.terms
+        if most is None or len(terms) <= most:
+            return [*range(len(terms))], None
+        is_maximum = self.op == "max"
+
+        def size(term: Term) -> float:
+            if math.isnan(term.value):
+                return math.inf
+            return term.value if is_maximum else abs(term.value)
+
+        by_size = sorted(range(len(terms)), key=lambda k: -size(terms[k]))
+        left_out = [terms[k].value for k in by_size[most - 1 :]]
+        label = f"{len(left_out)} more, {'at most' if is_maximum else 'together'}"
+        rest = Term(label, (), RECOMPUTE[self.op](left_out, self.hidden))
+        return sorted(by_size[: most - 1]), rest
+
+    def body(self, digits: int = 8, terms: int | None = MOST_TERMS) -> Body:
         """The parts of the text below its first line."""
         operation = OPERATIONS[self.op]
         rules = [
@@ -175,7 +201,7 @@ class Derivation:
             for leaf in verdict.leaves()
         ]
         if operation.total:
-            return Body(_terms(self, digits), [], _remarks(self, digits))
+            return Body(_terms(self, digits, terms), [], _remarks(self, digits))
         if not operation.names:  # given, or a cell of the mask
             return Body(rules or [operation.lead], [], [])
         if self.hidden:
@@ -194,10 +220,14 @@ class Derivation:
         sides = [] if operation.lead else [names, *numbers.split(" = ")]
         return Body(lines, sides, _remarks(self, digits))
 
-    def text(self, digits: int = 8) -> str:
-        """The arithmetic as lines of text, and whether numbers are rounded."""
+    def text(self, digits: int = 8, terms: int | None = MOST_TERMS) -> str:
+        """The arithmetic as lines of text, and whether numbers are rounded.
+
+        A sum of more than `terms` terms shows the largest, and the rest as one number; None shows
+        all.
+        """
         head = f"{safe_text(self.name, 200)} = {format_number(self.value, digits)}"
-        lines, _, remarks = self.body(digits)
+        lines, _, remarks = self.body(digits, terms)
         note = [self.note] if self.note else []
         below = [f"  {line}" for line in (*lines, *remarks, *note)]
         return "\n".join([f"{head}    {self.declared.formula}", *below])
@@ -326,14 +356,15 @@ def _filled(template: str, derivation: Derivation, word: Callable[[str, int], st
     return fill(template, word, [term.operands for term in derivation.terms] or alone)
 
 
-def _terms(derivation: Derivation, digits: int) -> list[str]:
+def _terms(derivation: Derivation, digits: int, most: int | None) -> list[str]:
     """One line per term, and the result below."""
     result = format_number(derivation.value, digits)
     if not derivation.terms:
         keys = derivation.declared.running == "j"
         return [f"{'no visible key' if keys else 'nothing to add up'}, so {result}"]
     rows = []
-    for term in derivation.terms:
+    shown, rest = derivation.shown_terms(most)
+    for term in (*(derivation.terms[k] for k in shown), *([rest] if rest else [])):
         factors = [format_number(derivation.operands[k].value, digits) for k in term.operands]
         product = " × ".join(factors) if len(factors) > 1 else ""
         rows.append((safe_text(term.label, 40), product, format_number(term.value, digits)))

@@ -27,7 +27,6 @@ from regard.views.step_words import EFFECTIVE_KEYS, sentences, significant, why_
 from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Layout, shown_of
 from regard.views.walk import PATH_NOTE, off_path, walk
 
-MOST_TERMS = 16
 MOST_MISMATCHES = 10
 
 
@@ -78,6 +77,9 @@ def print_derivation_walk(
         if position:
             page.gap()
         _print_derivation(page, stop.derivation, stop.followed if len(stops) > 1 else None)
+    if any(stop.derivation.shown_terms()[1] for stop in stops):
+        page.gap()
+        page.say("All terms of a sum: --json, or derivation.text(terms=None) in Python.", FAINT)
     if len(stops) > 1 and any(stop.followed is not None for stop in stops):
         page.gap()
         page.say(PATH_NOTE, FAINT)
@@ -271,11 +273,7 @@ def _print_derivation(page: Layout, derivation: Derivation, followed: int | None
 def _print_terms(page: Layout, derivation: Derivation, followed: int | None) -> None:
     """One line per term, aligned, and their sum or the largest below."""
     terms = derivation.terms
-    shown = list(range(len(terms)))
-    if len(terms) > MOST_TERMS:
-        by_size = sorted(shown, key=lambda k: -abs(np.nan_to_num(terms[k].value, nan=np.inf)))
-        keep = {*by_size[: MOST_TERMS - 1], *([followed] if followed is not None else [])}
-        shown = sorted(keep)
+    shown, rest = derivation.shown_terms()
     columns = []
     for place, number in enumerate(terms[0].operands):
         operands = [derivation.operands[terms[k].operands[place]] for k in shown]
@@ -286,14 +284,8 @@ def _print_terms(page: Layout, derivation: Derivation, followed: int | None) -> 
         product = "·".join(symbol for symbol, _ in columns)
         columns.append((product, [page.number(terms[k].value) for k in shown]))
     names = [("▸" if k == followed else "", terms[k].label) for k in shown]
-    total = OPERATIONS[derivation.op].total
-    rest = [k for k in range(len(terms)) if k not in shown]
-    ends = []
-    if rest:
-        words = f"… {len(rest)} smaller"
-        left = float(np.sum([terms[k].value for k in rest]))
-        ends.append((words, page.number(left) if derivation.op != "max" else ""))
-    ends.append((total, page.number(derivation.value)))
+    ends = [(rest.label, page.number(rest.value))] if rest else []
+    ends.append((OPERATIONS[derivation.op].total, page.number(derivation.value)))
     page.terms(names, columns, ends)
 
 

@@ -144,6 +144,11 @@ def with_odd_numbers() -> Explanation:
     return regard.explain(query, key, value)
 
 
+def with_odd_cells(array: np.ndarray) -> np.ndarray:
+    array[3, 1], array[5, 1] = np.nan, np.inf
+    return array
+
+
 COINS = np.array([[True, False, True, True], [False] * 4, [False, True, False, True]])
 HEADS = (numbers(4, 4, 3, 2), numbers(5, 2, 3, 2), numbers(6, 2, 3, 2))
 PLAIN = (numbers(7, 3, 2), numbers(8, 4, 2), numbers(9, 4, 3))
@@ -171,6 +176,11 @@ DESIGNED = {
         *PLAIN, bias=np.where(COINS, numbers(15, 3, 4), -np.inf), causal=True, offset=2
     ),
     "softcap": lambda: regard.explain(*PLAIN, softcap=1.5, scale=-2.0, bias=numbers(16, 3, 4)),
+    "many terms": lambda: regard.explain(
+        numbers(25, 2, 18),
+        numbers(26, 20, 18),
+        with_odd_cells(numbers(27, 20, 2) * 10.0 ** np.arange(-10, 10)[:, None]),
+    ),
     "overflow": lambda: regard.explain(PLAIN[0] * 1e200, PLAIN[1] * 1e200, PLAIN[2]),
     "heads from embeddings": lambda: regard.explain(
         regard.Problem(

@@ -154,10 +154,44 @@ export function emptyWords({ step, value }, digits) {
   return `${nothing}, so ${formatNumber(value, digits)}`;
 }
 
+// A sum, exact but for the last rounding: `partials` add up to it, and none shares a bit with another.
+function exactSum(values) {
+  const plain = values.reduce((total, value) => total + value, 0);
+  if (!Number.isFinite(plain)) return plain;
+  let partials = [];
+  for (const value of values) {
+    const kept = [];
+    let sum = value;
+    for (const partial of partials) {
+      const [large, small] = Math.abs(sum) < Math.abs(partial) ? [partial, sum] : [sum, partial];
+      sum = large + small;
+      const lost = small - (sum - large);
+      if (lost) kept.push(lost);
+    }
+    partials = [...kept, sum];
+  }
+  return partials.reduceRight((total, partial) => total + partial, 0);
+}
+
+const MOST_TERMS = 16; // of a text
+
+// The largest terms in their order, and one for the rest: their sum, or of a maximum the largest.
+export function shownTerms({ step, terms }, most) {
+  if (terms.length <= most) return { kept: terms, rest: null };
+  const isMaximum = step.op === "max";
+  const size = ({ value }) => (Number.isNaN(value) ? Infinity : isMaximum ? value : Math.abs(value));
+  const large = new Set([...terms].sort((a, b) => size(b) - size(a)).slice(0, most - 1));
+  const left = terms.filter((term) => !large.has(term)).map((term) => term.value);
+  const value = isMaximum ? left.reduce((a, b) => Math.max(a, b)) : exactSum(left);
+  const label = `${left.length} more, ${isMaximum ? "at most" : "together"}`;
+  return { kept: terms.filter((term) => large.has(term)), rest: { label, operands: [], value } };
+}
+
 function termLines(derivation, digits) {
   const { step, terms, operands, value } = derivation;
   if (!terms.length) return [emptyWords(derivation, digits)];
-  const rows = terms.map((term) => {
+  const { kept, rest } = shownTerms(derivation, MOST_TERMS);
+  const rows = [...kept, ...(rest ? [rest] : [])].map((term) => {
     const factors = term.operands.map((k) => formatNumber(operands[k].value, digits));
     const product = factors.length > 1 ? factors.join(" × ") : "";
     return [cut(term.label, 40), product, formatNumber(term.value, digits)];

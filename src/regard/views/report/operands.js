@@ -1,7 +1,7 @@
 // The numbers that made the open one, each a button: in a line with signs, or one term below another.
 
 import { formatNumber } from "./numbers.js";
-import { cellName, cut, pieces } from "./derivation.js";
+import { cellName, cut, pieces, shownTerms } from "./derivation.js";
 import { bdi, button, colHead, h, nameOf, rowHead, table, typeset } from "./elements.js";
 import { doing, state } from "./shown.js";
 import { placeOf } from "./tables.js";
@@ -67,23 +67,19 @@ export function termTable(found) {
   const pair = symbols.length > 1;
   const factor = (k) => h("td", operandButton(operands[k], sides[k], false));
   const sign = (text) => h("td.sign", text);
-  const { kept, rest } = largestTerms(terms, step.op);
+  const { kept, rest } = shownTerms(found, state.all ? Infinity : MOST_TERMS);
   const rows = kept.map(({ label, operands: [first, second], value: product }) => [
     rowHead(bdi(cut(label, 40))),
     factor(first),
     pair && [sign("×"), factor(second), sign("="), h("td", formatNumber(product, DIGITS))],
   ]);
   const wide = (words) => h("th", { scope: "row", colspan: pair ? 5 : 1 }, words);
-  if (rest.length) {
+  if (rest) {
     const showAll = () => {
       state.all = true;
       doing.show("heading");
     };
-    const sum = rest.reduce((total, term) => total + term.value, 0);
-    rows.push([
-      wide(button(`${rest.length} smaller ones`, showAll)),
-      h("td", step.op === "max" ? "" : formatNumber(sum, DIGITS)),
-    ]);
+    rows.push([wide(button(rest.label, showAll)), h("td", formatNumber(rest.value, DIGITS))]);
   }
   const heads = [
     h("td"),
@@ -92,14 +88,4 @@ export function termTable(found) {
   ];
   const end = [wide(step.operation.total), h("td", formatNumber(value, DIGITS))];
   return h("div.terms", table("terms", heads, rows, [end]));
-}
-
-// The terms that are shown, in their order, and the smaller ones that are put together.
-function largestTerms(terms, op) {
-  if (terms.length <= MOST_TERMS || state.all) return { kept: terms, rest: [] };
-  const size = ({ value }) =>
-    Number.isNaN(value) ? Infinity : op === "max" ? value : Math.abs(value);
-  const large = new Set([...terms].sort((a, b) => size(b) - size(a)).slice(0, MOST_TERMS - 1));
-  const of = (wanted) => terms.filter((term) => large.has(term) === wanted);
-  return { kept: of(true), rest: of(false) };
 }
