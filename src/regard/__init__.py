@@ -3,13 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.api import attention, diagnose, explain, set_threads, weights
+from regard.api import attention, diagnose, explain, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
     from regard import masks, models
-    from regard.compute.config import show_config
+    from regard.compute.config import set_threads, show_config
     from regard.compute.kv_cache import KVCache
+    from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
     from regard.compute.softmax import merge, softmax
     from regard.explanation.derivation import Derivation
     from regard.faces import Diagnosis, Explanation
@@ -30,6 +31,9 @@ __all__ = [
     "LabelError",
     "MultiHeadAttention",
     "OptionError",
+    "OutputLse",
+    "OutputWeights",
+    "OutputWeightsLse",
     "Problem",
     "ProblemError",
     "RandomMatrices",
@@ -57,12 +61,16 @@ _LAZY = {
     "Explanation": "faces",
     "KVCache": "compute.kv_cache",
     "MultiHeadAttention": "models.multi_head",
+    "OutputLse": "compute.results",
+    "OutputWeights": "compute.results",
+    "OutputWeightsLse": "compute.results",
     "Problem": "problems.problem",
     "RandomMatrices": "problems.parts",
     "load_problem": "problems.files",
     "save_problem": "problems.files",
     "merge": "compute.softmax",
     "softmax": "compute.softmax",
+    "set_threads": "compute.config",
     "show_config": "compute.config",
 }
 

@@ -3,18 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from numpy import ndarray
 
-from regard.boundary.arrays import Array, lend, untraced
-from regard.compute.native import fast_path, set_default_threads
-from regard.errors import OptionError, naming_shapes
+from regard.boundary.arrays import lend, untraced
+from regard.compute.native import fast_path
+from regard.errors import naming_shapes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from regard.boundary.arrays import Array
+    from regard.compute.options import (
+        ArrayIn,
+        F,
+        ForBoth,
+        ForLse,
+        ForWeights,
+        LabelledOptions,
+        Numbers,
+        Plain,
+        ProblemOptions,
+        T,
+        WeightsOptions,
+    )
+    from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
     from regard.faces import Diagnosis, Explanation
+    from regard.problems.problem import Problem
 
 
+@overload
+def attention(
+    query: NDArray[F], key: NDArray[F], value: NDArray[F], **options: Unpack[Plain[NDArray[F]]]
+) -> NDArray[F]: ...
+@overload
+def attention(
+    query: NDArray[F], key: NDArray[F], value: NDArray[F], **options: Unpack[ForWeights[NDArray[F]]]
+) -> OutputWeights[NDArray[F]]: ...
+@overload
+def attention(
+    query: NDArray[F], key: NDArray[F], value: NDArray[F], **options: Unpack[ForLse[NDArray[F]]]
+) -> OutputLse[NDArray[F]]: ...
+@overload
+def attention(
+    query: NDArray[F], key: NDArray[F], value: NDArray[F], **options: Unpack[ForBoth[NDArray[F]]]
+) -> OutputWeightsLse[NDArray[F]]: ...
+@overload
+def attention(
+    query: Numbers, key: Numbers, value: Numbers, **options: Unpack[Plain[Array]]
+) -> Array: ...
+@overload
+def attention(
+    query: Numbers, key: Numbers, value: Numbers, **options: Unpack[ForWeights[Array]]
+) -> OutputWeights[Array]: ...
+@overload
+def attention(
+    query: Numbers, key: Numbers, value: Numbers, **options: Unpack[ForLse[Array]]
+) -> OutputLse[Array]: ...
+@overload
+def attention(
+    query: Numbers, key: Numbers, value: Numbers, **options: Unpack[ForBoth[Array]]
+) -> OutputWeightsLse[Array]: ...
+@overload
+def attention(query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[Plain[T]]) -> T: ...
+@overload
+def attention(
+    query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[ForWeights[T]]
+) -> OutputWeights[T]: ...
+@overload
+def attention(
+    query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[ForLse[T]]
+) -> OutputLse[T]: ...
+@overload
+def attention(
+    query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[ForBoth[T]]
+) -> OutputWeightsLse[T]: ...
 def attention(
     query: Any,
     key: Any,
@@ -31,7 +95,7 @@ def attention(
     precision: Literal["working", "exact"] = "working",
     return_weights: bool = False,
     return_lse: bool = False,
-    out: Array | None = None,
+    out: Any = None,
     kernel: str | None = None,
     threads: int | None = None,
 ) -> Any:
@@ -134,6 +198,18 @@ def _answer(query: Any, key: Any, value: Any, *options: Any) -> Any:
     return give_back(result)
 
 
+@overload
+def weights(
+    query: NDArray[F], key: NDArray[F], lse: Array, **options: Unpack[WeightsOptions]
+) -> NDArray[F]: ...
+@overload
+def weights(
+    query: Numbers, key: Numbers, lse: Numbers, **options: Unpack[WeightsOptions]
+) -> Array: ...
+@overload
+def weights(
+    query: T, key: T | Numbers, lse: T | Numbers, **options: Unpack[WeightsOptions]
+) -> T: ...
 def weights(
     query: Any,
     key: Any,
@@ -150,7 +226,7 @@ def weights(
     sink: Any = None,
     kernel: str | None = None,
     threads: int | None = None,
-) -> Array:
+) -> Any:
     r"""The weights of some rows of an earlier call: exp(scores − lse), 0 where hidden.
 
     A row costs O(S·D), as one query does; no other row is computed.
@@ -223,30 +299,12 @@ def weights(
     return give_back(result)
 
 
-def set_threads(threads: int | None) -> None:
-    """Set the default number of threads.
-
-    Parameters
-    ----------
-    threads : int or None
-        None: `REGARD_NUM_THREADS` at import time, else all CPUs of the process, within its
-        affinity and the quota of its cgroup.
-
-    Raises
-    ------
-    OptionError, DtypeError
-        If it is less than 1 or not an int.
-
-    Examples
-    --------
-    >>> set_threads(1)
-    >>> set_threads(None)
-    """
-    from regard.compute.request import check_threads
-
-    set_default_threads(check_threads(threads))
-
-
+@overload
+def explain(query: Problem, **options: Unpack[ProblemOptions]) -> Explanation: ...
+@overload
+def explain(
+    query: ArrayIn, key: ArrayIn, value: ArrayIn, **options: Unpack[LabelledOptions]
+) -> Explanation: ...
 def explain(
     query: Any,
     key: Any = None,
@@ -305,40 +363,13 @@ def explain(
       (numbers are rounded to 8 decimals; the result is of unrounded ones)
     """
     # Explaining loads as much again as computing; a plain `import regard` does not pay for it.
-    from regard.explanation.build import OPTIONS, explain_arrays, explain_problem
+    from regard.explanation.build import explain_call
     from regard.faces import Explanation
-    from regard.problems.problem import Problem
 
-    if isinstance(query, Problem):
-        named = {"key": key, "value": value, "query_labels": query_labels}
-        named |= {"key_labels": key_labels, "key_features": key_features}
-        named |= {"value_features": value_features}
-        for name, argument in named.items():
-            if argument is not None:
-                raise OptionError(
-                    f"{name} comes from the problem; use problem.replace to change it"
-                )
-        if softmax is not None:
-            options["softmax"] = softmax
-        if title is not None:
-            options["title"] = title
-        return Explanation.of(explain_problem(query, **options))
-    if key is None or value is None:
-        raise OptionError("explain needs query, key and value, or a Problem alone")
-    unknown = [name for name in options if name not in OPTIONS]
-    if unknown:
-        raise TypeError(f"explain() got an unexpected keyword argument {unknown[0]!r}")
-    with naming_shapes(query=query, key=key, value=value):
-        trace = explain_arrays(
-            query,
-            key,
-            value,
-            softmax="shifted" if softmax is None else softmax,
-            labels={"L": query_labels, "S": key_labels, "D": key_features, "E": value_features},
-            title="" if title is None else title,
-            **options,
-        )
-    return Explanation.of(trace)
+    names = {"query_labels": query_labels, "key_labels": key_labels}
+    names |= {"key_features": key_features, "value_features": value_features}
+    options |= {n: own for n, own in (("softmax", softmax), ("title", title)) if own is not None}
+    return Explanation.of(explain_call(query, key, value, names, options))
 
 
 def diagnose(

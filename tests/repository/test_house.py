@@ -32,7 +32,7 @@ errors _fused
 boundary.arrays boundary.files
 boundary.arguments compute.native
 boundary.parse compute.visibility
-masks
+masks compute.options compute.results
 textbook compute.request
 compute.extended_range
 compute.kernels compute.softmax problems

@@ -122,7 +122,8 @@ def _folded(inputs: Inputs) -> Inputs:
 
 
 def _load_regard(threads: int) -> Prepare:
-    from regard.api import attention, set_threads
+    from regard.api import attention
+    from regard.compute.config import set_threads
 
     set_threads(threads)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from regard.compute import dispatch, native
+from regard.compute.request import check_threads
 from regard.errors import OptionError
 
 # Extra name -> the distribution that it brings.
@@ -22,6 +23,28 @@ EXTRAS = {
     "torch": "torch",
     "transformers": "transformers",
 }
+
+
+def set_threads(threads: int | None) -> None:
+    """Set the default number of threads.
+
+    Parameters
+    ----------
+    threads : int or None
+        None: `REGARD_NUM_THREADS` at import time, else all CPUs of the process, within its
+        affinity and the quota of its cgroup.
+
+    Raises
+    ------
+    OptionError, DtypeError
+        If it is less than 1 or not an int.
+
+    Examples
+    --------
+    >>> set_threads(1)
+    >>> set_threads(None)
+    """
+    native.set_default_threads(check_threads(threads))
 
 
 def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | None:

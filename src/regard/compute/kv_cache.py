@@ -6,7 +6,7 @@ how attention on views of the buffers is computed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
@@ -32,6 +32,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard.compute.kv_buffers import Count
+    from regard.compute.options import (
+        ArrayIn,
+        Ints,
+        Numbers,
+        PlainStep,
+        StepForBoth,
+        StepForLse,
+        StepForWeights,
+        T,
+    )
+    from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
 
 
 # Keys outside every window are dropped in multiples of this. The fused kernel cuts keys into such
@@ -89,7 +100,7 @@ class KVCache:
 
     # --- filling -------------------------------------------------------------------------------
 
-    def append(self, key: Any, value: Any, *, lengths: Any = None) -> None:
+    def append(self, key: ArrayIn, value: ArrayIn, *, lengths: Ints | None = None) -> None:
         """Append the keys and values of the next tokens; an error leaves the cache unchanged.
 
         Parameters
@@ -123,7 +134,7 @@ class KVCache:
             needed = alike(np.maximum(0, self._end - self._left))
         self._buffers, self._start, self._needed, self._end = buffers, start, needed, end
 
-    def truncate(self, length: Any) -> None:
+    def truncate(self, length: Ints) -> None:
         """Forget all but the first `length` tokens.
 
         Parameters
@@ -151,6 +162,26 @@ class KVCache:
 
     # --- attending -----------------------------------------------------------------------------
 
+    @overload
+    def attend(self, query: Numbers, **options: Unpack[PlainStep[Array]]) -> Array: ...
+    @overload
+    def attend(
+        self, query: Numbers, **options: Unpack[StepForWeights[Array]]
+    ) -> OutputWeights[Array]: ...
+    @overload
+    def attend(self, query: Numbers, **options: Unpack[StepForLse[Array]]) -> OutputLse[Array]: ...
+    @overload
+    def attend(
+        self, query: Numbers, **options: Unpack[StepForBoth[Array]]
+    ) -> OutputWeightsLse[Array]: ...
+    @overload
+    def attend(self, query: T, **options: Unpack[PlainStep[T]]) -> T: ...
+    @overload
+    def attend(self, query: T, **options: Unpack[StepForWeights[T]]) -> OutputWeights[T]: ...
+    @overload
+    def attend(self, query: T, **options: Unpack[StepForLse[T]]) -> OutputLse[T]: ...
+    @overload
+    def attend(self, query: T, **options: Unpack[StepForBoth[T]]) -> OutputWeightsLse[T]: ...
     def attend(
         self,
         query: Any,
@@ -166,7 +197,7 @@ class KVCache:
         precision: Any = "working",
         return_weights: bool = False,
         return_lse: bool = False,
-        out: Array | None = None,
+        out: Any = None,
         kernel: str | None = None,
         threads: int | None = None,
     ) -> Any:

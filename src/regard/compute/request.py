@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from regard.boundary.arguments import (
     spread,
 )
 from regard.boundary.arrays import Array
+from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
 from regard.compute.visibility import AllowedByBias, Mask, all_of, as_mask, rows_of
 from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
 from regard.masks import Causal, Window
@@ -138,28 +139,6 @@ class Result:
         if self.lse is not None:
             return OutputLse(self.output, self.lse)
         return self.output
-
-
-class OutputWeights(NamedTuple):
-    """What `attention` returns with `return_weights`."""
-
-    output: Array
-    weights: Array
-
-
-class OutputLse(NamedTuple):
-    """What `attention` returns with `return_lse`."""
-
-    output: Array
-    lse: Array
-
-
-class OutputWeightsLse(NamedTuple):
-    """What `attention` returns with `return_weights` and `return_lse`."""
-
-    output: Array
-    weights: Array
-    lse: Array
 
 
 def make_request(

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from regard.boundary.arguments import as_array
 from regard.boundary.arrays import Array, lend
+from regard.compute.results import OutputLse
 from regard.errors import DtypeError, OptionError, ShapeError
 from regard.textbook.operations import compute
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-class Merged(NamedTuple):
-    """What `merge` returns."""
-
-    output: Array
-    lse: Array
+    from regard.compute.options import F, Floating, Numbers, T
 
 
-def softmax(scores: Any, *, axis: int = -1) -> Array:
+@overload
+def softmax(scores: NDArray[Floating], *, axis: int = -1) -> NDArray[Floating]: ...
+@overload
+def softmax(scores: Numbers, *, axis: int = -1) -> Array: ...
+@overload
+def softmax(scores: T, *, axis: int = -1) -> T: ...
+def softmax(scores: Any, *, axis: int = -1) -> Any:
     """exp(x − max x) / Σ exp(x − max x) along one axis.
 
     Parameters
@@ -84,7 +89,17 @@ def _weights(rows: Array, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
     return run("divide", cells, (exponentials, cells), (sums, row)), maximum, sums
 
 
-def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
+@overload
+def merge(
+    outputs: Sequence[NDArray[F]] | NDArray[F], lses: Sequence[NDArray[F]] | NDArray[F]
+) -> OutputLse[NDArray[F]]: ...
+@overload
+def merge(
+    outputs: Sequence[Numbers] | Numbers, lses: Sequence[Numbers] | Numbers
+) -> OutputLse[Array]: ...
+@overload
+def merge(outputs: Sequence[T] | T, lses: Sequence[T] | T) -> OutputLse[T]: ...
+def merge(outputs: Any, lses: Any) -> Any:
     """Combine attention over disjoint sets of keys into attention over all of them, exactly.
 
     output = Σ_p exp(lse_p − lse)·output_p with lse = ln Σ_p exp(lse_p).
@@ -100,7 +115,7 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
 
     Returns
     -------
-    Merged
+    OutputLse
         A named tuple (output, lse); 0 and −∞ where every part is empty. Computed in float64,
         rounded once.
 
@@ -173,7 +188,7 @@ def merge(outputs: Sequence[Any], lses: Sequence[Any]) -> Merged:
         most = np.finfo(wide).max
         output = np.where(infinite, output, np.clip(output, -most, most))
         lse = maximum + np.log(sums)
-    merged = Merged(
+    merged = OutputLse(
         output.reshape(parts[0].shape).astype(dtype), lse.reshape(logs[0].shape).astype(lse_dtype)
     )
     return give_back(merged)

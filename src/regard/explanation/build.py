@@ -20,7 +20,7 @@ from regard.compute import dispatch
 from regard.compute.kernels.reference import Run
 from regard.compute.request import Request, make_request
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
-from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
 from regard.problems.parts import NAMED_AXES
@@ -31,6 +31,31 @@ Softmax = Literal["shifted", "unshifted"]
 
 _FLOAT64 = np.dtype(np.float64)
 OPTIONS = ("mask", "bias", "causal", "window", "offset", "scale", "softcap", "sink")
+
+
+def explain_call(
+    query: Any,
+    key: Any,
+    value: Any,
+    names: Mapping[str, Sequence[str] | None],
+    options: Mapping[str, Any],
+) -> Trace:
+    """Explain what `regard.explain` was given: a problem alone, or three arrays and `names`."""
+    if isinstance(query, Problem):
+        for name, argument in {"key": key, "value": value, **names}.items():
+            if argument is not None:
+                raise OptionError(
+                    f"{name} comes from the problem; use problem.replace to change it"
+                )
+        return explain_problem(query, **options)
+    if key is None or value is None:
+        raise OptionError("explain needs query, key and value, or a Problem alone")
+    unknown = [name for name in options if name not in (*OPTIONS, "softmax", "title")]
+    if unknown:
+        raise TypeError(f"explain() got an unexpected keyword argument {unknown[0]!r}")
+    axes = {NAMED_AXES[name]: own for name, own in names.items()}
+    with naming_shapes(query=query, key=key, value=value):
+        return explain_arrays(query, key, value, labels=axes, **options)
 
 
 def explain_arrays(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from regard.problems.problem import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from regard.compute.options import ProblemOptions
 
     _Attend = Callable[[Array, Array, Array], Array]
 
@@ -113,7 +115,7 @@ class Encoder:
         head: int | None = None,
         *,
         truncate: bool = False,
-        **options: Any,
+        **options: Unpack[ProblemOptions],
     ) -> Explanation:
         """Every step of the attention of one layer, for one text.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -17,20 +17,17 @@ from regard.boundary.arrays import Array, lend
 from regard.compute import dispatch
 from regard.compute.kernels.reference import project, unite
 from regard.compute.request import make_request
+from regard.compute.results import OutputWeights
 from regard.errors import OptionError, ProblemError, ShapeError, naming_shapes, safe_text
 from regard.explanation.build import OPTIONS, explain_problem, string_labels
 from regard.faces import Explanation
 from regard.problems.checks import weight_sizes
 from regard.problems.problem import Problem
 
+if TYPE_CHECKING:
+    from regard.compute.options import ArrayIn, LayerOptions, Numbers, StepsOptions, T
+
 CALL_OPTIONS = (*OPTIONS, "precision", "threads")
-
-
-class MultiHeadOutput(NamedTuple):
-    """The result of `MultiHeadAttention` with `return_weights`."""
-
-    output: Array
-    weights: Array
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,6 +83,22 @@ class MultiHeadAttention:
     b_v: Array | None = None
     b_o: Array | None = None
 
+    if TYPE_CHECKING:  # any array is taken; the fields are NumPy's
+
+        def __init__(
+            self,
+            W_q: ArrayIn,
+            W_k: ArrayIn,
+            W_v: ArrayIn,
+            W_o: ArrayIn | None = None,
+            heads: int = 1,
+            key_heads: int | None = None,
+            b_q: ArrayIn | None = None,
+            b_k: ArrayIn | None = None,
+            b_v: ArrayIn | None = None,
+            b_o: ArrayIn | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
@@ -97,6 +110,42 @@ class MultiHeadAttention:
             object.__setattr__(self, "key_heads", self.heads)
         _check(self)
 
+    @overload
+    def __call__(
+        self,
+        x: Numbers,
+        context: Numbers | None = None,
+        *,
+        return_weights: Literal[False] = False,
+        **options: Unpack[LayerOptions],
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self,
+        x: Numbers,
+        context: Numbers | None = None,
+        *,
+        return_weights: Literal[True],
+        **options: Unpack[LayerOptions],
+    ) -> OutputWeights[Array]: ...
+    @overload
+    def __call__(
+        self,
+        x: T,
+        context: T | Numbers | None = None,
+        *,
+        return_weights: Literal[False] = False,
+        **options: Unpack[LayerOptions],
+    ) -> T: ...
+    @overload
+    def __call__(
+        self,
+        x: T,
+        context: T | Numbers | None = None,
+        *,
+        return_weights: Literal[True],
+        **options: Unpack[LayerOptions],
+    ) -> OutputWeights[T]: ...
     def __call__(
         self,
         x: Any,
@@ -156,18 +205,18 @@ class MultiHeadAttention:
         output = united.value(last).astype(dtype, copy=False)
         answer: Any = output
         if result.weights is not None:
-            answer = MultiHeadOutput(output, result.weights.astype(dtype, copy=False))
+            answer = OutputWeights(output, result.weights.astype(dtype, copy=False))
         return give_back(answer)
 
     def explain(
         self,
-        x: Any,
-        context: Any = None,
+        x: ArrayIn,
+        context: ArrayIn | None = None,
         *,
         query_labels: Sequence[str] | None = None,
         key_labels: Sequence[str] | None = None,
         title: str = "",
-        **options: Any,
+        **options: Unpack[StepsOptions],
     ) -> Explanation:
         """Every step from x (L, M) to the projected output, as an Explanation."""
         labels = {"query_labels": query_labels, "key_labels": key_labels}
