@@ -559,7 +559,7 @@ def test_the_command_prints_a_table_and_saves_everything(tiny_command):
         (("--threads", "100000"), "--threads is 100000; this process may use 1 to"),
         (("--plot", "plot.jpg"), "--plot is plot.jpg; it must end in .png, .svg or .pdf"),
         (("--json", "nowhere/results.json"), "nowhere is not a writable folder"),
-        (("--json", "x.png", "--plot", "x.png"), "--json and --plot name the same file"),
+        (("--json", "x.png", "--plot", "x.png"), "--json and --plot would go to the same file"),
         (("--force",), "--force goes with --json and --plot only"),
     ],
 )

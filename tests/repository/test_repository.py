@@ -56,5 +56,6 @@ def test_the_limits_on_files_are_those_that_are_kept():
         [MAX_NPY_HEADER],
         [MAX_FILE_BYTES // GI, MAX_HEADER_BYTES // MI, MAX_SHARDS],
         [MAX_TOKENIZER_BYTES // MI],
+        [MAX_TEXT_BYTES // MI],
     ]
     np.testing.assert_equal([[int(one.replace(" ", "")) for one in row] for row in found], limits)

@@ -6,6 +6,7 @@ Must not know how options are parsed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.bench import compare
 from regard.bench.cases import Case, grid
 from regard.bench.libraries import peers
+from regard.bench.machine import description
 from regard.bench.measure import Report, as_data, measure_cases
 from regard.bench.timing import Budget
 from regard.compute import native
@@ -43,19 +46,31 @@ def bench(
     json_file: str | None,
     plot_file: str | None,
     threads: int | None,
-    force: bool,
+    earlier_file: str | None,
+    fail_above: float | None,
 ) -> int:
-    """Measure, save and print; returns the exit code."""
+    """Measure, save and print; returns the exit code.
+
+    It is 1 if a case is slower than in `earlier_file` by more than `fail_above` percent, whichever
+    rounds of the two runs are compared.
+    """
     libraries = peers(None if against is None else [name.strip() for name in against.split(",")])
     cases = grid(grid_name)
-    _check_files({"--json": json_file, "--plot": plot_file}, force)
+    _check_files({"--json": json_file, "--plot": plot_file})
+    if fail_above is not None and not 0 <= fail_above < math.inf:
+        raise OptionError(f"--fail-above is {fail_above}; it must be a percentage, 0 or more")
     count = checked_threads(threads)
+    earlier = None if earlier_file is None else compare.read_run(earlier_file)
+    if earlier is not None:
+        compare.check_comparable(earlier, description(count), cases)
     if not is_ready(count):
-        options = {"--grid": grid_name, "--threads": str(count), "--against": against}
+        options = {"--grid": grid_name, "--threads": count, "--against": against}
         options |= {"--json": json_file, "--plot": plot_file}
-        words = [word for pair in options.items() if pair[1] is not None for word in pair]
-        words += ["--force"] if force else []
-        return process_for(count, ["-m", "regard", "bench", *map(str, words)])
+        options |= {"--compare": earlier_file, "--fail-above": fail_above}
+        words = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
+        # Whether files may be replaced is decided by now.
+        words += ["--force"] if json_file or plot_file else []
+        return process_for(count, ["-m", "regard", "bench", *words])
 
     def measure(watch: Callable[[Case], None]) -> Report:
         budget = BUDGETS[grid_name]
@@ -69,10 +84,19 @@ def bench(
         from regard.bench.plots import save_plot
 
         save_plot(report, plot_file)
-    from regard.bench.tables import print_report
+    from regard.bench.tables import print_changes, print_report
 
     print_report(report, console)
-    return 0
+    if earlier is None:
+        return 0
+    found = compare.changes(earlier, report)
+    print_changes(earlier, found, compare.notes(earlier, report), console)
+    if fail_above is None:
+        return 0
+    slower = [one.case.name for one in found if one.low > 1 + fail_above / 100]
+    if slower:
+        console.print(f"Slower by more than {fail_above:g}%: {'; '.join(slower)}")
+    return 1 if slower else 0
 
 
 def checked_threads(threads: int | None) -> int:
@@ -110,17 +134,13 @@ def process_for(threads: int, arguments: Sequence[str]) -> int:
             os.sched_setaffinity(0, before)
 
 
-def _check_files(files: Mapping[str, str | None], force: bool) -> None:
+def _check_files(files: Mapping[str, str | None]) -> None:
     """Refuse now what would fail only after the run."""
     given = {option: path for option, path in files.items() if path is not None}
     for option, path in given.items():
-        if not force and os.path.lexists(path):
-            raise ProblemError(f"{path}: already exists; pass --force to replace it")
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
             raise ProblemError(f"{option} {path}: {folder} is not a writable folder")
-    if len({os.path.realpath(path) for path in given.values()}) < len(given):
-        raise OptionError("--json and --plot name the same file")
     plot = given.get("--plot")
     if plot is None:
         return

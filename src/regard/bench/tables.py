@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from regard.bench.compare import Change, EarlierRun
 from regard.bench.libraries import REGARD
 from regard.bench.measure import CaseResult, LibraryResult, Report
 
@@ -152,3 +155,38 @@ def reasons(report: Report) -> list[str]:
         f"{name}: {reason}" + ("" if name in report.missing else f" ({'; '.join(cases)})")
         for (name, reason), cases in found.items()
     ]
+
+
+def print_changes(
+    earlier: EarlierRun, changes: Sequence[Change], notes: Sequence[str], console: Console
+) -> None:
+    """Print each case's time then and now, how sure that is, and what the machine did meanwhile."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("regard, B,H,L,S,D", no_wrap=True)
+    for name in ("", "then", "now", "× the time", "with the noise", "peers"):
+        table.add_column(name, justify="right" if name else "left")
+    table.add_column("")
+    for one in changes:
+        row = [one.case.name, one.case.unit]
+        if one.before is None or one.now is None:
+            table.add_row(*row, "–", "–", "–", "–", "–", one.reason)
+            continue
+        row += [number(one.result.speed(seconds)) for seconds in (one.before, one.now)]
+        row += [f"{one.ratio:.2f}", f"{one.low:.2f} … {one.high:.2f}"]
+        row += ["–" if one.peers is None else f"{one.peers:.2f}", one.verdict]
+        table.add_row(*row)
+    count = Counter(one.verdict for one in changes)
+    console.print(f"\nCompared with {earlier.path}:\n", markup=False)
+    console.print(table)
+    lines = [
+        f"{count['slower']} slower, {count['faster']} faster, {count['same']} the same within the "
+        "noise: some round of one run is as fast as one of the other. × the time: more is slower.",
+        "peers: × their time, the same versions in the same rounds; far from 1, the machine "
+        "itself was faster or slower.",
+        *notes,
+    ]
+    console.print()
+    for line in lines:
+        console.print(line, markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from regard.cli.frame import flag, option, refuse_without
+from regard.cli.frame import check_targets, flag, option, refuse_without
 from regard.views.screen import console
 
 EXAMPLES = """\b
@@ -12,6 +12,7 @@ Examples:
   regard bench
   regard bench --grid full --json results.json --plot results.png
   regard bench --against torch,numpy --threads 1
+  regard bench --against numpy --compare results.json --fail-above 5
 """
 
 
@@ -25,6 +26,10 @@ def bench(
     as_json: str | None = option("FILE", "Save everything that was measured.", "--json"),
     plot: str | None = option("FILE", "Save a picture (.png, .svg or .pdf)."),
     threads: int | None = option("N", "Threads of every side (all CPUs)."),
+    compare: str | None = option("FILE", "Tell what changed since a run saved by --json."),
+    fail_above: float | None = option(
+        "PERCENT", "With --compare: exit code 1 if a case is slower by more, outside the noise."
+    ),
     force: bool = flag("--force", "Replace files that are there."),
 ) -> None:
     """Check, then time, regard and every installed peer, all with the same number of threads."""
@@ -32,6 +37,10 @@ def bench(
 
     if as_json is None and plot is None:
         refuse_without("--json and --plot", {"--force": force})
+    if compare is None:
+        refuse_without("--compare", {"--fail-above": fail_above})
+    inputs = [] if compare is None else [compare]
+    check_targets({"json": as_json, "plot": plot}, force=force, inputs=inputs)
     code = measure(
         console(),
         against=against,
@@ -39,7 +48,8 @@ def bench(
         json_file=as_json,
         plot_file=plot,
         threads=threads,
-        force=force,
+        earlier_file=compare,
+        fail_above=fail_above,
     )
     if code:
         raise typer.Exit(code)
