@@ -88,7 +88,11 @@ def __getattr__(name: str) -> Any:
         except PackageNotFoundError:  # a source tree that was never installed
             value = "0+unknown"
     else:
-        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+        if name.startswith("_"):
+            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+        from regard.boundary.elsewhere import no_such_name
+
+        raise AttributeError(no_such_name(name, __all__), name=name)
     globals()[name] = value
     return value
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from numpy import ndarray
 
+from regard.boundary import answering, hiding_the_rest, refused
 from regard.boundary.arrays import lend, untraced
 from regard.compute.native import fast_path
 from regard.errors import naming_shapes
@@ -79,11 +80,12 @@ def attention(
 def attention(
     query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[ForBoth[T]]
 ) -> OutputWeightsLse[T]: ...
+@hiding_the_rest
 def attention(
     query: Any,
     key: Any,
     value: Any,
-    *,
+    *more: Any,
     mask: Any = None,
     bias: Any = None,
     causal: bool = False,
@@ -98,6 +100,7 @@ def attention(
     out: Any = None,
     kernel: str | None = None,
     threads: int | None = None,
+    **unknown: Any,
 ) -> Any:
     r"""Scaled dot-product attention: softmax(scale·Q·Kᵀ + bias)·V over the visible keys.
 
@@ -175,6 +178,9 @@ def attention(
     array([[10.   ,  0.   ],
            [ 3.302,  6.698]])
     """
+    # The wrapper that answers for the other functions would cost a small call a tenth of its time.
+    if more or unknown:
+        raise refused(attention, (query, key, value, *more), unknown)
     # fmt: off
     if type(query) is ndarray:
         answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,
@@ -210,6 +216,7 @@ def weights(
 def weights(
     query: T, key: T | Numbers, lse: T | Numbers, **options: Unpack[WeightsOptions]
 ) -> T: ...
+@answering
 def weights(
     query: Any,
     key: Any,
@@ -305,6 +312,7 @@ def explain(query: Problem, **options: Unpack[ProblemOptions]) -> Explanation: .
 def explain(
     query: ArrayIn, key: ArrayIn, value: ArrayIn, **options: Unpack[LabelledOptions]
 ) -> Explanation: ...
+@answering
 def explain(
     query: Any,
     key: Any = None,
@@ -372,6 +380,7 @@ def explain(
     return Explanation.of(explain_call(query, key, value, names, options))
 
 
+@answering
 def diagnose(
     function: Callable[..., Any],
     *,

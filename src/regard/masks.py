@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary import answering
 from regard.boundary.arguments import as_int, as_integers, check_lead
 from regard.compute.visibility import Block, Boolean, Mask, Verdict
 from regard.errors import OptionError, ShapeError
@@ -27,6 +28,7 @@ ROWS = "integers in rows of equal length"
 __all__ = ["Boolean", "Causal", "Lengths", "Mask", "Segments", "Verdict", "Window"]
 
 
+@answering
 @dataclass(frozen=True, eq=False)
 class Causal(Mask):
     """Query i sees key j only if j ≤ i + offset: nothing later than itself.
@@ -52,6 +54,7 @@ class Causal(Mask):
         return f"key {key} {'≤' if visible else '>'} position {at.positions[0, 0]}"
 
 
+@answering
 @dataclass(frozen=True, eq=False)
 class Window(Mask):
     """Query i sees keys from i + offset − left to i + offset + right, both included.
@@ -100,6 +103,7 @@ class Window(Mask):
         return f"key {key} is {'inside' if visible else 'outside'} {first} to {last}"
 
 
+@answering
 @dataclass(frozen=True, eq=False)
 class Lengths(Mask):
     """Only the first `lengths` keys are visible; the rest is padding.
@@ -143,6 +147,7 @@ class Lengths(Mask):
         return f"key {key} is {'among' if visible else 'after'} the first {self._length(at)}"
 
 
+@answering
 @dataclass(frozen=True, eq=False)
 class Segments(Mask):
     """Query and key must belong to the same segment: several texts packed into one row.

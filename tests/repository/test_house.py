@@ -29,7 +29,8 @@ PACKAGE = Path(find_spec("regard").origin).parent
 # that have no name of their own here. `__init__` is the package as users see it.
 LADDER = """
 errors _fused
-boundary.arrays boundary.files
+boundary.elsewhere
+boundary boundary.arrays boundary.files
 boundary.arguments compute.native
 boundary.parse compute.visibility
 masks compute.options compute.results

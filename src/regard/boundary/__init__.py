@@ -1,1 +1,56 @@
-"""What enters and leaves: arrays of other libraries, values from outside, files."""
+"""What enters and leaves: arguments, arrays of other libraries, values from outside, files.
+
+Owns how a public function answers arguments that it does not have. Must not know what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def answering(function: F) -> F:
+    """The function or class, whose TypeError about arguments says what to pass instead.
+
+    Only a call that Python refuses costs anything more than a second frame.
+    """
+    if isinstance(function, type):
+        setattr(function, "__init__", answering(getattr(function, "__init__")))  # noqa: B009, B010
+        return function
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # the function has begun, so that its arguments were its own
+            refusal = refused(function, args, options)
+        raise refusal
+
+    return call  # type: ignore[return-value]
+
+
+def refused(
+    function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> TypeError:
+    """What to raise for a call whose arguments the function does not take."""
+    from regard.boundary.elsewhere import misfit
+
+    return misfit(function, args, options)
+
+
+def hiding_the_rest(function: F) -> F:
+    """The function, without its `*more` and `**unknown` in what help() and inspect show.
+
+    For a function that passes them to `refused` by itself, because a second frame costs too much.
+    """
+    whole = signature(function)
+    rest = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
+    named = [one for one in whole.parameters.values() if one.kind not in rest]
+    setattr(function, "__signature__", whole.replace(parameters=named))  # noqa: B010
+    return function

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from regard.boundary import answering
 from regard.compute import dispatch, native
 from regard.compute.request import check_threads
 from regard.errors import OptionError
@@ -25,6 +26,7 @@ EXTRAS = {
 }
 
 
+@answering
 def set_threads(threads: int | None) -> None:
     """Set the default number of threads.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
+from regard.boundary import answering
 from regard.boundary.arguments import FLOATS, as_array, as_int
 from regard.boundary.arrays import Array, lend
 from regard.compute import dispatch
@@ -87,6 +88,7 @@ class KVCache:
     KVCache(keys (2, 5, 8), values (2, 5, 8), float64, capacity 256, 65,536 bytes)
     """
 
+    @answering
     def __init__(
         self, *, capacity: int | None = None, window: tuple[int | None, int | None] | None = None
     ) -> None:
@@ -100,6 +102,7 @@ class KVCache:
 
     # --- filling -------------------------------------------------------------------------------
 
+    @answering
     def append(self, key: ArrayIn, value: ArrayIn, *, lengths: Ints | None = None) -> None:
         """Append the keys and values of the next tokens; an error leaves the cache unchanged.
 
@@ -134,6 +137,7 @@ class KVCache:
             needed = alike(np.maximum(0, self._end - self._left))
         self._buffers, self._start, self._needed, self._end = buffers, start, needed, end
 
+    @answering
     def truncate(self, length: Ints) -> None:
         """Forget all but the first `length` tokens.
 
@@ -182,6 +186,7 @@ class KVCache:
     def attend(self, query: T, **options: Unpack[StepForLse[T]]) -> OutputLse[T]: ...
     @overload
     def attend(self, query: T, **options: Unpack[StepForBoth[T]]) -> OutputWeightsLse[T]: ...
+    @answering
     def attend(
         self,
         query: Any,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from regard.boundary import answering
 from regard.boundary.arguments import as_array
 from regard.boundary.arrays import Array, lend
 from regard.compute.results import OutputLse
@@ -26,6 +27,7 @@ def softmax(scores: NDArray[Floating], *, axis: int = -1) -> NDArray[Floating]: 
 def softmax(scores: Numbers, *, axis: int = -1) -> Array: ...
 @overload
 def softmax(scores: T, *, axis: int = -1) -> T: ...
+@answering
 def softmax(scores: Any, *, axis: int = -1) -> Any:
     """exp(x − max x) / Σ exp(x − max x) along one axis.
 
@@ -99,6 +101,7 @@ def merge(
 ) -> OutputLse[Array]: ...
 @overload
 def merge(outputs: Sequence[T] | T, lses: Sequence[T] | T) -> OutputLse[T]: ...
+@answering
 def merge(outputs: Any, lses: Any) -> Any:
     """Combine attention over disjoint sets of keys into attention over all of them, exactly.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from regard.boundary.arguments import as_array
 from regard.boundary.arrays import Array
+from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
 from regard.compute.kernels.reference import Run
 from regard.compute.request import Request, make_request
@@ -50,9 +51,10 @@ def explain_call(
         return explain_problem(query, **options)
     if key is None or value is None:
         raise OptionError("explain needs query, key and value, or a Problem alone")
-    unknown = [name for name in options if name not in (*OPTIONS, "softmax", "title")]
+    takes = (*OPTIONS, "softmax", "title")
+    unknown = {name: one for name, one in options.items() if name not in takes}
     if unknown:
-        raise TypeError(f"explain() got an unexpected keyword argument {unknown[0]!r}")
+        raise no_such_argument("explain()", unknown, ("query", "key", "value", *takes, *names))
     axes = {NAMED_AXES[name]: own for name, own in names.items()}
     with naming_shapes(query=query, key=key, value=value):
         return explain_arrays(query, key, value, labels=axes, **options)

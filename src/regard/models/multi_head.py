@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
+from regard.boundary import answering
 from regard.boundary.arguments import as_array, as_int, result_dtype
 from regard.boundary.arrays import Array, lend
+from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
 from regard.compute.kernels.reference import project, unite
 from regard.compute.request import make_request
 from regard.compute.results import OutputWeights
-from regard.errors import OptionError, ProblemError, ShapeError, naming_shapes, safe_text
+from regard.errors import OptionError, ProblemError, ShapeError, naming_shapes
 from regard.explanation.build import OPTIONS, explain_problem, string_labels
 from regard.faces import Explanation
 from regard.problems.checks import weight_sizes
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 CALL_OPTIONS = (*OPTIONS, "precision", "threads")
 
 
+@answering
 @dataclass(frozen=True, eq=False, repr=False)
 class MultiHeadAttention:
     r"""concat(head_1 … head_H)·W_o (+ b_o), where head_h = attention(x·W_q, c·W_k, c·W_v)_h.
@@ -146,6 +149,7 @@ class MultiHeadAttention:
         return_weights: Literal[True],
         **options: Unpack[LayerOptions],
     ) -> OutputWeights[T]: ...
+    @answering
     def __call__(
         self,
         x: Any,
@@ -175,12 +179,10 @@ class MultiHeadAttention:
             In the common dtype of x, context and weights; half types are computed in float32 and
             rounded once. The array type is that of x and context.
         """
-        for name in options:
-            if name not in CALL_OPTIONS:
-                raise TypeError(
-                    f"MultiHeadAttention takes no option {safe_text(name, 60)} in a call; "
-                    f"it takes {', '.join(('return_weights', 'kernel', *CALL_OPTIONS))}"
-                )
+        unknown = {name: one for name, one in options.items() if name not in CALL_OPTIONS}
+        if unknown:
+            taken = ("x", "context", "return_weights", "kernel", *CALL_OPTIONS)
+            raise no_such_argument("MultiHeadAttention.__call__()", unknown, taken)
         (x, context), give_back = lend(x=x, context=context)
         inputs = {**_inputs(x, context), **self._weights()}
         dtype = result_dtype(inputs)
@@ -208,6 +210,7 @@ class MultiHeadAttention:
             answer = OutputWeights(output, result.weights.astype(dtype, copy=False))
         return give_back(answer)
 
+    @answering
     def explain(
         self,
         x: ArrayIn,

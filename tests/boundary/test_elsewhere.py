@@ -1,0 +1,146 @@
+"""A call with another library's arguments is answered with the argument that does it here."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+import regard
+from regard import masks
+from regard.boundary import answering
+
+X = np.eye(3)
+FLAGS = np.ones((3, 3), bool)
+LAYER = regard.MultiHeadAttention(X, X, X)
+
+
+def refusal(call) -> str:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"is_causal": True}, "is_causal: pass causal=True, with offset=0 where L ≠ S"),
+        ({"dropout_p": 0.0}, "dropout_p: leave it out: there is no dropout"),
+        ({"need_weights": True}, "need_weights: pass return_weights=True"),
+        ({"softmax_scale": 0.5}, "softmax_scale: pass scale=0.5"),
+        ({"window_size": (-1, 0)}, "window_size: pass window=(None, 0), None instead of -1"),
+        ({"local_window_size": 4}, "pass window=(4, 4); a single n is window=(n, n)"),
+        ({"logits_soft_cap": 30.0}, "logits_soft_cap: pass softcap=30.0"),
+        ({"key_value_seq_lengths": X}, "pass mask=regard.masks.Lengths(key_value_seq_lengths)"),
+        ({"enable_gqa": True}, "enable_gqa: leave it out: H query heads read G key heads"),
+        ({"num_heads": 2}, "num_heads: leave it out: heads are an axis"),
+        ({"key_padding_mask": X}, "pass mask=~key_padding_mask[:, None, None, :], because True"),
+        ({"dim": -1}, "dim: for regard.softmax pass axis=-1"),
+        ({"capacity": 3}, "capacity: it is an argument of regard.KVCache"),
+        ({"casual": True}, "casual: did you mean causal=True?"),
+        ({"Mask": FLAGS}, "Mask: did you mean mask=?"),
+        ({"dropout_pp": 0.1}, "what others call dropout_p, leave it out: there is no dropout"),
+        ({"colour": "red"}, "colour: it takes query, key, value, mask, bias, causal, window"),
+        ({"x\x1b": 1}, "x\\x1b: it takes query"),
+    ],
+)
+def test_an_argument_of_another_library_is_answered_with_the_one_that_does_it_here(given, answer):
+    message = refusal(lambda: regard.attention(X, X, X, **given))
+    assert message.startswith("attention() has no argument ")
+    assert answer in message
+
+
+def test_libraries_that_mean_different_things_by_one_name_are_told_apart():
+    message = refusal(lambda: regard.attention(X, X, X, attn_mask=FLAGS))
+    assert (
+        "coming from torch.nn.functional.scaled_dot_product_attention, pass mask=attn_mask if"
+    ) in message
+    assert "coming from torch.nn.MultiheadAttention, pass mask=~attn_mask if" in message
+
+
+def test_all_arguments_that_a_call_does_not_have_are_answered_at_once():
+    message = refusal(lambda: regard.attention(X, X, X, is_causal=True, dropout_p=0.1))
+    assert message == (
+        "attention() has no argument is_causal: pass causal=True, with offset=0 where L ≠ S; "
+        "nor dropout_p: leave it out: there is no dropout"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (lambda: regard.weights(X, X, X[0], sm_scale=0.5), "sm_scale: pass scale=0.5"),
+        (lambda: regard.explain(X, X, X, is_causal=True), "is_causal: pass causal=True"),
+        (lambda: regard.explain(X, X, X, tokens="abc"), "pass query_labels='abc' and key_labels="),
+        (lambda: regard.diagnose(len, num_heads=2), "num_heads: pass heads=2"),
+        (lambda: regard.softmax(X, dim=-1), "dim: pass axis=-1"),
+        (lambda: regard.set_threads(n_threads=2), "did you mean threads=2?"),
+        (lambda: regard.KVCache(max_length=9), "max_length: pass capacity=9"),
+        (lambda: regard.KVCache().attend(X, is_causal=True), "is_causal: pass causal=True"),
+        (lambda: regard.KVCache().append(X, X, layer_idx=0), "a regard.KVCache of its own"),
+        (lambda: LAYER(X, average_attn_weights=True), "their mean is .weights.mean(axis=-3)"),
+        (lambda: regard.MultiHeadAttention(X, X, X, num_heads=3), "num_heads: pass heads=3"),
+        (lambda: masks.Causal(offset=2), "offset: it is an argument of regard.attention"),
+        (lambda: masks.Window(128), "Window() needs right too: Window(left, right)"),
+        (lambda: masks.Lengths(size=2), "Lengths() has no argument size: it takes lengths"),
+        (lambda: regard.weights(X, X), "weights() needs lse too: weights(query, key, lse)"),
+        (lambda: regard.merge([X], [X[0]], lses=[X[0]]), "was given lses twice"),
+    ],
+)
+def test_the_other_functions_answer_too(call, answer):
+    assert answer in refusal(call)
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (
+            lambda: regard.attention(X, X, X, FLAGS),
+            "but 4 were given; pass the next as mask=",
+        ),
+        (lambda: regard.attention(X, X, X, X), "query, key and value by position, but 4"),
+        (lambda: regard.attention(X, X, X, X), "pass the next as bias="),
+        (lambda: regard.attention(X, X, X, None, 0.0, True), "but 6 were given; pass"),
+        (lambda: regard.attention(X, X, X, True), "pass the next as causal="),
+        (lambda: regard.explain(X, X, X, ["a", "b", "c"]), "pass the next as query_labels="),
+        (lambda: regard.KVCache(100), "takes nothing by position, but 1 was given"),
+        (lambda: regard.KVCache(100), "pass the next as capacity= or window="),
+        (lambda: LAYER(X, X, X), "takes x and context by position, but 3 were given"),
+        (lambda: regard.set_threads(1, 2), "takes threads by position, but 2 were given"),
+    ],
+)
+def test_arguments_without_a_name_are_answered_with_the_name_to_give_them(call, answer):
+    assert answer in refusal(call)
+
+
+def test_an_error_of_the_function_itself_comes_through_unchanged():
+    with pytest.raises(regard.DtypeError, match="lengths must be integers"):
+        masks.Lengths(0.5)
+
+    @answering
+    def adds(first, second=0):
+        return first + second
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        adds(1, None)
+    assert adds(1, second=2) == 3
+
+
+def test_signatures_are_shown_without_what_is_refused():
+    for function in (regard.attention, regard.weights, regard.KVCache.attend, masks.Window):
+        kinds = {one.kind for one in inspect.signature(function).parameters.values()}
+        assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    assert pickle.loads(pickle.dumps(regard.weights)) is regard.weights
+
+
+def test_a_function_of_another_library_is_answered_with_the_one_of_regard():
+    with pytest.raises(AttributeError, match=r"use regard\.attention, or regard\.interop\.torch"):
+        _ = regard.scaled_dot_product_attention
+    with pytest.raises(AttributeError, match="did you mean attention"):
+        _ = regard.atention
+    with pytest.raises(AttributeError, match=r"has no attribute 'numbers'$"):
+        _ = regard.numbers
+    assert not hasattr(regard, "__wrapped__")
