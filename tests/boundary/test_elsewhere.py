@@ -83,7 +83,7 @@ def test_all_arguments_that_a_call_does_not_have_are_answered_at_once():
         (lambda: regard.KVCache().append(X, X, layer_idx=0), "a regard.KVCache of its own"),
         (lambda: LAYER(X, average_attn_weights=True), "their mean is .weights.mean(axis=-3)"),
         (lambda: regard.MultiHeadAttention(X, X, X, num_heads=3), "num_heads: pass heads=3"),
-        (lambda: masks.Causal(offset=2), "offset: it is an argument of regard.attention"),
+        (lambda: masks.Causal(offset=2), "it is an argument of regard.attention; it takes none"),
         (lambda: masks.Window(128), "Window() needs right too: Window(left, right)"),
         (lambda: masks.Lengths(size=2), "Lengths() has no argument size: it takes lengths"),
         (lambda: regard.weights(X, X), "weights() needs lse too: weights(query, key, lse)"),

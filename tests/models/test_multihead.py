@@ -211,7 +211,7 @@ def test_a_layer_prints_as_its_heads_and_shapes():
 @pytest.mark.parametrize("name", ["return_lse", "out", "nonsense"])
 def test_an_option_that_a_layer_does_not_take_is_refused_by_name(name):
     layer = MultiHeadAttention(np.eye(2), np.eye(2), np.eye(2))
-    with pytest.raises(TypeError, match=f"takes no option {name} in a call; .* mask, bias"):
+    with pytest.raises(TypeError, match=f"has no argument {name}: .* mask, bias"):
         layer(np.eye(2), **{name: True})
 
 

@@ -273,16 +273,17 @@ def _answer(name: str, value: Any, taken: Sequence[str]) -> str:
         return next(iter(answers))
     if answers:
         return "; ".join(f"coming from {library}, {text}" for text, library in answers.items())
+    takes = f"it takes {_listed(taken)}" if taken else "it takes none"
     if known:
         text = known[0][1] if isinstance(known[0][1], str) else known[0][1][0]
-        return f"for {_home(_arguments(text)[0])} {_filled(text, name, value)}"
+        return f"for {_home(_arguments(text)[0])} {_filled(text, name, value)}; {takes}"
     if name in _arguments(*_texts()):
-        return f"it is an argument of {_home(name)}"
+        return f"it is an argument of {_home(name)}; {takes}"
     if near := _nearest(name, taken):
         return f"did you mean {near}={_spelled(value, '')}?"
     if near := _nearest(name, (*TRIED, *(one for names in ELSEWHERE.values() for one in names))):
         return f"if it is what others call {near}, {_answer(near, value, taken)}"
-    return f"it takes {_listed(taken)}" if taken else "it takes none"
+    return takes
 
 
 def _texts() -> Iterable[str]:
