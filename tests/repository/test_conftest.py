@@ -1,4 +1,4 @@
-"""The `needs` marker: absent tools are skipped, demanded ones are not, and typos are errors."""
+"""Tiers and tools: what --full adds, and that absent tools are skipped where none demands them."""
 
 import pytest
 
@@ -7,19 +7,35 @@ from places import ROOT
 pytest_plugins = "pytester"
 
 
+CONFTEST = (ROOT / "tests/conftest.py").read_text("utf-8")
+PRETENDED = """
+TOOLS = {"absent": Tool(lambda: False, "grow one"), "present": Tool(lambda: True, FULL)}
+"""
+SWEEP = """
+import pytest
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("path", ["fast", "slow"])
+@pytest.mark.parametrize(("rule", "hides"), [("none", 0), ("causal", 1), ("window", 2)])
+def test_one(path, rule, hides):
+    pass
+
+def test_two():
+    pass
+"""
+
+
 @pytest.fixture
 def run_with(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     """Run one test that needs `tool` on its own, with the real conftest and REGARD_REQUIRE."""
 
-    def run(tool: str, required: str) -> pytest.RunResult:
-        absent = '\nTOOLS["absent"] = Tool(lambda: False, "grow one")\n'
-        absent += 'TOOLS["present"] = Tool(lambda: True, "look around")\n'
-        pytester.makeconftest((ROOT / "tests/conftest.py").read_text("utf-8") + absent)
+    def run(tool: str, required: str, *options: str) -> pytest.RunResult:
+        pytester.makeconftest(CONFTEST + PRETENDED)
         pytester.makepyfile(
             f"import pytest\n@pytest.mark.needs({tool!r})\ndef test_one():\n    pass\n"
         )
         monkeypatch.setenv("REGARD_REQUIRE", required)
-        return pytester.runpytest_subprocess("-rs", "--strict-markers")
+        return pytester.runpytest_subprocess("-rs", "--strict-markers", *options)
 
     return run
 
@@ -49,3 +65,61 @@ def test_a_required_tool_that_nobody_knows_is_an_error(run_with):
 
 def test_a_test_that_needs_a_tool_that_nobody_knows_fails(run_with):
     run_with("nodejs", "").assert_outcomes(errors=1)
+
+
+def test_full_needs_every_library_and_says_how_to_get_them(run_with, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.PRETENDED", PRETENDED + 'TOOLS["jax"] = Tool(bool, FULL)\n')
+    result = run_with("present", "", "--full")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(['*--full needs jax; to get all that it needs: pip install "*"*'])
+
+
+def test_full_does_not_demand_what_pip_cannot_install(run_with):
+    run_with("absent", "", "--full").assert_outcomes(skipped=1)
+
+
+RULES, WAYS = ("none-0", "causal-1", "window-2"), ("fast", "slow")
+ALL = [f"test_one[{rule}-{path}]" for rule in RULES for path in WAYS]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), ["test_one[none-0-fast]", "test_one[causal-1-slow]", "test_one[window-2-fast]"]),
+        (("--full",), ALL),
+        ((f"test_sweep.py::{ALL[1]}",), ALL[1:2]),
+        (("-k", "slow"), ALL[3:4]),
+    ],
+)
+def test_a_sweep_has_each_value_and_in_full_each_combination(pytester, options, expected):
+    pytester.makeconftest(CONFTEST + PRETENDED)
+    pytester.makepyfile(test_sweep=SWEEP)
+    result = pytester.inline_run("-p", "no:xdist", *options)
+    ran = [one.nodeid.partition("::")[2] for one in result.getreports("pytest_runtest_logreport")]
+    assert [name for name in dict.fromkeys(ran) if name != "test_two"] == expected
+
+
+def test_all_cases_of_a_test_run_in_one_process(pytester, monkeypatch):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(
+        """
+import os, pytest
+
+@pytest.mark.parametrize("one", range(9))
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_process(name, one, record_property):
+    record_property("worker", os.environ["PYTEST_XDIST_WORKER"])
+
+def test_other(record_property):
+    record_property("worker", os.environ["PYTEST_XDIST_WORKER"])
+"""
+    )
+    result = pytester.inline_run("-n", "2", "-v")
+    reports = [one for one in result.getreports("pytest_runtest_logreport") if one.when == "call"]
+    workers = {
+        (one.nodeid.partition("[")[0], dict(one.user_properties)["worker"]) for one in reports
+    }
+    assert len(reports) == 19
+    assert len(workers) == 2
+    assert len({worker for _, worker in workers}) == 2
