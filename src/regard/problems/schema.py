@@ -115,10 +115,21 @@ def _vectors(name: str, value: Any) -> Array | dict[str, Array]:
         return read_vectors(name, value)
     except ProblemError as error:
         label = error.field
-        if label not in {key.path.partition(".")[0] for key in KEYS} | {*LONE_KEYS}:
+        place = {key.path.rpartition(".")[2]: key.path for key in KEYS}.get(label, "")
+        if label in {key.path.partition(".")[0] for key in KEYS} | {*LONE_KEYS}:
+            where = TOML_ORDER
+        elif place.startswith("options."):
+            where = f"it belongs below [{place.rpartition('.')[0]}]"
+        else:
             raise
         # What follows a header in TOML belongs to that table, also a key of the whole file.
-        raise ProblemError(f"{error}; if {label} is no label here: {TOML_ORDER}") from None
+        raise ProblemError(f"{error}; if {label} is no label here: {where}") from None
+
+
+def _flag(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        raise ProblemError(f"{name} is {shown(value)}; write true or false, without quotes")
+    return value
 
 
 def _window(name: str, value: Any) -> Any:
@@ -195,7 +206,7 @@ KEYS = (
     Key("features.values", "value_features"),
     Key("features.output", "output_features"),
     Key("row_notes", "row_notes"),
-    Key("options.causal", "causal"),
+    Key("options.causal", "causal", _flag),
     Key("options.window", "window", _window, _write_window),
     Key("options.offset", "offset"),
     Key("options.scale", "scale", _number),

@@ -23,6 +23,7 @@ from regard.boundary.parse import shown
 from regard.errors import ProblemError, safe_text
 from regard.problems.parts import MAX_NUMBERS
 from regard.problems.schema import MAX_DEPTH
+from regard.problems.toml_hints import hint
 
 MAX_TEXT_BYTES = 16 * 2**20
 # A parser spends microseconds and up to a kilobyte on each: a few bytes of text.
@@ -59,7 +60,9 @@ def parse(text: str, kind: Kind, name: str = "text") -> Any:
             f"{name} is nested too deeply; at most {MAX_DEPTH} levels are read"
         ) from None
     except ValueError as error:
-        raise ProblemError(f"{name} is not valid {kind.upper()}: {safe_text(error, 160)}") from None
+        mend = hint(text, str(error)) if kind == "toml" else ""
+        said = f"{safe_text(error, 160)}{'; ' if mend else ''}{mend}"
+        raise ProblemError(f"{name} is not valid {kind.upper()}: {said}") from None
 
 
 def decode(data: bytes) -> str:
