@@ -14,7 +14,7 @@ from regard.diagnosis.result import Outcome
 from regard.errors import DtypeError
 from regard.explanation import questions
 from regard.explanation.derivation import Derivation
-from regard.explanation.labels import Index
+from regard.explanation.labels import Batch, Index
 from regard.explanation.questions import Comparison, Mismatch, Statistics
 from regard.explanation.table import Table
 from regard.explanation.trace import Trace
@@ -29,9 +29,7 @@ class Explanation(Trace):
         """The same steps with the methods of this class."""
         return cls(**{each.name: getattr(trace, each.name) for each in fields(Trace)})
 
-    def statistics(
-        self, *, head: int | None = None, batch: tuple[int, ...] | None = None
-    ) -> Statistics:
+    def statistics(self, *, head: int | None = None, batch: Batch | None = None) -> Statistics:
         """Mean, variance, minimum and maximum of every step; how each row spreads its weight.
 
         The variances show why the scale is there: that of q·k grows with the width D.
@@ -48,7 +46,7 @@ class Explanation(Trace):
         row: Index | None = None,
         *,
         head: int | None = None,
-        batch: tuple[int, ...] | None = None,
+        batch: Batch | None = None,
     ) -> Table:
         """What each key adds to one row of the output: weights[i, j]·values[j]; they add up to it.
 
@@ -66,13 +64,9 @@ class Explanation(Trace):
         """
         return questions.contributions(self, row, head, batch)
 
-    def table(
-        self, step: str, *, head: int | None = None, batch: tuple[int, ...] | None = None
-    ) -> Table:
+    def table(self, step: str, *, head: int | None = None, batch: Batch | None = None) -> Table:
         """One head of a step as a labelled table."""
-        from regard.views.head_view import Head
-
-        return Head(self, head, batch).table(step)
+        return self.steps[step].table(head=head, batch=batch)
 
     def without(self, key: Index) -> Self:
         """The attention with that key removed; its `.output` is the answer."""
@@ -149,7 +143,7 @@ class Explanation(Trace):
         step: str = "weights",
         *,
         head: int | None = None,
-        batch: tuple[int, ...] | None = None,
+        batch: Batch | None = None,
         axes: Any = None,
     ) -> Any:
         r"""One head of a step as a heat map, on `axes` or on a figure made for it; returns Axes.
@@ -173,10 +167,8 @@ class Explanation(Trace):
         ----------
         step : str
             The name of a step, such as ``"weights"``.
-        head : int, optional
-            Which query head, 0 if not given.
-        batch : tuple of int, optional
-            Which batch element, the first if not given.
+        head, batch
+            As for `why`.
         axes : matplotlib.axes.Axes, optional
             Where to draw.
 
@@ -189,9 +181,7 @@ class Explanation(Trace):
 
         return plots.plot(self.table(step, head=head, batch=batch), axes)
 
-    def plot_heads(
-        self, step: str = "weights", *, batch: tuple[int, ...] | None = None
-    ) -> tuple[Any, ...]:
+    def plot_heads(self, step: str = "weights", *, batch: Batch | None = None) -> tuple[Any, ...]:
         """One heat map for each head on one figure, with one scale; returns the Axes of each.
 
         As `plot`, with labels at the left and at the bottom only, since all heads share them.
@@ -205,7 +195,7 @@ class Explanation(Trace):
         self,
         *steps: str,
         head: int | None = None,
-        batch: tuple[int, ...] | None = None,
+        batch: Batch | None = None,
         digits: int = 8,
     ) -> str:
         """Steps as Markdown tables: those named, or all of them."""
@@ -218,7 +208,7 @@ class Explanation(Trace):
         self,
         *steps: str,
         head: int | None = None,
-        batch: tuple[int, ...] | None = None,
+        batch: Batch | None = None,
         digits: int = 8,
     ) -> str:
         """Steps as LaTeX tables: those named, or all of them."""

@@ -520,8 +520,6 @@ def test_heads_and_batches_are_chosen_by_keyword():
     assert cell.value == explanation.steps["weights"].value[1, 2, 3, 2, 1]
     assert (cell.index, cell.batch) == ((3, 2, 1), (1, 2))
     assert cell.labels == ("head 3", "2", "1")
-    first = explanation.why("weights", 2, 1)
-    assert first.value == explanation.steps["weights"].value[0, 0, 0, 2, 1]
 
 
 def test_for_keys_and_values_the_head_is_the_query_head_that_reads_them():
@@ -618,8 +616,7 @@ def test_one_head_of_one_batch_element_is_a_matrix_a_vector_or_a_number():
     np.testing.assert_array_equal(
         steps["row_sums"].head(1, (0, 1)), steps["row_sums"].value[0, 1, 1]
     )
-    np.testing.assert_array_equal(steps["sink"].head(2), steps["sink"].value[0, 0, 2])
-    np.testing.assert_array_equal(steps["weights"].head(), steps["weights"].value[0, 0, 0])
+    np.testing.assert_array_equal(steps["sink"].head(2, (1, 0)), steps["sink"].value[1, 0, 2])
     assert steps["scale"].head(3, (1, 2)).shape == ()
     matrix = regard.explain(*PLAIN).steps["weights"]
     np.testing.assert_array_equal(matrix.head(), matrix.value)
@@ -642,19 +639,17 @@ def test_a_step_that_has_no_leading_axes_is_the_same_for_every_batch_element():
 def test_a_table_is_always_a_matrix_with_its_labels():
     explanation = regard.explain(*HEADS, query_labels=["a", "b", "c"])
     weights = explanation.table("weights", head=2)
-    np.testing.assert_array_equal(weights.values, explanation.steps["weights"].value[2])
+    np.testing.assert_array_equal(weights.value, explanation.steps["weights"].value[2])
     assert (weights.name, weights.symbol, weights.formula) == ("weights", "P", "P = Y / z")
     assert (weights.row_labels, weights.column_labels) == (("a", "b", "c"), tuple("01234"))
     assert weights.hidden is None
     sums = explanation.table("row_sums", head=1)
-    np.testing.assert_array_equal(
-        sums.values, explanation.steps["row_sums"].value[1][:, np.newaxis]
-    )
+    np.testing.assert_array_equal(sums.value, explanation.steps["row_sums"].value[1][:, np.newaxis])
     assert (sums.row_labels, sums.column_labels) == (("a", "b", "c"), ())
-    assert explanation.table("scale").values.shape == (1, 1)
+    assert explanation.table("scale").value.shape == (1, 1)
     single = regard.explain(*inputs((2,), (3, 2), (3, 2)), mask=[True, False, True])
     table = single.table("weights")
-    np.testing.assert_array_equal(table.values, single.steps["weights"].value[np.newaxis])
+    np.testing.assert_array_equal(table.value, single.steps["weights"].value[np.newaxis])
     np.testing.assert_array_equal(table.hidden, [[False, True, False]])
     assert table.hidden_by(0, 1) == ("mask",)
 
@@ -665,11 +660,12 @@ NOTHING_TO_SEE = inputs((2, 2), (0, 2), (0, 1))
 @pytest.mark.parametrize("arrays", [PLAIN, HEADS, BATCH, NOTHING_TO_SEE], ids=range(4))
 @pytest.mark.parametrize("step", ["masked", "row_maximum", "shifted", "exponentials", "weights"])
 def test_every_kind_of_call_has_its_tables(step, arrays):
-    table = regard.explain(*arrays, causal=True, offset=0).table(step)
-    assert table.values.shape[0] == len(table.row_labels)
+    explanation = regard.explain(*arrays, causal=True, offset=0)
+    table = explanation.table(step, head=0, batch=(0,) * len(explanation.batch_shape))
+    assert table.value.shape[0] == len(table.row_labels)
     if step != "row_maximum":
-        assert table.values.shape == (len(table.row_labels), len(table.column_labels))
-        assert table.hidden.shape == table.values.shape
+        assert table.value.shape == (len(table.row_labels), len(table.column_labels))
+        assert table.hidden.shape == table.value.shape
 
 
 RULES: dict[str, tuple[dict[str, Any], dict[tuple[int, int], tuple[str, ...]]]] = {
@@ -721,7 +717,7 @@ def test_a_hidden_cell_of_a_table_names_the_rules_that_hide_it(rule):
         for at in itertools.product(range(3), repeat=2):
             assert bool(table.hidden_by(*at)) == table.hidden[at]
         absent = 0.0 if name in ("exponentials", "weights") else -INF
-        np.testing.assert_array_equal(table.values[table.hidden], absent)
+        np.testing.assert_array_equal(table.value[table.hidden], absent)
     for name in ("scores", "scaled", "keys", "output"):
         assert explanation.table(name).hidden is None
 
@@ -841,7 +837,7 @@ def test_the_numbers_of_a_step_cannot_be_written():
     for explanation in (regard.explain(*HEADS, causal=True, offset=0), regard.explain(projected())):
         for name, step in explanation.steps.items():
             before = step.value.copy()
-            for array in (step.value, step.head(1), explanation.table(name).values):
+            for array in (step.value, step.head(1), explanation.table(name, head=1).value):
                 if array.flags.writeable:  # then it is a copy, of a single number
                     array[...] = 0
                 else:
@@ -925,7 +921,7 @@ def test_the_kernel_runs_only_when_it_is_asked_for_and_once(monkeypatch):
     )
     monkeypatch.setattr(regard.compute.dispatch, "kernels", lambda: (kernel,))
     explanation = regard.explain(*HEADS)
-    explanation.why("output", 0, 0)
+    explanation.why("output", 0, 0, head=0)
     assert explanation.output.shape == (4, 3, 3)
     assert ran == []
     assert explanation.kernel is explanation.kernel
@@ -1096,7 +1092,7 @@ OWN_MASK = np.arange(9).reshape(3, 3) != 3
 def test_a_mask_object_given_with_a_problem_replaces_its_mask_and_no_other_rule():
     problem = projected(lengths=2, mask=OWN_MASK)
     explanation = regard.explain(problem, mask=~Boolean([False, True, False], name="second"))
-    table = explanation.table("weights")
+    table = explanation.table("weights", head=0)
     assert table.hidden_by(1, 0) == ()
     assert table.hidden_by(1, 1) == ("not second",)
     assert table.hidden_by(0, 2) == ("lengths",)
@@ -1117,8 +1113,9 @@ def test_no_mask_takes_away_that_of_the_problem():
 
 def test_without_keeps_the_mask_that_replaced_that_of_the_problem():
     explanation = regard.explain(projected(mask=OWN_MASK), mask=Causal()).without(0)
-    assert explanation.table("weights").hidden_by(1, 0) == ('without "she"',)
-    assert explanation.table("weights").hidden_by(0, 1) == ("causal",)
+    table = explanation.table("weights", head=0)
+    assert table.hidden_by(1, 0) == ('without "she"',)
+    assert table.hidden_by(0, 1) == ("causal",)
     np.testing.assert_array_equal(explanation.without(1).steps["visible"].value[0, 1], [False] * 3)
 
 
@@ -1198,4 +1195,4 @@ def test_empty_sizes_are_explained_like_any_other(shapes, options):
     assert explanation.statistics().rows.entropy.shape == explanation.steps["lse"].shape
     if explanation.heads != 0 and 0 not in explanation.batch_shape:
         for name in explanation.steps:
-            assert explanation.table(name).values.ndim == 2
+            assert explanation.table(name, head=0).value.ndim == 2

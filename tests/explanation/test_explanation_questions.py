@@ -144,7 +144,7 @@ def test_statistics_of_one_head_of_one_batch_element(monkeypatch, cells):
             for name, one in found.steps.items():
                 step = explanation.steps[name]
                 own = step.head(head, batch)
-                if explanation.hides(step.declared):
+                if step.hides:
                     own = own[explanation.steps["visible"].head(head, batch)]
                 check_statistics(one, own)
             assert found.rows.entropy.shape == (6,)
@@ -269,12 +269,12 @@ def test_contributions_of_the_keys_add_up_to_the_row_of_the_output(arrays, maske
         expected = np.atleast_2d(output.head(head, batch))[row]
         p = np.atleast_2d(weights.head(head, batch))[row]
         v = values.head(head, batch)
-        np.testing.assert_array_equal(table.values, p[:, np.newaxis] * v)
-        sums = [math.fsum(column) for column in table.values.T]
-        bound = (len(p) + 1) * UNIT * abs(table.values).sum(axis=0)
+        np.testing.assert_array_equal(table.value, p[:, np.newaxis] * v)
+        sums = [math.fsum(column) for column in table.value.T]
+        bound = (len(p) + 1) * UNIT * abs(table.value).sum(axis=0)
         assert_within(np.array(sums), expected, bound, "sum of the contributions")
         if masked:
-            np.testing.assert_array_equal(table.values[[1, 4]], 0.0)
+            np.testing.assert_array_equal(table.value[[1, 4]], 0.0)
 
 
 def test_contributions_are_labelled_by_key_and_value_feature():
@@ -287,15 +287,15 @@ def test_contributions_are_labelled_by_key_and_value_feature():
     table = explanation.contributions("c")
     assert table.row_labels == ("the@0", "cat", "the@2", "dog", "sat")
     assert table.column_labels == ("u", "v", "w")
-    np.testing.assert_array_equal(table.values, explanation.contributions(2).values)
-    assert not np.array_equal(table.values, explanation.contributions(3).values)
+    np.testing.assert_array_equal(table.value, explanation.contributions(2).value)
+    assert not np.array_equal(table.value, explanation.contributions(3).value)
 
 
 def test_contributions_need_no_row_where_there_is_one_and_need_it_elsewhere():
     single = regard.explain(*CALLS["one query"])
-    np.testing.assert_array_equal(single.contributions().values, single.contributions(0).values)
+    np.testing.assert_array_equal(single.contributions().value, single.contributions(0).value)
     one_row = regard.explain(PLAIN[0][:1], *PLAIN[1:])
-    np.testing.assert_array_equal(one_row.contributions().values, one_row.contributions(0).values)
+    np.testing.assert_array_equal(one_row.contributions().value, one_row.contributions(0).value)
     with pytest.raises(regard.LabelError, match="7 queries; say which row"):
         regard.explain(*PLAIN).contributions()
     with pytest.raises(regard.LabelError, match="no 7"):
@@ -306,14 +306,14 @@ def test_contributions_of_hidden_keys_are_zero_whatever_stands_there():
     values = with_cells(PLAIN[2], {(4, 0): NAN, (4, 1): INF, (4, 2): -INF})
     explanation = regard.explain(*PLAIN[:2], values, mask=Lengths(4))
     table = explanation.contributions(0)
-    assert table.values[4].tobytes() == np.zeros(3).tobytes()
-    assert np.isfinite(table.values).all()
+    assert table.value[4].tobytes() == np.zeros(3).tobytes()
+    assert np.isfinite(table.value).all()
 
 
 def test_contributions_show_a_nan_that_is_in_sight():
     values = with_cells(PLAIN[2], {(1, 0): NAN})
     table = regard.explain(*PLAIN[:2], values).contributions(0)
-    np.testing.assert_array_equal(np.argwhere(np.isnan(table.values)), [[1, 0]])
+    np.testing.assert_array_equal(np.argwhere(np.isnan(table.value)), [[1, 0]])
 
 
 # without ------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_without_a_key_of_a_problem_goes_through_to_the_projected_output():
     expected = regard.explain(problem.replace(lengths=None, mask=only), scale=2.0)
     np.testing.assert_array_equal(found.output, expected.output)
     assert found.steps["scale"].value == 2.0
-    assert found.table("weights").hidden_by(0, 2) == ("lengths",)
+    assert found.table("weights", head=0).hidden_by(0, 2) == ("lengths",)
     assert found.problem is not None
 
 
@@ -833,7 +833,7 @@ def test_without_any_key_no_row_has_a_largest_one():
         (lambda e: e.why("weights", 0, 0, batch=1), regard.LabelError, "batch (1,) is not"),
         (lambda e: e.why("weights", 0, 0, batch=[1]), regard.LabelError, "batch (1,) is not"),
         (lambda e: e.table("weights", batch=("x", 0)), TypeError, "batch must be a tuple of ints"),
-        (lambda e: e.why("weights", 0, 0).open("x"), TypeError, "operand must be an int"),
+        (lambda e: e.why("scale").open("x"), TypeError, "operand must be an int"),
         (lambda e: e.why(["output"]), regard.LabelError, "there is no step ['output']"),
         (lambda e: e.steps["weights"].head(7), regard.LabelError, "there is no head 7"),
         (lambda e: e.steps["weights"].head(-1), regard.LabelError, "there is no head -1"),
@@ -859,7 +859,7 @@ def test_a_question_of_the_wrong_kind_is_refused_by_the_name_of_its_argument(ask
 
 def test_a_batch_element_may_be_named_by_a_list():
     explanation = regard.explain(*BATCH)
-    assert explanation.why("weights", 0, 0, batch=[1, 2]).batch == (1, 2)
+    assert explanation.why("weights", 0, 0, head=0, batch=[1, 2]).batch == (1, 2)
     lone = regard.explain(*inputs((2, 1, 3, 2), (2, 1, 3, 2), (2, 1, 3, 2)))
     assert lone.why("weights", 0, 0, batch=1).batch == (1,)
 
@@ -890,10 +890,10 @@ def test_a_table_is_printed_with_its_labels_and_rounded_numbers():
     x = np.eye(2)
     table = regard.explain(x, x, x, query_labels=["a", "b"], key_labels=["c", "d\x1b"])
     assert repr(table.table("weights")).split("\n") == [
-        "weights  P = Y / z  2 × 2",
-        "          c     d\\x1b",
-        "a  0.669762  0.330238",
-        "b  0.330238  0.669762",
+        "weights  P = Y / z  2 query rows × 2 keys",
+        "        c   d\\x1b",
+        "a  0.6698  0.3302",
+        "b  0.3302  0.6698",
     ]
 
 

@@ -30,7 +30,7 @@ PACKAGE = Path(find_spec("regard").origin).parent
 LADDER = """
 errors _fused
 boundary.elsewhere
-boundary boundary.arrays boundary.files
+boundary boundary.arrays boundary.dataframe boundary.files
 boundary.arguments compute.native
 boundary.parse compute.visibility
 masks compute.options compute.results
@@ -41,6 +41,7 @@ compute.dispatch compute.kv_buffers
 compute.config compute.recompute_weights compute.kv_cache
 explanation.labels explanation.notation
 explanation.derivation explanation.table
+explanation.step
 explanation.trace
 explanation.questions
 explanation.build
@@ -59,7 +60,7 @@ __main__
 RANKS = {room: rank for rank, rooms in enumerate(LADDER.split("\n")) for room in rooms.split()}
 NATIVE = {"regard._fused"}
 CATCH_ALLS = {"utils", "util", "helpers", "common", "core", "misc"}
-NEIGHBOURS = {"torch", "jax", "dask", "matplotlib", "onnx", "transformers", "tokenizers"}
+NEIGHBOURS = {"torch", "jax", "dask", "matplotlib", "onnx", "transformers", "tokenizers", "pandas"}
 SHOWING = {"rich", "jinja2", "typer"}
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}

@@ -385,11 +385,11 @@ def test_a_part_of_a_step_has_the_numbers_of_the_whole() -> None:
         for name, step in explanation.steps.items():
             table = explanation.table(name, head=head)
             whole = step.head(head)
-            np.testing.assert_array_equal(table.values, whole.reshape(table.values.shape))
-            np.testing.assert_equal(own.shape(name), table.values.shape)
+            np.testing.assert_array_equal(table.value, whole.reshape(table.value.shape))
+            np.testing.assert_equal(own.shape(name), table.value.shape)
             rows = [0] if own.shape(name)[0] < 3 else [0, 2]
             few = own.table(name, rows)
-            np.testing.assert_array_equal(few.values, table.values[rows], err_msg=step.name)
+            np.testing.assert_array_equal(few.value, table.value[rows], err_msg=step.name)
             if table.hidden is not None:
                 np.testing.assert_array_equal(few.hidden, table.hidden[rows])
                 for k, row in enumerate(rows):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from regard.errors import DtypeError, LabelError, safe_text
 from regard.textbook.steps import Step
 
 Index = int | str
+Batch = int | tuple[int, ...]
 
 AXIS_NAMES = {
     "L": "query rows",
@@ -50,7 +51,7 @@ def own_head(sizes: Mapping[str, int], step: Step, head: int) -> int | None:
     return head if "H" in step.axes else None
 
 
-def batch_position(lead: tuple[int, ...], batch: Sequence[int] | int | None) -> tuple[int, ...]:
+def batch_position(lead: tuple[int, ...], batch: Batch | None) -> tuple[int, ...]:
     """An index into the leading axes, checked; the first element if not given."""
     if batch is None:
         return (0,) * len(lead)

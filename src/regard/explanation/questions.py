@@ -17,7 +17,7 @@ from regard.boundary.arrays import Array
 from regard.compute.visibility import LeftOut
 from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
-from regard.explanation.labels import Index, own_head
+from regard.explanation.labels import Batch, Index, own_head
 from regard.explanation.notation import format_number
 from regard.explanation.table import Table, aligned
 from regard.explanation.trace import Trace
@@ -101,25 +101,23 @@ class Mismatch:
     derivation: Derivation | None
 
 
-def statistics(
-    trace: Trace, head: int | None = None, batch: tuple[int, ...] | None = None
-) -> Statistics:
+def statistics(trace: Trace, head: int | None = None, batch: Batch | None = None) -> Statistics:
     """Statistics of every step that is more than one number, and of every row of weights.
 
     Over all heads and batch elements, or those of one query head and of one batch element.
     """
     head = None if head is None else trace.head_index(head)
-    batch = None if batch is None else trace.batch_index(batch)
+    at = None if batch is None else trace.batch_index(batch)
     names = [
         name for name, step in trace.steps.items() if step.axes and step.declared.op != "visible"
     ]
     moments = {name: _Moments() for name in names}
     rows = _Rows(trace)
-    for name, block in _together(trace, names, head, batch):
+    for name, block in _together(trace, names, head, at):
         moments[name].add(block)
         if name == "weights":
             rows.add(block)
-    return Statistics({name: moments[name].result() for name in names}, rows.result(head, batch))
+    return Statistics({name: moments[name].result() for name in names}, rows.result(head, at))
 
 
 class _Block(NamedTuple):
@@ -166,7 +164,7 @@ def _blocks(
     for element in np.ndindex(*lead) if batch is None else [batch[: len(lead)]]:
         for at, rows in itertools.product(heads, row_blocks):
             seen = None
-            if trace.hides(step.declared):
+            if step.hides:
                 seen = source.block("visible", element, at, rows)
             yield _Block(element, at, rows, source.block(name, element, at, rows), seen)
 
@@ -337,12 +335,10 @@ def _in_sight(
     return seen[:, None]
 
 
-def contributions(
-    trace: Trace, row: Index | None, head: int | None, batch: tuple[int, ...] | None
-) -> Table:
+def contributions(trace: Trace, row: Index | None, head: int | None, batch: Batch | None) -> Table:
     """What each key adds to one row of the output: weights[i, j]·values[j]."""
     source, sizes = trace.source, trace.source.sizes
-    at, h = trace.batch_index(batch), trace.head_index(head, trace.steps["weights"].declared)
+    at, h = trace.steps["weights"].one(head, batch)
     if row is None:
         if sizes.get("L", 1) != 1:
             raise LabelError(f"there are {sizes['L']} queries; say which row")
@@ -399,12 +395,14 @@ def _mismatches(trace: Trace, expected: Expectation) -> Iterator[Mismatch]:
     if expected.value is None:
         return
     if expected.at is not None:
-        cell = trace.why(step.name, *expected.at, head=expected.head)
+        cell = stated_cell(trace, expected)
         wanted = float(np.asarray(expected.value))
         if not _meets(expected, cell.value, wanted):
             yield _mismatch(expected, cell, wanted)
         return
-    ours = step.value if expected.head is None else step.head(expected.head)
+    ours = (
+        step.value if expected.head is None else step.head(expected.head, trace.batch_index(None))
+    )
     theirs = np.asarray(expected.value, dtype=np.float64)
     if theirs.shape != ours.shape:
         raise OptionError(
@@ -418,6 +416,13 @@ def _mismatches(trace: Trace, expected: Expectation) -> Iterator[Mismatch]:
                 lead, own = 0, own_head(trace.source.sizes, step.declared, expected.head)
             index = at[lead:] if own is None else (own, *at)
             yield _mismatch(expected, trace.derive(step.name, index, at[:lead]), float(theirs[at]))
+
+
+def stated_cell(trace: Trace, expected: Expectation) -> Derivation:
+    """The cell that an expectation is about; in head 0 if it names none."""
+    assert expected.at is not None
+    batch = trace.batch_index(None)
+    return trace.why(expected.step, *expected.at, head=expected.head or 0, batch=batch)
 
 
 def _mismatch(expected: Expectation, cell: Derivation, wanted: float) -> Mismatch:

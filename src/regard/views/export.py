@@ -40,7 +40,7 @@ def _markdown(table: Table, digits: int) -> str:
     headers = [_plain(label) for label in table.column_labels] or [_plain(table.symbol)]
     notes = [""] if table.row_notes else []
     lines = [[" ", *headers, *notes]]
-    for row, numbers in enumerate(table.values):
+    for row, numbers in enumerate(table.value):
         label = _plain(table.row_labels[row]) if table.row_labels else " "
         cells = [_word(table, row, k, digits) for k in range(len(numbers))]
         lines.append([label, *cells, *([_plain(table.row_notes[row])] if notes else [])])
@@ -53,7 +53,7 @@ def _markdown(table: Table, digits: int) -> str:
 def _word(table: Table, row: int, column: int, digits: int) -> str:
     if table.hidden is not None and table.hidden[row, column]:
         return _plain(", ".join(table.hidden_by(row, column)) or "hidden")
-    return format_number(float(table.values[row, column]), digits)
+    return format_number(float(table.value[row, column]), digits)
 
 
 def _plain(label: str) -> str:
@@ -75,10 +75,10 @@ def as_latex(tables: Sequence[Table], digits: int = 8) -> str:
 
 
 def _latex(table: Table, digits: int) -> str:
-    columns = table.values.shape[1]
+    columns = table.value.shape[1]
     headers = [latex_text(label) for label in table.column_labels] or [""] * columns
     rows = []
-    for row, numbers in enumerate(table.values):
+    for row, numbers in enumerate(table.value):
         hidden = [False] * columns if table.hidden is None else table.hidden[row]
         cells = [
             latex_text(_word(table, row, k, digits))

@@ -91,7 +91,7 @@ class Scale:
 
 def _scale(tables: Sequence[Table]) -> Scale:
     """Colours for all but the largest 1 in 200 numbers, beside which others could look alike."""
-    numbers = np.concatenate([np.asarray(t.values, np.float64)[_numbers(t)] for t in tables])
+    numbers = np.concatenate([np.asarray(t.value, np.float64)[_numbers(t)] for t in tables])
     sizes = np.abs(numbers)
     largest = float(sizes.max(initial=0))
     end = float(np.quantile(sizes, 0.995, method="higher")) if sizes.size else 0.0
@@ -101,11 +101,11 @@ def _scale(tables: Sequence[Table]) -> Scale:
 
 def _numbers(table: Table) -> NDArray[np.bool_]:
     """Which cells are to be coloured by their number."""
-    return np.isfinite(np.asarray(table.values, np.float64)) & ~_hidden(table)
+    return np.isfinite(np.asarray(table.value, np.float64)) & ~_hidden(table)
 
 
 def _hidden(table: Table) -> NDArray[np.bool_]:
-    return np.zeros(table.values.shape, np.bool_) if table.hidden is None else table.hidden
+    return np.zeros(table.value.shape, np.bool_) if table.hidden is None else table.hidden
 
 
 # --- a figure of its own --------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def _on_a_figure(
     While it is made it is one inch wide and high, so that its coordinates are inches.
     """
     figure = pyplot.figure(figsize=(1, 1), layout="none")
-    width, height = _extent(tables[0].values.shape, side)
+    width, height = _extent(tables[0].value.shape, side)
     scale = _scale(tables)
     count = len(tables)
     across = count if count <= 4 else next((n for n in (4, 3, 5) if count % n == 0), 4)
@@ -238,7 +238,7 @@ def _draw(
     """Cells, their numbers where there is room, and names at the left and below, if on `sides`."""
     from matplotlib.colors import Normalize
 
-    values, hidden = np.asarray(table.values, np.float64), _hidden(table)
+    values, hidden = np.asarray(table.value, np.float64), _hidden(table)
     rows, columns = values.shape
     axes.grid(False)
     if values.size:

@@ -19,12 +19,14 @@ from regard.explanation import questions
 from regard.explanation.derivation import Derivation, cell_name
 from regard.explanation.notation import exactly
 from regard.explanation.questions import Comparison, Mismatch, RowStatistics
-from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
+from regard.explanation.step import ExplainedStep
+from regard.explanation.table import shown_of
+from regard.explanation.trace import READING_NOTE, Trace
 from regard.textbook.operations import OPERATIONS
 from regard.views import story
 from regard.views.head_view import Head
 from regard.views.step_words import EFFECTIVE_KEYS, sentences, significant, why_the_scale
-from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Layout, shown_of
+from regard.views.terminal_layout import ALARM, FAINT, STRONG, Cell, Layout
 from regard.views.walk import PATH_NOTE, off_path, walk
 
 MOST_MISMATCHES = 10

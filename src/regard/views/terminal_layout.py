@@ -20,12 +20,10 @@ from rich.text import Text
 
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
-from regard.explanation.table import Table
+from regard.explanation.table import FIRST, LAST, Table, shown_of
 from regard.views.colours import shading
 
 DIGITS = 8
-# Longer axes are shown by their first and last few.
-MOST, FIRST, LAST = 12, 6, 5
 LABEL_WIDTH, HEADER_WIDTH = 24, 14
 PROSE_WIDTH = 88
 
@@ -121,20 +119,20 @@ class Layout:
 
     def table(self, table: Table, darkest: float, count: int) -> None:
         """A step's matrix of so many rows, all or the first and last; long rows are elided too."""
-        columns = shown_of(table.values.shape[1])
+        columns = shown_of(table.value.shape[1])
         shade = self.shades(darkest)
         cells = [
             [self._cell(table, row, column, shade) for column in columns]
-            for row in range(len(table.values))
+            for row in range(len(table.value))
         ]
         names = table.column_labels or (table.symbol,)
-        away = table.values.shape[1] - FIRST - LAST
+        away = table.value.shape[1] - FIRST - LAST
         headers = [away if column is None else names[column] for column in columns]
         labels = table.row_labels or ("",) * len(cells)
         self.grid(labels, headers, cells, table.row_notes, left_out=count - len(cells))
         if None in columns or count > len(cells):
             self.say(
-                f"All {count * table.values.shape[1]} numbers: --json, or "
+                f"All {count * table.value.shape[1]} numbers: --json, or "
                 f'explanation.steps["{table.name}"].value in Python.',
                 FAINT,
                 indent=2,
@@ -151,8 +149,8 @@ class Layout:
             return Cell("…", FAINT, word=True)
         if table.hidden is not None and table.hidden[row, column]:
             return Cell(table.rule(row, column), FAINT, word=True)
-        value = table.values[row, column]
-        if table.values.dtype == np.bool_:
+        value = table.value[row, column]
+        if table.value.dtype == np.bool_:
             return Cell("1" if value else "0", None if value else FAINT)
         text = self.number(float(value))
         if not np.isfinite(value):
@@ -370,10 +368,3 @@ def _wrap(text: str, width: int) -> list[str]:
             else:
                 lines[-1] += part
     return lines
-
-
-def shown_of(size: int) -> list[int | None]:
-    """The positions along an axis that are shown, with None in place of those left out."""
-    if size <= MOST:
-        return list(range(size))
-    return [*range(FIRST), None, *range(size - LAST, size)]

@@ -143,7 +143,7 @@ def test_every_table_shows_every_number(name: str, digits: int, open_page: Open)
                 if table.hidden is not None and table.hidden[row, column]:
                     assert text == table.hidden_by(row, column)[0]
                 else:
-                    assert text == rounded(float(table.values[row, column]), digits)
+                    assert text == rounded(float(table.value[row, column]), digits)
 
 
 TREE = """(selector) => {
@@ -634,7 +634,7 @@ def test_every_head_of_every_layer_can_be_chosen(open_page: Open) -> None:
                 for row, cells in enumerate(shown[step]):
                     for column, text in enumerate(cells):
                         if table.hidden is None or not table.hidden[row, column]:
-                            assert text == rounded(float(table.values[row, column]), 4)
+                            assert text == rounded(float(table.value[row, column]), 4)
 
 
 def test_the_way_leads_into_the_head_that_a_number_comes_from(open_page: Open) -> None:
@@ -653,7 +653,7 @@ def test_batch_elements_can_be_chosen(open_page: Open) -> None:
     page = open_page(explanation)
     page.select_option("[name=batch]", "4")
     table = explanation.table("output", batch=(1, 1))
-    assert tables(page)["output"] == [[rounded(float(v), 4) for v in row] for row in table.values]
+    assert tables(page)["output"] == [[rounded(float(v), 4) for v in row] for row in table.value]
 
 
 @pytest.mark.parametrize(
@@ -702,14 +702,11 @@ def test_a_large_matrix_is_drawn_and_its_rows_are_computed_when_asked_for(open_p
     row = tables(page)["weights"]
     table = explanation.table("weights")
     assert row == [
-        [
-            rounded(float(table.values[150, key]), 4) if key <= 150 else "causal"
-            for key in range(200)
-        ]
+        [rounded(float(table.value[150, key]), 4) if key <= 150 else "causal" for key in range(200)]
     ]
     strongest = page.locator('[data-step="weights"] .words button').nth(0).text_content()
     assert (
-        strongest == f"tok{table.values[150].argmax()} {rounded(float(table.values[150].max()), 4)}"
+        strongest == f"tok{table.value[150].argmax()} {rounded(float(table.value[150].max()), 4)}"
     )
 
 
@@ -808,7 +805,7 @@ def test_a_classroom_page_is_small_and_complete_without_javascript(
     for row, cells in enumerate(texts):
         for column, text in enumerate(cells):
             if table.hidden is None or not table.hidden[row, column]:
-                assert text == rounded(float(table.values[row, column]), 4)
+                assert text == rounded(float(table.value[row, column]), 4)
     assert not page.locator(".tools").is_visible()
     assert not page.locator("#why").is_visible()
 

@@ -26,6 +26,7 @@ from regard.compute.visibility import (
     Not,
 )
 from regard.errors import safe_text
+from regard.explanation import questions
 from regard.explanation.derivation import Values
 from regard.explanation.labels import own_head
 from regard.explanation.trace import READING_NOTE, Trace
@@ -285,7 +286,7 @@ def _expectations(data: Data, explanation: Trace) -> list[dict[str, Any]]:
         if head is not None:
             own["head"] = head
         if one.at is not None:
-            own["at"] = list(explanation.why(one.step, *one.at, head=one.head).index)
+            own["at"] = list(questions.stated_cell(explanation, one).index)
         found.append(own | {"within": one.within, "relative": one.relative})
     return found
 

@@ -20,7 +20,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from regard.errors import OptionError, safe_text
-from regard.explanation.trace import READING_NOTE, ExplainedStep, Trace
+from regard.explanation.step import ExplainedStep
+from regard.explanation.trace import READING_NOTE, Trace
 from regard.views import story
 from regard.views.head_view import Head
 from regard.views.report.json_data import Data, aside, outline, page_data

@@ -17,7 +17,8 @@ from regard.boundary.arrays import Array
 from regard.errors import OptionError
 from regard.explanation.derivation import Values
 from regard.explanation.labels import own_head
-from regard.explanation.trace import ExplainedStep, Trace
+from regard.explanation.step import ExplainedStep
+from regard.explanation.trace import Trace
 from regard.textbook.steps import Step
 from regard.views.all_steps import PROJECTIONS
 from regard.views.head_view import Head, heads

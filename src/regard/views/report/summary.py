@@ -130,7 +130,7 @@ def _expected(explanation: Trace, one: Expectation) -> str:
     number = _exactly(float(np.asarray(one.value)))
     if one.at is None:
         return f"{one.step} = {number}"
-    return f"{_short(explanation.why(one.step, *one.at, head=one.head).name)} = {number}"
+    return f"{_short(questions.stated_cell(explanation, one).name)} = {number}"
 
 
 def _tolerance(one: Expectation) -> str:

@@ -100,8 +100,8 @@ def _cell(table: Table, row: int, column: int, largest: float, digits: int) -> P
     if table.hidden is not None and table.hidden[row, column]:
         names = ", ".join(safe_text(name, 80) for name in table.hidden_by(row, column))
         return PrintedCell(table.rule(row, column), "hidden", hint=f"hidden by: {names}")
-    value = float(table.values[row, column])
-    if table.values.dtype == np.bool_ and not value:
+    value = float(table.value[row, column])
+    if table.value.dtype == np.bool_ and not value:
         return PrintedCell("0", "off")
     return _number_cell(value, largest, digits)
 
