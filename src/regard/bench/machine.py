@@ -66,7 +66,7 @@ def measured_limits(threads: int) -> Limits | None:
         if runs
     )
     data = np.ones(READ_BYTES // 4, np.float32)
-    read = module.read_bandwidth(data, threads, 0.1, native.target)
+    read = module.read_bandwidth(data, threads, 0.2, native.target)
     return Limits(threads, module.clock_frequency(threads, 0.05), peaks, read)
 
 

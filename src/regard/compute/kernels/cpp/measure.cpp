@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <vector>
 
 #include "driver.hpp"
 #include "threads.hpp"
@@ -26,10 +27,12 @@ void raise(std::atomic<double>& to, double x) {
 
 // work(thread) does a piece and says how much that was. A window begins when all threads are there
 // and ends with the last of them; every thread works until it is over, one piece at least.
-double fastest(int threads, double window, int windows, const std::function<double(int)>& work) {
+double fastest(int threads, double window, double seconds,
+               const std::function<double(int)>& work) {
     constexpr double kPatience = 0.002;  // a busy pool gives no threads
     double best = 0;
-    for (int n = 0; n < windows; n++) {
+    const double enough = now() + seconds;
+    for (int n = 0; n < 3 || now() < enough; n++) {
         std::atomic<int> here{0};
         std::atomic<double> begin{0}, end{0}, done{0};
         const double called = now();
@@ -56,14 +59,13 @@ void keep(double x) { kept.store(x, std::memory_order_relaxed); }
 // Seconds: shorter than what a scheduler gives one process on a busy machine, so that a window can
 // fall between two disturbances; long calls cannot, and short ones would seem faster than the peak.
 constexpr double kWindow = 0.001;
-int windows_in(double seconds) { return std::max(3, int(seconds / kWindow)); }
 
 }  // namespace
 
 double most_operations(const Target& target, bool wide, int threads, double seconds) {
     constexpr int64_t kRounds = 200;  // some 4 to 10 µs
     const double piece = double(kRounds) * double(target.kernels[wide].operations);
-    return fastest(threads, kWindow, windows_in(seconds), [&](int) {
+    return fastest(threads, kWindow, seconds, [&](int) {
         keep(target.kernels[wide].multiply_adds(kRounds));
         return piece;
     });
@@ -71,27 +73,25 @@ double most_operations(const Target& target, bool wide, int threads, double seco
 
 double most_bytes(const Target& target, const char* data, size_t bytes, int threads,
                   double seconds) {
-    // Every thread reads its own part, some of it per window, again and again: the parts together
-    // must be larger than the caches.
-    constexpr size_t kPiece = size_t(4) << 20;
+    // Every thread reads its own part, a piece per window, again and again: the parts together must
+    // be larger than the caches. Every piece prefetches differently from the one before.
+    constexpr size_t kPiece = size_t(4) << 20, kAhead[] = {0, 1024, 4096};
     const size_t part = bytes / size_t(threads) / kReadBlock * kReadBlock;
-    double best = 0;
-    const double begin = now();
-    for (int pass = 0; part && (pass < 3 || now() - begin < seconds); pass++)
-        for (const size_t ahead : {size_t(0), size_t(1024), size_t(4096)})
-            for (size_t at = 0; at < part; at += kPiece)
-                best = std::max(best, fastest(threads, 0, 1, [&](int thread) {
-                    const size_t piece = std::min(kPiece, part - at);
-                    keep(target.read(data + size_t(thread) * part + at, piece, ahead));
-                    return double(piece);
-                }));
-    return best;
+    if (!part) return 0;
+    std::vector<size_t> next(size_t(threads), 0);
+    return fastest(threads, 0, seconds, [&](int thread) {
+        size_t& piece = next[size_t(thread)];
+        const size_t pieces = (part + kPiece - 1) / kPiece, at = piece % pieces * kPiece;
+        const size_t size = std::min(kPiece, part - at), ahead = kAhead[piece++ % 3];
+        keep(target.read(data + size_t(thread) * part + at, size, ahead));
+        return double(size);
+    });
 }
 
 double clock_rate(int threads, double seconds) {
     constexpr int64_t kRounds = 20000;  // some 10 µs
     std::atomic<double> best{0};
-    fastest(threads, kWindow, windows_in(seconds), [&](int) {
+    fastest(threads, kWindow, seconds, [&](int) {
         // Each operation waits for the one before it and takes one cycle.
         volatile uint64_t given[3] = {1, 0x5555, 0x3333};
         uint64_t x = given[0];
