@@ -114,16 +114,13 @@ def safe_text(text: object, limit: int | None = None) -> str:
     return line if limit is None or len(line) <= limit else line[: max(limit - 1, 0)] + "…"
 
 
-class naming_shapes:
+class naming_shapes(dict[str, object]):
     """A context in which errors about arguments get the shapes of the call's arrays."""
-
-    def __init__(self, **arrays: object) -> None:
-        self.arrays = arrays
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if isinstance(error, ShapeError | OptionError | DtypeError):
-            arrays = {name: one for name, one in self.arrays.items() if hasattr(one, "shape")}
+            arrays = {name: one for name, one in self.items() if hasattr(one, "shape")}
             shapes = ", ".join(f"{name} {np.shape(one)}" for name, one in arrays.items())
             raise (type(error)(*error.args, f" ({shapes})") if shapes else error) from None

@@ -7,7 +7,7 @@ not know what arrays are for. Imports no library: a caller who passes a tensor h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -42,7 +42,7 @@ def lend(**arrays: Any) -> tuple[list[Any], GiveBack]:
     An array of another library comes as a NumPy array on the same memory, anything else unchanged.
     The one named `out` is to be written into; it replaces the output in the result.
     """
-    home = home_of(**arrays)
+    home = home_of(arrays)
     if home is None:
         return [*arrays.values()], _unchanged
     lent_arrays = [lent(name, array, in_place=name == "out") for name, array in arrays.items()]
@@ -60,13 +60,15 @@ def _returned(home: Callable[[Any], Any], out: Any, result: Any, /) -> Any:
     return returned if out is None else returned._replace(output=out)
 
 
-def home_of(**arrays: Any) -> GiveBack | None:
+def home_of(arrays: Mapping[str, Any]) -> GiveBack | None:
     """The function that converts a result for the library of these arrays; None for NumPy.
 
     Arrays of one other library may be mixed with NumPy arrays, lists, numbers and None.
     """
     owner, owned = None, ""
     for name, array in arrays.items():
+        if array is None or isinstance(array, np.ndarray):
+            continue
         library = _library(array)
         if library is None or library is owner:
             continue
@@ -186,8 +188,6 @@ def _of_dlpack(name: str, value: Any, in_place: bool) -> Array:
 
 def _library(array: Any) -> Any:
     """The module that an array of another library belongs to."""
-    if array is None or isinstance(array, np.ndarray):
-        return None
     if _is_torch(array):
         return sys.modules["torch"]
     kind = type(array)  # not the array: some answer to every name

@@ -69,11 +69,6 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         raise MemoryError(f"there is no memory for a cache of shape {shape}, {dtype}") from None
 
 
-def first_slots(buffer: Array, held: Count) -> Array:
-    """The slots in use, as a view."""
-    return buffer[..., : most_of(held), :]
-
-
 def move(source: Array, begin: Count, target: Array, at: Count, count: Count) -> None:
     """Tokens from `begin` on to the slots from `at` on, so many for each batch element."""
     if isinstance(begin, int) and isinstance(at, int) and isinstance(count, int):

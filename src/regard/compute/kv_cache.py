@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 
 from regard.boundary import answering
-from regard.boundary.arguments import FLOATS, as_array, as_int
+from regard.boundary.arguments import FLOATS, as_array, as_int, read_array
 from regard.boundary.arrays import Array, lend
 from regard.compute import dispatch
 from regard.compute.kv_buffers import (
@@ -19,7 +19,6 @@ from regard.compute.kv_buffers import (
     as_counts,
     check_lengths,
     empty,
-    first_slots,
     most_of,
     move,
     shown,
@@ -240,9 +239,10 @@ class KVCache:
         if self._buffers is None:
             raise OptionError("the cache was never appended to; append the keys and values first")
         held = self._end - self._start
-        key, value = (first_slots(buffer, held) for buffer in self._buffers)
+        slots = most_of(held)
+        key, value = self._buffers[0][..., :slots, :], self._buffers[1][..., :slots, :]
         (query, out), give_back = lend(query=query, out=out)
-        query = as_array("query", query)
+        query = read_array("query", query)
         with naming_shapes(query=query, key=key, value=value):
             queries = 1 if query.ndim < 2 else query.shape[-2]
             count = check_lengths(lengths, queries, key.shape[:-3])
@@ -332,7 +332,7 @@ class KVCache:
     def _view(self, which: int) -> Array:
         if self._buffers is None:
             raise OptionError("the cache was never appended to, so it has no shape yet")
-        view = first_slots(self._buffers[which], self._end - self._start)
+        view = self._buffers[which][..., : most_of(self._end - self._start), :]
         view.flags.writeable = False
         return view
 

@@ -297,8 +297,8 @@ def attend(
         )
     if dropout:
         raise OptionError(f"dropout is {dropout}, but regard has no dropout; call model.eval()")
-    home = home_of(query=query, key=key, value=value)
     arrays = {"query": query, "key": key, "value": value}
+    home = home_of(arrays)
     arrays = {name: _array(name, as_autocast_has_it(tensor)) for name, tensor in arrays.items()}
     for name, added in (("attention_mask", attention_mask), ("position_bias", position_bias)):
         if added is not None and getattr(added, "ndim", None) != 4:
