@@ -16,11 +16,11 @@ REGARD_TEST_KERNEL is a command that runs the native kernel as a process of its 
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -144,18 +144,19 @@ def values_of(case: pytest.Item) -> list[Any]:
 
 def repetitions(cases: list[pytest.Item]) -> list[pytest.Item]:
     """All cases but so many that each value of each parameter is in one of them."""
-    left = {case: values_of(case) for case in cases}
-    used: Counter[Any] = Counter()
-    # Next is always the case with most values that are new, and of others that were used least.
-    while any(not used[value] for values in left.values() for value in values):
+    values = {case: values_of(case) for case in cases}
+    pairs = {case: list(itertools.combinations(values[case], 2)) for case in cases}
+    missing = {value for case in cases for value in values[case]}
+    seen: set[Any] = set()
 
-        def rank(case: pytest.Item) -> tuple[int, int]:
-            counts = [used[value] for value in left[case]]
-            return counts.count(0), -sum(counts)
+    def news(case: pytest.Item) -> tuple[int, int]:
+        return len(missing.intersection(values[case])), len(set(pairs[case]) - seen)
 
-        case = max(left, key=rank)
-        used.update(left.pop(case))
-    return list(left)
+    while missing:  # next is always the case with the most values, then pairs, that are new
+        case = max(values, key=news)
+        missing.difference_update(values.pop(case))
+        seen.update(pairs[case])
+    return list(values)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -46,6 +46,7 @@ def steps_of(total: int, *sizes: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @every_float

@@ -74,6 +74,7 @@ def part(options, key, value, first, last, number):
 CUTS = [(), (4,), (1, 2), (0,), (9,), (3, 3, 3), (1, 2, 3, 4, 5, 8)]
 
 
+@pytest.mark.sweep
 @every_kernel
 @every_float
 @pytest.mark.parametrize("cuts", CUTS, ids=str)

@@ -41,6 +41,7 @@ def arguments(dtype: Any, *, constant: tuple[int, ...] = ()) -> dict[str, Any]:
 # layout -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @every_kernel
 @every_float
 @pytest.mark.parametrize("constant", [(), (0,), (1,), (2,), (3,), (0, 1), (0, 1, 2, 3)], ids=str)

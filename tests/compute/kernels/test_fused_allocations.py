@@ -96,6 +96,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(library)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("target", [TARGETS[0], TARGETS[-1]] if TARGETS else [])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("what", ["plain", "a batch", "general", "keys split", "rows again"])

@@ -136,6 +136,7 @@ def ends(target: str, program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.sweep
 @every_target
 @pytest.mark.parametrize("what", CALLS)
 def test_nothing_is_touched_beyond_the_arrays(target, what):

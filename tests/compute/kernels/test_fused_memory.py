@@ -188,6 +188,7 @@ def sweep(call, expected, sizes):
 """
 
 
+@pytest.mark.sweep
 @every_target
 @pytest.mark.parametrize("threads", [1, 4])
 def test_too_little_memory_is_a_memory_error_and_the_next_call_works(target, threads):
@@ -201,6 +202,7 @@ sweep(lambda: regard.attention(q, k, v, threads=threads), expected,
     well(python(LIMITED + program, target, str(threads)))
 
 
+@pytest.mark.sweep
 @every_target
 @pytest.mark.parametrize("threads", [1, 4])
 def test_too_little_memory_to_compute_a_row_again_is_a_memory_error_too(target, threads):
