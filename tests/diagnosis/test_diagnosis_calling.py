@@ -45,7 +45,7 @@ def test_a_signature_says_what_names_do_not():
         (lambda q, k, v, fancy: q, {}, "role of parameter fancy is not known"),
         (lambda q, k, v: q, {"signature": "q"}, "write parameter=role"),
         (lambda q, k, v: q, {"signature": "q=question"}, "must be one of"),
-        (lambda q, k, v: q, {"signature": "z=query"}, "no parameter"),
+        (lambda q, k, v: q, {"signature": "z=query"}, "not a parameter"),
         (lambda q, k, v: q, {"mask": "yes"}, "mask is 'yes'"),
         (lambda q, k, v: q, {"causal": "middle"}, "causal is 'middle'"),
         (lambda q, k, v: q, {"heads": 0}, "heads is 0"),

@@ -353,7 +353,7 @@ def test_any_valid_answers_give_a_verdict():
     [
         ({"W_q": (6, 6), "W_k": (6,), "W_v": (6, 6)}, "W_k must have 2 axes"),
         ({"W_q": (6, 6), "W_k": (5, 6), "W_v": (6, 6)}, "the same number of rows"),
-        ({"W_q": (6, 6), "W_k": (6, 4), "W_v": (6, 6)}, "no whole number of heads"),
+        ({"W_q": (6, 6), "W_k": (6, 4), "W_v": (6, 6)}, "not a whole number of heads"),
         ({"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "W_o": (5, 6)}, "W_o must have 6 rows"),
         ({"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "b_k": (5,)}, "b_k must be as long as W_k"),
     ],

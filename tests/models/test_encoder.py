@@ -449,7 +449,7 @@ def test_what_the_library_cannot_do_with_its_own_tokenizer_is_about_the_file(tmp
     folder = tiny_bert.write(tmp_path)
     (folder / "tokenizer.json").write_text(json.dumps(made))
     with pytest.raises(
-        ProblemError, match=r"tokenizer.json: is no tokenizer that works: .*\[UNK\]"
+        ProblemError, match=r"tokenizer.json: is not a working tokenizer: .*\[UNK\]"
     ):
         regard.models.load(folder).tokens("zebra")
 
@@ -466,7 +466,7 @@ def test_a_panic_of_the_library_is_an_error_about_the_file(encoder):
         encoder, tokenizer=dataclasses.replace(encoder.tokenizer, library=Library())
     )
     kind = PanicException
-    with pytest.raises(ProblemError, match=r"vocab.txt: is no tokenizer that works: index out of"):
+    with pytest.raises(ProblemError, match=r"vocab.txt: is not a working tokenizer: index out of"):
         broken.tokens("cat")
     kind = KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):

@@ -493,13 +493,13 @@ WRONG = [
     ),
     (
         {"keys": {"cat": [1.0, 2.0], "values": [[1.0], [2.0]]}},
-        'keys."values" has 2 axes; a vector has 1; if values is no label here: '
+        'keys."values" has 2 axes; a vector has 1; if values is not a label here: '
         "keys outside a table come before the first [table]",
     ),
     (
         {"queries": {"pet": [1.0, 2.0], "tokens": ["pet"]}},
         'queries."tokens" at (0,) is "pet"; the only words for numbers are "inf", "-inf", "nan"; '
-        "if tokens is no label here: keys outside a table come before the first [table]",
+        "if tokens is not a label here: keys outside a table come before the first [table]",
     ),
     (
         {"weights": {"tokens": ["pet"]}},

@@ -453,7 +453,7 @@ MEMBERS = {
     ),
     "no characters": (
         npy(descr="<U1", shape=(2,), data=b"\xff" * 8),
-        "queries has a code point that is no character",
+        "queries has a code point that is not a character",
     ),
     "a big integer": (npy(np.array([[2**53 + 1, 0]])), "queries at (0, 0) is 9007199254740993"),
 }

@@ -217,7 +217,7 @@ def misfit(
 ) -> TypeError:
     """What to raise for a call whose arguments do not fit the function's signature."""
     parameters = [p for p in signature(function).parameters.values() if p.name != "self"]
-    args = args[function.__qualname__.count(".") :]  # a method's own object is no argument
+    args = args[function.__qualname__.count(".") :]  # the method's own object is not an argument
     call = f"{function.__qualname__.removesuffix('.__init__')}()"
     by_position = [p.name for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
     by_name = [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY]

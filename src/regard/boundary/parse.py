@@ -178,7 +178,7 @@ def check_text(name: str, value: Any) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise ProblemError.of(
-            name, f"has {shown(value)}, with half of a surrogate pair, which is no text"
+            name, f"has {shown(value)}, which has half of a surrogate pair and is not text"
         ) from None
     return str(value)
 

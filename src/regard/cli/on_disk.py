@@ -150,7 +150,7 @@ class Job:
         arrays, extras = self._inputs(*self.pieces()[0])
         # A handful of steps for one block of scores, and one head of keys and values, in float64.
         scratch = 2**25 + keys * (self.request.key.shape[-1] + width) * 8
-        # What is no floating-point number in this machine's order is converted, a piece at a time.
+        # Numbers of other types or byte orders are converted, a piece at a time.
         converted = sum(
             array.size
             for array in (*arrays, *extras.values())

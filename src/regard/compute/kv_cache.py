@@ -415,7 +415,7 @@ class KVCache:
         if np.any(position < 0):
             raise OptionError(
                 f"there are {shown(count)} queries but the cache has {shown(self._end)} "
-                "tokens; append their keys first, or pass causal=False if they are no earlier "
+                "tokens; append their keys first, or pass causal=False if they are not earlier "
                 "tokens"
             )
         if self._left is None:

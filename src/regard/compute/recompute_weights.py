@@ -140,7 +140,7 @@ def _share(part: Request, made: Result, lse: Array, weights: Array, first: int) 
         return
     unit = max(limits.eps, np.finfo(lse.dtype).eps) / 2
     for at, visible, size in _sights(part):
-        # Each score is a sum of D products, scaled, capped, biased and shifted; n exponentials
+        # Each score is a sum of D products, with scale, softcap, bias and shift; n exponentials
         # are added up; the logarithm is rounded. Logarithms of sums differ by at most as much as
         # the worst of their scores.
         with np.errstate(all="ignore"):

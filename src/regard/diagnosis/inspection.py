@@ -189,7 +189,9 @@ def key_heads(shapes: Mapping[str, tuple[int, ...]], heads: int) -> int:
     for name, shape in shapes.items():
         axes = 2 if name.startswith("W_") else 1
         if len(shape) != axes or 0 in shape:
-            raise refuse(f"{name} must have {axes} {'axes' if axes > 1 else 'axis'}, none of 0")
+            raise refuse(
+                f"{name} must have {axes} {'axes' if axes > 1 else 'axis'}, none of length 0"
+            )
     rows, width = shapes["W_q"]
     if any(shapes[name][0] != rows for name in ("W_k", "W_v")):
         raise refuse("W_q, W_k and W_v must have the same number of rows")
@@ -197,7 +199,9 @@ def key_heads(shapes: Mapping[str, tuple[int, ...]], heads: int) -> int:
         raise OptionError(f"a width of {width} cannot be split into {heads} heads")
     groups, rest = divmod(shapes["W_k"][1], width // heads)
     if rest or not groups or heads % groups or shapes["W_v"][1] % groups:
-        raise refuse(f"with {heads} heads the columns of W_k or W_v are no whole number of heads")
+        raise refuse(
+            f"with {heads} heads the columns of W_k or W_v are not a whole number of heads"
+        )
     if "W_o" in shapes and shapes["W_o"][0] != (joined := shapes["W_v"][1] // groups * heads):
         raise refuse(f"W_o must have {joined} rows")
     for part in "qkvo":

@@ -185,7 +185,7 @@ class _Process:
             return read(got)
         except protocol.InvalidMessage:
             raise ConnectionLostError(
-                "channel", f"its process sent something that is no answer, in {doing}"
+                "channel", f"its process sent something that is not an answer, in {doing}"
             ) from None
         except (EOFError, OSError):
             if self._late:

@@ -41,7 +41,7 @@ _pack, _unpack = HEAD.pack, HEAD.unpack
 
 
 class InvalidMessage(Exception):
-    """What arrived is no message, or not the one that was expected."""
+    """What arrived is not a message, or not the expected one."""
 
 
 class Message(NamedTuple):

@@ -109,7 +109,7 @@ def _unexplained(broken: ProbeOutput, names: str) -> Named:
 
 
 def _uncatalogued(name: str, severity: str, title: str, why: str, breaks_on: str) -> Named:
-    """Something that is no entry of the catalogue."""
+    """Something that is not in the catalogue."""
     return Named(name, "numerics", severity, title, why, "", "", "", breaks_on=breaks_on)
 
 

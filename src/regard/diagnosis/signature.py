@@ -141,7 +141,7 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> tuple[Par
                 f"{', '.join(sorted(ROLES))}"
             )
         if name not in {parameter.name for parameter in parameters}:
-            raise OptionError(f"signature names {safe_text(name, 40)}, which is no parameter")
+            raise OptionError(f"signature names {safe_text(name, 40)}, which is not a parameter")
     found = [replace(one, role=stated.get(one.name) or _role_by_name(one)) for one in parameters]
     required = [n for n, parameter in enumerate(found) if parameter.required]
     if not stated and not _takes_queries(found):

@@ -120,7 +120,7 @@ def _tensors_of(path: str) -> dict[str, Tensor]:
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > size - 8:
             raise ProblemError(
-                f"is cut off or no safetensors file: it has {size} bytes, but the first 8 "
+                f"is cut off or not a safetensors file: it has {size} bytes, but the first 8 "
                 f"announce a header of {length}"
             )
         if length > MAX_HEADER_BYTES:
@@ -149,7 +149,7 @@ def _tensor(path: str, name: str, entry: Any, data: int) -> Tensor:
         raise ProblemError(f"{own} has the dtype {shown(dtype)}; known are {', '.join(_BYTES)}")
     for key, value in (("shape", shape), ("data_offsets", offsets)):
         if not isinstance(value, list) or not all(map(_is_size, value)):
-            raise ProblemError(f"{own} has {key} that are no list of whole numbers from 0")
+            raise ProblemError(f"{key} of {own} is not a list of whole numbers, 0 or more")
     if len(shape) > MAX_AXES:
         raise ProblemError(f"{own} has {len(shape)} axes; at most {MAX_AXES} are read")
     if len(offsets) != 2 or offsets[0] > offsets[1]:

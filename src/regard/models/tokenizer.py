@@ -107,7 +107,7 @@ class Tokenizer:
         tokens = Tokens(labels, ids, types, special)
         with about(self.path):
             if not len(tokens):
-                raise ProblemError("makes no token of a text, not even a special one")
+                raise ProblemError("makes no tokens from a text, not even special ones")
             _check_rows("id", int(tokens.ids.max()), "word", self.rows)
             if self.types:
                 _check_rows("type", int(tokens.types.max()), "type", self.types)
@@ -155,7 +155,7 @@ def _plain_errors() -> Iterator[None]:
     except BaseException as error:
         # A Rust panic is a BaseException.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise ProblemError(f"is no tokenizer that works: {safe_text(error, 120)}") from None
+            raise ProblemError(f"is not a working tokenizer: {safe_text(error, 120)}") from None
         raise
 
 

@@ -166,7 +166,7 @@ def _read_members(archive: zipfile.ZipFile, members: list[_Member]) -> dict[str,
         if dtype == np.bool_ and data.translate(None, b"\x00\x01"):
             raise ProblemError(f"{name} has a boolean that is neither 0 nor 1")
         if dtype.kind == "U" and _has_no_character(data, dtype):
-            raise ProblemError(f"{name} has a code point that is no character")
+            raise ProblemError(f"{name} has a code point that is not a character")
         arrays[name] = np.frombuffer(data, dtype).reshape(shape, order=order)
     return arrays
 

@@ -123,7 +123,7 @@ def _vectors(name: str, value: Any) -> Array | dict[str, Array]:
         else:
             raise
         # What follows a header in TOML belongs to that table, also a key of the whole file.
-        raise ProblemError(f"{error}; if {label} is no label here: {where}") from None
+        raise ProblemError(f"{error}; if {label} is not a label here: {where}") from None
 
 
 def _flag(name: str, value: Any) -> Any:

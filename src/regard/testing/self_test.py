@@ -213,7 +213,7 @@ def _bad_input_is_an_error(kernel: str) -> None:
             attention(*arrays, kernel=kernel, **options)
         except (ValueError, TypeError):
             continue
-        raise _Broken(f"bad call {number} is no error")
+        raise _Broken(f"bad call {number} is not refused")
 
 
 def _writes_nowhere_else(kernel: str) -> None:

@@ -356,7 +356,7 @@ def _write(
 
 
 def _step(cells: float) -> int:
-    """The least of 1, 2, 5, 10, 20, 50, … that is no less."""
+    """The least of 1, 2, 5, 10, 20, 50, … that is not less."""
     scale = 1
     while True:
         for step in (scale, 2 * scale, 5 * scale):

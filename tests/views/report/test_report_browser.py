@@ -382,7 +382,7 @@ def test_a_hidden_number_is_shown_by_a_click_and_the_link_keeps_that(open_page: 
 def test_a_cell_that_only_other_rules_hide_cannot_be_turned_and_says_so(open_page: Open) -> None:
     problem = with_mask()
     before = tables(page := open_page(regard.explain(problem), "cell=visible:0,1"))
-    remark = "Hidden by causal, which is a rule and no table: there is no cell to change."
+    remark = "Hidden by causal, which is a rule and not a table: there is no cell to change."
     assert page.locator("#why .decided").text_content() == remark
     assert page.locator("#why .turn").count() == 0
     page.locator('[data-step="visible"] td.open').focus()

@@ -273,7 +273,7 @@ def _sheet(
     cells = shaded(matrix, largest, digits)
 
     def dressed(i: int, j: int) -> PrintedCell:
-        # A score of −∞ is no accident: it hides a key.
+        # A score of −∞ is expected: it hides a key.
         cell = replace(cells[i][j], style="hidden") if matrix[i][j] == -math.inf else cells[i][j]
         if (i, j) not in differs:
             return cell

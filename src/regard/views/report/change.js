@@ -27,7 +27,7 @@ export function editField({ step, value, index }) {
     event.preventDefault();
     const typed = parseNumber(input.value);
     if (typed !== null) return doing.change(place, typed);
-    wrong.textContent = "That is no number. Write it such as 0.5, -1e-3, NaN or -inf.";
+    wrong.textContent = "That is not a number. Write it as in 0.5, -1e-3, NaN or -inf.";
     input.focus();
   };
   return h(
@@ -55,7 +55,7 @@ export function maskField({ step, place, verdicts: [verdict], hidden }) {
     const bias = rules.some((leaf) => leaf.rule === BIAS) && biasButton(place);
     if (bias) return [remark("The bias is −∞ here; it is given and can be changed:"), bias];
     const said = `${hidden ? "Hidden" : "Visible"} by ${listed(rules.map((leaf) => leaf.rule))}`;
-    return remark(`${said}, which is a rule and no table: there is no cell to change.`);
+    return remark(`${said}, which is a rule and not a table: there is no cell to change.`);
   }
   const names = listed(turns.map(({ table }) => table.name));
   const words = hidden ? "Show this key" : "Hide this key";
