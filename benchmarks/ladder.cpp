@@ -93,7 +93,9 @@ constexpr int kTile = 12;  // 24 accumulators of 32 registers
 constexpr int kTile = 6;  // 12 of 16
 #endif
 
-struct alignas(64) Line { float x[16]; };  // memory from the start of a cache line
+struct alignas(64) Line {
+    float x[16];
+};  // memory from the start of a cache line
 
 // Keys turned so that lanes run along them: panel after panel, each D × kPanel.
 static void pack(const Call& c, int64_t h, float* panels) {
@@ -123,8 +125,8 @@ static __attribute__((noinline)) void scores(const float* q, int64_t D, const fl
 
 // out += R rows of weights times n values, lanes along the columns, four vectors at a time.
 template <int R>
-static __attribute__((noinline)) void blend(const float* strip, const float* v, int64_t D, int64_t n,
-                                            float* out) {
+static __attribute__((noinline)) void blend(const float* strip, const float* v, int64_t D,
+                                            int64_t n, float* out) {
     for (int64_t e = 0; e < D; e += 4 * W) {
         V sum[R][4];
         for (int r = 0; r < R; r++)
@@ -140,7 +142,9 @@ static __attribute__((noinline)) void blend(const float* strip, const float* v, 
     }
 }
 
-struct Row { float most = -INFINITY, total = 0; };
+struct Row {
+    float most = -INFINITY, total = 0;
+};
 enum class Power { library, own };
 
 // Scores of one row become weights relative to the largest so far; `out` follows that maximum.
@@ -155,8 +159,7 @@ static void soften(float* x, int64_t n, float scale, Row& row, float* out, int64
     const float top = largest_of<float>(most), behind = row.most - top;
     const float keep = power == Power::own ? exp2_of(behind) : std::exp(behind);
     for (int64_t j = 0; j < n; j += W) {
-        if (power == Power::own)
-            store(x + j, exp2(load(x + j) - top));
+        if (power == Power::own) store(x + j, exp2(load(x + j) - top));
         else
             for (int64_t i = j; i < j + W; i++) x[i] = std::exp(x[i] - top);
         total += load(x + j);
@@ -168,7 +171,7 @@ static void soften(float* x, int64_t n, float scale, Row& row, float* out, int64
 
 struct Walk {
     int64_t rows, keys;  // rows per task, keys per chunk
-    bool skip;           // pass over what causal hides, not only give it a weight of 0
+    bool skip;  // pass over what causal hides, not only give it a weight of 0
 };
 
 // R rows of a head, from row i, meet one chunk of keys, from key k0.
@@ -208,7 +211,9 @@ static void task(const Call& c, int64_t h, int64_t first, const float* panels, W
 // f(0) … f(n − 1), each taken by the next free thread.
 static void share(int threads, int64_t n, const std::function<void(int64_t)>& f) {
     std::atomic<int64_t> next{0};
-    regard::run_on_threads(threads, [&](int) { for (int64_t i; (i = next++) < n;) f(i); }, nullptr);
+    regard::run_on_threads(threads, [&](int) {
+        for (int64_t i; (i = next++) < n;) f(i);
+    }, nullptr);
 }
 
 template <int R, Power power> static void attend(const Call& c, Walk walk) {

@@ -70,7 +70,6 @@ void* realloc(void* block, size_t size) {
     static auto* const real = original<void*(void*, size_t)>("realloc");
     return fails(__builtin_return_address(0)) ? nullptr : real(block, size);
 }
-
 }
 
 void* operator new(size_t size) {

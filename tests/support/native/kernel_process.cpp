@@ -72,9 +72,7 @@ Array read_array(Memory& memory) {
     return array;
 }
 
-size_t size_of(Kind kind) {
-    return kind == Kind::float64 ? 8 : kind == Kind::float32 ? 4 : 2;
-}
+size_t size_of(Kind kind) { return kind == Kind::float64 ? 8 : kind == Kind::float32 ? 4 : 2; }
 
 const Target& target_number(int64_t number) { return *kTargets[number]; }
 

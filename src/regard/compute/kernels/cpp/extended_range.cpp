@@ -25,7 +25,9 @@ struct Number {
         exponent = power + own;
     }
     // The nearest double; infinite or 0 where it is beyond.
-    double near() const { return std::ldexp(fraction, int(std::clamp<int64_t>(exponent, -9999, 9999))); }
+    double near() const {
+        return std::ldexp(fraction, int(std::clamp<int64_t>(exponent, -9999, 9999)));
+    }
 };
 
 Number operator-(Number x) { return {-x.fraction, x.exponent}; }
@@ -64,7 +66,8 @@ Number dot(const std::vector<double>& x, const std::vector<double>& y) {
     if (std::isfinite(sum)) return sum;
     const int x_down = down_to_range(x), y_down = down_to_range(y);
     sum = 0;
-    for (size_t d = 0; d < x.size(); d++) sum += std::ldexp(x[d], -x_down) * std::ldexp(y[d], -y_down);
+    for (size_t d = 0; d < x.size(); d++)
+        sum += std::ldexp(x[d], -x_down) * std::ldexp(y[d], -y_down);
     return {sum, x_down + y_down};
 }
 

@@ -67,8 +67,8 @@ REGARD_INLINE Operands<T> operands_of(const Work<T>& w, const Chunk& chunk, cons
 template <class T> REGARD_INLINE const T* start_rows(const Work<T>& w, const Piece& piece) {
     const Request& q = w.q;
     const int64_t one = q.D * int64_t(sizeof(T));
-    const char* const first =
-        q.query.at(w.b, w.g * (q.H / q.G) + piece.first / q.L, piece.first % q.L);
+    const char* const first = q.query.at(w.b, w.g * (q.H / q.G) + piece.first / q.L,
+                                         piece.first % q.L);
     const bool direct = q.query.kind == kind_of<T>() && q.query.column == int64_t(sizeof(T)) &&
                         q.query.row == one && (q.H == q.G || q.query.head == q.L * one) &&
                         uintptr_t(first) % alignof(T) == 0 && w.sign == 1;
@@ -94,8 +94,7 @@ template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece&
         // Nearly every row has nothing left but the division.
         if (divided_only && all_finite && state.sum > 0 && in_range(state, state.maximum))
             divide(out, state.sum, (T*)place_of(q, w.s.row[r]), w.wide);
-        else
-            finish_row(w, r, state, out, w.s.chunk_maxima + r * w.chunks, retries);
+        else finish_row(w, r, state, out, w.s.chunk_maxima + r * w.chunks, retries);
     }
     if (retries.count) retry_in_float64<T>(q, piece, retries, at);
 }
@@ -178,6 +177,7 @@ constexpr Kernel kKernel = {scratch_bytes<T>, packed_bytes<T>, pack<T>,         
 
 }  // namespace
 
-#define REGARD_TARGET(SYMBOL, NAME)                                                               \
-    extern "C" const regard::Target SYMBOL = {                                                    \
-        NAME, kLanes<float>, kTask, kTile, {kKernel<float>, kKernel<double>}, exponentials, read_all};
+#define REGARD_TARGET(SYMBOL, NAME)                                                   \
+    extern "C" const regard::Target SYMBOL = {                                        \
+        NAME,         kLanes<float>, kTask, kTile, {kKernel<float>, kKernel<double>}, \
+        exponentials, read_all};

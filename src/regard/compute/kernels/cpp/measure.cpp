@@ -27,8 +27,7 @@ void raise(std::atomic<double>& to, double x) {
 
 // work(thread) does a piece and says how much that was. A window begins when all threads are there
 // and ends with the last of them; every thread works until it is over, one piece at least.
-double fastest(int threads, double window, double seconds,
-               const std::function<double(int)>& work) {
+double fastest(int threads, double window, double seconds, const std::function<double(int)>& work) {
     constexpr double kPatience = 0.002;  // a busy pool gives no threads
     double best = 0;
     const double enough = now() + seconds;

@@ -46,8 +46,8 @@ Kind kind_of(PyArrayObject* array) {
 void describe(PyArrayObject* array, Array& a, int64_t* offsets) {
     const int axes = PyArray_NDIM(array);
     const npy_intp *shape = PyArray_DIMS(array), *strides = PyArray_STRIDES(array);
-    a = {PyArray_BYTES(array), offsets, axes > 2 ? strides[axes - 3] : 0, strides[axes - 2],
-         strides[axes - 1],    kind_of(array)};
+    a = {PyArray_BYTES(array), offsets,           axes > 2 ? strides[axes - 3] : 0,
+         strides[axes - 2],    strides[axes - 1], kind_of(array)};
     // The last of the leading axes runs fastest.
     int64_t known = 1;
     offsets[0] = 0;
@@ -235,8 +235,10 @@ bool may_overlap(PyArrayObject* one, PyArrayObject* other) {
     return low < other_high && other_low < high;
 }
 
+// clang-format off
 enum Argument { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink,
                 Precision, Weights, Lse, Out, KernelName, Threads, Count };
+// clang-format on
 constexpr int kMostAxes = 8;
 
 // Whether the options are those of the fast path; sets the window, the scale and the threads.
@@ -269,7 +271,8 @@ bool read_inputs(PyObject* const* args, Request& q, PyArrayObject* (&arrays)[3])
     for (int n = 0; n < 3; n++) {
         if (!PyArray_CheckExact(args[n])) return false;
         arrays[n] = reinterpret_cast<PyArrayObject*>(args[n]);
-        if (!PyArray_ISBEHAVED_RO(arrays[n]) || PyArray_TYPE(arrays[n]) != PyArray_TYPE(arrays[0]) ||
+        if (!PyArray_ISBEHAVED_RO(arrays[n]) ||
+            PyArray_TYPE(arrays[n]) != PyArray_TYPE(arrays[0]) ||
             PyArray_NDIM(arrays[n]) != PyArray_NDIM(arrays[0]))
             return false;
     }
@@ -336,7 +339,8 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
         constexpr int64_t kSmallBatch = 32;
         int64_t small[4 * kSmallBatch];
         std::vector<int64_t> large(q.B > kSmallBatch ? size_t(4 * q.B) : 0);
-        int64_t* offsets = large.empty() ? small : large.data();  // of bytes; the last, of positions
+        // In bytes; the last are positions.
+        int64_t* offsets = large.empty() ? small : large.data();
         Array* const places[3] = {&q.query, &q.key, &q.value};
         for (int n = 0; n < 3; n++, offsets += q.B) describe(arrays[n], *places[n], offsets);
         std::fill_n(offsets, q.B, 0);
@@ -357,9 +361,9 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
 }
 
-PyMethodDef fast_path_method = {
-    "fast_path", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_path)), METH_FASTCALL,
-    nullptr};
+PyMethodDef fast_path_method = {"fast_path",
+                                reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_path)),
+                                METH_FASTCALL, nullptr};
 
 nb::object exponential(const nb::object& x, const std::string& target) {
     PyArrayObject* in = array_of(x);
@@ -391,14 +395,14 @@ NB_MODULE(_fused, module) {
     module.def("cpu_quota", &cpu_quota, nb::arg("groups"), nb::arg("membership"));
     module.def("lanes", [](const std::string& target) { return target_named(target).lanes; });
     // For benchmarks: what the machine could do at most, per second.
-    module.def("multiply_add_peak", [](int threads, double seconds, bool wide,
-                                       const std::string& name) {
+    module.def("multiply_add_peak",
+               [](int threads, double seconds, bool wide, const std::string& name) {
         const Target& target = target_named(name);
         Unlocked unlocked;
         return most_operations(target, wide, threads, seconds);
     });
-    module.def("read_bandwidth", [](const nb::object& array, int threads, double seconds,
-                                    const std::string& name) {
+    module.def("read_bandwidth",
+               [](const nb::object& array, int threads, double seconds, const std::string& name) {
         const Target& target = target_named(name);
         PyArrayObject* data = array_of(array);
         Unlocked unlocked;

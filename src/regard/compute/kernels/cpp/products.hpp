@@ -37,10 +37,8 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T*
         }
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++)
-                if (in_registers)
-                    whole[r][n] += sum[r][n];
-                else
-                    add(to(r, n), sum[r][n], first);
+                if (in_registers) whole[r][n] += sum[r][n];
+                else add(to(r, n), sum[r][n], first);
     } while (d < D);
     for (int r = 0; in_registers && r < R; r++)
         for (int n = 0; n < N; n++) store(to(r, n), whole[r][n]);

@@ -18,7 +18,7 @@ constexpr int64_t kFew = 4;  // rows for which keys are not packed
 
 // Rounding grows with the length of a sum: so many numbers are added from zero, and their sums then.
 constexpr int64_t kDepth = 16;  // of a dot product's D
-constexpr int64_t kRun = 64;    // of a chunk's keys
+constexpr int64_t kRun = 64;  // of a chunk's keys
 
 template <class T> constexpr int64_t kPanel = 2 * kLanes<T>;  // keys per panel
 template <class T> constexpr int64_t kStrip = kChunk + kLanes<T>;  // row length of the strip
@@ -40,8 +40,12 @@ REGARD_INLINE int64_t next_run(int64_t key) { return (key / kRun + 1) * kRun; }
 template <class T> constexpr T infinity() { return T(__builtin_inf()); }
 
 template <class T> constexpr bool kNarrow = sizeof(T) == 4;
-template <class T> constexpr T largest_number() { return T(kNarrow<T> ? __FLT_MAX__ : __DBL_MAX__); }
-template <class T> constexpr T smallest_number() { return T(kNarrow<T> ? __FLT_MIN__ : __DBL_MIN__); }
+template <class T> constexpr T largest_number() {
+    return T(kNarrow<T> ? __FLT_MAX__ : __DBL_MAX__);
+}
+template <class T> constexpr T smallest_number() {
+    return T(kNarrow<T> ? __FLT_MIN__ : __DBL_MIN__);
+}
 template <class T> constexpr Kind kind_of() { return kNarrow<T> ? Kind::float32 : Kind::float64; }
 
 template <int N> struct Number {

@@ -68,7 +68,9 @@ template <class T> struct Work {
 
     Work(const Request& request, int64_t b, int64_t g, int64_t rows, char* at, bool retry = false)
         : q(request), b(b), g(g), rows(rows), wide(padded(q.E, kLanes<T>)), chunks(q.chunks()),
-          how(softmax_of<T>(q)), sign(q.scale < 0 ? T(-1) : q.scale == 0 ? T(0) : T(1)),
+          how(softmax_of<T>(q)), sign(q.scale < 0    ? T(-1)
+                                      : q.scale == 0 ? T(0)
+                                                     : T(1)),
           s(q, at, retry) {}
 
     void load_query(int64_t r) const {

@@ -29,8 +29,9 @@ template <class T> struct Softmax {
     T bias, bias_rest;    // a bias times these two together is a number: rounded once, not twice
     T scale, softcap;     // what makes logits of scores under a softcap
     bool general;         // there is more to do than to find the largest
-    bool in_logits;       // numbers are logits; else scores, and what is hidden by −∞ in a bias has
-                          // the bytes of what a mask hides
+    // Numbers are logits; else scores, and what is hidden by −∞ in a bias has the bytes of what a
+    // mask hides.
+    bool in_logits;
     bool has_softcap;
 };
 
@@ -104,10 +105,8 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
         Vec<T> rest = {};
         for (int64_t j = from; j < to; j += W) {
             Vec<T> t = load(x + j);
-            if (how.has_softcap)
-                t = apply_softcap(how, t);
-            else if (how.in_logits)
-                t = t * all(how.scale);
+            if (how.has_softcap) t = apply_softcap(how, t);
+            else if (how.in_logits) t = t * all(how.scale);
             if (bias) {
                 const Vec<T> added = load(bias + j);
                 const Bits<T> hidden = (Bits<T>)(added == absent);

@@ -21,7 +21,8 @@ std::atomic<unsigned> forked{0};
 class Pool {
   public:
     // False if the pool is taken.
-    bool run(int threads, const std::function<void(int)>& work, const std::function<void()>& pulse) {
+    bool run(int threads, const std::function<void(int)>& work,
+             const std::function<void()>& pulse) {
         std::unique_lock<std::mutex> taken(one_call_, std::try_to_lock);
         if (!taken) return false;
         const unsigned before = forks();
@@ -118,7 +119,8 @@ class Pool {
             const std::function<void(int)>* work;
             int caller;
             // A call often follows a call: look for it a while before going to sleep.
-            wait(kPatience / 2, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+            wait(kPatience / 2,
+                 [&] { return generation_.load(std::memory_order_acquire) != seen; });
             {
                 std::unique_lock<std::mutex> lock(mutex_);
                 wake_.wait(lock, [&] { return generation_ != seen; });

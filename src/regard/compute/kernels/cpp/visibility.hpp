@@ -18,7 +18,7 @@ REGARD_INLINE KeyRange window_range(int64_t position, int64_t left, int64_t righ
 }
 
 struct Row {
-    int64_t b, h, i;    // batch element, query head, query
+    int64_t b, h, i;  // batch element, query head, query
     int64_t low, high;  // the keys that causal, window and lengths leave
 };
 
@@ -100,7 +100,7 @@ static void ask_program(const Request& q, const Row& row, int64_t k0, int64_t n,
 
 // The keys of one chunk that the rows of a tile see.
 struct Visible {
-    KeyRange keys;         // that any row may see, relative to the chunk; empty if there are none
+    KeyRange keys;  // that any row may see, relative to the chunk; empty if there are none
     const uint8_t* bytes;  // what the program says, stack_size bytes a row; nullptr: it hides none
 };
 
