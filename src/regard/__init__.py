@@ -1,4 +1,15 @@
-"""Attention on NumPy arrays that can show where every number came from."""
+"""Attention on NumPy arrays that can show where every number came from.
+
+- `attention` computes scaled dot-product attention; rules for its mask are in `masks`.
+- `explain` shows every step with labels, and its result says why a number is what it is.
+- `diagnose` finds the mistake in a function that computes attention; `testing` asserts it has none.
+- `KVCache` decodes token by token, `merge` joins parts of the keys, `weights` gives chosen rows.
+- `MultiHeadAttention` is a layer from given weights; `models` reads sentence encoders.
+- `Problem`, `load_problem` and `save_problem` keep a labelled example in a file.
+
+Arrays may be PyTorch's or JAX's too, and results are then theirs; `regard.interop` has the
+attention calls of those libraries. In a shell, `regard --help` lists the commands.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,7 +18,7 @@ from regard.api import attention, diagnose, explain, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
-    from regard import masks, models
+    from regard import masks, models, testing
     from regard.compute.config import set_threads, show_config
     from regard.compute.kv_cache import KVCache
     from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
@@ -50,6 +61,7 @@ __all__ = [
     "set_threads",
     "show_config",
     "softmax",
+    "testing",
     "weights",
 ]
 
@@ -78,7 +90,7 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         value = getattr(import_module(f"regard.{_LAZY[name]}"), name)
-    elif name in ("masks", "models"):
+    elif name in ("masks", "models", "testing"):
         value = import_module(f"regard.{name}")
     elif name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
@@ -98,4 +110,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

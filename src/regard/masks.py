@@ -1,9 +1,19 @@
-"""The rules that `attention(mask=…)` takes besides arrays; combine them with ``&``, ``|``, ``~``.
+"""Which keys a query sees: rules for `attention(mask=…)`, combined with ``&``, ``|`` and ``~``.
 
-Owns the rules by position (`Causal`, `Window`), length and segment. In every rule True means that
-the query attends to the key. Query i is at position i + offset, key j at position j; the offset
-belongs to the call, not to the rule. How rules combine is in compute/visibility.py.
+`Causal`, `Window`, `Lengths`, `Segments`, and `Boolean` for an array. In every rule True means that
+the query attends to the key. Query i is at position i + offset and key j at position j, where
+`offset` is an argument of the call. `rule.visible(queries, keys)` shows a rule as an array. For a
+rule of your own, derive from `Mask` and define `block`.
+
+>>> import numpy as np
+>>> rule = Causal() & ~Boolean(np.eye(3, dtype=bool))
+>>> rule.visible(3, 3).astype(int)
+array([[0, 0, 0],
+       [1, 0, 0],
+       [1, 1, 0]])
 """
+
+# How rules combine is in compute/visibility.py.
 
 from __future__ import annotations
 
@@ -26,6 +36,10 @@ if TYPE_CHECKING:
 ROWS = "integers in rows of equal length"
 
 __all__ = ["Boolean", "Causal", "Lengths", "Mask", "Segments", "Verdict", "Window"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 @answering

@@ -44,7 +44,7 @@ def test_an_unknown_mode_is_refused():
 def test_names_that_are_not_there_are_attribute_errors_and_names_that_are_are_listed():
     with pytest.raises(AttributeError, match="no attribute 'attend'"):
         regard.attend  # noqa: B018
-    assert set(regard.__all__) <= set(dir(regard))
+    assert dir(regard) == sorted(regard.__all__)
     for name in regard.__all__:
         assert getattr(regard, name) is not None
 

@@ -6,7 +6,7 @@ Owns the types of arrays and the options of each call. The signatures have the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, Protocol, Required, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -195,3 +195,17 @@ class StepForBoth(Step, Generic[A], total=False):
     return_weights: Required[Literal[True]]
     return_lse: Required[Literal[True]]
     out: A | None
+
+
+# Options of `diagnose`, for functions that pass them on.
+
+
+class DiagnoseOptions(TypedDict, total=False):
+    """As in its signature."""
+
+    signature: Mapping[str, str] | str | None
+    heads: int | None
+    causal: bool | Literal["start", "end"] | None
+    mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None
+    window: Literal["inclusive", "exclusive"] | None
+    time_limit: float

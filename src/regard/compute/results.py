@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-A = TypeVar("A")
+A = TypeVar("A", covariant=True)
 
 
 class OutputWeights(NamedTuple, Generic[A]):

@@ -1,25 +1,25 @@
 """JAX's attention call, computed by regard, also within jit and vmap.
 
-Owns the meaning of the arguments of `jax.nn.dot_product_attention`, and the primitive by which JAX
-calls regard. Must not know how attention is computed.
-
-A primitive and not `jax.pure_callback`, which copies operands to JAX arrays: with several threads
-those copies wait for the threads that the callbacks hold (jax 0.10.2: a deadlock with six threads
-and 100,000 numbers). Here operands are NumPy arrays on XLA's memory; the callback uses no JAX.
+`dot_product_attention` has the signature of the function in `jax.nn`.
 """
+
+# A primitive and not `jax.pure_callback`, which copies operands to JAX arrays: with several threads
+# those copies wait for the threads that the callbacks hold (jax 0.10.2: a deadlock with six threads
+# and 100,000 numbers). Here operands are NumPy arrays on XLA's memory; the callback uses no JAX.
 
 from __future__ import annotations
 
 import math
 import operator
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.typing import ArrayLike
 
 from regard.api import attention
 from regard.boundary.arguments import as_number
@@ -27,9 +27,49 @@ from regard.boundary.arrays import as_numpy
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import Boolean, Lengths, Mask, Window
 
+__all__ = ["dot_product_attention"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
+class Options(TypedDict, total=False):
+    """Options of `dot_product_attention`, for type checkers."""
+
+    scale: float | None
+    is_causal: bool
+    query_seq_lengths: ArrayLike | None
+    key_value_seq_lengths: ArrayLike | None
+    local_window_size: int | tuple[int, int] | None
+    implementation: None
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    return_residual: Literal[False] = False,
+    **options: Unpack[Options],
+) -> jax.Array: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    return_residual: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[jax.Array, jax.Array]: ...
 def dot_product_attention(
     query: Any,
     key: Any,

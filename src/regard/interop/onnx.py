@@ -1,9 +1,12 @@
 """ONNX's operators `Attention` and `RotaryEmbedding`, computed by regard.
 
-Owns ONNX's conventions: heads packed in three axes, masks shorter than the keys, two kinds of
-cache, −1 for an unbounded window, four modes of `qk_matmul_output`. Must not know how attention is
-computed.
+`attention` and `rotary_embedding` are the operators as functions on NumPy arrays. With
+``ReferenceEvaluator(model, new_ops=OPERATORS)`` a whole graph runs, and `Backend` runs graphs of
+these operators alone.
 """
+
+# Owns ONNX's conventions: heads packed in three axes, masks shorter than the keys, two kinds of
+# cache, −1 for an unbounded window, four modes of `qk_matmul_output`.
 
 from __future__ import annotations
 
@@ -23,6 +26,22 @@ from regard.compute.kernels.reference import Run
 from regard.compute.request import Request, make_request
 from regard.errors import OptionError, ShapeError, safe_text
 from regard.masks import Boolean, Lengths, Mask
+
+__all__ = [
+    "OPERATORS",
+    "Attention",
+    "AttentionOutputs",
+    "Backend",
+    "PreparedModel",
+    "RotaryEmbedding",
+    "attention",
+    "rotary_embedding",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 # Each qk_matmul_output_mode below 3 returns the first of these steps that the call has: without a
 # softcap, for example, there is no step "capped".

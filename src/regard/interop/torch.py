@@ -1,7 +1,7 @@
 """PyTorch's attention call, computed by regard.
 
-Owns the meaning of the arguments of `torch.nn.functional.scaled_dot_product_attention`, and
-replacing that function within `patched()`. Must not know how attention is computed.
+`scaled_dot_product_attention` has the signature of the function in `torch.nn.functional`; within
+``with patched():`` that function itself runs on regard, also in PyTorch's layers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 from regard.api import attention
 from regard.boundary.arrays import lent, untraced
 from regard.errors import DtypeError, OptionError, ShapeError
+
+__all__ = ["Calls", "patched", "scaled_dot_product_attention"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -1,7 +1,7 @@
 """Hugging Face models that attend with regard, and records of their attention calls.
 
-Owns the attention function and mask named `attn_implementation="regard"`, the choice of models that
-may use them, and `record`. Must not know how attention is computed.
+After `register()`, ``attn_implementation="regard"`` loads a model whose attention runs on regard.
+Within ``with record() as layers:`` each call is kept, and can be explained.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ try:  # says which outputs a forward pass collects; private in transformers
     from transformers.utils.output_capturing import _active_collector as collector
 except ImportError:
     collector = None
+
+__all__ = ["AttentionCall", "attend", "record", "register"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 # Arguments of models that do not change attention: the mask already has windows and positions.
 NEUTRAL = frozenset(

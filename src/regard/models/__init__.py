@@ -1,6 +1,8 @@
 """Sentence encoders from local files, run in NumPy: no framework, no network, no pickles.
 
-Owns how a directory becomes an `Encoder`.
+`load(directory)` reads an encoder of one of the `FAMILIES`, as transformers saves it, and returns
+an `Encoder`: `encode` gives sentence embeddings, `explain` every step of one head, and `overview`
+where each head of each layer reads.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ from regard.models.tokenizer import Tokens, read_tokenizer
 from regard.problems.files import about, file_name
 
 __all__ = ["FAMILIES", "Encoder", "Overview", "Tokens", "load"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def load(directory: str | os.PathLike[str], *, dtype: Any = "float32") -> Encoder:

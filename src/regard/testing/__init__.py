@@ -1,16 +1,25 @@
-"""An assertion for test suites of other projects. Must not know how a diagnosis is made."""
+"""For test suites: an assertion that a function computes attention correctly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from regard.api import diagnose
 from regard.faces import Diagnosis
 
+if TYPE_CHECKING:
+    from regard.compute.options import DiagnoseOptions
+
+__all__ = ["assert_attention_correct"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def assert_attention_correct(
-    function: Callable[..., Any], *, allow_fragile: bool = False, **options: Any
+    function: Callable[..., Any], *, allow_fragile: bool = False, **options: Unpack[DiagnoseOptions]
 ) -> Diagnosis:
     """Raise an AssertionError with the diagnosis unless a function computes attention correctly.
 
