@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from regard.diagnosis.result import Outcome
 from regard.errors import DtypeError
@@ -20,9 +20,52 @@ from regard.explanation.table import Table
 from regard.explanation.trace import Trace
 from regard.problems.parts import Expectation
 
+# What `dir` leaves out of an explanation: how it was made, and what views read.
+_FOR_VIEWS = {"batch_index", "check_kernel", "derive", "head_index", "names"}
+_FOR_VIEWS |= {"of", "rebuild", "row_notes", "source"}
+
 
 class Explanation(Trace):
-    """Every step of one attention, and the questions one can ask of it; see `regard.explain`."""
+    """Every step of one attention with its numbers, and the questions one can ask of it.
+
+    `regard.explain` makes one. ``explanation["weights"]`` is a step, which shows itself as a table
+    and has its array as `value`; ``explanation.steps`` has all of them in order. `why` says how one
+    number came about, and each number in the answer can be opened in turn. A notebook shows the
+    whole as a page in which every number can be opened, and `to_html` makes a file of it.
+
+    - Ask: `why`, `contributions`, `statistics`, `without`, `compare`, `first_nonfinite`, `check`.
+    - Take the numbers: `output`, `table`, `to_dataframe`, `to_npz`, `to_json`.
+    - Show them: `to_html`, `to_markdown`, `to_latex`, `plot`, `plot_heads`.
+
+    Where there are several heads or batch elements, a question about one of them names it, such
+    as ``head=1, batch=0``.
+
+    Examples
+    --------
+    >>> import regard
+    >>> x = [[0.2, 0.9], [0.8, 0.3], [0.4, 0.6]]
+    >>> words = ["she", "likes", "coffee"]
+    >>> explanation = regard.explain(x, x, x, query_labels=words, key_labels=words)
+    >>> explanation["scores"]
+    scores  A = Q·Kᵀ  3 query rows × 3 keys
+            she     likes  coffee
+    she     0.85    0.43     0.62
+    likes   0.43    0.73     0.5
+    coffee  0.62    0.5      0.52
+    >>> explanation.why("scores", "she", "likes")
+    A[she, likes] = 0.43    A = Q·Kᵀ
+      0    0.2 × 0.8 = 0.16
+      1    0.9 × 0.3 = 0.27
+      sum              0.43
+    >>> explanation.output.round(3)
+    array([[0.437, 0.63 ],
+           [0.49 , 0.578],
+           [0.459, 0.609]])
+    """
+
+    def __dir__(self) -> list[str]:
+        """What a user needs: neither how it was made nor what views read."""
+        return [name for name in super().__dir__() if name not in _FOR_VIEWS]
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
@@ -102,20 +145,32 @@ class Explanation(Trace):
         """The stated expectations that the numbers do not meet; those of the problem by default."""
         return questions.check(self, expectations)
 
+    @overload
     def to_html(
         self,
         path: str | os.PathLike[str],
         *,
+        budget: int | str = ...,
+        digits: int = ...,
+        force: bool = ...,
+    ) -> None: ...
+    @overload
+    def to_html(self, path: None = None, *, budget: int | str = ..., digits: int = ...) -> str: ...
+    def to_html(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
         budget: int | str = "5MB",
         digits: int = 4,
         force: bool = False,
-    ) -> None:
-        """Write one HTML file in which every number can be opened; see `regard.views.report`.
+    ) -> str | None:
+        """One HTML page in which every number can be opened: as text, or written to a file.
 
         Parameters
         ----------
-        path : path
-            Where the file goes; `force` replaces one that is there.
+        path : path, optional
+            Where the file goes; `force` replaces one that is there. Without it, the page is
+            returned.
         budget : int or str
             The most bytes that it may have, such as 5_000_000 or "5MB". What does not fit is
             pooled, and the page says what.
@@ -132,11 +187,29 @@ class Explanation(Trace):
         Examples
         --------
         >>> import regard
-        >>> regard.explain([[1.0]], [[2.0]], [[3.0]]).to_html("page.html")
+        >>> explanation = regard.explain([[1.0]], [[2.0]], [[3.0]])
+        >>> explanation.to_html("page.html")
+        >>> page = explanation.to_html()
         """
         from regard.views import report
 
+        if path is None:
+            return report.html(self, budget=budget, digits=digits)
         report.write(path, self, budget=budget, digits=digits, force=force)
+        return None
+
+    def to_dataframe(self, step: str = "weights") -> Any:
+        """All numbers of a step as a pandas DataFrame, with the labels as index and columns.
+
+        Where there are batch elements or heads, the index has a level for each. A derivation,
+        contributions and statistics have a `to_dataframe` too.
+
+        Raises
+        ------
+        OptionError
+            If pandas is not installed.
+        """
+        return self.steps[step].to_dataframe()
 
     def plot(
         self,
@@ -249,8 +322,16 @@ class Diagnosis(Outcome):
         """The same verdict with the methods of this class."""
         return cls(**{each.name: getattr(outcome, each.name) for each in fields(Outcome)})
 
-    def to_html(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write all of it as one HTML file; `force` replaces one that is there.
+    @overload
+    def to_html(self, path: str | os.PathLike[str], *, force: bool = ...) -> None: ...
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    def to_html(
+        self, path: str | os.PathLike[str] | None = None, *, force: bool = False
+    ) -> str | None:
+        """All of it as one HTML page: written to a file, or returned if no path is given.
+
+        `force` replaces a file that is there.
 
         Raises
         ------
@@ -263,7 +344,10 @@ class Diagnosis(Outcome):
         """
         from regard.views import diagnosis
 
+        if path is None:
+            return diagnosis.html(self)
         diagnosis.write(path, self, force=force)
+        return None
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """What a notebook shows: the page in a frame of its own, and the plain text."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 
 import numpy as np
 import pytest
 
 import regard
+from regard.faces import Diagnosis
 
 WORDS = ["she", "likes", "coffee"]
 RNG = np.random.default_rng(5)
@@ -78,7 +80,7 @@ def test_small_heads_are_shown_together():
 
 
 def test_showing_a_long_step_does_not_compute_all_of_it():
-    explanation = regard.explain(*(RNG.normal(size=(2, 3000, 2)) for _ in range(3)))
+    explanation = regard.explain(*np.ones((3, 2, 3000, 2)))
     repr(explanation["weights"])
     assert "value" not in vars(explanation["weights"])
 
@@ -163,3 +165,134 @@ def test_where_there_is_one_only_it_needs_no_name():
 def test_a_head_that_is_not_there_is_said_before_a_missing_batch():
     with pytest.raises(KeyError, match="there are 3 heads, counted from 0; there is no head 7"):
         regard.explain(*BATCH).why("weights", 0, 0, head=7)
+
+
+# formulas -----------------------------------------------------------------------------------------
+
+
+def test_a_derivation_in_a_notebook_is_a_formula_with_a_line_for_each_term():
+    latex = labelled(causal=True).why("output", "coffee", 1)._repr_latex_()
+    assert latex.startswith("$$\\begin{aligned}\nO &= P V \\\\\n")
+    assert latex.endswith("\\end{aligned}$$")
+    for word in WORDS:
+        assert f"&& \\text{{{word}}}" in latex
+    assert latex.count("{} + ") == 2
+
+
+def test_a_hidden_cell_says_in_its_formula_what_hides_it():
+    latex = labelled(causal=True).why("weights", "she", "coffee")._repr_latex_()
+    assert r"\text{hidden by: causal}" in latex
+
+
+def test_a_long_formula_has_the_largest_terms_and_one_for_the_rest():
+    explanation = regard.explain(*np.random.default_rng(1).normal(size=(3, 300, 2)))
+    assert explanation.why("output", 0, 0)._repr_latex_().count("{} + ") == 15
+    assert r"\text{285 more, together}" in explanation.why("output", 0, 0)._repr_latex_()
+    assert "and 285 more, at most " in explanation.why("row_maximum", 0)._repr_latex_()
+
+
+@pytest.mark.parametrize("step", ["queries", "scale", "visible", "lse", "width", "row_sums"])
+def test_every_kind_of_step_has_a_formula_with_its_value(step):
+    explanation = labelled(causal=True)
+    declared = explanation[step].axes
+    cell = explanation.why(step, *[0] * len(declared))
+    latex = cell._repr_latex_()
+    assert latex.count(r"\begin{") == latex.count(r"\end{") == 1
+    assert latex.count("{") == latex.count("}")
+
+
+# tables for pandas --------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("pandas")
+def test_a_step_as_a_dataframe_has_its_labels_and_exact_numbers():
+    explanation = labelled(causal=True)
+    frame = explanation["weights"].to_dataframe()
+    np.testing.assert_array_equal(frame.to_numpy(), explanation["weights"].value, strict=True)
+    assert (list(frame.index), list(frame.columns)) == (WORDS, WORDS)
+    assert (frame.index.name, frame.columns.name) == ("query row", "key")
+    assert explanation.to_dataframe().equals(frame)
+    assert explanation["row_sums"].to_dataframe().columns.tolist() == ["row_sums"]
+    assert explanation["scale"].to_dataframe().shape == (1, 1)
+    table = explanation.contributions("likes")
+    np.testing.assert_array_equal(table.to_dataframe().loc["she"], table.value[0])
+
+
+@pytest.mark.needs("pandas")
+def test_heads_and_batch_elements_are_levels_of_the_index():
+    explanation = regard.explain(*BATCH)
+    for name in ("weights", "lse", "keys"):
+        step = explanation[name]
+        frame = step.to_dataframe()
+        width = step.shape[-1] if name != "lse" else 1
+        np.testing.assert_array_equal(frame.to_numpy(), step.value.reshape(-1, width))
+    frame = explanation["weights"].to_dataframe()
+    assert frame.index.names == ["batch", "head", "query row"]
+    np.testing.assert_array_equal(frame.loc[1, 2], explanation["weights"].value[1, 2])
+    several = regard.explain(*np.ones((3, 2, 3, 1, 4, 2)))["weights"].to_dataframe()
+    assert several.index.names == ["batch 0", "batch 1", "head", "query row"]
+    one = regard.explain(X[0], X, X, query_labels=["she"])["weights"].to_dataframe()
+    assert (list(one.index), one.shape) == (["she"], (1, 3))
+
+
+@pytest.mark.needs("pandas")
+def test_answers_have_a_row_for_each_term_or_step():
+    explanation = labelled()
+    cell = explanation.why("output", "she", 1)
+    frame = cell.to_dataframe()
+    assert list(frame.columns) == ["P", "V", "P·V"]
+    np.testing.assert_array_equal(frame["P·V"], [term.value for term in cell.terms])
+    share = explanation.why("weights", "she", "likes")
+    np.testing.assert_array_equal(
+        share.to_dataframe(), [[*(one.value for one in share.operands), share.value]]
+    )
+    statistics = explanation.statistics()
+    frame = statistics.to_dataframe()
+    assert list(frame.index) == list(statistics.steps)
+    assert frame.loc["weights", "mean"] == statistics.steps["weights"].mean
+    with_sink = regard.explain(X, X, X, sink=0.5).why("row_maximum", 0).to_dataframe()
+    assert with_sink.index[-1] == "sink"
+
+
+@pytest.mark.needs("pandas")
+def test_a_diagnosis_as_a_dataframe_lists_what_was_observed():
+    frame = regard.diagnose(lambda q, k, v: q @ k.swapaxes(-1, -2) @ v).to_dataframe()
+    assert list(frame.columns) == ["kind", "name", "title", "state", "detail"]
+    assert {"ability", "property"} <= set(frame["kind"])
+
+
+def test_without_pandas_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(regard.OptionError, match=r'pip install "regard\[pandas\]"'):
+        labelled().to_dataframe()
+
+
+# pages and names ----------------------------------------------------------------------------------
+
+
+def test_without_a_path_to_html_returns_the_page(tmp_path):
+    explanation = labelled()
+    explanation.to_html(tmp_path / "page.html", digits=3)
+    assert explanation.to_html(digits=3) == (tmp_path / "page.html").read_text("utf-8")
+    found = Diagnosis("f", "right", "f is right", "f(q, k, v)")
+    found.to_html(tmp_path / "diagnosis.html")
+    assert found.to_html() == (tmp_path / "diagnosis.html").read_text("utf-8")
+
+
+def test_dir_lists_what_users_need():
+    explanation = labelled()
+    assert {"steps", "why", "table", "output", "to_html", "plot"} <= set(dir(explanation))
+    assert not {"source", "rebuild", "derive", "names", "check_kernel"} & set(dir(explanation))
+    assert {"value", "table", "to_dataframe", "formula"} <= set(dir(explanation["weights"]))
+    assert not {"source", "declared", "blocks"} & set(dir(explanation["weights"]))
+    for shown in (explanation, explanation["weights"], explanation.table("weights")):
+        assert all(hasattr(shown, name) for name in dir(shown))
+
+
+@pytest.mark.needs("matplotlib")
+def test_a_plot_of_one_of_several_heads_says_which():
+    from matplotlib import use
+
+    use("Agg")
+    axes = regard.explain(*BATCH).plot(head=2, batch=1)
+    assert axes.get_title().endswith("batch 1, head 2")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
+from regard.boundary.dataframe import dataframe
+
 DiagnosisVerdict = Literal["right", "fragile", "mistaken", "unknown", "unusable"]
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -139,6 +141,28 @@ class Outcome:
         data = _plain(self)
         assert isinstance(data, dict)
         return data | {"ok": self.ok, "exit_code": self.exit_code}
+
+    def to_dataframe(self) -> Any:
+        """Everything that was observed as a pandas DataFrame, one row each.
+
+        Its columns are kind, name, title, state and detail. A kind is mistake, nearest, fragility,
+        ability, property or finding.
+
+        Raises
+        ------
+        OptionError
+            If pandas is not installed.
+        """
+        held = {True: "holds", False: "does not hold", None: "not tried"}
+        rows = [
+            *(("mistake", m.name, m.title, m.severity, m.why) for m in self.mistakes),
+            *(("nearest", m.name, m.title, m.severity, m.why) for m in self.nearest),
+            *(("fragility", m.name, m.title, m.severity, m.breaks_on) for m in self.fragilities),
+            *(("ability", a.name, a.title, a.state, a.detail) for a in self.abilities),
+            *(("property", p.name, p.title, held[p.holds], p.evidence) for p in self.properties),
+            *(("finding", f.name, f.text, "", "") for f in self.findings),
+        ]
+        return dataframe(rows, (), (None, ["kind", "name", "title", "state", "detail"]))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.dataframe import dataframe
 from regard.compute.visibility import Block, Mask, Verdict
 from regard.errors import LabelError, safe_text
 from regard.explanation.labels import Labels, as_index
@@ -100,9 +101,9 @@ class Body(NamedTuple):
 class Derivation:
     """Why one cell has its value.
 
-    `operands` are the cells it is made of; `terms` group them where the operation runs along an
-    axis. `open(k)` derives operand k in turn. For the cell of a mask, `verdicts` holds what each
-    rule says; `note` says in words what a formula cannot.
+    A terminal shows it as text, a notebook as a formula. `operands` are the cells it is made of;
+    `terms` group them where the operation runs along an axis. `open(k)` derives operand k in turn.
+    For the cell of a mask, `verdicts` holds what each rule says; `note` says what hides a cell.
     """
 
     declared: Step
@@ -234,16 +235,63 @@ class Derivation:
 
     def latex(self, digits: int = 8) -> str:
         """The arithmetic as one LaTeX equation."""
-        symbol, labels = self.declared.latex_symbol, map(latex_text, self.labels)
+        sides = [self._latex_cell(), latex_number(self.value, digits)]
+        if self.operands and not self.hidden:
+            word = self._latex_word(digits)
+            sides.insert(1, _filled(OPERATIONS[self.op].latex_numbers, self, word))
+        return " = ".join(sides)
 
+    def _latex_cell(self) -> str:
+        labels = ", ".join(map(latex_text, self.labels))
+        return f"{{{self.declared.latex_symbol}}}_{{{labels}}}"
+
+    def _latex_word(self, digits: int) -> Callable[[str, int], str]:
         def word(kind: str, number: int) -> str:
             shown = latex_number(self.operands[number].value, digits)
             return f"({shown})" if kind == "b" and shown.startswith("-") else shown
 
-        sides = [f"{{{symbol}}}_{{{', '.join(labels)}}}", latex_number(self.value, digits)]
-        if self.operands and not self.hidden:
-            sides.insert(1, _filled(OPERATIONS[self.op].latex_numbers, self, word))
-        return " = ".join(sides)
+        return word
+
+    def _repr_latex_(self) -> str:
+        """What a notebook shows: the formula, and the numbers with each term on a line."""
+        operation, digits = OPERATIONS[self.op], 8
+        word, (shown, rest) = self._latex_word(digits), self.shown_terms()
+        terms = [(self.terms[k].operands, latex_text(self.terms[k].label)) for k in shown]
+        sides = [latex_number(self.value, digits)]
+        if operation.total == "sum" and terms:
+            lines = [f"{fill(operation.latex_numbers, word, [one])} && {two}" for one, two in terms]
+            if rest:
+                lines.append(f"{latex_number(rest.value, digits)} && {latex_text(rest.label)}")
+            sides.insert(0, r" \\ &\quad {} + ".join(lines))
+        elif self.operands and not self.hidden:
+            wanted = [one for one, _ in terms] or [(k,) for k in range(len(self.operands))]
+            side = fill(operation.latex_numbers, word, wanted)
+            more = f"and {rest.label} {format_number(rest.value, digits)}" if rest else ""
+            sides.insert(0, rf"{side} \quad {latex_text(more)}" if more else side)
+        lines = [f"{self._latex_cell()} &= {sides[0]}", *(f"&= {side}" for side in sides[1:])]
+        if operation.latex:
+            lines.insert(0, self.declared.latex.replace(" = ", " &= ", 1))
+        if self.note:
+            lines.append(rf"&\quad {latex_text(self.note)}")
+        return "\n".join([r"$$\begin{aligned}", " \\\\\n".join(lines), r"\end{aligned}$$"])
+
+    def to_dataframe(self) -> Any:
+        """The numbers of the arithmetic as a pandas DataFrame; OptionError if pandas is absent.
+
+        There is one row for each term of a sum or a maximum, else one row, and one column for each
+        factor or operand, named by its symbol. The last column has the products, or the value.
+        """
+        if not self.terms:
+            data = [[*(one.value for one in self.operands), self.value]]
+            columns = [*(one.symbol for one in self.operands), self.symbol]
+            return dataframe(data, [("cell", [self.name])], (None, columns))
+        factors = [[self.operands[k].value for k in term.operands] for term in self.terms]
+        symbols = [self.operands[k].symbol for k in self.terms[0].operands]
+        if len(symbols) > 1:
+            symbols.append("·".join(symbols))
+            factors = [[*row, term.value] for row, term in zip(factors, self.terms, strict=True)]
+        rows = [("term", [term.label for term in self.terms])]
+        return dataframe(factors, rows, (None, symbols))
 
     def numpy(self) -> str:
         """One line of NumPy that computes the value from its operands' exact numbers."""

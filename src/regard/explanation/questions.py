@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.dataframe import dataframe
 from regard.compute.visibility import LeftOut
 from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
@@ -59,6 +60,12 @@ class Statistics:
 
     steps: Mapping[str, StepStatistics]
     rows: RowStatistics
+
+    def to_dataframe(self) -> Any:
+        """The statistics of every step as a pandas DataFrame with one row for each."""
+        columns = [one.name for one in fields(StepStatistics)]
+        data = {name: [getattr(one, name) for one in self.steps.values()] for name in columns}
+        return dataframe(data, [("step", list(self.steps))])
 
     def __repr__(self) -> str:
         lines: list[tuple[str, ...]] = [("step", "mean", "variance", "minimum", "maximum", "cells")]

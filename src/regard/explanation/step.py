@@ -26,6 +26,9 @@ from regard.textbook.steps import Step
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# What `dir` leaves out of a step: what views read.
+_FOR_VIEWS = {"blocks", "declared", "excerpt", "lead", "matrix_shape"}
+_FOR_VIEWS |= {"one", "row_notes", "rows", "source"}
 # About how many lines a step shows; one head at least.
 LINES = 30
 
@@ -97,6 +100,10 @@ class ExplainedStep:
     column_labels: tuple[str, ...]
     row_notes: tuple[str, ...]
     source: Values
+
+    def __dir__(self) -> list[str]:
+        """What a user needs, without what the views read."""
+        return [name for name in super().__dir__() if name not in _FOR_VIEWS]
 
     @property
     def name(self) -> str:
@@ -253,7 +260,18 @@ class ExplainedStep:
             AXIS_NAMES.get(rows or "", ""),
             AXIS_NAMES.get(columns or "", ""),
             self.matrix_shape[0] - len(wanted),
+            self._place(own, batch),
         )
+
+    def _place(self, own: int, batch: tuple[int, ...]) -> str:
+        """Such as ``batch 1, head 2``; what there is only one of is not named."""
+        words = []
+        if math.prod(self.lead) > 1:
+            words.append(f"batch {batch[0] if len(batch) == 1 else batch}")
+        for axis, kind in (("H", "head"), ("G", "key head")):
+            if axis in self.axes and self.source.sizes[axis] > 1:
+                words.append(f"{kind} {own}")
+        return ", ".join(words)
 
     def _row_blocks(self) -> list[range]:
         return self.source.row_blocks() if "L" in self.axes else [range(self.matrix_shape[0])]
@@ -267,14 +285,13 @@ class ExplainedStep:
 
     def __repr__(self) -> str:
         shown, more = self._shown()
-        tables = [f"{title}\n{table.text()}" if title else table.text() for title, table in shown]
+        tables = [f"{one.place}\n{one.text()}" if one.place else one.text() for one in shown]
         return "\n".join([f"{self.name}  {self.formula}  {self._size()}", *tables, *more])
 
     def _repr_html_(self) -> str:
         shown, more = self._shown()
-        return caption(self.name, self.formula, self._size()) + "".join(
-            [table.html(title) for title, table in shown] + [f"<div>{one}</div>" for one in more]
-        )
+        above = caption(self.name, self.formula, self._size())
+        return above + "".join([*(one.html() for one in shown), *(f"<div>{m}</div>" for m in more)])
 
     def _size(self) -> str:
         """Such as ``3 heads × 4 query rows × 4 keys``."""
@@ -284,21 +301,17 @@ class ExplainedStep:
         words += [counting(self.source.sizes[axis], kinds[axis]) for axis in self.axes]
         return " × ".join(words) or "a number"
 
-    def _shown(self) -> tuple[list[tuple[str, Table]], list[str]]:
-        """The first heads by name, large ones in part, and whether there are more."""
-        lead = self.lead
-        kind = next((axis for axis in self.axes if axis in ("H", "G")), None)
-        heads = self.source.sizes[kind] if kind else 1
+    def _shown(self) -> tuple[list[Table], list[str]]:
+        """The first heads, large ones in part, and whether there are more."""
+        lead, sizes = self.lead, self.source.sizes
+        heads = next((sizes[axis] for axis in self.axes if axis in ("H", "G")), 1)
         count = math.prod(lead) * heads
         wanted = [row for row in shown_of(self.matrix_shape[0]) if row is not None]
         found = []
         for number in range(min(count, max(1, LINES // (len(wanted) + 2)))):
-            at = tuple(int(n) for n in np.unravel_index(number // heads, lead)) if lead else ()
-            own = number % heads
-            words = [f"batch {at[0] if len(at) == 1 else at}"] if lead else []
-            words += [f"{'head' if kind == 'H' else 'key head'} {own}"] if heads > 1 else []
-            whole = at or (0,) * len(self.source.lead)
-            found.append((", ".join(words), self.excerpt(wanted, own, whole)))
+            at = [int(n) for n in np.unravel_index(number // heads, lead)] if lead else []
+            batch = tuple(at) or (0,) * len(self.source.lead)
+            found.append(self.excerpt(wanted, number % heads, batch))
         more = count - len(found)
         which = " and ".join([*(["head"] if heads > 1 else []), *(["batch"] if lead else [])])
         return found, [f"… {more} more: .table() takes {which}"] if more else []

@@ -54,6 +54,11 @@ class Table:
     row_axis: str = ""  # what its rows are, such as "query rows"
     column_axis: str = ""
     left_out: int = 0  # rows that are missing after the first few
+    place: str = ""  # such as "batch 1, head 2", where there are several
+
+    def __dir__(self) -> list[str]:
+        """What a user needs, without what the views read."""
+        return [name for name in super().__dir__() if name not in ("rule", "text", "html")]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """The array `value`, for `numpy.asarray` and for NumPy's functions."""
@@ -90,15 +95,15 @@ class Table:
 
     def _size(self) -> str:
         rows, columns = self.value.shape
-        return f"{counting(rows, self.row_axis or 'rows')} × " + counting(
-            columns, self.column_axis or "columns"
-        )
+        down = counting(rows, self.row_axis or "rows")
+        across = counting(columns, self.column_axis or "columns")
+        return f"{down} × {across}" + (f"  {self.place}" if self.place else "")
 
     def text(self) -> str:
         """The numbers and labels as lines of text; large ones by their first and last few."""
         return aligned([row for row, _ in self._words()])
 
-    def html(self, title: str = "") -> str:
+    def html(self) -> str:
         """As `text`, as an HTML table with a colour behind each number."""
         seen = np.isfinite(self.value) & (True if self.hidden is None else ~self.hidden)
         darkest = float(np.abs(self.value[seen].astype(np.float64)).max(initial=0)) or 1.0
@@ -119,7 +124,7 @@ class Table:
                 tag = "th" if header or position == 0 else "td"
                 cells.append(f'<{tag} style="{style}">{escape(word)}</{tag}>')
             lines.append(f"<tr>{''.join(cells)}</tr>")
-        above = f"<div>{escape(title)}</div>" if title else ""
+        above = f"<div>{escape(self.place)}</div>" if self.place else ""
         style = "border-collapse: collapse; font-variant-numeric: tabular-nums"
         return f'{above}<table style="{style}">{"".join(lines)}</table>'
 

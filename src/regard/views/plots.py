@@ -44,11 +44,12 @@ def plot(table: Table, axes: Any = None) -> Any:
         If matplotlib is not installed.
     """
     pyplot = _pyplot()
+    title = f"{_title(table)}   {table.place}".rstrip()
     if axes is None:
-        axes, *_ = _on_a_figure(pyplot, [table], [_title(table)], ALONE)
+        axes, *_ = _on_a_figure(pyplot, [table], [title], ALONE)
     else:
         _draw(table, axes, _scale([table]))
-        axes.set_title(_title(table), fontsize="medium", **TEXT)
+        axes.set_title(title, fontsize="medium", **TEXT)
     return axes
 
 
