@@ -8,6 +8,7 @@ pytest_plugins = "pytester"
 
 
 CONFTEST = (ROOT / "tests/conftest.py").read_text("utf-8")
+CONFTEST = CONFTEST.replace("settings.load_profile(", "(")  # this run keeps its own
 PRETENDED = """
 TOOLS = {"absent": Tool(lambda: False, "grow one"), "present": Tool(lambda: True, FULL)}
 """
@@ -35,7 +36,7 @@ def run_with(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
             f"import pytest\n@pytest.mark.needs({tool!r})\ndef test_one():\n    pass\n"
         )
         monkeypatch.setenv("REGARD_REQUIRE", required)
-        return pytester.runpytest_subprocess("-rs", "--strict-markers", *options)
+        return pytester.runpytest_inprocess("-p", "no:xdist", "-rs", "--strict-markers", *options)
 
     return run
 
