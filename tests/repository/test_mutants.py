@@ -37,6 +37,7 @@ def test_the_test_that_must_notice_a_fault_exists(mutant: Mutant) -> None:
         (Outcome([], {"test[avx512]": "wrong"}), True),
         (Outcome(["test[baseline]"], {"test[avx512]": "wrong"}), True),
         (Outcome(["test[avx512]"], {"test[baseline]": "wrong"}), False),
+        (Outcome([], {"test[baseline]": "wrong"}), True),
         (Outcome(["test[1]"], {"test[2]": "wrong"}), True),
         (Outcome(["test[avx512]"], {}), False),
         (Outcome([], {}), False),
