@@ -6,13 +6,14 @@ Owns the words of refusal, which begin with the argument's name. Must not know w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.boundary.arrays import Array, as_numpy
+from regard.boundary.arrays import Array, as_numpy, belongs_to
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 if TYPE_CHECKING:
@@ -36,17 +37,53 @@ def read_array(name: str, value: Any, wanted: str = "", instead: str = "{}.data"
         raise DtypeError(
             f"{name} is a MaskedArray, whose mask would be lost; pass {instead.format(name)}"
         )
+    if what := _no_array(name, value):
+        raise DtypeError(f"{name} must be {wanted or 'an array of numbers'}, not {what}")
     try:
         return as_numpy(name, value)
     except (MemoryError, DtypeError):
         raise
     except Exception as error:
-        ragged = isinstance(error, ValueError) and isinstance(value, (list, tuple)) and wanted
+        ragged = isinstance(error, ValueError) and isinstance(value, (list, tuple))
         reason = "" if ragged else f": {safe_text(error, 120)}"
-        problem = (
-            f"must be {wanted}" if wanted else f"is a {type(value).__name__} that NumPy cannot read"
-        )
+        problem = f"must be {wanted}" if wanted else f"is a {type(value).__name__} "
+        if not wanted:
+            problem += _unequal(name, value) if ragged else "that NumPy cannot read"
         raise DtypeError(f"{name} {problem}{reason}") from None
+
+
+def _no_array(name: str, value: Any) -> str | None:
+    """What a value is that NumPy would wrap as one object, and what to pass instead."""
+    if value is None:
+        return "None"
+    if isinstance(value, str):
+        file = value.endswith((".npy", ".npz"))
+        shown = safe_text(repr(value), 60)
+        return f"the name of a file; pass numpy.load({shown})" if file else f"the text {shown}"
+    if isinstance(value, type):
+        return f"the class {safe_text(value.__name__, 60)}"
+    if isinstance(value, Iterator):
+        return f"a {type(value).__name__}; pass list({name})"
+    if belongs_to("xarray", value) and hasattr(value, "data_vars"):
+        first = next(iter(value.data_vars), "…")
+        return f"an xarray Dataset; pass one of its arrays, {name}[{safe_text(repr(first), 40)}]"
+    if callable(value) and not hasattr(value, "__array__"):
+        return "a function; pass what it returns"
+    return None
+
+
+def _unequal(name: str, parts: Sequence[Any]) -> str:
+    """How the parts of a list differ, and how to make them one array."""
+    try:
+        shapes = [np.shape(part) for part in parts]
+        at = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
+        how = f": {name}[0] has shape {shapes[0]} but {name}[{at}] has {shapes[at]}"
+    except Exception:  # the difference is deeper
+        how = " in a part"
+    return (
+        f"of unequal parts{how}; pad them to one shape and hide the padding with "
+        "mask=regard.masks.Lengths(…)"
+    )
 
 
 def as_array(name: str, value: Any, instead: str = "{}.data") -> Array:
@@ -54,6 +91,12 @@ def as_array(name: str, value: Any, instead: str = "{}.data") -> Array:
     array = read_array(name, value, instead=instead)
     if array.dtype.kind in "biu" or is_float(array.dtype):
         return array
+    if belongs_to("pandas", value):
+        numbers = ".select_dtypes('number')" if array.ndim == 2 else ""
+        raise DtypeError(
+            f"{name} is a pandas {type(value).__name__} with text or without some of its numbers; "
+            f"pass {name}{numbers}.to_numpy(float)"
+        )
     wide = " (it would lose digits)" if array.dtype.kind in "fc" else ""
     raise DtypeError(
         f"{name} has dtype {safe_text(array.dtype, 60)}, which is not supported{wide}; "
@@ -73,7 +116,9 @@ def as_integers(name: str, value: Any, wanted: str) -> NDArray[np.int64]:
     """An array of integers, one int included."""
     array = read_array(name, value, wanted)
     if array.dtype.kind not in "iu":
-        raise DtypeError(f"{name} must be integers, but has dtype {array.dtype}")
+        counted = "; the number of True in each row is .sum(axis=-1)"
+        hint = counted if array.dtype == np.bool_ and array.ndim else ""
+        raise DtypeError(f"{name} must be integers, but has dtype {array.dtype}{hint}")
     return array.astype(np.int64)
 
 
@@ -108,18 +153,41 @@ def spread(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def check_broadcast(
-    name: str, given: tuple[int, ...], shape: tuple[int, ...], ndim: int | None = None
+    name: str,
+    given: tuple[int, ...],
+    shape: tuple[int, ...],
+    ndim: int | None = None,
+    otherwise: Callable[[], str] = str,
 ) -> None:
-    """Raise unless `given` broadcasts *to* `shape`; the caller sees its last `ndim` axes."""
+    """Raise unless `given` broadcasts *to* `shape`; the caller sees its last `ndim` axes.
+
+    `otherwise` says what else may be passed where a view of the array would fit.
+    """
     shown = shape if ndim is None else shape[len(shape) - ndim :]
     fits = len(given) <= len(shown) and all(
         size in (1, wanted) for size, wanted in zip(given[::-1], shown[::-1], strict=False)
     )
     if not fits:
+        fitting = _fitting(name, given, shown)
+        if fitting:
+            fitting = f"; pass {fitting}{otherwise()}"
         raise ShapeError(
             f"{safe_text(name, 80)} has shape {given}, which does not broadcast to {shown}; "
-            "axes align from the right and each must be 1 or equal"
+            f"axes align from the right and each must be 1 or equal{fitting}"
         )
+
+
+def _fitting(name: str, given: tuple[int, ...], shown: tuple[int, ...]) -> str:
+    """A view of the array that broadcasts to the shape; "" if there is none."""
+    if not name.isidentifier():
+        return ""
+    for places in combinations(range(len(shown)), len(given)):
+        if all(size in (1, shown[axis]) for size, axis in zip(given, places, strict=True)):
+            axes = (":" if axis in places else "None" for axis in range(places[0], len(shown)))
+            return f"{name}[{', '.join(axes)}]"
+    if given[1:] == shown[-2:] and given[0] == math.prod(shown[:-2]):
+        return f"{name}.reshape{shown}"
+    return ""
 
 
 def check_lead(name: str, given: tuple[int, ...], lead: tuple[int, ...]) -> None:
@@ -135,10 +203,11 @@ def check_lead(name: str, given: tuple[int, ...], lead: tuple[int, ...]) -> None
 # --- single values -------------------------------------------------------------------------------
 
 
-def as_flag(name: str, value: Any) -> bool:
-    """True or False, NumPy's included."""
+def as_flag(name: str, value: Any, otherwise: str = "") -> bool:
+    """True or False, NumPy's included; `otherwise` says what else a text may have meant."""
     if not isinstance(value, (bool, np.bool_)):
-        raise DtypeError(f"{name} must be True or False, not {safe_text(repr(value), 60)}")
+        hint = otherwise if isinstance(value, str) else ""
+        raise DtypeError(f"{name} must be True or False, not {safe_text(repr(value), 60)}{hint}")
     return bool(value)
 
 

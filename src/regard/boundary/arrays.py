@@ -150,23 +150,24 @@ def _check_that_it_is_here(name: str, value: Any) -> None:
             "jax.grad call jax.nn.dot_product_attention, because regard computes no gradients"
         )
     for package, (where, instead) in ELSEWHERE.items():
-        if _belongs_to(package, value):
+        if belongs_to(package, value):
             raise DtypeError(
                 f"{name} is a {package} {type(value).__name__}, whose numbers are {where}; "
                 f"pass {instead.format(name)}"
             )
-    variable = getattr(value, "variable", value) if _belongs_to("xarray", value) else None
+    variable = getattr(value, "variable", value) if belongs_to("xarray", value) else None
     if not getattr(variable, "_in_memory", True):
         inner = getattr(variable, "_data", None)
         _check_that_it_is_here(f"{name}.data", inner)
-        if _belongs_to("xarray", inner):
+        if belongs_to("xarray", inner):
             raise DtypeError(
                 f"{name} is an xarray {type(value).__name__}, whose numbers are not loaded yet; "
                 f"pass {name}.load()"
             )
 
 
-def _belongs_to(package: str, value: Any) -> bool:
+def belongs_to(package: str, value: Any) -> bool:
+    """Whether the class of a value, or one that it inherits from, is of that package."""
     return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(value).__mro__)
 
 

@@ -239,7 +239,10 @@ def misfit(
             return TypeError(f"{call} was given {name} twice, by position and by name")
     needed = [p.name for p in parameters if p.default is Parameter.empty and p.name in taken]
     missing = [name for name in needed if name not in given and name not in options]
-    return TypeError(f"{call} needs {_listed(missing)} too: {call[:-1]}{', '.join(needed)})")
+    source = {"lse", "lses"} & {*missing} and "; attention(…, return_lse=True) returns it as .lse"
+    return TypeError(
+        f"{call} needs {_listed(missing)} too: {call[:-1]}{', '.join(needed)}){source or ''}"
+    )
 
 
 def no_such_argument(call: str, unknown: Mapping[str, Any], taken: Sequence[str]) -> TypeError:

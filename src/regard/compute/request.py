@@ -226,6 +226,7 @@ def check_arrays(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
         raise ShapeError(
             f"{of_query} has {heads} heads but {of_key} has {groups}; "
             "the number of query heads must be a multiple of the number of key heads"
+            + _rows_first(query, key)
         )
     leads = (query.shape[:-3], key.shape[:-3], value.shape[:-3])
     try:
@@ -237,6 +238,13 @@ def check_arrays(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
         ) from None
     q, k, v = (spread(a, (*lead, *a.shape[-3:])) for a in (query, key, value))
     return q, k, v
+
+
+def _rows_first(query: Array, key: Array) -> str:
+    """What to pass if the arrays would fit with rows before heads."""
+    (heads, rows, _), (groups, keys, _) = query.shape[-3:], key.shape[-3:]
+    fits = heads > 1 and groups > 1 and keys > 0 and rows % keys == 0
+    return "; if rows come before heads, pass query.swapaxes(-3, -2) and so on" if fits else ""
 
 
 # --- options -----------------------------------------------------------------------------------
@@ -256,7 +264,9 @@ def check_options(
     sink: Any = None,
 ) -> dict[str, Any]:
     """Fields of the `Request` with scores (…, H, L, S), of which the caller sees `shown` axes."""
-    rules = _rules(mask, as_flag("causal", causal), window)
+    rules = _rules(
+        mask, as_flag("causal", causal, "; how positions are aligned is offset="), window
+    )
     if rules is not None:
         rules.check(shape, shown)
     if bias is not None:
@@ -285,9 +295,10 @@ def _rules(mask: Any, causal: bool, window: Any) -> Mask | None:
 def check_window(window: Any) -> Window:
     """A pair (left, right) as a rule."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
+        hint = f"; pass ({window}, 0) for as many earlier keys" if type(window) is int else ""
         raise DtypeError(
             "window must be a pair (left, right) of ints, None for unbounded, not "
-            f"{safe_text(repr(window), 60)}"
+            f"{safe_text(repr(window), 60)}{hint}"
         )
     return Window(*window)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from inspect import signature
 from operator import and_, or_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from regard.boundary.arguments import as_int, as_offset, check_broadcast, read_array
+from regard.boundary.arrays import belongs_to
 from regard.errors import DtypeError, ShapeError, safe_text
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
     Bools = NDArray[np.bool_]
     Ints = NDArray[np.int64]
+
+
+# What libraries add to a score to hide its key: −10 000, −1e9, the lowest of a dtype.
+LOWEST = -1e4
 
 
 class Block(NamedTuple):
@@ -205,7 +211,7 @@ class Boolean(Mask):
         if array.dtype != np.bool_:
             raise DtypeError(
                 f"mask must be boolean, True = attend, but has dtype {array.dtype}: "
-                f"{_polarity_hint(array)}"
+                f"{_polarity_hint(array, self.array)}"
             )
         object.__setattr__(self, "array", array)
 
@@ -216,7 +222,14 @@ class Boolean(Mask):
         return tuple(np.broadcast_shapes(self.array.shape, (queries, keys)))
 
     def check(self, shape: tuple[int, ...], ndim: int) -> None:
-        check_broadcast(self.name, self.array.shape, shape, ndim)
+        def or_lengths() -> str:
+            padding = (
+                self.array.shape[:-1] == shape[:-3] != ()
+                and (self.array[..., :-1] >= self.array[..., 1:]).all()
+            )
+            return f" or regard.masks.Lengths({self.name}.sum(axis=-1))" if padding else ""
+
+        check_broadcast(self.name, self.array.shape, shape, ndim, or_lengths)
 
     def block(self, at: Block) -> Bools:
         cells: Bools = np.broadcast_to(self.array, at.shape)[(*at.batch, at.head)]
@@ -238,14 +251,21 @@ def rows_of(array: NDArray[Any], rows: slice) -> NDArray[Any]:
     return array if array.ndim < 2 or array.shape[-2] == 1 else array[..., rows, :]
 
 
-def _polarity_hint(array: NDArray[Any]) -> str:
-    if array.dtype.kind in "iu":
+def _polarity_hint(array: NDArray[Any], value: Any) -> str:
+    kind = array.dtype.kind
+    if kind in "iu":
         return (
             "whether 1 means attend or ignore differs between libraries; "
-            "pass mask == 1 or mask == 0, whichever you mean"
+            "pass mask == 1 or mask == 0, whichever you mean "
+            "(in Hugging Face 1 means attend: mask.astype(bool))"
         )
-    if array.dtype.kind == "f":
-        return "numbers to be added to the scores go to bias="
+    if kind == "f":
+        added = "numbers to be added to the scores go to bias="
+        if ((array == 0) | (array <= LOWEST)).all():
+            return f"{added}; if 0 means attend and all others hide, pass mask=mask == 0"
+        return added
+    if belongs_to("pandas", value):
+        return "pass mask.to_numpy(bool)"
     return "pass an array of booleans"
 
 
@@ -346,7 +366,14 @@ def _spelled(rule: Mask) -> str:
 
 def as_mask(value: Any) -> Mask:
     """A mask unchanged, an array of booleans as `Boolean`."""
-    return value if isinstance(value, Mask) else Boolean(value)
+    if isinstance(value, Mask):
+        return value
+    if isinstance(value, type) and issubclass(value, Mask):
+        call = f"{value.__name__}({', '.join(signature(value).parameters)})"
+        raise DtypeError(f"mask is the class {value.__name__}, not a rule; pass {call}")
+    if isinstance(value, str) and value == "causal":
+        raise DtypeError("mask must be booleans or rules, not the text 'causal'; pass causal=True")
+    return Boolean(value)
 
 
 def all_of(rules: Sequence[Mask]) -> Mask | None:
