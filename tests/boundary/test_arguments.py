@@ -28,7 +28,7 @@ def refusal(call) -> str:
     [
         (PADDING, "mask[:, None, None, :] or regard.masks.Lengths(mask.sum(axis=-1))"),
         (HOLES, "mask[:, None, None, :]"),
-        (PADDING[:, None], "mask[:, None, :, :]"),
+        (PADDING[:, None], "mask[:, :, None, :]"),
         (np.tile(PADDING[:, None], (1, L, 1)), "mask[:, None, :, :]"),
         (np.ones((H, S), bool), "mask[:, None, :]"),
         (np.ones((B * H, L, S), bool), "mask.reshape(2, 4, 3, 5)"),
@@ -90,7 +90,7 @@ def test_rows_before_heads_are_recognised_where_heads_do_not_fit():
         ("v.npy", "not the name of a file; pass numpy.load('v.npy')"),
         (np.ndarray, "not the class ndarray"),
         (len, "not a function; pass what it returns"),
-        (iter(X), "not a iterator; pass list(value)"),
+        (iter(X), "not an iterator; pass list(value)"),
         ((row for row in X), "not a generator; pass list(value)"),
         ([[1.0], [2.0, 3.0]], "unequal parts: value[0] has shape (1,) but value[1] has shape (2,)"),
         ([[1.0], [2.0, 3.0]], "hide the padding with mask=regard.masks.Lengths(…)"),
@@ -162,7 +162,11 @@ def test_pandas_is_read_where_it_is_of_numbers_and_named_where_it_is_not():
     text = "query is a pandas DataFrame with text or without some of its numbers; pass "
     message = refusal(lambda: regard.attention(words, X, X))
     assert message == f"{text}query.select_dtypes('number').to_numpy(float)"
-    absent = pd.DataFrame({"x": pd.array([1, None, 2], dtype="Int64")})
+    columns = {
+        "x": pd.array([1.0, None, 2.0], dtype="Float64"),
+        "y": pd.array([1, 2, 3], dtype="Int64"),
+    }
+    absent = pd.DataFrame(columns)
     assert refusal(lambda: regard.attention(absent, X, X)).startswith(text)
     series = pd.Series([True, None, False])
     assert refusal(lambda: regard.attention(X, X, X, mask=series)).endswith(
@@ -174,5 +178,6 @@ def test_pandas_is_read_where_it_is_of_numbers_and_named_where_it_is_not():
 def test_an_xarray_dataset_is_answered_with_one_of_its_arrays():
     import xarray as xr
 
-    message = refusal(lambda: regard.attention(xr.Dataset({"q": (("l", "d"), X)}), X, X))
-    assert message.endswith("not an xarray Dataset; pass one of its arrays, query['q']")
+    data = xr.Dataset({"q": (("l", "d"), X)})
+    message = refusal(lambda: regard.attention(X, data, X))
+    assert message.endswith("not an xarray Dataset; pass one of its arrays, key['q']")

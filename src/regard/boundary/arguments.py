@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from inspect import isgenerator
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,8 @@ def _no_array(name: str, value: Any) -> str | None:
     if isinstance(value, type):
         return f"the class {safe_text(value.__name__, 60)}"
     if isinstance(value, Iterator):
-        return f"a {type(value).__name__}; pass list({name})"
+        kind = "a generator" if isgenerator(value) else "an iterator"
+        return f"{kind}; pass list({name})"
     if belongs_to("xarray", value) and hasattr(value, "data_vars"):
         first = next(iter(value.data_vars), "…")
         return f"an xarray Dataset; pass one of its arrays, {name}[{safe_text(repr(first), 40)}]"
@@ -77,7 +79,7 @@ def _unequal(name: str, parts: Sequence[Any]) -> str:
     try:
         shapes = [np.shape(part) for part in parts]
         at = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
-        how = f": {name}[0] has shape {shapes[0]} but {name}[{at}] has {shapes[at]}"
+        how = f": {name}[0] has shape {shapes[0]} but {name}[{at}] has shape {shapes[at]}"
     except Exception:  # the difference is deeper
         how = " in a part"
     return (
