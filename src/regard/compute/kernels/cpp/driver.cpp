@@ -1,69 +1,23 @@
 // Cuts a call into pieces: a block of rows of one key head, against all keys or some chunks of them.
 // Every cut gives the same bytes, so how to cut is a question of speed alone.
-#include "driver.hpp"
-
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstdlib>
 #include <map>
-#include <new>
 #include <numeric>
 #include <thread>
 #include <vector>
 
-#include "threads.hpp"
+#include "crew.hpp"
 
 namespace regard {
 namespace {
 
-size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// Memory that a thread keeps from call to call: page faults cost more than a small call.
-class Buffer {
-  public:
-    ~Buffer() { std::free(data_); }
-    char* of(size_t count, size_t each) {
-        size_t bytes;
-        if (__builtin_mul_overflow(count, each, &bytes)) throw std::bad_alloc();
-        if (bytes <= size_) return data_;
-        trim(0);
-        const size_t whole = whole_lines(bytes);
-        data_ = static_cast<char*>(std::aligned_alloc(64, whole));
-        if (!data_) throw std::bad_alloc();
-        size_ = whole;
-        return data_;
-    }
-    void trim(size_t most) {
-        if (size_ <= most) return;
-        std::free(data_);
-        data_ = nullptr;
-        size_ = 0;
-    }
-
-  private:
-    char* data_ = nullptr;
-    size_t size_ = 0;
-};
-
-struct Buffers {
-    Buffer scratch, packed, partial, counters;
-};
-
-// Pieces of work that threads take one by one, and those that are done; on a cache line of its own.
-struct alignas(64) Counter {
-    std::atomic<int64_t> next{0}, done{0};
-};
-
-constexpr size_t kKept = size_t(8) << 20;
 // Multiply-adds below which waking another thread costs more than it brings (about 50 µs).
 constexpr double kWorthAThread = 2e6;
 
 // Rows of a block: enough to use keys well, and the same number of blocks for every thread.
 int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int threads) {
     constexpr int64_t kPieces = 16, kTiles = 6;
-    const int64_t tile = target.rows_per_tile,
-                  shortest = (rows + kTiles * tile - 1) / (kTiles * tile);
+    const int64_t tile = target.rows_per_tile, shortest = (rows + kTiles * tile - 1) / (kTiles * tile);
     int64_t blocks = (rows + target.rows_per_task - 1) / target.rows_per_task;
     if (threads > 1) {
         blocks = std::max(blocks, (kPieces * threads + heads - 1) / heads);
@@ -77,8 +31,8 @@ int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int t
 struct Plan {
     int threads;
     int64_t block_rows, blocks;  // rows of a block, and blocks of a key head
-    int64_t ranges, range;  // parts that the keys of a block are cut into, and chunks of each
-    bool shared;  // the blocks of a key head share its packed keys
+    int64_t ranges, range;       // parts that the keys of a block are cut into, and chunks of each
+    bool shared;                 // the blocks of a key head share its packed keys
     size_t scratch_size, packed_size, partial_size;  // in bytes: of a thread, a key head, a block
     // Every thread begins with a share of key heads that stays in its own cache, then helps others.
     int64_t tasks, shares, tasks_each;  // blocks of the call; shares; pieces of each share
@@ -112,14 +66,12 @@ Plan plan_of(const Request& q, const Target& target, int threads) {
     return plan;
 }
 
-enum class Ending { complete, interrupted, forked, exhausted };
-
 // One attempt at a call, by threads that take pieces of work one after the other.
 class Attempt {
   public:
     Attempt(const Request& q, const Target& target, const Plan& plan, Buffers& buffers,
             const std::function<bool()>& interrupted)
-        : q_(q), kernel_(target.kernels[q.wide]), plan_(plan), interrupted_(interrupted) {
+        : q_(q), kernel_(target.kernels[q.wide]), plan_(plan), crew_(plan.threads, interrupted) {
         if (plan.shared) find_shared_heads();
         const size_t heads = first_of_.size() * size_t(q.G), shares = size_t(plan.shares);
         const size_t counters = shares + heads + (plan.ranges > 1 ? size_t(plan.tasks) : 0);
@@ -133,18 +85,7 @@ class Attempt {
     }
 
     Ending run() {
-        const auto work = [this](int thread) {
-            try {
-                work_on(thread);
-            } catch (const std::bad_alloc&) {  // from extended_range_row; none may leave a thread
-                exhausted_ = true;
-                stop_ = true;
-            }
-        };
-        run_on_threads(plan_.threads, work, [this] { look(); });
-        if (exhausted_) return Ending::exhausted;
-        if (!stop_) return Ending::complete;
-        return raised_ ? Ending::interrupted : Ending::forked;
+        return crew_.run(q_, [this](const Request& mine, int thread) { work_on(mine, thread); });
     }
 
   private:
@@ -159,35 +100,11 @@ class Attempt {
         }
     }
 
-    // Only the caller's own thread may ask Python; the others look at the flag.
-    void look() {
-        if (!interrupted_ || raised_) return;
-        const auto now = std::chrono::steady_clock::now();
-        if (now - last_look_ < std::chrono::milliseconds(20)) return;
-        last_look_ = now;
-        raised_ = interrupted_();
-        if (raised_ || (plan_.threads > 1 && forks() != forks_before_)) stop_ = true;
-    }
-
-    struct Seat {
-        Attempt* attempt;
-        int thread;
-    };
-
-    void work_on(int thread) {
-        const DefaultArithmetic arithmetic;
-        Seat seat = {this, thread};
-        Request mine = q_;
-        mine.state = &seat;
-        mine.stopped = [](void* state) {
-            const Seat& here = *static_cast<Seat*>(state);
-            if (here.thread == 0) here.attempt->look();
-            return here.attempt->stop_.load(std::memory_order_relaxed);
-        };
+    void work_on(const Request& mine, int thread) {
         char* scratch = scratch_ + size_t(thread) * plan_.scratch_size;
         for (int64_t turn = 0; turn < plan_.shares; turn++) {
             const int64_t share = (thread + turn) % plan_.shares;
-            for (int64_t n; !stop_ && (n = share_[share].next++) < plan_.tasks_each;)
+            for (int64_t n; !crew_.stopped() && (n = share_[share].next++) < plan_.tasks_each;)
                 attend_piece(mine, share * plan_.tasks_each + n, scratch);
         }
     }
@@ -200,12 +117,12 @@ class Attempt {
         const int64_t last = std::min(q.H / q.G * q.L, first + plan_.block_rows);
         const Piece piece = {head / q.G, head % q.G, first, last};
         const char* keys = plan_.shared ? packed_head(q, piece) : nullptr;
-        if (stop_) return;
+        if (crew_.stopped()) return;
         const int64_t task = head * plan_.blocks + block;
         char* partial = partial_ ? partial_ + size_t(task) * plan_.partial_size : nullptr;
-        kernel_.attend(q, piece, part * plan_.range, std::min(q.chunks(), (part + 1) * plan_.range),
-                       keys, scratch, partial);
-        if (partial && ++parts_[task].done == plan_.ranges && !stop_)
+        kernel_.attend(q, piece, part * plan_.range,
+                       std::min(q.chunks(), (part + 1) * plan_.range), keys, scratch, partial);
+        if (partial && ++parts_[task].done == plan_.ranges && !crew_.stopped())
             kernel_.merge(q, piece, partial, scratch);
     }
 
@@ -215,41 +132,30 @@ class Attempt {
         const int64_t chunks = q.chunks();
         char* keys = packed_ + size_t(head) * plan_.packed_size;
         Counter& state = packing_[head];
-        for (int64_t n; !stop_ && (n = state.next++) < chunks; state.done++) {
+        for (int64_t n; !crew_.stopped() && (n = state.next++) < chunks; state.done++) {
             kernel_.pack(q, first_of_[size_t(set)], piece.g, n, keys);
             q.stopped(q.state);
         }
-        while (!stop_ && state.done < chunks) std::this_thread::yield();
+        while (!crew_.stopped() && state.done < chunks) std::this_thread::yield();
         return keys;
     }
 
     const Request& q_;
     const Kernel& kernel_;
     const Plan& plan_;
-    const std::function<bool()>& interrupted_;
+    Crew crew_;
     std::vector<int64_t> set_of_, first_of_;  // (B): its packed set; the first of each set
     char *scratch_ = nullptr, *packed_ = nullptr, *partial_ = nullptr;
     Counter *share_, *packing_, *parts_;  // per share; per packed head; per block
-    std::atomic<bool> stop_{false}, exhausted_{false};
-    bool raised_ = false;  // by a signal handler
-    const unsigned forks_before_ = forks();
-    std::chrono::steady_clock::time_point last_look_{};
 };
 
 Ending attempt(const Request& q, const Target& target, int threads,
                const std::function<bool()>& interrupted) {
-    // A signal handler may call this again: the inner call has its own memory, and no pool.
-    thread_local bool busy = false;
     thread_local Buffers kept;
-    const bool nested = busy;
-    struct Busy {
-        bool before = busy;
-        Busy() { busy = true; }
-        ~Busy() { busy = before; }
-    } const guard;
+    const Nested call;
     Buffers own;
-    Buffers& buffers = nested ? own : kept;
-    const Plan plan = plan_of(q, target, nested ? 1 : threads);
+    Buffers& buffers = call.inner() ? own : kept;
+    const Plan plan = plan_of(q, target, call.inner() ? 1 : threads);
     const Ending ending = Attempt(q, target, plan, buffers, interrupted).run();
     for (Buffer* one : {&buffers.packed, &buffers.partial, &buffers.counters}) one->trim(kKept);
     buffers.scratch.trim(kKept * size_t(plan.threads));
@@ -263,12 +169,7 @@ bool answer(Request request, const Target& target, int threads,
     const DefaultArithmetic arithmetic;
     request.extended_range_row = extended_range_row;
     if (request.B == 0 || request.G == 0 || request.H / request.G * request.L == 0) return true;
-    // A signal handler may fork. The child has none of the threads that helped: it begins again.
-    Ending how;
-    do how = attempt(request, target, threads, interrupted);
-    while (how == Ending::forked);
-    if (how == Ending::exhausted) throw std::bad_alloc();
-    return how == Ending::complete;
+    return until_complete([&] { return attempt(request, target, threads, interrupted); });
 }
 
 }  // namespace regard

@@ -47,4 +47,8 @@ void extended_range_row(const Request& q, int64_t b, int64_t h, int64_t i, bool 
 bool answer(Request request, const Target& target, int threads,
             const std::function<bool()>& interrupted);
 
+// Computes the backward pass of a call; everything else as `answer`.
+bool answer_backward(Backward work, const Target& target, int threads,
+                     const std::function<bool()>& interrupted);
+
 }  // namespace regard

@@ -11,6 +11,7 @@
 //   accumulate values   A = strip V, lanes along the value's columns
 //   merge               (maximum, sum, O) with (maximum, sum, A)
 #pragma once
+#include "backward.hpp"
 #include "peak_flops.hpp"
 #include "retry_float64.hpp"
 
@@ -172,8 +173,10 @@ static void exponentials(const float* x, float* y, int64_t n) {
 }
 
 template <class T>
-constexpr Kernel kKernel = {scratch_bytes<T>, packed_bytes<T>, pack<T>,          attend<T>,
-                            partial_bytes<T>, merge<T>,        multiply_adds<T>, kOperations<T>};
+constexpr Kernel kKernel = {scratch_bytes<T>, packed_bytes<T>, pack<T>, attend<T>,
+                            partial_bytes<T>, merge<T>, multiply_adds<T>, kOperations<T>,
+                            kBlockKeys<T>, sizeof(Known<T>), backward_scratch_bytes<T>,
+                            sums_bytes<T>, prepare_rows<T>, backward<T>};
 
 }  // namespace
 

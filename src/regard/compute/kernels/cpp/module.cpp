@@ -162,13 +162,11 @@ std::function<bool()> interruption() {
     };
 }
 
-void run(const nb::object& query, const nb::object& key, const nb::object& value,
-         const nb::object& output, const nb::object& weights, const nb::object& lse,
-         const nb::object& bias, const nb::object& sink, const nb::object& offset,
-         const nb::object& length, int64_t left, int64_t right, const nb::list& rules, double scale,
-         double softcap, bool wide, int threads, const std::string& target) {
-    const DefaultArithmetic arithmetic;
-    Call call;
+// The arguments of a call up to `rules`, and its scale, softcap and accumulating type.
+void read_call(Call& call, const nb::object& query, const nb::object& key, const nb::object& value,
+               const nb::object& bias, const nb::object& sink, const nb::object& offset,
+               const nb::object& length, int64_t left, int64_t right, const nb::list& rules,
+               double scale, double softcap, bool wide) {
     Request& q = call.request;
     read_sizes(q, {array_of(query), array_of(key), array_of(value)});
     q.query = call.view(query);
@@ -184,6 +182,18 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     q.scale = std::isnan(scale) ? (q.D ? 1 / std::sqrt(double(q.D)) : 1.0) : scale;
     q.softcap = softcap;
     q.wide = wide;
+}
+
+void run(const nb::object& query, const nb::object& key, const nb::object& value,
+         const nb::object& output, const nb::object& weights, const nb::object& lse,
+         const nb::object& bias, const nb::object& sink, const nb::object& offset,
+         const nb::object& length, int64_t left, int64_t right, const nb::list& rules, double scale,
+         double softcap, bool wide, int threads, const std::string& target) {
+    const DefaultArithmetic arithmetic;
+    Call call;
+    Request& q = call.request;
+    read_call(call, query, key, value, bias, sink, offset, length, left, right, rules, scale,
+              softcap, wide);
     q.output = numbers<char>(output);
     q.kind = kind_of(array_of(output));
     q.weights = numbers<char>(weights);
@@ -195,6 +205,47 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     {
         Unlocked unlocked;
         complete = answer(q, chosen, threads, interrupted);
+    }
+    if (!complete) throw nb::python_error();
+}
+
+// The backward pass. Results that are None are not computed; `shared` says that heads share d_bias.
+void run_backward(const nb::object& query, const nb::object& key, const nb::object& value,
+                  const nb::object& output, const nb::object& grad_output, const nb::object& lse,
+                  const nb::object& grad_lse, const nb::object& d_query, const nb::object& d_key,
+                  const nb::object& d_value, const nb::object& d_bias, const nb::object& d_scale,
+                  const nb::object& d_sink, const nb::object& beyond, bool shared,
+                  const nb::object& bias, const nb::object& sink, const nb::object& offset,
+                  const nb::object& length, int64_t left, int64_t right, const nb::list& rules,
+                  double scale, double softcap, bool wide, int threads, const std::string& target) {
+    const DefaultArithmetic arithmetic;
+    Call call;
+    read_call(call, query, key, value, bias, sink, offset, length, left, right, rules, scale,
+              softcap, wide);
+    Backward w{};
+    w.output = call.view(output);
+    w.grad_output = call.view(grad_output);
+    w.lse = numbers<double>(lse);
+    w.grad_lse = numbers<double>(grad_lse);
+    const auto result = [](const nb::object& array, char*& to, Kind& kind) {
+        to = numbers<char>(array);
+        if (to) kind = kind_of(array_of(array));
+    };
+    result(d_query, w.d_query, w.query_kind);
+    result(d_key, w.d_key, w.key_kind);
+    result(d_value, w.d_value, w.value_kind);
+    if (!d_bias.is_none()) w.d_bias = call.view(d_bias);
+    w.d_scale = numbers<double>(d_scale);
+    w.d_sink = numbers<double>(d_sink);
+    w.beyond = numbers<uint8_t>(beyond);
+    w.in_order = shared;
+    w.q = call.request;
+    const Target& chosen = target_named(target);
+    bool complete;
+    const std::function<bool()> interrupted = interruption();
+    {
+        Unlocked unlocked;
+        complete = answer_backward(w, chosen, threads, interrupted);
     }
     if (!complete) throw nb::python_error();
 }
@@ -388,6 +439,12 @@ NB_MODULE(_fused, module) {
                optional("lse"), optional("bias"), optional("sink"), "offset"_a, optional("length"),
                "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "wide"_a, "threads"_a,
                "target"_a);
+    module.def("run_backward", &run_backward, "query"_a, "key"_a, "value"_a, "output"_a,
+               "grad_output"_a, "lse"_a, optional("grad_lse"), optional("d_query"),
+               optional("d_key"), optional("d_value"), optional("d_bias"), optional("d_scale"),
+               optional("d_sink"), "beyond"_a, "shared"_a, optional("bias"), optional("sink"),
+               "offset"_a, optional("length"), "left"_a, "right"_a, "rules"_a, "scale"_a,
+               "softcap"_a, "wide"_a, "threads"_a, "target"_a);
     module.def("use", &use);
     module.attr("fast_path") = nb::steal(PyCFunction_New(&fast_path_method, nullptr));
     module.def("exponential", &exponential);

@@ -28,38 +28,41 @@ template <class T> REGARD_INLINE void transpose(Vec<T> (&v)[kLanes<T>]) {
 
 constexpr int64_t kAhead = 14 << 10;  // bytes; measured: 10 to 30 KiB, but not 8, 16 or 20
 
-// W keys of a chunk from number j on, as rows to load vectors from: in place where that is possible,
-// else copied to `rows`, which has room for W. Keys from n on are zero.
+// W rows of an array's chunk from number j on, `columns` wide, to load vectors from: in place where
+// that is possible, else copied to `rows`, which has room for W. Rows from n on are zero.
 template <class T> struct KeyRows {
+    const Array& array;
+    const int64_t columns;
     const char* at[kLanes<T>];
     bool in_place;
 
-    KeyRows(const Request& q, const Chunk& c, int64_t j, T* rows)
-        : in_place(direct<T>(q.key, q.D)) {
-        const int64_t wide = padded(q.D, kLanes<T>);
+    KeyRows(const Array& array, int64_t columns, const Chunk& c, int64_t j, T* rows)
+        : array(array), columns(columns), in_place(direct<T>(array, columns)) {
+        const int64_t wide = padded(columns, kLanes<T>);
         for (int k = 0; k < kLanes<T>; k++) {
             T* row = rows + k * wide;
             if (in_place && j + k < c.n) {
-                at[k] = q.key.at(c.b, c.g, c.k0 + j + k);
+                at[k] = array.at(c.b, c.g, c.k0 + j + k);
                 continue;
             }
             at[k] = (const char*)row;
             clear(row, wide);
             if (j + k < c.n)
-                load_row(row, q.key.at(c.b, c.g, c.k0 + j + k), q.key.column, q.key.kind, q.D);
+                load_row(row, array.at(c.b, c.g, c.k0 + j + k), array.column, array.kind, columns);
         }
     }
 };
 
 // Calls f(d, block) for every W columns of W keys, turned so that lanes run along keys.
 template <class T, Kind K, class F>
-REGARD_INLINE void for_turned(const Request& q, const KeyRows<T>& from, F f) {
+REGARD_INLINE void for_turned(const KeyRows<T>& from, F f) {
     constexpr int W = kLanes<T>;
     // Keys are read once: prefetch later rows, as no CPU does for columns across rows.
-    const int64_t row_bytes = q.D * size_of(K), rows = larger_of(1, W * W / larger_of(1, q.D));
-    const char* ahead = from.at[0] + kAhead / larger_of(row_bytes, 1) * q.key.row;
-    for (int64_t d = 0; d < q.D; d += W) {
-        for (int64_t row = 0; from.in_place && row < rows; row++, ahead += q.key.row)
+    const int64_t D = from.columns, step = from.array.row;
+    const int64_t row_bytes = D * size_of(K), rows = larger_of(1, W * W / larger_of(1, D));
+    const char* ahead = from.at[0] + kAhead / larger_of(row_bytes, 1) * step;
+    for (int64_t d = 0; d < D; d += W) {
+        for (int64_t row = 0; from.in_place && row < rows; row++, ahead += step)
             for (int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(ahead + at, 0, 2);
         Vec<T> block[W];
         for (int k = 0; k < W; k++) block[k] = load_as<T, K>(from.at[k] + d * size_of(K));
@@ -69,26 +72,30 @@ REGARD_INLINE void for_turned(const Request& q, const KeyRows<T>& from, F f) {
 }
 
 template <class T, class F>
-REGARD_INLINE void for_turned(const Request& q, const KeyRows<T>& from, F f) {
-    if (!from.in_place) return for_turned<T, kind_of<T>()>(q, from, f);
-    with_kind(q.key.kind, [&](auto of) {
-        if constexpr (loads<T>(decltype(of)::kind)) for_turned<T, decltype(of)::kind>(q, from, f);
+REGARD_INLINE void for_turned(const KeyRows<T>& from, F f) {
+    if (!from.in_place) return for_turned<T, kind_of<T>()>(from, f);
+    with_kind(from.array.kind, [&](auto of) {
+        if constexpr (loads<T>(decltype(of)::kind)) for_turned<T, decltype(of)::kind>(from, f);
     });
 }
 
-// Keys of a chunk as panels of D × kPanel; keys beyond n are zero.
-template <class T> static void pack_keys(const Request& q, const Chunk& c, T* to, T* rows) {
+// Rows of a chunk as panels of D × kPanel, D numbers of each; rows beyond n are zero.
+template <class T>
+static void pack_panels(const Array& array, int64_t D, const Chunk& c, T* to, T* rows) {
     constexpr int W = kLanes<T>;
     constexpr int64_t P = kPanel<T>;
     for (int64_t j = 0; j < padded(c.n, P); j += W) {
-        T* panel = to + j / P * P * q.D + j % P;
-        for_turned(q, KeyRows<T>(q, c, j, rows), [&](int64_t d, Vec<T>(&block)[W]) {
-            if (d + W <= q.D)
+        T* panel = to + j / P * P * D + j % P;
+        for_turned(KeyRows<T>(array, D, c, j, rows), [&](int64_t d, Vec<T>(&block)[W]) {
+            if (d + W <= D)
                 for (int i = 0; i < W; i++) store(panel + (d + i) * P, block[i]);
             else
-                for (int64_t i = 0; i < q.D - d; i++) store(panel + (d + i) * P, block[i]);
+                for (int64_t i = 0; i < D - d; i++) store(panel + (d + i) * P, block[i]);
         });
     }
+}
+template <class T> static void pack_keys(const Request& q, const Chunk& c, T* to, T* rows) {
+    pack_panels(q.key, q.D, c, to, rows);
 }
 
 // Scores of a few rows from keys that are not packed: each lane adds as in a panel.
@@ -101,7 +108,7 @@ static __attribute__((noinline)) void scores_unpacked(const Request& q, const Ch
         ask_for<R>(ahead, j, W);
         Vec<T> whole[R], sum[R];
         for (int r = 0; r < R; r++) whole[r] = sum[r] = Vec<T>{};
-        for_turned(q, KeyRows<T>(q, c, j, rows), [&](int64_t d, Vec<T>(&block)[W]) {
+        for_turned(KeyRows<T>(q.key, q.D, c, j, rows), [&](int64_t d, Vec<T>(&block)[W]) {
             const int64_t most = smaller_of(W, q.D - d);
             if (d && d % kDepth == 0)
                 for (int r = 0; r < R; r++) {

@@ -11,12 +11,14 @@ template <class T> REGARD_INLINE void add(T* to, Vec<T> sum, bool first) {
     store(to, first ? sum : load(to) + sum);
 }
 
-// Queries against N vectors of keys of one panel. Sums of runs are in registers too where they fit.
-template <class T, int R, int N>
-static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T* panel, T* strip) {
+// Queries, `stride` numbers apart, against N vectors of keys of one panel; the strip's rows are
+// `Across` numbers apart. Sums of runs are in registers too where they fit.
+template <class T, int R, int N, int64_t Across>
+static __attribute__((noinline)) void meet(const T* queries, int64_t stride, int64_t D,
+                                           const T* panel, T* strip) {
     constexpr int W = kLanes<T>;
     constexpr bool in_registers = kTile == 12;
-    const auto to = [&](int r, int n) { return strip + r * kStrip<T> + n * W; };
+    const auto to = [&](int r, int n) { return strip + r * Across + n * W; };
     Vec<T> whole[R][N];
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) whole[r][n] = Vec<T>{};
@@ -31,7 +33,7 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T*
             Vec<T> k[N];
             for (int n = 0; n < N; n++) k[n] = load(panel + d * kPanel<T> + n * W);
             for (int r = 0; r < R; r++) {
-                const Vec<T> x = all(queries[r * D + d]);
+                const Vec<T> x = all(queries[r * stride + d]);
                 for (int n = 0; n < N; n++) sum[r][n] = fma(x, k[n], sum[r][n]);
             }
         }
@@ -45,16 +47,18 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t D, const T*
 }
 
 // Scores of a range of keys, in whole vectors. Not inlined, so that its sums stay in registers.
-template <class T, int R>
-static __attribute__((noinline)) void scores(const T* queries, int64_t D, const T* panels,
-                                             KeyRange keys, T* strip, const Ahead* ahead) {
+template <class T, int R, int64_t Across = kStrip<T>>
+static __attribute__((noinline)) void scores(const T* queries, int64_t stride, int64_t D,
+                                             const T* panels, KeyRange keys, T* strip,
+                                             const Ahead* ahead) {
     constexpr int64_t W = kLanes<T>, P = kPanel<T>;
     constexpr int H = smaller_of(R, kRows);
     const auto panel = [&](int64_t j, auto vectors) {
         ask_for<R>(ahead, j, decltype(vectors)::value * W);
         for (int r = 0; r < R; r += H)
-            meet<T, H, decltype(vectors)::value>(queries + r * D, D, panels + j / P * P * D + j % P,
-                                                 strip + r * kStrip<T> + j);
+            meet<T, H, decltype(vectors)::value, Across>(
+                queries + r * stride, stride, D, panels + j / P * P * D + j % P,
+                strip + r * Across + j);
     };
     int64_t j = keys.low / W * W;
     if (j % P) {
@@ -67,27 +71,35 @@ static __attribute__((noinline)) void scores(const T* queries, int64_t D, const 
 
 constexpr int64_t kRowsAhead = 4;  // where values are read once; measured: 2 KiB, not 4 or 8
 
+// Sums, from zero, of rows j = from … to − 1 times weights; the weight of row j in sum r is
+// weights[r · Across + j · Along].
+template <class T, int R, int N, int64_t Across, int64_t Along>
+REGARD_INLINE void sum_rows(const T* weights, const char* rows, int64_t stride, int64_t from,
+                            int64_t to, Vec<T> (&sum)[R][N], bool once = false) {
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
+    for (int64_t j = from; j < to; j++) {
+        Vec<T> v[N];
+        for (int n = 0; n < N; n++) v[n] = load((const T*)(rows + j * stride) + n * kLanes<T>);
+        for (int at = 0; once && at < N * kBytes; at += 64)
+            __builtin_prefetch(rows + (j + kRowsAhead) * stride + at, 0, 2);
+        for (int r = 0; r < R; r++) {
+            const Vec<T> p = all(weights[r * Across + j * Along]);
+            for (int n = 0; n < N; n++) sum[r][n] = fma(p, v[n], sum[r][n]);
+        }
+    }
+}
+
 template <class T, int R, int N>
 REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int64_t from,
                          int64_t to, T* out, int64_t out_stride, bool once = false) {
-    constexpr int W = kLanes<T>;
     for (int64_t begin = from; begin < to; begin = next_run(begin)) {
-        const int64_t end = smaller_of(next_run(begin), to);
         Vec<T> sum[R][N];
+        sum_rows<T, R, N, kStrip<T>, 1>(strip, values, stride, begin,
+                                        smaller_of(next_run(begin), to), sum, once);
         for (int r = 0; r < R; r++)
-            for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
-        for (int64_t j = begin; j < end; j++) {
-            Vec<T> v[N];
-            for (int n = 0; n < N; n++) v[n] = load((const T*)(values + j * stride) + n * W);
-            for (int at = 0; once && at < N * kBytes; at += 64)
-                __builtin_prefetch(values + (j + kRowsAhead) * stride + at, 0, 2);
-            for (int r = 0; r < R; r++) {
-                const Vec<T> p = all(strip[r * kStrip<T> + j]);
-                for (int n = 0; n < N; n++) sum[r][n] = fma(p, v[n], sum[r][n]);
-            }
-        }
-        for (int r = 0; r < R; r++)
-            for (int n = 0; n < N; n++) add(out + r * out_stride + n * W, sum[r][n], begin == from);
+            for (int n = 0; n < N; n++)
+                add(out + r * out_stride + n * kLanes<T>, sum[r][n], begin == from);
     }
 }
 

@@ -72,6 +72,26 @@ struct Chunk {
     int64_t b, g, k0, n;
 };
 
+// The backward pass of a call: its own results, and what it reads besides the request.
+struct Backward {
+    Request q;
+    Array output, grad_output;  // (B, H, L, E)
+    const double* lse;          // (B, H, L)
+    const double* grad_lse;     // (B, H, L) or nullptr
+    // Results, contiguous; nullptr: not asked for.
+    char *d_query, *d_key, *d_value;
+    Kind query_kind, key_kind, value_kind;
+    Array d_bias;               // numbers of the accumulating type, added to; no data: not asked for
+    double* d_scale;            // (B, H, L): what each row adds to it
+    double* d_sink;             // (B, H, L): the same
+    uint8_t* beyond;            // (B, G): set where a result is not finite
+    // Set by the driver.
+    char* rows;                 // (B, H, L): what `prepare_rows` found
+    int64_t* turns;             // (B, G, blocks): blocks of rows that a block of keys is done with
+    bool in_order;              // d_bias is shared by heads: one after the other
+    void (*idle)(void* state);  // called while a block waits for its turn
+};
+
 // One CPU target's functions that accumulate in one type.
 struct Kernel {
     // Bytes of scratch that one thread needs, and bytes of a packed key head.
@@ -87,6 +107,15 @@ struct Kernel {
     // For measurements: rounds of independent multiply-adds, and operations (two each) in a round.
     double (*multiply_adds)(int64_t rounds);
     int64_t operations;
+    // The backward pass: first the rows of each head, then blocks of keys, in ascending order for
+    // each head. `sums` has room for the sums of a key head's d_query where they are not made in place.
+    int64_t backward_keys;  // of a block
+    size_t row_bytes;       // of Backward.rows, per row
+    size_t (*backward_scratch_bytes)(const Backward&);
+    size_t (*sums_bytes)(const Backward&);  // 0: d_query is summed in place
+    void (*prepare_rows)(const Backward&, int64_t b, int64_t h, char* scratch);
+    void (*backward)(const Backward&, int64_t b, int64_t g, int64_t block, char* sums,
+                     char* scratch);
 };
 
 constexpr size_t kReadBlock = 1024;

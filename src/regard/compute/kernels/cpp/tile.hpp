@@ -30,7 +30,7 @@ template <class T>
 REGARD_INLINE const T* bias_of(const Request& q, const Row& row, const Chunk& chunk, T* room) {
     if (!q.bias.data) return nullptr;
     const char* from = q.bias.at(row.b, row.h, row.i) + chunk.k0 * q.bias.column;
-    if (chunk.n == kChunk && in_place<T>(q.bias, chunk.n)) return (const T*)from;
+    if (chunk.n % kPanel<T> == 0 && in_place<T>(q.bias, chunk.n)) return (const T*)from;
     load_bias(room, from, q.bias.column, q.bias.kind, chunk.n);
     return room;
 }
@@ -60,7 +60,7 @@ REGARD_INLINE void score_tile(const Work<T>& w, const Tile& t, const T* queries,
                                                       w.s.strip, ahead);
         });
     by_height(t.height, [&](int64_t r, auto rows) {
-        scores<T, decltype(rows)::value>(queries + r * q.D, q.D, panels, t.visible.keys,
+        scores<T, decltype(rows)::value>(queries + r * q.D, q.D, q.D, panels, t.visible.keys,
                                          w.s.strip + r * kStrip<T>, ahead + r);
     });
 }
