@@ -130,6 +130,22 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.name in FLOATS
 
 
+def round_once(array: Array, dtype: np.dtype[Any]) -> Array:
+    """An array on its way to another dtype, such that it is rounded once.
+
+    NumPy and ml_dtypes take float64 to a half type by way of float32. Numbers that are inexact
+    there end in an odd bit, so that rounding again gives what rounding once would have.
+    """
+    if dtype.itemsize != 2 or array.dtype == np.float32:
+        return array
+    wide = array.astype(np.float64)
+    near = wide.astype(np.float32)
+    bits = near.view(np.uint32)
+    inexact = np.isfinite(wide) & (near != wide)
+    odd = (bits - (np.abs(near) > np.abs(wide)).astype(np.uint32)) | np.uint32(1)
+    return np.where(inexact, odd, bits).view(np.float32)
+
+
 def result_dtype(arrays: Mapping[str, Array]) -> np.dtype[Any]:
     """The dtype of the result: NumPy's promotion, integers as float64."""
     dtypes = [array.dtype for array in arrays.values()]

@@ -6,12 +6,15 @@ Owns the best-first list of kernels. Must not know how any of them computes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from regard.compute import native
 from regard.compute.kernels import fused
 from regard.compute.request import Request, Result, make_request
 from regard.errors import OptionError, safe_text
+
+if TYPE_CHECKING:
+    from regard.compute.gradients import GradientRequest
 
 
 class Kernel(Protocol):
@@ -27,6 +30,9 @@ class Kernel(Protocol):
 
     def run(self, request: Request) -> Result:
         """The answer."""
+
+    def gradients(self, call: GradientRequest) -> dict[str, Any]:
+        """The gradients that are wanted, of the shape and dtype that the call says."""
 
 
 def kernels() -> Iterator[Kernel]:

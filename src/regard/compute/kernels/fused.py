@@ -6,6 +6,7 @@ not know other kernels.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,10 @@ from regard.masks import Causal, Lengths, Segments, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from regard.compute.gradients import GradientRequest
 
 
 name = "fused"
@@ -60,27 +65,12 @@ def _unknown(rule: Mask) -> Mask | None:
 
 def run(request: Request) -> Result:
     """The answer, in native code."""
-    # A scale that float32 cannot hold well may meet scores that it cannot hold either.
-    ordinary = request.scale is None or request.scale == 0 or 1e-30 < abs(request.scale) < 1e30
-    accumulator = request.accumulator if ordinary else np.dtype(np.float64)
-    read: list[Array | None] = [
-        _readable(array, accumulator) for array in (request.query, request.key, request.value)
-    ]
-    bias, sink = request.bias, request.sink
-    read.append(None if bias is None else spread(_readable(bias, accumulator), request.shape))
-    read.append(None if sink is None else np.ascontiguousarray(sink, dtype=np.float64))
-    read.append(np.ascontiguousarray(request.offset))
-    left, right, length, rules = _compile(request)
-    read.append(length)
+    call = _Call(request)
     shape = (*request.shape[:-1], request.value.shape[-1])
-    output = _output(request, shape, [*read, *(array for rule in rules for array in rule[1:3])])
-    weights = np.zeros(request.shape, accumulator) if request.return_weights else None
+    output = _output(request, shape, call.read)
+    weights = np.zeros(request.shape, call.accumulator) if request.return_weights else None
     lse = np.empty(shape[:-1], request.lse_dtype) if request.return_lse else None
-    scale = float("nan") if request.scale is None else request.scale  # NaN: 1/√D
-    wide = accumulator == np.float64
-    threads = min(request.threads or native.default_threads(), native.MOST_THREADS)
-    options = (left, right, rules, scale, request.softcap or 0.0, wide, threads)
-    native.module.run(*read[:3], output, weights, lse, *read[3:], *options, native.usable_target())
+    native.module.run(*call.arrays, output, weights, lse, *call.options)
     output = request.natural(output)
     if request.out is not None:
         if not np.may_share_memory(output, request.out):
@@ -90,6 +80,97 @@ def run(request: Request) -> Result:
         with np.errstate(all="ignore"):
             weights = request.natural(weights).astype(request.dtype, copy=False)
     return Result(output, weights, None if lse is None else request.natural(lse))
+
+
+class _Call:
+    """What the native module reads of a request: arrays, then options; `read` are all arrays."""
+
+    def __init__(self, request: Request, *, wide: bool = False) -> None:
+        # A scale that float32 cannot hold well may meet scores that it cannot hold either.
+        far = request.scale and not 1e-30 < abs(request.scale) < 1e30
+        accumulator = np.dtype(np.float64) if wide or far else request.accumulator
+        bias, sink = request.bias, request.sink
+        self.accumulator = accumulator
+        self.arrays = [
+            _readable(array, accumulator) for array in (request.query, request.key, request.value)
+        ]
+        left, right, length, rules = _compile(request)
+        others = [
+            None if bias is None else spread(_readable(bias, accumulator), request.shape),
+            None if sink is None else np.ascontiguousarray(sink, dtype=np.float64),
+            np.ascontiguousarray(request.offset),
+            length,
+        ]
+        self.read = [*self.arrays, *others, *(array for rule in rules for array in rule[1:3])]
+        scale = float("nan") if request.scale is None else request.scale  # NaN: 1/√D
+        threads = min(request.threads or native.default_threads(), native.MOST_THREADS)
+        self.options = (
+            *(*others, left, right, rules, scale, request.softcap or 0.0),
+            *(accumulator == np.float64, threads, native.usable_target()),
+        )
+
+
+def gradients(call: GradientRequest) -> dict[str, Any]:
+    """The gradients, in native code; what leaves the range of float32, again in float64."""
+    request, wrt = call.request, call.wrt
+    heads = every = np.arange(math.prod(request.lead) * request.key.shape[-3])
+    new = np.zeros if 0 in request.shape else np.empty  # without keys nothing is written
+    made: dict[str, Any] = {
+        name: new(call.whole(name), call.dtype(name))
+        for name in ("query", "key", "value")
+        if name in wrt
+    }
+    rows = {name: np.zeros(request.shape[:-1]) for name in ("scale", "sink") if name in wrt}
+    checks = np.zeros((*request.shape[:-1], 2)) if call.output is not None else None
+    for wide in (False, True):
+        kernel = _Call(request, wide=wide)
+        output, lse = _forward(call, kernel)
+        beyond = np.zeros((*request.lead, request.key.shape[-3]), np.uint8)
+        bias = None
+        if "bias" in wrt:
+            made["bias"] = np.zeros(call.whole("bias"), kernel.accumulator)
+            strides = spread(made["bias"], request.shape).strides
+            bias = np.lib.stride_tricks.as_strided(made["bias"], request.shape, strides)
+        native.module.run_backward(
+            *kernel.arrays,
+            *(output, call.grad_output, lse, call.grad_lse),
+            *(made.get(name) for name in ("query", "key", "value")),
+            *(bias, rows.get("scale"), rows.get("sink")),
+            *(beyond, checks, heads, _shared(bias, request.shape)),
+            *kernel.options,
+        )
+        if bias is not None and not np.isfinite(made["bias"]).all():
+            beyond[...] = 1
+        if kernel.accumulator == np.float64 or not beyond.any():
+            break
+        heads = every if "bias" in wrt else np.flatnonzero(beyond)
+    if checks is not None:
+        call.check_given(checks)
+    if "sink" in wrt:
+        made["sink"] = rows["sink"].sum(axis=-1)
+    if "scale" in wrt:
+        made["scale"] = rows["scale"].sum()
+    return made
+
+
+def _forward(call: GradientRequest, kernel: _Call) -> tuple[Array, NDArray[np.float64]]:
+    """Output and lse, as they were given or computed now: the output not rounded to a half type."""
+    accumulator = kernel.accumulator
+    if call.output is not None and call.lse is not None and call.output.dtype.itemsize > 2:
+        return call.output, np.ascontiguousarray(call.lse, np.float64)
+    request = call.request
+    output = np.empty((*request.shape[:-1], request.value.shape[-1]), accumulator)
+    lse = np.empty(request.shape[:-1])
+    native.module.run(*kernel.arrays, output, None, lse, *kernel.options)
+    return output, lse
+
+
+def _shared(bias: Array | None, shape: tuple[int, ...]) -> bool:
+    """Whether heads or batch elements share the gradient of a bias."""
+    if bias is None:
+        return False
+    axes = zip(bias.strides[:-2], shape[:-2], strict=True)
+    return any(stride == 0 and size > 1 for stride, size in axes)
 
 
 def _output(request: Request, shape: tuple[int, ...], read: list[Array | None]) -> Array:

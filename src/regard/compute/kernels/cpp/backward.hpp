@@ -28,7 +28,7 @@ template <class T> struct BackwardScratch {
     T *weights, *grads, *straight;  // (rows, keys): P; dX; dX before the softcap's slope
     T *key_panels, *value_panels, *keys, *d_keys, *d_values;
     T *queries, *grad_rows, *turning, *bias;
-    double* d_scale;
+    double *d_scale, *checks;
     Row* row;
     uint8_t* bytes;
     size_t size;
@@ -55,6 +55,7 @@ template <class T> struct BackwardScratch {
         take(turning, W * larger_of(D, E));
         take(bias, N);
         take(d_scale, R);
+        take(checks, 2 * R);
         take(row, R);
         take(bytes, kTile * stack_size(q));
     }
@@ -130,7 +131,13 @@ static void prepare_rows(const Backward& w, int64_t b, int64_t h, char* scratch)
         known[i].rest = T((lse - double(known[i].anchor) * how.natural) * kLog2e);
         if (lse == -infinity<double>()) known[i].rest = 0;
         known[i].delta = T(delta);
-        if (w.d_sink) w.d_sink[n] = -__builtin_exp(q.sink[b * q.H + h] - lse) * delta;
+        const double sink = q.sink ? __builtin_exp(q.sink[b * q.H + h] - lse) : 0;
+        if (w.d_sink) w.d_sink[n] = -sink * delta;
+        if (w.d_scale) w.d_scale[n] = 0;
+        if (!w.checks) continue;
+        // What the row's weights add up to, and its gradients of scores.
+        w.checks[2 * n] = lse == -infinity<double>() ? 0 : sink - 1;
+        w.checks[2 * n + 1] = -sink * delta - (w.grad_lse ? w.grad_lse[n] : 0);
     }
 }
 
@@ -155,16 +162,17 @@ REGARD_INLINE void plain_gradients(const Softmax<T>& how, const Known<T>& row, K
     }
 }
 
-// One row, whatever there is to do. `straight`, if given, receives the gradients before the softcap.
+// One row, whatever there is to do. `straight`, if given, receives the gradients before the softcap;
+// `checks` the sums of the weights and of these gradients.
 template <class T>
 static void gradients(const Softmax<T>& how, T sign, const Known<T>& row, const Seen<T>& seen,
-                      KeyRange keys, T* p, T* d, T* straight, double* d_scale) {
+                      KeyRange keys, T* p, T* d, T* straight, double* d_scale, double* checks) {
     constexpr int W = kLanes<T>;
     typedef typename VectorOf<T>::integer Integer;
     const Vec<T> unit = all(how.unit);
     Bits<T> lane;
     for (int i = 0; i < W; i++) lane[i] = i;
-    Vec<T> sum = {};
+    Vec<T> sum = {}, weights = {}, grads = {};
     for (int64_t j = keys.low; j < keys.high; j += W) {
         const Integer low = Integer(larger_of(-1, smaller_of(seen.low - j, W)));
         const Integer high = Integer(larger_of(-1, smaller_of(seen.high - j, W)));
@@ -194,10 +202,13 @@ static void gradients(const Softmax<T>& how, T sign, const Known<T>& row, const 
         const Vec<T> bent = (Vec<T>)(visible & (Bits<T>)(grad * slope));
         if (straight) store(straight + j, grad);
         if (d_scale) sum += (Vec<T>)(visible & (Bits<T>)(bent * load(p + j)));
+        weights += weight;
+        grads += grad;
         store(p + j, weight);
         store(d + j, bent);
     }
     if (d_scale) *d_scale = double(sum_of<T>(sum));
+    if (checks) checks[0] = double(sum_of<T>(weights)), checks[1] = double(sum_of<T>(grads));
 }
 
 // out += Σ_j weights(r, j) · row j, for `count` sums r; weights as in `sum_rows`.
@@ -307,8 +318,8 @@ static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, cha
     const int64_t group = q.H / q.G, each = (q.L + R - 1) / R, all_blocks = group * each;
     const int64_t head = b * q.G + g;
     const bool grads = w.d_query || w.d_key || w.d_bias.data || w.d_scale;
-    const bool in_turn = w.d_query || w.d_bias.data || w.d_scale;
-    const bool plain = !k.how.general && k.sign == 1 && !w.d_scale;
+    const bool in_turn = w.d_query || w.d_bias.data || w.d_scale || w.checks;
+    const bool plain = !k.how.general && k.sign == 1 && !w.d_scale && !w.checks;
     bool beyond = false;
     clear(s.d_keys, N * k.wide_d);
     clear(s.d_values, N * k.wide_e);
@@ -366,7 +377,8 @@ static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, cha
                 else
                     gradients(k.how, k.sign, known[r + i], seen, whole, p, d,
                               s.straight ? s.straight + (r + i) * N : nullptr,
-                              w.d_scale ? s.d_scale + r + i : nullptr);
+                              w.d_scale ? s.d_scale + r + i : nullptr,
+                              w.checks ? s.checks + 2 * (r + i) : nullptr);
                 for (int64_t j = 0; j < whole.low; j += kLanes<T>) {
                     store(p + j, Vec<T>{});
                     store(d + j, Vec<T>{});
@@ -407,6 +419,8 @@ static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, cha
                     add_to_bias(w, s.row[i], k.chunk.k0, real,
                                 (s.straight ? s.straight : s.grads) + i * N);
                 if (w.d_scale) w.d_scale[index_of(q, s.row[i])] += s.d_scale[i];
+                for (int n = 0; w.checks && n < 2; n++)
+                    w.checks[2 * index_of(q, s.row[i]) + n] += s.checks[2 * i + n];
             }
         }
         for (int64_t r = 0; last && w.d_query && r < rows; r++) {

@@ -50,7 +50,7 @@ Ending attempt(Backward w, const Target& target, int threads,
     const Nested call;
     const Request& q = w.q;
     const Kernel& kernel = target.kernels[q.wide];
-    const int64_t heads = q.B * q.G, blocks = (q.S + kernel.backward_keys - 1) / kernel.backward_keys;
+    const int64_t heads = w.head_count, blocks = (q.S + kernel.backward_keys - 1) / kernel.backward_keys;
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     threads = int(std::min<double>({double(threads), 1 + work / kWorthAThread, double(heads * blocks)}));
     threads = call.inner() ? 1 : std::clamp(threads, 1, kMostThreads);
@@ -58,8 +58,8 @@ Ending attempt(Backward w, const Target& target, int threads,
     Buffer memory, rows, turns, counters;
     char* const room = memory.of(scratch, size_t(threads));
     w.rows = rows.of(size_t(q.B * q.H * q.L), kernel.row_bytes);
-    w.turns = reinterpret_cast<int64_t*>(turns.of(size_t(heads * blocks), sizeof(int64_t)));
-    std::fill_n(w.turns, heads * blocks, 0);
+    w.turns = reinterpret_cast<int64_t*>(turns.of(size_t(q.B * q.G * blocks), sizeof(int64_t)));
+    std::fill_n(w.turns, q.B * q.G * blocks, 0);
     w.idle = [](void*) { std::this_thread::yield(); };
     Sums sums(kernel.sums_bytes(w), heads);
     // Every thread begins with a share of key heads that stays in its own cache, then helps others.
@@ -71,8 +71,10 @@ Ending attempt(Backward w, const Target& target, int threads,
     const auto prepare = [&](const Request& mine, int thread) {
         Backward own = w;
         own.q = mine;
-        for (int64_t n; !crew.stopped() && (n = share[shares].next++) < q.B * q.H;) {
-            kernel.prepare_rows(own, n / q.H, n % q.H, room + size_t(thread) * scratch);
+        const int64_t group = q.H / q.G;
+        for (int64_t n; !crew.stopped() && (n = share[shares].next++) < heads * group;) {
+            const int64_t head = w.heads[n / group], h = head % q.G * group + n % group;
+            kernel.prepare_rows(own, head / q.G, h, room + size_t(thread) * scratch);
             mine.stopped(mine.state);
         }
     };
@@ -82,10 +84,10 @@ Ending attempt(Backward w, const Target& target, int threads,
         for (int64_t turn = 0; turn < shares; turn++) {
             const int64_t number = (thread + turn) % shares;
             for (int64_t n; !crew.stopped() && (n = share[number].next++) < each;) {
-                const int64_t task = number * each + n, head = task / blocks, block = task % blocks;
-                kernel.backward(own, head / q.G, head % q.G, block, sums.of(head),
-                                room + size_t(thread) * scratch);
-                if (block + 1 == blocks && !crew.stopped()) sums.done(head);
+                const int64_t task = number * each + n, place = task / blocks, block = task % blocks;
+                kernel.backward(own, w.heads[place] / q.G, w.heads[place] % q.G, block,
+                                sums.of(place), room + size_t(thread) * scratch);
+                if (block + 1 == blocks && !crew.stopped()) sums.done(place);
             }
         }
     };

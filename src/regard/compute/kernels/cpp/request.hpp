@@ -85,10 +85,13 @@ struct Backward {
     double* d_scale;            // (B, H, L): what each row adds to it
     double* d_sink;             // (B, H, L): the same
     uint8_t* beyond;            // (B, G): set where a result is not finite
+    double* checks;             // (B, H, L, 2): what is left of sums that must be 0; or nullptr
+    const int64_t* heads;       // the key heads to compute, b · G + g, in ascending order
+    int64_t head_count;
     // Set by the driver.
     char* rows;                 // (B, H, L): what `prepare_rows` found
     int64_t* turns;             // (B, G, blocks): blocks of rows that a block of keys is done with
-    bool in_order;              // d_bias is shared by heads: one after the other
+    bool in_order;              // d_bias is shared by heads: one after the other, all of them
     void (*idle)(void* state);  // called while a block waits for its turn
 };
 

@@ -1,0 +1,228 @@
+"""The gradients of one call: how their arguments fit together, and what a caller receives.
+
+Owns the checks of `regard.gradients`, and the sums over what was broadcast. Must not know how a
+kernel computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from regard.boundary.arguments import as_array, is_float, round_once
+from regard.boundary.arrays import Array
+from regard.compute import dispatch
+from regard.compute.request import Request, make_request
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+INPUTS = ("query", "key", "value", "bias", "sink", "scale")
+
+
+class Gradients(NamedTuple):
+    """What `regard.gradients` returns: one gradient per input, None where it was not asked for."""
+
+    query: Array | None = None
+    key: Array | None = None
+    value: Array | None = None
+    bias: Array | None = None
+    sink: Array | None = None
+    scale: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class GradientRequest:
+    """A checked call, the gradient of its results, and which gradients are wanted."""
+
+    request: Request
+    grad_output: Array  # (…, H, L, E)
+    wrt: frozenset[str]
+    inputs: Mapping[str, Array]  # as the caller gave them; no scale
+    output: Array | None = None  # (…, H, L, E)
+    lse: Array | None = None  # (…, H, L)
+    grad_lse: NDArray[np.float64] | None = None  # (…, H, L)
+
+    def whole(self, name: str) -> tuple[int, ...]:
+        """The shape of an input's gradient before sums over its broadcast axes."""
+        request = self.request
+        if name == "bias":
+            bias = request.bias
+            assert bias is not None
+            return (1,) * (len(request.shape) - bias.ndim) + bias.shape
+        if name == "sink":
+            return request.shape[:-2]
+        array: Array = getattr(request, name)
+        return array.shape
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The dtype in which a kernel returns it: the input's own if nothing is left to sum."""
+        given = self.inputs[name]
+        summed = given.size != np.prod(self.whole(name), dtype=np.int64)
+        return self.request.accumulator if summed or name == "bias" else given.dtype
+
+    def check_given(self, left: NDArray[np.float64]) -> None:
+        """Refuse an output or an lse that does not belong to the inputs.
+
+        `left` (…, H, L, 2): by how much each row's weights, with the sink's, differ from 1, and its
+        gradients of scores from their sum; rounding alone explains no more than the bound below.
+        """
+        assert self.output is not None and self.lse is not None
+        request, lse = self.request, np.abs(self.lse.astype(np.float64))
+        unit = max(np.finfo(one).eps for one in (self.lse.dtype, request.accumulator)) / 2
+        with np.errstate(all="ignore"):
+            size = _size_of_logits(request)
+            terms = (request.query.shape[-1] + 16) * size + request.shape[-1] + 16 + 4 * lse
+            longest = _lengths(request.value).max(axis=-1, initial=0, keepdims=True)
+            grads = _lengths(self.grad_output) * np.repeat(
+                longest, request.shape[-3] // longest.shape[-2], axis=-2
+            )
+            if self.grad_lse is not None:
+                grads = grads + np.abs(self.grad_lse)
+            bounds = unit * terms, unit * (terms + 4 * request.value.shape[-1]) * 4 * grads
+        for name, other, bound in zip(("lse", "output"), np.moveaxis(left, -1, 0), bounds):
+            wrong = np.abs(other) > bound
+            if wrong.any():
+                at = tuple(int(one[0]) for one in np.nonzero(wrong))
+                raise OptionError(
+                    f"{name} does not belong to these inputs: in row {at[-1]} of head {at[-2]} "
+                    + ("the weights add up to " if name == "lse" else "the gradients of the scores ")
+                    + (
+                        f"{1 + other[at]:.6g}"
+                        if name == "lse"
+                        else f"do not cancel, by {other[at]:.6g}"
+                    )
+                    + "; pass what attention returned for the same inputs and options"
+                )
+
+    def fitted(self, made: Mapping[str, Any]) -> Gradients:
+        """What a kernel made, in the shapes and dtypes of the inputs."""
+        fitted = {name: _fitted(made[name], self.inputs[name]) for name in made if name != "scale"}
+        if "scale" in made:
+            fitted["scale"] = float(made["scale"])
+        return Gradients(**fitted)
+
+
+def _fitted(whole: Array, given: Array) -> Array:
+    """Sums over the axes that were broadcast, in ascending order; then one rounding."""
+    shape = (1,) * (whole.ndim - given.ndim) + given.shape
+    sizes = zip(shape, whole.shape, strict=True)
+    axes = tuple(axis for axis, (one, size) in enumerate(sizes) if one < size)
+    with np.errstate(all="ignore"):
+        summed = whole.sum(axis=axes) if axes else whole
+        once = round_once(summed, given.dtype)
+        return once.astype(given.dtype, copy=False).reshape(given.shape)
+
+
+def _size_of_logits(request: Request) -> Array:
+    """A bound on the size of each row's logits, (…, H, L)."""
+    scale = request.scale
+    if scale is None:
+        scale = 1 / math.sqrt(request.query.shape[-1] or 1)
+    longest = _lengths(request.key).max(axis=-1, initial=0, keepdims=True)
+    group = request.shape[-3] // longest.shape[-2]
+    size = abs(scale) * _lengths(request.query) * np.repeat(longest, group, axis=-2)
+    if request.bias is not None:
+        bias = np.abs(request.bias.astype(np.float64))
+        size = size + np.where(np.isinf(bias), 0, bias).max(initial=0)
+    if request.sink is not None:
+        size = size + np.abs(request.sink[..., None].astype(np.float64))
+    return np.asarray(size)
+
+
+def _lengths(vectors: Array) -> Array:
+    """The Euclidean length of each row: |q·k| is at most the product of two."""
+    return np.asarray(np.sqrt(np.square(vectors.astype(np.float64)).sum(axis=-1)))
+
+
+def gradients(
+    query: Any, key: Any, value: Any, grad_output: Any, *, kernel: Any = None, **options: Any
+) -> Gradients:
+    """What `regard.gradients` returns, for NumPy arrays."""
+    call = make_gradient_request(query, key, value, grad_output, **options)
+    return call.fitted(dispatch.choose(call.request, kernel).gradients(call))
+
+
+def make_gradient_request(
+    query: Any,
+    key: Any,
+    value: Any,
+    grad_output: Any,
+    *,
+    output: Any = None,
+    lse: Any = None,
+    grad_lse: Any = None,
+    wrt: Any = ("query", "key", "value"),
+    bias: Any = None,
+    sink: Any = None,
+    **options: Any,
+) -> GradientRequest:
+    """Check one call of `regard.gradients`."""
+    given = {"query": query, "key": key, "value": value, "bias": bias, "sink": sink}
+    inputs = {name: as_array(name, x) for name, x in given.items() if x is not None}
+    wanted = _wanted(wrt, inputs)
+    for name in wanted - {"scale"}:
+        if not is_float(inputs[name].dtype):
+            raise DtypeError(
+                f"{name} has dtype {inputs[name].dtype}, which has no gradients; pass floats, "
+                f"such as {name}.astype(float)"
+            )
+    arrays = {name: inputs.get(name) for name in ("query", "key", "value", "bias", "sink")}
+    request = make_request(**arrays, return_lse=True, **options)  # type: ignore[arg-type]
+    if (output is None) != (lse is None):
+        missing, there = ("output", "lse") if output is None else ("lse", "output")
+        raise OptionError(
+            f"{there} is given but {missing} is not; pass both, as attention(…, return_lse=True) "
+            "returned them, or neither"
+        )
+    wide = (*request.shape[:-1], request.value.shape[-1])
+    dtypes = (request.dtype,)
+    grad = _result("grad_output", grad_output, request, wide, dtypes)
+    if output is not None:
+        output = _result("output", output, request, wide, (*dtypes, request.accumulator))
+        lse = _result("lse", lse, request, wide[:-1], (request.lse_dtype, np.dtype(np.float64)))
+    if grad_lse is not None:
+        grad_lse = _result("grad_lse", grad_lse, request, wide[:-1], None)
+        grad_lse = np.ascontiguousarray(grad_lse, np.float64)
+    return GradientRequest(request, grad, wanted, inputs, output, lse, grad_lse)
+
+
+def _wanted(wrt: Any, inputs: Mapping[str, Array]) -> frozenset[str]:
+    """The names in `wrt`, each of which the call has."""
+    names = (wrt,) if isinstance(wrt, str) else wrt
+    if not isinstance(names, Iterable):
+        raise DtypeError(f"wrt must be names of inputs, not {safe_text(repr(wrt), 60)}")
+    names = tuple(names)
+    for name in names:
+        if name not in INPUTS:
+            known = ", ".join(f'"{one}"' for one in INPUTS)
+            raise OptionError(f"wrt has {safe_text(repr(name), 60)}; it may have {known}")
+        if name not in (*inputs, "scale"):
+            raise OptionError(f'wrt has "{name}", but the call has no {name}; pass one, or leave it out')
+    return frozenset(names)
+
+
+def _result(
+    name: str,
+    given: Any,
+    request: Request,
+    shape: tuple[int, ...],
+    dtypes: tuple[np.dtype[Any], ...] | None,
+) -> Array:
+    """An array like a result of the forward call, with all of its axes (…, H, L, …)."""
+    array = as_array(name, given)
+    wanted = request.natural_shape(*shape[len(request.shape) - 1 :])
+    if array.shape != wanted:
+        raise ShapeError(
+            f"{name} has shape {array.shape} but attention returns {wanted} for these inputs; "
+            "they must match"
+        )
+    if not is_float(array.dtype) or (dtypes is not None and array.dtype not in dtypes):
+        allowed = " or ".join(sorted({str(one) for one in dtypes or ("floats",)}))
+        raise DtypeError(f"{name} has dtype {array.dtype} but must have {allowed}")
+    return array.reshape(shape)
