@@ -68,7 +68,7 @@ def asked_once(oracle: Callable[..., Answer]) -> Callable[..., Answer]:
 
 @asked_once
 def attend(query: Any, key: Any, value: Any, **options: Any) -> Answer:
-    """Attention on Python floats; the options are those of `_cells`.
+    """Attention on Python floats; the options are those of `cells`.
 
     One kind of input has axes left out: a query (L, D) or (D,) goes with key (S, D), value (S, E).
     """
@@ -99,7 +99,7 @@ def _attend(row: Callable[..., Row], query: Any, key: Any, value: Any, **options
     lse = np.zeros((*batch, heads, length))
     visible = np.zeros((*batch, heads, length, size), bool)
     logits = np.full((*batch, heads, length, size), -math.inf)
-    for index, seen, arguments in _cells(query, key, value, batch, **options):
+    for index, seen, arguments in cells(query, key, value, batch, **options):
         one = row(seen=seen, **arguments)
         output[index] = one.output
         weights[index] = one.weights
@@ -115,7 +115,7 @@ def _attend(row: Callable[..., Row], query: Any, key: Any, value: Any, **options
     return answer
 
 
-def _cells(
+def cells(
     query: np.ndarray,
     key: np.ndarray,
     value: np.ndarray,

@@ -91,7 +91,11 @@ class GradientRequest:
                 at = tuple(int(one[0]) for one in np.nonzero(wrong))
                 raise OptionError(
                     f"{name} does not belong to these inputs: in row {at[-1]} of head {at[-2]} "
-                    + ("the weights add up to " if name == "lse" else "the gradients of the scores ")
+                    + (
+                        "the weights add up to "
+                        if name == "lse"
+                        else "the gradients of the scores "
+                    )
                     + (
                         f"{1 + other[at]:.6g}"
                         if name == "lse"
@@ -203,7 +207,9 @@ def _wanted(wrt: Any, inputs: Mapping[str, Array]) -> frozenset[str]:
             known = ", ".join(f'"{one}"' for one in INPUTS)
             raise OptionError(f"wrt has {safe_text(repr(name), 60)}; it may have {known}")
         if name not in (*inputs, "scale"):
-            raise OptionError(f'wrt has "{name}", but the call has no {name}; pass one, or leave it out')
+            raise OptionError(
+                f'wrt has "{name}", but the call has no {name}; pass one, or leave it out'
+            )
     return frozenset(names)
 
 

@@ -100,6 +100,7 @@ Ending attempt(Backward w, const Target& target, int threads,
 bool answer_backward(Backward work, const Target& target, int threads,
                      const std::function<bool()>& interrupted) {
     const DefaultArithmetic arithmetic;
+    if (work.head_count == 0) return true;
     return until_complete([&] { return attempt(work, target, threads, interrupted); });
 }
 
