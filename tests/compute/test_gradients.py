@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import regard
-from backward_oracle import Gradients, differentiate
+from backward_oracle import differentiate
 from bounds import precision_of
 from calls import BFLOAT16, TARGETS, on_path
 from regard import masks

@@ -59,7 +59,7 @@ def differentiate(
     error = Gradients(*(np.zeros(shape, LONG) for shape in shapes))
     sums = (width + value.shape[-1] + size + length * heads // groups + 40) * unit
     for index, seen, row in cells(query, key, value, batch, **options):
-        *b, h, i = index
+        *b, h, _ = index
         keys = (*b, h // (heads // groups))
         j = np.flatnonzero(seen)
         at = (*keys, j)

@@ -64,7 +64,8 @@ class GradientRequest:
         """The dtype in which a kernel returns it: the input's own if nothing is left to sum."""
         given = self.inputs[name]
         summed = given.size != np.prod(self.whole(name), dtype=np.int64)
-        return self.request.accumulator if summed or name == "bias" else given.dtype
+        summed |= name == "bias" or not given.dtype.isnative
+        return self.request.accumulator if summed else given.dtype
 
     def check_given(self, left: NDArray[np.float64]) -> None:
         """Refuse an output or an lse that does not belong to the inputs.
@@ -72,7 +73,8 @@ class GradientRequest:
         `left` (…, H, L, 2): by how much each row's weights, with the sink's, differ from 1, and its
         gradients of scores from their sum; rounding alone explains no more than the bound below.
         """
-        assert self.output is not None and self.lse is not None
+        assert self.output is not None
+        assert self.lse is not None
         request, lse = self.request, np.abs(self.lse.astype(np.float64))
         unit = max(np.finfo(one).eps for one in (self.lse.dtype, request.accumulator)) / 2
         with np.errstate(all="ignore"):
@@ -85,31 +87,25 @@ class GradientRequest:
             if self.grad_lse is not None:
                 grads = grads + np.abs(self.grad_lse)
             bounds = unit * terms, unit * (terms + 4 * request.value.shape[-1]) * 4 * grads
-        for name, other, bound in zip(("lse", "output"), np.moveaxis(left, -1, 0), bounds):
-            wrong = np.abs(other) > bound
+        said = (
+            "the weights add up to {:.6g} instead of 1",
+            "the scores' gradients are off by {:.3g}",
+        )
+        named = zip(("lse", "output"), said, (1, 0), np.moveaxis(left, -1, 0), bounds, strict=True)
+        for name, what, right, off, bound in named:
+            wrong = np.abs(off) > bound
             if wrong.any():
                 at = tuple(int(one[0]) for one in np.nonzero(wrong))
                 raise OptionError(
                     f"{name} does not belong to these inputs: in row {at[-1]} of head {at[-2]} "
-                    + (
-                        "the weights add up to "
-                        if name == "lse"
-                        else "the gradients of the scores "
-                    )
-                    + (
-                        f"{1 + other[at]:.6g}"
-                        if name == "lse"
-                        else f"do not cancel, by {other[at]:.6g}"
-                    )
-                    + "; pass what attention returned for the same inputs and options"
+                    f"{what.format(right + off[at])}; pass what attention returned for the same "
+                    "inputs and options"
                 )
 
     def fitted(self, made: Mapping[str, Any]) -> Gradients:
         """What a kernel made, in the shapes and dtypes of the inputs."""
         fitted = {name: _fitted(made[name], self.inputs[name]) for name in made if name != "scale"}
-        if "scale" in made:
-            fitted["scale"] = float(made["scale"])
-        return Gradients(**fitted)
+        return Gradients(**fitted, scale=float(made["scale"]) if "scale" in made else None)
 
 
 def _fitted(whole: Array, given: Array) -> Array:
@@ -162,9 +158,16 @@ def make_gradient_request(
     lse: Any = None,
     grad_lse: Any = None,
     wrt: Any = ("query", "key", "value"),
+    mask: Any = None,
     bias: Any = None,
+    causal: Any = False,
+    window: Any = None,
+    offset: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
     sink: Any = None,
-    **options: Any,
+    precision: Any = "working",
+    threads: Any = None,
 ) -> GradientRequest:
     """Check one call of `regard.gradients`."""
     given = {"query": query, "key": key, "value": value, "bias": bias, "sink": sink}
@@ -177,7 +180,17 @@ def make_gradient_request(
                 f"such as {name}.astype(float)"
             )
     arrays = {name: inputs.get(name) for name in ("query", "key", "value", "bias", "sink")}
-    request = make_request(**arrays, return_lse=True, **options)  # type: ignore[arg-type]
+    request = make_request(
+        **arrays,  # type: ignore[arg-type]
+        mask=mask,
+        causal=causal,
+        window=window,
+        offset=offset,
+        scale=scale,
+        softcap=softcap,
+        precision=precision,
+        threads=threads,
+    )
     if (output is None) != (lse is None):
         missing, there = ("output", "lse") if output is None else ("lse", "output")
         raise OptionError(
@@ -222,13 +235,14 @@ def _result(
 ) -> Array:
     """An array like a result of the forward call, with all of its axes (…, H, L, …)."""
     array = as_array(name, given)
+    dtype = array.dtype.newbyteorder("=")
     wanted = request.natural_shape(*shape[len(request.shape) - 1 :])
     if array.shape != wanted:
         raise ShapeError(
             f"{name} has shape {array.shape} but attention returns {wanted} for these inputs; "
             "they must match"
         )
-    if not is_float(array.dtype) or (dtypes is not None and array.dtype not in dtypes):
+    if not is_float(dtype) or (dtypes is not None and dtype not in dtypes):
         allowed = " or ".join(sorted({str(one) for one in dtypes or ("floats",)}))
-        raise DtypeError(f"{name} has dtype {array.dtype} but must have {allowed}")
+        raise DtypeError(f"{name} has dtype {dtype} but must have {allowed}")
     return array.reshape(shape)

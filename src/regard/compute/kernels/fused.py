@@ -133,7 +133,7 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
             bias = np.lib.stride_tricks.as_strided(made["bias"], request.shape, strides)
         native.module.run_backward(
             *kernel.arrays,
-            *(output, call.grad_output, lse, call.grad_lse),
+            *(output, _readable(call.grad_output, kernel.accumulator), lse, call.grad_lse),
             *(made.get(name) for name in ("query", "key", "value")),
             *(bias, rows.get("scale"), rows.get("sink")),
             *(beyond, checks, heads, _shared(bias, request.shape)),
@@ -157,7 +157,7 @@ def _forward(call: GradientRequest, kernel: _Call) -> tuple[Array, NDArray[np.fl
     """Output and lse, as they were given or computed now: the output not rounded to a half type."""
     accumulator = kernel.accumulator
     if call.output is not None and call.lse is not None and call.output.dtype.itemsize > 2:
-        return call.output, np.ascontiguousarray(call.lse, np.float64)
+        return _readable(call.output, accumulator), np.ascontiguousarray(call.lse, np.float64)
     request = call.request
     output = np.empty((*request.shape[:-1], request.value.shape[-1]), accumulator)
     lse = np.empty(request.shape[:-1])

@@ -213,8 +213,8 @@ static void gradients(const Softmax<T>& how, T sign, const Known<T>& row, const 
 
 // out += Σ_j weights(r, j) · row j, for `count` sums r; weights as in `sum_rows`.
 template <class T, int64_t Across, int64_t Along>
-static void accumulate(const T* weights, int64_t count, KeyRange along, const T* rows, int64_t stride,
-                       int64_t wide, T* out) {
+static void accumulate(const T* weights, int64_t count, KeyRange along, const T* rows,
+                       int64_t stride, int64_t wide, T* out) {
     constexpr int W = kLanes<T>;
     constexpr int Many = kTile == 12 ? 4 : 2;
     const auto block = [&](int64_t e, int64_t r, auto height, auto vectors) {
@@ -271,7 +271,9 @@ template <class T> struct BackwardWork {
                               smaller_of(kBlockKeys<T>, w.q.S - block * kBlockKeys<T>)},
           block(block), blocks((w.q.S + kBlockKeys<T> - 1) / kBlockKeys<T>),
           wide_d(padded(w.q.D, kLanes<T>)), wide_e(padded(w.q.E, kLanes<T>)),
-          how(softmax_of<T>(w.q)), sign(w.q.scale < 0 ? T(-1) : w.q.scale == 0 ? T(0) : T(1)),
+          how(softmax_of<T>(w.q)), sign(w.q.scale < 0    ? T(-1)
+                                        : w.q.scale == 0 ? T(0)
+                                                         : T(1)),
           s(w, at) {}
 
     void pack() {
@@ -300,7 +302,8 @@ template <class T> struct BackwardWork {
 
 // Adds the gradients of a row's scores to the bias's gradient, wherever its cells lie.
 template <class T>
-static void add_to_bias(const Backward& w, const Row& row, int64_t k0, KeyRange keys, const T* grads) {
+static void add_to_bias(const Backward& w, const Row& row, int64_t k0, KeyRange keys,
+                        const T* grads) {
     char* to = const_cast<char*>(w.d_bias.at(row.b, row.h, row.i)) + k0 * w.d_bias.column;
     if (w.d_bias.column == int64_t(sizeof(T)))
         for (int64_t j = keys.low; j < keys.high; j++) ((T*)to)[j] += grads[j];
@@ -356,7 +359,8 @@ static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, cha
                 grad_rows = rows_of(w.grad_output, b, h, first, rows, q.E, odd_grad, s.grad_rows);
             }
             seen_rows = {smaller_of(seen_rows.low, r), r + height};
-            seen_keys = {smaller_of(seen_keys.low, whole.low), larger_of(seen_keys.high, whole.high)};
+            seen_keys = {smaller_of(seen_keys.low, whole.low),
+                         larger_of(seen_keys.high, whole.high)};
             const Ahead none[kTile] = {};
             by_height(height, [&](int64_t at, auto tall) {
                 constexpr int H = decltype(tall)::value;
@@ -443,8 +447,7 @@ static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, cha
         T *d_key = s.d_keys + j * k.wide_d, *d_value = s.d_values + j * k.wide_e;
         for (int64_t d = 0; d < k.wide_d; d += kLanes<T>)
             store(d_key + d, fma(load(d_key + d), all(T(q.scale)), Vec<T>{}));
-        if (w.d_key)
-            store_row(w.d_key + to * q.D * size_of(w.key_kind), w.key_kind, d_key, q.D);
+        if (w.d_key) store_row(w.d_key + to * q.D * size_of(w.key_kind), w.key_kind, d_key, q.D);
         if (w.d_value)
             store_row(w.d_value + to * q.E * size_of(w.value_kind), w.value_kind, d_value, q.E);
     }

@@ -50,9 +50,11 @@ Ending attempt(Backward w, const Target& target, int threads,
     const Nested call;
     const Request& q = w.q;
     const Kernel& kernel = target.kernels[q.wide];
-    const int64_t heads = w.head_count, blocks = (q.S + kernel.backward_keys - 1) / kernel.backward_keys;
+    const int64_t heads = w.head_count,
+                  blocks = (q.S + kernel.backward_keys - 1) / kernel.backward_keys;
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
-    threads = int(std::min<double>({double(threads), 1 + work / kWorthAThread, double(heads * blocks)}));
+    threads = int(
+        std::min<double>({double(threads), 1 + work / kWorthAThread, double(heads * blocks)}));
     threads = call.inner() ? 1 : std::clamp(threads, 1, kMostThreads);
     const size_t scratch = whole_lines(kernel.backward_scratch_bytes(w));
     Buffer memory, rows, turns, counters;
@@ -65,7 +67,8 @@ Ending attempt(Backward w, const Target& target, int threads,
     // Every thread begins with a share of key heads that stays in its own cache, then helps others.
     const int64_t shares = w.in_order ? 1 : std::gcd(heads, int64_t(threads));
     const int64_t each = heads / shares * blocks;
-    Counter* const share = reinterpret_cast<Counter*>(counters.of(size_t(shares + 1), sizeof(Counter)));
+    Counter* const share = reinterpret_cast<Counter*>(
+        counters.of(size_t(shares + 1), sizeof(Counter)));
     for (int64_t n = 0; n < shares + 1; n++) new (share + n) Counter;
     Crew crew(threads, interrupted);
     const auto prepare = [&](const Request& mine, int thread) {
@@ -84,7 +87,8 @@ Ending attempt(Backward w, const Target& target, int threads,
         for (int64_t turn = 0; turn < shares; turn++) {
             const int64_t number = (thread + turn) % shares;
             for (int64_t n; !crew.stopped() && (n = share[number].next++) < each;) {
-                const int64_t task = number * each + n, place = task / blocks, block = task % blocks;
+                const int64_t task = number * each + n, place = task / blocks,
+                              block = task % blocks;
                 kernel.backward(own, w.heads[place] / q.G, w.heads[place] % q.G, block,
                                 sums.of(place), room + size_t(thread) * scratch);
                 if (block + 1 == blocks && !crew.stopped()) sums.done(place);

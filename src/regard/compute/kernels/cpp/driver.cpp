@@ -17,7 +17,8 @@ constexpr double kWorthAThread = 2e6;
 // Rows of a block: enough to use keys well, and the same number of blocks for every thread.
 int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int threads) {
     constexpr int64_t kPieces = 16, kTiles = 6;
-    const int64_t tile = target.rows_per_tile, shortest = (rows + kTiles * tile - 1) / (kTiles * tile);
+    const int64_t tile = target.rows_per_tile,
+                  shortest = (rows + kTiles * tile - 1) / (kTiles * tile);
     int64_t blocks = (rows + target.rows_per_task - 1) / target.rows_per_task;
     if (threads > 1) {
         blocks = std::max(blocks, (kPieces * threads + heads - 1) / heads);
@@ -31,8 +32,8 @@ int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int t
 struct Plan {
     int threads;
     int64_t block_rows, blocks;  // rows of a block, and blocks of a key head
-    int64_t ranges, range;       // parts that the keys of a block are cut into, and chunks of each
-    bool shared;                 // the blocks of a key head share its packed keys
+    int64_t ranges, range;  // parts that the keys of a block are cut into, and chunks of each
+    bool shared;  // the blocks of a key head share its packed keys
     size_t scratch_size, packed_size, partial_size;  // in bytes: of a thread, a key head, a block
     // Every thread begins with a share of key heads that stays in its own cache, then helps others.
     int64_t tasks, shares, tasks_each;  // blocks of the call; shares; pieces of each share
@@ -120,8 +121,8 @@ class Attempt {
         if (crew_.stopped()) return;
         const int64_t task = head * plan_.blocks + block;
         char* partial = partial_ ? partial_ + size_t(task) * plan_.partial_size : nullptr;
-        kernel_.attend(q, piece, part * plan_.range,
-                       std::min(q.chunks(), (part + 1) * plan_.range), keys, scratch, partial);
+        kernel_.attend(q, piece, part * plan_.range, std::min(q.chunks(), (part + 1) * plan_.range),
+                       keys, scratch, partial);
         if (partial && ++parts_[task].done == plan_.ranges && !crew_.stopped())
             kernel_.merge(q, piece, partial, scratch);
     }

@@ -173,10 +173,20 @@ static void exponentials(const float* x, float* y, int64_t n) {
 }
 
 template <class T>
-constexpr Kernel kKernel = {scratch_bytes<T>, packed_bytes<T>, pack<T>, attend<T>,
-                            partial_bytes<T>, merge<T>, multiply_adds<T>, kOperations<T>,
-                            kBlockKeys<T>, sizeof(Known<T>), backward_scratch_bytes<T>,
-                            sums_bytes<T>, prepare_rows<T>, backward<T>};
+constexpr Kernel kKernel = {scratch_bytes<T>,
+                            packed_bytes<T>,
+                            pack<T>,
+                            attend<T>,
+                            partial_bytes<T>,
+                            merge<T>,
+                            multiply_adds<T>,
+                            kOperations<T>,
+                            kBlockKeys<T>,
+                            sizeof(Known<T>),
+                            backward_scratch_bytes<T>,
+                            sums_bytes<T>,
+                            prepare_rows<T>,
+                            backward<T>};
 
 }  // namespace
 

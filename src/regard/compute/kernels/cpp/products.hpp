@@ -56,9 +56,9 @@ static __attribute__((noinline)) void scores(const T* queries, int64_t stride, i
     const auto panel = [&](int64_t j, auto vectors) {
         ask_for<R>(ahead, j, decltype(vectors)::value * W);
         for (int r = 0; r < R; r += H)
-            meet<T, H, decltype(vectors)::value, Across>(
-                queries + r * stride, stride, D, panels + j / P * P * D + j % P,
-                strip + r * Across + j);
+            meet<T, H, decltype(vectors)::value, Across>(queries + r * stride, stride, D,
+                                                         panels + j / P * P * D + j % P,
+                                                         strip + r * Across + j);
     };
     int64_t j = keys.low / W * W;
     if (j % P) {

@@ -81,17 +81,17 @@ struct Backward {
     // Results, contiguous; nullptr: not asked for.
     char *d_query, *d_key, *d_value;
     Kind query_kind, key_kind, value_kind;
-    Array d_bias;               // numbers of the accumulating type, added to; no data: not asked for
-    double* d_scale;            // (B, H, L): what each row adds to it
-    double* d_sink;             // (B, H, L): the same
-    uint8_t* beyond;            // (B, G): set where a result is not finite
-    double* checks;             // (B, H, L, 2): what is left of sums that must be 0; or nullptr
-    const int64_t* heads;       // the key heads to compute, b · G + g, in ascending order
+    Array d_bias;  // numbers of the accumulating type, added to; no data: not asked for
+    double* d_scale;  // (B, H, L): what each row adds to it
+    double* d_sink;  // (B, H, L): the same
+    uint8_t* beyond;  // (B, G): set where a result is not finite
+    double* checks;  // (B, H, L, 2): what is left of sums that must be 0; or nullptr
+    const int64_t* heads;  // the key heads to compute, b · G + g, in ascending order
     int64_t head_count;
     // Set by the driver.
-    char* rows;                 // (B, H, L): what `prepare_rows` found
-    int64_t* turns;             // (B, G, blocks): blocks of rows that a block of keys is done with
-    bool in_order;              // d_bias is shared by heads: one after the other, all of them
+    char* rows;  // (B, H, L): what `prepare_rows` found
+    int64_t* turns;  // (B, G, blocks): blocks of rows that a block of keys is done with
+    bool in_order;  // d_bias is shared by heads: one after the other, all of them
     void (*idle)(void* state);  // called while a block waits for its turn
 };
 
@@ -113,7 +113,7 @@ struct Kernel {
     // The backward pass: first the rows of each head, then blocks of keys, in ascending order for
     // each head. `sums` has room for the sums of a key head's d_query where they are not made in place.
     int64_t backward_keys;  // of a block
-    size_t row_bytes;       // of Backward.rows, per row
+    size_t row_bytes;  // of Backward.rows, per row
     size_t (*backward_scratch_bytes)(const Backward&);
     size_t (*sums_bytes)(const Backward&);  // 0: d_query is summed in place
     void (*prepare_rows)(const Backward&, int64_t b, int64_t h, char* scratch);
@@ -126,9 +126,9 @@ constexpr size_t kReadBlock = 1024;
 // What one CPU target offers: the only symbol of its translation unit.
 struct Target {
     const char* name;
-    int32_t lanes;                         // of float32
+    int32_t lanes;  // of float32
     int64_t rows_per_task, rows_per_tile;  // at most
-    Kernel kernels[2];                     // accumulating in float32, in float64
+    Kernel kernels[2];  // accumulating in float32, in float64
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
     // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.
     double (*read)(const char* data, size_t bytes, size_t ahead);
