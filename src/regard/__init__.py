@@ -1,6 +1,7 @@
 """Attention on NumPy arrays that can show where every number came from.
 
 - `attention` computes scaled dot-product attention; rules for its mask are in `masks`.
+- `gradients` computes its backward pass.
 - `explain` shows every step with labels, and its result says why a number is what it is.
 - `diagnose` finds the mistake in a function that computes attention; `testing` asserts it has none.
 - `KVCache` decodes token by token, `merge` joins parts of the keys, `weights` gives chosen rows.
@@ -14,14 +15,14 @@ attention calls of those libraries. In a shell, `regard --help` lists the comman
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.api import attention, diagnose, explain, weights
+from regard.api import attention, diagnose, explain, gradients, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
     from regard import masks, models, testing
     from regard.compute.config import set_threads, show_config
     from regard.compute.kv_cache import KVCache
-    from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
+    from regard.compute.results import Gradients, OutputLse, OutputWeights, OutputWeightsLse
     from regard.compute.softmax import merge, softmax
     from regard.explanation.derivation import Derivation
     from regard.faces import Diagnosis, Explanation
@@ -38,6 +39,7 @@ __all__ = [
     "DtypeError",
     "Expectation",
     "Explanation",
+    "Gradients",
     "KVCache",
     "LabelError",
     "MultiHeadAttention",
@@ -53,6 +55,7 @@ __all__ = [
     "attention",
     "diagnose",
     "explain",
+    "gradients",
     "load_problem",
     "masks",
     "merge",
@@ -71,6 +74,7 @@ _LAZY = {
     "Diagnosis": "faces",
     "Expectation": "problems.parts",
     "Explanation": "faces",
+    "Gradients": "compute.results",
     "KVCache": "compute.kv_cache",
     "MultiHeadAttention": "models.multi_head",
     "OutputLse": "compute.results",

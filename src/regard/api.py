@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ForBoth,
         ForLse,
         ForWeights,
+        GradientOptions,
         LabelledOptions,
         Numbers,
         Plain,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         T,
         WeightsOptions,
     )
-    from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
+    from regard.compute.results import Gradients, OutputLse, OutputWeights, OutputWeightsLse
     from regard.faces import Diagnosis, Explanation
     from regard.problems.problem import Problem
 
@@ -301,6 +302,138 @@ def weights(
             scale=scale,
             softcap=softcap,
             sink=sink,
+            threads=threads,
+        )
+    return give_back(result)
+
+
+@overload
+def gradients(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    grad_output: Numbers,
+    **options: Unpack[GradientOptions],
+) -> Gradients[Array]: ...
+@overload
+def gradients(
+    query: T,
+    key: T | Numbers,
+    value: T | Numbers,
+    grad_output: T | Numbers,
+    **options: Unpack[GradientOptions],
+) -> Gradients[T]: ...
+@answering
+def gradients(
+    query: Any,
+    key: Any,
+    value: Any,
+    grad_output: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    offset: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    output: Any = None,
+    lse: Any = None,
+    grad_lse: Any = None,
+    wrt: Any = ("query", "key", "value"),
+    precision: Literal["working", "exact"] = "working",
+    kernel: str | None = None,
+    threads: int | None = None,
+) -> Any:
+    r"""The gradients of attention: how a loss changes with each number of its inputs.
+
+    With P the weights, O the output and dO the gradient of the loss with respect to O:
+    dV = Pᵀ·dO, dP = dO·Vᵀ, δ = Σ_e dO∘O, dX = P∘(dP − δ), dQ = scale·dX·K, dK = scale·dXᵀ·Q.
+
+    Parameters
+    ----------
+    query, key, value : array_like of floats
+        As for `attention`.
+    grad_output : array_like, (…, H, L, E)
+        The gradient of the loss with respect to the output, in its shape and dtype.
+    mask, bias, causal, window, offset, scale, softcap, sink
+        As for `attention`; give what that call was given.
+    output, lse : array_like, (…, H, L, E) and (…, H, L), optional
+        What `attention` returned with ``return_lse=True``; computed again if not given. For half
+        types the output is computed again, because δ needs it unrounded, unless it is float32.
+    grad_lse : array_like, (…, H, L), optional
+        The gradient of the loss with respect to lse, where the loss depends on it.
+    wrt : str or names, optional
+        Which gradients to compute: "query", "key", "value", "bias", "sink", "scale".
+    precision : {"working", "exact"}
+        "exact" accumulates float32 and half inputs in float64 and rounds once.
+    kernel, threads
+        As for `attention`. The result does not depend on the number of threads.
+
+    Returns
+    -------
+    Gradients
+        A named tuple (query, key, value, bias, sink, scale), None where not asked for. Each has
+        the shape and dtype of its input, summed over axes along which the input was broadcast;
+        scale is a float.
+
+    Raises
+    ------
+    ShapeError, OptionError, DtypeError
+        As for `attention`; also for integer inputs, and for an output or lse that does not belong
+        to the inputs.
+
+    Notes
+    -----
+    A hidden key has gradient 0, whatever it holds, and changes none; so has a row that sees no
+    key. No matrix of weights is made. Inputs of half types accumulate in float32, so that a
+    gradient is rounded once, whatever the length.
+
+    References
+    ----------
+    Dao, "FlashAttention-2" (2023), section 3.1.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> made = gradients(x, x, x, np.ones((2, 2)), causal=True)
+    >>> made.value.round(3)
+    array([[1.33, 1.33],
+           [0.67, 0.67]])
+    """
+    from regard.compute.dispatch import gradients_of_arrays
+
+    (query, key, value, grad_output, output, lse, grad_lse), give_back = lend(
+        query=query,
+        key=key,
+        value=value,
+        grad_output=grad_output,
+        output=output,
+        lse=lse,
+        grad_lse=grad_lse,
+    )
+    with naming_shapes(query=query, key=key, value=value, grad_output=grad_output):
+        result = gradients_of_arrays(
+            query,
+            key,
+            value,
+            grad_output,
+            mask=mask,
+            bias=bias,
+            causal=causal,
+            window=window,
+            offset=offset,
+            scale=scale,
+            softcap=softcap,
+            sink=sink,
+            output=output,
+            lse=lse,
+            grad_lse=grad_lse,
+            wrt=wrt,
+            precision=precision,
+            kernel=kernel,
             threads=threads,
         )
     return give_back(result)

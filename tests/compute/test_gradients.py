@@ -11,8 +11,8 @@ import regard
 from backward_oracle import differentiate
 from bounds import precision_of
 from calls import BFLOAT16, TARGETS, on_path
-from regard import masks
-from regard.compute.gradients import gradients
+from regard import gradients, masks
+from regard.compute.gradients import INPUTS
 
 PATHS = ["reference", *(f"fused:{target}" for target in TARGETS)]
 TYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16)]
@@ -46,7 +46,7 @@ def check(
     wrt: tuple[str, ...] = ALL,
     oracle: dict[str, Any] | None = None,
     **options: Any,
-) -> regard.compute.gradients.Gradients:
+) -> regard.Gradients[np.ndarray]:
     """One call, every number within its bound; `oracle` are its options where they differ."""
     dtype = arrays[0].dtype
     unit = precision_of(np.float64 if dtype == np.float64 else np.float32).unit
@@ -225,7 +225,7 @@ def test_only_what_is_wanted_is_there(path):
         whole = gradients(*arrays, wrt=ALL, kernel=kernel)
         for name in ALL:
             one = gradients(*arrays, wrt=name, kernel=kernel)
-            for other in regard.compute.gradients.INPUTS:
+            for other in INPUTS:
                 value = getattr(one, other)
                 if other == name:
                     np.testing.assert_array_equal(value, getattr(whole, name))

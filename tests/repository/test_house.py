@@ -36,7 +36,8 @@ boundary.parse compute.visibility
 masks compute.options compute.results
 textbook compute.request
 compute.extended_range
-compute.kernels compute.softmax problems
+compute.gradients compute.softmax problems
+compute.kernels
 compute.dispatch compute.kv_buffers
 compute.config compute.recompute_weights compute.kv_cache
 explanation.labels explanation.notation

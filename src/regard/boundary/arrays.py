@@ -203,6 +203,8 @@ def _name(library: Any) -> str:
 def _brought_home(library: Any, result: Any) -> Any:
     if isinstance(result, tuple):
         return type(result)(*(_brought_home(library, array) for array in result))
+    if result is None or isinstance(result, float):
+        return result
     if library is sys.modules.get("torch"):
         return _to_torch(result)
     try:

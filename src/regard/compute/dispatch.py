@@ -14,7 +14,9 @@ from regard.compute.request import Request, Result, make_request
 from regard.errors import OptionError, safe_text
 
 if TYPE_CHECKING:
+    from regard.boundary.arrays import Array
     from regard.compute.gradients import GradientRequest
+    from regard.compute.results import Gradients
 
 
 class Kernel(Protocol):
@@ -90,3 +92,13 @@ def run_arrays(query: Any, key: Any, value: Any, *options: Any, declined: bool =
         kernel = named.pop("kernel")
         answer = run(make_request(query, key, value, **named), kernel).returned
     return answer
+
+
+def gradients_of_arrays(
+    query: Any, key: Any, value: Any, grad_output: Any, *, kernel: Any, **options: Any
+) -> Gradients[Array]:
+    """The gradients of attention on NumPy arrays, with the options of `make_gradient_request`."""
+    from regard.compute.gradients import make_gradient_request
+
+    call = make_gradient_request(query, key, value, grad_output, **options)
+    return call.fitted(choose(call.request, kernel).gradients(call))

@@ -9,31 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.boundary.arguments import as_array, is_float, round_once
 from regard.boundary.arrays import Array
-from regard.compute import dispatch
 from regard.compute.request import Request, make_request
+from regard.compute.results import Gradients
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 INPUTS = ("query", "key", "value", "bias", "sink", "scale")
-
-
-class Gradients(NamedTuple):
-    """What `regard.gradients` returns: one gradient per input, None where it was not asked for."""
-
-    query: Array | None = None
-    key: Array | None = None
-    value: Array | None = None
-    bias: Array | None = None
-    sink: Array | None = None
-    scale: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +91,7 @@ class GradientRequest:
                     "inputs and options"
                 )
 
-    def fitted(self, made: Mapping[str, Any]) -> Gradients:
+    def fitted(self, made: Mapping[str, Any]) -> Gradients[Array]:
         """What a kernel made, in the shapes and dtypes of the inputs."""
         fitted = {name: _fitted(made[name], self.inputs[name]) for name in made if name != "scale"}
         return Gradients(**fitted, scale=float(made["scale"]) if "scale" in made else None)
@@ -138,14 +127,6 @@ def _size_of_logits(request: Request) -> Array:
 def _lengths(vectors: Array) -> Array:
     """The Euclidean length of each row: |q·k| is at most the product of two."""
     return np.asarray(np.sqrt(np.square(vectors.astype(np.float64)).sum(axis=-1)))
-
-
-def gradients(
-    query: Any, key: Any, value: Any, grad_output: Any, *, kernel: Any = None, **options: Any
-) -> Gradients:
-    """What `regard.gradients` returns, for NumPy arrays."""
-    call = make_gradient_request(query, key, value, grad_output, **options)
-    return call.fitted(dispatch.choose(call.request, kernel).gradients(call))
 
 
 def make_gradient_request(

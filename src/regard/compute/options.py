@@ -6,7 +6,7 @@ Owns the types of arrays and the options of each call. The signatures have the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, Protocol, Required, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -98,6 +98,15 @@ class WeightsOptions(Options, total=False):
     rows: Ints | slice | None
     kernel: str | None
     threads: int | None
+
+
+class GradientOptions(Options, Computed, total=False):
+    """Options of `gradients`."""
+
+    output: ArrayIn | None
+    lse: ArrayIn | None
+    grad_lse: ArrayIn | None
+    wrt: str | Iterable[str]
 
 
 class StepsOptions(Options, total=False):

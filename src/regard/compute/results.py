@@ -30,3 +30,14 @@ class OutputWeightsLse(NamedTuple, Generic[A]):
     output: A
     weights: A
     lse: A
+
+
+class Gradients(NamedTuple, Generic[A]):
+    """What `gradients` returns: one gradient per input, None where it was not asked for."""
+
+    query: A | None = None
+    key: A | None = None
+    value: A | None = None
+    bias: A | None = None
+    sink: A | None = None
+    scale: float | None = None

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from calls import TARGETS, assert_same_bytes, on_path
-from regard.compute.gradients import INPUTS, gradients
+from regard import gradients
+from regard.compute.gradients import INPUTS
 
 pytestmark = pytest.mark.needs("fused")
 

@@ -4,7 +4,7 @@
 //   score tile, value tile   P = Q Kᵀ, dP = dO Vᵀ, lanes along keys, K and V packed in panels
 //   gradient tile            P = exp(scores − lse), dX = P∘(dP − δ); 0 where a key is hidden
 //   sum over rows            dV += Pᵀ dO, dK += dXᵀ Q, in memory of the task's own
-//   sum over keys            dQ += dX K, one block of keys after the other, whoever computes it
+//   sum over keys            dQ += dX K, one block of keys after the other, on any thread
 // So every sum is made in one order, with any number of threads.
 //
 // Hidden is absent: a NaN or an infinity never meets a weight of 0. Rows and keys that have one are
