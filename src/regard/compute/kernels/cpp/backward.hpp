@@ -150,16 +150,21 @@ template <class T> REGARD_INLINE Vec<T> slope_of(const Softmax<T>& how, Vec<T> s
 }
 
 // One row whose keys are all seen: scores become weights, products become gradients of scores.
-template <class T>
+// `checks`, if given, receives their sums.
+template <bool Checked, class T>
 REGARD_INLINE void plain_gradients(const Softmax<T>& how, const Known<T>& row, KeyRange keys, T* p,
-                                   T* d) {
+                                   T* d, double* checks) {
     const Vec<T> anchor = all(row.anchor), rest = all(-row.rest), delta = all(row.delta);
     const Vec<T> unit = all(how.unit);
+    Vec<T> weights = {}, grads = {};
     for (int64_t j = keys.low; j < keys.high; j += kLanes<T>) {
         const Vec<T> weight = exp2(fma(load(p + j) - anchor, unit, rest));
+        const Vec<T> grad = weight * (load(d + j) - delta);
         store(p + j, weight);
-        store(d + j, weight * (load(d + j) - delta));
+        store(d + j, grad);
+        if (Checked) weights += weight, grads += grad;
     }
+    if (Checked) checks[0] = double(sum_of<T>(weights)), checks[1] = double(sum_of<T>(grads));
 }
 
 // One row, whatever there is to do. `straight`, if given, receives the gradients before the softcap;
@@ -255,51 +260,6 @@ static void add_specials(const Backward& w, const Seen<T>& seen, const Row& row,
     }
 }
 
-template <class T> struct BackwardWork {
-    const Backward& w;
-    const Request& q;
-    const Chunk chunk;  // the block of keys
-    const int64_t block, blocks, wide_d, wide_e;
-    const Softmax<T> how;
-    const T sign;
-    const BackwardScratch<T> s;
-    bool packed = false;
-    Rows<T> keys = {};
-
-    BackwardWork(const Backward& w, int64_t b, int64_t g, int64_t block, char* at)
-        : w(w), q(w.q), chunk{b, g, block * kBlockKeys<T>,
-                              smaller_of(kBlockKeys<T>, w.q.S - block * kBlockKeys<T>)},
-          block(block), blocks((w.q.S + kBlockKeys<T> - 1) / kBlockKeys<T>),
-          wide_d(padded(w.q.D, kLanes<T>)), wide_e(padded(w.q.E, kLanes<T>)),
-          how(softmax_of<T>(w.q)), sign(w.q.scale < 0    ? T(-1)
-                                        : w.q.scale == 0 ? T(0)
-                                                         : T(1)),
-          s(w, at) {}
-
-    void pack() {
-        if (packed) return;
-        packed = true;
-        const bool clean = !finite_rows(q.key, chunk.b, chunk.g, chunk.k0, chunk.n, q.D, s.turning);
-        keys = rows_of(q.key, chunk.b, chunk.g, chunk.k0, chunk.n, q.D, clean, s.keys);
-        pack_panels(q.key, q.D, chunk, s.key_panels, s.turning);
-        pack_panels(q.value, q.E, chunk, s.value_panels, s.turning);
-    }
-
-    // Waits until the block of keys before this one, and the head before it where heads share
-    // a gradient, are done with `number` blocks of rows; false: the call is given up.
-    bool wait(int64_t head, int64_t number, int64_t all) const {
-        const auto reached = [&](int64_t h, int64_t b, int64_t n) {
-            while (__atomic_load_n(&w.turns[h * blocks + b], __ATOMIC_ACQUIRE) < n) {
-                if (q.stopped(q.state)) return false;
-                w.idle(q.state);
-            }
-            return true;
-        };
-        return (!block || reached(head, block - 1, number)) &&
-               (!w.in_order || !head || reached(head - 1, block, all));
-    }
-};
-
 // Adds the gradients of a row's scores to the bias's gradient, wherever its cells lie.
 template <class T>
 static void add_to_bias(const Backward& w, const Row& row, int64_t k0, KeyRange keys,
@@ -311,148 +271,253 @@ static void add_to_bias(const Backward& w, const Row& row, int64_t k0, KeyRange 
         for (int64_t j = keys.low; j < keys.high; j++) *(T*)(to + j * w.d_bias.column) += grads[j];
 }
 
+// A block of rows of one query head, and what the block of keys means to it.
+template <class T> struct RowBlock {
+    int64_t number, h, first, rows;  // number: among all blocks of the key head's rows
+    const Known<T>* known;
+    T* d_query;
+    KeyRange visible[(kBlockRows + kTile - 1) / kTile];  // keys of each tile, whole vectors
+    KeyRange seen_rows, seen_keys;  // that any tile needs; empty: none
+    Rows<T> queries, grad_rows;
+
+    bool some() const { return seen_rows.low < seen_rows.high; }
+};
+
+// One task: a block of keys of a key head.
+template <class T> struct BackwardWork {
+    static constexpr int64_t N = kBlockKeys<T>, R = kBlockRows;
+    const Backward& w;
+    const Request& q;
+    const int64_t head, block, blocks;  // blocks: of keys
+    const Chunk chunk;
+    const int64_t group, each, all_blocks;  // query heads; blocks of rows of each, and of all
+    const int64_t wide_d, wide_e;
+    const Softmax<T> how;
+    const T sign;  // of the scale
+    const bool grads, in_turn, in_place;
+    char* const sums;
+    const BackwardScratch<T> s;
+    Rows<T> keys = {};
+    bool beyond = false;
+
+    BackwardWork(const Backward& w, int64_t b, int64_t g, int64_t block, char* sums, char* at)
+        : w(w), q(w.q), head(b * q.G + g), block(block), blocks((q.S + N - 1) / N),
+          chunk{b, g, block * N, smaller_of(N, q.S - block * N)}, group(q.H / q.G),
+          each((q.L + R - 1) / R), all_blocks(group * each), wide_d(padded(q.D, kLanes<T>)),
+          wide_e(padded(q.E, kLanes<T>)), how(softmax_of<T>(q)), sign(q.scale < 0    ? T(-1)
+                                                                      : q.scale == 0 ? T(0)
+                                                                                     : T(1)),
+          grads(w.d_query || w.d_key || w.d_bias.data || w.d_scale),
+          in_turn(w.d_query || w.d_bias.data || w.d_scale || w.checks),
+          in_place(summed_in_place<T>(w)), sums(sums), s(w, at) {}
+
+    bool last() const { return block + 1 == blocks; }
+    int64_t& turn(int64_t head, int64_t block) const { return w.turns[head * blocks + block]; }
+
+    void pack() {
+        const int64_t b = chunk.b, g = chunk.g;
+        const bool clean = !finite_rows(q.key, b, g, chunk.k0, chunk.n, q.D, s.turning);
+        keys = rows_of(q.key, b, g, chunk.k0, chunk.n, q.D, clean, s.keys);
+        pack_panels(q.key, q.D, chunk, s.key_panels, s.turning);
+        pack_panels(q.value, q.E, chunk, s.value_panels, s.turning);
+    }
+
+    // Waits until the block of keys before this one, and the head before it where heads share
+    // a gradient, are done with `number` blocks of rows; false: the call is given up.
+    bool wait(int64_t number) const {
+        const auto reached = [&](const int64_t& count, int64_t least) {
+            while (__atomic_load_n(&count, __ATOMIC_ACQUIRE) < least) {
+                if (q.stopped(q.state)) return false;
+                w.idle(q.state);
+            }
+            return true;
+        };
+        return (!block || reached(turn(head, block - 1), number)) &&
+               (!w.in_order || !head || reached(turn(head - 1, block), all_blocks));
+    }
+    void done_with(int64_t number) const {
+        __atomic_store_n(&turn(head, block), number, __ATOMIC_RELEASE);
+    }
+};
+
+template <class T>
+static RowBlock<T> row_block(const BackwardWork<T>& k, int64_t number) {
+    const Request& q = k.q;
+    RowBlock<T> t = {};
+    t.number = number;
+    t.h = k.chunk.g * k.group + number / k.each;
+    t.first = number % k.each * kBlockRows;
+    t.rows = smaller_of(kBlockRows, q.L - t.first);
+    t.known = (const Known<T>*)k.w.rows + (k.chunk.b * q.H + t.h) * q.L + t.first;
+    T* const head = k.in_place ? (T*)k.w.d_query + k.head * k.group * q.L * q.D : (T*)k.sums;
+    t.d_query = head + (number / k.each * q.L + t.first) * k.wide_d;
+    t.seen_rows = {t.rows, 0};
+    t.seen_keys = {kBlockKeys<T>, 0};
+    for (int64_t r = 0; r < t.rows; r++) k.s.row[r] = row_of(q, k.chunk.b, t.h, t.first + r);
+    return t;
+}
+
+// Rows of a block, of queries and of dO, when the first tile needs them; keys with them.
+template <class T> static void load_rows(BackwardWork<T>& k, RowBlock<T>& t) {
+    if (t.queries.at) return;
+    if (!k.keys.at) k.pack();
+    bool odd_query = false, odd_grad = false;
+    for (int64_t r = 0; r < t.rows; r++) {
+        odd_query |= t.known[r].special_query;
+        odd_grad |= t.known[r].special_grad;
+    }
+    const int64_t b = k.chunk.b;
+    t.queries = rows_of(k.q.query, b, t.h, t.first, t.rows, k.q.D, odd_query, k.s.queries);
+    t.grad_rows = rows_of(k.w.grad_output, b, t.h, t.first, t.rows, k.q.E, odd_grad, k.s.grad_rows);
+}
+
+// One row of a tile: scores become weights, products of dO and values become gradients of scores;
+// all that no row of the tile sees, 0.
+template <class T>
+REGARD_INLINE void gradient_row(const BackwardWork<T>& k, const RowBlock<T>& t, int64_t r,
+                                KeyRange whole, const uint8_t* bytes) {
+    constexpr int64_t N = kBlockKeys<T>;
+    const Row& row = k.s.row[r];
+    T *p = k.s.weights + r * N, *d = k.s.grads + r * N;
+    const Seen<T> seen = {row.low - k.chunk.k0, smaller_of(row.high - k.chunk.k0, k.chunk.n), bytes,
+                          bias_of(k.q, row, k.chunk, k.s.bias)};
+    double* const checks = k.w.checks ? k.s.checks + 2 * r : nullptr;
+    const bool plain = !k.how.general && k.sign == 1 && !k.w.d_scale && !bytes &&
+                       seen.low <= whole.low && seen.high >= whole.high;
+    if (plain && checks) plain_gradients<true>(k.how, t.known[r], whole, p, d, checks);
+    else if (plain) plain_gradients<false>(k.how, t.known[r], whole, p, d, checks);
+    else
+        gradients(k.how, k.sign, t.known[r], seen, whole, p, d,
+                  k.s.straight ? k.s.straight + r * N : nullptr,
+                  k.w.d_scale ? k.s.d_scale + r : nullptr, checks);
+    for (T* x : {p, d}) {
+        clear(x, whole.low);
+        clear(x + whole.high, N - whole.high);
+    }
+    if (k.w.d_value && t.known[r].special_grad)
+        add_specials(k.w, seen, row, {whole.low, smaller_of(whole.high, k.chunk.n)}, p,
+                     k.s.d_values);
+}
+
+// Weights and gradients of scores of the tile that begins at row r.
+template <class T> static void gradient_tile(BackwardWork<T>& k, RowBlock<T>& t, int64_t r) {
+    constexpr int64_t N = kBlockKeys<T>, P = kPanel<T>;
+    const int64_t height = smaller_of(kTile, t.rows - r);
+    const Visible found = visible_range(k.q, k.s.row + r, height, k.chunk, k.s.bytes, P);
+    T *p = k.s.weights + r * N, *d = k.s.grads + r * N;
+    KeyRange& whole = t.visible[r / kTile];
+    whole = found.keys;
+    if (whole.low >= whole.high) {
+        clear(p, height * N);
+        clear(d, height * N);
+        return;
+    }
+    whole = {whole.low / P * P, padded(whole.high, kLanes<T>)};
+    load_rows(k, t);
+    t.seen_rows = {smaller_of(t.seen_rows.low, r), r + height};
+    t.seen_keys = {smaller_of(t.seen_keys.low, whole.low), larger_of(t.seen_keys.high, whole.high)};
+    const Ahead none[kTile] = {};
+    by_height(height, [&](int64_t at, auto tall) {
+        constexpr int H = decltype(tall)::value;
+        const Rows<T>&x = t.queries, &g = t.grad_rows;
+        scores<T, H, N>(x.at + (r + at) * x.stride, x.stride, k.q.D, k.s.key_panels, whole,
+                        p + at * N, none);
+        if (k.grads)
+            scores<T, H, N>(g.at + (r + at) * g.stride, g.stride, k.q.E, k.s.value_panels, whole,
+                            d + at * N, none);
+    });
+    for (int64_t i = 0; i < height; i++)
+        gradient_row(k, t, r + i, whole, found.bytes ? found.bytes + i * stack_size(k.q) : nullptr);
+}
+
+// dV += Pᵀ dO, dK += dXᵀ Q.
+template <class T> static void sum_over_rows(const BackwardWork<T>& k, const RowBlock<T>& t) {
+    constexpr int64_t N = kBlockKeys<T>;
+    const int64_t low = t.seen_keys.low, count = smaller_of(t.seen_keys.high, k.chunk.n) - low;
+    if (k.w.d_value)
+        accumulate<T, 1, N>(k.s.weights + low, count, t.seen_rows, t.grad_rows.at,
+                            t.grad_rows.stride, k.wide_e, k.s.d_values + low * k.wide_e);
+    if (k.w.d_key)
+        accumulate<T, 1, N>(k.s.grads + low, count, t.seen_rows, t.queries.at, t.queries.stride,
+                            k.wide_d, k.s.d_keys + low * k.wide_d);
+}
+
+// dQ += dX K, and what else is summed over keys.
+template <class T> static void sum_over_keys(const BackwardWork<T>& k, const RowBlock<T>& t) {
+    constexpr int64_t N = kBlockKeys<T>;
+    const T* const straight = k.s.straight ? k.s.straight : k.s.grads;
+    for (int64_t r = 0; r < t.rows; r++) {
+        const KeyRange whole = t.visible[r / kTile];
+        if (whole.low >= whole.high) continue;
+        const KeyRange real = {whole.low, smaller_of(whole.high, k.chunk.n)};
+        if (k.w.d_query && r % kTile == 0)
+            accumulate<T, N, 1>(k.s.grads + r * N, smaller_of(kTile, t.rows - r), real, k.keys.at,
+                                k.keys.stride, k.wide_d, t.d_query + r * k.wide_d);
+        const int64_t n = index_of(k.q, k.s.row[r]);
+        if (k.w.d_bias.data) add_to_bias(k.w, k.s.row[r], k.chunk.k0, real, straight + r * N);
+        if (k.w.d_scale) k.w.d_scale[n] += k.s.d_scale[r];
+        for (int sum = 0; k.w.checks && sum < 2; sum++)
+            k.w.checks[2 * n + sum] += k.s.checks[2 * r + sum];
+    }
+}
+
+// Sums of products with keys or queries, times the scale; −0 becomes +0.
+template <class T> REGARD_INLINE void times_scale(const BackwardWork<T>& k, T* row) {
+    for (int64_t d = 0; d < k.wide_d; d += kLanes<T>)
+        store(row + d, fma(load(row + d), all(T(k.q.scale)), Vec<T>{}));
+}
+
+template <class T> static void finish_queries(BackwardWork<T>& k, const RowBlock<T>& t) {
+    for (int64_t r = 0; r < t.rows; r++) {
+        T* row = t.d_query + r * k.wide_d;
+        times_scale(k, row);
+        k.beyond |= !finite(row, k.wide_d);
+        const Kind kind = k.w.query_kind;
+        if (!k.in_place)
+            store_row(k.w.d_query + index_of(k.q, k.s.row[r]) * k.q.D * size_of(kind), kind, row,
+                      k.q.D);
+    }
+}
+
+template <class T> static void finish_keys(BackwardWork<T>& k) {
+    const Request& q = k.q;
+    for (int64_t j = 0; j < k.chunk.n; j++) {
+        const int64_t to = k.head * q.S + k.chunk.k0 + j;
+        T *d_key = k.s.d_keys + j * k.wide_d, *d_value = k.s.d_values + j * k.wide_e;
+        times_scale(k, d_key);
+        k.beyond |= !finite(d_key, k.wide_d) || !finite(d_value, k.wide_e);
+        const Kind kind = k.w.key_kind, value_kind = k.w.value_kind;
+        if (k.w.d_key) store_row(k.w.d_key + to * q.D * size_of(kind), kind, d_key, q.D);
+        if (k.w.d_value)
+            store_row(k.w.d_value + to * q.E * size_of(value_kind), value_kind, d_value, q.E);
+    }
+}
+
 template <class T>
 static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, char* sums,
                      char* scratch) {
-    BackwardWork<T> k(w, b, g, block, scratch);
-    const Request& q = w.q;
-    const BackwardScratch<T>& s = k.s;
-    constexpr int64_t N = kBlockKeys<T>, R = kBlockRows;
-    const int64_t group = q.H / q.G, each = (q.L + R - 1) / R, all_blocks = group * each;
-    const int64_t head = b * q.G + g;
-    const bool grads = w.d_query || w.d_key || w.d_bias.data || w.d_scale;
-    const bool in_turn = w.d_query || w.d_bias.data || w.d_scale || w.checks;
-    const bool plain = !k.how.general && k.sign == 1 && !w.d_scale && !w.checks;
-    bool beyond = false;
-    clear(s.d_keys, N * k.wide_d);
-    clear(s.d_values, N * k.wide_e);
-    for (int64_t number = 0; number < all_blocks; number++) {
-        if (q.stopped(q.state)) return;
-        const int64_t h = g * group + number / each, first = number % each * R;
-        const int64_t rows = smaller_of(R, q.L - first);
-        const Known<T>* known = (const Known<T>*)w.rows + (b * q.H + h) * q.L + first;
-        T* d_query = (summed_in_place<T>(w) ? (T*)w.d_query + head * group * q.L * q.D : (T*)sums) +
-                     ((number / each) * q.L + first) * k.wide_d;
-        KeyRange visible[(R + kTile - 1) / kTile], seen_rows = {rows, 0}, seen_keys = {N, 0};
-        Rows<T> queries = {}, grad_rows = {};
-        for (int64_t r = 0; r < rows; r++) s.row[r] = row_of(q, b, h, first + r);
-        for (int64_t r = 0; r < rows; r += kTile) {
-            const int64_t height = smaller_of(kTile, rows - r);
-            const Visible found = visible_range(q, s.row + r, height, k.chunk, s.bytes, kPanel<T>);
-            T *p = s.weights + r * N, *d = s.grads + r * N;
-            KeyRange& whole = visible[r / kTile];
-            whole = found.keys;
-            if (whole.low >= whole.high) {
-                clear(p, height * N);
-                clear(d, height * N);
-                continue;
-            }
-            whole = {whole.low / kPanel<T> * kPanel<T>, padded(whole.high, kLanes<T>)};
-            if (!queries.at) {
-                k.pack();
-                bool odd_query = false, odd_grad = false;
-                for (int64_t i = 0; i < rows; i++) {
-                    odd_query |= known[i].special_query;
-                    odd_grad |= known[i].special_grad;
-                }
-                queries = rows_of(q.query, b, h, first, rows, q.D, odd_query, s.queries);
-                grad_rows = rows_of(w.grad_output, b, h, first, rows, q.E, odd_grad, s.grad_rows);
-            }
-            seen_rows = {smaller_of(seen_rows.low, r), r + height};
-            seen_keys = {smaller_of(seen_keys.low, whole.low),
-                         larger_of(seen_keys.high, whole.high)};
-            const Ahead none[kTile] = {};
-            by_height(height, [&](int64_t at, auto tall) {
-                constexpr int H = decltype(tall)::value;
-                scores<T, H, N>(queries.at + (r + at) * queries.stride, queries.stride, q.D,
-                                s.key_panels, whole, p + at * N, none);
-                if (grads)
-                    scores<T, H, N>(grad_rows.at + (r + at) * grad_rows.stride, grad_rows.stride,
-                                    q.E, s.value_panels, whole, d + at * N, none);
-            });
-            for (int64_t i = 0; i < height; i++, p += N, d += N) {
-                const Row& row = s.row[r + i];
-                const Seen<T> seen = {row.low - k.chunk.k0,
-                                      smaller_of(row.high - k.chunk.k0, k.chunk.n),
-                                      found.bytes ? found.bytes + i * stack_size(q) : nullptr,
-                                      bias_of(q, row, k.chunk, s.bias)};
-                if (plain && !seen.bytes && seen.low <= whole.low && seen.high >= whole.high)
-                    plain_gradients(k.how, known[r + i], whole, p, d);
-                else
-                    gradients(k.how, k.sign, known[r + i], seen, whole, p, d,
-                              s.straight ? s.straight + (r + i) * N : nullptr,
-                              w.d_scale ? s.d_scale + r + i : nullptr,
-                              w.checks ? s.checks + 2 * (r + i) : nullptr);
-                for (int64_t j = 0; j < whole.low; j += kLanes<T>) {
-                    store(p + j, Vec<T>{});
-                    store(d + j, Vec<T>{});
-                }
-                for (int64_t j = whole.high; j < N; j += kLanes<T>) {
-                    store(p + j, Vec<T>{});
-                    store(d + j, Vec<T>{});
-                }
-                if (w.d_value && known[r + i].special_grad)
-                    add_specials(w, seen, row, {whole.low, smaller_of(whole.high, k.chunk.n)}, p,
-                                 s.d_values);
-            }
-        }
-        const bool some = seen_rows.low < seen_rows.high;
-        if (some) {
-            const int64_t low = seen_keys.low, count = smaller_of(seen_keys.high, k.chunk.n) - low;
-            if (w.d_value)
-                accumulate<T, 1, N>(s.weights + low, count, seen_rows, grad_rows.at,
-                                    grad_rows.stride, k.wide_e, s.d_values + low * k.wide_e);
-            if (w.d_key)
-                accumulate<T, 1, N>(s.grads + low, count, seen_rows, queries.at, queries.stride,
-                                    k.wide_d, s.d_keys + low * k.wide_d);
-        }
-        const bool last = block + 1 == k.blocks;
-        if (!in_turn || !(some || !block || last)) continue;
-        if (!k.wait(head, number + 1, all_blocks)) return;
-        if (!block && w.d_query) clear(d_query, rows * k.wide_d);
-        for (int64_t r = 0; r < rows && some; r += kTile) {
-            const KeyRange whole = visible[r / kTile];
-            const int64_t height = smaller_of(kTile, rows - r);
-            if (whole.low >= whole.high) continue;
-            const KeyRange real = {whole.low, smaller_of(whole.high, k.chunk.n)};
-            if (w.d_query)
-                accumulate<T, N, 1>(s.grads + r * N, height, real, k.keys.at, k.keys.stride,
-                                    k.wide_d, d_query + r * k.wide_d);
-            for (int64_t i = r; i < r + height; i++) {
-                if (w.d_bias.data)
-                    add_to_bias(w, s.row[i], k.chunk.k0, real,
-                                (s.straight ? s.straight : s.grads) + i * N);
-                if (w.d_scale) w.d_scale[index_of(q, s.row[i])] += s.d_scale[i];
-                for (int n = 0; w.checks && n < 2; n++)
-                    w.checks[2 * index_of(q, s.row[i]) + n] += s.checks[2 * i + n];
-            }
-        }
-        for (int64_t r = 0; last && w.d_query && r < rows; r++) {
-            T* row = d_query + r * k.wide_d;
-            for (int64_t d = 0; d < k.wide_d; d += kLanes<T>)
-                store(row + d, fma(load(row + d), all(T(q.scale)), Vec<T>{}));
-            beyond |= !finite(row, k.wide_d);
-            if (!summed_in_place<T>(w))
-                store_row(w.d_query + index_of(q, s.row[r]) * q.D * size_of(w.query_kind),
-                          w.query_kind, row, q.D);
-        }
-        __atomic_store_n(&w.turns[head * k.blocks + block], number + 1, __ATOMIC_RELEASE);
+    BackwardWork<T> k(w, b, g, block, sums, scratch);
+    clear(k.s.d_keys, kBlockKeys<T> * k.wide_d);
+    clear(k.s.d_values, kBlockKeys<T> * k.wide_e);
+    for (int64_t number = 0; number < k.all_blocks; number++) {
+        if (w.q.stopped(w.q.state)) return;
+        RowBlock<T> t = row_block(k, number);
+        for (int64_t r = 0; r < t.rows; r += kTile) gradient_tile(k, t, r);
+        if (t.some()) sum_over_rows(k, t);
+        // The first block of keys sets each row's sums to zero, the last one ends them.
+        if (!k.in_turn || !(t.some() || !block || k.last())) continue;
+        if (!k.wait(number + 1)) return;
+        if (!block && w.d_query) clear(t.d_query, t.rows * k.wide_d);
+        if (t.some()) sum_over_keys(k, t);
+        if (k.last() && w.d_query) finish_queries(k, t);
+        k.done_with(number + 1);
     }
-    if (in_turn) {
-        if (!k.wait(head, all_blocks, all_blocks)) return;
-        __atomic_store_n(&w.turns[head * k.blocks + block], all_blocks, __ATOMIC_RELEASE);
+    if (k.in_turn) {
+        if (!k.wait(k.all_blocks)) return;
+        k.done_with(k.all_blocks);
     }
-    for (int64_t j = 0; j < k.chunk.n; j++) {
-        const int64_t to = head * q.S + k.chunk.k0 + j;
-        T *d_key = s.d_keys + j * k.wide_d, *d_value = s.d_values + j * k.wide_e;
-        for (int64_t d = 0; d < k.wide_d; d += kLanes<T>)
-            store(d_key + d, fma(load(d_key + d), all(T(q.scale)), Vec<T>{}));
-        if (w.d_key) store_row(w.d_key + to * q.D * size_of(w.key_kind), w.key_kind, d_key, q.D);
-        if (w.d_value)
-            store_row(w.d_value + to * q.E * size_of(w.value_kind), w.value_kind, d_value, q.E);
-    }
-    beyond |= !finite(s.d_keys, N * k.wide_d) || !finite(s.d_values, N * k.wide_e);
-    if (beyond) __atomic_store_n(&w.beyond[head], uint8_t(1), __ATOMIC_RELAXED);
+    finish_keys(k);
+    if (k.beyond) __atomic_store_n(&w.beyond[k.head], uint8_t(1), __ATOMIC_RELAXED);
 }
 
 template <class T> static size_t backward_scratch_bytes(const Backward& w) {
