@@ -719,7 +719,7 @@ def test_pieces_give_the_same_bytes_as_one_call(
     cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("regard.cli.on_disk.PIECE_CELLS", cells)
-    monkeypatch.setattr("regard.compute.kernels.reference.BLOCK_CELLS", 2 * 9)  # blocks of two rows
+    monkeypatch.setattr("regard.compute.evaluation.BLOCK_CELLS", 2 * 9)  # blocks of two rows
     write_arrays(tmp_path)
     succeed(*QKV, "-o", "out.npy", "--weights", "w.npy", "--lse", "lse.npy", *EVERYTHING)
     for found, expected in zip(("out", "w", "lse"), everything_in_one_call(), strict=True):

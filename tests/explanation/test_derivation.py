@@ -974,7 +974,8 @@ def test_zero_keeps_its_sign_from_the_inputs_to_the_text():
 
 def test_every_operation_of_the_textbook_is_met_by_some_designed_problem():
     met = {step.declared.op for design in DESIGNED.values() for step in design().steps.values()}
-    assert met == OPERATIONS.keys()
+    for_gradients = {"row_dot", "softcap_slope", "keep", "at_maximum", "negate"}
+    assert met == OPERATIONS.keys() - for_gradients - {"softmax_gradient", "same"}
     kinds = [
         cell.value
         for design in DESIGNED.values()

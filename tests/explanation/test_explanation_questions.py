@@ -15,7 +15,7 @@ from bounds import assert_within, error_bounds
 from calls import numbers
 from oracle import attend
 from regard import Expectation, Explanation, Problem
-from regard.compute.kernels import reference
+from regard.compute import evaluation
 from regard.masks import Boolean, Causal, Lengths
 from regard.views.json_output import as_data
 
@@ -55,7 +55,7 @@ def coins(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def in_blocks(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
-    monkeypatch.setattr(reference, "BLOCK_CELLS", cells)
+    monkeypatch.setattr(evaluation, "BLOCK_CELLS", cells)
 
 
 # statistics of steps ------------------------------------------------------------------------------
@@ -928,9 +928,9 @@ def test_a_comparison_is_printed_with_the_cell_and_both_numbers():
 def test_plain_data_holds_and_computes_only_the_steps_that_are_named(monkeypatch):
     explanation = regard.explain(*PLAIN)
     asked = []
-    value = reference.Run.value
+    value = evaluation.Run.value
     monkeypatch.setattr(
-        reference.Run, "value", lambda run, name: (asked.append(name), value(run, name))[1]
+        evaluation.Run, "value", lambda run, name: (asked.append(name), value(run, name))[1]
     )
     data = explanation.to_json(["output"])
     assert ([step["name"] for step in data["steps"]], asked) == (["output"], ["output"])
@@ -952,5 +952,5 @@ def test_a_row_is_found_without_listing_all_blocks(monkeypatch):
     in_blocks(monkeypatch, 1)
     explanation = regard.explain(*PLAIN)
     expected = explanation.steps["weights"].value[6, 4]
-    monkeypatch.setattr(reference.Run, "row_blocks", None)
+    monkeypatch.setattr(evaluation.Run, "row_blocks", None)
     assert explanation.why("weights", 6, 4).value == expected

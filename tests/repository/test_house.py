@@ -35,7 +35,7 @@ boundary.arguments compute.native
 boundary.parse compute.visibility
 masks compute.options compute.results
 textbook compute.request
-compute.extended_range
+compute.extended_range compute.evaluation
 compute.gradients compute.softmax problems
 compute.kernels
 compute.dispatch compute.kv_buffers

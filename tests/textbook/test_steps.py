@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from regard.textbook.gradients import backward
 from regard.textbook.operations import OPERATIONS, compute
 from regard.textbook.scalar_check import RECOMPUTE
 from regard.textbook.steps import (
@@ -18,6 +19,7 @@ from regard.textbook.steps import (
     LETTERS,
     Ref,
     Step,
+    letters_of,
     merging,
     projecting,
     textbook,
@@ -27,25 +29,32 @@ READY = frozenset({"queries", "keys", "values"})
 PROJECTED = frozenset({"embeddings", "W_q", "W_k", "W_v"})
 OPTIONS = ("bias", "softcap", "sink")
 # A query head more than there are key heads, and no two axes equally long that may be confused.
-SIZES = {"H": 4, "G": 2, "L": 3, "S": 5, "D": 2, "E": 3, "M": 7, "N": 11, "F": 6}
+SIZES = {"H": 4, "G": 2, "R": 2, "L": 3, "S": 5, "D": 2, "E": 3, "M": 7, "N": 11, "F": 6}
 PACKED = {"HD": ("H", "D"), "GD": ("G", "D"), "GE": ("G", "E"), "HE": ("H", "E")}
 
 # Operations that run along one letter which their cell does not have.
-REDUCING = {"dot", "sum", "max"}
+REDUCING = {"dot", "row_dot", "sum", "max"}
 OPERAND_COUNTS = {
     "given": {0},
     "visible": {0},
     "dot": {2},
+    "row_dot": {2},
     "multiply": {2},
     "softcap": {2},
-    "add": {1, 2},  # lse of an unshifted softmax adds nothing to the logarithm
+    "softcap_slope": {2},
+    "add": {1, 2, 3},  # lse of an unshifted softmax adds nothing to the logarithm
     "select": {2},
+    "keep": {2},
     "max": {1, 2},  # the sink joins
+    "at_maximum": {3},
     "subtract": {2},
     "exp": {1},
     "sum": {1, 2},
     "divide": {2},
     "log": {1},
+    "negate": {1},
+    "softmax_gradient": {3},
+    "same": {1},
     "inverse_root": {1},
     "split": {1},
     "merge": {1},
@@ -87,7 +96,21 @@ def books() -> list[tuple[str, tuple[Step, ...]]]:
             parts.append((f"projecting {sorted(given)}", projecting(given, heads=axes["heads"])))
             united = given & {"embeddings", "W_o", "b_o"}
             parts.append((f"merging {sorted(united)}", merging(united)))
-    return whole + parts
+    return whole + parts + list(backward_books())
+
+
+def backward_books() -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """Textbooks with their backward passes, with respect to all that is given."""
+    for (given, axes), masked, compact in itertools.product(
+        list(origins()), (True, False), (True, False)
+    ):
+        forward = textbook(given | {*OPTIONS}, masked=masked, default_scale=False, **axes)
+        there = names_of(forward)
+        last = next(x for x in ("projected_output", "merged", "output") if x in there)
+        wrt = {step.name for step in forward if step.op == "given"} - {"softcap"}
+        arrives = {last, "lse"} if masked else {last}
+        steps = backward(forward, wrt, arrives, compact=compact)
+        yield f"backward of {sorted(given)} {axes} {masked=} {compact=}", forward + steps
 
 
 class Declared(NamedTuple):
@@ -173,9 +196,9 @@ def test_the_letters_of_one_cell_are_distinct():
 def test_only_dots_sums_and_maxima_run_along_a_letter_and_along_one_only():
     for step, *_ in declarations():
         entries = {entry for ref in step.operands for entry in ref.index}
-        running = entries - set(step.index) - set(INDEX_MAPS)
+        running = {x for entry in entries for x in letters_of(entry)} - set(step.index)
         assert len(running) == (1 if step.op in REDUCING else 0), step
-        if step.op == "dot":  # both factors of every product move together
+        if step.op in ("dot", "row_dot"):  # both factors of every product move together
             assert all(running <= set(ref.index) for ref in step.operands), step
 
 
@@ -188,6 +211,7 @@ def test_every_operand_of_every_cell_lies_inside_its_step():
             for axis, entry in zip(operand.axes, ref.index, strict=True)
             if entry not in INDEX_MAPS and entry not in one.step.index
         }
+        last["r"] = sizes["R"] - 1
         for at in cells(one.step, sizes):
             for ref, operand in zip(one.step.operands, one.operands, strict=True):
                 where = resolved(ref, at | last, sizes)
@@ -210,7 +234,9 @@ def test_a_letter_runs_along_equally_long_axes_wherever_it_stands():
 
 def test_splitting_and_merging_heads_use_every_number_once():
     moving = [one for one in declarations() if one.step.op in ("split", "merge")]
-    assert {one.step.name for one in moving} == {"queries", "keys", "values", "merged"}
+    forward = {"queries", "keys", "values", "merged"}
+    back = {"d_projected_queries", "d_projected_keys", "d_projected_values", "d_output"}
+    assert {one.step.name for one in moving} == forward | back
     for one in moving:
         (ref,), (operand,) = one.step.operands, one.operands
         used = [resolved(ref, at, one.sizes) for at in cells(one.step, one.sizes)]

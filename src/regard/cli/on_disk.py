@@ -19,7 +19,7 @@ from regard.api import attention
 from regard.boundary.arguments import is_float
 from regard.boundary.arrays import Array
 from regard.boundary.files import open_file, write_file
-from regard.compute.kernels.reference import BLOCK_CELLS
+from regard.compute.evaluation import BLOCK_CELLS
 from regard.errors import ProblemError, safe_text
 from regard.problems.schema import about
 

@@ -18,7 +18,7 @@ from regard.boundary.arguments import as_array
 from regard.boundary.arrays import Array
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
-from regard.compute.kernels.reference import Run
+from regard.compute.evaluation import Run
 from regard.compute.request import Request, make_request
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text

@@ -22,7 +22,7 @@ from onnx.reference.op_run import OpRun
 
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
-from regard.compute.kernels.reference import Run
+from regard.compute.evaluation import Run
 from regard.compute.request import Request, make_request
 from regard.errors import OptionError, ShapeError, safe_text
 from regard.masks import Boolean, Lengths, Mask

@@ -17,7 +17,7 @@ from regard.boundary.arguments import as_array, as_int, result_dtype
 from regard.boundary.arrays import Array, lend
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
-from regard.compute.kernels.reference import project, unite
+from regard.compute.evaluation import project, unite
 from regard.compute.request import make_request
 from regard.compute.results import OutputWeights
 from regard.errors import OptionError, ProblemError, ShapeError, naming_shapes

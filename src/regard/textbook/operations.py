@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +40,11 @@ class Operation:
     operands (None: all are). `formula` and `latex` are the right side of a step's formula; a pair
     is for one and for two operands. The other templates write one cell: `lead`, then `names` =
     `numbers`; `latex_numbers`; and `numpy`.
+
+    `adjoint` says how the gradient of the result goes on to each operand, the last entry to all
+    further ones: the operations that make it, each with its operands, which are `d` (the gradient
+    of the result), `y` (the result), `_` (what the operation before made) or an operand's number.
+    An empty entry: the operand is a setting, which has no gradient.
     """
 
     value: Callable[..., Array] | None = None  # None: the numbers come from outside
@@ -51,6 +57,7 @@ class Operation:
     numpy: str = ""
     hidden: float | None = None  # the value of a cell whose key is hidden
     nonzero: int | None = None  # the operand that `numpy` would divide by
+    adjoint: tuple[str, ...] = ("",)
     total: str = ""  # the last line below the terms
     empty: float = 0.0  # the value without any term
     exact: bool = False  # the value is one of the operands
@@ -69,8 +76,15 @@ def _dot(visible: NDArray[np.bool_] | None, a: Array, b: Array) -> Array:
         return np.asarray(a @ b) + np.zeros((), a.dtype)
     # A hidden value that is NaN or infinite is absent, so it must not meet its weight of 0.
     seen = np.broadcast_to(visible, a.shape)
-    special = sum_of_special(seen & (a > 0), seen & ~(a > 0), b)
+    above, below = seen & (a > 0), seen & (a < 0)
+    special = sum_of_special(above, seen & ~above & ~below, b, below)
     return np.asarray(a @ np.where(np.isfinite(b), b, 0)) + special
+
+
+def _dot_of_rows(visible: NDArray[np.bool_] | None, a: Array, b: Array) -> Array:
+    """Each row of a with the same row of b, over visible keys only."""
+    products = a * b
+    return np.asarray((products if visible is None else np.where(visible, products, 0)).sum(-1))
 
 
 def _max(visible: NDArray[np.bool_] | None, cells: Array, *sink: Array) -> Array:
@@ -85,6 +99,12 @@ def _sum(visible: NDArray[np.bool_] | None, cells: Array, *sink: Array) -> Array
 
 def _divide(a: Array, b: Array) -> Array:
     return np.asarray(a / np.where(b == 0, 1, b))  # 0 / 0 → 0
+
+
+def _softcap_slope(x: Array, softcap: Array) -> Array:
+    # 1 − tanh² would cancel where tanh is near 1.
+    e = np.exp(-2 * np.abs(_wide(x) / softcap))
+    return np.asarray(4 * e / np.square(1 + e))
 
 
 def _inverse_root(width: Array) -> Array:
@@ -103,20 +123,33 @@ _COPY = Operation(
     exact=True,
 )
 
+_DOT = Operation(
+    value=_dot,
+    formula="$0·$1",
+    latex="$0 $1",
+    latex_numbers=r"⟨$b0 \cdot $b1| + ⟩",
+    numpy="np.dot([⟨$0|, ⟩], [⟨$1|, ⟩])",
+    hidden=0.0,
+    adjoint=("dot d 1", "dot d 0"),
+    total="sum",
+    overflows=True,
+)
+
 OPERATIONS: dict[str, Operation] = {
     "given": Operation(lead="a given number"),
     "visible": Operation(
         formula="may query i see key j?",
         latex=r"\text{may query } i \text{ see key } j\text{?}",
     ),
-    "dot": Operation(
-        value=_dot,
-        formula="$0·$1",
-        latex="$0 $1",
-        latex_numbers=r"⟨$b0 \cdot $b1| + ⟩",
-        numpy="np.dot([⟨$0|, ⟩], [⟨$1|, ⟩])",
-        total="sum",
-        overflows=True,
+    # Every row of the first operand with every column of the second.
+    "dot": _DOT,
+    # Every row of the first operand with the same row of the second.
+    "row_dot": replace(
+        _DOT,
+        value=_dot_of_rows,
+        formula="Σ_$k0 $0·$1",
+        latex=r"\sum_$k0 $0 \cdot $1",
+        adjoint=("multiply d 1", "multiply d 0"),
     ),
     "multiply": Operation(
         value=np.multiply,
@@ -126,6 +159,8 @@ OPERATIONS: dict[str, Operation] = {
         numbers="$0 × $1",
         latex_numbers=r"$b0 \cdot $b1",
         numpy="$0 * $1",
+        hidden=0.0,
+        adjoint=("multiply d 1", "multiply d 0"),
         overflows=True,
     ),
     "softcap": Operation(
@@ -136,15 +171,27 @@ OPERATIONS: dict[str, Operation] = {
         numbers="$1 × tanh($0 / $1)",
         latex_numbers=r"$1 \tanh\left($0 / $1\right)",
         numpy="$1 * np.tanh($0 / $1)",
+        adjoint=("softcap_slope 0 1, multiply d _", ""),
+    ),
+    "softcap_slope": Operation(
+        value=_softcap_slope,
+        formula="1 − tanh²($0 / $1)",
+        latex=r"1 - \tanh^2($0 / $1)",
+        names="1 − tanh²($n0 / c)",
+        numbers="1 − tanh²($0 / $1)",
+        latex_numbers=r"1 - \tanh^2\left($0 / $1\right)",
+        numpy="1 / np.cosh($0 / $1) ** 2",
+        hidden=0.0,
     ),
     "add": Operation(
-        value=lambda a, *b: a + b[0] if b else a,
+        value=lambda *x: reduce(np.add, x),
         formula="⟨$0| + ⟩",
         latex="⟨$0| + ⟩",
         names="⟨$n0| + ⟩",
         numbers="⟨$0| + ⟩",
         latex_numbers="⟨$b0| + ⟩",
         numpy="⟨$0| + ⟩",
+        adjoint=("same d",),
         overflows=True,
     ),
     "select": Operation(
@@ -156,6 +203,19 @@ OPERATIONS: dict[str, Operation] = {
         numbers="$1",
         latex_numbers="$1",
         numpy="np.where(True, $1, -np.inf)",
+        adjoint=("", "keep 0 d"),
+        exact=True,
+    ),
+    "keep": Operation(
+        value=lambda visible, x: np.where(visible, x, 0.0),
+        formula="$1 where visible, else 0",
+        latex=r"$1 \text{ where visible, else } 0",
+        lead="visible, so ",
+        names="$n1",
+        numbers="$1",
+        latex_numbers="$1",
+        numpy="np.where(True, $1, 0.0)",
+        adjoint=("", "keep 0 d"),
         exact=True,
     ),
     "max": Operation(
@@ -164,8 +224,20 @@ OPERATIONS: dict[str, Operation] = {
         latex=(r"\max_$k0 $0", r"\max(\max_$k0 $0, $1)"),
         latex_numbers=r"\max\left(⟨$0|, ⟩\right)",
         numpy="np.max([⟨$0|, ⟩], initial=-np.inf)",
+        adjoint=("at_maximum d 0 y", "at_maximum d 1 y"),
         total="largest",
         empty=-np.inf,
+        exact=True,
+    ),
+    "at_maximum": Operation(
+        value=lambda d, x, maximum: np.where(x == maximum, d, 0.0),
+        formula="$0 where $1 = $2, else 0",
+        latex=r"$0 \text{ where } $1 = $2 \text{, else } 0",
+        names="$n0 where $n1 = $n2",
+        numbers="$0 where $1 = $2, else 0",
+        latex_numbers=r"$0 \text{ where } $1 = $2 \text{, else } 0",
+        numpy="np.where($1 == $2, $0, 0.0)",
+        hidden=0.0,
         exact=True,
     ),
     "subtract": Operation(
@@ -177,6 +249,7 @@ OPERATIONS: dict[str, Operation] = {
         latex_numbers="$0 - $b1",
         numpy="$0 - $1",
         hidden=-np.inf,
+        adjoint=("same d", "negate d"),
         overflows=True,
     ),
     "exp": Operation(
@@ -188,6 +261,7 @@ OPERATIONS: dict[str, Operation] = {
         latex_numbers=r"\exp\left($0\right)",
         numpy="np.exp($0)",
         hidden=0.0,
+        adjoint=("multiply d y",),
         overflows=True,
     ),
     "sum": Operation(
@@ -196,6 +270,7 @@ OPERATIONS: dict[str, Operation] = {
         latex=(r"\sum_$k0 $0", r"\sum_$k0 $0 + $1"),
         latex_numbers="⟨$b0| + ⟩",
         numpy="np.sum([⟨$0|, ⟩])",
+        adjoint=("same d",),
         total="sum",
         overflows=True,
     ),
@@ -208,6 +283,7 @@ OPERATIONS: dict[str, Operation] = {
         latex_numbers=r"\frac{$0}{$1}",
         numpy="$0 / $1",
         hidden=0.0,
+        adjoint=("divide d 1", "multiply d y, divide _ 1, negate _"),
         nonzero=1,
     ),
     "log": Operation(
@@ -218,6 +294,30 @@ OPERATIONS: dict[str, Operation] = {
         numbers="ln($0)",
         latex_numbers=r"\ln\left($0\right)",
         numpy="np.log($0)",
+        adjoint=("divide d 0",),
+    ),
+    "negate": Operation(
+        value=np.negative,
+        formula="−$0",
+        latex="-$0",
+        names="−$n0",
+        numbers="−$b0",
+        latex_numbers="-$b0",
+        numpy="-$0",
+        hidden=0.0,
+        adjoint=("negate d",),
+    ),
+    # The adjoint of a whole softmax: from the weights, their gradient and δ.
+    "softmax_gradient": Operation(
+        value=lambda weights, d_weights, delta: weights * (d_weights - delta),
+        formula="$0·($1 − $2)",
+        latex=r"$0 \cdot ($1 - $2)",
+        names="$n0 · ($n1 − $n2)",
+        numbers="$0 × ($1 − $b2)",
+        latex_numbers=r"$b0 \cdot \left($1 - $b2\right)",
+        numpy="$0 * ($1 - $2)",
+        hidden=0.0,
+        overflows=True,
     ),
     "inverse_root": Operation(
         value=_inverse_root,
@@ -229,10 +329,19 @@ OPERATIONS: dict[str, Operation] = {
         numpy="1 / np.sqrt($0)",
         nonzero=0,
     ),
+    "same": replace(_COPY, formula="$0", latex="$0", hidden=0.0, adjoint=("same d",)),
     "split": replace(
-        _COPY, formula="$0 split into $a0 heads of width $a2", latex=r"\mathrm{split}($0)"
+        _COPY,
+        formula="$0 split into $a0 heads of width $a2",
+        latex=r"\mathrm{split}($0)",
+        adjoint=("merge d",),
     ),
-    "merge": replace(_COPY, formula="the heads of $0 side by side", latex=r"\mathrm{merge}($0)"),
+    "merge": replace(
+        _COPY,
+        formula="the heads of $0 side by side",
+        latex=r"\mathrm{merge}($0)",
+        adjoint=("split d",),
+    ),
 }
 
 _PLACE = re.compile(r"⟨([^|]*)\|([^⟩]*)⟩|\$([a-z]?)(\d)")
@@ -274,41 +383,61 @@ def compute(
     operation = OPERATIONS[op]
     if operation.value is None:
         raise NotImplementedError(op)
-    arrays = [_aligned(array, own, letters, place) for place, (array, own) in enumerate(operands)]
+    running = next((one for _, own in operands for one in own if one not in letters), "")
+    seen = None if visible is None else (visible, ("i", "j")[-visible.ndim :])
     with np.errstate(all="ignore"):  # NaN and infinity are results here, not accidents
-        if operation.total:
-            result = operation.value(visible, *arrays)
+        if running:
+            counted = None
+            if seen and running in seen[1]:
+                rest = tuple(letter for letter in seen[1] if letter != running)
+                counted = _aligned(*seen, rest, running)
+            result = operation.value(counted, *_along(op, letters, running, operands))
         else:
-            result = operation.value(*arrays)
-            if visible is not None and operation.hidden is not None:
-                result = np.where(visible, result, operation.hidden)
+            result = operation.value(*(_aligned(*one, letters) for one in operands))
+        if seen and running not in seen[1] and operation.hidden is not None:
+            result = np.where(_aligned(*seen, letters), result, operation.hidden)
         if letters:
             result = np.asarray(result).astype(dtype, copy=False)
     return np.asarray(result)  # one number for the whole call keeps its own precision
 
 
-def _aligned(array: Array, own: tuple[str, ...], letters: tuple[str, ...], place: int) -> Array:
-    """`array` with an axis of size 1 for every letter of the step that it does not have.
+def _aligned(
+    array: Array, own: tuple[str, ...], letters: tuple[str, ...], running: str = ""
+) -> Array:
+    """`array` with the axes `letters`, of size 1 where it has none, and last the running one."""
+    wanted = (*letters, running) if running in own else letters
+    array = array.transpose([own.index(letter) for letter in wanted if letter in own])
+    return array[tuple(slice(None) if letter in own else None for letter in wanted)]
 
-    An operand that the operation runs along keeps its axes, that one last in the first operand
-    and first in the second.
-    """
-    if not set(own) <= set(letters):
-        return array.T if place and own[-1] not in letters else array
-    return array[tuple(slice(None) if letter in own else None for letter in letters)]
+
+def _along(
+    op: str,
+    letters: tuple[str, ...],
+    running: str,
+    operands: Sequence[tuple[Array, tuple[str, ...]]],
+) -> list[Array]:
+    """The operands with the axis `running` last; of a product's second factor it is first."""
+    if op != "dot":
+        return [_aligned(*one, letters, running) for one in operands]
+    (a, own), (b, other) = operands
+    return [a if own[-1] == running else a.T, b if other[0] == running else b.T]
 
 
 def sum_of_special(
-    counted: NDArray[np.bool_], lost: NDArray[np.bool_], values: Array
+    counted: NDArray[np.bool_],
+    lost: NDArray[np.bool_],
+    values: Array,
+    taken: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
     """What NaN and infinite values (S, E) add to rows (L, S); 0 where there are none.
 
-    A row adds the values of the keys that it counts, and NaN for those of the keys that it lost:
-    0 · ∞ is NaN, and so is ∞ − ∞.
+    A row adds the values of the keys that it counts, subtracts those of the keys that are `taken`
+    from it, and adds NaN for those of the keys that it lost: 0 · ∞ is NaN, and so is ∞ − ∞.
     """
     special = ~np.isfinite(values)
     keys = np.flatnonzero(special.any(axis=-1))
     counted, lost = counted[..., keys], lost[..., keys]
+    taken = np.zeros_like(counted) if taken is None else taken[..., keys]
     values, special = values[keys], special[keys]
 
     def met(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -316,6 +445,6 @@ def sum_of_special(
             return np.zeros((*rows.shape[:-1], cells.shape[-1]), np.bool_)
         return np.asarray(rows.astype(np.float32) @ cells.astype(np.float32) > 0)
 
-    up, down = met(counted, values == np.inf), met(counted, values == -np.inf)
-    nan = met(counted, np.isnan(values)) | met(lost, special) | (up & down)
+    up, down = (met(counted, values == x) | met(taken, values == -x) for x in (np.inf, -np.inf))
+    nan = met(counted | taken, np.isnan(values)) | met(lost, special) | (up & down)
     return np.where(nan, np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))

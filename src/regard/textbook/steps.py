@@ -7,7 +7,8 @@ not know arrays' origin, labels or views.
 
 The shape alphabet: H query heads, G key heads, L queries, S keys, D key width, E value width,
 M and N embedding widths of the queries' and the keys' side, HD, GD, GE, HE the packed widths of
-all heads side by side, F the width of the projected output. The textbook describes one batch
+all heads side by side, F the width of the projected output, R = H / G the query heads of a key
+head. The textbook describes one batch
 element: it does not know leading batch axes.
 """
 
@@ -35,6 +36,7 @@ LETTERS = {
     "GD": "c",
     "GE": "c",
     "HE": "c",
+    "R": "r",
 }
 
 # Every way in which an operand's index follows from a cell's, besides the letter itself.
@@ -45,10 +47,20 @@ INDEX_MAPS: dict[str, Callable[[Mapping[str, int], Mapping[str, int]], int]] = {
     "g*E+e": lambda at, size: at["g"] * size["E"] + at["e"],
     "c//E": lambda at, size: at["c"] // size["E"],
     "c%E": lambda at, size: at["c"] % size["E"],
+    # Those below are for gradients alone.
+    "h*E+e": lambda at, size: at["h"] * size["E"] + at["e"],
+    "c//D": lambda at, size: at["c"] // size["D"],
+    "c%D": lambda at, size: at["c"] % size["D"],
+    "g*R+r": lambda at, size: at["g"] * size["R"] + at["r"],
 }
 
 # What a call from embeddings may be given, in the order of the steps.
 PROJECTED = ("embeddings", "context", "W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
+
+
+def letters_of(entry: str) -> list[str]:
+    """The letters that an entry of an index is made of."""
+    return [character for character in entry if character.islower()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +98,9 @@ class Step:
     @property
     def running(self) -> str:
         """The letter that a dot, a sum or a maximum runs along; "" where nothing runs."""
-        own = {*self.index, *INDEX_MAPS}
-        return next((one for ref in self.operands for one in ref.index if one not in own), "")
+        entries = (entry for ref in self.operands for entry in ref.index)
+        letters = (letter for entry in entries for letter in letters_of(entry))
+        return next((letter for letter in letters if letter not in self.index), "")
 
     @property
     def formula(self) -> str:
@@ -107,15 +120,24 @@ class Step:
         if self.op == "given":
             return self.latex_symbol
         symbols = [ref.latex_symbol for ref in self.operands]
+        if self.op == "dot":  # room for the sign of a transposed matrix beside a star
+            symbols = [f"{{{one}}}" if "^" in one else one for one in symbols]
         right = self._filled(OPERATIONS[self.op].latex, symbols, r"^{\top}")
         return f"{self.latex_symbol} = {right}"
 
     def _filled(self, template: str | tuple[str, str], symbols: list[str], transposed: str) -> str:
         if isinstance(template, tuple):
             template = template[len(symbols) - 1]
-        # A product runs along the columns of its first operand and the rows of its second.
-        if self.op == "dot" and self.operands[1].index[-1] == self.running:
-            symbols[1] += transposed
+        if self.op == "dot":
+            first, second = (
+                [letter for letter in ref.index if letter not in ("h", "g", *INDEX_MAPS)]
+                for ref in self.operands
+            )
+            # A product runs along the columns of its first operand and the rows of its second.
+            if len(first) == 2 and first[0] == self.running:
+                symbols[0] += transposed
+            if len(second) == 2 and second[1] == self.running:
+                symbols[1] += transposed
 
         def word(kind: str, number: int) -> str:
             return {"": symbols, "a": self.axes, "k": self.running}[kind][number]

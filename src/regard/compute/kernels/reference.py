@@ -1,39 +1,31 @@
-"""The reference kernel: runs the textbook's steps in order, in NumPy.
+"""The reference kernel: evaluates the textbook's steps, forward and backward, in NumPy.
 
-Owns the evaluation of declared steps: block by block (some rows of one head), on demand, so that
-one row of a long call costs one block. Can keep every intermediate, which is what an explanation
-reads. Must not know any formula: the textbook has those.
+Owns what happens where numbers leave the range of the working dtype. Must not know any formula:
+the textbook has those.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary.arguments import round_once
 from regard.boundary.arrays import Array
+from regard.compute.evaluation import Run
 from regard.compute.extended_range import HeadInFloat64, extended_range_rows
 from regard.compute.request import Request, Result
-from regard.compute.visibility import Block, Mask
-from regard.textbook.operations import compute
-from regard.textbook.steps import LETTERS, Ref, Step, merging, projecting, textbook
+from regard.textbook.gradients import backward
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from regard.compute.gradients import GradientRequest
 
-Rows = range | tuple[int, ...]
 
 name = "reference"
-
-# Cells of one block of scores: half a MiB in float64, so that a handful of steps stay in cache.
-BLOCK_CELLS = 2**16
-# What a run may keep of what it has computed before it starts to forget.
-KEPT_BYTES = 2**28
 
 
 def status() -> str:
@@ -68,7 +60,9 @@ def run(request: Request) -> Result:
                     array = results[step]
                     assert array is not None
                     with np.errstate(all="ignore"):
-                        array[(*batch, head)][rows.start : rows.stop] = _once(block, array.dtype)
+                        array[(*batch, head)][rows.start : rows.stop] = round_once(
+                            block, array.dtype
+                        )
                 working.forget()
     if request.out is not None:
         request.out[...] = request.natural(output)
@@ -77,22 +71,6 @@ def run(request: Request) -> Result:
         weights=None if weights is None else request.natural(weights),
         lse=None if lse is None else request.natural(lse),
     )
-
-
-def _once(block: Array, dtype: np.dtype[Any]) -> Array:
-    """A block on its way to another dtype, such that it is rounded once.
-
-    NumPy and ml_dtypes take float64 to a half type by way of float32. Numbers that are inexact
-    there end in an odd bit, so that rounding again gives what rounding once would have.
-    """
-    if dtype.itemsize != 2 or block.dtype == np.float32:
-        return block
-    wide = block.astype(np.float64)
-    near = wide.astype(np.float32)
-    bits = near.view(np.uint32)
-    inexact = np.isfinite(wide) & (near != wide)
-    odd = (bits - (np.abs(near) > np.abs(wide)).astype(np.uint32)) | np.uint32(1)
-    return np.where(inexact, odd, bits).view(np.float32)
 
 
 def _redo(
@@ -108,14 +86,7 @@ def _redo(
     that are not finite.
     """
     batch, head, rows = at
-    finite = np.isfinite(working.block("scaled", batch, head, rows))
-    if request.bias is not None:
-        finite &= np.isfinite(working.block("biased", batch, head, rows))
-    seen: NDArray[np.bool_] = np.ones(finite.shape, np.bool_)
-    if request.rules is not None:
-        seen = working.block("visible", batch, head, rows)
-    broken = np.asarray((seen & ~finite).any(axis=-1))
-    broken |= ~np.isfinite(working.block("weights", batch, head, rows)).all(axis=-1)
+    broken, seen = _broken_rows(working, request, batch, head, rows)
     redone = broken | ~np.isfinite(blocks["output"]).all(axis=-1)
     if not redone.any():
         return
@@ -130,264 +101,211 @@ def _redo(
         blocks[step][redone] = np.where(again, fresh[step], old)
 
 
-def project(inputs: Mapping[str, Array], heads: Mapping[str, int], dtype: np.dtype[Any]) -> Run:
-    """A run of the steps from embeddings to queries, keys and values."""
-    lead = inputs["embeddings"].shape[:-2]
-    return Run(projecting(set(inputs)), inputs, heads, lead=lead, dtype=dtype)
+def _broken_rows(
+    working: Run, request: Request, batch: tuple[int, ...], head: int, rows: range
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """In which rows a number that the softmax sees left the range of the dtype; what is seen."""
+    finite = np.isfinite(working.block("scaled", batch, head, rows))
+    if request.bias is not None:
+        finite &= np.isfinite(working.block("biased", batch, head, rows))
+    seen: NDArray[np.bool_] = np.ones(finite.shape, np.bool_)
+    if request.rules is not None:
+        seen = working.block("visible", batch, head, rows)
+    broken = np.asarray((seen & ~finite).any(axis=-1))
+    broken |= ~np.isfinite(working.block("weights", batch, head, rows)).all(axis=-1)
+    return broken, seen
 
 
-def unite(inputs: Mapping[str, Array], dtype: np.dtype[Any]) -> Run:
-    """A run of the steps from every head's output to the projected output."""
-    output = inputs["output"]
-    steps = merging(set(inputs))
-    return Run(steps, inputs, {}, lead=output.shape[:-3], dtype=dtype)
+# --- gradients -----------------------------------------------------------------------------------
+
+# The steps whose gradients a call may ask for, and the backward step of one head.
+_STEPS = {
+    "query": ("queries", "d_queries"),
+    "key": ("keys", "d_keys_by_head"),
+    "value": ("values", "d_values_by_head"),
+    "bias": ("bias", "d_bias"),
+    "sink": ("sink", "d_sink"),
+    "scale": ("scale", "d_scale_by_head"),
+}
 
 
-class Run:
-    """Declared steps over given arrays, evaluated block by block when asked.
+def gradients(call: GradientRequest) -> dict[str, Array]:
+    """The gradients by the textbook's backward steps, head by head, in ascending order.
 
-    A block is some rows of one head of one batch element: an array with the step's axes without
-    H and G, and with L restricted to those rows.
+    A head whose numbers leave the range of the working dtype is computed again in float64.
     """
-
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        inputs: Mapping[str, Array],
-        heads: Mapping[str, int],
-        *,
-        dtype: np.dtype[Any],
-        lead: tuple[int, ...] = (),
-        rules: Mask | None = None,
-        offset: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.steps = {step.name: step for step in steps}
-        self.inputs = inputs
-        self.lead = lead
-        self.rules = rules
-        self.offset = np.zeros(lead, np.int64) if offset is None else offset
-        self.dtype = dtype
-        self.sizes = _sizes(steps, inputs, heads)
-        self._kept: dict[tuple[Any, ...], Array] = {}
-        self._kept_bytes = 0
-
-    @classmethod
-    def of_request(
-        cls,
-        request: Request,
-        dtype: np.dtype[Any],
-        given: Mapping[str, Array] | None = None,
-        heads: Mapping[str, int] = MappingProxyType({}),
-        *,
-        natural: bool = False,
-        softmax: Literal["shifted", "unshifted"] = "shifted",
-    ) -> Run:
-        """The run of a checked call, from its arrays or from those `given` that make them.
-
-        With `natural` the arrays have only the axes that the caller gave them.
-        """
-        has_heads, has_rows = (not natural or own for own in (request.has_heads, request.has_rows))
-        shaped = request.natural if natural else lambda array, rows=True: array
-        inputs: dict[str, Array] = dict(given or {}) or {
-            "queries": shaped(request.query),
-            "keys": shaped(request.key, rows=False),
-            "values": shaped(request.value, rows=False),
+    request = call.request
+    heads, groups = request.shape[-3], request.key.shape[-3]
+    wide = np.dtype(np.float64)
+    made = {name: np.zeros(call.whole(name), wide) for name in call.wrt - {"scale"}}
+    made |= {"scale": np.zeros((), wide)} if "scale" in call.wrt else {}
+    left = None if call.output is None else np.zeros((*request.shape[:-1], 2))
+    again = lru_cache(maxsize=1)(partial(_wide_run, call))
+    working = _backward_run(call, request.accumulator)
+    for batch in np.ndindex(*request.lead):
+        for head in range(heads):
+            found, whole = _of_head(working, call, batch, head, left=left)
+            if not whole or not all(np.isfinite(one).all() for one in found.values()):
+                run, power = again()
+                own = HeadInFloat64(request, batch, head)
+                found, _ = _of_head(run, call, batch, head, own=own)
+                found = {name: np.ldexp(one, power) for name, one in found.items()}
+            at = {"key": (*batch, head // (heads // groups)), "scale": ()}
+            at["value"] = at["key"]
+            for name, one in found.items():
+                where = at.get(name, (*batch, head))
+                if name == "bias":
+                    sizes = made["bias"].shape
+                    where = tuple(
+                        n if size > 1 else 0 for n, size in zip(where, sizes[:-2], strict=True)
+                    )
+                with np.errstate(all="ignore"):
+                    made[name][where] += one
+    if left is not None:
+        call.check_given(left)
+    with np.errstate(all="ignore"):
+        return {
+            name: array
+            if name in ("bias", "sink", "scale")
+            else round_once(array, call.dtype(name)).astype(call.dtype(name), copy=False)
+            for name, array in made.items()
         }
-        numbers = {
-            "width": request.query.shape[-1] if request.scale is None else None,
-            "scale": request.scale,
-            "softcap": request.softcap,
-        }
-        inputs |= {name: np.asarray(float(n)) for name, n in numbers.items() if n is not None}
-        if request.bias is not None:
-            inputs["bias"] = shaped(np.broadcast_to(request.bias, request.shape))
-        if request.sink is not None:
-            inputs["sink"] = request.sink if has_heads else request.sink[..., 0]
-        steps = textbook(
-            set(inputs),
-            heads=has_heads,
-            rows=has_rows,
-            masked=request.rules is not None,
-            softmax=softmax,
-            default_scale=request.scale is None,
-        )
-        return cls(
-            steps,
-            inputs,
-            heads,
-            dtype=dtype,
-            lead=request.lead,
-            rules=request.rules,
-            offset=request.offset,
-        )
 
-    def row_blocks(self) -> list[range]:
-        """The rows cut into blocks, anchored at row 0 whichever rows are asked for."""
-        rows, length = self.sizes.get("L", 1), self._block_length()
-        return [range(start, min(start + length, rows)) for start in range(0, rows, length)]
 
-    def _block_length(self) -> int:
-        return max(1, BLOCK_CELLS // max(self.sizes.get("S", 1), 1))
+def _backward_run(call: GradientRequest, dtype: np.dtype[Any], power: int = 0) -> Run:
+    """The forward and the backward steps of a call, its gradients divided by 2^power."""
+    forward = Run.of_request(call.request, dtype)
+    arrives: dict[str, Array] = {"d_output": call.grad_output}
+    if call.grad_lse is not None:
+        arrives["d_lse"] = call.grad_lse
+    if power:
+        arrives = {name: np.ldexp(x.astype(np.float64), -power) for name, x in arrives.items()}
+    steps = backward(
+        tuple(forward.steps.values()),
+        {_STEPS[name][0] for name in call.wrt},
+        {name.removeprefix("d_") for name in arrives},
+    )
+    return forward.continued(steps, arrives)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a step's whole value, leading axes included."""
-        own = tuple(self.sizes[axis] for axis in self.steps[name].axes)
-        return (*(self.lead if self._batched(name) else ()), *own)
 
-    def value(self, name: str) -> Array:
-        """A step's whole value, put together from its blocks."""
-        step = self.steps[name]
-        dtype = np.dtype(np.bool_) if step.op == "visible" else self.dtype
-        whole = np.empty(self.shape(name), dtype)
-        lead = self.lead if self._batched(name) else ()
-        head_axis = next((axis for axis in ("H", "G") if axis in step.axes), None)
-        blocks = self.row_blocks() if "L" in step.axes else [range(1)]
-        for batch in np.ndindex(*lead):
-            for head in range(self.sizes[head_axis] if head_axis else 1):
-                for rows in blocks:
-                    block = self.block(name, batch, head, rows)
-                    at = (*batch, head) if head_axis else batch
-                    target = whole[(*at, ...)]  # a view, of a single number too
-                    if "L" in step.axes:
-                        target[rows.start : rows.stop] = block
-                    else:
-                        target[...] = block
-        return whole
+def _of_head(
+    run: Run,
+    call: GradientRequest,
+    batch: tuple[int, ...],
+    head: int,
+    *,
+    left: Array | None = None,
+    own: HeadInFloat64 | None = None,
+) -> tuple[dict[str, Array], bool]:
+    """What one head adds to each gradient, and whether all logits that are seen are finite.
 
-    def row(self, name: str, batch: tuple[int, ...], head: int, row: int) -> Array:
-        """One row of a step with an L axis; without one, the block itself."""
-        if "L" not in self.steps[name].axes:
-            return self.block(name, batch, head, range(1))
-        length = self._block_length()
-        start = row - row % length
-        rows = range(start, min(start + length, self.sizes["L"]))
-        return np.asarray(self.block(name, batch, head, rows)[row - start])
-
-    def block(self, name: str, batch: tuple[int, ...], head: int, rows: Rows | None) -> Array:
-        """Some rows of one head (a key head for a step with axis G); None: all rows."""
-        step = self.steps[name]
-        key = (
-            name,
-            batch if self._batched(name) else (),
-            head if {"H", "G"} & set(step.axes) else 0,
-            rows if "L" in step.axes or step.op == "visible" else None,
-        )
-        block = self._kept.get(key)
-        if block is None:
-            block = self._compute(step, batch, head, rows)
-            if self._kept_bytes > KEPT_BYTES:
-                self.forget()
-            self._kept[key] = block
-            self._kept_bytes += block.nbytes
-        return block
-
-    def forget(self) -> None:
-        """Drop what was computed; it is computed again when asked for."""
-        self._kept.clear()
-        self._kept_bytes = 0
-
-    def _compute(self, step: Step, batch: tuple[int, ...], head: int, rows: Rows | None) -> Array:
-        match step.op:
-            case "given":
-                return self._given_block(step, batch, head, rows)
-            case "visible":
-                return self._visible(step, batch, head, rows)
-            case "split":
-                width = self.sizes[step.axes[-1]]
-                packed = self._operand(step, step.operands[0], batch, head, rows)
-                return packed[..., head * width : (head + 1) * width]
-            case "merge":
-                own = step.operands[0].step
-                heads = range(self.sizes["H"])
-                return np.concatenate([self.block(own, batch, h, rows) for h in heads], axis=-1)
-        letters = tuple(LETTERS[axis] for axis in step.axes if axis not in ("H", "G"))
-        operands = [
-            (self._operand(step, ref, batch, head, rows), self._letters(ref))
-            for ref in step.operands
-        ]
-        visible = None
-        if step.over == "visible":
-            visible = self._visible(self.steps["visible"], batch, head, rows)
-        block = compute(step.op, letters, operands, visible, self.dtype)
-        # Operands that are the same for every row give one row; the block has them all.
-        count = self.sizes.get("L", 1) if rows is None else len(rows)
-        shape = [
-            count if axis == "L" else self.sizes[axis]
-            for axis in step.axes
-            if axis not in ("H", "G")
-        ]
-        return np.broadcast_to(block, shape)
-
-    def _letters(self, ref: Ref) -> tuple[str, ...]:
-        axes = self.steps[ref.step].axes
-        return tuple(
-            letter for letter, axis in zip(ref.index, axes, strict=True) if axis not in ("H", "G")
-        )
-
-    def _operand(
-        self, step: Step, ref: Ref, batch: tuple[int, ...], head: int, rows: Rows | None
-    ) -> Array:
-        """The block of an operand that belongs to a block of `step`."""
-        axes = self.steps[ref.step].axes
-        index = dict(zip(axes, ref.index, strict=True))
-        if index.get("G", "").startswith("h"):
-            head = head // (self.sizes["H"] // self.sizes["G"])
-        # Keys made from the same embeddings as the queries (index j on the axis L): all rows.
-        if index.get("L") == "j":
-            rows = None
-        return self.block(ref.step, batch, head, rows)
-
-    def _given_block(
-        self, step: Step, batch: tuple[int, ...], head: int, rows: Rows | None
-    ) -> Array:
-        array = self.inputs[step.name]
-        if array.ndim > len(step.axes):
-            array = array[batch]
-        for axis in ("H", "G"):
-            if axis in step.axes:
-                array = array[head]
-        if "L" in step.axes and rows is not None:
-            array = array[rows.start : rows.stop] if isinstance(rows, range) else array[list(rows)]
-        if not step.axes:
-            return np.asarray(array)  # a scalar keeps its own precision
+    With `own`, rows of which some are not have the weights that logits of any size give.
+    """
+    request = call.request
+    totals = {step.name: np.zeros(()) for step in run.steps.values() if step.running == "i"}
+    found: dict[str, Array] = {}
+    by_row = {name: _STEPS[name][1] for name in ("query", "bias") if name in call.wrt}
+    if "query" in by_row:
+        found["query"] = np.zeros(request.query.shape[-2:])
+    if "bias" in by_row:
+        found["bias"] = np.zeros(call.whole("bias")[-2:])
+    whole = True
+    for rows in run.row_blocks():
+        broken, seen = _broken_rows(run, request, batch, head, rows)
+        whole = whole and not broken.any()
+        if own is not None:
+            _extend(run, own, rows, broken, seen)
+        here = slice(rows.start, rows.stop)
         with np.errstate(all="ignore"):
-            # Contiguous and aligned: the caller's memory layout must not choose the order of sums.
-            return np.require(array, self.dtype, ("C", "A"))
-
-    def _visible(self, step: Step, batch: tuple[int, ...], head: int, rows: Rows | None) -> Array:
-        queries, keys = self.sizes.get("L", 1), self.sizes["S"]
-        assert self.rules is not None
-        asked = np.asarray(rows if "L" in step.axes else (0,), dtype=np.int64)
-        shape = (*self.lead, self.sizes.get("H", 1), queries, keys)
-        at = Block(shape, batch, head, asked, int(self.offset[batch]))
-        cells = np.broadcast_to(self.rules.block(at), (len(asked), keys))
-        return cells if "L" in step.axes else cells[0]
-
-    def _batched(self, name: str) -> bool:
-        """Whether a step's value has the leading axes: weight matrices, for one, do not."""
-        if not self.lead:
-            return False
-        step = self.steps[name]
-        if step.op == "given":
-            return self.inputs[name].ndim > len(step.axes)
-        return step.op == "visible" or any(self._batched(ref.step) for ref in step.operands)
+            for name in totals:
+                totals[name] = totals[name] + run.part(run.steps[name], batch, head, rows)
+            for name, step in by_row.items():
+                block = run.block(step, batch, head, rows).astype(np.float64)
+                if name == "query":
+                    found[name][here] = block
+                else:
+                    _add_rows(found[name], block, here)
+        if left is not None:
+            left[(*batch, head)][here] = _left(run, call, batch, head, rows)
+        run.forget()
+    for name, total in totals.items():
+        run.keep(name, batch, head, None, total)
+    for name in call.wrt - by_row.keys():
+        found[name] = np.asarray(run.block(_STEPS[name][1], batch, head, None), np.float64)
+    run.forget()
+    return found, whole
 
 
-def _sizes(
-    steps: Sequence[Step], inputs: Mapping[str, Array], heads: Mapping[str, int]
-) -> dict[str, int]:
-    """How long each axis is, from the given arrays and the stated numbers of heads."""
-    sizes = dict(heads)
-    for step in steps:
-        if step.op == "given":
-            shape = inputs[step.name].shape
-            sizes.update(zip(step.axes, shape[len(shape) - len(step.axes) :], strict=True))
-    for packed, head_axis, width in (("HD", "H", "D"), ("GD", "G", "D"), ("GE", "G", "E")):
-        if packed in sizes:
-            sizes[width] = sizes[packed] // sizes[head_axis]
-    # Self-attention: the keys come from the same rows as the queries.
-    if "S" not in sizes and "L" in sizes:
-        sizes["S"] = sizes["L"]
-    if "H" in sizes and "E" in sizes:
-        sizes["HE"] = sizes["H"] * sizes["E"]
-    return {axis: math.trunc(size) for axis, size in sizes.items()}
+def _add_rows(bias: Array, block: Array, here: slice) -> None:
+    """Rows of a gradient, summed over what the bias was broadcast along."""
+    if bias.shape[1] == 1:
+        block = block.sum(axis=1, keepdims=True)
+    if bias.shape[0] == 1:
+        bias += block.sum(axis=0, keepdims=True)
+    else:
+        bias[here] += block
+
+
+def _extend(
+    run: Run,
+    own: HeadInFloat64,
+    rows: range,
+    broken: NDArray[np.bool_],
+    seen: NDArray[np.bool_],
+) -> None:
+    """Give rows that left the range of float64 the weights that logits of any size have."""
+    names = [x for x in ("weights", "output", "sink_weights") if x in run.steps]
+    blocks = {name: np.array(run.block(name, own.batch, own.head, rows)) for name in names}
+    broken = broken | ~np.isfinite(blocks["output"]).all(axis=-1)
+    if not broken.any():
+        return
+    fresh = extended_range_rows(own, np.asarray(rows)[broken], seen[broken])
+    if own.request.sink is not None:
+        sink = float(own.request.sink[(*own.batch, own.head)])
+        fresh["sink_weights"] = np.exp(sink - fresh["lse"])
+    run.forget()
+    for name, block in blocks.items():
+        block[broken] = fresh[name]
+        run.keep(name, own.batch, own.head, rows, block)
+
+
+def _wide_run(call: GradientRequest) -> tuple[Run, int]:
+    """The steps in float64, and the power of two that what arrives is divided by.
+
+    Gradients are linear in what arrives, so products that would overflow on the way need not.
+    """
+    request = call.request
+
+    def size(x: Any) -> int:
+        x = np.abs(np.asarray(x, np.float64))
+        return int(np.frexp(np.where(np.isfinite(x), x, 0).max(initial=0))[1])
+
+    *_, rows, keys = (count.bit_length() for count in request.shape)
+    width, value_width = (x.shape[-1].bit_length() for x in (request.query, request.value))
+    query, key, value = (size(x) for x in (request.query, request.key, request.value))
+    grad = size(call.grad_output)
+    weights = (
+        max(grad + max(value, 0) + value_width, size(0 if call.grad_lse is None else call.grad_lse))
+        + 2
+    )
+    scores = weights + max(0, size(1 if request.scale is None else request.scale))
+    largest = [scores, grad + rows, scores + query + rows, scores + key + keys]
+    if "scale" in call.wrt:
+        largest.append(weights + query + key + width + rows + keys)
+    power = max(0, max(largest) - 1000)
+    return _backward_run(call, np.dtype(np.float64), power), power
+
+
+def _left(run: Run, call: GradientRequest, batch: tuple[int, ...], head: int, rows: range) -> Array:
+    """What `check_given` asks of some rows: how far the given output and lse are from ours."""
+    assert call.output is not None
+    assert call.lse is not None
+    at, here = (*batch, head), slice(rows.start, rows.stop)
+    left = np.zeros((len(rows), 2))
+    own_lse, own = (run.block(x, batch, head, rows).astype(np.float64) for x in ("lse", "output"))
+    with np.errstate(all="ignore"):
+        left[:, 0] = np.expm1(own_lse - call.lse[at][here].astype(np.float64))
+        if call.output.dtype.itemsize > 2:  # a half type has rounded it
+            other = own - call.output[at][here].astype(np.float64)
+            left[:, 1] = (call.grad_output[at][here].astype(np.float64) * other).sum(axis=-1)
+    return np.nan_to_num(left, nan=0.0, posinf=0.0, neginf=0.0)

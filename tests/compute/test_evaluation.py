@@ -14,8 +14,8 @@ from bounds import assert_within, error_bounds
 from calls import every_float, numbers
 from layouts import layouts
 from oracle import attend
-from regard.compute.kernels import reference
-from regard.compute.kernels.reference import Run
+from regard.compute import evaluation
+from regard.compute.evaluation import Run
 from regard.masks import Causal, Lengths, Mask
 from regard.textbook.steps import textbook
 
@@ -87,7 +87,7 @@ def blocks(run: Run, name: str) -> Iterator[tuple[int, range, np.ndarray]]:
 
 
 def in_blocks(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
-    monkeypatch.setattr(reference, "BLOCK_CELLS", cells)
+    monkeypatch.setattr(evaluation, "BLOCK_CELLS", cells)
 
 
 # blocks -------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cells: dict[str, int] = {}
-        genuine = Run._compute
+        genuine = Run.part
 
         def compute(run: Run, step: Any, *arguments: Any) -> np.ndarray:
             block = genuine(run, step, *arguments)
@@ -216,7 +216,7 @@ class Work:
                 self.cells[step.name] = self.cells.get(step.name, 0) + block.size
             return block
 
-        monkeypatch.setattr(Run, "_compute", compute)
+        monkeypatch.setattr(Run, "part", compute)
 
 
 def test_only_what_a_number_is_made_of_is_computed(monkeypatch):
@@ -280,7 +280,7 @@ def test_one_row_of_a_long_call_needs_a_fraction_of_its_memory():
 
 def test_what_was_forgotten_is_computed_again_to_the_same_bytes(monkeypatch):
     expected = {name: everything().value(name) for name in everything().steps}
-    monkeypatch.setattr(reference, "KEPT_BYTES", 0)
+    monkeypatch.setattr(evaluation, "KEPT_BYTES", 0)
     in_blocks(monkeypatch, 2**18)
     run = everything()
     for name, value in expected.items():
@@ -302,8 +302,8 @@ def test_forgetting_makes_the_work_anew(monkeypatch):
 
 def test_a_run_keeps_no_more_than_it_may(monkeypatch):
     rows = keys = 1000
-    monkeypatch.setattr(reference, "BLOCK_CELLS", 16 * keys)
-    monkeypatch.setattr(reference, "KEPT_BYTES", 2**20)
+    monkeypatch.setattr(evaluation, "BLOCK_CELLS", 16 * keys)
+    monkeypatch.setattr(evaluation, "KEPT_BYTES", 2**20)
     run = run_of(*inputs((rows, 2), (keys, 2), (keys, 1)), rules=Causal())
     tracemalloc.start()
     try:

@@ -1,0 +1,313 @@
+"""The backward steps of any declared computation, from the adjoints of its operations.
+
+Each forward step on the way to what is asked for has one step `d_<name>`: how much the loss rises
+if a number of that step rises by 1. Where several steps use it, their contributions are steps of
+their own, and so are sums over what was broadcast. A hidden key is absent: its gradient is 0
+whatever its numbers are. Must not know arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+
+from regard.textbook.operations import OPERATIONS
+from regard.textbook.steps import INDEX_MAPS, LETTERS, Ref, Step, letters_of
+
+# What the compact form of the softmax's gradient goes past.
+_SOFTMAX = {
+    *("row_maximum", "shifted", "sink_shifted", "exponentials", "sink_exponential"),
+    *("row_sums", "weights", "log_sums", "lse"),
+}
+
+
+def backward(
+    steps: Sequence[Step],
+    wrt: Collection[str],
+    given: Collection[str] = ("output",),
+    *,
+    compact: bool = True,
+    grouped: bool = True,
+) -> tuple[Step, ...]:
+    """The steps of the backward pass, in order; a step that nothing asked for is absent.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The forward steps, in order.
+    wrt : collection of str
+        The names of the steps whose gradients are asked for.
+    given : collection of str
+        The names of the steps whose gradients are given: the first and largest is the output's.
+    compact : bool
+        Whether the gradient of the logits is P·(dP − δ) with δ = Σ_e dO·O − dlse. Else it goes
+        back through every operation of the softmax; the numbers differ by rounding only.
+    grouped : bool
+        Whether several query heads may share a key head, whose gradient is then a sum over them.
+
+    Raises
+    ------
+    ValueError
+        If a step that is asked for is none of the steps, or has no gradient.
+
+    Examples
+    --------
+    >>> from regard.textbook.steps import textbook
+    >>> forward = textbook({"queries", "keys", "values"}, heads=False)
+    >>> for step in backward(forward, {"queries", "values"}):
+    ...     print(step.formula)
+    dO is given
+    dP = dO·Vᵀ
+    δ = Σ_e dO·O
+    dA_s = P·(dP − δ)
+    dA = dA_s·scale
+    dV = Pᵀ·dO
+    dQ = dA·K
+    """
+    return _backward(tuple(steps), frozenset(wrt), frozenset(given), compact, grouped)
+
+
+@lru_cache(maxsize=256)
+def _backward(
+    steps: tuple[Step, ...],
+    wrt: frozenset[str],
+    given: frozenset[str],
+    compact: bool,
+    grouped: bool,
+) -> tuple[Step, ...]:
+    book = _Book(steps, wrt, given, grouped)
+    for step in reversed(steps):
+        gradient = book.gradient(step) if step.name in book.on_the_way else None
+        if gradient is None or (compact and step.name in _SOFTMAX - {"weights"}):
+            continue
+        if compact and step.name == "weights":
+            _through_softmax(book, gradient)
+            continue
+        for position, ref in enumerate(step.operands):
+            if ref.step in book.on_the_way:
+                _through(book, step, gradient, position)
+    return book.needed(wrt)
+
+
+def _own(step: Step) -> Ref:
+    return Ref(step.name, step.index, step.symbol, step.latex_symbol)
+
+
+class _Book:
+    """The backward steps so far, and what has arrived at each forward step."""
+
+    def __init__(
+        self, steps: tuple[Step, ...], wrt: frozenset[str], given: frozenset[str], grouped: bool
+    ) -> None:
+        self.forward = {step.name: step for step in steps}
+        self.grouped = grouped
+        self.made: dict[str, Step] = {}
+        self._arrived: dict[str, list[str]] = {}
+        # Steps that something asked for is a part of.
+        self.on_the_way = set(wrt)
+        for step in steps:
+            if any(ref.step in self.on_the_way for ref in step.operands):
+                self.on_the_way.add(step.name)
+        hiding = self.forward.get("visible")
+        self._seen = {*hiding.index} - {"h"} if hiding else None
+        for step in steps:
+            if step.name in given:
+                self.contribute(step, step.name, "given", (), step.axes)
+
+    def step(
+        self,
+        name: str,
+        symbol: tuple[str, str],
+        axes: tuple[str, ...],
+        op: str,
+        operands: Sequence[Ref] = (),
+        written: tuple[str, str] | None = None,
+    ) -> Ref:
+        """Declare a step, over visible keys only where its cells have a query and a key."""
+        letters = {LETTERS[axis] for axis in axes}
+        letters |= {x for ref in operands for entry in ref.index for x in letters_of(entry)}
+        over = self._seen is not None and self._seen <= letters
+        assert name not in self.made, name
+        self.made[name] = Step(
+            *(name, *symbol, axes, op, tuple(operands)),
+            over="visible" if over else "all",
+            written=written,
+        )
+        return _own(self.made[name])
+
+    def contribute(
+        self,
+        to: Step,
+        source: str,
+        op: str,
+        operands: Sequence[Ref],
+        axes: tuple[str, ...],
+        written: tuple[str, str] | None = None,
+    ) -> None:
+        """Declare what arrives at a forward step from one of the steps that use it."""
+        name = f"d_{to.name}_from_{source}"
+        made = self.forward.get(source, to)
+        symbol = (f"d{to.symbol}_{made.symbol}", rf"{{{_d(to)}}}_{{{made.latex_symbol}}}")
+        self.step(name, symbol, axes, op, operands, written)
+        self._arrived.setdefault(to.name, []).append(name)
+
+    def gradient(self, step: Step) -> Step | None:
+        """The whole gradient of a forward step; None: none arrives."""
+        arrived = self._arrived.get(step.name, [])
+        name, symbol = f"d_{step.name}", (f"d{step.symbol}", _d(step))
+        if len(arrived) == 1:
+            only = self.made.pop(arrived[0])
+            self.step(name, symbol, only.axes, only.op, only.operands, only.written)
+        elif arrived:
+            self.step(name, symbol, step.axes, "add", [_own(self.made[x]) for x in arrived])
+        return self.made.get(name)
+
+    def needed(self, wrt: Collection[str]) -> tuple[Step, ...]:
+        """The steps that what is asked for is made of."""
+        for name in wrt:
+            if f"d_{name}" not in self.made:
+                raise ValueError(f"{name} has no gradient in this computation")
+        needed = {f"d_{name}" for name in wrt}
+        for step in reversed(self.made.values()):
+            if step.name in needed:
+                needed |= {ref.step for ref in step.operands}
+        return tuple(step for step in self.made.values() if step.name in needed)
+
+
+def _d(step: Step) -> str:
+    return rf"\mathrm{{d}}{step.latex_symbol}"
+
+
+def _through(book: _Book, step: Step, gradient: Step, position: int) -> None:
+    """What a step hands to one of its operands of the gradient that arrives at itself."""
+    adjoint = OPERATIONS[step.op].adjoint
+    template = adjoint[min(position, len(adjoint) - 1)]
+    if not template:
+        return
+    if step.op == "dot":
+        _through_dot(book, step, gradient, position)
+    elif step.op in ("split", "merge"):
+        _through_move(book, step, gradient)
+    else:
+        _through_cells(book, step, gradient, position, template.split(", "))
+
+
+def _through_cells(
+    book: _Book, step: Step, gradient: Step, position: int, template: Sequence[str]
+) -> None:
+    """Through an operation on cells: its adjoint, then sums over what the operand has not."""
+    ref = step.operands[position]
+    to = book.forward[ref.step]
+    axes = step.axes
+    if step.running in ref.index:
+        axes = (*axes, to.axes[ref.index.index(step.running)])
+    known = {"d": Ref(gradient.name, step.index, gradient.symbol, gradient.latex_symbol)}
+    known |= {"y": _own(step)} | {str(n): one for n, one in enumerate(step.operands)}
+    for number, part in enumerate(template[:-1], 1):
+        op, *names = part.split()
+        # Its name and symbol say what it is the slope or a product of.
+        name = f"{step.name}_{op.removeprefix(step.op + '_')}"
+        symbol = f"{step.symbol}{'′' * number}", step.latex_symbol + "'" * number
+        known["_"] = book.step(name, symbol, axes, op, [known[x] for x in names])
+    op, *names = template[-1].split()
+    operands = [known[x] for x in names]
+    broadcast = [axis for axis in axes if LETTERS[axis] not in ref.index]
+    if broadcast and op not in ("multiply", "same"):
+        # Sums begin with the products themselves.
+        symbol = f"d{to.symbol}′", _d(to) + "'"
+        operands, op = [book.step(f"d_{to.name}_{op}", symbol, axes, op, operands)], "same"
+    while broadcast:
+        axes = tuple(axis for axis in axes if axis != broadcast[-1])
+        op = "row_dot" if op == "multiply" else "sum"
+        broadcast.pop()
+        if broadcast:
+            letters = [LETTERS[axis] for axis in axes]
+            symbol = f"d{to.symbol}_{''.join(letters)}", f"{{{_d(to)}}}_{{{' '.join(letters)}}}"
+            name = f"d_{to.name}_by_{'row' if 'L' in axes else 'head'}"
+            operands = [book.step(name, symbol, axes, op, operands)]
+    book.contribute(to, step.name, op, operands, axes)
+
+
+def _renamed(ref: Ref, names: Mapping[str, str]) -> Ref:
+    index = tuple(names.get(entry, entry) for entry in ref.index)
+    return Ref(ref.step, index, ref.symbol, ref.latex_symbol)
+
+
+def _through_dot(book: _Book, step: Step, gradient: Step, position: int) -> None:
+    """To one factor of a product: the gradient times the other factor."""
+    ref, other = step.operands[position], step.operands[1 - position]
+    to = book.forward[ref.step]
+    # Indices are written with the letters of the operand's own axes.
+    names = {
+        entry: LETTERS[axis]
+        for entry, axis in zip(ref.index, to.axes, strict=True)
+        if entry not in INDEX_MAPS
+    }
+    shared = "h//(H//G)" in ref.index
+    if shared and not book.grouped:
+        names |= {"h": "g", "h//(H//G)": "g"}
+    per_head = shared and book.grouped
+    axes = tuple("H" if per_head and axis == "G" else axis for axis in to.axes)
+    own = Ref(gradient.name, step.index, gradient.symbol, gradient.latex_symbol)
+    operands = [_renamed(one, names) for one in (own, other)]
+    letters = [LETTERS[axis] for axis in axes if axis not in ("H", "G")]
+    rows = [letter for letter in operands[0].index if letter not in ("h", "g")]
+    if len(rows) == 2 and letters[0] not in rows:
+        operands.reverse()  # the rows of the first factor are those of the result
+    inner = {x for one in operands for entry in one.index for x in letters_of(entry)}
+    op = "dot" if inner - {"h", "g", *letters} else "multiply"
+    if not per_head:
+        book.contribute(to, step.name, op, operands, axes)
+        return
+    symbol = f"d{to.symbol}_h", f"{_d(to)}_{{h}}"
+    each = book.step(f"d_{to.name}_by_head", symbol, axes, op, operands)
+    index = ("g*R+r", *each.index[1:])
+    written = (
+        f"d{to.symbol} = Σ_h {symbol[0]}, of the heads h that share it",
+        rf"{_d(to)} = \sum_{{h}} {symbol[1]}",
+    )
+    own = Ref(each.step, index, *symbol)
+    book.contribute(to, step.name, "sum", [own], to.axes, written)
+
+
+def _through_move(book: _Book, step: Step, gradient: Step) -> None:
+    """To cells in another order: heads that were split are merged, merged ones split."""
+    (ref,) = step.operands
+    to = book.forward[ref.step]
+    if step.op == "split":
+        width = step.axes[-1]
+        index: tuple[str, ...] = (f"c//{width}", LETTERS[to.axes[0]], f"c%{width}")
+    else:
+        head, row, width = to.axes
+        index = (LETTERS[row], f"{LETTERS[head]}*{width}+{LETTERS[width]}")
+    own = Ref(gradient.name, index, gradient.symbol, gradient.latex_symbol)
+    op = OPERATIONS[step.op].adjoint[0].split()[0]
+    book.contribute(to, step.name, op, [own], to.axes)
+
+
+def _through_softmax(book: _Book, gradient: Step) -> None:
+    """From the weights to the logits and the sink: P·(dP − δ), and −Σ p·δ with the sink's p."""
+    forward, rows = book.forward, book.forward["row_sums"].axes
+    logits = forward["exponentials"].operands[0].step
+    logits = forward[logits].operands[0].step if logits == "shifted" else logits
+    lse = book.made.get("d_lse")
+    d_output, output = _own(book.made["d_output"]), _own(forward["output"])
+    symbol, products = ("δ", r"\delta"), [d_output, output]
+    if lse:
+        of_output = book.step("output_delta", ("δ_O", r"\delta_{O}"), rows, "row_dot", products)
+        delta = book.step("delta", symbol, rows, "subtract", [of_output, _own(lse)])
+    else:
+        delta = book.step("delta", symbol, rows, "row_dot", products)
+    if logits in book.on_the_way:
+        operands = [_own(forward["weights"]), _own(gradient), delta]
+        axes = forward["weights"].axes
+        book.contribute(forward[logits], "weights", "softmax_gradient", operands, axes)
+    if "sink" in book.on_the_way:
+        sink = forward["sink"]
+        share = [_own(forward[name]) for name in ("sink_exponential", "row_sums")]
+        weight = book.step("sink_weights", ("p", "p"), rows, "divide", share)
+        op = "row_dot" if "L" in rows else "multiply"
+        product = book.step(
+            "d_sink_products", ("ds′", _d(sink) + "'"), sink.axes, op, [weight, delta]
+        )
+        book.contribute(sink, "sink_weights", "negate", [product], sink.axes)
