@@ -29,7 +29,7 @@ from regard.explanation.notation import (
 )
 from regard.textbook.operations import OPERATIONS, fill
 from regard.textbook.scalar_check import RECOMPUTE
-from regard.textbook.steps import INDEX_MAPS, Ref, Step
+from regard.textbook.steps import INDEX_MAPS, Ref, Step, letters_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -332,8 +332,11 @@ def derive(
     if not letter:
         operands = [operand(ref, at) for ref in declared.operands]
     else:
-        together = [ref for ref in declared.operands if letter in ref.index]
-        axis = source.steps[together[0].step].axes[together[0].index.index(letter)]
+        together = [ref for ref in declared.operands if _runs(ref, letter)]
+        first = together[0]
+        # The heads of a group run inside an entry of the index, not along an axis of their own.
+        inside = letter not in first.index
+        axis = "R" if inside else source.steps[first.step].axes[first.index.index(letter)]
         along = labels.along(axis)
         for position in _positions(source, declared, batch, at, axis):
             factors = [operand(ref, {**at, letter: position}) for ref in together]
@@ -342,12 +345,12 @@ def derive(
             product = math.prod(factor.value for factor in factors)
             terms.append(Term(along[position], numbers, product))
         for ref in declared.operands:
-            if letter not in ref.index:  # the sink, beside the keys
+            if not _runs(ref, letter):  # the sink, beside the keys
                 operands.append(operand(ref, at))
                 terms.append(Term("sink", (len(operands) - 1,), operands[-1].value))
     verdicts: tuple[Verdict, ...] = ()
     judged = declared.op == "visible" or declared.over == "visible"
-    if judged and "j" in at and source.rules is not None:
+    if judged and "j" in at and ("i" in at or letter != "i") and source.rules is not None:
         verdicts = (verdict(source, batch, at.get("h", 0), at.get("i", 0), at["j"]),)
     head = at.get("h")
     if "g" in at:
@@ -379,12 +382,24 @@ def verdict(source: Values, batch: tuple[int, ...], head: int, row: int, key: in
     return source.rules.verdict(at, key)
 
 
+def _runs(ref: Ref, letter: str) -> bool:
+    """Whether an operand's cell changes with the running letter."""
+    return any(letter in letters_of(entry) for entry in ref.index)
+
+
 def _positions(
     source: Values, step: Step, batch: tuple[int, ...], at: Mapping[str, int], axis: str
 ) -> list[int]:
-    """Where the running letter goes: along keys, over the visible ones only if so declared."""
-    if step.over != "visible" or axis != "S":
-        return list(range(source.sizes[axis]))
+    """Where the running letter goes: where declared so, over visible keys only.
+
+    Along the rows, those that see the cell's key.
+    """
+    every = range(source.sizes[axis])
+    if step.over != "visible" or axis not in ("S", "L"):
+        return list(every)
+    if axis == "L":
+        rows = (source.row("visible", batch, at.get("h", 0), row) for row in every)
+        return [number for number, row in enumerate(rows) if row[at["j"]]]
     row = source.row("visible", batch, at.get("h", 0), at.get("i", 0))
     return [int(key) for key in np.flatnonzero(row)]
 
