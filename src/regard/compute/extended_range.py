@@ -78,14 +78,26 @@ class HeadInFloat64:
         self.finite_value = np.where(np.isfinite(self.value), self.value, 0)
         self.key, self.key_power = _in_reach(request.key[batch][group].astype(np.float64))
 
+    def _dots(self, rows: NDArray[np.int64]) -> tuple[Array, Array]:
+        """Some rows of queries times the keys, and the powers of two that are missing."""
+        at = (*self.batch, self.head)
+        query, power = _in_reach(self.request.query[at][rows].astype(np.float64))
+        return query @ self.key.T, power + self.key_power.T
+
+    def scores(self, rows: NDArray[np.int64]) -> Array:
+        """The products of finite queries and keys, beyond float64 as its largest number."""
+        dots, power = self._dots(rows)
+        most = np.finfo(np.float64).max
+        return np.where(np.isfinite(dots), np.clip(_times(dots, power), -most, most), dots)
+
     def logits(self, rows: NDArray[np.int64]) -> _Pair:
         """What the softmax sees of some rows; powers of two bring them into range, unrounded."""
         request, at = self.request, (*self.batch, self.head)
-        query, power = _in_reach(request.query[at][rows].astype(np.float64))
-        width = query.shape[-1]
+        dots, power = self._dots(rows)
+        width = request.query.shape[-1]
         scale = request.scale if request.scale is not None else 1 / math.sqrt(width or 1)
         own, up = np.frexp(scale)
-        x = _pair(query @ self.key.T * own, power + self.key_power.T + int(up))
+        x = _pair(dots * own, power + int(up))
         if request.softcap is not None:
             own, up = np.frexp(request.softcap)
             part = _times(x[0] / own, x[1] - int(up))

@@ -135,45 +135,47 @@ def gradients(call: GradientRequest) -> dict[str, Array]:
     A head whose numbers leave the range of the working dtype is computed again in float64.
     """
     request = call.request
-    heads, groups = request.shape[-3], request.key.shape[-3]
-    wide = np.dtype(np.float64)
-    made = {name: np.zeros(call.whole(name), wide) for name in call.wrt - {"scale"}}
-    made |= {"scale": np.zeros((), wide)} if "scale" in call.wrt else {}
+    shapes = {name: () if name == "scale" else call.whole(name) for name in call.wrt}
+    made = {name: np.zeros(shape) for name, shape in shapes.items()}
     left = None if call.output is None else np.zeros((*request.shape[:-1], 2))
-    again = lru_cache(maxsize=1)(partial(_wide_run, call))
-    working = _backward_run(call, request.accumulator)
+    run_of = lru_cache(maxsize=3)(partial(_backward_run, call))
     for batch in np.ndindex(*request.lead):
-        for head in range(heads):
-            found, whole = _of_head(working, call, batch, head, left=left)
-            if not whole or not all(np.isfinite(one).all() for one in found.values()):
-                run, power = again()
-                own = HeadInFloat64(request, batch, head)
-                found, _ = _of_head(run, call, batch, head, own=own)
-                found = {name: np.ldexp(one, power) for name, one in found.items()}
-            at = {"key": (*batch, head // (heads // groups)), "scale": ()}
-            at["value"] = at["key"]
+        for head in range(request.shape[-3]):
+            found, whole = _of_head(run_of(request.accumulator), call, batch, head, left=left)
+            if not (whole and _is_finite(found)):
+                found = _of_head_again(call, run_of, batch, head)
             for name, one in found.items():
-                where = at.get(name, (*batch, head))
-                if name == "bias":
-                    sizes = made["bias"].shape
-                    where = tuple(
-                        n if size > 1 else 0 for n, size in zip(where, sizes[:-2], strict=True)
-                    )
                 with np.errstate(all="ignore"):
-                    made[name][where] += one
+                    made[name][_place(call, name, batch, head)] += one
     if left is not None:
         call.check_given(left)
-    with np.errstate(all="ignore"):
-        return {
-            name: array
-            if name in ("bias", "sink", "scale")
-            else round_once(array, call.dtype(name)).astype(call.dtype(name), copy=False)
-            for name, array in made.items()
-        }
+    for name in call.wrt & {"query", "key", "value"}:
+        with np.errstate(all="ignore"):
+            once = round_once(made[name], call.dtype(name))
+            made[name] = once.astype(call.dtype(name), copy=False)
+    return made
+
+
+def _is_finite(found: dict[str, Array]) -> bool:
+    return all(bool(np.isfinite(one).all()) for one in found.values())
+
+
+def _place(call: GradientRequest, name: str, batch: tuple[int, ...], head: int) -> tuple[int, ...]:
+    """Where in a gradient a head's part is."""
+    request = call.request
+    match name:
+        case "scale":
+            return ()
+        case "key" | "value":
+            return (*batch, head // (request.shape[-3] // request.key.shape[-3]))
+        case "bias":
+            sizes = call.whole("bias")[:-2]
+            return tuple(n if s > 1 else 0 for n, s in zip((*batch, head), sizes, strict=True))
+    return (*batch, head)
 
 
 def _backward_run(call: GradientRequest, dtype: np.dtype[Any], power: int = 0) -> Run:
-    """The forward and the backward steps of a call, its gradients divided by 2^power."""
+    """The forward and the backward steps of a call, what arrives divided by 2^power."""
     forward = Run.of_request(call.request, dtype)
     arrives: dict[str, Array] = {"d_output": call.grad_output}
     if call.grad_lse is not None:
@@ -186,6 +188,45 @@ def _backward_run(call: GradientRequest, dtype: np.dtype[Any], power: int = 0) -
         {name.removeprefix("d_") for name in arrives},
     )
     return forward.continued(steps, arrives)
+
+
+def _of_head_again(
+    call: GradientRequest, run_of: Callable[..., Run], batch: tuple[int, ...], head: int
+) -> dict[str, Array]:
+    """What one head adds, in float64, with logits of any size.
+
+    Gradients are linear in what arrives, so products of finite numbers that overflow on the way
+    are made again from a part of it.
+    """
+    wide, own = np.dtype(np.float64), HeadInFloat64(call.request, batch, head)
+    found, _ = _of_head(run_of(wide), call, batch, head, own=own)
+    power = _power(call)
+    if power and not _is_finite(found):
+        again, _ = _of_head(run_of(wide, power), call, batch, head, own=own)
+        with np.errstate(over="ignore"):
+            again = {name: np.ldexp(one, power) for name, one in again.items()}
+        found = {name: np.where(np.isfinite(x), x, again[name]) for name, x in found.items()}
+    return found
+
+
+def _power(call: GradientRequest) -> int:
+    """The power of two that brings every product of a call's finite numbers into float64."""
+    request = call.request
+
+    def size(x: Any) -> int:
+        x = np.abs(np.asarray(x, np.float64))
+        return int(np.frexp(np.where(np.isfinite(x), x, 0).max(initial=0))[1])
+
+    *_, rows, keys = (count.bit_length() for count in request.shape)
+    width, value_width = (x.shape[-1].bit_length() for x in (request.query, request.value))
+    query, key, value = (size(x) for x in (request.query, request.key, request.value))
+    grad, grad_lse = size(call.grad_output), 0 if call.grad_lse is None else size(call.grad_lse)
+    logits = max(grad + max(value, 0) + value_width, grad_lse) + 2
+    scores = logits + max(0, size(1 if request.scale is None else request.scale))
+    largest = [scores, grad + rows, scores + query + rows, scores + key + keys]
+    if "scale" in call.wrt:
+        largest.append(logits + query + key + width + rows + keys)
+    return int(max(0, *largest, 1000)) - 1000
 
 
 def _of_head(
@@ -201,17 +242,15 @@ def _of_head(
 
     With `own`, rows of which some are not have the weights that logits of any size give.
     """
-    request = call.request
     totals = {step.name: np.zeros(()) for step in run.steps.values() if step.running == "i"}
     found: dict[str, Array] = {}
-    by_row = {name: _STEPS[name][1] for name in ("query", "bias") if name in call.wrt}
-    if "query" in by_row:
-        found["query"] = np.zeros(request.query.shape[-2:])
-    if "bias" in by_row:
+    if "query" in call.wrt:
+        found["query"] = np.zeros(call.request.query.shape[-2:])
+    if "bias" in call.wrt:
         found["bias"] = np.zeros(call.whole("bias")[-2:])
     whole = True
     for rows in run.row_blocks():
-        broken, seen = _broken_rows(run, request, batch, head, rows)
+        broken, seen = _broken_rows(run, call.request, batch, head, rows)
         whole = whole and not broken.any()
         if own is not None:
             _extend(run, own, rows, broken, seen)
@@ -219,18 +258,16 @@ def _of_head(
         with np.errstate(all="ignore"):
             for name in totals:
                 totals[name] = totals[name] + run.part(run.steps[name], batch, head, rows)
-            for name, step in by_row.items():
-                block = run.block(step, batch, head, rows).astype(np.float64)
-                if name == "query":
-                    found[name][here] = block
-                else:
-                    _add_rows(found[name], block, here)
+            if "query" in found:
+                found["query"][here] = run.block("d_queries", batch, head, rows)
+            if "bias" in found:
+                _add_rows(found["bias"], run.block("d_bias", batch, head, rows), here)
         if left is not None:
             left[(*batch, head)][here] = _left(run, call, batch, head, rows)
         run.forget()
     for name, total in totals.items():
         run.keep(name, batch, head, None, total)
-    for name in call.wrt - by_row.keys():
+    for name in call.wrt - found.keys():
         found[name] = np.asarray(run.block(_STEPS[name][1], batch, head, None), np.float64)
     run.forget()
     return found, whole
@@ -238,6 +275,7 @@ def _of_head(
 
 def _add_rows(bias: Array, block: Array, here: slice) -> None:
     """Rows of a gradient, summed over what the bias was broadcast along."""
+    block = block.astype(np.float64)
     if bias.shape[1] == 1:
         block = block.sum(axis=1, keepdims=True)
     if bias.shape[0] == 1:
@@ -254,12 +292,15 @@ def _extend(
     seen: NDArray[np.bool_],
 ) -> None:
     """Give rows that left the range of float64 the weights that logits of any size have."""
-    names = [x for x in ("weights", "output", "sink_weights") if x in run.steps]
+    names = [x for x in ("scores", "weights", "output", "sink_weights") if x in run.steps]
     blocks = {name: np.array(run.block(name, own.batch, own.head, rows)) for name in names}
     broken = broken | ~np.isfinite(blocks["output"]).all(axis=-1)
     if not broken.any():
         return
-    fresh = extended_range_rows(own, np.asarray(rows)[broken], seen[broken])
+    chosen = np.asarray(rows)[broken]
+    fresh = extended_range_rows(own, chosen, seen[broken])
+    with np.errstate(all="ignore"):
+        fresh["scores"] = own.scores(chosen)
     if own.request.sink is not None:
         sink = float(own.request.sink[(*own.batch, own.head)])
         fresh["sink_weights"] = np.exp(sink - fresh["lse"])
@@ -267,33 +308,6 @@ def _extend(
     for name, block in blocks.items():
         block[broken] = fresh[name]
         run.keep(name, own.batch, own.head, rows, block)
-
-
-def _wide_run(call: GradientRequest) -> tuple[Run, int]:
-    """The steps in float64, and the power of two that what arrives is divided by.
-
-    Gradients are linear in what arrives, so products that would overflow on the way need not.
-    """
-    request = call.request
-
-    def size(x: Any) -> int:
-        x = np.abs(np.asarray(x, np.float64))
-        return int(np.frexp(np.where(np.isfinite(x), x, 0).max(initial=0))[1])
-
-    *_, rows, keys = (count.bit_length() for count in request.shape)
-    width, value_width = (x.shape[-1].bit_length() for x in (request.query, request.value))
-    query, key, value = (size(x) for x in (request.query, request.key, request.value))
-    grad = size(call.grad_output)
-    weights = (
-        max(grad + max(value, 0) + value_width, size(0 if call.grad_lse is None else call.grad_lse))
-        + 2
-    )
-    scores = weights + max(0, size(1 if request.scale is None else request.scale))
-    largest = [scores, grad + rows, scores + query + rows, scores + key + keys]
-    if "scale" in call.wrt:
-        largest.append(weights + query + key + width + rows + keys)
-    power = max(0, max(largest) - 1000)
-    return _backward_run(call, np.dtype(np.float64), power), power
 
 
 def _left(run: Run, call: GradientRequest, batch: tuple[int, ...], head: int, rows: range) -> Array:

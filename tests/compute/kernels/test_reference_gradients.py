@@ -1,0 +1,112 @@
+"""The reference's gradients: blocks, memory, and numbers at the ends of the range of float64."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from calls import numbers
+from regard.compute import evaluation
+from regard.masks import Causal, Mask
+
+ALL = ("query", "key", "value", "scale")
+SHAPES = ((2, 3, 2), (1, 4, 2), (1, 4, 3), (2, 3, 3))  # queries, keys, values, what arrives
+
+
+def call(dtype: Any = np.float64) -> list[np.ndarray]:
+    return [numbers(shape, dtype, seed) for seed, shape in enumerate(SHAPES)]
+
+
+def gradients(*arrays: np.ndarray, wrt: Any = ALL, **options: Any) -> Any:
+    return regard.gradients(*arrays, wrt=wrt, kernel="reference", **options)
+
+
+@pytest.mark.parametrize("cells", [1, 5, 9])
+def test_the_size_of_a_block_changes_gradients_by_rounding_only(monkeypatch, cells):
+    options = {"bias": numbers((3, 1)), "sink": numbers((2,)), "causal": True, "offset": 2}
+    wrt = (*ALL, "bias", "sink")
+    whole = gradients(*call(), wrt=wrt, **options)
+    monkeypatch.setattr(evaluation, "BLOCK_CELLS", cells)
+    for one, other in zip(gradients(*call(), wrt=wrt, **options), whole, strict=True):
+        np.testing.assert_allclose(one, other, 1e-13, 1e-14)
+
+
+def test_the_gradients_of_a_long_call_never_need_a_whole_matrix():
+    rows = 3000
+    arrays = [numbers((1, rows, 4), np.float32, seed) for seed in range(4)]
+    bias = numbers((rows,), np.float32)
+    tracemalloc.start()
+    result = gradients(*arrays, bias=bias, wrt=(*ALL, "bias"), causal=True)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result.bias.shape == (rows,)
+    assert peak < rows * rows * 4 / 3
+
+
+@dataclass(frozen=True, eq=False)
+class EveryOther(Mask):
+    """A rule that only the reference can ask."""
+
+    name = "every other key"
+
+    def block(self, at: Any) -> np.ndarray:
+        return (np.arange(at.shape[-1]) + at.positions) % 2 == 0
+
+
+def test_a_rule_of_ones_own_has_gradients():
+    own = regard.gradients(*call(), mask=EveryOther() & Causal(), offset=1)
+    sees = (np.add.outer(np.arange(3) + 1, np.arange(4)) % 2 == 0) & np.tri(3, 4, 1, dtype=bool)
+    for one, other in zip(own[:3], gradients(*call(), mask=sees)[:3], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_exact_gradients_of_float32_are_those_of_float64_rounded_once():
+    single = call(np.float32)
+    exact = gradients(*single, precision="exact")
+    double = gradients(*(array.astype(np.float64) for array in single))
+    for one, other in zip(exact[:3], double[:3], strict=True):
+        np.testing.assert_array_equal(one, other.astype(np.float32))
+    assert exact.scale == double.scale
+
+
+# --- the ends of the range ------------------------------------------------------------------------
+
+
+def test_products_that_overflow_on_the_way_leave_finite_gradients_finite():
+    q, k, v, grad = call()
+    scale = 2.0**-300
+    expected = gradients(q, k, v, grad, scale=scale)
+    result = gradients(q, k, v * 2.0**900, grad * 2.0**200, scale=scale)
+    for name in ("query", "key"):
+        one, other = (getattr(x, name) for x in (result, expected))
+        np.testing.assert_allclose(one, other * 2.0**550 * 2.0**550, 1e-11, err_msg=name)
+    np.testing.assert_allclose(result.value, expected.value * 2.0**200, 1e-13)
+    assert np.isinf(result.scale)  # it is not divided by anything
+
+
+def test_a_nan_in_one_row_and_hidden_garbage_leave_the_other_rows_alone():
+    q, k, v, grad = call()
+    sees = np.array([True, True, True, False])
+    clean = gradients(q, k, v, grad, mask=sees)
+    k[:, 3], v[:, 3] = 1e308, -1e308
+    grad[0, 0, 1] = np.nan
+    result = gradients(q, k, v, grad, mask=sees)
+    np.testing.assert_array_equal(result.query[:, 1:], clean.query[:, 1:])
+    assert np.isnan(result.query[0, 0]).all()
+    np.testing.assert_array_equal(result.value[..., [0, 2]], clean.value[..., [0, 2]])
+    np.testing.assert_array_equal(np.isnan(result.value[0, :, 1]), sees)
+
+
+def test_logits_beyond_the_range_have_the_gradients_of_a_choice():
+    q, k, v, grad = call()
+    result = gradients(q * 1e200, k * 1e200, v, grad)
+    largest = (q @ k[0].T).argmax(axis=-1)
+    chosen = np.zeros((2, 3, 4))
+    np.put_along_axis(chosen, largest[..., None], 1.0, axis=-1)
+    np.testing.assert_allclose(result.value[0], np.einsum("hij,hie->je", chosen, grad), 1e-13)
+    assert all(np.isfinite(np.asarray(x)).all() for x in result if x is not None)
