@@ -75,6 +75,7 @@ _LAZY = {
     "Expectation": "problems.parts",
     "Explanation": "faces",
     "Gradients": "compute.results",
+    "LayerGradients": "compute.results",
     "KVCache": "compute.kv_cache",
     "MultiHeadAttention": "models.multi_head",
     "OutputLse": "compute.results",

@@ -232,3 +232,96 @@ def test_a_precision_that_is_an_array_is_refused_by_a_layer():
     layer = MultiHeadAttention(np.eye(2), np.eye(2), np.eye(2))
     with pytest.raises(OptionError, match="precision must be"):
         layer(np.eye(2), precision=np.ones(2))
+
+
+# gradients ----------------------------------------------------------------------------------------
+
+
+def slopes(layer_of, given, grad, name, **options):
+    """How the loss Σ dR∘R changes with each number of an input, by central differences."""
+    found = np.zeros(given[name].shape)
+    for index in np.ndindex(*found.shape):
+        losses = []
+        for step in (-1e-5, 1e-5):
+            moved = {**given, name: given[name].copy()}
+            moved[name][index] += step
+            losses.append(math.fsum((layer_of(moved, **options) * grad).ravel()))
+        found[index] = (losses[1] - losses[0]) / 2e-5
+    return found
+
+
+@pytest.mark.parametrize(
+    "kernel", ["reference", pytest.param("fused", marks=pytest.mark.needs("fused"))]
+)
+@pytest.mark.parametrize("crossed", [True, False])
+def test_gradients_of_a_layer_are_the_slopes_of_its_output(kernel, crossed):
+    given = {**weights(b_q=True, b_k=True, b_v=True, b_o=True), "x": RNG.normal(size=(2, 3, M))}
+    given["bias"], given["sink"] = RNG.normal(size=(3, 1)), RNG.normal(size=H)
+    if crossed:
+        given["context"] = RNG.normal(size=(4, N))  # the same one for both elements of the batch
+    else:
+        given |= {name: RNG.normal(size=(M, *given[name].shape[1:])) for name in ("W_k", "W_v")}
+
+    def layer_of(given, run=MultiHeadAttention.__call__, **options):
+        own = {name: array for name, array in given.items() if name[:2] in ("W_", "b_")}
+        layer = MultiHeadAttention(**own, heads=H, key_heads=G)
+        named = {name: given[name] for name in ("context", "bias", "sink") if name in given}
+        return run(layer, given["x"], causal=True, offset=0, kernel=kernel, **named, **options)
+
+    grad = RNG.normal(size=(2, 3, F))
+    found = layer_of(given, MultiHeadAttention.gradients, grad_output=grad, wrt=given)
+    for name in given:
+        assert getattr(found, name).shape == given[name].shape
+        expected = slopes(layer_of, given, grad, name)
+        np.testing.assert_allclose(getattr(found, name), expected, 1e-7, 1e-8, err_msg=name)
+    assert found.scale is None
+
+
+def test_gradients_of_a_layer_without_w_o_and_of_one_input():
+    given = weights()
+    del given["W_o"]
+    layer = MultiHeadAttention(**given, heads=H, key_heads=G)
+    x, context = RNG.normal(size=(L, M)), RNG.normal(size=(S, N))
+    whole = layer.gradients(x, np.ones((L, H * E)), context)
+    assert [name for name, one in whole._asdict().items() if one is not None] == [
+        *("x", "context", "W_q", "W_k", "W_v")
+    ]
+    one = layer.gradients(x, np.ones((L, H * E)), context, wrt="W_k")
+    np.testing.assert_array_equal(one.W_k, whole.W_k)
+    assert one.x is None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_gradients_of_a_layer_have_the_dtypes_of_its_inputs_rounded_once(dtype):
+    narrow = {name: array.astype(dtype) for name, array in weights(b_o=True).items()}
+    x, context = RNG.normal(size=(2, L, M)).astype(dtype), RNG.normal(size=(2, S, N)).astype(dtype)
+    grad = RNG.normal(size=(2, L, F)).astype(dtype)
+    layer = MultiHeadAttention(**narrow, heads=H, key_heads=G)
+    wide = {name: array.astype(np.float64) for name, array in narrow.items()}
+    exact = MultiHeadAttention(**wide, heads=H, key_heads=G).gradients(
+        *(array.astype(np.float64) for array in (x, grad, context))
+    )
+    found = layer.gradients(x, grad, context)
+    half_an_ulp = 2.0**-11 if dtype == np.float16 else float(ml_dtypes.finfo(dtype).eps) / 2
+    for name in ("x", "context", *narrow):
+        one, other = getattr(found, name), getattr(exact, name)
+        assert one.dtype == dtype
+        allowed = 1.01 * half_an_ulp if dtype != np.float32 else 64 * half_an_ulp
+        np.testing.assert_allclose(one.astype(np.float64), other, allowed, 1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"wrt": "W_x"}, OptionError, "wrt has 'W_x'; in this call it may have x, W_q, W_k"),
+        ({"wrt": 3}, DtypeError, "wrt must be names of inputs, not 3"),
+        ({"wrt": "bias"}, OptionError, 'wrt has "bias", but the call has no bias'),
+        ({"grad_output": np.ones((2, 2))}, regard.ShapeError, "grad_output has shape .2, 2. but"),
+        ({"grad": 1}, TypeError, "grad"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_of_gradients_are_named(change, error, words):
+    layer = MultiHeadAttention(np.eye(4), np.eye(4), np.eye(4), heads=2)
+    with pytest.raises(error, match=words):
+        layer.gradients(**{"x": np.ones((3, 4)), "grad_output": np.ones((3, 4)), **change})

@@ -93,11 +93,11 @@ class GradientRequest:
 
     def fitted(self, made: Mapping[str, Any]) -> Gradients[Array]:
         """What a kernel made, in the shapes and dtypes of the inputs."""
-        fitted = {name: _fitted(made[name], self.inputs[name]) for name in made if name != "scale"}
+        fitted = {name: fit(made[name], self.inputs[name]) for name in made if name != "scale"}
         return Gradients(**fitted, scale=float(made["scale"]) if "scale" in made else None)
 
 
-def _fitted(whole: Array, given: Array) -> Array:
+def fit(whole: Array, given: Array) -> Array:
     """Sums over the axes that were broadcast, in ascending order; then one rounding."""
     shape = (1,) * (whole.ndim - given.ndim) + given.shape
     sizes = zip(shape, whole.shape, strict=True)

@@ -92,6 +92,12 @@ class LayerOptions(Options, Computed, total=False):
     """Options of `MultiHeadAttention`."""
 
 
+class LayerGradientOptions(LayerOptions, total=False):
+    """Options of `MultiHeadAttention.gradients`."""
+
+    wrt: str | Iterable[str] | None
+
+
 class WeightsOptions(Options, total=False):
     """Options of `weights`."""
 

@@ -41,3 +41,21 @@ class Gradients(NamedTuple, Generic[A]):
     bias: A | None = None
     sink: A | None = None
     scale: float | None = None
+
+
+class LayerGradients(NamedTuple, Generic[A]):
+    """What `MultiHeadAttention.gradients` returns: None where not there or not asked for."""
+
+    x: A | None = None
+    context: A | None = None
+    W_q: A | None = None
+    W_k: A | None = None
+    W_v: A | None = None
+    W_o: A | None = None
+    b_q: A | None = None
+    b_k: A | None = None
+    b_v: A | None = None
+    b_o: A | None = None
+    bias: A | None = None
+    sink: A | None = None
+    scale: float | None = None

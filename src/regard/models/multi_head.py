@@ -17,17 +17,26 @@ from regard.boundary.arguments import as_array, as_int, result_dtype
 from regard.boundary.arrays import Array, lend
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
-from regard.compute.evaluation import project, unite
+from regard.compute.evaluation import Run, project, unite
+from regard.compute.gradients import fit
 from regard.compute.request import make_request
-from regard.compute.results import OutputWeights
+from regard.compute.results import LayerGradients, OutputWeights
 from regard.errors import OptionError, ProblemError, ShapeError, naming_shapes
 from regard.explanation.build import OPTIONS, explain_problem, string_labels
 from regard.faces import Explanation
+from regard.models.multi_head_gradients import layer_gradients, wanted_of_layer
 from regard.problems.checks import weight_sizes
 from regard.problems.problem import Problem
 
 if TYPE_CHECKING:
-    from regard.compute.options import ArrayIn, LayerOptions, Numbers, StepsOptions, T
+    from regard.compute.options import (
+        ArrayIn,
+        LayerGradientOptions,
+        LayerOptions,
+        Numbers,
+        StepsOptions,
+        T,
+    )
 
 CALL_OPTIONS = (*OPTIONS, "precision", "threads")
 
@@ -184,31 +193,98 @@ class MultiHeadAttention:
             taken = ("x", "context", "return_weights", "kernel", *CALL_OPTIONS)
             raise no_such_argument("MultiHeadAttention.__call__()", unknown, taken)
         (x, context), give_back = lend(x=x, context=context)
-        inputs = {**_inputs(x, context), **self._weights()}
-        dtype = result_dtype(inputs)
-        working = np.dtype(np.float64 if dtype == np.float64 else np.float32)
-        precision = options.get("precision")
-        if isinstance(precision, str) and precision == "exact" and dtype != np.float64:
-            working = np.dtype(np.float64)
-            del options["precision"]
-        with naming_shapes(x=inputs["embeddings"], context=context):
-            self._check_input(inputs)
-            inputs = self._broadcast(inputs)
-            heads = {"H": self.heads, "G": self.key_heads or self.heads}
-            projected = project(inputs, heads, working)
+        given = {**_inputs(x, context), **self._weights()}
+        dtype = result_dtype(given)
+        with naming_shapes(x=given["embeddings"], context=context):
+            projected = self._projected(given, options)
             request = make_request(
                 *(projected.value(name) for name in ("queries", "keys", "values")),
                 return_weights=return_weights,
                 **options,
             )
         result = dispatch.run(request, kernel)
-        united = unite({**inputs, "output": result.output}, working)
-        last = "projected_output" if self.W_o is not None else "merged"
-        output = united.value(last).astype(dtype, copy=False)
+        united = unite({**projected.inputs, "output": result.output}, projected.dtype)
+        output = united.value(self._last).astype(dtype, copy=False)
         answer: Any = output
         if result.weights is not None:
             answer = OutputWeights(output, result.weights.astype(dtype, copy=False))
         return give_back(answer)
+
+    @overload
+    def gradients(
+        self,
+        x: Numbers,
+        grad_output: Numbers,
+        context: Numbers | None = None,
+        **options: Unpack[LayerGradientOptions],
+    ) -> LayerGradients[Array]: ...
+    @overload
+    def gradients(
+        self,
+        x: T,
+        grad_output: T | Numbers,
+        context: T | Numbers | None = None,
+        **options: Unpack[LayerGradientOptions],
+    ) -> LayerGradients[T]: ...
+    @answering
+    def gradients(
+        self,
+        x: Any,
+        grad_output: Any,
+        context: Any = None,
+        *,
+        wrt: Any = None,
+        kernel: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """How a loss changes with each number of x, the context, the weights and the options.
+
+        Parameters
+        ----------
+        x, context
+            As in the call.
+        grad_output : array_like, (…, L, F)
+            The gradient of the loss with respect to the output.
+        wrt : str or names, optional
+            Which gradients to compute: "x", "context", "W_q" … "b_o", "bias", "sink", "scale".
+            Default: of x, the context and the weights.
+        kernel, **options
+            As in the call.
+
+        Returns
+        -------
+        LayerGradients
+            A named tuple of these names; None where there is no such input, or it was not asked
+            for. Each has the shape and dtype of its input, summed over axes along which the input
+            was broadcast, such as the leading axes of x for a weight. Half types are computed in
+            float32 and rounded once. The array type is that of x.
+
+        Raises
+        ------
+        ShapeError, DtypeError, OptionError
+            As for the call and for `regard.gradients`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> layer = MultiHeadAttention(np.eye(2), np.eye(2), np.eye(2))
+        >>> layer.gradients(np.eye(2), np.ones((2, 2)), causal=True).W_v.round(2)
+        array([[1.33, 1.33],
+               [0.67, 0.67]])
+        """
+        unknown = {name: one for name, one in options.items() if name not in CALL_OPTIONS}
+        if unknown:
+            taken = ("x", "grad_output", "context", "wrt", "kernel", *CALL_OPTIONS)
+            raise no_such_argument("MultiHeadAttention.gradients()", unknown, taken)
+        (x, grad_output, context), give_back = lend(x=x, grad_output=grad_output, context=context)
+        given = {**_inputs(x, context), **self._weights()}
+        with naming_shapes(x=given["embeddings"], context=context, grad_output=grad_output):
+            grad = as_array("grad_output", grad_output)
+            wanted = wanted_of_layer(wrt, given)
+            projected = self._projected(given, options)
+            made = dict(layer_gradients(projected, self._last, grad, wanted, kernel, options))
+        made |= {name: fit(made[name], given[name]) for name in given.keys() & made.keys()}
+        return give_back(LayerGradients(x=made.pop("embeddings", None), **made))
 
     @answering
     def explain(
@@ -239,6 +315,23 @@ class MultiHeadAttention:
         names = ("W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o")
         given = {name: getattr(self, name) for name in names}
         return {name: array for name, array in given.items() if array is not None}
+
+    @property
+    def _last(self) -> str:
+        """The step whose value is returned."""
+        return "projected_output" if self.W_o is not None else "merged"
+
+    def _projected(self, inputs: dict[str, Array], options: dict[str, Any]) -> Run:
+        """The steps to queries, keys and values, in the dtype that precision asks for."""
+        dtype = result_dtype(inputs)
+        working = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+        precision = options.get("precision")
+        if isinstance(precision, str) and precision == "exact" and dtype != np.float64:
+            working = np.dtype(np.float64)
+            del options["precision"]
+        self._check_input(inputs)
+        heads = {"H": self.heads, "G": self.key_heads or self.heads}
+        return project(self._broadcast(inputs), heads, working)
 
     def _check_input(self, inputs: dict[str, Array]) -> None:
         source = "context" if "context" in inputs else "embeddings"

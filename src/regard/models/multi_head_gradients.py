@@ -1,0 +1,108 @@
+"""The gradients of multi-head attention: back through W_o, attention, then W_q, W_k and W_v.
+
+The projections go back by the textbook's backward steps, attention by a kernel. Must not know how
+either is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.compute import dispatch
+from regard.compute.evaluation import Run, unite
+from regard.compute.request import make_request
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.textbook.gradients import backward
+
+# Options of a call that have gradients, and how the steps and a kernel name what attention reads.
+_OPTIONS = ("bias", "sink", "scale")
+_READY = {"queries": "query", "keys": "key", "values": "value"}
+
+
+def wanted_of_layer(wrt: Any, given: Mapping[str, Array]) -> frozenset[str]:
+    """The names in `wrt` as the steps have them, each of which the call has."""
+    if wrt is None:
+        return frozenset(given)
+    names = (wrt,) if isinstance(wrt, str) else wrt
+    if not isinstance(names, Iterable):
+        raise DtypeError(f"wrt must be names of inputs, not {safe_text(repr(wrt), 60)}")
+    known = ("x", *(name for name in given if name != "embeddings"), *_OPTIONS)
+    names = tuple(names)
+    for name in names:
+        if name not in known:
+            raise OptionError(
+                f"wrt has {safe_text(repr(name), 60)}; in this call it may have {', '.join(known)}"
+            )
+    return frozenset("embeddings" if name == "x" else name for name in names)
+
+
+def layer_gradients(
+    projected: Run,
+    last: str,
+    grad: Array,
+    wanted: frozenset[str],
+    kernel: str | None,
+    options: dict[str, Any],
+) -> Iterator[tuple[str, Any]]:
+    """Each wanted gradient under its name, from that of the step `last`.
+
+    `projected` are the steps to queries, keys and values; of weights, gradients are summed over
+    the leading axes.
+    """
+    query, key, value = (projected.value(name) for name in _READY)
+    request = make_request(query, key, value, return_lse=True, **options)
+    forward = dispatch.run(request, kernel)
+    united = unite({**projected.inputs, "output": forward.output}, projected.dtype)
+    shape = united.shape(last)
+    if grad.shape != shape:
+        raise ShapeError(
+            f"grad_output has shape {grad.shape} but the output has {shape}; they must match"
+        )
+    united = _continued(united, wanted | {"output"}, {last: grad})
+    yield from _found(united, wanted)
+    through = not wanted.isdisjoint(projected.steps)
+    wrt = (wanted & {*_OPTIONS}) | ({*_READY.values()} if through else set())
+    if not wrt:
+        return
+    inner = dispatch.gradients_of_arrays(
+        query,
+        key,
+        value,
+        united.value("d_output"),
+        output=forward.output,
+        lse=forward.lse,
+        wrt=wrt,
+        kernel=kernel,
+        **options,
+    )
+    for name in wanted & {*_OPTIONS}:
+        yield name, getattr(inner, name)
+    if through:
+        arrives = {name: getattr(inner, one) for name, one in _READY.items()}
+        yield from _found(_continued(projected, wanted, arrives), wanted)
+
+
+def _continued(run: Run, wanted: frozenset[str], arrives: Mapping[str, Array]) -> Run:
+    """The run with its backward steps, from the gradients of its last steps."""
+    there = {step.name for step in run.steps.values() if step.op == "given"}
+    steps = backward(tuple(run.steps.values()), wanted & there, arrives.keys())
+    return run.continued(steps, {f"d_{name}": array for name, array in arrives.items()})
+
+
+def _found(run: Run, wanted: frozenset[str]) -> Iterator[tuple[str, Array]]:
+    for name in wanted:
+        step = run.steps.get(f"d_{name}")
+        if step is None:
+            continue
+        if {"L", "S"} & {*step.axes}:
+            yield name, run.value(step.name)
+            continue
+        total = np.zeros(run.shape(name))
+        for batch in np.ndindex(*run.lead):
+            total += run.block(step.name, batch, 0, None)
+            run.forget()
+        yield name, total
