@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from regard import masks, models, testing
     from regard.compute.config import set_threads, show_config
     from regard.compute.kv_cache import KVCache
-    from regard.compute.results import Gradients, OutputLse, OutputWeights, OutputWeightsLse
+    from regard.compute.results import (
+        Gradients,
+        LayerGradients,
+        OutputLse,
+        OutputWeights,
+        OutputWeightsLse,
+    )
     from regard.compute.softmax import merge, softmax
     from regard.explanation.derivation import Derivation
     from regard.faces import Diagnosis, Explanation
@@ -42,6 +48,7 @@ __all__ = [
     "Gradients",
     "KVCache",
     "LabelError",
+    "LayerGradients",
     "MultiHeadAttention",
     "OptionError",
     "OutputLse",
