@@ -263,7 +263,7 @@ def _through_dot(book: _Book, step: Step, gradient: Step, position: int) -> None
     each = book.step(f"d_{to.name}_by_head", symbol, axes, op, operands)
     index = ("g*R+r", *each.index[1:])
     written = (
-        f"d{to.symbol} = Σ_h {symbol[0]}, of the heads h that share it",
+        f"d{to.symbol} = Σ_h {symbol[0]} over the heads h that share it",
         rf"{_d(to)} = \sum_{{h}} {symbol[1]}",
     )
     own = Ref(each.step, index, *symbol)
