@@ -10,6 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 
+from regard.compute import evaluation
 from regard.compute.evaluation import Run
 from regard.compute.visibility import Boolean
 from regard.explanation.derivation import derive
@@ -264,6 +265,18 @@ def test_the_slope_of_a_softcap_is_exact_far_from_zero():
     np.testing.assert_array_equal(run_of(inputs, 1, 1, masked=False).value("capped_slope"), 0)
 
 
+@pytest.mark.parametrize("cells", [1, 4])
+def test_sums_over_rows_add_all_blocks_of_them(monkeypatch, cells):
+    axes = {**PROJECTED, **OPTIONS}
+    inputs = numbers(axes, {**SIZES, "L": 5, "S": 5, "H": 2, "G": 1})
+    run = run_of(inputs, 2, 1, masked=False)
+    whole = {name: run.value(f"d_{name}") for name in axes if name != "softcap"}
+    monkeypatch.setattr(evaluation, "BLOCK_CELLS", cells)
+    cut = run_of(inputs, 2, 1, masked=False)
+    for name, expected in whole.items():
+        np.testing.assert_allclose(cut.value(f"d_{name}"), expected, 1e-13, 1e-14, err_msg=name)
+
+
 # which steps there are ----------------------------------------------------------------------------
 
 
@@ -281,6 +294,36 @@ def test_only_what_is_needed_is_declared():
         *("d_output", "d_weights", "delta", "d_masked", "d_biased", "d_bias")
     ]
     assert backward(forward, set()) == ()
+
+
+def test_the_backward_pass_reads_like_this():
+    forward = textbook({*READY, *OPTIONS}, masked=True, default_scale=False)
+    wrt = {*READY, "bias", "sink", "scale"}
+    assert [step.formula for step in backward(forward, wrt, ("output", "lse"))] == [
+        "dlse is given",
+        "dO is given",
+        "dV_h = Pᵀ·dO",
+        "dP = dO·Vᵀ",
+        "δ_O = Σ_e dO·O",
+        "δ = δ_O − dlse",
+        "p = y / z",
+        "ds′ = Σ_i p·δ",
+        "ds = −ds′",
+        "dA_m = P·(dP − δ)",
+        "dA_b = dA_m where visible, else 0",
+        "dbias = dA_b",
+        "dA_c = dA_b",
+        "A_c′ = 1 − tanh²(A_s / c)",
+        "dA_s = dA_c·A_c′",
+        "dscale_hi = Σ_j dA_s·A",
+        "dscale_h = Σ_i dscale_hi",
+        "dscale = Σ_h dscale_h",
+        "dA = dA_s·scale",
+        "dK_h = dAᵀ·Q",
+        "dV = Σ_h dV_h over the heads h that share it",
+        "dK = Σ_h dK_h over the heads h that share it",
+        "dQ = dA·K",
+    ]
 
 
 def test_heads_that_share_no_keys_need_no_sum_over_them():

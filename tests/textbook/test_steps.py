@@ -495,6 +495,18 @@ def test_a_dot_over_visible_keys_never_meets_what_stands_in_a_hidden_one():
     np.testing.assert_array_equal(result, [[1.0, 2.0], [2.0, -np.inf]])
 
 
+def test_infinite_values_take_the_sign_of_what_they_are_multiplied_with():
+    weights = np.array([[-2.0, 1.0], [2.0, 0.0], [0.0, -1.0], [1.0, 1.0]])
+    values = np.array([[np.inf, -np.inf], [1.0, np.inf]])
+    visible = np.array([[True, False], [True, False], [True, True], [True, True]])
+    operands = [(weights, ("i", "j")), (values, ("j", "e"))]
+    result = compute("dot", ("i", "e"), operands, visible, FLOAT)
+    nan = np.nan
+    np.testing.assert_array_equal(
+        result, [[-np.inf, np.inf], [np.inf, -np.inf], [nan, nan], [np.inf, nan]]
+    )
+
+
 def test_a_dot_has_no_negative_zero():
     operands = [(np.array([[0.0]]), ("i", "j")), (np.array([[-1.0]]), ("j", "e"))]
     result = compute("dot", ("i", "e"), operands, np.array([[False]]), FLOAT)

@@ -110,3 +110,39 @@ def test_logits_beyond_the_range_have_the_gradients_of_a_choice():
     np.put_along_axis(chosen, largest[..., None], 1.0, axis=-1)
     np.testing.assert_allclose(result.value[0], np.einsum("hij,hie->je", chosen, grad), 1e-13)
     assert all(np.isfinite(np.asarray(x)).all() for x in result if x is not None)
+
+
+def test_a_score_that_overflows_on_its_way_to_a_number_is_that_number():
+    # The first half of the products sums to −∞ in float32, in any order; the whole to 0.
+    q = np.full((1, 1, 64), 1e19, np.float32)
+    k = np.zeros((1, 2, 64), np.float32)
+    k[0, 0] = np.repeat([-3e19, 3e19], 32)
+    v, grad = numbers((1, 2, 2), np.float32, 0), numbers((1, 1, 2), np.float32, 1)
+    bias, wrt = np.zeros(2, np.float32), ("value", "bias")
+    result = gradients(q, k, v, grad, bias=bias, wrt=wrt)
+    expected = gradients(np.zeros_like(q), k, v, grad, bias=bias, wrt=wrt)
+    np.testing.assert_allclose(result.value, expected.value, 1e-6)
+    np.testing.assert_allclose(result.bias, expected.bias, 1e-6)
+
+
+def test_scores_whose_products_overflow_have_a_gradient_of_the_scale():
+    # 2^1024·(1 − (1 − m·2^−52)) = m·2^972, which the scale takes to m.
+    m = np.array([0.0, 2.0, 1.0, -1.0])
+    far = np.stack([np.ones(4), m * 2.0**-52 - 1.0], axis=-1)[None] * 2.0**512
+    near = np.stack([m, np.zeros(4)], axis=-1)[None]
+    v, grad = (numbers(shape, np.float64, 1) for shape in ((1, 4, 2), (1, 1, 2)))
+    wrt = ("value", "scale")
+    result = gradients(np.full((1, 1, 2), 2.0**512), far, v, grad, scale=2.0**-972, wrt=wrt)
+    expected = gradients(np.ones((1, 1, 2)), near, v, grad, scale=1.0, wrt=wrt)
+    np.testing.assert_allclose(result.value, expected.value, 1e-14)
+    np.testing.assert_allclose(result.scale, expected.scale * 2.0**972, 1e-14)
+
+
+@pytest.mark.parametrize(("far", "share"), [(1e200, 0.0), (-1e200, 1.0)])
+def test_the_sink_has_its_share_beside_logits_of_any_size(far, share):
+    q, k, v, grad = (np.abs(array) + 0.1 for array in call())
+    result = gradients(
+        *(q * 1e200, k * far, v, grad), sink=0.5, grad_lse=np.ones((2, 3)), wrt=("sink", "value")
+    )
+    np.testing.assert_allclose(result.sink, share * 6)
+    np.testing.assert_array_equal((result.value == 0).all(), share == 1.0)
