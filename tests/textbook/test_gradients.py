@@ -16,6 +16,7 @@ from regard.compute.visibility import Boolean
 from regard.explanation.derivation import derive
 from regard.explanation.labels import Labels
 from regard.textbook.gradients import backward
+from regard.textbook.operations import OPERATIONS
 from regard.textbook.steps import INDEX_MAPS, Step, textbook
 
 FLOAT = np.dtype(np.float64)
@@ -212,6 +213,44 @@ def test_the_softmax_in_one_step_is_the_chain_of_its_operations(masked, lse, sof
             np.testing.assert_allclose(one, other, 1e-12, 1e-14, err_msg=name)
 
 
+# second gradients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"scale"}, set(OPTIONS)], ids=["plain", "every option"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_backward_pass_of_the_backward_pass_has_the_slopes_of_gradients(masked, options):
+    axes = {**READY, **{name: OPTIONS[name] for name in sorted(options)}}
+    first = run_of(numbers(axes, {**SIZES, "H": 4, "G": 2}), 4, 2, masked=masked)
+    inputs = {name: array for name, array in first.inputs.items() if name != "softcap"}
+    asked = [f"d_{name}" for name in axes if name != "softcap"]
+    rng = np.random.default_rng(5)
+    arrives = {f"dd_{name}": rng.normal(size=first.shape(name)) for name in asked}
+    steps = tuple(first.steps.values())
+    second = backward(steps, inputs, asked, compact=False, sign="dd")
+    run = first.continued(second, arrives)
+    assert len({step.name for step in run.steps.values()}) == len(steps) + len(second)
+
+    def loss(name, moved):
+        again = first.continued((), {name: moved})
+        return sum((again.value(one) * arrives[f"dd_{one}"]).sum() for one in asked)
+
+    for name, array in inputs.items():
+        way = rng.normal(size=array.shape)
+        slope = (loss(name, array + 1e-5 * way) - loss(name, array - 1e-5 * way)) / 2e-5
+        rise = (run.value(f"dd_{name}") * way).sum()
+        np.testing.assert_allclose(rise, slope, 1e-7, 1e-8, err_msg=name)
+
+
+def test_every_operation_hands_its_gradient_on():
+    settings = {name for name, one in OPERATIONS.items() if not any(one.adjoint)}
+    assert settings == {"given", "visible", "inverse_root", "at_maximum"}
+    for operation in OPERATIONS.values():
+        for template in filter(None, operation.adjoint):
+            for op, *operands in map(str.split, template.split(", ")):
+                assert op in OPERATIONS
+                assert {*operands} <= {"d", "y", "_", "0", "1", "2"}
+
+
 # what a cell is made of ---------------------------------------------------------------------------
 
 
@@ -236,6 +275,29 @@ def test_every_cell_of_the_backward_pass_follows_from_its_operands(masked, compa
 
 
 # what is hidden -----------------------------------------------------------------------------------
+
+
+def twice(run: Run, names: list[str]) -> Run:
+    """A run with its second gradients too, from those of some first ones."""
+    asked = [f"d_{name}" for name in names]
+    rng = np.random.default_rng(5)
+    arrives = {f"dd_{name}": rng.normal(size=run.shape(name)) for name in asked}
+    steps = tuple(run.steps.values())
+    return run.continued(backward(steps, names, asked, compact=False, sign="dd"), arrives)
+
+
+def test_a_hidden_key_has_second_gradients_of_zero_and_changes_no_byte():
+    inputs = numbers({**READY, **OPTIONS}, {**SIZES, "H": 4, "G": 2})
+    names = [name for name in inputs if name != "softcap"]
+    clean = twice(run_of(inputs, 4, 2, masked=True), names)
+    hostile = {name: array.copy() for name, array in inputs.items()}
+    hostile["keys"][:, 0], hostile["values"][:, 0] = np.nan, -np.inf
+    hostile["queries"][:, 1], hostile["bias"][:, :, 0] = np.inf, np.nan
+    dirty = twice(run_of(hostile, 4, 2, masked=True), names)
+    for name in names:
+        one, other = (run.value(f"dd_{name}") for run in (clean, dirty))
+        assert one.tobytes() == other.tobytes(), name
+    np.testing.assert_array_equal(dirty.value("dd_keys")[:, 0], 0)
 
 
 def test_a_hidden_key_has_a_gradient_of_zero_and_changes_no_byte_whatever_is_in_it():

@@ -28,6 +28,7 @@ def backward(
     *,
     compact: bool = True,
     grouped: bool = True,
+    sign: str = "d",
 ) -> tuple[Step, ...]:
     """The steps of the backward pass, in order; a step that nothing asked for is absent.
 
@@ -44,6 +45,9 @@ def backward(
         back through every operation of the softmax; the numbers differ by rounding only.
     grouped : bool
         Whether several query heads may share a key head, whose gradient is then a sum over them.
+    sign : str
+        What the names and symbols of gradients begin with. Forward and backward steps together are
+        a computation too: with another sign, and not `compact`, its gradients are the second ones.
 
     Raises
     ------
@@ -64,7 +68,7 @@ def backward(
     dV = Pᵀ·dO
     dQ = dA·K
     """
-    return _backward(tuple(steps), frozenset(wrt), frozenset(given), compact, grouped)
+    return _backward(tuple(steps), frozenset(wrt), frozenset(given), compact, grouped, sign)
 
 
 @lru_cache(maxsize=256)
@@ -74,8 +78,9 @@ def _backward(
     given: frozenset[str],
     compact: bool,
     grouped: bool,
+    sign: str,
 ) -> tuple[Step, ...]:
-    book = _Book(steps, wrt, given, grouped)
+    book = _Book(steps, wrt, given, grouped, sign)
     for step in reversed(steps):
         gradient = book.gradient(step) if step.name in book.on_the_way else None
         if gradient is None or (compact and step.name in _SOFTMAX - {"weights"}):
@@ -89,18 +94,28 @@ def _backward(
     return book.needed(wrt)
 
 
+def _symbols(step: Step) -> tuple[str, str]:
+    return step.symbol, step.latex_symbol
+
+
 def _own(step: Step) -> Ref:
-    return Ref(step.name, step.index, step.symbol, step.latex_symbol)
+    return Ref(step.name, step.index, *_symbols(step))
 
 
 class _Book:
     """The backward steps so far, and what has arrived at each forward step."""
 
     def __init__(
-        self, steps: tuple[Step, ...], wrt: frozenset[str], given: frozenset[str], grouped: bool
+        self,
+        steps: tuple[Step, ...],
+        wrt: frozenset[str],
+        given: frozenset[str],
+        grouped: bool,
+        sign: str,
     ) -> None:
         self.forward = {step.name: step for step in steps}
         self.grouped = grouped
+        self._sign = sign
         self.made: dict[str, Step] = {}
         self._arrived: dict[str, list[str]] = {}
         # Steps that something asked for is a part of.
@@ -127,7 +142,8 @@ class _Book:
         letters = {LETTERS[axis] for axis in axes}
         letters |= {x for ref in operands for entry in ref.index for x in letters_of(entry)}
         over = self._seen is not None and self._seen <= letters
-        assert name not in self.made, name
+        while name in self.made or name in self.forward:  # another of its kind
+            name, symbol = f"{name}_too", (f"{symbol[0]}′", f"{{{symbol[1]}}}'")
         self.made[name] = Step(
             *(name, *symbol, axes, op, tuple(operands)),
             over="visible" if over else "all",
@@ -145,16 +161,23 @@ class _Book:
         written: tuple[str, str] | None = None,
     ) -> None:
         """Declare what arrives at a forward step from one of the steps that use it."""
-        name = f"d_{to.name}_from_{source}"
+        name, (symbol, latex) = self.d(to)
         made = self.forward.get(source, to)
-        symbol = (f"d{to.symbol}_{made.symbol}", rf"{{{_d(to)}}}_{{{made.latex_symbol}}}")
-        self.step(name, symbol, axes, op, operands, written)
-        self._arrived.setdefault(to.name, []).append(name)
+        symbols = f"{symbol}_{made.symbol}", f"{{{latex}}}_{{{made.latex_symbol}}}"
+        # The letters of a cell say which is which, in any order.
+        axes = to.axes if {*axes} == {*to.axes} else axes
+        one = self.step(f"{name}_from_{source}", symbols, axes, op, operands, written)
+        self._arrived.setdefault(to.name, []).append(one.step)
+
+    def d(self, step: Step) -> tuple[str, tuple[str, str]]:
+        """The name and the symbols of a step's gradient."""
+        latex = rf"\mathrm{{{self._sign}}}{step.latex_symbol}"
+        return f"{self._sign}_{step.name}", (f"{self._sign}{step.symbol}", latex)
 
     def gradient(self, step: Step) -> Step | None:
         """The whole gradient of a forward step; None: none arrives."""
         arrived = self._arrived.get(step.name, [])
-        name, symbol = f"d_{step.name}", (f"d{step.symbol}", _d(step))
+        name, symbol = self.d(step)
         if len(arrived) == 1:
             only = self.made.pop(arrived[0])
             self.step(name, symbol, only.axes, only.op, only.operands, only.written)
@@ -165,17 +188,13 @@ class _Book:
     def needed(self, wrt: Collection[str]) -> tuple[Step, ...]:
         """The steps that what is asked for is made of."""
         for name in wrt:
-            if f"d_{name}" not in self.made:
+            if f"{self._sign}_{name}" not in self.made:
                 raise ValueError(f"{name} has no gradient in this computation")
-        needed = {f"d_{name}" for name in wrt}
+        needed = {f"{self._sign}_{name}" for name in wrt}
         for step in reversed(self.made.values()):
             if step.name in needed:
                 needed |= {ref.step for ref in step.operands}
         return tuple(step for step in self.made.values() if step.name in needed)
-
-
-def _d(step: Step) -> str:
-    return rf"\mathrm{{d}}{step.latex_symbol}"
 
 
 def _through(book: _Book, step: Step, gradient: Step, position: int) -> None:
@@ -186,6 +205,10 @@ def _through(book: _Book, step: Step, gradient: Step, position: int) -> None:
         return
     if step.op == "dot":
         _through_dot(book, step, gradient, position)
+    elif "g*R+r" in step.operands[position].index:
+        own = Ref(gradient.name, ("h//(H//G)", *step.index[1:]), *_symbols(gradient))
+        to = book.forward[step.operands[position].step]
+        book.contribute(to, step.name, "same", [own], to.axes)
     elif step.op in ("split", "merge"):
         _through_move(book, step, gradient)
     else:
@@ -198,10 +221,11 @@ def _through_cells(
     """Through an operation on cells: its adjoint, then sums over what the operand has not."""
     ref = step.operands[position]
     to = book.forward[ref.step]
+    own, (short, latex) = book.d(to)
     axes = step.axes
     if step.running in ref.index:
         axes = (*axes, to.axes[ref.index.index(step.running)])
-    known = {"d": Ref(gradient.name, step.index, gradient.symbol, gradient.latex_symbol)}
+    known = {"d": Ref(gradient.name, step.index, *_symbols(gradient))}
     known |= {"y": _own(step)} | {str(n): one for n, one in enumerate(step.operands)}
     for number, part in enumerate(template[:-1], 1):
         op, *names = part.split()
@@ -214,16 +238,16 @@ def _through_cells(
     broadcast = [axis for axis in axes if LETTERS[axis] not in ref.index]
     if broadcast and op not in ("multiply", "same"):
         # Sums begin with the products themselves.
-        symbol = f"d{to.symbol}′", _d(to) + "'"
-        operands, op = [book.step(f"d_{to.name}_{op}", symbol, axes, op, operands)], "same"
+        symbol = f"{short}′", f"{latex}'"
+        operands, op = [book.step(f"{own}_{op}", symbol, axes, op, operands)], "same"
     while broadcast:
         axes = tuple(axis for axis in axes if axis != broadcast[-1])
         op = "row_dot" if op == "multiply" else "sum"
         broadcast.pop()
         if broadcast:
             letters = [LETTERS[axis] for axis in axes]
-            symbol = f"d{to.symbol}_{''.join(letters)}", f"{{{_d(to)}}}_{{{' '.join(letters)}}}"
-            name = f"d_{to.name}_by_{'row' if 'L' in axes else 'head'}"
+            symbol = f"{short}_{''.join(letters)}", f"{{{latex}}}_{{{' '.join(letters)}}}"
+            name = f"{own}_by_{'row' if 'L' in axes else 'head'}"
             operands = [book.step(name, symbol, axes, op, operands)]
     book.contribute(to, step.name, op, operands, axes)
 
@@ -248,7 +272,7 @@ def _through_dot(book: _Book, step: Step, gradient: Step, position: int) -> None
         names |= {"h": "g", "h//(H//G)": "g"}
     per_head = shared and book.grouped
     axes = tuple("H" if per_head and axis == "G" else axis for axis in to.axes)
-    own = Ref(gradient.name, step.index, gradient.symbol, gradient.latex_symbol)
+    own = Ref(gradient.name, step.index, *_symbols(gradient))
     operands = [_renamed(one, names) for one in (own, other)]
     letters = [LETTERS[axis] for axis in axes if axis not in ("H", "G")]
     rows = [letter for letter in operands[0].index if letter not in ("h", "g")]
@@ -259,14 +283,13 @@ def _through_dot(book: _Book, step: Step, gradient: Step, position: int) -> None
     if not per_head:
         book.contribute(to, step.name, op, operands, axes)
         return
-    symbol = f"d{to.symbol}_h", f"{_d(to)}_{{h}}"
-    each = book.step(f"d_{to.name}_by_head", symbol, axes, op, operands)
-    index = ("g*R+r", *each.index[1:])
+    name, (symbol, latex) = book.d(to)
+    each = book.step(f"{name}_by_head", (f"{symbol}_h", f"{latex}_{{h}}"), axes, op, operands)
     written = (
-        f"d{to.symbol} = Σ_h {symbol[0]} over the heads h that share it",
-        rf"{_d(to)} = \sum_{{h}} {symbol[1]}",
+        f"{symbol} = Σ_h {each.symbol} over the heads h that share it",
+        rf"{latex} = \sum_{{h}} {each.latex_symbol}",
     )
-    own = Ref(each.step, index, *symbol)
+    own = Ref(each.step, ("g*R+r", *each.index[1:]), each.symbol, each.latex_symbol)
     book.contribute(to, step.name, "sum", [own], to.axes, written)
 
 
@@ -280,7 +303,7 @@ def _through_move(book: _Book, step: Step, gradient: Step) -> None:
     else:
         head, row, width = to.axes
         index = (LETTERS[row], f"{LETTERS[head]}*{width}+{LETTERS[width]}")
-    own = Ref(gradient.name, index, gradient.symbol, gradient.latex_symbol)
+    own = Ref(gradient.name, index, *_symbols(gradient))
     op = OPERATIONS[step.op].adjoint[0].split()[0]
     book.contribute(to, step.name, op, [own], to.axes)
 
@@ -308,6 +331,6 @@ def _through_softmax(book: _Book, gradient: Step) -> None:
         weight = book.step("sink_weights", ("p", "p"), rows, "divide", share)
         op = "row_dot" if "L" in rows else "multiply"
         product = book.step(
-            "d_sink_products", ("ds′", _d(sink) + "'"), sink.axes, op, [weight, delta]
+            "d_sink_products", ("ds′", r"\mathrm{d}s'"), sink.axes, op, [weight, delta]
         )
         book.contribute(sink, "sink_weights", "negate", [product], sink.axes)

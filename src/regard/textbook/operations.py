@@ -182,6 +182,11 @@ OPERATIONS: dict[str, Operation] = {
         latex_numbers=r"1 - \tanh^2\left($0 / $1\right)",
         numpy="1 / np.cosh($0 / $1) ** 2",
         hidden=0.0,
+        # −2·tanh(x/c)/c times the slope
+        adjoint=(
+            "softcap 0 1, divide _ 1, divide _ 1, multiply _ y, add _ _, negate _, multiply d _",
+            "",
+        ),
     ),
     "add": Operation(
         value=lambda *x: reduce(np.add, x),
@@ -317,6 +322,7 @@ OPERATIONS: dict[str, Operation] = {
         latex_numbers=r"$b0 \cdot \left($1 - $b2\right)",
         numpy="$0 * ($1 - $2)",
         hidden=0.0,
+        adjoint=("subtract 1 2, multiply d _", "multiply d 0", "multiply d 0, negate _"),
         overflows=True,
     ),
     "inverse_root": Operation(

@@ -12,6 +12,8 @@ import pytest
 import regard
 from calls import numbers
 from regard.compute import evaluation
+from regard.compute.gradients import make_gradient_request
+from regard.compute.kernels import reference
 from regard.masks import Causal, Mask
 
 ALL = ("query", "key", "value", "scale")
@@ -146,3 +148,36 @@ def test_the_sink_has_its_share_beside_logits_of_any_size(far, share):
     )
     np.testing.assert_allclose(result.sink, share * 6)
     np.testing.assert_array_equal((result.value == 0).all(), share == 1.0)
+
+
+# --- second gradients -----------------------------------------------------------------------------
+
+
+def test_second_gradients_are_the_slopes_of_gradients():
+    q, k, v, grad = (np.stack([array, array[::-1]]) for array in call())
+    arrays = {"query": q, "key": k, "value": v, "grad_output": grad}
+    options = {
+        **{"bias": numbers((3, 1), np.float64), "sink": numbers((2,), np.float64), "scale": 0.7},
+        **{"grad_lse": numbers((2, 2, 3), np.float64), "softcap": 2.0, "causal": True},
+        **{"offset": 0, "wrt": (*ALL, "bias", "sink")},
+    }
+    whole = make_gradient_request(*arrays.values(), **options)
+    rng = np.random.default_rng(3)
+    weights = gradients(*arrays.values(), **options)._asdict()
+    arrives = {name: rng.normal(size=np.shape(one)) for name, one in weights.items()}
+    wrt = (*arrays, "bias", "sink", "scale", "grad_lse")
+    found = reference.second_gradients(whole, arrives, wrt)
+
+    def loss(name, moved):
+        moved = float(moved) if name == "scale" else moved
+        named = {**arrays, **options, name: moved}
+        own = [named.pop(one) for one in arrays]
+        made = gradients(*own, **named)._asdict()
+        return sum((made[one] * arrives[one]).sum() for one in made)
+
+    for name in wrt:
+        array = np.asarray({**arrays, **options}[name])
+        way = rng.normal(size=array.shape)
+        slope = (loss(name, array + 1e-5 * way) - loss(name, array - 1e-5 * way)) / 2e-5
+        rise = (found[name] * way).sum()
+        np.testing.assert_allclose(rise, slope, 1e-7, 1e-8, err_msg=name)

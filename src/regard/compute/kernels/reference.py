@@ -6,7 +6,7 @@ the textbook has those.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -323,3 +323,35 @@ def _left(run: Run, call: GradientRequest, batch: tuple[int, ...], head: int, ro
             other = own - call.output[at][here].astype(np.float64)
             left[:, 1] = (call.grad_output[at][here].astype(np.float64) * other).sum(axis=-1)
     return np.nan_to_num(left, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def second_gradients(
+    call: GradientRequest, arrives: Mapping[str, Array], wrt: Collection[str]
+) -> dict[str, Array]:
+    """The gradients of what `gradients` returns, by the backward steps of the backward steps.
+
+    `arrives` are the gradients of the loss with respect to those that the call asks for, each
+    broadcast from its input's shape; `wrt` may have their names, "grad_output" and "grad_lse".
+    The results have the axes that `call.whole` says, and a bias all of (…, H, L, S).
+    """
+    dtype = call.request.accumulator
+    run = _backward_run(call, dtype)
+    names = {name: step for name, (step, _) in _STEPS.items()}
+    names |= {"grad_output": "d_output", "grad_lse": "d_lse"}
+    shapes = {name: run.shape(f"d_{names[name]}") for name in arrives}
+    given = {
+        f"dd_d_{names[name]}": np.broadcast_to(np.asarray(array, dtype), shapes[name])
+        for name, array in arrives.items()
+    }
+    steps = backward(
+        tuple(run.steps.values()),
+        {names[name] for name in wrt},
+        {name.removeprefix("dd_") for name in given},
+        compact=False,
+        sign="dd",
+    )
+    run = run.continued(steps, given)
+    made = {name: run.value(f"dd_{names[name]}") for name in wrt}
+    if "scale" in made:
+        made["scale"] = made["scale"].sum()  # over the leading axes
+    return made
