@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.textbook.nonfinite import sum_of_special
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -123,6 +124,19 @@ _COPY = Operation(
     exact=True,
 )
 
+_SELECT = Operation(
+    value=lambda visible, x: np.where(visible, x, -np.inf),
+    formula="$1 where visible, else −∞",
+    latex=r"$1 \text{ where visible, else } {-\infty}",
+    lead="visible, so ",
+    names="$n1",
+    numbers="$1",
+    latex_numbers="$1",
+    numpy="np.where(True, $1, -np.inf)",
+    adjoint=("", "keep 0 d"),
+    exact=True,
+)
+
 _DOT = Operation(
     value=_dot,
     formula="$0·$1",
@@ -199,29 +213,13 @@ OPERATIONS: dict[str, Operation] = {
         adjoint=("same d",),
         overflows=True,
     ),
-    "select": Operation(
-        value=lambda visible, x: np.where(visible, x, -np.inf),
-        formula="$1 where visible, else −∞",
-        latex=r"$1 \text{ where visible, else } {-\infty}",
-        lead="visible, so ",
-        names="$n1",
-        numbers="$1",
-        latex_numbers="$1",
-        numpy="np.where(True, $1, -np.inf)",
-        adjoint=("", "keep 0 d"),
-        exact=True,
-    ),
-    "keep": Operation(
+    "select": _SELECT,
+    "keep": replace(
+        _SELECT,
         value=lambda visible, x: np.where(visible, x, 0.0),
         formula="$1 where visible, else 0",
         latex=r"$1 \text{ where visible, else } 0",
-        lead="visible, so ",
-        names="$n1",
-        numbers="$1",
-        latex_numbers="$1",
         numpy="np.where(True, $1, 0.0)",
-        adjoint=("", "keep 0 d"),
-        exact=True,
     ),
     "max": Operation(
         value=_max,
@@ -427,30 +425,3 @@ def _along(
         return [_aligned(*one, letters, running) for one in operands]
     (a, own), (b, other) = operands
     return [a if own[-1] == running else a.T, b if other[0] == running else b.T]
-
-
-def sum_of_special(
-    counted: NDArray[np.bool_],
-    lost: NDArray[np.bool_],
-    values: Array,
-    taken: NDArray[np.bool_] | None = None,
-) -> NDArray[np.float64]:
-    """What NaN and infinite values (S, E) add to rows (L, S); 0 where there are none.
-
-    A row adds the values of the keys that it counts, subtracts those of the keys that are `taken`
-    from it, and adds NaN for those of the keys that it lost: 0 · ∞ is NaN, and so is ∞ − ∞.
-    """
-    special = ~np.isfinite(values)
-    keys = np.flatnonzero(special.any(axis=-1))
-    counted, lost = counted[..., keys], lost[..., keys]
-    taken = np.zeros_like(counted) if taken is None else taken[..., keys]
-    values, special = values[keys], special[keys]
-
-    def met(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        if not (rows.any() and cells.any()):
-            return np.zeros((*rows.shape[:-1], cells.shape[-1]), np.bool_)
-        return np.asarray(rows.astype(np.float32) @ cells.astype(np.float32) > 0)
-
-    up, down = (met(counted, values == x) | met(taken, values == -x) for x in (np.inf, -np.inf))
-    nan = met(counted | taken, np.isnan(values)) | met(lost, special) | (up & down)
-    return np.where(nan, np.nan, np.where(up, np.inf, np.where(down, -np.inf, 0.0)))
