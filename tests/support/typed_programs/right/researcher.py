@@ -41,6 +41,9 @@ for token in range(6):
 layer = regard.MultiHeadAttention(np.eye(8), np.eye(8), np.eye(8), heads=2)
 heads: OutputWeights[NDArray[np.float64]] = layer(query, causal=True, return_weights=True)
 print(heads.weights.sum(axis=-1).round(6), layer(query).shape)
+made = layer.gradients(query, np.ones((6, 8), np.float32), causal=True, wrt=("x", "W_q"))
+if made.W_q is not None:
+    print(made.W_q.shape)
 
 room = np.empty((6, 8), np.float32)
 regard.attention(query, key, value, window=(2, 0), out=room, kernel="reference", threads=1)

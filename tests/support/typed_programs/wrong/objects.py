@@ -22,6 +22,8 @@ layer(x, is_causal=True)  # wrong: the option is called causal
 layer(x, return_lse=True)  # wrong: a layer has no log-sum-exp
 print(layer(x).weights)  # wrong: return_weights is missing
 layer.explain(x, rows=3)  # wrong: no such option
+layer.gradients(x)  # wrong: the gradient of the output is missing
+print(layer.gradients(x, x).W_p)  # wrong: there is no such weight
 
 regard.explain(x, x)  # wrong: the values are missing
 regard.explain(x, x, x, key_label=["a", "b", "c"])  # wrong: a misspelt option
