@@ -64,6 +64,16 @@ MUTANTS = [
         "fused and float32",
     ),
     Mutant(
+        "G1",
+        "the backward steps multiply with what is hidden",
+        "textbook/gradients.py",
+        'over="visible" if over else "all"',
+        'over="all"',
+        "test_backward.py::"
+        "test_a_hidden_key_has_a_gradient_of_zero_and_changes_no_byte_whatever_is_in_it",
+        "",
+    ),
+    Mutant(
         "G2",
         "a row that saw nothing is divided by its sum of 0",
         CPP + "finish.hpp",
@@ -134,6 +144,16 @@ MUTANTS = [
         "    broken = np.zeros(len(seen), np.bool_)\n",
         "test_semantics_numbers.py::test_range_of_partial_sums_that_overflow_changes_no_number",
         "reference and float32",
+    ),
+    Mutant(
+        "G5",
+        "the reference's gradients take a score of −∞ that finite inputs overflow to at its word",
+        "compute/kernels/reference.py",
+        "if not (whole and _is_finite(found)):",
+        "if not _is_finite(found):",
+        "test_reference_gradients.py::"
+        "test_a_score_that_overflows_on_its_way_to_a_number_is_that_number",
+        "",
     ),
     Mutant(
         "G4",
