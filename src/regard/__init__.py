@@ -87,26 +87,28 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(import_module(f"regard.{_LAZY[name]}"), name)
-    elif name in ("masks", "models", "testing"):
-        value = import_module(f"regard.{name}")
-    elif name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+if not TYPE_CHECKING:  # a checker knows the names above, and no others
 
-        try:
-            value = version("regard")
-        except PackageNotFoundError:  # a source tree that was never installed
-            value = "0+unknown"
-    else:
-        if name.startswith("_"):
-            raise AttributeError(f"module 'regard' has no attribute {name!r}")
-        from regard.boundary.elsewhere import no_such_name
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY:
+            value = getattr(import_module(f"regard.{_LAZY[name]}"), name)
+        elif name in ("masks", "models", "testing"):
+            value = import_module(f"regard.{name}")
+        elif name == "__version__":
+            from importlib.metadata import PackageNotFoundError, version
 
-        raise AttributeError(no_such_name(name, __all__), name=name)
-    globals()[name] = value
-    return value
+            try:
+                value = version("regard")
+            except PackageNotFoundError:  # a source tree that was never installed
+                value = "0+unknown"
+        else:
+            if name.startswith("_"):
+                raise AttributeError(f"module 'regard' has no attribute {name!r}")
+            from regard.boundary.elsewhere import no_such_name
+
+            raise AttributeError(no_such_name(name, __all__), name=name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -76,14 +76,16 @@ class Trace:
         """A step by its name: ``explanation["weights"]``."""
         return self.steps[name]
 
-    def __getattr__(self, name: str) -> Any:
-        # Asked only where there is no such attribute.
-        known = () if name.startswith("_") or "source" not in self.__dict__ else self.steps
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-        hint = f'; for the step write explanation["{near[0]}"]' if near else ""
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute {name}{hint}", name=name, obj=self
-        )
+    if not TYPE_CHECKING:  # a checker names what is missing by itself
+
+        def __getattr__(self, name: str) -> Any:
+            # Asked only where there is no such attribute.
+            known = () if name.startswith("_") or "source" not in self.__dict__ else self.steps
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            hint = f'; for the step write explanation["{near[0]}"]' if near else ""
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name}{hint}", name=name, obj=self
+            )
 
     @property
     def output(self) -> Array:

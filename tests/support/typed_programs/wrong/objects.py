@@ -34,4 +34,5 @@ regard.softmax(x, dim=-1)  # wrong: the option is called axis
 regard.diagnose(x)  # wrong: an array is no function
 regard.diagnose(regard.attention, timeout=3.0)  # wrong: the option is called time_limit
 assert_attention_correct(regard.attention, head=2)  # wrong: a misspelt option
+regard.atention(x, x, x)  # wrong: a misspelt function
 regard.set_threads("all")  # wrong: a number of threads
