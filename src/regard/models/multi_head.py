@@ -17,7 +17,7 @@ from regard.boundary.arguments import as_array, as_int, result_dtype
 from regard.boundary.arrays import Array, lend
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
-from regard.compute.kernels.reference import project, unite
+from regard.compute.kernels.reference import Run
 from regard.compute.request import make_request
 from regard.compute.results import OutputWeights
 from regard.errors import OptionError, ProblemError, ShapeError, naming_shapes
@@ -25,6 +25,7 @@ from regard.explanation.build import OPTIONS, explain_problem, string_labels
 from regard.faces import Explanation
 from regard.problems.checks import weight_sizes
 from regard.problems.problem import Problem
+from regard.textbook.steps import merging, projecting
 
 if TYPE_CHECKING:
     from regard.compute.options import ArrayIn, LayerOptions, Numbers, StepsOptions, T
@@ -195,16 +196,18 @@ class MultiHeadAttention:
             self._check_input(inputs)
             inputs = self._broadcast(inputs)
             heads = {"H": self.heads, "G": self.key_heads or self.heads}
-            projected = project(inputs, heads, working)
+            lead = inputs["embeddings"].shape[:-2]
+            projected = Run(projecting(inputs), inputs, heads, lead=lead, dtype=working)
             request = make_request(
                 *(projected.value(name) for name in ("queries", "keys", "values")),
                 return_weights=return_weights,
                 **options,
             )
         result = dispatch.run(request, kernel)
-        united = unite({**inputs, "output": result.output}, working)
+        inputs["output"] = result.output
+        merged = Run(merging(inputs), inputs, {}, lead=lead, dtype=working)
         last = "projected_output" if self.W_o is not None else "merged"
-        output = united.value(last).astype(dtype, copy=False)
+        output = merged.value(last).astype(dtype, copy=False)
         answer: Any = output
         if result.weights is not None:
             answer = OutputWeights(output, result.weights.astype(dtype, copy=False))

@@ -20,7 +20,7 @@ from regard.compute.extended_range import HeadInFloat64, extended_range_rows
 from regard.compute.request import Request, Result
 from regard.compute.visibility import Block, Mask
 from regard.textbook.operations import compute
-from regard.textbook.steps import LETTERS, Ref, Step, merging, projecting, textbook
+from regard.textbook.steps import LETTERS, Ref, Step, textbook
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,19 +128,6 @@ def _redo(
             again = again | ~np.isfinite(old)
         blocks[step] = block.astype(np.float64)
         blocks[step][redone] = np.where(again, fresh[step], old)
-
-
-def project(inputs: Mapping[str, Array], heads: Mapping[str, int], dtype: np.dtype[Any]) -> Run:
-    """A run of the steps from embeddings to queries, keys and values."""
-    lead = inputs["embeddings"].shape[:-2]
-    return Run(projecting(set(inputs)), inputs, heads, lead=lead, dtype=dtype)
-
-
-def unite(inputs: Mapping[str, Array], dtype: np.dtype[Any]) -> Run:
-    """A run of the steps from every head's output to the projected output."""
-    output = inputs["output"]
-    steps = merging(set(inputs))
-    return Run(steps, inputs, {}, lead=output.shape[:-3], dtype=dtype)
 
 
 class Run:
