@@ -20,17 +20,17 @@ class Kernel(Protocol):
     name: str
 
     def status(self) -> str:
-        """Whether it can be used on this machine, in words."""
+        """Whether the kernel can be used on this machine, in words."""
 
     def supports(self, request: Request) -> str | None:
-        """None: yes; else the reason in words."""
+        """None if the kernel can compute the request, else the reason in words."""
 
     def run(self, request: Request) -> Result:
-        """The answer."""
+        """Compute the request."""
 
 
 def kernels() -> Iterator[Kernel]:
-    """Every kernel, best first. The reference is loaded only where the one before cannot answer."""
+    """Every kernel, best first. The reference is imported only if the first one is not enough."""
     yield fused
     from regard.compute.kernels import reference
 
@@ -62,7 +62,7 @@ def choose(request: Request, name: Any = None) -> Kernel:
 
 
 def run(request: Request, kernel: str | None = None) -> Result:
-    """The answer of the chosen kernel."""
+    """Compute the request with the chosen kernel."""
     return choose(request, kernel).run(request)
 
 

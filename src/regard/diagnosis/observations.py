@@ -1,4 +1,4 @@
-"""What the answers of a function show besides the verdict: abilities, findings, and failures.
+"""What the answers of a function show beyond the verdict: abilities, findings and failures.
 
 Must not know mistakes.
 """
@@ -25,7 +25,7 @@ FINER = ("key mask", "causal rectangular", "causal and mask", "window rectangula
 def abilities(
     tested: FunctionUnderTest, conventions: Sequence[Convention], matcher: Matcher
 ) -> Iterator[Ability]:
-    """What became of each ability: right, wrong, refused, or not offered."""
+    """The outcome of each ability: right, wrong, refused, or not offered."""
     wrong = {matcher.outputs[n].probe for n in matcher.wrong}
     returned = {one.probe for one in matcher.outputs}
     for name, title in ABILITIES.items():
@@ -81,7 +81,7 @@ def _has_other_weights(
 
 
 def is_random(tested: FunctionUnderTest) -> Finding | None:
-    """Whether the first probe, put once more after all others, gets another answer."""
+    """A finding if the first probe, repeated after all others, gets another answer."""
     answered = ((key, one) for key, one in tested.answers.items() if one.output is not None)
     (convention, probe), first = next(answered)
     again = tested.ask(convention, replace(probe, name=f"{probe.name}, again"))

@@ -224,7 +224,7 @@ def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
 
 
 def _lost_digits(returned: str, given: str, exact_to: str) -> tuple[Found, ...]:
-    """A result with fewer digits than its dtype, which is that of the inputs, has."""
+    """The mistake of a result with fewer correct digits than its dtype and the inputs have."""
     if returned != given or returned == exact_to:
         return ()
     return ((COMPUTED_IN_FLOAT32 if exact_to == "float32" else COMPUTED_IN_HALF, RIGHT),)

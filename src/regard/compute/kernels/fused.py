@@ -42,7 +42,7 @@ def status() -> str:
 
 
 def supports(request: Request) -> str | None:
-    """None, or why not."""
+    """None if native code can compute the request, else the reason."""
     if not native.BUILT:
         return "it is not built"
     unknown = None if request.mask is None else _unknown(request.mask)
@@ -52,14 +52,14 @@ def supports(request: Request) -> str | None:
 
 
 def _unknown(rule: Mask) -> Mask | None:
-    """A rule that only Python can ask: one that says in its own way which keys are visible."""
+    """A rule that native code does not know, because its class has a `block` of its own."""
     if isinstance(rule, Combined):
         return next((u for part in rule.parts if (u := _unknown(part)) is not None), None)
     return None if type(rule).block in KNOWN else rule
 
 
 def run(request: Request) -> Result:
-    """The answer, in native code."""
+    """Compute the request in native code."""
     # A scale that float32 cannot hold well may meet scores that it cannot hold either.
     ordinary = request.scale is None or request.scale == 0 or 1e-30 < abs(request.scale) < 1e30
     accumulator = request.accumulator if ordinary else np.dtype(np.float64)
@@ -93,7 +93,7 @@ def run(request: Request) -> Result:
 
 
 def _output(request: Request, shape: tuple[int, ...], read: list[Array | None]) -> Array:
-    """Where the kernel writes: `out` itself, unless it is strided or lies on what is still read."""
+    """The array to write: `out` itself, unless it is strided or overlaps an array that is read."""
     out = request.out
     if (
         out is None
@@ -124,8 +124,8 @@ class Node(NamedTuple):
 def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
     """What every key must pass: a window and a length per batch element, and further rules.
 
-    Causal, window and lengths leave one run of keys per query, which the kernel needs no bytes
-    for. Everything else is a program in postfix order.
+    Causal, window and lengths leave one range of keys per query, and need no memory for each
+    key. Everything else is a program in postfix order.
     """
     left, right = UNBOUNDED, UNBOUNDED
     length: Array | None = None

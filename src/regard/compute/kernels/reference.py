@@ -80,7 +80,7 @@ def run(request: Request) -> Result:
 
 
 def _once(block: Array, dtype: np.dtype[Any]) -> Array:
-    """A block on its way to another dtype, such that it is rounded once.
+    """A block, prepared so that the conversion to `dtype` rounds only once.
 
     NumPy and ml_dtypes take float64 to a half type by way of float32. Numbers that are inexact
     there end in an odd bit, so that rounding again gives what rounding once would have.
