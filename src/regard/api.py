@@ -286,23 +286,13 @@ def weights(
     from regard.compute.recompute_weights import weights_of_rows
 
     (query, key, lse), give_back = lend(query=query, key=key, lse=lse)
+    # fmt: off
     with naming_shapes(query=query, key=key, lse=lse):
         result = weights_of_rows(
-            query,
-            key,
-            lse,
-            rows=rows,
-            kernel=kernel,
-            mask=mask,
-            bias=bias,
-            causal=causal,
-            window=window,
-            offset=offset,
-            scale=scale,
-            softcap=softcap,
-            sink=sink,
-            threads=threads,
+            query, key, lse, rows=rows, kernel=kernel, mask=mask, bias=bias, causal=causal,
+            window=window, offset=offset, scale=scale, softcap=softcap, sink=sink, threads=threads,
         )
+    # fmt: on
     return give_back(result)
 
 

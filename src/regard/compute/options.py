@@ -57,7 +57,8 @@ A = TypeVar("A")
 Numbers: TypeAlias = NDArray[Any] | list[Any] | tuple[Any, ...] | Table
 # Any array, where the type of the result does not depend on it.
 ArrayIn: TypeAlias = Numbers | Tensor
-Ints: TypeAlias = int | NDArray[np.integer[Any]] | Sequence[int] | TorchTensor | JaxArray
+Int: TypeAlias = int | np.integer[Any]
+Ints: TypeAlias = Int | NDArray[np.integer[Any]] | Sequence[Int] | TorchTensor | JaxArray
 Booleans: TypeAlias = NDArray[np.bool_] | list[Any] | tuple[Any, ...] | TorchTensor | JaxArray
 Window: TypeAlias = tuple[int | None, int | None]
 
