@@ -828,6 +828,47 @@ def test_only_what_is_allocated_counts_as_memory(tmp_path: Path) -> None:
             assert re.search("takes about 38[0-9].[0-9] MB of memory, besides the inputs", line)
 
 
+MEASURE = """
+import sys
+import numpy as np
+import regard
+from regard.cli.on_disk import Job, load_npy
+from regard.compute.request import make_request
+
+def status(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+names = ("query", "key", "value")
+arrays = {name: load_npy(f"{name[0]}.npy") for name in names}
+job = Job(make_request(**arrays), {}, {}, False)
+for array in arrays.values():  # what is mapped is here already, and counts no more
+    array.max()
+with open("/proc/self/clear_refs", "w") as peak:
+    peak.write("5")
+before = status("VmRSS:")
+job.write({"output": "out.npy"}, force=True)
+print(job.memory(), status("VmHWM:") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak")
+@pytest.mark.parametrize(
+    ("heads", "rows", "keys", "dtype"),
+    [(16, 128, 8192, "f2"), (8, 64, 16384, "f4"), (4, 2048, 2048, "f4"), (2, 256, 8192, "i4")],
+)
+def test_no_more_memory_is_taken_than_was_said(
+    heads: int, rows: int, keys: int, dtype: str, tmp_path: Path
+) -> None:
+    for name, length in (("q", rows), ("k", keys), ("v", keys)):
+        np.save(tmp_path / f"{name}.npy", np.ones((heads, length, 64), dtype))
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE], cwd=tmp_path, capture_output=True, check=True
+    )
+    said, taken = map(int, done.stdout.split())
+    assert taken <= said <= taken + 10**8
+
+
 def test_sizes_are_read_and_written_as_people_do() -> None:
     read = {"8GB": 8 * 10**9, "8 gib": 2**33, "1.5k": 1500, "7": 7, "2TiB": 2**41, "10b": 10}
     np.testing.assert_equal({text: parse_size("budget", text) for text in read}, read)
