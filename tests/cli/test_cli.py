@@ -563,6 +563,27 @@ def test_bad_input_of_explain_is_one_line(words: list[str], message: str, tmp_pa
     assert not (tmp_path / "x.toml").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "says", "command"),
+    [
+        ("explain --html", "Option '--html' requires an argument (see ", " explain"),
+        ("attention", "Missing argument 'Q.npy' (see ", " attention"),
+        ("explan", "No such command 'explan'. Did you mean 'explain'? (see ", ""),
+    ],
+)
+def test_wrong_words_are_answered_with_the_help_to_read(
+    words: str, says: str, command: str
+) -> None:
+    line = refuse(*words.split())
+    assert line.startswith(says)
+    assert line.endswith(f"{command} --help)")
+
+
+def test_a_file_named_without_its_suffix_is_proposed(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SMALL)
+    assert "did you mean mine.toml?" in refuse("explain", "mine")
+
+
 def test_bad_input_of_the_program_itself_is_one_line() -> None:
     assert "frobnicate" in refuse("frobnicate")
 
