@@ -93,23 +93,20 @@ def is_random(tested: FunctionUnderTest) -> Finding | None:
     return Finding("random", f"{tested.callee.name}: {text}")
 
 
-def is_nan_throughout(tested: FunctionUnderTest) -> bool:
-    """Whether every number that came back is NaN."""
+def nan_throughout(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> Outcome | None:
+    """The diagnosis of a function that returns nothing but NaN; None if it returns numbers."""
     outputs = [answer.output for answer in tested.answers.values() if answer.output is not None]
-    return all(np.isnan(output).all() for output in outputs)
-
-
-def nan_throughout(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> Outcome:
-    """The diagnosis of a function that returns nothing but NaN."""
+    if not all(np.isnan(output).all() for output in outputs):
+        return None
     name = tested.callee.name
     text = (
         f"{name} returns nothing but NaN; a mask multiplied by infinity does that (0·∞ is NaN), "
         "and so may an array that was not initialised"
     )
     summary = f"{name} is wrong: every number that it returns is NaN"
-    finding = Finding("nan", text)
     called = describe_call(tested, conventions, None)
-    return Outcome(name, "unknown", summary, called, findings=(finding, *findings(tested)))
+    found = (Finding("nan", text), *findings(tested))
+    return Outcome(name, "unknown", summary, called, findings=found)
 
 
 def unusable(tested: FunctionUnderTest) -> Outcome:
