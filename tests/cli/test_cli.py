@@ -152,6 +152,12 @@ def test_the_examples_are_listed_with_one_line_each() -> None:
         assert len(line) <= 80
 
 
+def test_a_narrow_terminal_breaks_the_list_of_examples_between_words() -> None:
+    narrow, wide = succeed("examples", columns=30), succeed("examples")
+    assert max(map(len, narrow.split("\n"))) <= 30
+    np.testing.assert_equal(narrow.split(), wide.split())
+
+
 def test_what_the_list_of_examples_proposes_runs(tmp_path: Path) -> None:
     proposed = re.findall("regard (explain|examples) ([a-z-]+)", succeed("examples"))
     np.testing.assert_equal(len(proposed), 3)
