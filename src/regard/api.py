@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from numpy import ndarray
 
-from regard.boundary import answering, hiding_the_rest, refused
+from regard.boundary import NOTHING, answering, refused, taking_names
 from regard.boundary.arrays import lend, untraced
 from regard.compute.native import fast_path
 from regard.errors import naming_shapes
@@ -80,12 +80,12 @@ def attention(
 def attention(
     query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[ForBoth[T]]
 ) -> OutputWeightsLse[T]: ...
-@hiding_the_rest
+@taking_names
 def attention(
     query: Any,
     key: Any,
     value: Any,
-    *more: Any,
+    more: Any = NOTHING,
     mask: Any = None,
     bias: Any = None,
     causal: bool = False,
@@ -178,9 +178,8 @@ def attention(
     array([[10.   ,  0.   ],
            [ 3.302,  6.698]])
     """
-    # The wrapper that answers for the other functions would cost a small call a tenth of its time.
-    if more or unknown:
-        raise refused(attention, (query, key, value, *more), unknown)
+    if more is not NOTHING or unknown:
+        raise refused(attention, (query, key, value, *([] if more is NOTHING else [more])), unknown)
     # fmt: off
     if type(query) is ndarray:
         answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,

@@ -102,17 +102,20 @@ def test_the_other_functions_answer_too(call, answer):
     [
         (
             lambda: regard.attention(X, X, X, FLAGS),
-            "but 4 were given; pass the next as mask=",
+            "only query, key and value by position; pass the next as mask=",
         ),
-        (lambda: regard.attention(X, X, X, X), "query, key and value by position, but 4"),
+        (lambda: regard.attention(X, X, X, X), "only query, key and value by position"),
         (lambda: regard.attention(X, X, X, X), "pass the next as bias="),
-        (lambda: regard.attention(X, X, X, None, 0.0, True), "but 6 were given; pass"),
+        (
+            lambda: regard.attention(X, X, X, None, 0.0, True),
+            "pass the next as mask=, bias=, causal=",
+        ),
         (lambda: regard.attention(X, X, X, True), "pass the next as causal="),
         (lambda: regard.explain(X, X, X, ["a", "b", "c"]), "pass the next as query_labels="),
-        (lambda: regard.KVCache(100), "takes nothing by position, but 1 was given"),
+        (lambda: regard.KVCache(100), "takes nothing by position"),
         (lambda: regard.KVCache(100), "pass the next as capacity= or window="),
-        (lambda: LAYER(X, X, X), "takes x and context by position, but 3 were given"),
-        (lambda: regard.set_threads(1, 2), "takes threads by position, but 2 were given"),
+        (lambda: LAYER(X, X, X), "takes only x and context by position"),
+        (lambda: regard.set_threads(1, 2), "takes only threads by position"),
     ],
 )
 def test_arguments_without_a_name_are_answered_with_the_name_to_give_them(call, answer):
