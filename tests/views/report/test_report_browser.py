@@ -503,7 +503,7 @@ def test_a_number_is_changed_by_typing_and_what_follows_is_marked(open_page: Ope
     page = open_page(regard.explain(problem), "cell=embeddings:0,1")
     page.fill("#edit", "no number")
     page.keyboard.press("Enter")
-    assert "no number" in page.locator("#why [role=alert]").text_content()
+    assert "not a number" in page.locator("#why [role=alert]").text_content()
     page.fill("#edit", "-1,5")
     page.keyboard.press("Enter")
     assert_same_numbers(page, edited(problem, "embeddings", (0, 1), -1.5))
