@@ -103,6 +103,30 @@ def test_a_sweep_has_each_value_and_in_full_each_combination(pytester, options, 
     assert [name for name in dict.fromkeys(ran) if name != "test_two"] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [((), ["test_count[1]"]), (("--full",), ["test_count[1]", "test_count[9]", "test_long"])],
+)
+def test_what_repeats_a_cheaper_case_runs_in_full_only(pytester, options, expected):
+    pytester.makeconftest(CONFTEST + PRETENDED)
+    pytester.makepyfile(
+        test_full="""
+import pytest
+
+@pytest.mark.parametrize("count", [1, pytest.param(9, marks=pytest.mark.full)])
+def test_count(count):
+    pass
+
+@pytest.mark.full
+def test_long():
+    pass
+"""
+    )
+    result = pytester.inline_run("-p", "no:xdist", *options)
+    ran = [one.nodeid.partition("::")[2] for one in result.getreports("pytest_runtest_logreport")]
+    assert [*dict.fromkeys(ran)] == expected
+
+
 def test_all_cases_of_a_test_run_in_one_process(pytester, monkeypatch):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makeconftest(CONFTEST)
