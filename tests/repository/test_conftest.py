@@ -10,6 +10,11 @@ from places import ROOT
 pytest_plugins = "pytester"
 
 
+@pytest.fixture(autouse=True)
+def nothing_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGARD_REQUIRE", raising=False)  # the tools are pretended
+
+
 CONFTEST = (ROOT / "tests/conftest.py").read_text("utf-8")
 CONFTEST = CONFTEST.replace("settings.load_profile(", "(")  # this run keeps its own
 PRETENDED = """
