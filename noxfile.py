@@ -33,8 +33,12 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
+    """Python's types, and those of the page's script; needs TypeScript's compiler."""
     session.install(".[dev]")
     session.run("mypy", "--strict", "src")
+    if not shutil.which("tsc"):
+        session.error("needs tsc; on Debian: apt-get install node-typescript")
+    session.run("tsc", "-p", "src/regard/views/report", external=True)
 
 
 @nox.session(python="3.11")

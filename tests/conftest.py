@@ -2,7 +2,8 @@
 
 `pytest` runs every test; `pytest --full` runs every case of it. Where every combination of the
 parameters is expensive, a test is marked with `@pytest.mark.sweep`: without `--full`, each value of
-each parameter then occurs at least once. `--full` also needs every library beside which tests run.
+each parameter then occurs at least once. A case or a test marked with `@pytest.mark.full` runs only
+then, because a cheaper one covers the same. `--full` needs every library beside which tests run.
 
 A test that needs a tool says so with `@pytest.mark.needs("node")`: it is skipped where the tool is
 absent, and fails there if REGARD_REQUIRE (a comma list, such as `fused,chromium`) names the tool.
@@ -92,6 +93,8 @@ BESIDE += ("pandas", "playwright", "sparse", "torch", "transformers", "xarray", 
 TOOLS |= {name: Tool(importable(name), FULL) for name in BESIDE}
 # Tests of what processes do, take and leave: beside another of their kind they would measure it.
 ONE_BY_ONE = {"test_fused_memory.py", "test_fused_process.py", "test_diagnosis_hostile.py"}
+# Tests that share something that takes long to make.
+TOGETHER = {"test_fused_elsewhere.py"}
 REQUIRED = pytest.StashKey[frozenset[str]]()
 
 
@@ -104,6 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "needs(name, ...): skip if such a tool is absent; fail if REGARD_REQUIRE names it",
         "sweep: without --full, only so many cases that each value of each parameter occurs",
+        "full: only with --full, because a cheaper case or test covers the same",
     ):
         config.addinivalue_line("markers", line)
     listed = os.environ.get("REGARD_REQUIRE", "").split(",")
@@ -122,10 +126,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sweep") and not config.getoption("full"):
+    repeated: set[pytest.Item] = set()
+    for item in () if config.getoption("full") else items:
+        if item.get_closest_marker("full"):
+            repeated.add(item)
+        elif item.get_closest_marker("sweep"):
             tests.setdefault(test_of(item.nodeid), []).append(item)
-    repeated = {item for cases in tests.values() for item in repetitions(cases)}
+    repeated.update(item for cases in tests.values() for item in repetitions(cases))
     config.hook.pytest_deselected(items=list(repeated))
     items[:] = [item for item in items if item not in repeated]
     items.sort(key=lambda item: item.path.name not in ONE_BY_ONE)  # what takes longest begins
@@ -177,11 +184,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class ByTest(LoadScopeScheduling):
-        """Each test with all its cases to one process, and the tests of ONE_BY_ONE to the same."""
+        """Each test with all its cases to one process; so are files of TOGETHER and ONE_BY_ONE."""
 
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "one by one" if Path(file).name in ONE_BY_ONE else test_of(nodeid)
+            file = Path(nodeid.partition("::")[0]).name
+            if file in ONE_BY_ONE:
+                return "one by one"
+            return file if file in TOGETHER else test_of(nodeid)
 
     config.option.loadscopereorder = False  # or fixtures of a module would be made many times
     return ByTest(config, log)

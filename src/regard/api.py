@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from numpy import ndarray
 
-from regard.boundary import answering, hiding_the_rest, refused
+from regard.boundary import NOTHING, answering, refused, taking_names
 from regard.boundary.arrays import lend, untraced
 from regard.compute.native import fast_path
 from regard.errors import naming_shapes
@@ -81,12 +81,12 @@ def attention(
 def attention(
     query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[ForBoth[T]]
 ) -> OutputWeightsLse[T]: ...
-@hiding_the_rest
+@taking_names
 def attention(
     query: Any,
     key: Any,
     value: Any,
-    *more: Any,
+    more: Any = NOTHING,
     mask: Any = None,
     bias: Any = None,
     causal: bool = False,
@@ -179,9 +179,8 @@ def attention(
     array([[10.   ,  0.   ],
            [ 3.302,  6.698]])
     """
-    # The wrapper that answers for the other functions would cost a small call a tenth of its time.
-    if more or unknown:
-        raise refused(attention, (query, key, value, *more), unknown)
+    if more is not NOTHING or unknown:
+        raise refused(attention, (query, key, value, *([] if more is NOTHING else [more])), unknown)
     # fmt: off
     if type(query) is ndarray:
         answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,
@@ -287,23 +286,13 @@ def weights(
     from regard.compute.recompute_weights import weights_of_rows
 
     (query, key, lse), give_back = lend(query=query, key=key, lse=lse)
+    # fmt: off
     with naming_shapes(query=query, key=key, lse=lse):
         result = weights_of_rows(
-            query,
-            key,
-            lse,
-            rows=rows,
-            kernel=kernel,
-            mask=mask,
-            bias=bias,
-            causal=causal,
-            window=window,
-            offset=offset,
-            scale=scale,
-            softcap=softcap,
-            sink=sink,
-            threads=threads,
+            query, key, lse, rows=rows, kernel=kernel, mask=mask, bias=bias, causal=causal,
+            window=window, offset=offset, scale=scale, softcap=softcap, sink=sink, threads=threads,
         )
+    # fmt: on
     return give_back(result)
 
 

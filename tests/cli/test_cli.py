@@ -152,6 +152,12 @@ def test_the_examples_are_listed_with_one_line_each() -> None:
         assert len(line) <= 80
 
 
+def test_a_narrow_terminal_breaks_the_list_of_examples_between_words() -> None:
+    narrow, wide = succeed("examples", columns=30), succeed("examples")
+    assert max(map(len, narrow.split("\n"))) <= 30
+    np.testing.assert_equal(narrow.split(), wide.split())
+
+
 def test_what_the_list_of_examples_proposes_runs(tmp_path: Path) -> None:
     proposed = re.findall("regard (explain|examples) ([a-z-]+)", succeed("examples"))
     np.testing.assert_equal(len(proposed), 3)
@@ -563,6 +569,27 @@ def test_bad_input_of_explain_is_one_line(words: list[str], message: str, tmp_pa
     assert not (tmp_path / "x.toml").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "says", "command"),
+    [
+        ("explain --html", "Option '--html' requires an argument (see ", " explain"),
+        ("attention", "Missing argument 'Q.npy' (see ", " attention"),
+        ("explan", "No such command 'explan'. Did you mean 'explain'? (see ", ""),
+    ],
+)
+def test_wrong_words_are_answered_with_the_help_to_read(
+    words: str, says: str, command: str
+) -> None:
+    line = refuse(*words.split())
+    assert line.startswith(says)
+    assert line.endswith(f"{command} --help)")
+
+
+def test_a_file_named_without_its_suffix_is_proposed(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SMALL)
+    assert "did you mean mine.toml?" in refuse("explain", "mine")
+
+
 def test_bad_input_of_the_program_itself_is_one_line() -> None:
     assert "frobnicate" in refuse("frobnicate")
 
@@ -826,6 +853,47 @@ def test_only_what_is_allocated_counts_as_memory(tmp_path: Path) -> None:
         else:  # converted to float64: 20 MB become 164
             line = refuse(*QKV, "-o", "out.npy", "--force", "--max-memory", "300MB")
             assert re.search("takes about 38[0-9].[0-9] MB of memory, besides the inputs", line)
+
+
+MEASURE = """
+import sys
+import numpy as np
+import regard
+from regard.cli.on_disk import Job, load_npy
+from regard.compute.request import make_request
+
+def status(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+names = ("query", "key", "value")
+arrays = {name: load_npy(f"{name[0]}.npy") for name in names}
+job = Job(make_request(**arrays), {}, {}, False)
+for array in arrays.values():  # what is mapped is here already, and counts no more
+    array.max()
+with open("/proc/self/clear_refs", "w") as peak:
+    peak.write("5")
+before = status("VmRSS:")
+job.write({"output": "out.npy"}, force=True)
+print(job.memory(), status("VmHWM:") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak")
+@pytest.mark.parametrize(
+    ("heads", "rows", "keys", "dtype"),
+    [(16, 128, 8192, "f2"), (8, 64, 16384, "f4"), (4, 2048, 2048, "f4"), (2, 256, 8192, "i4")],
+)
+def test_no_more_memory_is_taken_than_was_said(
+    heads: int, rows: int, keys: int, dtype: str, tmp_path: Path
+) -> None:
+    for name, length in (("q", rows), ("k", keys), ("v", keys)):
+        np.save(tmp_path / f"{name}.npy", np.ones((heads, length, 64), dtype))
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE], cwd=tmp_path, capture_output=True, check=True
+    )
+    said, taken = map(int, done.stdout.split())
+    assert taken <= said <= taken + 10**8
 
 
 def test_sizes_are_read_and_written_as_people_do() -> None:

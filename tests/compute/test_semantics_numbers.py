@@ -715,6 +715,7 @@ def rounded(numbers_in_float64: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return numbers_in_float64.astype(dtype)
 
 
+@pytest.mark.sweep
 @every_kernel
 @every_narrow_float
 @pytest.mark.parametrize("size", [0.1, 1.0, 3.0, 10.0])

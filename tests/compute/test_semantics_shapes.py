@@ -166,6 +166,7 @@ def test_grouped_heads_that_do_not_divide_are_refused(kernel, heads, groups):
         regard.attention(q, k, v, kernel=kernel)
 
 
+@pytest.mark.sweep
 @every_kernel
 @pytest.mark.parametrize("precision", ["working", "exact"])
 def test_empty_sizes_of_every_kind_give_the_right_shapes_and_numbers(kernel, precision):

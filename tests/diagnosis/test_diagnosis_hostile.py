@@ -351,11 +351,20 @@ def test_any_valid_answers_give_a_verdict():
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
-        ({"W_q": (6, 6), "W_k": (6,), "W_v": (6, 6)}, "W_k must have 2 axes"),
-        ({"W_q": (6, 6), "W_k": (5, 6), "W_v": (6, 6)}, "the same number of rows"),
-        ({"W_q": (6, 6), "W_k": (6, 4), "W_v": (6, 6)}, "not a whole number of heads"),
-        ({"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "W_o": (5, 6)}, "W_o must have 6 rows"),
-        ({"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "b_k": (5,)}, "b_k must be as long as W_k"),
+        ({"W_q": (6, 6), "W_k": (6,), "W_v": (6, 6)}, "W_k has 1 axes"),
+        (
+            {"W_q": (6, 6), "W_k": (5, 6), "W_v": (6, 6)},
+            "W_k has 5 rows but needs 6: W_q has 6 rows",
+        ),
+        ({"W_q": (6, 6), "W_k": (6, 4), "W_v": (6, 6)}, "W_k has 4 columns but needs 6: W_q has"),
+        (
+            {"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "W_o": (5, 6)},
+            "W_o has 5 rows but needs 6",
+        ),
+        (
+            {"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "b_k": (5,)},
+            "b_k has 5 numbers but needs 6",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_together_are_refused(shapes, says):

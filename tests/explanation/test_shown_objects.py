@@ -54,8 +54,10 @@ def test_a_step_in_a_notebook_is_a_table_that_says_the_same():
 
 
 def test_labels_in_a_notebook_are_text():
-    explanation = regard.explain(X[:1], X[:1], X[:1], key_labels=["<script>alert(1)</script>"])
-    assert "<script" not in explanation["weights"]._repr_html_()
+    labels = ["<script>alert(1)</script>", "$x$"]
+    html = regard.explain(X[:1], X[:2], X[:2], key_labels=labels)["weights"]._repr_html_()
+    assert "<script" not in html
+    assert "mathjax_ignore" in html
 
 
 def test_a_long_step_shows_the_first_and_last_rows_and_says_what_is_left():
@@ -186,9 +188,9 @@ def test_a_hidden_cell_says_in_its_formula_what_hides_it():
 
 def test_a_long_formula_has_the_largest_terms_and_one_for_the_rest():
     explanation = regard.explain(*np.random.default_rng(1).normal(size=(3, 300, 2)))
-    assert explanation.why("output", 0, 0)._repr_latex_().count("{} + ") == 15
+    assert explanation.why("output", 0, 0)._repr_latex_().count(r"\quad {}") == 15
     assert r"\text{285 more, together}" in explanation.why("output", 0, 0)._repr_latex_()
-    assert "and 285 more, at most " in explanation.why("row_maximum", 0)._repr_latex_()
+    assert r"\text{and 285 more, at most} \;" in explanation.why("row_maximum", 0)._repr_latex_()
 
 
 @pytest.mark.parametrize("step", ["queries", "scale", "visible", "lse", "width", "row_sums"])

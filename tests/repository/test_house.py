@@ -218,7 +218,8 @@ def test_no_text_has_words_that_readers_stumble_over():
         r"""\bstands?\b|[Ss]omebody|[Ww]hoever|as it is\b|(?:[.] |"|# |// )Of [a-z]"""
     )
     pages = [
-        ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")
+        ROOT / f"{name}.md"
+        for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "SECURITY")
     ]
     sources = (path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".js", ".cpp", ".hpp"})
     for path in (*pages, *(ROOT / "docs").glob("*.md"), *sources):

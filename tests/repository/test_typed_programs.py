@@ -13,6 +13,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import regard
 from regard.compute import options
 from regard.explanation.build import OPTIONS
 from regard.models.multi_head import CALL_OPTIONS
+from regard.problems.fields import Fields
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "typed_programs"
 PACKAGE = Path(regard.__file__).parent
@@ -143,6 +145,7 @@ def keywords(function: Callable[..., Any]) -> set[str]:
         (options.ProblemOptions, {*OPTIONS, "softmax", "title"}),
         (options.StepsOptions, {*OPTIONS, "softmax"}),
         (options.LayerOptions, {*CALL_OPTIONS, "kernel"}),
+        (Fields, {each.name for each in fields(regard.Problem)}),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )

@@ -183,6 +183,7 @@ def labels_of(axis: Any) -> list[str]:
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("step", ["weights", "row_sums", "scale"])
 @pytest.mark.parametrize("names", [WORDS, HARD, [f"{n:03} {'w' * 36}" for n in range(30)]])
 @pytest.mark.parametrize("heads", [1, 2, 12])
@@ -199,6 +200,7 @@ def test_nothing_is_cut_off_at_any_resolution(dpi: int) -> None:
     assert_all_texts_are_inside(figure)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(1, 1), (1, 512), (512, 1), (3, 64), (64, 3), (200, 200)])
 @pytest.mark.parametrize("size", [6, 20])
 def test_nothing_is_cut_off_in_any_shape_and_size_of_font(
@@ -210,6 +212,7 @@ def test_nothing_is_cut_off_in_any_shape_and_size_of_font(
             assert_all_texts_are_inside(axes.figure)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tokens", [5, 14, 40, 64, 65, 200, 512])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_names_do_not_overlap_and_the_axis_says_which_are_written(heads: int, tokens: int) -> None:

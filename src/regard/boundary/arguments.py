@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import isgenerator
 from itertools import combinations
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def _no_array(name: str, value: Any) -> str | None:
     if belongs_to("xarray", value) and hasattr(value, "data_vars"):
         first = next(iter(value.data_vars), "…")
         return f"an xarray Dataset; pass one of its arrays, {name}[{safe_text(repr(first), 40)}]"
-    if callable(value) and not hasattr(value, "__array__"):
+    if isinstance(value, (FunctionType, BuiltinFunctionType, MethodType, partial)):
         return "a function; pass what it returns"
     return None
 

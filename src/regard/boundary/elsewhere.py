@@ -228,11 +228,9 @@ def misfit(
     if len(args) > len(by_position):
         meant = _meant_by(args[len(by_position)])
         names = [meant] if meant in by_name else by_name
-        return TypeError(
-            f"{call} takes {_listed(by_position) or 'nothing'} by position, but {len(args)} "
-            f"{'was' if len(args) == 1 else 'were'} given"
-            + (f"; pass the next as {_either(names)}" if names else "")
-        )
+        only = f"only {_listed(by_position)}" if by_position else "nothing"
+        mend = f"; pass the next as {_either(names)}" if names else ""
+        return TypeError(f"{call} takes {only} by position{mend}")
     given = by_position[: len(args)]
     for name in given:
         if name in options:

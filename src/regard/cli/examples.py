@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
 import typer
 
 from regard.cli.completion import complete_example
+from regard.views.screen import console
 
 EXAMPLES = """\b
 Examples:
@@ -35,7 +38,8 @@ def examples(
         return
     names = example_names()
     width = max(map(len, names), default=0)
-    for one in names:
-        # The first line of every example is a comment that says what it shows.
-        typer.echo(f"{one:<{width}}  {example_text(one).splitlines()[0].lstrip('# ')}")
-    typer.echo(HOW_TO)
+    # The first line of every example is a comment that says what it shows.
+    lines = [f"{one:<{width}}  {example_text(one).splitlines()[0].lstrip('# ')}" for one in names]
+    room = max(console().width, width + 1)
+    for line in (*lines, *HOW_TO.split("\n")):
+        typer.echo(fill(line, room, subsequent_indent="    ", break_on_hyphens=False))

@@ -63,13 +63,22 @@ class Commands(TyperGroup):
                 raise
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "regard"
-            _complain(f"{error.format_message()} (see {command} --help)")
+            _complain(f"{error.format_message().rstrip('.')} (see {command} --help)")
             sys.exit(BAD)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 class Command(TyperCommand):
     """One command that computes: what the environment says must make sense."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; an error knows its command, also where the parser does not say it."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run it."""

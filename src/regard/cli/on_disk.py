@@ -156,7 +156,12 @@ class Job:
             for array in (*arrays, *extras.values())
             if array.dtype != np.bool_ and not (is_float(array.dtype) and array.dtype.isnative)
         )
-        rows = math.prod(arrays[0].shape[:-1])
+        # The kernel copies the keys, and values of half precision, of each head that has many rows.
+        query, key, value = arrays
+        if query.shape[-2] * query.shape[-3] > key.shape[-3]:
+            size = self.request.accumulator.itemsize
+            scratch += (key.size + (value.size if value.dtype.itemsize < size else 0)) * size
+        rows = math.prod(query.shape[:-1])
         return int((rows * numbers + converted) * 8 + scratch)
 
     def write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -49,6 +49,10 @@ def set_threads(threads: int | None) -> None:
     native.set_default_threads(check_threads(threads))
 
 
+@overload
+def show_config(mode: Literal["print"] = "print") -> None: ...
+@overload
+def show_config(mode: Literal["dict"]) -> dict[str, Any]: ...
 def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | None:
     """Print versions, available kernels, the number of threads and installed extras.
 

@@ -25,20 +25,20 @@ class Kernel(Protocol):
     name: str
 
     def status(self) -> str:
-        """Whether it can be used on this machine, in words."""
+        """Whether the kernel can be used on this machine, in words."""
 
     def supports(self, request: Request) -> str | None:
-        """None: yes; else the reason in words."""
+        """None if the kernel can compute the request, else the reason in words."""
 
     def run(self, request: Request) -> Result:
-        """The answer."""
+        """Compute the request."""
 
     def gradients(self, call: GradientRequest) -> dict[str, Any]:
         """The gradients that are wanted, of the shape and dtype that the call says."""
 
 
 def kernels() -> Iterator[Kernel]:
-    """Every kernel, best first. The reference is loaded only where the one before cannot answer."""
+    """Every kernel, best first. The reference is imported only if the first one is not enough."""
     yield fused
     from regard.compute.kernels import reference
 
@@ -70,7 +70,7 @@ def choose(request: Request, name: Any = None) -> Kernel:
 
 
 def run(request: Request, kernel: str | None = None) -> Result:
-    """The answer of the chosen kernel."""
+    """Compute the request with the chosen kernel."""
     return choose(request, kernel).run(request)
 
 

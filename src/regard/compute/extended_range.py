@@ -46,7 +46,7 @@ def _plus(x: _Pair, y: _Pair) -> _Pair:
 
 
 def _in_reach(x: Array) -> _Pair:
-    """Rows of which no number exceeds 2^400, and the powers of two that they were divided by."""
+    """Rows divided by powers of two until no number exceeds 2^400, and the exponents."""
     sizes = np.where(np.isfinite(x), np.abs(x), 0).max(axis=-1, keepdims=True, initial=0)
     power = np.maximum(np.frexp(sizes)[1] - 400, 0)
     return _times(x, -power), power
@@ -69,7 +69,7 @@ def _base(x: _Pair, seen: NDArray[np.bool_]) -> Array:
 
 
 class HeadInFloat64:
-    """Keys and values of one head in float64, made ready once for all of its blocks."""
+    """Keys and values of one head in float64, prepared once for all of its blocks."""
 
     def __init__(self, request: Request, batch: tuple[int, ...], head: int) -> None:
         group = head // (request.shape[-3] // request.key.shape[-3])
@@ -91,7 +91,7 @@ class HeadInFloat64:
         return np.where(np.isfinite(dots), np.clip(_times(dots, power), -most, most), dots)
 
     def logits(self, rows: NDArray[np.int64]) -> _Pair:
-        """What the softmax sees of some rows; powers of two bring them into range, unrounded."""
+        """The logits of some rows; powers of two bring them into range without rounding."""
         request, at = self.request, (*self.batch, self.head)
         dots, power = self._dots(rows)
         width = request.query.shape[-1]

@@ -37,7 +37,7 @@ def as_counts(name: str, value: Any, lead: tuple[int, ...]) -> Count:
 
 
 def alike(counts: Any) -> Count:
-    """One number where all are the same."""
+    """One int if all counts are equal, else the array."""
     if isinstance(counts, int):
         return counts
     array = np.asarray(counts)
@@ -62,7 +62,7 @@ def shown(counts: Any) -> str:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A buffer, or a MemoryError."""
+    """A buffer with any content; a MemoryError if there is no memory for it."""
     try:
         return np.empty(shape, dtype)
     except ValueError:  # more bytes than a number can say
@@ -70,7 +70,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def move(source: Array, begin: Count, target: Array, at: Count, count: Count) -> None:
-    """Tokens from `begin` on to the slots from `at` on, so many for each batch element."""
+    """Copy `count` tokens of each batch element, from position `begin` to position `at`."""
     if isinstance(begin, int) and isinstance(at, int) and isinstance(count, int):
         target[..., at : at + count, :] = source[..., begin : begin + count, :]
         return

@@ -337,7 +337,7 @@ class KVCache:
         return view
 
     def _check_pair(self, arrays: dict[str, Array]) -> None:
-        """Key and value fit each other and what is there."""
+        """Check that key and value fit each other and the cache."""
         key, value = arrays["key"], arrays["value"]
         for name, array in arrays.items():
             if array.ndim < 2:
@@ -411,7 +411,7 @@ class KVCache:
         return all_of(rules)
 
     def _check_positions(self, position: Count, count: Count) -> None:
-        """Every query is one of the tokens, and what its window sees is still there."""
+        """Check that every query is a token of the cache, and that its window was not dropped."""
         if np.any(position < 0):
             raise OptionError(
                 f"there are {shown(count)} queries but the cache has {shown(self._end)} "

@@ -36,7 +36,7 @@ def weights_of_rows(
     request, logs = _request(query, key, lse, options)
     chosen, is_one = _row_numbers(rows, request)
     result = np.empty((*request.shape[:-2], chosen.size, request.shape[-1]), request.dtype)
-    # With all their axes meanwhile; the result loses again what the caller did not have.
+    # All axes are kept until the result; it then drops those that the caller did not have.
     whole = replace(request, has_heads=True, has_rows=True)
     for place, run in _runs(chosen):
         part = whole.of_rows(run)
@@ -125,7 +125,7 @@ def _runs(chosen: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
 
 
 def _share(part: Request, made: Result, lse: Array, weights: Array, first: int) -> None:
-    """Where the log-sum-exp is that of more keys, the weights become a share of all of them.
+    """If the log-sum-exp covers more keys, scale the weights to a share of all of them.
 
     exp(s − lse) = exp(s − own)·exp(own − lse), and the first factor is what was made. The second
     is 1 unless the two differ by more than rounding can explain: a rounded lse of 10⁹ knows no

@@ -81,14 +81,14 @@ def _weights(rows: Array, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
     cells, row = ("i", "j"), ("i",)
     visible = rows != -np.inf
 
-    def run(op: str, letters: tuple[str, ...], *operands: tuple[Array, tuple[str, ...]]) -> Array:
+    def step(op: str, letters: tuple[str, ...], *operands: tuple[Array, tuple[str, ...]]) -> Array:
         return compute(op, letters, operands, visible, dtype)
 
-    maximum = run("max", row, (rows, cells))
-    shifted = run("subtract", cells, (rows, cells), (maximum, row))
-    exponentials = run("exp", cells, (shifted, cells))
-    sums = run("sum", row, (exponentials, cells))
-    return run("divide", cells, (exponentials, cells), (sums, row)), maximum, sums
+    maximum = step("max", row, (rows, cells))
+    shifted = step("subtract", cells, (rows, cells), (maximum, row))
+    exponentials = step("exp", cells, (shifted, cells))
+    sums = step("sum", row, (exponentials, cells))
+    return step("divide", cells, (exponentials, cells), (sums, row)), maximum, sums
 
 
 @overload

@@ -323,21 +323,21 @@ class Combined(Mask):
 
 
 class All(Combined):
-    """Visible where every part says so (``&``)."""
+    """Visible where every part is visible (``&``)."""
 
     name, sign, meaning = "all of", " & ", "every rule must agree"
     operation = staticmethod(and_)
 
 
 class AnyOf(Combined):
-    """Visible where at least one part says so (``|``)."""
+    """Visible where at least one part is visible (``|``)."""
 
     name, sign, meaning = "any of", " | ", "one rule is enough"
     operation = staticmethod(or_)
 
 
 class Not(Combined):
-    """Visible where its one part is not (``~``)."""
+    """Visible where its one part is hidden (``~``)."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -365,7 +365,7 @@ def _spelled(rule: Mask) -> str:
 
 
 def as_mask(value: Any) -> Mask:
-    """A mask unchanged, an array of booleans as `Boolean`."""
+    """The mask itself, or an array of booleans as `Boolean`."""
     if isinstance(value, Mask):
         return value
     if isinstance(value, type) and issubclass(value, Mask):

@@ -49,7 +49,7 @@ def call(callee: Callee, convention: Convention, probe: Probe, ask: Ask) -> Answ
 def _chunks(
     callee: Callee, convention: Convention, probe: Probe, arguments: Mapping[str, Any]
 ) -> tuple[dict[str, Any], ...]:
-    """The arguments of the calls that get some tokens each."""
+    """The arguments of each call with a cache, some tokens at a time."""
     parts, start = [], 0
     for length in probe.chunks:
         part, rows = dict(arguments), range(start, start + length)

@@ -6,6 +6,7 @@ Owns the names of layers that hold weights. Must not call the function, nor know
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.signature import PROJECTIONS, Callee, parameters_of, plain, role_of
-from regard.errors import OptionError, safe_text
+from regard.errors import OptionError, ProblemError, safe_text
+from regard.problems.checks import weight_sizes
 
 # Layers that hold a weight under a name that would mean an array as a parameter.
 LAYERS = {
@@ -179,35 +181,18 @@ def _unpacked(names: tuple[str, ...], packed: Array) -> dict[str, Array]:
     return dict(zip(names, np.split(packed, 3, axis=-1), strict=True))
 
 
-def key_heads(shapes: Mapping[str, tuple[int, ...]], heads: int) -> int:
-    """How many heads the keys have; an OptionError if the shapes of weights do not fit together."""
-
-    def refuse(why: str) -> OptionError:
-        given = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
-        return OptionError(f"the weights do not fit together: {given}; {why}")
-
-    for name, shape in shapes.items():
-        axes = 2 if name.startswith("W_") else 1
-        if len(shape) != axes or 0 in shape:
-            raise refuse(
-                f"{name} must have {axes} {'axes' if axes > 1 else 'axis'}, none of length 0"
-            )
-    rows, width = shapes["W_q"]
-    if any(shapes[name][0] != rows for name in ("W_k", "W_v")):
-        raise refuse("W_q, W_k and W_v must have the same number of rows")
-    if width % heads:
-        raise OptionError(f"a width of {width} cannot be split into {heads} heads")
-    groups, rest = divmod(shapes["W_k"][1], width // heads)
-    if rest or not groups or heads % groups or shapes["W_v"][1] % groups:
-        raise refuse(
-            f"with {heads} heads the columns of W_k or W_v are not a whole number of heads"
+def key_heads(weights: Mapping[str, Array], heads: int) -> int:
+    """How many heads the keys have; an OptionError if the weights do not fit together."""
+    width, packed = (math.prod(weights[name].shape[-1:]) for name in ("W_q", "W_k"))
+    groups = max(1, packed * heads // max(1, width))
+    try:
+        weight_sizes({**weights, "heads": heads, "key_heads": groups}, {"N": "M"})
+    except ProblemError as error:
+        raise OptionError("the weights do not fit together: ", *error.args) from None
+    if heads % groups:
+        raise OptionError(
+            f"W_k has the columns of {groups} heads; {heads} heads must be a multiple of that"
         )
-    if "W_o" in shapes and shapes["W_o"][0] != (joined := shapes["W_v"][1] // groups * heads):
-        raise refuse(f"W_o must have {joined} rows")
-    for part in "qkvo":
-        bias, matrix = shapes.get(f"b_{part}"), shapes.get(f"W_{part}")
-        if bias is not None and (matrix is None or bias[0] != matrix[1]):
-            raise refuse(f"b_{part} must be as long as W_{part} has columns")
     return groups
 
 

@@ -1,4 +1,4 @@
-"""What the answers of a function show besides the verdict: abilities, findings, and failures.
+"""What the answers of a function show beyond the verdict: abilities, findings and failures.
 
 Must not know mistakes.
 """
@@ -25,7 +25,7 @@ FINER = ("key mask", "causal rectangular", "causal and mask", "window rectangula
 def abilities(
     tested: FunctionUnderTest, conventions: Sequence[Convention], matcher: Matcher
 ) -> Iterator[Ability]:
-    """What became of each ability: right, wrong, refused, or not offered."""
+    """The outcome of each ability: right, wrong, refused, or not offered."""
     wrong = {matcher.outputs[n].probe for n in matcher.wrong}
     returned = {one.probe for one in matcher.outputs}
     for name, title in ABILITIES.items():
@@ -81,7 +81,7 @@ def _has_other_weights(
 
 
 def is_random(tested: FunctionUnderTest) -> Finding | None:
-    """Whether the first probe, put once more after all others, gets another answer."""
+    """A finding if the first probe, repeated after all others, gets another answer."""
     answered = ((key, one) for key, one in tested.answers.items() if one.output is not None)
     (convention, probe), first = next(answered)
     again = tested.ask(convention, replace(probe, name=f"{probe.name}, again"))
@@ -93,23 +93,20 @@ def is_random(tested: FunctionUnderTest) -> Finding | None:
     return Finding("random", f"{tested.callee.name}: {text}")
 
 
-def is_nan_throughout(tested: FunctionUnderTest) -> bool:
-    """Whether every number that came back is NaN."""
+def nan_throughout(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> Outcome | None:
+    """The diagnosis of a function that returns nothing but NaN; None if it returns numbers."""
     outputs = [answer.output for answer in tested.answers.values() if answer.output is not None]
-    return all(np.isnan(output).all() for output in outputs)
-
-
-def nan_throughout(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> Outcome:
-    """The diagnosis of a function that returns nothing but NaN."""
+    if not all(np.isnan(output).all() for output in outputs):
+        return None
     name = tested.callee.name
     text = (
         f"{name} returns nothing but NaN; a mask multiplied by infinity does that (0·∞ is NaN), "
         "and so may an array that was not initialised"
     )
     summary = f"{name} is wrong: every number that it returns is NaN"
-    finding = Finding("nan", text)
     called = describe_call(tested, conventions, None)
-    return Outcome(name, "unknown", summary, called, findings=(finding, *findings(tested)))
+    found = (Finding("nan", text), *findings(tested))
+    return Outcome(name, "unknown", summary, called, findings=found)
 
 
 def unusable(tested: FunctionUnderTest) -> Outcome:

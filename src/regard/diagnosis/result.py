@@ -19,7 +19,7 @@ Matrix = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class Ability:
-    """One ability that was tried, and what became of it."""
+    """One ability that was tested, and the outcome."""
 
     name: str
     title: str
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Property:
-    """Something that holds of every attention, tried without any catalogue."""
+    """A property of every correct attention, tested without the catalogue."""
 
     name: str
     title: str
@@ -86,7 +86,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The verdict on one attention, and everything that it rests on."""
+    """The verdict on one attention function, and the evidence for it."""
 
     function: str
     verdict: DiagnosisVerdict
@@ -131,7 +131,7 @@ class Outcome:
     __repr__ = __str__
 
     def to_json(self) -> dict[str, Any]:
-        """The same as data that JSON can hold; NaN and infinity are strings.
+        """The diagnosis as data for JSON; NaN and infinity are strings.
 
         Examples
         --------
@@ -166,7 +166,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_json` gave, read again.
+        """Rebuild a diagnosis from what `to_json` returned.
 
         Examples
         --------

@@ -1,6 +1,6 @@
-"""Calling the function, in the process where it is: exceptions, time and output are caught.
+"""Calls the function in this process; catches its exceptions, output, and calls without end.
 
-Owns the limits on one call and what is read of a result. Must not know probes.
+Owns the limits on one call, and how much of a result is read. Must not know probes.
 """
 
 from __future__ import annotations

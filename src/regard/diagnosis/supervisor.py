@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 class StopRequested(BaseException):
-    """The process that diagnoses asked for the end."""
+    """The process that diagnoses asked this one to end."""
 
 
 def main() -> None:

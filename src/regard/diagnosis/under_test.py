@@ -107,7 +107,7 @@ def _probes(callee: Callee, rank: int) -> Iterator[Probe]:
     if weights := callee.weights:
         heads = callee.heads or 1
         shapes = {name: array.shape for name, array in weights.items()}
-        groups = key_heads(shapes, heads)
+        groups = key_heads(weights, heads)
         return projected_probes(shapes, heads, groups, weights=weights, **more)
     return _projected_by_arguments(callee, more)
 

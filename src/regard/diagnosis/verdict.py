@@ -24,7 +24,6 @@ from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_
 from regard.diagnosis.observations import (
     abilities,
     findings,
-    is_nan_throughout,
     is_random,
     nan_throughout,
     unusable,
@@ -135,8 +134,8 @@ def _verdict(tested: FunctionUnderTest) -> Outcome:
     name = tested.callee.name
     if not hypotheses:
         return unusable(tested)
-    if is_nan_throughout(tested):
-        return nan_throughout(tested, hypotheses[0])
+    if (only_nan := nan_throughout(tested, hypotheses[0])) is not None:
+        return only_nan
     dtype = _returned_dtype(tested)
     views = _distinct([(one, _outputs(tested, one)) for one in hypotheses])
     if not views or tested.out_of_time:  # some of the probes alone prove nothing
@@ -224,7 +223,7 @@ def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
 
 
 def _lost_digits(returned: str, given: str, exact_to: str) -> tuple[Found, ...]:
-    """A result with fewer digits than its dtype, which is that of the inputs, has."""
+    """The mistake of a result with fewer correct digits than its dtype and the inputs have."""
     if returned != given or returned == exact_to:
         return ()
     return ((COMPUTED_IN_FLOAT32 if exact_to == "float32" else COMPUTED_IN_HALF, RIGHT),)

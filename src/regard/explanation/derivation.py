@@ -242,8 +242,7 @@ class Derivation:
         return " = ".join(sides)
 
     def _latex_cell(self) -> str:
-        labels = ", ".join(map(latex_text, self.labels))
-        return f"{{{self.declared.latex_symbol}}}_{{{labels}}}"
+        return f"{{{self.declared.latex_symbol}}}_{{{', '.join(map(latex_text, self.labels))}}}"
 
     def _latex_word(self, digits: int) -> Callable[[str, int], str]:
         def word(kind: str, number: int) -> str:
@@ -261,13 +260,16 @@ class Derivation:
         if operation.total == "sum" and terms:
             lines = [f"{fill(operation.latex_numbers, word, [one])} && {two}" for one, two in terms]
             if rest:
-                lines.append(f"{latex_number(rest.value, digits)} && {latex_text(rest.label)}")
+                sign, size = "+-"[rest.value < 0], latex_number(abs(rest.value), digits)
+                lines[-1] += rf" \\ &\quad {{}} {sign} {size} && {latex_text(rest.label)}"
             sides.insert(0, r" \\ &\quad {} + ".join(lines))
         elif self.operands and not self.hidden:
             wanted = [one for one, _ in terms] or [(k,) for k in range(len(self.operands))]
             side = fill(operation.latex_numbers, word, wanted)
-            more = f"and {rest.label} {format_number(rest.value, digits)}" if rest else ""
-            sides.insert(0, rf"{side} \quad {latex_text(more)}" if more else side)
+            if rest:
+                at_most = latex_number(rest.value, digits)
+                side += rf" \quad {latex_text(f'and {rest.label}')} \; {at_most}"
+            sides.insert(0, side)
         lines = [f"{self._latex_cell()} &= {sides[0]}", *(f"&= {side}" for side in sides[1:])]
         if operation.latex:
             lines.insert(0, self.declared.latex.replace(" = ", " &= ", 1))

@@ -18,7 +18,7 @@ from regard.boundary.dataframe import dataframe
 from regard.compute.visibility import LeftOut
 from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
-from regard.explanation.labels import Batch, Index, own_head
+from regard.explanation.labels import AXIS_NAMES, Batch, Index, own_head
 from regard.explanation.notation import format_number
 from regard.explanation.table import Table, aligned
 from regard.explanation.trace import Trace
@@ -366,6 +366,8 @@ def contributions(trace: Trace, row: Index | None, head: int | None, batch: Batc
         trace.names.along("S"),
         trace.names.along("E"),
         trace.row_notes.get("values", ()),
+        row_axis=AXIS_NAMES["S"],
+        column_axis=AXIS_NAMES["E"],
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FIRST, LAST = 6, 5
 DIGITS, LABEL_LENGTH = 4, 14
 # What is behind numbers above and below 0 in a notebook: as strong as the number is large.
-ABOVE, BELOW, STRENGTH = "33, 102, 172", "179, 88, 6", 0.45
+ABOVE, BELOW, STRENGTH = "217, 120, 10", "42, 114, 184", 0.5
 
 
 def shown_of(size: int, first: int = FIRST, last: int = LAST) -> list[int | None]:
@@ -112,9 +112,7 @@ class Table:
             header = bool(self.column_labels) and number == 0
             cells = []
             for position, (word, place) in enumerate(zip(row, (None, *places), strict=True)):
-                style = (
-                    "text-align: left" if position == 0 else "text-align: right; white-space: pre"
-                )
+                style = f"text-align: {'right' if position else 'left'}"
                 if place is not None and seen[place] and self.value.dtype != np.bool_:
                     share = float(self.value[place]) / darkest
                     hue = ABOVE if share > 0 else BELOW
@@ -122,11 +120,13 @@ class Table:
                 elif place is not None and self.hidden is not None and self.hidden[place]:
                     style += "; opacity: 0.55"
                 tag = "th" if header or position == 0 else "td"
-                cells.append(f'<{tag} style="{style}">{escape(word)}</{tag}>')
+                cells.append(f'<{tag} style="{style}">{_spaced(word)}</{tag}>')
             lines.append(f"<tr>{''.join(cells)}</tr>")
         above = f"<div>{escape(self.place)}</div>" if self.place else ""
         style = "border-collapse: collapse; font-variant-numeric: tabular-nums"
-        return f'{above}<table style="{style}">{"".join(lines)}</table>'
+        # Classes by which notebooks know that a $ in a label is no formula.
+        ignored = "tex2jax_ignore mathjax_ignore"
+        return f'{above}<table class="{ignored}" style="{style}">{"".join(lines)}</table>'
 
     def _words(self) -> list[tuple[tuple[str, ...], Sequence[tuple[int, int] | None]]]:
         """Every line that is shown: its words, the label first, and the places of its cells."""
@@ -157,6 +157,13 @@ class Table:
         if self.hidden is not None and self.hidden[place]:
             return self.rule(*place)
         return format_number(float(self.value[place]), DIGITS)
+
+
+def _spaced(word: str) -> str:
+    """A word as HTML; the spaces behind it are as wide as the decimal point and digits there."""
+    digits = word.rstrip()
+    wide = "\u2007" * (len(word) - len(digits))
+    return escape(digits) + (wide if "." in digits or not wide else "\u2008" + wide[1:])
 
 
 def caption(name: str, formula: str, size: str) -> str:

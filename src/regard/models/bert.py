@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from regard.models.safetensors import Tensor, find_tensors, read_table, read_ten
 from regard.problems.files import about
 
 CONFIG = "config.json"
+# From (…, M) to (…, M); a layer norm works in place.
+Function = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -122,30 +125,17 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class Norm:
-    """Layer normalisation, in place."""
-
-    scale: Array
-    shift: Array
-    epsilon: float
-
-    def __call__(self, x: Array) -> Array:
-        """Normalise x (…, M) and return it."""
-        return layer_norm(x, self.scale, self.shift, self.epsilon)
-
-
-@dataclass(frozen=True, eq=False)
 class Layer:
     """Attention and a feed-forward network, each added to its input and normalised."""
 
     heads: int
     projections: Linear  # of queries, keys and values, stacked: (3·M, M)
     attended: Linear
-    attention_norm: Norm
+    attention_norm: Function
     inner: Linear
     outer: Linear
-    output_norm: Norm
-    activation: Callable[[Array], Array]
+    output_norm: Function
+    activation: Function
 
     def __call__(self, x: Array, attend: Callable[[Array, Array, Array], Array]) -> Array:
         """The next hidden states (B, L, M); `attend` maps Q, K, V (B, H, L, D) to (B, H, L, D)."""
@@ -174,7 +164,7 @@ class Weights:
     words: Array
     positions: Array
     types: Array | None
-    norm: Norm
+    norm: Function
     layers: tuple[Layer, ...]
 
     def embed(self, config: Config, ids: Array, types: Array) -> Array:
@@ -336,11 +326,11 @@ class _Source:
         weight = self.read(name, ("weight",), (out, into))
         return Linear(weight, self.read(name, ("bias",), (out,)))
 
-    def norm(self, name: str) -> Norm:
-        """The weights of a layer norm, also under the old names gamma and beta."""
+    def norm(self, name: str) -> Function:
+        """A layer norm, whose weights may have the old names gamma and beta."""
         scale = self.read(name, ("weight", "gamma"), (self.config.width,))
         shift = self.read(name, ("bias", "beta"), (self.config.width,))
-        return Norm(scale, shift, self.config.epsilon)
+        return partial(layer_norm, scale=scale, shift=shift, epsilon=self.config.epsilon)
 
     def read(self, name: str, endings: tuple[str, ...], shape: tuple[int, ...]) -> Array:
         """The tensor of that name with one of the endings."""

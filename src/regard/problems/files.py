@@ -136,7 +136,8 @@ def example_text(name: str) -> str:
         start = name[:100].lower()
         near = [one for one in names if start and one.startswith(start)]
         near = near or difflib.get_close_matches(start, names, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = [one for one in (f"{name}{end}" for end in SUFFIXES) if os.path.isfile(one)] or near
+        hint = f"did you mean {safe_text(near[0], 100)}? " if near else ""
         have = f"the examples are {', '.join(names)}" if names else "no examples are installed"
         raise ProblemError(
             f"{safe_text(name, 100)}: there is no example of this name; {hint}{have}; "

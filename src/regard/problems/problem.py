@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from regard.textbook.steps import PROJECTED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from regard.problems.fields import Fields
 
     Booleans = NDArray[np.bool_]
 
@@ -129,11 +131,15 @@ class Problem:
     random: RandomMatrices | None = None
     expect: tuple[Expectation, ...] = ()
 
+    if TYPE_CHECKING:  # any array and any sequence is taken; the fields are what they become
+
+        def __init__(self, **given: Unpack[Fields]) -> None: ...
+
     def __post_init__(self) -> None:
         for name, value in checked(fields_of(self)).items():
             set_field(self, name, value)
 
-    def replace(self, **changes: Any) -> Problem:
+    def replace(self, **changes: Unpack[Fields]) -> Problem:
         """The same problem with some fields changed.
 
         A field that only repeats another follows it: `key_labels` in self-attention, `key_heads`
@@ -152,7 +158,8 @@ class Problem:
                 kept |= dict.fromkeys(self.random.fields)
             elif not changes.keys().isdisjoint(self.random.fields):
                 kept["random"] = None
-        return Problem(**(kept | changes))
+        kept |= dict(changes)
+        return Problem(**kept)
 
     def __repr__(self) -> str:
         return _summary(self)

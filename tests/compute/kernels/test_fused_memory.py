@@ -209,10 +209,10 @@ def test_too_little_memory_to_compute_a_row_again_is_a_memory_error_too(target, 
     # Such a row is computed apart, which takes memory in the midst of the work.
     program = """
 q = np.full((4, 1, 8), 1.7e308)
-k, v = (rng.random((4, 300_000, 8)) for _ in range(2))
+k, v = (rng.random((4, 150_000, 8)) for _ in range(2))
 expected = regard.attention(q, k, v, threads=threads).tobytes()
 sweep(lambda: regard.attention(q, k, v, threads=threads), expected,
-      [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 128, 512])
+      [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 512])
 """
     well(python(LIMITED + program, target, str(threads)))
 

@@ -100,6 +100,7 @@ def test_a_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target, tmp_pa
     assert not {kind for kind, _ in shown} & set("WVuvw")
 
 
+@pytest.mark.full
 @needs_compiler
 @each_target
 def test_a_unit_of_a_target_has_no_static_initialiser(target, tmp_path):

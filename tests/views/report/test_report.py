@@ -70,6 +70,7 @@ def test_a_page_of_an_example_is_one_small_file_that_names_nothing_outside(name:
     links = re.findall(r"""\b(?:src|href|action)\s*=\s*["']([^"']*)""", text)
     assert links == ["data:,"]
     assert "url(" not in text
+    assert "/**" not in text  # the types of the script
     assert not re.search(r"https?://|\bfetch\(|XMLHttp|WebSocket|sendBeacon|import\(", text)
 
 

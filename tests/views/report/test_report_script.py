@@ -318,7 +318,9 @@ PROBLEMS = {
 }
 
 
-def random_edits(problem: regard.Problem, explanation: Explanation) -> Iterator[dict[Any, float]]:
+def random_edits(
+    problem: regard.Problem, explanation: Explanation, count: int
+) -> Iterator[dict[Any, float]]:
     rng = np.random.default_rng(7)
     places = given_cells(problem, explanation)
     masks = [place for place in places if place[0] == "mask"]
@@ -330,18 +332,19 @@ def random_edits(problem: regard.Problem, explanation: Explanation) -> Iterator[
         number = float(rng.normal() * 2)
         return abs(number) + 0.1 if name == "softcap" else number
 
-    for _ in range(50):
+    for _ in range(count):
         chosen = [places[k] for k in rng.choice(len(places), rng.integers(1, 4), replace=False)]
         if masks:  # at least one cell of the mask, too
             chosen.append(masks[rng.integers(len(masks))])
         yield {place: value(*place) for place in chosen}
 
 
+@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_after_fifty_edits_the_page_computes_what_python_does(name: str) -> None:
+def test_after_any_edits_the_page_computes_what_python_does(name: str, count: int) -> None:
     problem = PROBLEMS[name]()
     explanation = regard.explain(problem)
-    trials = list(random_edits(problem, explanation))
+    trials = list(random_edits(problem, explanation, count))
     edits = [
         [edit_in_page(explanation, step, flat, value) for (step, flat), value in changes.items()]
         for changes in trials

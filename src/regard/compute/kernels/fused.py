@@ -47,7 +47,7 @@ def status() -> str:
 
 
 def supports(request: Request) -> str | None:
-    """None, or why not."""
+    """None if native code can compute the request, else the reason."""
     if not native.BUILT:
         return "it is not built"
     unknown = None if request.mask is None else _unknown(request.mask)
@@ -57,14 +57,14 @@ def supports(request: Request) -> str | None:
 
 
 def _unknown(rule: Mask) -> Mask | None:
-    """A rule that only Python can ask: one that says in its own way which keys are visible."""
+    """A rule that native code does not know, because its class has a `block` of its own."""
     if isinstance(rule, Combined):
         return next((u for part in rule.parts if (u := _unknown(part)) is not None), None)
     return None if type(rule).block in KNOWN else rule
 
 
 def run(request: Request) -> Result:
-    """The answer, in native code."""
+    """Compute the request in native code."""
     call = _Call(request)
     shape = (*request.shape[:-1], request.value.shape[-1])
     output = _output(request, shape, call.read)
@@ -174,7 +174,7 @@ def _shared(bias: Array | None, shape: tuple[int, ...]) -> bool:
 
 
 def _output(request: Request, shape: tuple[int, ...], read: list[Array | None]) -> Array:
-    """Where the kernel writes: `out` itself, unless it is strided or lies on what is still read."""
+    """The array to write: `out` itself, unless it is strided or overlaps an array that is read."""
     out = request.out
     if (
         out is None
@@ -205,8 +205,8 @@ class Node(NamedTuple):
 def _compile(request: Request) -> tuple[int, int, Array | None, list[Node]]:
     """What every key must pass: a window and a length per batch element, and further rules.
 
-    Causal, window and lengths leave one run of keys per query, which the kernel needs no bytes
-    for. Everything else is a program in postfix order.
+    Causal, window and lengths leave one range of keys per query, and need no memory for each
+    key. Everything else is a program in postfix order.
     """
     left, right = UNBOUNDED, UNBOUNDED
     length: Array | None = None

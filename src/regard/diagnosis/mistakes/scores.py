@@ -196,6 +196,11 @@ PRODUCTS: Entries = {
     ),
 }
 OUTPUTS: Entries = {
+    "output_scaled": (
+        "the output is divided by √D once more",
+        "Only the scores are scaled.",
+        _output(_divided_output),
+    ),
     "keys_for_values": (
         "the output is P·K: keys are used instead of values",
         "It runs whenever values are as wide as keys.",
@@ -217,16 +222,8 @@ OUTPUTS: Entries = {
         _output(lambda w, q, k, v: w @ v + q),
     ),
 }
-SCALED_OUTPUT: Entries = {
-    "output_scaled": (
-        "the output is divided by √D once more",
-        "Only the scores are scaled.",
-        _output(_divided_output),
-    ),
-}
 MISTAKES = (
     *mistakes("one head", SCALE, SCALES),
-    *mistakes("one head", OUTPUT, SCALED_OUTPUT),
     *mistakes("one head", SCORES, PRODUCTS),
     *mistakes("one head", OUTPUT, OUTPUTS),
 )

@@ -62,7 +62,7 @@ const ROWS_HELD = 64;
 // head)` those that are already computed, or null; `rules` says which keys are hidden.
 export class Run {
   constructor(
-    { steps, sizes, letters, operations = {}, rules = null, offset = 0, batch = [] },
+    { steps, sizes, letters, operations = {}, rules = null, offset = 0, batch = [], ids = [] },
     given,
     known = () => null,
   ) {
@@ -76,6 +76,7 @@ export class Run {
         },
       ]),
     );
+    this.ids = ids;
     this.sizes = sizes;
     this.given = given;
     this.known = known;

@@ -104,13 +104,11 @@ export class Carried {
     const offset = own.offset[batch] ?? own.offset[0] ?? 0;
     const { letters, operations } = this.content;
     const batches = unravel(batch, own.lead);
-    const run = new Run(
-      { steps, sizes: own.sizes, letters, operations, rules, offset, batch: batches },
+    return new Run(
+      { steps, sizes: own.sizes, letters, operations, rules, offset, batch: batches, ids },
       given,
       computed,
     );
-    run.ids = ids;
-    return run;
   }
 
   // What hides keys: the rules of the call, and −∞ wherever the bias has one.

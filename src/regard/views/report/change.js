@@ -43,6 +43,7 @@ export function editField({ step, value, index }) {
 }
 
 // Where a given table of yes and no decides, a button to change its cell; else who decides.
+/** @param {{step: any, place: any, verdicts: Verdict[], hidden: boolean}} derivation */
 export function maskField({ step, place, verdicts: [verdict], hidden }) {
   const given = step.op === "visible";
   if (!verdict || !(hidden || given || step.op === "select")) return [];

@@ -117,12 +117,16 @@ function body(derivation, digits) {
   return [lead + sides.join(" = "), ...remarks(derivation, digits)];
 }
 
-function written({ operands, terms }, template, digits, number = null) {
+function written(
+  { operands, terms },
+  template,
+  digits,
+  number = (k) => formatNumber(operands[k].value, digits),
+) {
   const word = (kind, k) => {
     if (kind === "n") return cut(cellName(operands[k].symbol, operands[k].labels), 80);
-    const { value } = operands[k];
-    if (kind === "r") return formatNumber(Math.sqrt(value), digits);
-    const shown = number === null ? formatNumber(value, digits) : number(k);
+    if (kind === "r") return formatNumber(Math.sqrt(operands[k].value), digits);
+    const shown = number(k);
     return kind === "b" && shown.startsWith("−") ? `(${shown})` : shown;
   };
   return fill(template, word, termsOf({ operands, terms }));

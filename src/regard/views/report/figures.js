@@ -68,6 +68,7 @@ export function meets({ within, relative }, got, wanted) {
 
 // Every index of a step in order, of one head if it is given.
 function indices(step, sizes, head) {
+  /** @type {number[][]} */
   let all = [[]];
   for (const axis of step.axes) {
     const own = isHead(axis) && head !== undefined ? [head] : [...Array(sizes[axis]).keys()];

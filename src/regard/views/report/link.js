@@ -8,7 +8,7 @@ export function remember() {
   for (const name of ["layer", "batch", "head"]) if (state[name]) query.set(name, state[name]);
   if (state.cell) query.set("cell", `${state.cell.step}:${state.cell.index.join(",")}`);
   if (state.switches.size) query.set("off", [...state.switches].join(","));
-  if (state.digits !== content.digits) query.set("digits", state.digits);
+  if (state.digits !== content.digits) query.set("digits", String(state.digits));
   const edits = [...state.edits].flatMap(([key, own]) =>
     [...own].map(([flat, value]) => `${key}|${flat}|${value}`),
   );

@@ -136,6 +136,7 @@ def _script() -> str:
     Comments, indentation and spaces around operators are removed.
     """
     whole = "\n".join(_as_function(name, asset(f"report/{name}.js")) for name in SCRIPTS)
+    whole = re.sub(r"/\*\*.*?\*/", "", whole, flags=re.DOTALL)
     whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
     whole = "\n".join(map(_tight, whole.splitlines()))
     return re.sub(r"(?<=[({\[,])\n|\n(?=[)}\]])", "", whole)

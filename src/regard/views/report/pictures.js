@@ -9,7 +9,9 @@ function palette() {
   const style = getComputedStyle(document.documentElement);
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = 1;
-  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  const pen = /** @type {CanvasRenderingContext2D} */ (
+    canvas.getContext("2d", { willReadFrequently: true })
+  );
   const colour = (name) => {
     pen.fillStyle = style.getPropertyValue(`--${name}`).trim();
     pen.fillRect(0, 0, 1, 1);
@@ -28,6 +30,10 @@ export function dotsOf(rows, columns) {
 
 // Draw a matrix whose row i is `row(i)` = {values, visible or null}, a few rows per frame. Answers
 // with `stop`, which gives it up, and `mark`, which points at one row.
+/**
+ * @param {any} canvas
+ * @param {{rows: number, columns: number, log?: boolean, marked?: number | null, row: Function}} how
+ */
 export function drawMatrix(canvas, { rows, columns, row, log = false, marked = null }) {
   const dots = dotsOf(rows, columns);
   const numbers = new Float64Array(dots.rows * dots.columns).fill(NaN);

@@ -160,7 +160,7 @@ function changedWords() {
 // Which number of the result changed most.
 function effect() {
   if (!carried.isExact(state.layer, state.batch, state.head)) return "";
-  const name = ["projected_output", "merged", "output"].find((one) => runs.now.steps.has(one));
+  const name = ["projected_output", "merged"].find((one) => runs.now.steps.has(one)) ?? "output";
   if (!comparable(name)) return "";
   const view = shown.get(name) ?? viewOf(name);
   if (view.rows * layer().sizes.S > MOST_COMPARED) return ""; // it would need every row of everything

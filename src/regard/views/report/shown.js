@@ -7,6 +7,11 @@ export const content = JSON.parse(find("#content").textContent);
 export const carried = new Carried(content, find("#arrays").textContent);
 
 // What a reader has chosen, switched and edited.
+/**
+ * @type {{layer: number, batch: number, head: number, digits: number, cell: Cell | null,
+ *   trail: Cell[], switches: Set<string>, edits: Map<string, Map<number, number>>,
+ *   rows: Record<string, number>, all: boolean}}
+ */
 export const state = {
   layer: 0,
   batch: 0,
@@ -21,10 +26,13 @@ export const state = {
 };
 
 // The view of every step on the page, and the runs behind them.
+/** @type {Map<string, any>} */
 export const shown = new Map();
+/** @type {{now?: any, plain?: any, touched?: boolean}} */
 export const runs = {};
 
 // What the parts of the page ask each other to do; report.js says how.
+/** @type {Record<string, Function>} */
 export const doing = {};
 
 export const layer = () => content.layers[state.layer];

@@ -71,7 +71,8 @@ export function build() {
   for (const old of main.querySelectorAll(".part:not(.figures, .checks)")) old.remove();
   if (!carried.isExact(state.layer, state.batch, state.head)) {
     main.append(pooledHead());
-    return dropSummary();
+    dropSummary();
+    return;
   }
   const { sections, aside } = sectionsOf();
   for (const [title, names] of sections)

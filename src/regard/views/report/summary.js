@@ -75,6 +75,7 @@ function figures(caption, headers, names, rows, notes = null) {
 
 // --- what should come out -------------------------------------------------------------------
 
+/** @type {{of: any, list: any[]}} */
 let decoded = { of: null, list: [] };
 
 function expectations() {
@@ -102,6 +103,7 @@ export function expectedOf({ step, index }) {
         right: meets(one, runs.now.value(step, index), cell.wanted),
       };
   }
+  return undefined;
 }
 
 function exactly(value) {

@@ -13,6 +13,7 @@ const LEVELS = 9; // of shade
 const DIGITS = 8; // of what a number was
 
 // The view of a step: where its numbers are, and what its table looks like.
+/** @returns {View} */
 export function viewOf(name) {
   const step = runs.now.steps.get(name);
   const own = ownHead(step, state.head);
@@ -163,6 +164,7 @@ function emptyTable(view, rows) {
 }
 
 // Arrow keys for a table: one of its cells is reached by Tab.
+/** @param {View} view */
 export function makeGrid({ name, step, table }) {
   table.setAttribute("role", "grid");
   table.setAttribute("aria-label", `${name}, ${step.formula}`);

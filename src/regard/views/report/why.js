@@ -41,7 +41,7 @@ export function mark() {
   if (!found) return;
   const sides = sidesOf(found);
   for (const [k, operand] of found.operands.entries()) light(placeOf(operand)?.td, sides[k]);
-  const own = placeOf(state.cell)?.td;
+  const own = state.cell && placeOf(state.cell)?.td;
   light(own, "open");
   own?.setAttribute("aria-selected", "true");
 }

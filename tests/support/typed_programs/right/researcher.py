@@ -1,5 +1,7 @@
 """A researcher decodes with a cache, looks at weights later, and merges parts of the keys."""
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,11 +24,17 @@ def entropy(weights: Singles) -> Singles:
     return found
 
 
+def summary(query: Singles, key: Singles, value: Singles, with_lse: Literal[True, False]) -> str:
+    result = regard.attention(query, key, value, return_lse=with_lse)
+    return f"{result.lse.max()}" if isinstance(result, OutputLse) else f"{result.dtype}"
+
+
 rng = np.random.default_rng(0)
 query, key, value = (rng.normal(size=(6, 8)).astype(np.float32) for _ in range(3))
 
 whole = regard.attention(query, key, value)
 print(np.abs(parts(query, key, value, 4).output - whole).max())
+print(summary(query, key, value, True), summary(query, key, value, False))
 
 output, weights, lse = regard.attention(query, key, value, return_weights=True, return_lse=True)
 again = regard.weights(query, key, lse, rows=[0, 5])

@@ -36,5 +36,8 @@ regard.softmax(x, dim=-1)  # wrong: the option is called axis
 regard.diagnose(x)  # wrong: an array is no function
 regard.diagnose(regard.attention, timeout=3.0)  # wrong: the option is called time_limit
 assert_attention_correct(regard.attention, head=2)  # wrong: a misspelt option
+problem = regard.Problem(queries=[1, 0], keys=[[2, 1], [0, 3]], values=[[1], [0]])
+problem.replace(titel="Pets")  # wrong: a misspelt field
+regard.Problem(query=x, keys=x, values=x)  # wrong: the field is called queries
 regard.atention(x, x, x)  # wrong: a misspelt function
 regard.set_threads("all")  # wrong: a number of threads

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import regard
 from regard import masks
 from regard.boundary import answering
+from regard.boundary.elsewhere import ELSEWHERE, TRIED
 
 X = np.eye(3)
 FLAGS = np.ones((3, 3), bool)
@@ -99,17 +102,20 @@ def test_the_other_functions_answer_too(call, answer):
     [
         (
             lambda: regard.attention(X, X, X, FLAGS),
-            "but 4 were given; pass the next as mask=",
+            "only query, key and value by position; pass the next as mask=",
         ),
-        (lambda: regard.attention(X, X, X, X), "query, key and value by position, but 4"),
+        (lambda: regard.attention(X, X, X, X), "only query, key and value by position"),
         (lambda: regard.attention(X, X, X, X), "pass the next as bias="),
-        (lambda: regard.attention(X, X, X, None, 0.0, True), "but 6 were given; pass"),
+        (
+            lambda: regard.attention(X, X, X, None, 0.0, True),
+            "pass the next as mask=, bias=, causal=",
+        ),
         (lambda: regard.attention(X, X, X, True), "pass the next as causal="),
         (lambda: regard.explain(X, X, X, ["a", "b", "c"]), "pass the next as query_labels="),
-        (lambda: regard.KVCache(100), "takes nothing by position, but 1 was given"),
+        (lambda: regard.KVCache(100), "takes nothing by position"),
         (lambda: regard.KVCache(100), "pass the next as capacity= or window="),
-        (lambda: LAYER(X, X, X), "takes x and context by position, but 3 were given"),
-        (lambda: regard.set_threads(1, 2), "takes threads by position, but 2 were given"),
+        (lambda: LAYER(X, X, X), "takes only x and context by position"),
+        (lambda: regard.set_threads(1, 2), "takes only threads by position"),
     ],
 )
 def test_arguments_without_a_name_are_answered_with_the_name_to_give_them(call, answer):
@@ -144,3 +150,68 @@ def test_a_function_of_another_library_is_answered_with_the_one_of_regard():
     with pytest.raises(AttributeError, match=r"has no attribute 'numbers'$"):
         _ = regard.numbers
     assert not hasattr(regard, "__wrapped__")
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("library", ELSEWHERE)
+def test_the_page_has_each_library_s_names_in_the_words_of_the_messages(library):
+    rows = []
+    for name, texts in ELSEWHERE[library].items():
+        here = "; elsewhere ".join([texts] if isinstance(texts, str) else texts)
+        rows.append(f"| `{name}` | {here.replace('{pair}', name).replace('{}', name)} |")
+    section = PAGE.partition(f"\n## {library}\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `.*\|$", section, re.MULTILINE) == rows
+
+
+def test_the_page_has_no_library_that_the_messages_do_not_know():
+    assert re.findall(r"^## (.*)$", PAGE, re.MULTILINE) == [*ELSEWHERE]
+
+
+def named_by(library: str) -> set[str]:
+    return {*ELSEWHERE[library], "self", "query", "key", "value"}
+
+
+@pytest.mark.needs("torch")
+def test_all_arguments_of_pytorch_are_known():
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    function = torch.nn.functional.scaled_dot_product_attention
+    declared = re.findall(r"\b[a-z]\w+(?=[=,)])", function.__doc__.partition(" -> ")[0])
+    assert "enable_gqa" in declared
+    assert {*declared} <= named_by(f"torch.nn.functional.{function.__name__}")
+    layer = torch.nn.MultiheadAttention
+    for call in (layer.__init__, layer.forward):
+        assert inspect.signature(call).parameters.keys() <= named_by("torch.nn.MultiheadAttention")
+    flex = inspect.signature(flex_attention).parameters.keys()
+    assert flex <= named_by("torch.nn.attention.flex_attention")
+
+
+@pytest.mark.needs("jax")
+def test_all_arguments_of_jax_are_known():
+    import jax
+
+    declared = inspect.signature(jax.nn.dot_product_attention).parameters.keys()
+    assert declared <= named_by("jax.nn.dot_product_attention")
+
+
+@pytest.mark.needs("onnx")
+def test_all_inputs_and_attributes_of_onnx_are_known():
+    import onnx
+
+    schema = onnx.defs.get_schema("Attention")
+    assert {*schema.attributes, *(one.name for one in schema.inputs)} <= named_by("ONNX Attention")
+
+
+def test_every_argument_of_regard_that_the_table_names_exists():
+    functions = (regard.attention, regard.softmax, regard.KVCache, regard.MultiHeadAttention)
+    functions += (regard.explain,)
+    taken = {name for one in functions for name in inspect.signature(one).parameters}
+    texts = [*TRIED.values()]
+    for names in ELSEWHERE.values():
+        texts += [
+            text for one in names.values() for text in ([one] if isinstance(one, str) else one)
+        ]
+    assert {name for text in texts for name in re.findall(r"`(\w+)=", text)} <= taken

@@ -1,0 +1,56 @@
+"""The types of a problem's fields as callers pass them; read only where types are checked.
+
+`Problem` has the fields as it keeps them, and `checks` checks values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+from regard.compute.options import ArrayIn, Booleans, Ints
+from regard.problems.parts import Expectation, RandomMatrices
+
+
+class Fields(TypedDict, total=False):
+    """What `Problem` takes."""
+
+    title: str
+    note: str
+    embeddings: ArrayIn | None
+    context: ArrayIn | None
+    W_q: ArrayIn | None
+    W_k: ArrayIn | None
+    W_v: ArrayIn | None
+    W_o: ArrayIn | None
+    b_q: ArrayIn | None
+    b_k: ArrayIn | None
+    b_v: ArrayIn | None
+    b_o: ArrayIn | None
+    heads: int | None
+    key_heads: int | None
+    queries: ArrayIn | None
+    keys: ArrayIn | None
+    values: ArrayIn | None
+    query_labels: Sequence[str] | None
+    key_labels: Sequence[str] | None
+    embedding_features: Sequence[str] | None
+    context_features: Sequence[str] | None
+    key_features: Sequence[str] | None
+    value_features: Sequence[str] | None
+    output_features: Sequence[str] | None
+    row_notes: Mapping[str, Sequence[str]]
+    mask: Booleans | None
+    bias: ArrayIn | float | None
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    lengths: int | None
+    query_segments: Ints | None
+    key_segments: Ints | None
+    offset: int | Literal["end"] | None
+    scale: float | None
+    softcap: float | None
+    sink: ArrayIn | float | None
+    softmax: Literal["shifted", "unshifted"]
+    random: RandomMatrices | None
+    expect: Sequence[Expectation]
