@@ -231,8 +231,8 @@ MUTANTS = [
         "G7",
         'precision="exact" sums in float32',
         "compute/kernels/fused.py",
-        "accumulator = request.accumulator if ordinary",
-        "accumulator = np.result_type(np.float32, request.dtype) if ordinary",
+        "if wide or far else request.accumulator",
+        "if wide or far else np.result_type(np.float32, request.dtype)",
         "test_semantics_numbers.py::test_exact_precision_is_correctly_rounded",
         "fused and float32 and 3.0",
     ),
@@ -351,7 +351,7 @@ MUTANTS = [
     Mutant(
         "G10",
         "memory that was not to be had is used",
-        CPP + "driver.cpp",
+        CPP + "crew.hpp",
         "if (!data_) throw std::bad_alloc();",
         "",
         "test_fused_memory.py::test_sizes_beyond_all_memory_are_a_memory_error",
@@ -399,7 +399,7 @@ MUTANTS = [
     Mutant(
         "G10",
         "an exception leaves a thread",
-        CPP + "driver.cpp",
+        CPP + "crew.hpp",
         "} catch (const std::bad_alloc&) {  // from extended_range_row",
         "} catch (const std::bad_function_call&) {  // from extended_range_row",
         "test_fused_allocations.py::"
@@ -437,7 +437,7 @@ MUTANTS = [
         "G11",
         "a chunk of a bias is read as if it were full",
         CPP + "tile.hpp",
-        "if (chunk.n == kChunk && in_place<T>(q.bias, chunk.n))",
+        "if (chunk.n % kPanel<T> == 0 && in_place<T>(q.bias, chunk.n))",
         "if (in_place<T>(q.bias, kChunk))",
         "test_fused_guard_pages.py::test_nothing_is_touched_beyond_the_arrays",
         "masks and biases",
@@ -482,7 +482,7 @@ MUTANTS = [
     Mutant(
         "G13",
         "nobody looks for signals during a call",
-        CPP + "driver.cpp",
+        CPP + "crew.hpp",
         "raised_ = interrupted_();",
         "",
         "test_fused_process.py::test_an_interrupt_ends_a_long_call_at_once_and_the_next_call_works",
@@ -509,8 +509,8 @@ MUTANTS = [
     Mutant(
         "G13",
         "a child that a signal handler made goes on as if its helpers were there",
-        CPP + "driver.cpp",
-        "raised_ || (plan_.threads > 1 && forks() != forks_before_)",
+        CPP + "crew.hpp",
+        "raised_ || (threads_ > 1 && forks() != forks_before_)",
         "raised_",
         "test_fused_process.py::test_a_call_that_forks_ends_in_both_processes",
         "",
@@ -537,8 +537,8 @@ MUTANTS = [
         "G14",
         "a matrix L × S is made, whatever is asked for",
         CPP + "driver.cpp",
-        "const Plan plan = plan_of(q, target, nested ? 1 : threads);",
-        "const Plan plan = plan_of(q, target, nested ? 1 : threads);\n"
+        "const Plan plan = plan_of(q, target, call.inner() ? 1 : threads);",
+        "const Plan plan = plan_of(q, target, call.inner() ? 1 : threads);\n"
         "    const std::vector<float> matrix(size_t(q.L * q.S), float(threads));\n"
         "    if (!matrix.empty() && matrix[matrix.size() / 2] == 0) return Ending::interrupted;",
         "test_fused_memory.py::test_a_long_call_takes_no_more_memory_whatever_its_rules",

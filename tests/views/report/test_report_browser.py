@@ -464,6 +464,7 @@ def test_statistics_of_many_rows_are_made_when_somebody_looks(open_page: Open) -
     assert page.locator(".figures .sheet").nth(1).locator("tbody tr").count() == 8
     page.locator(".figures summary").click()
     rows = page.locator(".figures .long tbody tr")
+    rows.last.wait_for(state="attached")  # they are made after the click
     assert rows.count() == 200
     ours = explanation.statistics(head=0, batch=()).rows
     last = rows.nth(199).locator("td").all_text_contents()
