@@ -187,7 +187,7 @@ def breaches_of_lightness(sources: dict[str, str]) -> list[str]:
         if one.function or one.for_types:
             return False
         if library in NEIGHBOURS:
-            return one.importer != f"regard.interop.{library}"
+            return not re.fullmatch(rf"regard\.interop\.{library}(_\w+)?", one.importer)
         excused = room(one.importer) == "views" or (room(one.importer), library) == ("cli", "typer")
         return library in SHOWING and not excused
 

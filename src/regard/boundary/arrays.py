@@ -145,9 +145,8 @@ def _check_that_it_is_here(name: str, value: Any) -> None:
     jax = sys.modules.get("jax")
     if isinstance(value, getattr(getattr(jax, "core", None), "Tracer", ())):
         raise DtypeError(
-            f"{name} is traced by JAX and has no numbers yet: within jax.jit and jax.vmap call "
-            "regard.interop.jax.dot_product_attention, whose rows come before heads; within "
-            "jax.grad call jax.nn.dot_product_attention, because regard computes no gradients"
+            f"{name} is traced by JAX and has no numbers yet: within jax.jit, jax.vmap and "
+            "jax.grad call regard.interop.jax.dot_product_attention, whose rows come before heads"
         )
     for package, (where, instead) in ELSEWHERE.items():
         if belongs_to(package, value):
@@ -223,6 +222,9 @@ def _elsewhere(name: str, value: Any, where: str) -> str:
 # --- PyTorch: its tensors have no __array_namespace__, and bfloat16 needs its own methods ---------
 
 
+DIFFERENTIABLE = "regard.interop.torch.scaled_dot_product_attention"
+
+
 def _is_torch(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return isinstance(value, getattr(torch, "Tensor", ()))  # absent, or only just being imported
@@ -242,8 +244,8 @@ def _of_torch(name: str, tensor: Any, in_place: bool) -> Array:
     if tensor.requires_grad and torch.is_grad_enabled():
         raise DtypeError(
             _followed(torch, name, tensor)
-            or f"{name} requires a gradient, which regard does not compute; pass {name}.detach(), "
-            "or call within torch.no_grad()"
+            or f"{name} requires a gradient, which is lost in NumPy; call {DIFFERENTIABLE}, or "
+            f"pass {name}.detach(), or call within torch.no_grad()"
         )
     if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
         raise DtypeError(
@@ -275,13 +277,15 @@ def _followed(torch: Any, name: str, tensor: Any) -> str | None:
     transforms = torch._C._functorch
     if transforms.is_batchedtensor(tensor):
         return (
-            f"{name} is mapped by torch.vmap; pass the whole tensors without it, because regard "
-            "broadcasts leading axes by itself"
+            f"{name} is mapped by torch.vmap; call {DIFFERENTIABLE}, or pass the whole tensors "
+            "without it, because regard broadcasts leading axes by itself"
         )
-    if transforms.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
+    if torch._is_functional_tensor(tensor):
+        return f"{name} is followed by torch.func.functionalize; call regard outside of it"
+    if transforms.is_functorch_wrapped_tensor(tensor):
         return (
-            f"{name} is followed by torch.func (grad, vjp, jvp, functionalize), and regard has no "
-            "gradients; call regard outside of it"
+            f"{name} is followed by torch.func (grad, vjp, jvp); call {DIFFERENTIABLE}, which grad "
+            "and vjp go through"
         )
     return None
 

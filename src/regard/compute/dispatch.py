@@ -5,8 +5,10 @@ Owns the best-first list of kernels. Must not know how any of them computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from regard.compute import native
 from regard.compute.kernels import fused
@@ -102,3 +104,32 @@ def gradients_of_arrays(
 
     call = make_gradient_request(query, key, value, grad_output, **options)
     return call.fitted(choose(call.request, kernel).gradients(call))
+
+
+def second_gradients_of_arrays(
+    query: Any,
+    key: Any,
+    value: Any,
+    grad_output: Any,
+    *,
+    arrives: Mapping[str, Array],
+    wrt: Collection[str],
+    **options: Any,
+) -> dict[str, Array]:
+    """The gradients of what `gradients_of_arrays` returns, by the reference, in the inputs' shapes.
+
+    `arrives` are the gradients of the loss with respect to those, `wrt` what to return: names of
+    inputs, "grad_output" and "grad_lse". The options are those of `make_gradient_request`.
+    """
+    from regard.compute.gradients import fit, make_gradient_request
+    from regard.compute.kernels import reference
+
+    call = make_gradient_request(query, key, value, grad_output, wrt=tuple(arrives), **options)
+    given = {**call.inputs, "grad_output": grad_output, "grad_lse": options.get("grad_lse")}
+    # The gradient of values, weights times what arrives, depends on all but these.
+    absent = {"value", "grad_lse"} if arrives.keys() == {"value"} else set()
+    made = reference.second_gradients(call, arrives, {*wrt} - absent)
+    return {
+        name: np.zeros_like(given[name]) if name in absent else fit(made[name], given[name])
+        for name in wrt
+    }

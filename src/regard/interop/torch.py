@@ -21,6 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from regard.api import attention
 from regard.boundary.arrays import lent, untraced
 from regard.errors import DtypeError, OptionError, ShapeError
+from regard.interop import torch_gradients
 
 __all__ = ["Calls", "patched", "scaled_dot_product_attention"]
 
@@ -70,11 +71,15 @@ def scaled_dot_product_attention(
     Raises
     ------
     DtypeError, OptionError, ShapeError
-        For gradients, dropout, another device, nested, sparse and quantised tensors, tracing and
-        mapping, and whatever PyTorch refuses.
+        For dropout, another device, nested, sparse and quantised tensors, tracing, forward mode
+        (jvp), third derivatives, and whatever PyTorch refuses.
 
     Notes
     -----
+    Gradients of query, key, value and a mask of numbers are those of `regard.gradients`; they have
+    gradients too, made by the reference kernel with a matrix L × S for each head. `torch.func`
+    maps and differentiates calls (vmap, grad, vjp, jacrev).
+
     ``torch.autocast("cpu")`` casts inputs and a mask of numbers as in PyTorch: all but float64.
 
     Unlike in PyTorch, a masked key or value, NaN included, has no influence; a NaN in a query is
@@ -116,7 +121,7 @@ def patched() -> Iterator[Calls]:
 
     `nn.MultiheadAttention` without ``need_weights`` and the transformer layers call it too, because
     their fast path in eval mode is switched off meanwhile (in all threads). Calls that regard
-    cannot compute (gradients, dropout, another device), compiled and traced ones go to PyTorch.
+    cannot compute (dropout, another device), compiled and traced ones go to PyTorch.
 
     Only the thread or asyncio task that entered is affected. May be nested; each context counts its
     own calls. A function imported earlier by ``from torch.nn.functional import …`` is PyTorch's.
@@ -155,8 +160,14 @@ def _answer(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any, *m
     if not isinstance(attn_mask, CausalBias):
         attn_mask = as_autocast_has_it(attn_mask)
     _check({"query": query, "key": key, "value": value}, dropout_p)
-    options = _visible(attn_mask, bool(is_causal), query, key)
-    return attention(*_matched(query, key, value, bool(enable_gqa)), scale=scale, **options)
+    options = _visible(attn_mask, bool(is_causal), query, key) | {"scale": scale}
+    followed = torch_gradients.is_followed(query, key, value, attn_mask)
+    query, key, value = _matched(query, key, value, bool(enable_gqa))
+    if followed:
+        return torch_gradients.attend(query, key, value, **options)[0]
+    for name in {"mask", "bias"} & options.keys():
+        options[name] = lent("attn_mask", options[name])
+    return attention(query, key, value, **options)
 
 
 def as_autocast_has_it(tensor: Any) -> Any:
@@ -213,7 +224,7 @@ def _visible(mask: Any, causal: bool, query: Any, key: Any) -> dict[str, Any]:
             f"attn_mask has dtype {mask.dtype}; it must be torch.bool (True = attend), or "
             f"torch.float32 or the query's {query.dtype}, which is added"
         )
-    options["mask" if mask.dtype == torch.bool else "bias"] = lent("attn_mask", mask)
+    options["mask" if mask.dtype == torch.bool else "bias"] = mask
     return options
 
 

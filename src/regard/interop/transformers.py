@@ -25,6 +25,7 @@ from regard.compute.request import make_request
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation.build import explain_arrays, string_labels
 from regard.faces import Explanation
+from regard.interop import torch_gradients
 from regard.interop.torch import as_autocast_has_it
 from regard.masks import Boolean
 
@@ -172,6 +173,22 @@ class _Recording:
         self.modules: set[Any] = set()  # those that attended with regard
         self.models: list[Any] = []  # without parts of other models
 
+    def keep(
+        self, module: Any, tensors: Mapping[str, Any], options: Mapping[str, Any], lse: Any
+    ) -> None:
+        """Keep one call: copies, because a cache may overwrite its keys and values."""
+        import torch
+
+        self.modules.add(module)
+        with torch.no_grad():
+            arrays, named = _as_arrays(tensors, options)
+            kept = {name: array.copy() for name, array in arrays.items()}
+            lse = lent("lse", lse)
+        layer = getattr(module, "layer_idx", None)
+        self.calls.append(
+            AttentionCall(type(module).__name__, layer, **kept, lse=lse, options=named)
+        )
+
     def note(self, module: Any, _: Any) -> None:
         """Note a called module; PyTorch calls this for every module in every thread."""
         if _recording.get() is not self or not isinstance(module, PreTrainedModel):
@@ -272,7 +289,7 @@ def attend(
     module : torch.nn.Module
         The attention module of the model.
     query, key, value : torch.Tensor, (B, H, L, D), (B, G, S, D), (B, G, S, E)
-        On the CPU, without gradients.
+        On the CPU.
     attention_mask : torch.Tensor, broadcastable to (B, H, L, S), or None
         Booleans (True = attend), or numbers to add.
     scaling, softcap, s_aux, position_bias
@@ -303,10 +320,12 @@ def attend(
             "attn_implementation for this model"
         )
     if dropout:
-        raise OptionError(f"dropout is {dropout}, but regard has no dropout; call model.eval()")
-    arrays = {"query": query, "key": key, "value": value}
-    home = home_of(arrays)
-    arrays = {name: _array(name, as_autocast_has_it(tensor)) for name, tensor in arrays.items()}
+        raise OptionError(
+            f"dropout is {dropout}, but regard has no dropout; call model.eval(), or train with "
+            "an attention dropout of 0 in the model's configuration"
+        )
+    tensors = {"query": query, "key": key, "value": value}
+    tensors = {n: _tensor(n, as_autocast_has_it(tensor)) for n, tensor in tensors.items()}
     for name, added in (("attention_mask", attention_mask), ("position_bias", position_bias)):
         if added is not None and getattr(added, "ndim", None) != 4:
             raise ShapeError(
@@ -316,33 +335,48 @@ def attend(
     options = {
         "scale": scaling,
         "softcap": softcap or None,
-        "sink": _array("s_aux", s_aux),
-        "bias": _array("position_bias", position_bias),
+        "sink": _tensor("s_aux", s_aux),
+        "bias": _tensor("position_bias", position_bias),
     }
-    mask = _array("attention_mask", attention_mask)
-    if mask is not None and mask.dtype == np.bool_:
+    mask = _tensor("attention_mask", attention_mask)
+    if mask is not None and not mask.is_floating_point():
         options["mask"] = mask
     elif mask is not None:
         options["bias"] = mask if options["bias"] is None else mask + options["bias"]
-    elif arrays["query"].shape[2] > 1:
+    elif tensors["query"].shape[2] > 1:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         # Keys beyond the queries are unused space of a static cache.
         options |= {"causal": True, "offset": 0} if causal else {}
     options = {name: given for name, given in options.items() if given is not None}
-    recording = _recording.get()
-    returned = {"return_weights": _collects(more), "return_lse": recording is not None}
-    result = dispatch.run(make_request(**arrays, **options, **returned))
-    if recording is not None and result.lse is not None:
-        recording.modules.add(module)
-        layer = getattr(module, "layer_idx", None)
-        # Copied, because a cache may overwrite its keys and values.
-        kept = {name: array.copy() for name, array in arrays.items()}
-        recording.calls.append(
-            AttentionCall(type(module).__name__, layer, **kept, lse=result.lse, options=options)
+    recording, collects = _recording.get(), _collects(more)
+    if torch_gradients.is_followed(*tensors.values(), *options.values()):
+        output, lse, *weights = torch_gradients.attend(
+            **tensors, **options, return_weights=collects
         )
-    output = np.ascontiguousarray(result.output.swapaxes(1, 2))
-    assert home is not None  # they are tensors
-    return home(output), None if result.weights is None else home(result.weights)
+        output = output.transpose(1, 2).contiguous()
+    else:
+        arrays, named = _as_arrays(tensors, options)
+        returned = {"return_weights": collects, "return_lse": recording is not None}
+        result = dispatch.run(make_request(**arrays, **named, **returned))
+        lse = result.lse
+        home = home_of(tensors)
+        assert home is not None  # they are tensors
+        output = home(np.ascontiguousarray(result.output.swapaxes(1, 2)))
+        weights = [] if result.weights is None else [home(result.weights)]
+    if recording is not None:
+        recording.keep(module, tensors, options, lse)
+    return output, *(weights or [None])
+
+
+def _as_arrays(
+    tensors: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors as arrays on their memory."""
+    names = {"sink": "s_aux", "mask": "attention_mask", "bias": "attention_mask"}
+    return (
+        {name: lent(name, tensor) for name, tensor in tensors.items()},
+        {name: lent(names.get(name, name), given) for name, given in options.items()},
+    )
 
 
 def _collects(more: Mapping[str, Any]) -> bool:
@@ -358,17 +392,15 @@ def _described(value: Any) -> str:
     return type(value).__name__ if shape is None else f"{tuple(shape)}"
 
 
-def _array(name: str, tensor: Any) -> Any:
-    """A tensor as an array on its memory; None for None."""
+def _tensor(name: str, tensor: Any) -> Any:
+    """A tensor, checked; None for None."""
     import torch
 
-    if tensor is None:
-        return None
-    if not isinstance(tensor, torch.Tensor):
+    if tensor is not None and not isinstance(tensor, torch.Tensor):
         raise DtypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
-    if torch.jit.is_tracing():
+    if tensor is not None and torch.jit.is_tracing():
         raise OptionError(
             "tracing would keep regard's results as constants; trace with another "
             "attn_implementation"
         )
-    return lent(name, tensor)
+    return tensor
