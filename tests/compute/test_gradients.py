@@ -252,6 +252,15 @@ def test_given_results_change_nothing_but_the_time(path, dtype):
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("wrt", [*ALL, "sink", ("value", "sink")])
+def test_given_results_belong_whichever_gradients_are_asked_for(wrt, path):
+    arrays = call()
+    output, lse = regard.attention(*arrays[:3], sink=0.3, return_lse=True)
+    with on_path(path) as kernel:
+        gradients(*arrays, sink=0.3, output=output, lse=lse, wrt=wrt, kernel=kernel)
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["output", "lse"])
 def test_results_of_another_call_are_noticed(path, name):
     q, k, v, grad = call(queries=30)

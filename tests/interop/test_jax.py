@@ -1,4 +1,4 @@
-"""JAX's attention call on regard: the same meaning, within jit and vmap, and no gradients."""
+"""JAX's attention call on regard: the same meaning, also within jit and vmap."""
 
 from __future__ import annotations
 
@@ -328,38 +328,6 @@ def test_many_threads_with_large_arrays_do_not_wait_for_each_other():
 
 
 # --- refusals ------------------------------------------------------------------------------------
-
-
-def gradient(call):
-    return jax.grad(lambda query: call(query).sum())
-
-
-def tangent(call):
-    return lambda query: jax.jvp(call, (query,), (query,))
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("transform", [gradient, tangent], ids=["grad", "jvp"])
-def test_a_gradient_is_refused_and_nothing_wrong_is_returned(transform, compiled):
-    query, key, value = (
-        numbers(B, T, N, H),
-        numbers(B, S, K, H, seed=1),
-        numbers(B, S, K, H, seed=2),
-    )
-    differentiated = transform(lambda query: dot_product_attention(query, key, value))
-    with pytest.raises(NotImplementedError, match=r"no gradients.*stop_gradient"):
-        (jax.jit(differentiated) if compiled else differentiated)(query)
-
-
-def test_a_gradient_of_something_else_goes_past():
-    query = numbers(B, T, N, H)
-
-    def loss(weight):
-        frozen = jax.lax.stop_gradient(query * weight)
-        return (dot_product_attention(frozen, query, query) * weight).sum()
-
-    expected = dot_product_attention(query * 2.0, query, query).sum()
-    np.testing.assert_allclose(jax.grad(loss)(2.0), expected, rtol=1e-5)
 
 
 REFUSED = {

@@ -622,7 +622,13 @@ def losses_of(family: Family, implementation: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "T5", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Llama", "T5"),
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("BERT", "GPT-2", "gpt-oss")),
+    ],
+)
 def test_a_model_in_training_follows_the_losses_of_eager_attention(name):
     family = FAMILIES[name]
     family = replace(family, options={**family.options, **NO_DROPOUT})

@@ -3,29 +3,20 @@
 `dot_product_attention` has the signature of the function in `jax.nn`.
 """
 
-# A primitive and not `jax.pure_callback`, which copies operands to JAX arrays: with several threads
-# those copies wait for the threads that the callbacks hold (jax 0.10.2: a deadlock with six threads
-# and 100,000 numbers). Here operands are NumPy arrays on XLA's memory; the callback uses no JAX.
-
 from __future__ import annotations
 
 import math
-import operator
-from functools import reduce
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 
-from regard.api import attention
 from regard.boundary.arguments import as_number
-from regard.boundary.arrays import as_numpy
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
-from regard.masks import Boolean, Lengths, Mask, Window
+from regard.interop.jax_primitives import Settings, attention
+from regard.masks import Window
 
 __all__ = ["dot_product_attention"]
 
@@ -122,10 +113,14 @@ def dot_product_attention(
     ShapeError, DtypeError, OptionError
         When called or traced with invalid arguments.
     NotImplementedError
-        When differentiated: regard computes no gradients.
+        For forward mode (jvp, jacfwd, hessian) and third derivatives.
 
     Notes
     -----
+    Gradients of query, key, value and bias, the residual's too, are those of `regard.gradients`
+    (jax.grad, vjp, jacrev); they have gradients too, made by the reference kernel with a matrix
+    T × S for each head.
+
     Unlike in JAX, a query that sees no key gives 0 and the residual −inf (JAX: the mean of all
     values); a hidden key or value, NaN included, has no influence; half-type weights are not
     rounded before the product with the values; float64 (``jax_enable_x64``) is float64 throughout
@@ -158,17 +153,11 @@ def dot_product_attention(
     lengths |= {"key_value_seq_lengths": key_value_seq_lengths}
     arrays |= {name: jnp.asarray(own) for name, own in lengths.items() if own is not None}
     _check(arrays)
-    options = _Options(_number(scale), bool(is_causal), _window(local_window_size))
-    output, residual = _attention.bind(*arrays.values(), names=tuple(arrays), options=options)
+    options = Settings(_number(scale), bool(is_causal), _window(local_window_size))
+    output, residual = attention.bind(*arrays.values(), names=tuple(arrays), options=options)
     if not batched:
         output, residual = output[0], residual[0]
     return (output, residual) if return_residual else output
-
-
-class _Options(NamedTuple):
-    scale: float | None
-    is_causal: bool
-    window: tuple[int, int] | None
 
 
 # --- checks, when called or traced ---------------------------------------------------------------
@@ -240,90 +229,3 @@ def _window(window: Any) -> tuple[int, int] | None:
         )
     rule = Window(*sides)  # checks both sides
     return int(rule.left or 0), int(rule.right or 0)
-
-
-# --- the primitive -------------------------------------------------------------------------------
-
-_attention = Primitive("regard_attention")
-_attention.multiple_results = True
-
-
-def _answer(*operands: Any, names: tuple[str, ...], options: _Options) -> tuple[Any, Any]:
-    """Output (…, B, T, N, E) and log-sum-exp (…, B, T, N); vmap adds the first axes."""
-    arrays = dict(zip(names, operands, strict=True))
-    query, key, value = (arrays[name].swapaxes(-3, -2) for name in ("query", "key", "value"))
-    queries, keys = query.shape[-2], key.shape[-2]
-    lead = _lead(names, operands)
-    rules: list[Mask] = []
-    if "mask" in arrays:
-        rules.append(Boolean(arrays["mask"]))
-    if "query_seq_lengths" in arrays:
-        length = arrays["query_seq_lengths"][..., None, None, None]
-        rules.append(Boolean(np.arange(queries)[:, None] < length))
-    if "key_value_seq_lengths" in arrays:
-        rules.append(Lengths(np.clip(arrays["key_value_seq_lengths"], 0, keys)))
-    output, lse = attention(
-        np.broadcast_to(query, (*lead, *query.shape[-3:])),
-        key,
-        value,
-        mask=reduce(operator.and_, rules) if rules else None,
-        bias=arrays.get("bias"),
-        causal=options.is_causal,
-        window=options.window,
-        offset=0,
-        scale=options.scale,
-        return_lse=True,
-    )
-    return output.swapaxes(-3, -2), lse.swapaxes(-2, -1).astype(query.dtype)
-
-
-def _lead(names: tuple[str, ...], operands: Any) -> tuple[int, ...]:
-    """The common leading axes: those of vmap, then B."""
-    ends = {"query_seq_lengths": 0, "key_value_seq_lengths": 0}
-    leads = (a.shape[: a.ndim - ends.get(n, 3)] for n, a in zip(names, operands, strict=True))
-    return np.broadcast_shapes(*leads)
-
-
-def _called(*operands: Any, names: tuple[str, ...], options: _Options) -> list[Any]:
-    arrays = (as_numpy(name, array) for name, array in zip(names, operands, strict=True))
-    return [jnp.asarray(a) for a in _answer(*arrays, names=names, options=options)]
-
-
-def _shapes(*operands: Any, names: tuple[str, ...], options: _Options) -> list[Any]:
-    query, value = operands[0], operands[2]
-    rows = (*_lead(names, operands), *query.shape[-3:-1])
-    shapes = (*rows, value.shape[-1]), rows
-    return [jax.core.ShapedArray(shape, query.dtype) for shape in shapes]
-
-
-def _compiled(ctx: Any, *operands: Any, names: tuple[str, ...], options: _Options) -> Any:
-    def callback(*arrays: Any) -> Any:
-        return _answer(*map(np.asarray, arrays), names=names, options=options)
-
-    shapes = ctx.avals_in, ctx.avals_out
-    return mlir.emit_python_callback(
-        ctx, callback, None, list(operands), *shapes, has_side_effect=False
-    )[0]
-
-
-def _batched(operands: Any, axes: Any, **params: Any) -> Any:
-    """Add a leading axis to every operand, of length 1 if it is not mapped; regard broadcasts."""
-    moved = [
-        jnp.expand_dims(operand, 0) if axis is None else jnp.moveaxis(operand, axis, 0)
-        for operand, axis in zip(operands, axes, strict=True)
-    ]
-    return _attention.bind(*moved, **params), [0, 0]
-
-
-def _differentiated(*_: Any, **__: Any) -> Any:
-    raise NotImplementedError(
-        "regard computes no gradients; differentiate jax.nn.dot_product_attention, or keep regard "
-        "out of it with jax.lax.stop_gradient on query, key, value and bias"
-    )
-
-
-_attention.def_impl(_called)
-_attention.def_abstract_eval(_shapes)
-mlir.register_lowering(_attention, _compiled, platform="cpu", cacheable=False)
-batching.primitive_batchers[_attention] = _batched
-ad.primitive_jvps[_attention] = _differentiated
