@@ -390,7 +390,8 @@ REGARD_INLINE void gradient_row(const BackwardWork<T>& k, const RowBlock<T>& t, 
         gradients(k.how, k.sign, t.known[r], seen, whole, p, d,
                   k.s.straight ? k.s.straight + r * N : nullptr,
                   k.w.d_scale ? k.s.d_scale + r : nullptr, checks);
-    for (T* x : {p, d}) {
+    T* const both[] = {p, d};
+    for (T* x : both) {
         clear(x, whole.low);
         clear(x + whole.high, N - whole.high);
     }
