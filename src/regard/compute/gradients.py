@@ -126,7 +126,8 @@ def _size_of_logits(request: Request) -> Array:
 
 def _lengths(vectors: Array) -> Array:
     """The Euclidean length of each row: |q·k| is at most the product of two."""
-    return np.asarray(np.sqrt(np.square(vectors.astype(np.float64)).sum(axis=-1)))
+    squares = np.einsum("...d,...d->...", vectors, vectors, dtype=np.float64)
+    return np.asarray(np.sqrt(squares))
 
 
 def make_gradient_request(
