@@ -233,6 +233,18 @@ def test_forward_mode_and_third_derivatives_are_refused_in_words():
         torch.func.jacrev(torch.func.jacrev(torch.func.jacrev(of)))(x)
 
 
+def test_what_regard_does_not_follow_goes_to_pytorch_within_the_context():
+    x = numbers(4, 3)
+    jvp, grad, functionalize = torch.func.jvp, torch.func.grad, torch.func.functionalize
+    with pytest.raises(regard.DtypeError, match="functionalize is around"):
+        functionalize(grad(lambda q: loss(q, q, q)))(x)
+    with patched() as calls:
+        made = functionalize(grad(lambda q: their_loss(q, q, q)))(x)
+        jvp(lambda q: their_loss(q, q, q), (x,), (x,))
+    assert (calls.answered, calls.passed_on) == (0, 2)
+    np.testing.assert_allclose(made, grad(lambda q: loss(q, q, q))(x), rtol=SAME, atol=SAME)
+
+
 def test_checkpoints_compute_the_call_again():
     given = learning(*CASES["causal"][0])
     expected = torch.autograd.grad(loss(*given), given)

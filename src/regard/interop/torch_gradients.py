@@ -43,6 +43,13 @@ def attend(
 
     The options are those of `regard.attention`; nothing follows lse and weights.
     """
+    functorch = torch._C._functorch
+    stack = functorch.get_interpreter_stack() or ()
+    if any(one.key() == functorch.TransformType.Functionalize for one in stack):
+        raise DtypeError(
+            "torch.func.functionalize is around this call, which it cannot rewrite; call regard "
+            "outside of it"
+        )
     own = max(one.ndim for one in (query, key, value))
     axes = max(own, 3)  # all alike, so that a mapped axis is the first of each
     given = {"query": query, "key": key, "value": value}
