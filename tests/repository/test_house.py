@@ -66,13 +66,8 @@ SHOWING = {"rich", "jinja2", "typer"}
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}
 
-# Examples that need more than `pip install .` brings: module -> the name of the tool.
-NEEDED_BY_EXAMPLES: dict[str, str] = {
-    "regard.interop.jax": "jax",
-    "regard.interop.onnx": "onnx",
-    "regard.interop.torch": "torch",
-    "regard.interop.transformers": "transformers",
-}
+# Examples of what goes with another library need that library.
+NEIGHBOURS = re.compile(r"regard\.interop\.(jax|onnx|torch|transformers)")
 
 
 def module_name(path: Path) -> str:
@@ -381,8 +376,8 @@ print(*sorted(name for name in sys.modules if name.startswith("regard.")))
 def modules_with_examples() -> Iterator[object]:
     for name in sorted(SOURCES.keys() - {"regard.__main__"}):
         module = name.removesuffix(".__init__")
-        tool = NEEDED_BY_EXAMPLES.get(module)
-        yield pytest.param(module, marks=[pytest.mark.needs(tool)] if tool else [], id=module)
+        found = NEIGHBOURS.match(module)
+        yield pytest.param(module, marks=[pytest.mark.needs(found[1])] if found else [], id=module)
 
 
 @pytest.mark.parametrize("module", list(modules_with_examples()))
