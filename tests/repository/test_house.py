@@ -66,8 +66,8 @@ SHOWING = {"rich", "jinja2", "typer"}
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}
 
-# Examples of what goes with another library need that library.
-NEIGHBOURS = re.compile(r"regard\.interop\.(jax|onnx|torch|transformers)")
+# Examples of these modules need another library.
+BESIDE = re.compile(r"regard\.interop\.(jax|onnx|torch|transformers)")
 
 
 def module_name(path: Path) -> str:
@@ -376,7 +376,7 @@ print(*sorted(name for name in sys.modules if name.startswith("regard.")))
 def modules_with_examples() -> Iterator[object]:
     for name in sorted(SOURCES.keys() - {"regard.__main__"}):
         module = name.removesuffix(".__init__")
-        found = NEIGHBOURS.match(module)
+        found = BESIDE.match(module)
         yield pytest.param(module, marks=[pytest.mark.needs(found[1])] if found else [], id=module)
 
 
