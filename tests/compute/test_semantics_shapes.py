@@ -179,6 +179,12 @@ def test_empty_sizes_of_every_kind_give_the_right_shapes_and_numbers(kernel, pre
 
 
 @every_kernel
+def test_empty_sizes_of_values_leave_the_sum_over_many_keys_whole(kernel):
+    result, _ = check(kernel, *inputs((2, 4), (300, 4), (300, 0)))
+    np.testing.assert_allclose(result.weights.sum(axis=-1), 1, rtol=1e-4)
+
+
+@every_kernel
 def test_empty_sizes_go_with_every_option(kernel):
     for h, length, size, d, e in itertools.product(SIZES, repeat=5):
         q, k, v = inputs((h, length, d), (h, size, d), (h, size, e))

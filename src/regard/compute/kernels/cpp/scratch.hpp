@@ -25,7 +25,8 @@ template <class T> struct Scratch {
         const int64_t wide = padded(q.E, kLanes<T>);
         const auto take = [&](auto*& to, int64_t count) {
             to = at ? (decltype(to + 0))(at + size) : nullptr;
-            size += size_t(padded(count * int64_t(sizeof *to), 64));
+            // One of no numbers has an address of its own: `merge_tile` compares them.
+            size += size_t(padded(larger_of(count * int64_t(sizeof *to), 1), 64));
         };
         take(queries, kTask * q.D);
         take(out, kTask * wide);
