@@ -337,8 +337,10 @@ def gradients(
 ) -> Any:
     r"""The gradients of attention: how a loss changes with each number of its inputs.
 
-    With P the weights, O the output and dO the gradient of the loss with respect to O:
-    dV = Pᵀ·dO, dP = dO·Vᵀ, δ = Σ_e dO∘O, dX = P∘(dP − δ), dQ = scale·dX·K, dK = scale·dXᵀ·Q.
+    With P the weights, O the output, X the logits (the scores after scale, softcap and bias), and
+    dO the gradient of the loss with respect to O: dV = Pᵀ·dO, dP = dO·Vᵀ, δ = Σ_e dO∘O − dlse,
+    dX = P∘(dP − δ), dQ = scale·dX·K, dK = scale·dXᵀ·Q, where ∘ multiplies cell by cell. With a
+    softcap, dX is multiplied by its slope before dQ and dK.
 
     Parameters
     ----------
@@ -347,10 +349,11 @@ def gradients(
     grad_output : array_like, (…, H, L, E)
         The gradient of the loss with respect to the output, in its shape and dtype.
     mask, bias, causal, window, offset, scale, softcap, sink
-        As for `attention`; give what that call was given.
+        The options of the call of `attention` whose gradients are computed.
     output, lse : array_like, (…, H, L, E) and (…, H, L), optional
-        What `attention` returned with ``return_lse=True``; computed again if not given. For half
-        types the output is computed again, because δ needs it unrounded, unless it is float32.
+        What `attention` returned with ``return_lse=True``, which saves computing it again. An
+        output of a half type is computed again, because δ needs it unrounded; with half inputs it
+        may be given in float32.
     grad_lse : array_like, (…, H, L), optional
         The gradient of the loss with respect to lse, where the loss depends on it.
     wrt : str or names, optional
@@ -375,9 +378,9 @@ def gradients(
 
     Notes
     -----
-    A hidden key has gradient 0, whatever it holds, and changes none; so has a row that sees no
-    key. No matrix of weights is made. Inputs of half types accumulate in float32, so that a
-    gradient is rounded once, whatever the length.
+    A hidden key and its value have gradient 0, whatever they hold, and change no other gradient. A
+    query that sees no key has gradient 0. No matrix of weights is made. Inputs of half types
+    accumulate in float32, so each gradient is rounded once.
 
     References
     ----------
@@ -387,8 +390,8 @@ def gradients(
     --------
     >>> import numpy as np
     >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
-    >>> made = gradients(x, x, x, np.ones((2, 2)), causal=True)
-    >>> made.value.round(3)
+    >>> grads = gradients(x, x, x, np.ones((2, 2)), causal=True)
+    >>> grads.value.round(3)
     array([[1.33, 1.33],
            [0.67, 0.67]])
     """

@@ -313,7 +313,7 @@ def test_gradients_of_a_layer_have_the_dtypes_of_its_inputs_rounded_once(dtype):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"wrt": "W_x"}, OptionError, "wrt has 'W_x'; in this call it may have x, W_q, W_k"),
+        ({"wrt": "W_x"}, OptionError, 'wrt has \'W_x\'; it may have "x", "W_q", "W_k"'),
         ({"wrt": 3}, DtypeError, "wrt must be names of inputs, not 3"),
         ({"wrt": "bias"}, OptionError, 'wrt has "bias", but the call has no bias'),
         ({"grad_output": np.ones((2, 2))}, regard.ShapeError, "grad_output has shape .2, 2. but"),

@@ -36,7 +36,7 @@ class Kernel(Protocol):
         """Compute the request."""
 
     def gradients(self, call: GradientRequest) -> dict[str, Any]:
-        """The gradients that are wanted, of the shape and dtype that the call says."""
+        """The gradients in `call.wrt`, in the shapes and dtypes that the call says."""
 
 
 def kernels() -> Iterator[Kernel]:
@@ -118,15 +118,16 @@ def second_gradients_of_arrays(
 ) -> dict[str, Array]:
     """The gradients of what `gradients_of_arrays` returns, by the reference, in the inputs' shapes.
 
-    `arrives` are the gradients of the loss with respect to those, `wrt` what to return: names of
-    inputs, "grad_output" and "grad_lse". The options are those of `make_gradient_request`.
+    `arrives` has the gradients of the loss with respect to the first gradients, by input. `wrt`
+    says what to return: names of inputs, "grad_output" and "grad_lse". The options are those of
+    `make_gradient_request`.
     """
     from regard.compute.gradients import fit, make_gradient_request
     from regard.compute.kernels import reference
 
     call = make_gradient_request(query, key, value, grad_output, wrt=tuple(arrives), **options)
     given = {**call.inputs, "grad_output": grad_output, "grad_lse": options.get("grad_lse")}
-    # The gradient of values, weights times what arrives, depends on all but these.
+    # The first gradient of the values is Pᵀ·dO: it depends on neither of these.
     absent = {"value", "grad_lse"} if arrives.keys() == {"value"} else set()
     made = reference.second_gradients(call, arrives, {*wrt} - absent)
     return {

@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.compute.request import Request
-from regard.textbook.nonfinite import sum_of_special
+from regard.textbook.special_values import sum_of_special
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,13 +1,13 @@
-"""The gradients of one call: how their arguments fit together, and what a caller receives.
+"""One call of `regard.gradients`: the checks of its arguments, and the shapes of its results.
 
-Owns the checks of `regard.gradients`, and the sums over what was broadcast. Must not know how a
-kernel computes.
+Owns the sums over axes that were broadcast. Must not know how a kernel computes gradients; the
+backward passes are in kernels/reference.py and kernels/cpp/backward.hpp.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ INPUTS = ("query", "key", "value", "bias", "sink", "scale")
 
 @dataclass(frozen=True, eq=False)
 class GradientRequest:
-    """A checked call, the gradient of its results, and which gradients are wanted."""
+    """A checked call of attention, the gradients of its results, and which ones are requested."""
 
     request: Request
     grad_output: Array  # (…, H, L, E)
@@ -50,17 +50,18 @@ class GradientRequest:
         return array.shape
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """The dtype in which a kernel returns it: the input's own if nothing is left to sum."""
+        """The dtype of a kernel's gradient: the input's, or wider if axes are summed after it."""
         given = self.inputs[name]
         summed = given.size != np.prod(self.whole(name), dtype=np.int64)
         summed |= name == "bias" or not given.dtype.isnative
         return self.request.accumulator if summed else given.dtype
 
-    def check_given(self, left: NDArray[np.float64]) -> None:
+    def check_given(self, deviations: NDArray[np.float64]) -> None:
         """Refuse an output or an lse that does not belong to the inputs.
 
-        `left` (…, H, L, 2): by how much each row's weights, with the sink's, differ from 1, and its
-        gradients of scores from their sum; rounding alone explains no more than the bound below.
+        `deviations` (…, H, L, 2): for each row, the sum of its weights, with the sink's, minus 1;
+        and the sum of its gradients of scores, minus what that sum must be. Each may be as large as
+        rounding can make it, by the bounds below.
         """
         assert self.output is not None
         assert self.lse is not None
@@ -80,7 +81,9 @@ class GradientRequest:
             "the weights add up to {:.6g} instead of 1",
             "the scores' gradients are off by {:.3g}",
         )
-        named = zip(("lse", "output"), said, (1, 0), np.moveaxis(left, -1, 0), bounds, strict=True)
+        named = zip(
+            ("lse", "output"), said, (1, 0), np.moveaxis(deviations, -1, 0), bounds, strict=True
+        )
         for name, what, right, off, bound in named:
             wrong = np.abs(off) > bound
             if wrong.any():
@@ -92,13 +95,13 @@ class GradientRequest:
                 )
 
     def fitted(self, made: Mapping[str, Any]) -> Gradients[Array]:
-        """What a kernel made, in the shapes and dtypes of the inputs."""
+        """What a kernel returned, in the shapes and dtypes of the inputs."""
         fitted = {name: fit(made[name], self.inputs[name]) for name in made if name != "scale"}
         return Gradients(**fitted, scale=float(made["scale"]) if "scale" in made else None)
 
 
 def fit(whole: Array, given: Array) -> Array:
-    """Sums over the axes that were broadcast, in ascending order; then one rounding."""
+    """A gradient in its input's shape and dtype: summed over broadcast axes, then rounded once."""
     shape = (1,) * (whole.ndim - given.ndim) + given.shape
     sizes = zip(shape, whole.shape, strict=True)
     axes = tuple(axis for axis, (one, size) in enumerate(sizes) if one < size)
@@ -154,7 +157,7 @@ def make_gradient_request(
     """Check one call of `regard.gradients`."""
     given = {"query": query, "key": key, "value": value, "bias": bias, "sink": sink}
     inputs = {name: as_array(name, x) for name, x in given.items() if x is not None}
-    wanted = _wanted(wrt, inputs)
+    wanted = wanted_names(wrt, INPUTS, {*inputs, "scale"})
     for name in wanted - {"scale"}:
         if not is_float(inputs[name].dtype):
             raise DtypeError(
@@ -191,17 +194,17 @@ def make_gradient_request(
     return GradientRequest(request, grad, wanted, inputs, output, lse, grad_lse)
 
 
-def _wanted(wrt: Any, inputs: Mapping[str, Array]) -> frozenset[str]:
-    """The names in `wrt`, each of which the call has."""
+def wanted_names(wrt: Any, known: Sequence[str], given: Container[str]) -> frozenset[str]:
+    """The names in `wrt`, each of which is `known` and, if it is an input, `given`."""
     names = (wrt,) if isinstance(wrt, str) else wrt
     if not isinstance(names, Iterable):
         raise DtypeError(f"wrt must be names of inputs, not {safe_text(repr(wrt), 60)}")
     names = tuple(names)
     for name in names:
-        if name not in INPUTS:
-            known = ", ".join(f'"{one}"' for one in INPUTS)
-            raise OptionError(f"wrt has {safe_text(repr(name), 60)}; it may have {known}")
-        if name not in (*inputs, "scale"):
+        if name not in known:
+            listed = ", ".join(f'"{one}"' for one in known)
+            raise OptionError(f"wrt has {safe_text(repr(name), 60)}; it may have {listed}")
+        if name in INPUTS and name not in given:
             raise OptionError(
                 f'wrt has "{name}", but the call has no {name}; pass one, or leave it out'
             )
@@ -215,7 +218,7 @@ def _result(
     shape: tuple[int, ...],
     dtypes: tuple[np.dtype[Any], ...] | None,
 ) -> Array:
-    """An array like a result of the forward call, with all of its axes (…, H, L, …)."""
+    """A result of the forward call, or a gradient of one, checked and with all its axes."""
     array = as_array(name, given)
     dtype = array.dtype.newbyteorder("=")
     wanted = request.natural_shape(*shape[len(request.shape) - 1 :])

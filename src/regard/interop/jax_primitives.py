@@ -1,7 +1,7 @@
-"""Attention as JAX's primitives: run, compiled, mapped and differentiated.
+"""Attention, its gradients and its second gradients as three primitives of JAX.
 
-Owns how JAX calls regard, and JAX's layout of arrays, rows before heads. Must not know the public
-function.
+Owns how JAX runs, compiles, maps and differentiates them, and JAX's layout of arrays: rows before
+heads. Must not know the public function, which is in interop/jax.py.
 """
 
 # A primitive and not `jax.pure_callback`, which copies operands to JAX arrays: with several threads
@@ -30,15 +30,15 @@ __all__ = ["Settings", "attention"]
 
 
 class Settings(NamedTuple):
-    """The arguments of a call that are no arrays."""
+    """The arguments of a call that are not arrays."""
 
     scale: float | None
     is_causal: bool
     window: tuple[int, int] | None
 
 
-# Three: attention, its gradients, and theirs. Each takes the operands that `names` lists: arrays of
-# the call, then what arrived from behind. vmap adds axes in front of all.
+# The operands of a primitive are listed by `names`: first the arrays of the call, then the
+# gradients of its results. vmap adds axes in front of every operand.
 
 
 def _primitive(name: str) -> Any:
@@ -52,7 +52,7 @@ attention, _gradients, _second = map(
 )
 
 ROWS_FIRST = {"query", "key", "value", "output", "grad_output"}  # swapped in regard
-LENGTHS = {"query_seq_lengths", "key_value_seq_lengths"}  # (…, B); the others have three axes more
+LENGTHS = {"query_seq_lengths", "key_value_seq_lengths"}  # (…, B); others have three more axes
 
 
 def _swapped(array: Any) -> Any:
@@ -93,7 +93,7 @@ def _arguments(arrays: dict[str, Any], options: Settings) -> dict[str, Any]:
 
 
 def _arrived(arrays: dict[str, Any], *names: str) -> dict[str, Any]:
-    """What arrived from behind, in regard's layout: (…, H, L, E), and lse (…, H, L)."""
+    """Results and their gradients in regard's layout: (…, H, L, E), and lse (…, H, L)."""
     return {
         name: _swapped(arrays[name]) if name in ROWS_FIRST else arrays[name].swapaxes(-2, -1)
         for name in names
@@ -183,7 +183,7 @@ def _register(
     def batched(operands: Any, axes: Any, **params: Any) -> Any:
         """Add a leading axis to every operand; regard broadcasts what is not mapped.
 
-        For gradients it is repeated, because each mapped element has its own.
+        For gradients every operand is repeated, because each mapped element has its own gradient.
         """
         size = next(o.shape[a] for o, a in zip(operands, axes, strict=True) if a is not None)
         repeats = 1 if primitive is attention else size
@@ -209,15 +209,16 @@ _register(_second, _differentiate_again, _shapes_of_second)
 
 # --- differentiation -----------------------------------------------------------------------------
 
-# JAX differentiates forward, then transposes what is linear. A tangent is only a name for that: it
-# has a transpose, which is the gradients, and no numbers.
+# JAX gets reverse mode by transposing forward mode, which is linear in the tangents. So each
+# primitive has a forward rule that binds a second primitive, `tangent_of_…`: its transpose computes
+# the gradients, and it can do nothing else.
 
 
 def _differentiable(primitive: Any, transposed: Callable[..., dict[str, Any]]) -> None:
     """Let JAX differentiate a primitive in reverse mode.
 
-    `transposed` gets the operands by name, the results, the gradients of the results, None where
-    there is none, and the names of operands whose gradients it returns.
+    `transposed` gets the operands by name, the results, the gradients of the results (None where
+    the loss does not depend on one), and the names of the operands whose gradients it returns.
     """
     tangent = _primitive(f"tangent_of_{primitive.name.removeprefix('regard_')}")
 
@@ -279,8 +280,8 @@ def _pulled_back(
     operands["grad_output"] = jnp.zeros_like(output) if grad_output is None else grad_output
     if grad_lse is not None:
         operands["grad_lse"] = grad_lse
-    if output.dtype.itemsize > 2:  # gradients need an output that is not rounded
-        # How they depend on the inputs is part of the second gradients.
+    if output.dtype.itemsize > 2:  # δ needs an output that is not rounded to a half type
+        # Detached, because second gradients include how these depend on the inputs.
         operands |= {"output": jax.lax.stop_gradient(output), "lse": jax.lax.stop_gradient(lse)}
     made = _gradients.bind(*operands.values(), names=tuple(operands), options=options, wrt=wrt)
     return dict(zip(wrt, made, strict=True))

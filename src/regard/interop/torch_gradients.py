@@ -1,7 +1,7 @@
-"""Attention that PyTorch differentiates; regard computes the gradients, and the second ones.
+"""Attention as functions of torch.autograd: regard computes first and second derivatives.
 
-Owns what is kept between the passes, and how torch.func maps them. Must not know any signature of
-attention but regard's.
+Owns what is saved for the backward pass, and how torch.func.vmap maps forward and backward. Must
+not know any signature of attention but regard's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ARRAYS = ("query", "key", "value", "bias", "sink", "mask")
 
 
 def is_followed(*tensors: Any) -> bool:
-    """Whether PyTorch follows one of these: it records gradients, or torch.func transforms it."""
+    """Whether one of these requires a gradient, or belongs to a transform of torch.func."""
     recording = torch.is_grad_enabled()
     transforms = torch._C._functorch
     return any(
@@ -39,19 +39,19 @@ def is_followed(*tensors: Any) -> bool:
 def attend(
     query: Any, key: Any, value: Any, *, return_weights: bool = False, **options: Any
 ) -> tuple[Any, ...]:
-    """Output, lse, and the weights if asked for, of tensors that PyTorch follows.
+    """Output, lse, and with `return_weights` the weights; PyTorch can differentiate the output.
 
-    The options are those of `regard.attention`; nothing follows lse and weights.
+    The options are those of `regard.attention`. The loss must not depend on lse or weights.
     """
     functorch = torch._C._functorch
     stack = functorch.get_interpreter_stack() or ()
     if any(one.key() == functorch.TransformType.Functionalize for one in stack):
         raise DtypeError(
-            "torch.func.functionalize is around this call, which it cannot rewrite; call regard "
-            "outside of it"
+            "this call is within torch.func.functionalize, which cannot rewrite it; call regard "
+            "outside of functionalize"
         )
     own = max(one.ndim for one in (query, key, value))
-    axes = max(own, 3)  # all alike, so that a mapped axis is the first of each
+    axes = max(own, 3)  # the same for all, so that vmap adds an axis in front of each
     given = {"query": query, "key": key, "value": value}
     given |= {name: options.pop(name, None) for name in ("bias", "sink", "mask")}
     tensors = (_padded(one, axes - 2 if name == "sink" else axes) for name, one in given.items())
@@ -72,7 +72,7 @@ class _Call:
     options: Mapping[str, Any]
     return_weights: bool = False
     wrt: tuple[str, ...] = ()
-    second: tuple[str, ...] = ()  # what the second gradients are asked for
+    second: tuple[str, ...] = ()  # whose second gradients are requested
 
     def arguments(self, tensors: Any) -> dict[str, Any]:
         """The arguments of `regard.attention` and `regard.gradients`."""
@@ -80,11 +80,11 @@ class _Call:
 
 
 class _Mapped(Function):
-    """With an axis more in front of every tensor, which regard broadcasts."""
+    """A function that torch.func.vmap may map: with one more axis in front of every tensor."""
 
     @classmethod
     def vmap(cls, info: Any, in_dims: Any, call: _Call, *tensors: Any) -> Any:
-        """All tensors get the axis: each mapped element has gradients that are its own."""
+        """Add the axis to every tensor, mapped or not: each element has its own gradients."""
         moved = [
             one
             if one is None
@@ -100,8 +100,8 @@ class _Mapped(Function):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         """Forward mode is refused."""
         raise DtypeError(
-            "an input carries a tangent, which regard does not follow: it has no forward mode "
-            "(jvp, jacfwd, hessian); use torch.func.grad, vjp or jacrev"
+            "an input carries a tangent, but regard has no forward mode (jvp, jacfwd, hessian); "
+            "use torch.func.grad, vjp or jacrev"
         )
 
 
@@ -116,7 +116,7 @@ class _Attention(_Mapped):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep inputs and results, but no rounded output: its gradients need it unrounded."""
+        """Save inputs and results, but no output of a half type: δ needs it unrounded."""
         ctx.call, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
@@ -135,7 +135,7 @@ class _Attention(_Mapped):
         if grad_output is None or not wrt:
             return (None,) * 7
         *tensors, output, lse = ctx.saved_tensors
-        # How they depend on the inputs is part of the second gradients.
+        # Detached, because second gradients include how these depend on the inputs.
         kept = (one if one is None else one.detach() for one in (output, lse))
         made = _Gradients.apply(replace(ctx.call, wrt=wrt), *tensors, grad_output, *kept)
         named = dict(zip(wrt, made, strict=True))
@@ -145,7 +145,7 @@ class _Attention(_Mapped):
 class _Gradients(_Mapped):
     @staticmethod
     def forward(call: _Call, *tensors: Any) -> Any:
-        """The gradients asked for, in the order of `wrt`."""
+        """The requested gradients, in the order of `wrt`."""
         *_, grad_output, output, lse = tensors
         made = gradients(
             **call.arguments(tensors),
@@ -158,14 +158,14 @@ class _Gradients(_Mapped):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep the inputs."""
+        """Save the inputs."""
         ctx.call, *tensors, _, _ = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *arrives: Any) -> Any:
-        """The second gradients, of the inputs and of the gradient that arrived."""
+        """The second gradients: of the inputs and of `grad_output`."""
         names = (*ARRAYS, "grad_output")
         second = tuple(compress(names, ctx.needs_input_grad[1:]))
         arrived = {n: one for n, one in zip(ctx.call.wrt, arrives, strict=True) if one is not None}
@@ -198,7 +198,7 @@ class _SecondGradients(_Mapped):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing."""
+        """Save nothing: there is no third derivative."""
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

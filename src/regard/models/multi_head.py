@@ -254,10 +254,10 @@ class MultiHeadAttention:
         Returns
         -------
         LayerGradients
-            A named tuple of these names; None where there is no such input, or it was not asked
-            for. Each has the shape and dtype of its input, summed over axes along which the input
-            was broadcast, such as the leading axes of x for a weight. Half types are computed in
-            float32 and rounded once. The array type is that of x.
+            A named tuple with these names; None for an input that the call does not have or that
+            `wrt` does not name. Each has the shape and dtype of its input, summed over axes along
+            which the input was broadcast; for a weight these are the leading axes of x. Half
+            types are computed in float32 and rounded once. The array type is that of x.
 
         Raises
         ------

@@ -1,12 +1,12 @@
-"""The gradients of multi-head attention: back through W_o, attention, then W_q, W_k and W_v.
+"""The gradients of multi-head attention: back through W_o, then attention, then W_q, W_k and W_v.
 
-The projections go back by the textbook's backward steps, attention by a kernel. Must not know how
-either is computed.
+The textbook's backward steps are evaluated for the projections; a kernel answers for attention.
+Must not know how either is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,29 +14,21 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.evaluation import Run, unite
+from regard.compute.gradients import wanted_names
 from regard.compute.request import make_request
-from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.errors import ShapeError
 from regard.textbook.gradients import backward
 
-# Options of a call that have gradients, and how the steps and a kernel name what attention reads.
-_OPTIONS = ("bias", "sink", "scale")
-_READY = {"queries": "query", "keys": "key", "values": "value"}
+_OPTIONS = ("bias", "sink", "scale")  # of a call, that have gradients
+_PROJECTED = {"queries": "query", "keys": "key", "values": "value"}
 
 
 def wanted_of_layer(wrt: Any, given: Mapping[str, Array]) -> frozenset[str]:
-    """The names in `wrt` as the steps have them, each of which the call has."""
+    """The names in `wrt` as the steps have them ("embeddings" for x); by default all of `given`."""
     if wrt is None:
         return frozenset(given)
-    names = (wrt,) if isinstance(wrt, str) else wrt
-    if not isinstance(names, Iterable):
-        raise DtypeError(f"wrt must be names of inputs, not {safe_text(repr(wrt), 60)}")
     known = ("x", *(name for name in given if name != "embeddings"), *_OPTIONS)
-    names = tuple(names)
-    for name in names:
-        if name not in known:
-            raise OptionError(
-                f"wrt has {safe_text(repr(name), 60)}; in this call it may have {', '.join(known)}"
-            )
+    names = wanted_names(wrt, known, _OPTIONS)
     return frozenset("embeddings" if name == "x" else name for name in names)
 
 
@@ -48,12 +40,12 @@ def layer_gradients(
     kernel: str | None,
     options: dict[str, Any],
 ) -> Iterator[tuple[str, Any]]:
-    """Each wanted gradient under its name, from that of the step `last`.
+    """Each wanted gradient with its name, from the gradient `grad` of the step `last`.
 
-    `projected` are the steps to queries, keys and values; of weights, gradients are summed over
-    the leading axes.
+    `projected` has the steps from the embeddings to queries, keys and values. A weight's gradient
+    is summed over the leading axes.
     """
-    query, key, value = (projected.value(name) for name in _READY)
+    query, key, value = (projected.value(name) for name in _PROJECTED)
     request = make_request(query, key, value, return_lse=True, **options)
     forward = dispatch.run(request, kernel)
     united = unite({**projected.inputs, "output": forward.output}, projected.dtype)
@@ -65,7 +57,7 @@ def layer_gradients(
     united = _continued(united, wanted | {"output"}, {last: grad})
     yield from _found(united, wanted)
     through = not wanted.isdisjoint(projected.steps)
-    wrt = (wanted & {*_OPTIONS}) | ({*_READY.values()} if through else set())
+    wrt = (wanted & {*_OPTIONS}) | ({*_PROJECTED.values()} if through else set())
     if not wrt:
         return
     inner = dispatch.gradients_of_arrays(
@@ -82,12 +74,12 @@ def layer_gradients(
     for name in wanted & {*_OPTIONS}:
         yield name, getattr(inner, name)
     if through:
-        arrives = {name: getattr(inner, one) for name, one in _READY.items()}
+        arrives = {name: getattr(inner, one) for name, one in _PROJECTED.items()}
         yield from _found(_continued(projected, wanted, arrives), wanted)
 
 
 def _continued(run: Run, wanted: frozenset[str], arrives: Mapping[str, Array]) -> Run:
-    """The run with its backward steps, from the gradients of its last steps."""
+    """The run followed by its backward steps, which begin with the gradients in `arrives`."""
     there = {step.name for step in run.steps.values() if step.op == "given"}
     steps = backward(tuple(run.steps.values()), wanted & there, arrives.keys())
     return run.continued(steps, {f"d_{name}": array for name, array in arrives.items()})

@@ -1,9 +1,9 @@
 """The backward steps of any declared computation, from the adjoints of its operations.
 
-Each forward step on the way to what is asked for has one step `d_<name>`: how much the loss rises
-if a number of that step rises by 1. Where several steps use it, their contributions are steps of
-their own, and so are sums over what was broadcast. A hidden key is absent: its gradient is 0
-whatever its numbers are. Must not know arrays.
+Each forward step that depends on a requested input gets one backward step `d_<name>`: the gradient
+of the loss with respect to its numbers. Where several steps use it, the contribution of each is a
+step too, and so is each sum over an axis that was broadcast. A hidden key is absent: its gradient
+is 0 whatever its numbers are. Must not know arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from regard.textbook.operations import OPERATIONS
 from regard.textbook.steps import INDEX_MAPS, LETTERS, Ref, Step, letters_of
 
-# What the compact form of the softmax's gradient goes past.
+# The steps that the compact form of the softmax's gradient skips.
 _SOFTMAX = {
     *("row_maximum", "shifted", "sink_shifted", "exponentials", "sink_exponential"),
     *("row_sums", "weights", "log_sums", "lse"),
@@ -30,29 +30,30 @@ def backward(
     grouped: bool = True,
     sign: str = "d",
 ) -> tuple[Step, ...]:
-    """The steps of the backward pass, in order; a step that nothing asked for is absent.
+    """The steps of the backward pass, in order; steps that no requested gradient needs are absent.
 
     Parameters
     ----------
     steps : sequence of Step
         The forward steps, in order.
     wrt : collection of str
-        The names of the steps whose gradients are asked for.
+        The names of the steps whose gradients are requested, such as "queries".
     given : collection of str
-        The names of the steps whose gradients are given: the first and largest is the output's.
+        The names of the steps whose gradients are given, such as "output", and "lse" where the
+        loss depends on it.
     compact : bool
-        Whether the gradient of the logits is P·(dP − δ) with δ = Σ_e dO·O − dlse. Else it goes
+        Whether the gradient of the logits is P·(dP − δ) with δ = Σ_e dO·O − dlse. If not, it goes
         back through every operation of the softmax; the numbers differ by rounding only.
     grouped : bool
         Whether several query heads may share a key head, whose gradient is then a sum over them.
     sign : str
-        What the names and symbols of gradients begin with. Forward and backward steps together are
-        a computation too: with another sign, and not `compact`, its gradients are the second ones.
+        The prefix of the gradients' names and symbols. For second gradients, pass forward and
+        backward steps together as `steps`, another prefix, and ``compact=False``.
 
     Raises
     ------
     ValueError
-        If a step that is asked for is none of the steps, or has no gradient.
+        If a name in `wrt` is not one of the steps, or the loss does not depend on that step.
 
     Examples
     --------
@@ -103,7 +104,7 @@ def _own(step: Step) -> Ref:
 
 
 class _Book:
-    """The backward steps so far, and what has arrived at each forward step."""
+    """The backward steps so far, and the contributions to each forward step's gradient."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class _Book:
         self._sign = sign
         self.made: dict[str, Step] = {}
         self._arrived: dict[str, list[str]] = {}
-        # Steps that something asked for is a part of.
+        # The steps that depend on a requested one.
         self.on_the_way = set(wrt)
         for step in steps:
             if any(ref.step in self.on_the_way for ref in step.operands):
@@ -142,7 +143,7 @@ class _Book:
         letters = {LETTERS[axis] for axis in axes}
         letters |= {x for ref in operands for entry in ref.index for x in letters_of(entry)}
         over = self._seen is not None and self._seen <= letters
-        while name in self.made or name in self.forward:  # another of its kind
+        while name in self.made or name in self.forward:  # a second one of this name
             name, symbol = f"{name}_too", (f"{symbol[0]}′", f"{{{symbol[1]}}}'")
         self.made[name] = Step(
             *(name, *symbol, axes, op, tuple(operands)),
@@ -160,7 +161,7 @@ class _Book:
         axes: tuple[str, ...],
         written: tuple[str, str] | None = None,
     ) -> None:
-        """Declare what arrives at a forward step from one of the steps that use it."""
+        """Declare the contribution to the gradient of `to` from one of the steps that use it."""
         name, (symbol, latex) = self.d(to)
         made = self.forward.get(source, to)
         symbols = f"{symbol}_{made.symbol}", f"{{{latex}}}_{{{made.latex_symbol}}}"
@@ -175,7 +176,7 @@ class _Book:
         return f"{self._sign}_{step.name}", (f"{self._sign}{step.symbol}", latex)
 
     def gradient(self, step: Step) -> Step | None:
-        """The whole gradient of a forward step; None: none arrives."""
+        """The sum of all contributions to a forward step's gradient; None if there are none."""
         arrived = self._arrived.get(step.name, [])
         name, symbol = self.d(step)
         if len(arrived) == 1:
@@ -186,7 +187,7 @@ class _Book:
         return self.made.get(name)
 
     def needed(self, wrt: Collection[str]) -> tuple[Step, ...]:
-        """The steps that what is asked for is made of."""
+        """The steps that the requested gradients need, in order."""
         for name in wrt:
             if f"{self._sign}_{name}" not in self.made:
                 raise ValueError(f"{name} has no gradient in this computation")
@@ -198,7 +199,7 @@ class _Book:
 
 
 def _through(book: _Book, step: Step, gradient: Step, position: int) -> None:
-    """What a step hands to one of its operands of the gradient that arrives at itself."""
+    """Declare what a step, whose own gradient is given, contributes to that of one operand."""
     adjoint = OPERATIONS[step.op].adjoint
     template = adjoint[min(position, len(adjoint) - 1)]
     if not template:
@@ -218,7 +219,7 @@ def _through(book: _Book, step: Step, gradient: Step, position: int) -> None:
 def _through_cells(
     book: _Book, step: Step, gradient: Step, position: int, template: Sequence[str]
 ) -> None:
-    """Through an operation on cells: its adjoint, then sums over what the operand has not."""
+    """An operation on cells: its adjoint, then sums over the axes that the operand lacks."""
     ref = step.operands[position]
     to = book.forward[ref.step]
     own, (short, latex) = book.d(to)
@@ -229,7 +230,7 @@ def _through_cells(
     known |= {"y": _own(step)} | {str(n): one for n, one in enumerate(step.operands)}
     for number, part in enumerate(template[:-1], 1):
         op, *names = part.split()
-        # Its name and symbol say what it is the slope or a product of.
+        # Named after the step whose slope or product it is.
         name = f"{step.name}_{op.removeprefix(step.op + '_')}"
         symbol = f"{step.symbol}{'′' * number}", step.latex_symbol + "'" * number
         known["_"] = book.step(name, symbol, axes, op, [known[x] for x in names])
@@ -258,7 +259,7 @@ def _renamed(ref: Ref, names: Mapping[str, str]) -> Ref:
 
 
 def _through_dot(book: _Book, step: Step, gradient: Step, position: int) -> None:
-    """To one factor of a product: the gradient times the other factor."""
+    """A product: the gradient of one factor is the step's gradient times the other factor."""
     ref, other = step.operands[position], step.operands[1 - position]
     to = book.forward[ref.step]
     # Indices are written with the letters of the operand's own axes.
@@ -294,7 +295,7 @@ def _through_dot(book: _Book, step: Step, gradient: Step, position: int) -> None
 
 
 def _through_move(book: _Book, step: Step, gradient: Step) -> None:
-    """To cells in another order: heads that were split are merged, merged ones split."""
+    """A change of layout: split heads are merged, merged heads are split."""
     (ref,) = step.operands
     to = book.forward[ref.step]
     if step.op == "split":
@@ -309,7 +310,7 @@ def _through_move(book: _Book, step: Step, gradient: Step) -> None:
 
 
 def _through_softmax(book: _Book, gradient: Step) -> None:
-    """From the weights to the logits and the sink: P·(dP − δ), and −Σ p·δ with the sink's p."""
+    """The softmax in its compact form: P·(dP − δ) for logits, −Σ p·δ for a sink of weight p."""
     forward, rows = book.forward, book.forward["row_sums"].axes
     logits = forward["exponentials"].operands[0].step
     logits = forward[logits].operands[0].step if logits == "shifted" else logits

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.textbook.nonfinite import sum_of_special
+from regard.textbook.special_values import sum_of_special
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -137,18 +137,20 @@ def gradients(call: GradientRequest) -> dict[str, Array]:
     request = call.request
     shapes = {name: () if name == "scale" else call.whole(name) for name in call.wrt}
     made = {name: np.zeros(shape) for name, shape in shapes.items()}
-    left = None if call.output is None else np.zeros((*request.shape[:-1], 2))
+    deviations = None if call.output is None else np.zeros((*request.shape[:-1], 2))
     run_of = lru_cache(maxsize=3)(partial(_backward_run, call))
     for batch in np.ndindex(*request.lead):
         for head in range(request.shape[-3]):
-            found, whole = _of_head(run_of(request.accumulator), call, batch, head, left=left)
+            found, whole = _of_head(
+                run_of(request.accumulator), call, batch, head, deviations=deviations
+            )
             if not (whole and _is_finite(found)):
                 found = _of_head_again(call, run_of, batch, head)
             for name, one in found.items():
                 with np.errstate(all="ignore"):
                     made[name][_place(call, name, batch, head)] += one
-    if left is not None:
-        call.check_given(left)
+    if deviations is not None:
+        call.check_given(deviations)
     for name in call.wrt & {"query", "key", "value"}:
         with np.errstate(all="ignore"):
             once = round_once(made[name], call.dtype(name))
@@ -175,7 +177,7 @@ def _place(call: GradientRequest, name: str, batch: tuple[int, ...], head: int) 
 
 
 def _backward_run(call: GradientRequest, dtype: np.dtype[Any], power: int = 0) -> Run:
-    """The forward and the backward steps of a call, what arrives divided by 2^power."""
+    """A run of the forward and backward steps, with the given gradients divided by 2^power."""
     forward = Run.of_request(call.request, dtype)
     arrives: dict[str, Array] = {"d_output": call.grad_output}
     if call.grad_lse is not None:
@@ -195,8 +197,8 @@ def _of_head_again(
 ) -> dict[str, Array]:
     """What one head adds, in float64, with logits of any size.
 
-    Gradients are linear in what arrives, so products of finite numbers that overflow on the way
-    are made again from a part of it.
+    Gradients are linear in those of the output and of lse. Where products of finite numbers
+    overflow on the way, they are computed from a fraction of these, and multiplied back.
     """
     wide, own = np.dtype(np.float64), HeadInFloat64(call.request, batch, head)
     found, _ = _of_head(run_of(wide), call, batch, head, own=own)
@@ -210,7 +212,7 @@ def _of_head_again(
 
 
 def _power(call: GradientRequest) -> int:
-    """The power of two that brings every product of a call's finite numbers into float64."""
+    """The power of two by which to divide, so that no product of finite numbers overflows."""
     request = call.request
 
     def size(x: Any) -> int:
@@ -235,12 +237,12 @@ def _of_head(
     batch: tuple[int, ...],
     head: int,
     *,
-    left: Array | None = None,
+    deviations: Array | None = None,
     own: HeadInFloat64 | None = None,
 ) -> tuple[dict[str, Array], bool]:
-    """What one head adds to each gradient, and whether all logits that are seen are finite.
+    """What one head adds to each gradient, and whether all its visible logits are finite.
 
-    With `own`, rows of which some are not have the weights that logits of any size give.
+    With `own`, rows whose logits are not get the weights that numbers of any size give.
     """
     totals = {step.name: np.zeros(()) for step in run.steps.values() if step.running == "i"}
     found: dict[str, Array] = {}
@@ -262,8 +264,8 @@ def _of_head(
                 found["query"][here] = run.block("d_queries", batch, head, rows)
             if "bias" in found:
                 _add_rows(found["bias"], run.block("d_bias", batch, head, rows), here)
-        if left is not None:
-            left[(*batch, head)][here] = _left(run, call, batch, head, rows)
+        if deviations is not None:
+            deviations[(*batch, head)][here] = _deviations(run, call, batch, head, rows)
         run.forget()
     for name, total in totals.items():
         run.keep(name, batch, head, None, total)
@@ -274,7 +276,7 @@ def _of_head(
 
 
 def _add_rows(bias: Array, block: Array, here: slice) -> None:
-    """Rows of a gradient, summed over what the bias was broadcast along."""
+    """Add some rows to the gradient of a bias, summed over the axes that it is broadcast along."""
     block = block.astype(np.float64)
     if bias.shape[1] == 1:
         block = block.sum(axis=1, keepdims=True)
@@ -310,19 +312,21 @@ def _extend(
         run.keep(name, own.batch, own.head, rows, block)
 
 
-def _left(run: Run, call: GradientRequest, batch: tuple[int, ...], head: int, rows: range) -> Array:
+def _deviations(
+    run: Run, call: GradientRequest, batch: tuple[int, ...], head: int, rows: range
+) -> Array:
     """What `check_given` asks of some rows: how far the given output and lse are from ours."""
     assert call.output is not None
     assert call.lse is not None
     at, here = (*batch, head), slice(rows.start, rows.stop)
-    left = np.zeros((len(rows), 2))
+    found = np.zeros((len(rows), 2))
     own_lse, own = (run.block(x, batch, head, rows).astype(np.float64) for x in ("lse", "output"))
     with np.errstate(all="ignore"):
-        left[:, 0] = np.expm1(own_lse - call.lse[at][here].astype(np.float64))
+        found[:, 0] = np.expm1(own_lse - call.lse[at][here].astype(np.float64))
         if call.output.dtype.itemsize > 2:  # a half type has rounded it
             other = own - call.output[at][here].astype(np.float64)
-            left[:, 1] = (call.grad_output[at][here].astype(np.float64) * other).sum(axis=-1)
-    return np.nan_to_num(left, nan=0.0, posinf=0.0, neginf=0.0)
+            found[:, 1] = (call.grad_output[at][here].astype(np.float64) * other).sum(axis=-1)
+    return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def second_gradients(
@@ -330,8 +334,8 @@ def second_gradients(
 ) -> dict[str, Array]:
     """The gradients of what `gradients` returns, by the backward steps of the backward steps.
 
-    `arrives` are the gradients of the loss with respect to those that the call asks for, each
-    broadcast from its input's shape; `wrt` may have their names, "grad_output" and "grad_lse".
+    `arrives` has the gradients of the loss with respect to the gradients in `call.wrt`, each
+    broadcast from its input's shape; `wrt` may name inputs, "grad_output" and "grad_lse".
     The results have the axes that `call.whole` says, and a bias all of (…, H, L, S).
     """
     dtype = call.request.accumulator

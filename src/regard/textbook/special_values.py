@@ -1,6 +1,7 @@
 """What NaN and infinite numbers add to a sum of products in which some keys are hidden.
 
-A hidden number is absent: it must not meet its weight of 0. Must not know operations.
+A hidden number is absent: it is never multiplied, not even by a weight of 0. Must not know
+operations. Where a NaN in a result comes from is a question of explanation/questions.py.
 """
 
 from __future__ import annotations
