@@ -44,7 +44,9 @@ def promises(report: dict[str, Any]) -> Iterator[Promise]:
     def long(found: list[Case]) -> list[Case]:
         return [case for case in found if case["L"] >= 1024]
 
-    float32 = [case for case in cases if case["dtype"] == "float32"]
+    float32 = [
+        case for case in cases if case["dtype"] == "float32" and case["direction"] == "forward"
+    ]
     yield least(
         "every float32 shape 1.25 × the best peer, or 78 % of the peak",
         float32,
@@ -77,18 +79,44 @@ def promises(report: dict[str, Any]) -> Iterator[Promise]:
     yield from against_float32(cases)
     wide = chosen("types", dtype="float64")
     yield least("float64 1.5 × torch", wide, lambda case: over(case, "torch"), 1.5)
+    yield from of_gradients(chosen("backward"))
+
+
+def of_gradients(cases: list[Case]) -> Iterator[Promise]:
+    """The backward pass: each bar against torch's, and one against the peak."""
+    plain = [
+        case
+        for case in cases
+        if case["dtype"] == "float32" and not case["mask"] and case["G"] == case["H"]
+    ]
+    full = [case for case in plain if not case["causal"]]
+    bars = (
+        ("D = 64", [one for one in full if one["D"] == 64 and one["L"] >= 512], 2.4),
+        ("D = 128", [one for one in full if one["D"] == 128], 2.2),
+        ("causal", [one for one in plain if one["causal"]], 3),
+        ("128 and 257 keys", [one for one in full if one["L"] < 512], 2),
+        ("float64", [one for one in cases if one["dtype"] == "float64"], 2),
+        ("bfloat16", [one for one in cases if one["dtype"] == "bfloat16"], 1),
+        ("bias with a gradient", [one for one in cases if one["mask"] == "bias"], 4),
+    )
+    for words, some, bar in bars:
+        yield least(
+            f"backward, {words} {bar:g} × torch", some, lambda case: over(case, "torch"), bar
+        )
+    long = [case for case in full if case["L"] >= 1024]
+    yield least("backward, 75 % of the peak from L = 1024", long, lambda case: case["share"], 0.75)
 
 
 def against_float32(cases: list[Case]) -> Iterator[Promise]:
     """Half types are no slower than float32 in the same run; 2 % is what two runs differ by."""
-    places = ("B", "H", "L", "S", "D", "G", "E", "causal", "mask")
+    places = ("B", "H", "L", "S", "D", "G", "E", "causal", "mask", "direction")
     plain = {
         tuple(case[name] for name in places): case["sides"]["regard"]["seconds"]
         for case in cases
         if case["dtype"] == "float32"
     }
     for kind in ("float16", "bfloat16"):
-        half = [case for case in cases if case["dtype"] == kind]
+        half = [case for case in cases if case["dtype"] == kind and case["direction"] == "forward"]
 
         def relative(case: Case) -> float | None:
             other = plain.get(tuple(case[name] for name in places))

@@ -21,6 +21,9 @@ TITLES = {
     "widths": "Values wider or narrower than keys",
     "odd": "Sizes that fit no tile",
     "long": "Long",
+    "forward": "Forward pass",
+    "backward": "Backward pass",
+    "both": "Forward and backward pass",
 }
 
 

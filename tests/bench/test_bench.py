@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,24 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from places import ROOT
+from regard import attention, gradients
 from regard.bench import command
 from regard.bench.cases import GRIDS, MASKS, SHAPES, Case, case, grid, make_inputs
 from regard.bench.command import checked_threads
-from regard.bench.correctness import truth
-from regard.bench.libraries import PEERS, Library, Prepare, Work, peers, prepared
+from regard.bench.correctness import accuracy, truth
+from regard.bench.libraries import PEERS, REGARD, Library, Prepare, Work, peers, prepared
 from regard.bench.machine import Limits, Peak, largest, measured_limits
-from regard.bench.measure import CaseResult, LibraryResult, Report, as_data, measure_cases
+from regard.bench.measure import (
+    CaseResult,
+    LibraryResult,
+    Report,
+    as_data,
+    checked,
+    measure_cases,
+)
 from regard.bench.tables import limits_in_words, print_report, reasons
-from regard.bench.timing import Budget, rotation, time_in_rotation
+from regard.bench.timing import Budget, InThisProcess, rotation, time_in_rotation
+from regard.bench.worker import THREAD_VARIABLES, Elsewhere, Here, SideError
 from regard.cli import app
 from regard.errors import OptionError
 
@@ -50,7 +60,7 @@ def no_limits(_: int) -> None:
 
 def tiny_report(*libraries: Library, cases: tuple[Case, ...] = TINY) -> Report:
     return measure_cases(
-        cases, libraries or (NUMPY,), 1, grid="tiny", budget=FAST, limits_of=no_limits
+        cases, libraries or (NUMPY,), 1, grid="tiny", budget=FAST, limits_of=no_limits, start=Here
     )
 
 
@@ -93,6 +103,9 @@ def test_useful_work_counts_the_visible_scores(mask, causal):
         visible &= np.tri(300, dtype=bool)
     np.testing.assert_equal(inputs.visible, visible.sum())
     np.testing.assert_equal(inputs.operations, 2 * visible.sum() * (4 + 8))
+    for direction, work in (("backward", 2.5), ("both", 3.5)):
+        other = make_inputs(replace(one, direction=direction))
+        np.testing.assert_equal(other.operations, int(work * inputs.operations))
     assert visible.any(-1).all()
 
 
@@ -115,27 +128,20 @@ def test_inputs_are_the_same_every_time_and_aligned_for_every_peer():
 # --- who is right --------------------------------------------------------------------------------
 
 
-# In a process of its own: peers are told threads and number types for the whole of theirs.
-ANSWERS = """
-import json, sys
-from regard.bench.cases import MASKS, case, make_inputs
-from regard.bench.measure import checked
-from regard.bench.libraries import PEERS, REGARD
-from regard.bench.correctness import truth
-
-side = next(one for one in (REGARD, *PEERS) if one.name == sys.argv[1])
-prepare = side.load(1)
-cases = [
-    case("masks", 2, 2, 300, 300, 8, mask=mask, dtype=dtype, causal=mask is None)
-    for dtype in ("float16", "bfloat16", "float32", "float64")
-    for mask in (None, *MASKS)
+ANSWERED = [
+    *(
+        case("masks", 2, 2, 300, 300, 8, mask=mask, dtype=dtype, causal=mask is None)
+        for dtype in ("float16", "bfloat16", "float32", "float64")
+        for mask in (None, *MASKS)
+    ),
+    case("full", 1, 2, 5, 9, 8),
+    case("decode", 2, 4, 1, 40, 8, G=2),
+    case("backward", 2, 2, 70, 70, 8, causal=True, direction="backward"),
+    case("backward", 1, 2, 70, 70, 8, mask="bias", direction="backward"),
+    case("both", 1, 2, 70, 70, 8, mask="bias", direction="both"),
+    case("both", 2, 4, 50, 60, 8, G=2, direction="both"),
+    *(case("both", 1, 2, 70, 70, 8, dtype=t, direction="both") for t in ("float16", "bfloat16")),
 ]
-cases += [case("full", 1, 2, 5, 9, 8), case("decode", 2, 4, 1, 40, 8, G=2)]
-for one in cases:
-    inputs = make_inputs(one)
-    work, outcome = checked(side, prepare, inputs, truth(inputs))
-    print(json.dumps([one.name, one.dtype, work is not None, outcome.reason]))
-"""
 
 
 @pytest.mark.needs("ml_dtypes")
@@ -150,16 +156,23 @@ for one in cases:
         ),
     ],
 )
-def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name):
-    done = subprocess.run(
-        [sys.executable, "-c", ANSWERS, name], capture_output=True, encoding="utf-8", timeout=300
-    )
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 4 * (1 + len(MASKS)) + 2, done.stderr
-    # Not every peer has other types, or computes them as they are: the check is there for that.
-    all_types = name in ("regard", "torch", "numpy")
-    wrong = [one for one in found if not one[2] and (all_types or one[1] == "float32")]
-    assert not wrong
+def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name, tmp_path):
+    library = next(one for one in (REGARD, *PEERS) if one.name == name)
+    side = Elsewhere(library, 1, str(tmp_path))
+    wrong = {}
+    for one in ANSWERED:
+        reason = checked(side, one, truth(make_inputs(one))).reason
+        if reason is not None:
+            wrong[one] = reason
+    side.close()
+    # Not every peer has gradients, or other types, or computes them as they are.
+    backward = {one for one in ANSWERED if one.direction != "forward"}
+    if name in ("onnxruntime", "openvino"):
+        np.testing.assert_equal({wrong.pop(one) for one in backward}, {"has no gradients"})
+    if name not in ("regard", "torch", "numpy"):
+        wrong = {one: reason for one, reason in wrong.items() if one.dtype == "float32"}
+    np.testing.assert_equal(wrong, {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_check_of_some_rows_has_both_ends_and_agrees_with_a_check_of_all(monkeypatch):
@@ -167,10 +180,40 @@ def test_a_check_of_some_rows_has_both_ends_and_agrees_with_a_check_of_all(monke
     whole = truth(inputs)
     monkeypatch.setattr("regard.bench.correctness.CHECKED_SCORES", 50 * 2 * 200)
     some = truth(inputs)
-    np.testing.assert_equal((len(whole.rows), len(some.rows)), (200, 50))
-    np.testing.assert_equal((some.rows[0], some.rows[-1]), (0, 199))
+    np.testing.assert_equal((whole.rows, some.rows), (200, 50))
+    rows = some.arrays["output"].where[2]
+    np.testing.assert_equal((rows[0], rows[-1]), (0, 199))
     bound = 4 * 200 * np.finfo(float).eps
-    np.testing.assert_allclose(some.output, whole.output[:, :, some.rows], rtol=0, atol=bound)
+    every, few = (one.arrays["output"].values for one in (whole, some))
+    np.testing.assert_allclose(few, every[:, :, rows], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("more", [{"causal": True}, {"mask": "bias"}, {"mask": "dense"}, {"G": 2}])
+def test_gradients_are_checked_with_those_of_the_reference(more, monkeypatch):
+    one = case("both", 1, 4, 30, 30, 8, E=6, dtype="float64", direction="both", **more)
+    inputs = make_inputs(one)
+    names = tuple(name for name in one.answers if name != "output")
+    arrays = inputs.query, inputs.key, inputs.value, inputs.grad_output
+    made = gradients(*arrays, wrt=names, kernel="reference", **inputs.options)
+    whole = truth(inputs)
+    monkeypatch.setattr("regard.bench.correctness.CHECKED_SCORES", 2 * 30 * 30)
+    some = truth(inputs)
+    for name in names:
+        array = getattr(made, name)
+        for found, heads in ((whole, 4), (some, 2)):
+            part = found.arrays[name]
+            shared = one.H // one.G if name in ("key", "value") else 1
+            np.testing.assert_equal(len(part.values), heads // shared)
+            bound = 2**8 * np.finfo(float).eps * np.abs(array).max()
+            np.testing.assert_allclose(part.values, array[part.where], rtol=0, atol=bound)
+    answer = {**made._asdict(), "output": attention(*arrays[:3], **inputs.options)}
+    assert accuracy(answer, some, one).right
+    for name in names:
+        spoilt = getattr(made, name).copy()
+        spoilt[:, some.arrays[name].where[1][0], 7] *= 1.001
+        found = accuracy({**answer, name: spoilt}, some, one)
+        assert not found.right
+        assert f"the error of the gradient of {name} is" in str(found.reason)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +239,9 @@ def test_a_wrong_answer_is_reported_and_not_timed(spoil):
 
             def call() -> Any:
                 calls.append(1)
-                return spoil(work.call())
+                return [spoil(one) for one in work.call()]
 
-            return Work(call, np.asarray)
+            return Work(call, lambda output: output)
 
         return prepare
 
@@ -257,7 +300,7 @@ def test_every_round_begins_with_the_next_side():
 
 def test_sides_take_turns_in_blocks_whose_first_calls_do_not_count():
     said: list[str] = []
-    calls = {name: (lambda name=name: said.append(name)) for name in "ab"}
+    calls = {name: InThisProcess(lambda name=name: said.append(name)) for name in "ab"}
     taken = time_in_rotation(calls, FAST)
     # Five calls each to see how long one takes; then per round, two that do not count and one.
     warm, counted = 2, 1
@@ -270,8 +313,97 @@ def test_sides_take_turns_in_blocks_whose_first_calls_do_not_count():
 
 
 def test_short_calls_are_repeated_within_a_sample():
-    taken = time_in_rotation({"a": lambda: None}, replace(FAST, sample=1e-4))
+    taken = time_in_rotation({"a": InThisProcess(lambda: None)}, replace(FAST, sample=1e-4))
     assert taken["a"].repeats > 10
+
+
+# --- in processes of their own -------------------------------------------------------------------
+
+
+START = subprocess.Popen
+
+
+def process_that(program: str, monkeypatch: Any, tmp_path: Path) -> Elsewhere:
+    """A side whose process runs this program."""
+
+    def popen(words: list[str], **options: Any) -> Any:
+        return START([words[0], "-c", program, *words[3:]], **options)
+
+    monkeypatch.setattr("regard.bench.worker.subprocess.Popen", popen)
+    return Elsewhere(NUMPY, 1, str(tmp_path))
+
+
+def test_a_process_has_as_many_threads_as_it_was_given(monkeypatch, tmp_path):
+    program = """if True:
+    import json, os
+    from regard.bench import worker
+    class Side:
+        def __init__(self, library, threads): pass
+        def prepare(self, case):
+            names = worker.THREAD_VARIABLES
+            cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+            print("a library says something")
+            return json.dumps([*map(os.environ.get, names), cpus])
+    worker.Here = Side
+    import sys
+    worker.main(*sys.argv[1:])
+"""
+    before = dict(os.environ), checked_threads(None)
+    side = process_that(program, monkeypatch, tmp_path)
+    found = json.loads(str(side.prepare(TINY[0])))
+    side.close()
+    np.testing.assert_equal(found, ["1"] * len(THREAD_VARIABLES) + [1])
+    # The process that asked stays as it was.
+    np.testing.assert_equal((dict(os.environ), checked_threads(None)), before)
+
+
+def test_a_process_that_ends_is_reported_and_started_again_for_the_next_case(tmp_path):
+    started = []
+
+    class Ends(Here):
+        def __init__(self, library: Library, threads: int) -> None:
+            super().__init__(library, threads)
+            self.name = library.name
+            started.append(self.name)
+
+        def block(self, *numbers: int) -> list[float]:
+            if self.name == "numpy" and started.count("numpy") == 1:
+                raise SideError("its process ended with exit code -9", self)
+            return super().block(*numbers)
+
+    first, second = measure_cases(
+        TINY[:2], (NUMPY,), 1, budget=FAST, limits_of=no_limits, start=Ends
+    ).results
+    np.testing.assert_equal(first.outcomes["numpy"].reason, "its process ended with exit code -9")
+    assert first.seconds is not None
+    assert second.outcomes["numpy"].seconds is not None
+    np.testing.assert_equal(started, ["regard", "numpy", "numpy"])
+
+
+def test_a_process_that_ends_at_once_or_later_is_a_side_error(monkeypatch, tmp_path):
+    with pytest.raises(SideError, match="its process ended with exit code 3"):
+        process_that("import sys; sys.exit(3)", monkeypatch, tmp_path)
+    side = process_that(
+        "print('null', flush=True); input(); raise SystemExit(4)", monkeypatch, tmp_path
+    )
+    for _ in range(2):
+        with pytest.raises(SideError, match="its process ended with exit code 4") as caught:
+            side.estimate()
+        assert caught.value.side is side
+    side.close()
+
+
+def test_a_library_that_cannot_be_loaded_says_why_from_its_process(monkeypatch, tmp_path):
+    program = "print('\"OSError: a library is broken\"', flush=True)"
+    with pytest.raises(SideError, match=r"^OSError: a library is broken$"):
+        process_that(program, monkeypatch, tmp_path)
+
+
+def test_sides_in_processes_of_their_own_are_checked_and_timed():
+    (found,) = measure_cases(TINY[:1], (NUMPY,), 1, budget=FAST, limits_of=no_limits).results
+    for name in ("regard", "numpy"):
+        np.testing.assert_equal(len(found.outcomes[name].rounds), FAST.rounds)
+        assert found.outcomes[name].error is not None
 
 
 # --- what follows from times ---------------------------------------------------------------------
@@ -359,7 +491,13 @@ def test_the_machine_is_measured_before_the_cases_and_after_each():
         return replace(LIMITS, read=1e9 * (5 - abs(len(order) - 3)))
 
     report = measure_cases(
-        TINY[:3], (NUMPY,), 1, budget=FAST, limits_of=limits_of, watch=lambda one: order.append(one)
+        TINY[:3],
+        (NUMPY,),
+        1,
+        budget=FAST,
+        limits_of=limits_of,
+        start=Here,
+        watch=lambda one: order.append(one),
     )
     np.testing.assert_equal(order, [1, TINY[0], 1, TINY[1], 1, TINY[2], 1])
     assert report.limits is not None
@@ -516,6 +654,23 @@ def test_saved_results_become_the_tables_and_verdicts_of_the_documentation():
     assert kept["nowhere slower than a peer"].holds is False
     assert kept["causal 2 × from L = 1024"].found.startswith("0.50 at worst")
     assert kept["float64 1.5 × torch"].holds is None
+    assert kept["backward, D = 64 2.4 × torch"].holds is None
+
+
+@pytest.mark.skipif(not (ROOT / "benchmarks").exists(), reason="needs the repository")
+def test_promises_of_the_backward_pass_are_of_that_direction_alone():
+    sizes = (1, 8, 512, 512, 64)
+    cases = [case(one, *sizes, direction=one) for one in ("forward", "backward", "both")]
+    results = [
+        result({"regard": 1e-3, "torch": ratio * 1e-3, "numpy": 1e-9}, one)
+        for one, ratio in zip(cases, (1.0, 2.5, 1.0), strict=True)
+    ]
+    data = json.loads(json.dumps(as_data(report_of(*results))))
+    kept = {one.words: one for one in script("promises").promises(data)}
+    found = kept["backward, D = 64 2.4 × torch"]
+    np.testing.assert_equal(
+        (found.holds, found.found), (True, "2.50 at worst, backward 1,8,512,512,64")
+    )
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -527,11 +682,8 @@ def tiny_command(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(GRIDS, "quick", TINY)
     monkeypatch.setitem(command.BUDGETS, "quick", FAST)
-    monkeypatch.setattr(command, "is_ready", lambda _: True)
-    measure = command.measure_cases
-    monkeypatch.setattr(
-        command, "measure_cases", lambda *a, **k: measure(*a, **k, limits_of=no_limits)
-    )
+    measure = partial(command.measure_cases, limits_of=no_limits, start=Here)
+    monkeypatch.setattr(command, "measure_cases", measure)
 
     def call(*words: str) -> Any:
         return CliRunner().invoke(app, ["bench", *words], env={"COLUMNS": "140"})
@@ -554,7 +706,7 @@ def test_the_command_prints_a_table_and_saves_everything(tiny_command):
     [
         (("--against", "tensorflow"), "'tensorflow'; known are torch, onnxruntime, openvino, jax"),
         (("--against", ""), "no peer ''"),
-        (("--grid", "huge"), "grid is 'huge'; known are full, quick"),
+        (("--grid", "huge"), "grid is 'huge'; known are full, gradients, quick"),
         (("--threads", "0"), "--threads is 0; this process may use 1 to"),
         (("--threads", "100000"), "--threads is 100000; this process may use 1 to"),
         (("--plot", "plot.jpg"), "--plot is plot.jpg; it must end in .png, .svg or .pdf"),
@@ -578,24 +730,6 @@ def test_results_that_are_there_are_replaced_only_with_force(tiny_command):
     words = "--against", "numpy", "--threads", "1", "--json", "results.json", "--force"
     np.testing.assert_equal(tiny_command(*words).exit_code, 0)
     assert json.loads(Path("results.json").read_text())["cases"]
-
-
-def test_a_process_is_made_in_which_every_library_has_as_many_threads():
-    program = "import sys; from regard.bench.command import is_ready; sys.exit(3 + is_ready(1))"
-    before = dict(os.environ), checked_threads(None)
-    np.testing.assert_equal(command.process_for(1, ["-c", program]), 4)
-    # The process that asked for it stays as it was.
-    np.testing.assert_equal((dict(os.environ), checked_threads(None)), before)
-
-
-def test_the_command_measures_in_such_a_process(monkeypatch):
-    asked: list[Any] = []
-    monkeypatch.setattr(command, "is_ready", lambda _: False)
-    monkeypatch.setattr(command, "process_for", lambda *words: asked.append(words) or 7)
-    done = CliRunner().invoke(app, ["bench", "--threads", "1", "--against", "numpy"])
-    np.testing.assert_equal(done.exit_code, 7)
-    words = "-m regard bench --grid quick --threads 1 --against numpy"
-    np.testing.assert_equal(asked, [(1, words.split())])
 
 
 def test_without_matplotlib_a_plot_is_refused_beforehand(tiny_command, monkeypatch):

@@ -160,7 +160,6 @@ def compared(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     one = grid("quick")[0]
     then, now = result(one), result(one, timed(1.3e-3, 1.4e-3, 1.5e-3))
-    monkeypatch.setattr(command, "is_ready", lambda _: True)
     monkeypatch.setattr(command, "measure_cases", lambda *_, **__: run_of(now))
     saved(tmp_path, run_of(then))
 
@@ -201,13 +200,3 @@ def test_a_limit_without_a_comparison_is_refused():
     done = CliRunner().invoke(app, ["bench", "--fail-above", "5"])
     np.testing.assert_equal(done.exit_code, 2)
     assert "--fail-above goes with --compare only" in done.stderr
-
-
-def test_the_comparison_is_made_in_the_process_that_measures(compared, monkeypatch):
-    asked: list[Any] = []
-    monkeypatch.setattr(command, "is_ready", lambda _: False)
-    monkeypatch.setattr(command, "process_for", lambda *words: asked.append(words) or 1)
-    done = compared("--fail-above", "5", "--json", "now.json")
-    np.testing.assert_equal(done.exit_code, 1)
-    words = "-m regard bench --grid quick --threads 1 --json now.json --compare then.json"
-    np.testing.assert_equal(asked, [(1, [*words.split(), "--fail-above", "5.0", "--force"])])

@@ -16,6 +16,8 @@ from regard.errors import OptionError, safe_text
 from regard.masks import Lengths
 
 MASKS = ("padding", "dense", "bias", "window", "lengths", "blocks")
+# The work of each direction in that of a forward pass: five products to its two, then all seven.
+DIRECTIONS = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 WINDOW = 256  # keys to the left in the window case
 BLOCK = 256  # rows and columns of a block of the block mask
 
@@ -36,13 +38,18 @@ class Case:
     causal: bool = False
     mask: str | None = None
     unit: str = "GF/s"
+    direction: str = "forward"
 
     @property
     def name(self) -> str:
-        """The shape, after the mask, causal and the dtype if not float32: `1,8,77,77,64`."""
+        """The shape, after what differs from a plain forward call: `backward causal 1,8,77,77,64`.
+
+        What may differ: direction, mask, causal, and the dtype if it is not float32.
+        """
         heads = f"{self.H}" if self.G == self.H else f"{self.H}/{self.G}"
         width = f"{self.D}" if self.E == self.D else f"{self.D}/{self.E}"
-        words = [self.mask, "causal" if self.causal else None]
+        words = [None if self.direction == "forward" else self.direction]
+        words += [self.mask, "causal" if self.causal else None]
         words.append(None if self.dtype == "float32" else self.dtype)
         words.append(f"{self.B},{heads},{self.L},{self.S},{width}")
         return " ".join(word for word in words if word)
@@ -51,6 +58,18 @@ class Case:
     def bytes(self) -> int:
         """The size of all keys and values."""
         return self.B * self.G * self.S * (self.D + self.E) * _dtype(self.dtype).itemsize
+
+    @property
+    def answers(self) -> dict[str, tuple[int, ...]]:
+        """What a call returns, by name, with its shape: output, then gradients."""
+        B, H, G, L, S = self.B, self.H, self.G, self.L, self.S
+        shapes: dict[str, tuple[int, ...]] = {}
+        shapes |= {"output": (B, H, L, self.E)} if self.direction != "backward" else {}
+        if self.direction != "forward":
+            shapes |= {"query": (B, H, L, self.D), "key": (B, G, S, self.D)}
+            shapes |= {"value": (B, G, S, self.E)}
+            shapes |= {"bias": (1, H, L, S)} if self.mask == "bias" else {}
+        return shapes
 
     @property
     def scores(self) -> int:
@@ -64,6 +83,7 @@ class Inputs:
 
     `keep` (True = attend, broadcastable to (B, H, L, S)) is the mask of the case as booleans,
     without causal; `bias` is added to the scores. `options` are regard's preferred form of them.
+    `grad_output` (B, H, L, E) is there unless the direction is forward.
     """
 
     case: Case
@@ -74,6 +94,7 @@ class Inputs:
     bias: Array | None = None
     lengths: Array | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    grad_output: Array | None = None
 
     @property
     def keep_or_bias(self) -> Array | None:
@@ -100,8 +121,11 @@ class Inputs:
 
     @property
     def operations(self) -> int:
-        """Floating-point operations of both products over visible scores."""
-        return 2 * self.visible * (self.case.D + self.case.E)
+        """Floating-point operations of a forward pass's two products over visible scores, or
+        the usual multiple of them: 2.5 for a backward pass, 3.5 for both.
+        """
+        forward = 2 * self.visible * (self.case.D + self.case.E)
+        return int(DIRECTIONS[self.case.direction] * forward)
 
 
 def grid(name: str) -> tuple[Case, ...]:
@@ -158,7 +182,8 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     else:
         lengths = None
         options |= {} if keep is None or case.mask == "window" else {"mask": keep}
-    return Inputs(case, query, key, value, keep, bias, lengths, options)
+    grad = None if case.direction == "forward" else _normal(rng, (B, H, L, case.E), case.dtype)
+    return Inputs(case, query, key, value, keep, bias, lengths, options, grad)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -234,6 +259,24 @@ def _full() -> list[Case]:
         *(case("odd", *sizes) for sizes in odd),
         *(case("odd", 1, 8, L, L, 64, causal=True) for L in (257, 1000)),
         case("long", *LONG),
+        *_gradients("backward"),
+        *_gradients("both"),
+    ]
+
+
+def _gradients(direction: str) -> list[Case]:
+    sizes = [(1, 8, L, L, 64) for L in (128, 257, 512, 1024, 2048, 4096)]
+    sizes += [(1, 8, L, L, 128) for L in (512, 2048)]
+    others: tuple[dict[str, Any], ...] = (
+        {"dtype": "float64"},
+        {"dtype": "bfloat16"},
+        {"mask": "bias"},
+        {"G": 2},
+    )
+    return [
+        *(case(direction, *one, direction=direction) for one in sizes),
+        *(case(direction, *one, causal=True, direction=direction) for one in sizes[2:6]),
+        *(case(direction, *MIDDLE, **other, direction=direction) for other in others),
     ]
 
 
@@ -248,7 +291,13 @@ def _quick() -> list[Case]:
         *_masked(("padding", "dense")),
         _decode()[1],
         case("types", *MIDDLE, dtype="float64"),
+        case("backward", *MIDDLE, direction="backward"),
+        case("both", *MIDDLE, direction="both"),
     ]
 
 
-GRIDS: dict[str, tuple[Case, ...]] = {"quick": tuple(_quick()), "full": tuple(_full())}
+GRIDS: dict[str, tuple[Case, ...]] = {
+    "quick": tuple(_quick()),
+    "full": tuple(_full()),
+    "gradients": tuple(one for direction in DIRECTIONS for one in _gradients(direction)),
+}

@@ -1,4 +1,4 @@
-"""The command `regard bench`: checks, a process with the right number of threads, one run, results.
+"""The command `regard bench`: checks, one run, results.
 
 Must not know how options are parsed.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -27,15 +26,7 @@ from regard.errors import OptionError, ProblemError
 if TYPE_CHECKING:
     from rich.console import Console
 
-BUDGETS = {"quick": Budget(seconds=0.4), "full": Budget(seconds=1.0)}
-# Read when a library is loaded, so they are set before the process begins.
-THREAD_VARIABLES = (
-    "OPENBLAS_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
+BUDGETS = {"quick": Budget(seconds=0.4), "full": Budget(seconds=1.0), "gradients": Budget()}
 
 
 def bench(
@@ -63,14 +54,6 @@ def bench(
     earlier = None if earlier_file is None else compare.read_run(earlier_file)
     if earlier is not None:
         compare.check_comparable(earlier, description(count), cases)
-    if not is_ready(count):
-        options = {"--grid": grid_name, "--threads": count, "--against": against}
-        options |= {"--json": json_file, "--plot": plot_file}
-        options |= {"--compare": earlier_file, "--fail-above": fail_above}
-        words = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
-        # Whether files may be replaced is decided by now.
-        words += ["--force"] if json_file or plot_file else []
-        return process_for(count, ["-m", "regard", "bench", *words])
 
     def measure(watch: Callable[[Case], None]) -> Report:
         budget = BUDGETS[grid_name]
@@ -107,31 +90,6 @@ def checked_threads(threads: int | None) -> int:
     if not 1 <= threads <= cpus:
         raise OptionError(f"--threads is {threads}; this process may use 1 to {cpus}")
     return threads
-
-
-def is_ready(threads: int) -> bool:
-    """Whether this process was started with so many threads for every library."""
-    if any(os.environ.get(name) != str(threads) for name in THREAD_VARIABLES):
-        return False
-    return not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) == threads
-
-
-def process_for(threads: int, arguments: Sequence[str]) -> int:
-    """The exit code of a Python process in which every library has so many threads.
-
-    Some libraries read variables when loaded, and jax uses all CPUs in the process's affinity, so
-    both are set before the process begins.
-    """
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    try:
-        if before is not None:
-            os.sched_setaffinity(0, sorted(before)[:threads])
-        sys.stdout.flush()
-        environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
-        return subprocess.run([sys.executable, *arguments], env=environment, check=False).returncode
-    finally:
-        if before is not None:
-            os.sched_setaffinity(0, before)
 
 
 def _check_files(files: Mapping[str, str | None]) -> None:

@@ -1,13 +1,14 @@
-"""Whether an answer is right: the reference kernel in float64, and a tolerance.
+"""Whether an answer is right: the same in float64, and a tolerance.
 
-Owns which rows are checked and the tolerance. Must not know which library gave the answer.
+Owns which rows and heads are checked, and the tolerance. Must not know whose answer it is.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from regard.bench.cases import Case, Inputs
 
 
-# Scores that the float64 reference computes per case: about half a second.
+# Scores that are computed in float64 per case: about half a second.
 CHECKED_SCORES = 2**23
 # Peers round scores, weights and output of half types, each by at most half of eps.
 ROUNDINGS_OF_HALF = 4
@@ -26,17 +27,30 @@ RANDOM_WALK = 4
 
 
 @dataclass(frozen=True)
-class Truth:
-    """The right answer (B, H, R, E) in float64 for some rows of every head."""
+class Right:
+    """What a part of one array must be, in float64; `where` is that part."""
 
-    rows: Array
-    output: Array
+    where: tuple[Any, ...]
+    values: Array
+    sizes: Array  # of each row, what its error is measured by
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The right answer: a part of each array that a call returns, by name."""
+
+    arrays: Mapping[str, Right]
     tolerance: float
+    rows: int  # how many rows of queries were computed
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """`error` is the largest |answer − truth| / |truth| of a row, in the Euclidean norm."""
+    """`error` is the largest |answer − truth| of a row in the Euclidean norm, divided by |truth|.
+
+    A row of a gradient is divided by the root mean square of its head's rows if that is more: it
+    may be 0 where all that is added up cancels.
+    """
 
     error: float
     right: bool
@@ -44,13 +58,26 @@ class Accuracy:
 
 
 def truth(inputs: Inputs, seed: int = 0) -> Truth:
-    """The reference's answer for all rows, or for as many as `CHECKED_SCORES` allows."""
+    """The answer for as many rows, and gradients for as many heads, as `CHECKED_SCORES` allows."""
+    case = inputs.case
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, Right] = {}
+    checked = case.L
+    if "output" in case.answers:
+        arrays["output"] = _output(inputs, rng)
+        checked = arrays["output"].values.shape[2]
+    if case.direction != "forward":
+        arrays |= _gradients(inputs, rng)
+    return Truth(arrays, tolerance(case), checked)
+
+
+def _output(inputs: Inputs, rng: np.random.Generator) -> Right:
+    """Some rows of every head, both ends among them: the reference kernel."""
     case = inputs.case
     afforded = max(16, CHECKED_SCORES // (case.B * case.H * case.S))
     rows = np.arange(case.L)
     if afforded < case.L:
-        # Both ends, and a random choice of the others.
-        inner = np.random.default_rng(seed).choice(rows[1:-1], afforded - 2, replace=False)
+        inner = rng.choice(rows[1:-1], afforded - 2, replace=False)
         rows = np.concatenate([[0], np.sort(inner), [case.L - 1]])
     bias = inputs.bias
     output = attention(
@@ -61,35 +88,98 @@ def truth(inputs: Inputs, seed: int = 0) -> Truth:
         bias=None if bias is None else bias[:, :, rows].astype(np.float64),
         kernel="reference",
     )
-    return Truth(rows, output, tolerance(case))
+    return Right((slice(None), slice(None), rows), output, np.linalg.norm(output, axis=-1))
+
+
+def _gradients(inputs: Inputs, rng: np.random.Generator) -> dict[str, Right]:
+    """All rows of some heads of keys with their queries, in plain lines.
+
+    The reference kernel would take a hundred times as long: it keeps what it can explain.
+    """
+    case = inputs.case
+    group = case.H // case.G
+    assert case.B == 1 or inputs.bias is None, "its gradient would add up over the batch"
+    b = int(rng.integers(case.B))
+    afforded = min(case.G, max(1, CHECKED_SCORES // (group * case.L * case.S)))
+    some = np.sort(rng.choice(case.G, afforded, replace=False))
+    heads = (some[:, None] * group + np.arange(group)).ravel()
+    found: dict[str, list[Array]] = {name: [] for name in case.answers if name != "output"}
+    for head in heads:
+        made = _gradients_of_head(inputs, b, int(head), int(head) // group)
+        for name in found:
+            found[name].append(made[name])
+    where = {name: (b, some if name in ("key", "value") else heads) for name in found}
+    arrays = {}
+    for name, values in found.items():
+        array = np.stack(values)
+        if name in ("key", "value"):  # queries of a group add up
+            array = array.reshape(len(some), group, *array.shape[1:]).sum(1)
+        norms = np.linalg.norm(array, axis=-1)
+        usual = np.sqrt(np.mean(norms**2, axis=-1, keepdims=True))
+        arrays[name] = Right(where[name], array, np.maximum(norms, usual))
+    return arrays
+
+
+def _gradients_of_head(inputs: Inputs, b: int, head: int, group: int) -> dict[str, Array]:
+    assert inputs.grad_output is not None
+    query, grad = (x[b, head].astype(np.float64) for x in (inputs.query, inputs.grad_output))
+    key, value = (array[b, group].astype(np.float64) for array in (inputs.key, inputs.value))
+    scale = 1 / math.sqrt(inputs.case.D)
+    scores = query @ key.T * scale
+    if inputs.bias is not None:
+        scores += inputs.bias[0, head]
+    keep = inputs.visible_keys()
+    if keep is not None:
+        keep = np.broadcast_to(keep, (inputs.case.B, inputs.case.H, *scores.shape))[b, head]
+        scores[~keep] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    by_weights = grad @ value.T
+    delta = (weights * by_weights).sum(-1, keepdims=True)
+    by_scores = weights * (by_weights - delta)
+    return {
+        "query": by_scores @ key * scale,
+        "key": by_scores.T @ query * scale,
+        "value": weights.T @ grad,
+        "bias": by_scores,
+    }
 
 
 def tolerance(case: Case) -> float:
     """The largest allowed `Accuracy.error`.
 
-    Rounding errors of sums over D and S grow like the square root of their lengths; half types
-    accumulate in float32 and round a few values to their own precision.
+    Rounding errors of sums grow like the square root of their lengths: over D and S, for gradients
+    also over E and L. Half types accumulate in float32 and round a few values to their own
+    precision.
 
     >>> from regard.bench.cases import case
     >>> f"{tolerance(case('full', 1, 8, 1024, 1024, 64)):.1e}"
     '1.9e-05'
     """
-    terms = math.sqrt(case.D) + math.sqrt(case.S)
+    sums = (case.D, case.S) if case.direction == "forward" else (case.D, case.S, case.E, case.L)
+    terms = sum(map(math.sqrt, sums))
     half = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(case.dtype, 0.0)
     working = np.finfo(np.float64 if case.dtype == "float64" else np.float32).eps
     return float(RANDOM_WALK * terms * working + ROUNDINGS_OF_HALF * half)
 
 
-def accuracy(answer: Array, truth: Truth, shape: tuple[int, ...]) -> Accuracy:
-    """Whether an answer has the right shape (B, H, L, E), is finite, and close to the truth."""
-    if answer.shape != shape:
-        return Accuracy(math.inf, False, f"its shape is {answer.shape}, not {shape}")
-    if not np.isfinite(answer).all():
-        return Accuracy(math.inf, False, "it is not finite everywhere")
-    distance = np.linalg.norm(answer[:, :, truth.rows].astype(np.float64) - truth.output, axis=-1)
-    error = float(np.max(distance / np.linalg.norm(truth.output, axis=-1)))
-    if error <= truth.tolerance:
-        return Accuracy(error, True)
-    return Accuracy(
-        error, False, f"its error is {error:.1e}, more than the {truth.tolerance:.1e} of rounding"
-    )
+def accuracy(answer: Mapping[str, Array], truth: Truth, case: Case) -> Accuracy:
+    """Whether every array has its shape, is finite, and close to the truth."""
+    error = 0.0
+    for name, shape in case.answers.items():
+        array = answer[name]
+        what = "it" if name == "output" else f"the gradient of {name}"
+        if array.shape != shape:
+            return Accuracy(math.inf, False, f"{what} has shape {array.shape}, not {shape}")
+        if not np.isfinite(array).all():
+            return Accuracy(math.inf, False, f"{what} is not finite everywhere")
+        right = truth.arrays[name]
+        off = np.linalg.norm(array[right.where].astype(np.float64) - right.values, axis=-1)
+        off = float(np.max(off / right.sizes))
+        if off > truth.tolerance:
+            words = "its error" if name == "output" else f"the error of {what}"
+            return Accuracy(
+                off, False, f"{words} is {off:.1e}, more than the {truth.tolerance:.1e} of rounding"
+            )
+        error = max(error, off)
+    return Accuracy(error, True)

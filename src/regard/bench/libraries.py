@@ -20,14 +20,15 @@ from regard.boundary.arrays import Array
 from regard.errors import OptionError, safe_text
 
 MOST_SCORES = 2**28
+NO_GRADIENTS = "has no gradients"
 
 
 @dataclass(frozen=True)
 class Work:
-    """The timed call, and how its answer becomes an array (B, H, L, E)."""
+    """The timed call, and how its answer becomes arrays, in the order of `Case.answers`."""
 
     call: Callable[[], Any]
-    read: Callable[[Any], Array]
+    read: Callable[[Any], Sequence[Array]]
 
 
 # Prepares a case: the work, or why the library cannot do it.
@@ -94,13 +95,22 @@ def prepared(library: Library, prepare: Prepare, inputs: Inputs) -> Work | str:
         return reason_of(error)
     if given is inputs or isinstance(work, str):
         return work
-    shape = case.B, case.H, case.L, case.E
-    return Work(work.call, lambda output: work.read(output).reshape(shape))
+    shapes = case.answers.values()
+    return Work(
+        work.call,
+        lambda answer: [
+            array.reshape(shape) for array, shape in zip(work.read(answer), shapes, strict=True)
+        ],
+    )
 
 
 def reason_of(error: BaseException) -> str:
     """One line of a peer's error."""
     return safe_text(f"{type(error).__name__}: {error}", 200)
+
+
+def _only(output: Any) -> list[Array]:
+    return [np.asarray(output)]
 
 
 def _folded(inputs: Inputs) -> Inputs:
@@ -114,25 +124,59 @@ def _folded(inputs: Inputs) -> Inputs:
         return inputs
     if case.causal or case.mask:
         raise NotImplementedError("grouped heads with a mask are not in any grid")
-    rows = case.H // case.G * case.L
-    return replace(inputs, query=inputs.query.reshape(case.B, case.G, rows, case.D))
+    folded = case.B, case.G, case.H // case.G * case.L
+    grad = inputs.grad_output
+    return replace(
+        inputs,
+        query=inputs.query.reshape(*folded, case.D),
+        grad_output=None if grad is None else grad.reshape(*folded, case.E),
+    )
 
 
 # --- each library --------------------------------------------------------------------------------
 
 
 def _load_regard(threads: int) -> Prepare:
-    from regard.api import attention
+    from regard.api import attention, gradients
     from regard.compute.config import set_threads
 
     set_threads(threads)
 
     def prepare(inputs: Inputs) -> Work:
         query, key, value, options = inputs.query, inputs.key, inputs.value, inputs.options
+        if inputs.case.direction != "forward":
+            return training(inputs)
         if options.keys() == {"causal"}:  # written out, as a user does
             causal = options["causal"]
-            return Work(lambda: attention(query, key, value, causal=causal), np.asarray)
-        return Work(lambda: attention(query, key, value, **options), np.asarray)
+            return Work(lambda: attention(query, key, value, causal=causal), _only)
+        return Work(lambda: attention(query, key, value, **options), _only)
+
+    def training(inputs: Inputs) -> Work:
+        query, key, value, options = inputs.query, inputs.key, inputs.value, inputs.options
+        grad = inputs.grad_output
+        wrt = tuple(name for name in inputs.case.answers if name != "output")
+        assert grad is not None
+        half = query.itemsize == 2  # computes the output again, so that lse is no help
+
+        def forward() -> tuple[Array, dict[str, Any]]:
+            if half:
+                return attention(query, key, value, **options), {}
+            output, lse = attention(query, key, value, return_lse=True, **options)
+            return output, {"output": output, "lse": lse}
+
+        def backward(kept: dict[str, Any]) -> list[Array]:
+            made = gradients(query, key, value, grad, wrt=wrt, **kept, **options)
+            return [getattr(made, name) for name in wrt]
+
+        if inputs.case.direction == "backward":
+            _, kept = forward()
+            return Work(lambda: backward(kept), list)
+
+        def both() -> list[Array]:
+            output, kept = forward()
+            return [output, *backward(kept)]
+
+        return Work(both, list)
 
     return prepare
 
@@ -141,7 +185,6 @@ def _load_torch(threads: int) -> Prepare:
     import torch
 
     torch.set_num_threads(threads)
-    torch.set_grad_enabled(False)
     sdpa = torch.nn.functional.scaled_dot_product_attention
 
     def tensor(array: Array | None) -> Any:
@@ -154,11 +197,28 @@ def _load_torch(threads: int) -> Prepare:
     def prepare(inputs: Inputs) -> Work:
         query, key, value = map(tensor, (inputs.query, inputs.key, inputs.value))
         mask, causal = tensor(inputs.keep_or_bias), inputs.case.causal
+        grad, direction = tensor(inputs.grad_output), inputs.case.direction
+        followed = [query, key, value] + ([mask] if inputs.bias is not None else [])
 
-        def call() -> Any:
+        def forward() -> Any:
             return sdpa(query, key, value, attn_mask=mask, is_causal=causal)
 
-        return Work(call, lambda output: output.double().numpy())
+        def both() -> Any:
+            output = forward()
+            return output, *torch.autograd.grad(output, followed, grad)
+
+        def read(answer: Any) -> list[Array]:
+            return [one.detach().double().numpy() for one in answer]
+
+        torch.set_grad_enabled(direction != "forward")
+        if direction == "forward":
+            return Work(lambda: (forward(),), read)
+        for one in followed:
+            one.requires_grad_()
+        if direction == "both":
+            return Work(both, read)
+        kept = forward()
+        return Work(lambda: torch.autograd.grad(kept, followed, grad, retain_graph=True), read)
 
     return prepare
 
@@ -172,7 +232,9 @@ def _load_onnxruntime(threads: int) -> Prepare:
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
 
-    def prepare(inputs: Inputs) -> Work:
+    def prepare(inputs: Inputs) -> Work | str:
+        if inputs.case.direction != "forward":
+            return NO_GRADIENTS
         arrays = {"Q": inputs.query, "K": inputs.key, "V": inputs.value}
         mask = inputs.keep_or_bias
         if mask is not None:  # onnxruntime broadcasts it over batch and heads only
@@ -200,7 +262,8 @@ def _load_onnxruntime(threads: int) -> Prepare:
             bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         bound.bind_ortvalue_output("Y", onnxruntime.OrtValue.ortvalue_from_numpy(place))
         return Work(
-            lambda: session.run_with_iobinding(bound), lambda _: bound.get_outputs()[0].numpy()
+            lambda: session.run_with_iobinding(bound),
+            lambda _: [bound.get_outputs()[0].numpy()],
         )
 
     return prepare
@@ -225,7 +288,9 @@ def _load_openvino(threads: int) -> Prepare:
             return openvino.Tensor(array.view(np.uint16), shape, kinds["bfloat16"])
         return openvino.Tensor(np.ascontiguousarray(array), shared_memory=True)
 
-    def prepare(inputs: Inputs) -> Work:
+    def prepare(inputs: Inputs) -> Work | str:
+        if inputs.case.direction != "forward":
+            return NO_GRADIENTS
         arrays = [inputs.query, inputs.key, inputs.value]
         if inputs.keep_or_bias is not None:
             arrays.append(inputs.keep_or_bias)
@@ -244,9 +309,9 @@ def _load_openvino(threads: int) -> Prepare:
         for place, array in enumerate(arrays):
             request.set_input_tensor(place, tensor(array))
 
-        def read(_: Any) -> Array:
+        def read(_: Any) -> list[Array]:
             data = np.array(request.get_output_tensor(0).data)
-            return data.view(inputs.query.dtype) if narrow else data
+            return [data.view(inputs.query.dtype) if narrow else data]
 
         return Work(request.infer, read)
 
@@ -262,9 +327,11 @@ def _load_jax(threads: int) -> Prepare:
     jax.config.update("jax_enable_x64", True)
 
     def prepare(inputs: Inputs) -> Work:
-        query, key, value = (
-            jnp.asarray(array.swapaxes(1, 2)) for array in (inputs.query, inputs.key, inputs.value)
-        )
+        def tensor(array: Array | None) -> Any:
+            return None if array is None else jnp.asarray(array.swapaxes(1, 2))
+
+        query, key, value = map(tensor, (inputs.query, inputs.key, inputs.value))
+        grad, direction = tensor(inputs.grad_output), inputs.case.direction
         extra: dict[str, Any] = {}
         options: dict[str, Any] = {"is_causal": inputs.case.causal}
         if inputs.bias is not None:
@@ -279,11 +346,35 @@ def _load_jax(threads: int) -> Prepare:
         def attention(query: Any, key: Any, value: Any, extra: dict[str, Any]) -> Any:
             return jax.nn.dot_product_attention(query, key, value, **extra, **options)
 
+        def read(answer: Any) -> list[Array]:
+            names = zip(inputs.case.answers, map(np.asarray, answer), strict=True)
+            return [one if name == "bias" else one.swapaxes(1, 2) for name, one in names]
+
         attend = jax.jit(attention)
-        return Work(
-            lambda: attend(query, key, value, extra).block_until_ready(),
-            lambda output: np.asarray(output).swapaxes(1, 2),
-        )
+        if direction == "forward":
+            return Work(lambda: (attend(query, key, value, extra).block_until_ready(),), read)
+
+        # Followed alone: a mask and lengths have no gradients.
+        followed = {"bias": extra.pop("bias")} if inputs.bias is not None else {}
+
+        def both(query: Any, key: Any, value: Any, followed: Any, grad: Any) -> Any:
+            output, back = pulled(query, key, value, followed)
+            return output, *arrays(back(grad))
+
+        def pulled(*inputs: Any) -> Any:
+            return jax.vjp(lambda q, k, v, more: attend(q, k, v, {**extra, **more}), *inputs)
+
+        def arrays(made: Any) -> Any:
+            return *made[:3], *made[3].values()
+
+        if direction == "both":
+            trained = jax.jit(both)
+            return Work(
+                lambda: jax.block_until_ready(trained(query, key, value, followed, grad)), read
+            )
+        _, back = jax.jit(pulled)(query, key, value, followed)
+        again = jax.jit(lambda back, grad: arrays(back(grad)))
+        return Work(lambda: jax.block_until_ready(again(back, grad)), read)
 
     return prepare
 
@@ -295,22 +386,45 @@ def _load_numpy(_: int) -> Prepare:
         half = case.dtype in ("float16", "bfloat16")  # no BLAS for these
         query, key, value = inputs.query, inputs.key, inputs.value
         keep, bias = inputs.visible_keys(slice(None)), inputs.bias
-        scale = 1 / math.sqrt(case.D)
+        grad, scale = inputs.grad_output, 1 / math.sqrt(case.D)
 
-        def call() -> Array:
-            q, k, v = query, key, value
-            if half:
-                q, k, v = (array.astype(np.float32) for array in (query, key, value))
+        def wide(*arrays: Array | None) -> list[Any]:
+            return [x.astype(np.float32) if half and x is not None else x for x in arrays]
+
+        def forward() -> tuple[Array, Array]:
+            q, k, v = wide(query, key, value)
             scores: Array = q @ k.swapaxes(-1, -2) * scale
             if bias is not None:
                 scores += bias
             if keep is not None:
                 scores = np.where(keep, scores, -np.inf)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            output: Array = weights / weights.sum(-1, keepdims=True) @ v
-            return output.astype(query.dtype, copy=False)
+            weights: Array = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            return weights @ v, weights
 
-        return Work(call, np.asarray)
+        def backward(output: Array, weights: Array) -> list[Array]:
+            q, k, v, g = wide(query, key, value, grad)
+            delta = (g * output).sum(-1, keepdims=True)
+            by_scores: Array = weights * (g @ v.swapaxes(-1, -2) - delta)
+            made = [by_scores @ k * scale, by_scores.swapaxes(-1, -2) @ q * scale]
+            made.append(weights.swapaxes(-1, -2) @ g)
+            if bias is not None:
+                made.append(by_scores.sum(0, keepdims=True) if case.B > 1 else by_scores)
+            return made
+
+        def rounded(arrays: list[Array]) -> list[Array]:
+            return [one.astype(query.dtype, copy=False) for one in arrays]
+
+        def both() -> list[Array]:
+            kept = forward()
+            return rounded([kept[0], *backward(*kept)])
+
+        if case.direction == "forward":
+            return Work(lambda: rounded([forward()[0]]), list)
+        if case.direction == "both":
+            return Work(both, list)
+        kept = forward()
+        return Work(lambda: rounded(backward(*kept)), list)
 
     return prepare
 

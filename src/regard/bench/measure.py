@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import geometric_mean
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
-from regard.bench.cases import Case, Inputs, make_inputs
+from regard.bench.cases import Case, make_inputs
 from regard.bench.correctness import Truth, accuracy, truth
-from regard.bench.libraries import REGARD, Library, Prepare, Work, prepared, reason_of
+from regard.bench.libraries import REGARD, Library
 from regard.bench.machine import Limits, description, largest, measured_limits
 from regard.bench.timing import Budget, Samples, time_in_rotation
+from regard.bench.worker import Elsewhere, Side, SideError
 
 UNMASKED = "regard without the mask"
+# Starts a library with so many threads; a SideError if it cannot.
+Start: TypeAlias = Callable[[Library, int], Side]
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,7 @@ def measure_cases(
     grid: str = "",
     budget: Budget | None = None,
     limits_of: Callable[[int], Limits | None] = measured_limits,
+    start: Start | None = None,
     watch: Callable[[Case], None] = lambda _: None,
 ) -> Report:
     """Check and time every case with regard and the given peers.
@@ -140,101 +147,128 @@ def measure_cases(
     libraries : sequence of Library
         The peers; one that is not installed is reported as missing.
     threads : int
-        For every library. The process must already be set up for it, see `command.process_for`.
+        For every library.
     grid : str
         Its name, for the report.
     budget : Budget, optional
         How long to measure.
     limits_of : callable
         Measures the machine with so many threads; called before the cases and after each.
+    start : callable, optional
+        Starts a library; without it, each is started in a process of its own.
     watch : callable
         Called with each case before it begins.
     """
     machine = description(threads)
     limits = [limits_of(threads)]
-    loaded: dict[str, Prepare] = {}
-    missing: dict[str, str] = {}
-    all_of_them = {library.name: library for library in (REGARD, *libraries)}
-    for name, library in all_of_them.items():
-        absent = library.missing()
-        try:
-            if absent is None:
-                loaded[name] = library.load(threads)
-        except Exception as error:  # a peer may raise anything
-            absent = reason_of(error)
-        if absent is not None:
-            missing[name] = absent
-    results = []
-    for case in cases:
-        watch(case)
-        results.append(_measured(case, all_of_them, loaded, missing, budget or Budget()))
-        limits.append(limits_of(threads))
+    with _Sides((REGARD, *libraries), threads, start) as sides:
+        results = []
+        for case in cases:
+            watch(case)
+            results.append(_measured(case, sides, budget or Budget()))
+            limits.append(limits_of(threads))
     return Report(
         grid,
         machine,
         largest([one for one in limits if one is not None]),
-        {name: all_of_them[name].version() for name in loaded},
-        missing,
+        {one.name: one.version() for one in sides.libraries if one.name not in sides.missing},
+        sides.missing,
         results,
     )
 
 
-def _measured(
-    case: Case,
-    libraries: Mapping[str, Library],
-    loaded: Mapping[str, Prepare],
-    missing: Mapping[str, str],
-    budget: Budget,
-) -> CaseResult:
+class _Sides:
+    """Every library, started once; one whose process ended is started again for the next case."""
+
+    def __init__(self, libraries: Sequence[Library], threads: int, start: Start | None) -> None:
+        self.libraries = tuple({one.name: one for one in libraries}.values())
+        self.missing: dict[str, str] = {}
+        self._threads = threads
+        self._start = start
+        self._started: dict[str, Side] = {}
+        self._exit = ExitStack()
+
+    def __enter__(self) -> _Sides:
+        if self._start is None:
+            folder = self._exit.enter_context(TemporaryDirectory())
+            self._start = partial(Elsewhere, folder=folder)
+        for library in self.libraries:
+            absent = library.missing()
+            try:
+                if absent is None:
+                    self.side(library.name)
+            except SideError as error:
+                absent = str(error)
+            if absent is not None:
+                self.missing[library.name] = absent
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._started):
+            self.end(name)
+        self._exit.close()
+
+    def side(self, name: str) -> Side:
+        """The side of this name; `UNMASKED` is regard once more. A SideError if it cannot be."""
+        if name not in self._started:
+            wanted = REGARD.name if name == UNMASKED else name
+            library = next(one for one in self.libraries if one.name == wanted)
+            assert self._start is not None
+            self._started[name] = self._start(library, self._threads)
+        return self._started[name]
+
+    def end(self, name: str) -> None:
+        """Let go of a side."""
+        side = self._started.pop(name, None)
+        if side is not None:
+            side.close()
+
+
+def _measured(case: Case, sides: _Sides, budget: Budget) -> CaseResult:
     inputs = make_inputs(case)
     right = truth(inputs)
-    works: dict[str, Work] = {}
     outcomes: dict[str, LibraryResult] = {}
-    tasks = [(name, library, inputs, right) for name, library in libraries.items()]
-    if case.mask is not None:
-        bare = _without_mask(inputs)
-        tasks.append((UNMASKED, REGARD, bare, truth(bare)))
-    for name, library, given, wanted in tasks:
-        if name in missing:
-            outcomes[name] = LibraryResult(reason=missing[name])
+    ready: dict[str, Side] = {}
+    tasks = [(one.name, case, right) for one in sides.libraries]
+    if case.unit == "ms" and case.mask is not None:
+        bare = replace(case, mask=None)
+        tasks.append((UNMASKED, bare, truth(make_inputs(bare))))
+    for name, given, wanted in tasks:
+        if name in sides.missing:
+            outcomes[name] = LibraryResult(reason=sides.missing[name])
             continue
-        work, outcomes[name] = checked(library, loaded[library.name], given, wanted)
-        if work is not None:
-            works[name] = work
-    taken = time_in_rotation({name: work.call for name, work in works.items()}, budget)
+        try:
+            side = sides.side(name)
+            outcomes[name] = checked(side, given, wanted)
+        except SideError as error:
+            outcomes[name] = LibraryResult(reason=str(error))
+            sides.end(name)
+            continue
+        if outcomes[name].reason is None:
+            ready[name] = side
+    taken: Mapping[str, Samples] = {}
+    while ready and not taken:
+        try:
+            taken = time_in_rotation(ready, budget)
+        except SideError as error:  # the others take turns without it
+            ended = next(name for name, side in ready.items() if side is error.side)
+            outcomes[ended] = LibraryResult(reason=str(error))
+            sides.end(ended)
+            del ready[ended]
     outcomes |= {name: _with_times(outcomes[name], samples) for name, samples in taken.items()}
     unmasked = outcomes.pop(UNMASKED, None)
-    rows = len(right.rows)
-    return CaseResult(case, inputs.operations, rows, right.tolerance, outcomes, unmasked)
+    return CaseResult(case, inputs.operations, right.rows, right.tolerance, outcomes, unmasked)
 
 
-def _without_mask(inputs: Inputs) -> Inputs:
-    return replace(
-        inputs,
-        case=replace(inputs.case, mask=None),
-        keep=None,
-        bias=None,
-        lengths=None,
-        options={"causal": inputs.case.causal},
-    )
-
-
-def checked(
-    library: Library, prepare: Prepare, inputs: Inputs, right: Truth
-) -> tuple[Work | None, LibraryResult]:
-    """The work if its answer is right, and an outcome without times."""
-    work = prepared(library, prepare, inputs)
-    if isinstance(work, str):
-        return None, LibraryResult(reason=work)
-    case = inputs.case
-    try:
-        answer = work.read(work.call())
-    except Exception as error:  # a peer may raise anything
-        return None, LibraryResult(reason=reason_of(error))
-    found = accuracy(answer, right, (case.B, case.H, case.L, case.E))
+def checked(side: Side, case: Case, right: Truth) -> LibraryResult:
+    """An outcome without times: how right the answer is, or why there is none."""
+    answer = side.prepare(case)
+    if isinstance(answer, str):
+        return LibraryResult(reason=answer)
+    found = accuracy(answer, right, case)
     if found.right:
-        return work, LibraryResult(error=found.error)
-    return None, LibraryResult(error=found.error, reason=f"wrong answer: {found.reason}")
+        return LibraryResult(error=found.error)
+    return LibraryResult(error=found.error, reason=f"wrong answer: {found.reason}")
 
 
 def _with_times(outcome: LibraryResult, samples: Samples) -> LibraryResult:

@@ -1,7 +1,7 @@
 """Times of calls, in rotation and in blocks.
 
 Idle threads of a library may spin for a while and slow the next one down, so a block begins with a
-pause and uncounted calls. Must not know what is called.
+pause and uncounted calls. Must not know what is called, nor in which process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 Call = Callable[[], Any]
@@ -52,10 +52,49 @@ class Samples:
         return [statistics.median(block) for block in self.rounds]
 
 
-def time_in_rotation(calls: Mapping[str, Call], budget: Budget) -> dict[str, Samples]:
+class Timed(Protocol):
+    """A call that can be timed."""
+
+    def estimate(self) -> float:
+        """Seconds of one call."""
+
+    def block(self, warm: int, repeats: int, count: int) -> list[float]:
+        """Seconds per call of `count` samples of `repeats` calls, after `warm` uncounted calls."""
+
+
+@dataclass(frozen=True)
+class InThisProcess:
+    """A call in this process."""
+
+    call: Call
+
+    def estimate(self) -> float:
+        """The best of a few calls: the first may compile or allocate."""
+        best = float("inf")
+        begin = time.perf_counter()
+        for _ in range(5):
+            best = min(best, self._sample(1))
+            if time.perf_counter() - begin > 0.1:
+                break
+        return best
+
+    def block(self, warm: int, repeats: int, count: int) -> list[float]:
+        """See `Timed`."""
+        for _ in range(warm):
+            self.call()
+        return [self._sample(repeats) for _ in range(count)]
+
+    def _sample(self, repeats: int) -> float:
+        call = self.call
+        begin = time.perf_counter()
+        for _ in repeat(None, repeats):
+            call()
+        return (time.perf_counter() - begin) / repeats
+
+
+def time_in_rotation(calls: Mapping[str, Timed], budget: Budget) -> dict[str, Samples]:
     """Seconds per call, all calls taking turns."""
-    clock = time.perf_counter
-    once = {name: _estimate(call, clock) for name, call in calls.items()}
+    once = {name: call.estimate() for name, call in calls.items()}
     slow = max(once.values(), default=0.0) * budget.rounds > budget.seconds
     rounds = budget.fewest_rounds if slow else budget.rounds
     taken = {name: Samples(max(1, round(budget.sample / once[name]))) for name in calls}
@@ -63,10 +102,9 @@ def time_in_rotation(calls: Mapping[str, Call], budget: Budget) -> dict[str, Sam
         for name in order:
             one = taken[name]
             time.sleep(budget.pause)
-            for _ in range(_warm_calls(once[name], budget)):
-                calls[name]()
+            warm = _warm_calls(once[name], budget)
             count = max(1, int(budget.seconds / rounds / (once[name] * one.repeats)))
-            one.rounds.append([_sample(calls[name], one.repeats, clock) for _ in range(count)])
+            one.rounds.append(calls[name].block(warm, one.repeats, count))
     return taken
 
 
@@ -81,24 +119,6 @@ def rotation(names: Sequence[T], rounds: int) -> Iterator[list[T]]:
         yield [*names[first:], *names[:first]]
 
 
-def _estimate(call: Call, clock: Callable[[], float]) -> float:
-    """Seconds of one call, the best of a few: the first may compile or allocate."""
-    best = float("inf")
-    begin = clock()
-    for _ in range(5):
-        best = min(best, _sample(call, 1, clock))
-        if clock() - begin > 0.1:
-            break
-    return best
-
-
 def _warm_calls(once: float, budget: Budget) -> int:
     """At least two; one for calls above 0.1 s, none above 1 s."""
     return 0 if once > 1 else max(1 if once > 0.1 else 2, int(budget.warm / once))
-
-
-def _sample(call: Call, repeats: int, clock: Callable[[], float]) -> float:
-    begin = clock()
-    for _ in repeat(None, repeats):
-        call()
-    return (clock() - begin) / repeats

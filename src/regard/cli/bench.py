@@ -22,7 +22,11 @@ def bench(
         "Peers, separated by commas: torch, onnxruntime, openvino, jax, numpy (all).",
         show_default=False,
     ),
-    grid: str = option("quick|full", "quick: about a minute; full: half an hour.", default="quick"),
+    grid: str = option(
+        "quick|full|gradients",
+        "quick: about a minute; full: half an hour; gradients: forward, backward, both.",
+        default="quick",
+    ),
     as_json: str | None = option("FILE", "Save everything that was measured.", "--json"),
     plot: str | None = option("FILE", "Save a picture (.png, .svg or .pdf)."),
     threads: int | None = option("N", "Threads of every side (all CPUs)."),
