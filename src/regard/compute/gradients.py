@@ -56,24 +56,30 @@ class GradientRequest:
         summed |= name == "bias" or not given.dtype.isnative
         return self.request.accumulator if summed else given.dtype
 
-    def check_given(self, deviations: NDArray[np.float64]) -> None:
+    def check_given(self, deviations: NDArray[np.float64], squares: Mapping[str, Array]) -> None:
         """Refuse an output or an lse that does not belong to the inputs.
 
         `deviations` (…, H, L, 2): for each row, the sum of its weights, with the sink's, minus 1;
         and the sum of its gradients of scores, minus what that sum must be. Each may be as large as
-        rounding can make it, by the bounds below.
+        rounding can make it, by the bounds below. `squares`: the squared lengths of each query and
+        row of grad_output (…, H, L), and of the longest key and value (…, G).
         """
-        assert self.output is not None
         assert self.lse is not None
         request, lse = self.request, np.abs(self.lse.astype(np.float64))
         unit = max(np.finfo(one).eps for one in (self.lse.dtype, request.accumulator)) / 2
+        scale = request.scale
+        if scale is None:
+            scale = 1 / math.sqrt(request.query.shape[-1] or 1)
+        group = request.shape[-3] // request.key.shape[-3]
         with np.errstate(all="ignore"):
-            size = _size_of_logits(request)
-            terms = (request.query.shape[-1] + 16) * size + request.shape[-1] + 16 + 4 * lse
-            longest = _lengths(request.value).max(axis=-1, initial=0, keepdims=True)
-            grads = _lengths(self.grad_output) * np.repeat(
-                longest, request.shape[-3] // longest.shape[-2], axis=-2
+            key, value = (
+                np.repeat(np.sqrt(squares[name]), group, axis=-1)[..., None]
+                for name in ("key", "value")
             )
+            # No weight exceeds 1, so what a bias or a sink adds is bounded by scores and lse.
+            size = abs(scale) * np.sqrt(squares["query"]) * key
+            terms = (request.query.shape[-1] + 16) * size + request.shape[-1] + 16 + 4 * lse
+            grads = np.sqrt(squares["grad_output"]) * value
             if self.grad_lse is not None:
                 grads = grads + np.abs(self.grad_lse)
             bounds = unit * terms, unit * (terms + 4 * request.value.shape[-1]) * 4 * grads
@@ -111,26 +117,10 @@ def fit(whole: Array, given: Array) -> Array:
         return once.astype(given.dtype, copy=False).reshape(given.shape)
 
 
-def _size_of_logits(request: Request) -> Array:
-    """A bound on the size of each row's logits, (…, H, L)."""
-    scale = request.scale
-    if scale is None:
-        scale = 1 / math.sqrt(request.query.shape[-1] or 1)
-    longest = _lengths(request.key).max(axis=-1, initial=0, keepdims=True)
-    group = request.shape[-3] // longest.shape[-2]
-    size = abs(scale) * _lengths(request.query) * np.repeat(longest, group, axis=-2)
-    if request.bias is not None:
-        bias = np.abs(request.bias.astype(np.float64))
-        size = size + np.where(np.isinf(bias), 0, bias).max(initial=0)
-    if request.sink is not None:
-        size = size + np.abs(request.sink[..., None].astype(np.float64))
-    return np.asarray(size)
-
-
-def _lengths(vectors: Array) -> Array:
-    """The Euclidean length of each row: |q·k| is at most the product of two."""
+def squared_lengths(vectors: Array) -> Array:
+    """The squared length of each row: |q·k|² is at most the product of two."""
     squares = np.einsum("...d,...d->...", vectors, vectors, dtype=np.float64)
-    return np.asarray(np.sqrt(squares))
+    return np.asarray(squares)
 
 
 def make_gradient_request(

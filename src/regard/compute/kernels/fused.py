@@ -121,7 +121,9 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
         if name in wrt
     }
     rows = {name: np.zeros(request.shape[:-1]) for name in ("scale", "sink") if name in wrt}
-    checks = np.zeros((*request.shape[:-1], 2)) if call.output is not None else None
+    # What is left of sums that must be 0, and squared lengths of vectors, for `check_given`.
+    checks = np.zeros((*request.shape[:-1], 4)) if call.output is not None else None
+    longest = None if checks is None else np.zeros((*request.lead, request.key.shape[-3], 2))
     for wide in (False, True):
         kernel = _Call(request, wide=wide)
         output, lse = _forward(call, kernel)
@@ -136,18 +138,18 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
             *(output, _readable(call.grad_output, kernel.accumulator), lse, call.grad_lse),
             *(made.get(name) for name in ("query", "key", "value")),
             *(bias, rows.get("scale"), rows.get("sink")),
-            *(beyond, checks, heads, _shared(bias, request.shape)),
+            *(beyond, checks, longest, heads, _shared(bias, request.shape)),
             *kernel.options,
         )
-        if bias is not None and not np.isfinite(made["bias"]).all():
-            beyond[...] = 1
         if kernel.accumulator == np.float64 or not beyond.any():
             break
         heads = every if "bias" in wrt else np.flatnonzero(beyond)
-    if checks is not None:
+    if checks is not None and longest is not None:
         if wrt <= {"value", "sink"}:
             checks[..., 1] = 0  # no gradients of scores were made
-        call.check_given(checks)
+        squares = {name: longest[..., i] for i, name in enumerate(("key", "value"))}
+        squares |= {name: checks[..., 2 + i] for i, name in enumerate(("query", "grad_output"))}
+        call.check_given(checks[..., :2], squares)
     if "sink" in wrt:
         made["sink"] = rows["sink"].sum(axis=-1)
     if "scale" in wrt:

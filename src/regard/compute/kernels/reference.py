@@ -16,13 +16,12 @@ from regard.boundary.arguments import round_once
 from regard.boundary.arrays import Array
 from regard.compute.evaluation import Run
 from regard.compute.extended_range import HeadInFloat64, extended_range_rows
+from regard.compute.gradients import GradientRequest, squared_lengths
 from regard.compute.request import Request, Result
 from regard.textbook.gradients import backward
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from regard.compute.gradients import GradientRequest
 
 
 name = "reference"
@@ -150,7 +149,14 @@ def gradients(call: GradientRequest) -> dict[str, Array]:
                 with np.errstate(all="ignore"):
                     made[name][_place(call, name, batch, head)] += one
     if deviations is not None:
-        call.check_given(deviations)
+        with np.errstate(all="ignore"):
+            squares = {
+                "query": squared_lengths(request.query),
+                "grad_output": squared_lengths(call.grad_output),
+                "key": squared_lengths(request.key).max(axis=-1, initial=0),
+                "value": squared_lengths(request.value).max(axis=-1, initial=0),
+            }
+        call.check_given(deviations, squares)
     for name in call.wrt & {"query", "key", "value"}:
         with np.errstate(all="ignore"):
             once = round_once(made[name], call.dtype(name))

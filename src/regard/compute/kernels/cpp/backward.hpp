@@ -16,7 +16,7 @@
 namespace {
 
 constexpr int64_t kBlockRows = 96;
-template <class T> constexpr int64_t kBlockKeys = 256 / int64_t(sizeof(T));
+template <class T> constexpr int64_t kBlockKeys = 512 / int64_t(sizeof(T));
 
 // What the backward pass knows of a row: P = exp2((number − anchor) · unit − rest).
 template <class T> struct Known {
@@ -57,7 +57,7 @@ template <class T> struct BackwardScratch {
         take(d_scale, R);
         take(checks, 2 * R);
         take(row, R);
-        take(bytes, kTile * stack_size(q));
+        take(bytes, padded(R, kTile) * stack_size(q));
     }
 };
 
@@ -102,29 +102,53 @@ template <class T> static bool summed_in_place(const Backward& w) {
     return w.d_query && w.query_kind == kind_of<T>() && w.q.D % kLanes<T> == 0;
 }
 
+// Half a vector of numbers, as a vector of doubles.
+REGARD_INLINE Vec<double> widened(const double* p) { return load(p); }
+REGARD_INLINE Vec<double> widened(const float* p) {
+    typedef float Half __attribute__((vector_size(kBytes / 2)));
+    Half x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(x, Vec<double>);
+}
+// Σ a·b of whole vectors of T, in float64.
+template <class T> static double dot(const T* a, const T* b, int64_t n) {
+    constexpr int W = kLanes<double>, N = kLanes<T> / W;
+    Vec<double> sum[N] = {};
+    for (int64_t i = 0; i < n; i += kLanes<T>)
+        for (int part = 0; part < N; part++)
+            sum[part] = fma(widened(a + i + part * W), widened(b + i + part * W), sum[part]);
+    return sum_of<double>(N == 1 ? sum[0] : sum[0] + sum[N - 1]);
+}
+
+// The squared length of the longest of `count` rows; NaN if there is one.
+template <class T>
+static double longest_of(const Array& a, int64_t b, int64_t h, int64_t count, int64_t columns,
+                         T* room) {
+    double most = 0;
+    for (int64_t r = 0; r < count; r++) {
+        const Rows<T> row = rows_of(a, b, h, r, 1, columns, false, room);
+        const double square = dot(row.at, row.at, padded(columns, kLanes<T>));
+        if (square > most || square != square) most = square;
+    }
+    return most;
+}
+
 // δ = Σ dO·O − dlse and lse of the rows of one head, and what they add to the sink's gradient.
 template <class T>
 static void prepare_rows(const Backward& w, int64_t b, int64_t h, char* scratch) {
     const Request& q = w.q;
     const Softmax<T> how = softmax_of<T>(q);
     Known<T>* known = (Known<T>*)w.rows + (b * q.H + h) * q.L;
-    double *o = (double*)scratch, *g = o + padded(q.E, 8), *x = g + padded(q.E, 8);
+    const int64_t D = padded(q.D, kLanes<T>), E = padded(q.E, kLanes<T>), group = q.H / q.G;
+    T *o_room = (T*)scratch, *g_room = o_room + E, *x_room = g_room + E;
     for (int64_t i = 0; i < q.L; i++) {
         const int64_t n = (b * q.H + h) * q.L + i;
-        load_row(o, w.output.at(b, h, i), w.output.column, w.output.kind, q.E);
-        load_row(g, w.grad_output.at(b, h, i), w.grad_output.column, w.grad_output.kind, q.E);
-        load_row(x, q.query.at(b, h, i), q.query.column, q.query.kind, q.D);
-        double sums[8] = {}, odd = 0;
-        for (int64_t e = 0; e < q.E; e++) {
-            sums[e % 8] += o[e] * g[e];
-            odd += g[e] * 0;
-        }
-        known[i].special_grad = odd != 0;
-        odd = 0;
-        for (int64_t d = 0; d < q.D; d++) odd += x[d] * 0;
-        known[i].special_query = odd != 0;
-        double delta = ((sums[0] + sums[4]) + (sums[1] + sums[5])) +
-                       ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+        const Rows<T> o = rows_of(w.output, b, h, i, 1, q.E, false, o_room);
+        const Rows<T> g = rows_of(w.grad_output, b, h, i, 1, q.E, false, g_room);
+        const Rows<T> x = rows_of(q.query, b, h, i, 1, q.D, false, x_room);
+        known[i].special_grad = !finite(g.at, E);
+        known[i].special_query = !finite(x.at, D);
+        double delta = dot(o.at, g.at, E);
         if (w.grad_lse) delta -= w.grad_lse[n];
         const double lse = w.lse[n];
         known[i].anchor = lse == -infinity<double>() ? T(0) : T(lse / how.natural);
@@ -136,9 +160,16 @@ static void prepare_rows(const Backward& w, int64_t b, int64_t h, char* scratch)
         if (w.d_scale) w.d_scale[n] = 0;
         if (!w.checks) continue;
         // What the row's weights add up to, and its gradients of scores.
-        w.checks[2 * n] = lse == -infinity<double>() ? 0 : sink - 1;
-        w.checks[2 * n + 1] = -sink * delta - (w.grad_lse ? w.grad_lse[n] : 0);
+        double* const checks = w.checks + 4 * n;
+        checks[0] = lse == -infinity<double>() ? 0 : sink - 1;
+        checks[1] = -sink * delta - (w.grad_lse ? w.grad_lse[n] : 0);
+        checks[2] = dot(x.at, x.at, D);
+        checks[3] = dot(g.at, g.at, E);
     }
+    if (!w.checks || h % group) return;
+    double* const longest = w.longest + 2 * (b * q.G + h / group);
+    longest[0] = longest_of(q.key, b, h / group, q.S, q.D, o_room);
+    longest[1] = longest_of(q.value, b, h / group, q.S, q.E, o_room);
 }
 
 // The softcap of scores, and its slope 1 − (y / softcap)².
@@ -149,84 +180,86 @@ template <class T> REGARD_INLINE Vec<T> slope_of(const Softmax<T>& how, Vec<T> s
     return all(T(4)) * e / (whole * whole);
 }
 
-// One row whose keys are all seen: scores become weights, products become gradients of scores.
-// `checks`, if given, receives their sums.
-template <bool Checked, class T>
-REGARD_INLINE void plain_gradients(const Softmax<T>& how, const Known<T>& row, KeyRange keys, T* p,
-                                   T* d, double* checks) {
-    const Vec<T> anchor = all(row.anchor), rest = all(-row.rest), delta = all(row.delta);
-    const Vec<T> unit = all(how.unit);
-    Vec<T> weights = {}, grads = {};
-    for (int64_t j = keys.low; j < keys.high; j += kLanes<T>) {
-        const Vec<T> weight = exp2(fma(load(p + j) - anchor, unit, rest));
-        const Vec<T> grad = weight * (load(d + j) - delta);
-        store(p + j, weight);
-        store(d + j, grad);
-        if (Checked) weights += weight, grads += grad;
-    }
-    if (Checked) checks[0] = double(sum_of<T>(weights)), checks[1] = double(sum_of<T>(grads));
-}
+// What there is to do in a row beyond a plain one, which sees all its keys: each known when compiling.
+template <bool Hides, bool Biased, bool Bent> struct Extras {
+    static constexpr bool hides = Hides, biased = Biased, bent = Bent;
+};
 
-// One row, whatever there is to do. `straight`, if given, receives the gradients before the softcap;
-// `checks` the sums of the weights and of these gradients.
-template <class T>
-static void gradients(const Softmax<T>& how, T sign, const Known<T>& row, const Seen<T>& seen,
-                      KeyRange keys, T* p, T* d, T* straight, double* d_scale, double* checks) {
+// Where the gradients of one row go, each nullptr if it is not wanted.
+template <class T> struct Gains {
+    T* straight;  // gradients before the softcap's slope
+    double *d_scale, *checks;  // checks: sums of the weights and of the gradients
+};
+
+// One row: scores become weights, products become gradients of scores, 0 where a key is hidden.
+template <class T, class Extra>
+static void gradients(Extra, const Softmax<T>& how, T sign, const Known<T>& row,
+                      const Seen<T>& seen, KeyRange keys, T* p, T* d, const Gains<T>& to) {
     constexpr int W = kLanes<T>;
     typedef typename VectorOf<T>::integer Integer;
+    const Vec<T> anchor = all(row.anchor), rest = all(-row.rest), delta = all(row.delta);
     const Vec<T> unit = all(how.unit);
     Bits<T> lane;
     for (int i = 0; i < W; i++) lane[i] = i;
     Vec<T> sum = {}, weights = {}, grads = {};
     for (int64_t j = keys.low; j < keys.high; j += W) {
-        const Integer low = Integer(larger_of(-1, smaller_of(seen.low - j, W)));
-        const Integer high = Integer(larger_of(-1, smaller_of(seen.high - j, W)));
-        Bits<T> visible = Bits<T>(lane >= low - Bits<T>{}) & Bits<T>(lane < high - Bits<T>{});
-        if (seen.bytes) {
-            Bits<T> said;
-            for (int i = 0; i < W; i++) said[i] = -Integer(seen.bytes[j + i]);
-            visible &= said;
+        Bits<T> visible = ~Bits<T>{};
+        if (Extra::hides) {
+            const Integer low = Integer(larger_of(-1, smaller_of(seen.low - j, W)));
+            const Integer high = Integer(larger_of(-1, smaller_of(seen.high - j, W)));
+            visible = Bits<T>(lane >= low - Bits<T>{}) & Bits<T>(lane < high - Bits<T>{});
+            if (seen.bytes) {
+                Bits<T> said;
+                for (int i = 0; i < W; i++) said[i] = -Integer(seen.bytes[j + i]);
+                visible &= said;
+            }
         }
-        const Vec<T> score = load(p + j) * all(sign);
+        const auto kept = [&](Vec<T> x) {
+            return Extra::hides || Extra::biased ? (Vec<T>)(visible & (Bits<T>)x) : x;
+        };
+        const Vec<T> score = Extra::bent ? load(p + j) * all(sign) : load(p + j);
         Vec<T> t = score, slope = all(T(1));
-        if (how.has_softcap) {
+        if (Extra::bent && how.has_softcap) {
             t = apply_softcap(how, score);
             slope = slope_of(how, score);
-        } else if (how.in_logits) {
+        } else if (Extra::bent && how.in_logits) {
             t = t * all(how.scale);
         }
-        if (seen.bias) {
+        if (Extra::biased && seen.bias) {
             const Vec<T> added = load(seen.bias + j);
             visible &= ~(Bits<T>)(added == all(-infinity<T>()));
-            if (how.bias_rest != 0) t = fma(added, all(how.bias_rest), t);
-            t = fma(added, all(how.bias), t);
+            t = fma(added, all(how.bias), fma(added, all(how.bias_rest), t));
         }
-        const Vec<T> exponent = fma(t - all(row.anchor), unit, all(-row.rest));
-        const Vec<T> weight = (Vec<T>)(visible & (Bits<T>)exp2(exponent));
-        const Vec<T> grad = (Vec<T>)(visible & (Bits<T>)(weight * (load(d + j) - all(row.delta))));
-        const Vec<T> bent = (Vec<T>)(visible & (Bits<T>)(grad * slope));
-        if (straight) store(straight + j, grad);
-        if (d_scale) sum += (Vec<T>)(visible & (Bits<T>)(bent * load(p + j)));
-        weights += weight;
-        grads += grad;
+        const Vec<T> weight = kept(exp2(fma(t - anchor, unit, rest)));
+        const Vec<T> grad = kept(weight * (load(d + j) - delta));
+        const Vec<T> bent = Extra::bent ? kept(grad * slope) : grad;
+        if (Extra::bent && to.straight) store(to.straight + j, grad);
+        if (Extra::bent && to.d_scale) sum += kept(bent * load(p + j));
+        if (to.checks) weights += weight, grads += grad;
         store(p + j, weight);
         store(d + j, bent);
     }
-    if (d_scale) *d_scale = double(sum_of<T>(sum));
-    if (checks) checks[0] = double(sum_of<T>(weights)), checks[1] = double(sum_of<T>(grads));
+    if (to.d_scale) *to.d_scale = double(sum_of<T>(sum));
+    if (to.checks) {
+        to.checks[0] = double(sum_of<T>(weights));
+        to.checks[1] = double(sum_of<T>(grads));
+    }
 }
 
-// out += Σ_j weights(r, j) · row j, for `count` sums r; weights as in `sum_rows`.
-template <class T, int64_t Across, int64_t Along>
-static void accumulate(const T* weights, int64_t count, KeyRange along, const T* rows,
-                       int64_t stride, int64_t wide, T* out) {
+// out += Σ_j weights(r, j) · row j, for `count` sums r, j in along(first, last) of neighbouring sums;
+// weights as in `sum_rows`.
+template <class T, int64_t Across, int64_t Along, class F>
+static void accumulate(const T* weights, int64_t count, F along, const T* rows, int64_t stride,
+                       int64_t wide, T* out) {
     constexpr int W = kLanes<T>;
     constexpr int Many = kTile == 12 ? 4 : 2;
     const auto block = [&](int64_t e, int64_t r, auto height, auto vectors) {
         constexpr int R = decltype(height)::value, N = decltype(vectors)::value;
+        const KeyRange range = along(r, r + R);
+        if (range.low >= range.high) return;
         Vec<T> sum[R][N];
         sum_rows<T, R, N, Across, Along>(weights + r * Across, (const char*)(rows + e),
-                                         stride * int64_t(sizeof(T)), along.low, along.high, sum);
+                                         stride * int64_t(sizeof(T)), range.low, range.high, sum);
         T* to = out + r * wide + e;
         for (int i = 0; i < R; i++)
             for (int n = 0; n < N; n++) {
@@ -260,15 +293,27 @@ static void add_specials(const Backward& w, const Seen<T>& seen, const Row& row,
     }
 }
 
-// Adds the gradients of a row's scores to the bias's gradient, wherever its cells lie.
+// Adds the gradients of a row's scores to the bias's gradient, wherever its cells lie; whether all of
+// them are finite then.
 template <class T>
-static void add_to_bias(const Backward& w, const Row& row, int64_t k0, KeyRange keys,
+static bool add_to_bias(const Backward& w, const Row& row, int64_t k0, KeyRange keys,
                         const T* grads) {
+    constexpr int W = kLanes<T>;
     char* to = const_cast<char*>(w.d_bias.at(row.b, row.h, row.i)) + k0 * w.d_bias.column;
-    if (w.d_bias.column == int64_t(sizeof(T)))
-        for (int64_t j = keys.low; j < keys.high; j++) ((T*)to)[j] += grads[j];
-    else
-        for (int64_t j = keys.low; j < keys.high; j++) *(T*)(to + j * w.d_bias.column) += grads[j];
+    int64_t j = keys.low;
+    Vec<T> rest = {};
+    for (; w.d_bias.column == int64_t(sizeof(T)) && j + W <= keys.high; j += W) {
+        const Vec<T> sum = load((const T*)to + j) + load(grads + j);
+        rest = fma(sum, Vec<T>{}, rest);
+        store((T*)to + j, sum);
+    }
+    T odd = sum_of<T>(rest);
+    for (; j < keys.high; j++) {
+        T& sum = *(T*)(to + j * w.d_bias.column);
+        sum += grads[j];
+        odd += sum * 0;
+    }
+    return odd == 0;
 }
 
 // A block of rows of one query head, and what the block of keys means to it.
@@ -277,10 +322,20 @@ template <class T> struct RowBlock {
     const Known<T>* known;
     T* d_query;
     KeyRange visible[(kBlockRows + kTile - 1) / kTile];  // keys of each tile, whole vectors
-    KeyRange seen_rows, seen_keys;  // that any tile needs; empty: none
+    KeyRange seen_keys;  // that any tile needs; empty: none
     Rows<T> queries, grad_rows;
 
-    bool some() const { return seen_rows.low < seen_rows.high; }
+    bool some() const { return seen_keys.low < seen_keys.high; }
+    // From the first to the last row whose tile needs one of these keys.
+    KeyRange seeing(int64_t first, int64_t last) const {
+        KeyRange range = {rows, 0};
+        for (int64_t r = 0; r < rows; r += kTile) {
+            const KeyRange keys = visible[r / kTile];
+            if (keys.low >= last || keys.high <= first) continue;
+            range = {smaller_of(range.low, r), smaller_of(r + kTile, rows)};
+        }
+        return range;
+    }
 };
 
 // One task: a block of keys of a key head.
@@ -351,7 +406,6 @@ static RowBlock<T> row_block(const BackwardWork<T>& k, int64_t number) {
     t.known = (const Known<T>*)k.w.rows + (k.chunk.b * q.H + t.h) * q.L + t.first;
     T* const head = k.in_place ? (T*)k.w.d_query + k.head * k.group * q.L * q.D : (T*)k.sums;
     t.d_query = head + (number / k.each * q.L + t.first) * k.wide_d;
-    t.seen_rows = {t.rows, 0};
     t.seen_keys = {kBlockKeys<T>, 0};
     for (int64_t r = 0; r < t.rows; r++) k.s.row[r] = row_of(q, k.chunk.b, t.h, t.first + r);
     return t;
@@ -381,15 +435,18 @@ REGARD_INLINE void gradient_row(const BackwardWork<T>& k, const RowBlock<T>& t, 
     T *p = k.s.weights + r * N, *d = k.s.grads + r * N;
     const Seen<T> seen = {row.low - k.chunk.k0, smaller_of(row.high - k.chunk.k0, k.chunk.n), bytes,
                           bias_of(k.q, row, k.chunk, k.s.bias)};
-    double* const checks = k.w.checks ? k.s.checks + 2 * r : nullptr;
-    const bool plain = !k.how.general && k.sign == 1 && !k.w.d_scale && !bytes &&
-                       seen.low <= whole.low && seen.high >= whole.high;
-    if (plain && checks) plain_gradients<true>(k.how, t.known[r], whole, p, d, checks);
-    else if (plain) plain_gradients<false>(k.how, t.known[r], whole, p, d, checks);
-    else
-        gradients(k.how, k.sign, t.known[r], seen, whole, p, d,
-                  k.s.straight ? k.s.straight + r * N : nullptr,
-                  k.w.d_scale ? k.s.d_scale + r : nullptr, checks);
+    const Gains<T> to = {k.s.straight ? k.s.straight + r * N : nullptr,
+                         k.w.d_scale ? k.s.d_scale + r : nullptr,
+                         k.w.checks ? k.s.checks + 2 * r : nullptr};
+    const bool hides = bytes || seen.low > whole.low || seen.high < whole.high;
+    const bool bent = k.how.in_logits || k.sign != 1 || to.straight || to.d_scale;
+    const auto run = [&](auto extra) {
+        gradients(extra, k.how, k.sign, t.known[r], seen, whole, p, d, to);
+    };
+    if (bent || (hides && seen.bias)) run(Extras<true, true, true>{});
+    else if (hides) run(Extras<true, false, false>{});
+    else if (seen.bias) run(Extras<false, true, false>{});
+    else run(Extras<false, false, false>{});
     T* const both[] = {p, d};
     for (T* x : both) {
         clear(x, whole.low);
@@ -400,51 +457,68 @@ REGARD_INLINE void gradient_row(const BackwardWork<T>& k, const RowBlock<T>& t, 
                      k.s.d_values);
 }
 
-// Weights and gradients of scores of the tile that begins at row r.
-template <class T> static void gradient_tile(BackwardWork<T>& k, RowBlock<T>& t, int64_t r) {
+// Weights and gradients of scores of a block of rows: one product for all tiles, then the other, so
+// that keys, then values, stay in the nearest cache.
+template <class T> static void gradient_block(BackwardWork<T>& k, RowBlock<T>& t) {
     constexpr int64_t N = kBlockKeys<T>, P = kPanel<T>;
-    const int64_t height = smaller_of(kTile, t.rows - r);
-    const Visible found = visible_range(k.q, k.s.row + r, height, k.chunk, k.s.bytes, P);
-    T *p = k.s.weights + r * N, *d = k.s.grads + r * N;
-    KeyRange& whole = t.visible[r / kTile];
-    whole = found.keys;
-    if (whole.low >= whole.high) {
-        clear(p, height * N);
-        clear(d, height * N);
-        return;
+    Visible found[(kBlockRows + kTile - 1) / kTile];
+    uint8_t* bytes = k.s.bytes;
+    for (int64_t r = 0; r < t.rows; r += kTile) {
+        const int64_t height = smaller_of(kTile, t.rows - r);
+        Visible& f = found[r / kTile] = visible_range(k.q, k.s.row + r, height, k.chunk, bytes, P);
+        bytes += kTile * stack_size(k.q);
+        KeyRange& whole = t.visible[r / kTile];
+        whole = f.keys;
+        if (whole.low >= whole.high) {
+            clear(k.s.weights + r * N, height * N);
+            clear(k.s.grads + r * N, height * N);
+            continue;
+        }
+        whole = {whole.low / P * P, padded(whole.high, kLanes<T>)};
+        t.seen_keys = {smaller_of(t.seen_keys.low, whole.low),
+                       larger_of(t.seen_keys.high, whole.high)};
     }
-    whole = {whole.low / P * P, padded(whole.high, kLanes<T>)};
+    if (!t.some()) return;
     load_rows(k, t);
-    t.seen_rows = {smaller_of(t.seen_rows.low, r), r + height};
-    t.seen_keys = {smaller_of(t.seen_keys.low, whole.low), larger_of(t.seen_keys.high, whole.high)};
-    const Ahead none[kTile] = {};
-    by_height(height, [&](int64_t at, auto tall) {
-        constexpr int H = decltype(tall)::value;
-        const Rows<T>&x = t.queries, &g = t.grad_rows;
-        scores<T, H, N>(x.at + (r + at) * x.stride, x.stride, k.q.D, k.s.key_panels, whole,
-                        p + at * N, none);
-        if (k.grads)
-            scores<T, H, N>(g.at + (r + at) * g.stride, g.stride, k.q.E, k.s.value_panels, whole,
-                            d + at * N, none);
-    });
-    for (int64_t i = 0; i < height; i++)
-        gradient_row(k, t, r + i, whole, found.bytes ? found.bytes + i * stack_size(k.q) : nullptr);
+    const auto products = [&](Rows<T> rows, int64_t columns, const T* panels, T* to) {
+        const Ahead none[kTile] = {};
+        for (int64_t r = 0; r < t.rows; r += kTile) {
+            const KeyRange whole = t.visible[r / kTile];
+            if (whole.low < whole.high)
+                by_height(smaller_of(kTile, t.rows - r), [&](int64_t at, auto tall) {
+                    scores<T, decltype(tall)::value, N>(rows.at + (r + at) * rows.stride,
+                                                        rows.stride, columns, panels, whole,
+                                                        to + (r + at) * N, none);
+                });
+        }
+    };
+    products(t.queries, k.q.D, k.s.key_panels, k.s.weights);
+    if (k.grads) products(t.grad_rows, k.q.E, k.s.value_panels, k.s.grads);
+    for (int64_t r = 0; r < t.rows; r++) {
+        const Visible& f = found[r / kTile];
+        if (t.visible[r / kTile].low < t.visible[r / kTile].high)
+            gradient_row(k, t, r, t.visible[r / kTile],
+                         f.bytes ? f.bytes + r % kTile * stack_size(k.q) : nullptr);
+    }
 }
 
 // dV += Pᵀ dO, dK += dXᵀ Q.
 template <class T> static void sum_over_rows(const BackwardWork<T>& k, const RowBlock<T>& t) {
     constexpr int64_t N = kBlockKeys<T>;
     const int64_t low = t.seen_keys.low, count = smaller_of(t.seen_keys.high, k.chunk.n) - low;
+    const auto seeing = [&](int64_t first, int64_t last) {
+        return t.seeing(low + first, low + last);
+    };
     if (k.w.d_value)
-        accumulate<T, 1, N>(k.s.weights + low, count, t.seen_rows, t.grad_rows.at,
-                            t.grad_rows.stride, k.wide_e, k.s.d_values + low * k.wide_e);
+        accumulate<T, 1, N>(k.s.weights + low, count, seeing, t.grad_rows.at, t.grad_rows.stride,
+                            k.wide_e, k.s.d_values + low * k.wide_e);
     if (k.w.d_key)
-        accumulate<T, 1, N>(k.s.grads + low, count, t.seen_rows, t.queries.at, t.queries.stride,
+        accumulate<T, 1, N>(k.s.grads + low, count, seeing, t.queries.at, t.queries.stride,
                             k.wide_d, k.s.d_keys + low * k.wide_d);
 }
 
 // dQ += dX K, and what else is summed over keys.
-template <class T> static void sum_over_keys(const BackwardWork<T>& k, const RowBlock<T>& t) {
+template <class T> static void sum_over_keys(BackwardWork<T>& k, const RowBlock<T>& t) {
     constexpr int64_t N = kBlockKeys<T>;
     const T* const straight = k.s.straight ? k.s.straight : k.s.grads;
     for (int64_t r = 0; r < t.rows; r++) {
@@ -452,13 +526,15 @@ template <class T> static void sum_over_keys(const BackwardWork<T>& k, const Row
         if (whole.low >= whole.high) continue;
         const KeyRange real = {whole.low, smaller_of(whole.high, k.chunk.n)};
         if (k.w.d_query && r % kTile == 0)
-            accumulate<T, N, 1>(k.s.grads + r * N, smaller_of(kTile, t.rows - r), real, k.keys.at,
-                                k.keys.stride, k.wide_d, t.d_query + r * k.wide_d);
+            accumulate<T, N, 1>(k.s.grads + r * N, smaller_of(kTile, t.rows - r),
+                                [&](int64_t, int64_t) { return real; }, k.keys.at, k.keys.stride,
+                                k.wide_d, t.d_query + r * k.wide_d);
         const int64_t n = index_of(k.q, k.s.row[r]);
-        if (k.w.d_bias.data) add_to_bias(k.w, k.s.row[r], k.chunk.k0, real, straight + r * N);
+        if (k.w.d_bias.data)
+            k.beyond |= !add_to_bias(k.w, k.s.row[r], k.chunk.k0, real, straight + r * N);
         if (k.w.d_scale) k.w.d_scale[n] += k.s.d_scale[r];
         for (int sum = 0; k.w.checks && sum < 2; sum++)
-            k.w.checks[2 * n + sum] += k.s.checks[2 * r + sum];
+            k.w.checks[4 * n + sum] += k.s.checks[2 * r + sum];
     }
 }
 
@@ -503,7 +579,7 @@ static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, cha
     for (int64_t number = 0; number < k.all_blocks; number++) {
         if (w.q.stopped(w.q.state)) return;
         RowBlock<T> t = row_block(k, number);
-        for (int64_t r = 0; r < t.rows; r += kTile) gradient_tile(k, t, r);
+        gradient_block(k, t);
         if (t.some()) sum_over_rows(k, t);
         // The first block of keys sets each row's sums to zero, the last one ends them.
         if (!k.in_turn || !(t.some() || !block || k.last())) continue;
@@ -522,7 +598,7 @@ static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, cha
 }
 
 template <class T> static size_t backward_scratch_bytes(const Backward& w) {
-    const size_t rows = size_t(3 * padded(larger_of(w.q.D, w.q.E), 8)) * sizeof(double);
+    const size_t rows = size_t(3 * padded(larger_of(w.q.D, w.q.E), kLanes<T>)) * sizeof(T);
     const size_t own = BackwardScratch<T>(w, nullptr).size;
     return (own > rows ? own : rows) + 64;
 }

@@ -215,10 +215,10 @@ void run_backward(const nb::object& query, const nb::object& key, const nb::obje
                   const nb::object& grad_lse, const nb::object& d_query, const nb::object& d_key,
                   const nb::object& d_value, const nb::object& d_bias, const nb::object& d_scale,
                   const nb::object& d_sink, const nb::object& beyond, const nb::object& checks,
-                  const nb::object& heads, bool shared, const nb::object& bias,
-                  const nb::object& sink, const nb::object& offset, const nb::object& length,
-                  int64_t left, int64_t right, const nb::list& rules, double scale, double softcap,
-                  bool wide, int threads, const std::string& target) {
+                  const nb::object& longest, const nb::object& heads, bool shared,
+                  const nb::object& bias, const nb::object& sink, const nb::object& offset,
+                  const nb::object& length, int64_t left, int64_t right, const nb::list& rules,
+                  double scale, double softcap, bool wide, int threads, const std::string& target) {
     const DefaultArithmetic arithmetic;
     Call call;
     read_call(call, query, key, value, bias, sink, offset, length, left, right, rules, scale,
@@ -240,6 +240,7 @@ void run_backward(const nb::object& query, const nb::object& key, const nb::obje
     w.d_sink = numbers<double>(d_sink);
     w.beyond = numbers<uint8_t>(beyond);
     w.checks = numbers<double>(checks);
+    w.longest = numbers<double>(longest);
     w.heads = numbers<int64_t>(heads);
     w.head_count = PyArray_SIZE(array_of(heads));
     w.in_order = shared;
@@ -446,9 +447,10 @@ NB_MODULE(_fused, module) {
     module.def("run_backward", &run_backward, "query"_a, "key"_a, "value"_a, "output"_a,
                "grad_output"_a, "lse"_a, optional("grad_lse"), optional("d_query"),
                optional("d_key"), optional("d_value"), optional("d_bias"), optional("d_scale"),
-               optional("d_sink"), "beyond"_a, optional("checks"), "heads"_a, "shared"_a,
-               optional("bias"), optional("sink"), "offset"_a, optional("length"), "left"_a,
-               "right"_a, "rules"_a, "scale"_a, "softcap"_a, "wide"_a, "threads"_a, "target"_a);
+               optional("d_sink"), "beyond"_a, optional("checks"), optional("longest"), "heads"_a,
+               "shared"_a, optional("bias"), optional("sink"), "offset"_a, optional("length"),
+               "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "wide"_a, "threads"_a,
+               "target"_a);
     module.def("use", &use);
     module.attr("fast_path") = nb::steal(PyCFunction_New(&fast_path_method, nullptr));
     module.def("exponential", &exponential);

@@ -85,7 +85,9 @@ struct Backward {
     double* d_scale;  // (B, H, L): what each row adds to it
     double* d_sink;  // (B, H, L): the same
     uint8_t* beyond;  // (B, G): set where a result is not finite
-    double* checks;  // (B, H, L, 2): what is left of sums that must be 0; or nullptr
+    // (B, H, L, 4), or nullptr: what is left of two sums that must be 0, and the squared lengths of
+    // the query and of grad_output; (B, G, 2): those of the longest key and value.
+    double *checks, *longest;
     const int64_t* heads;  // the key heads to compute, b · G + g, in ascending order
     int64_t head_count;
     // Set by the driver.
