@@ -732,6 +732,23 @@ def test_results_that_are_there_are_replaced_only_with_force(tiny_command):
     assert json.loads(Path("results.json").read_text())["cases"]
 
 
+@pytest.mark.parametrize(
+    "option", ["--json", pytest.param("--plot", marks=pytest.mark.needs("matplotlib"))]
+)
+def test_a_file_is_not_touched_until_the_new_one_is_whole(tiny_command, monkeypatch, option):
+    Path("results.svg").write_text("before")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    done = tiny_command("--against", "numpy", "--threads", "1", option, "results.svg", "--force")
+    np.testing.assert_equal(done.exit_code, 2)
+    assert "results.svg: cannot be written: No space left on device" in done.stderr
+    np.testing.assert_equal([path.name for path in Path().iterdir()], ["results.svg"])
+    np.testing.assert_equal(Path("results.svg").read_text(), "before")
+
+
 def test_without_matplotlib_a_plot_is_refused_beforehand(tiny_command, monkeypatch):
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     done = tiny_command("--plot", "plot.png")

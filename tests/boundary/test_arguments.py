@@ -28,7 +28,7 @@ def refusal(call) -> str:
     [
         (PADDING, "mask[:, None, None, :] or regard.masks.Lengths(mask.sum(axis=-1))"),
         (HOLES, "mask[:, None, None, :]"),
-        (PADDING[:, None], "mask[:, :, None, :]"),
+        (PADDING[:, None], "mask[:, None, :, :]"),
         (np.tile(PADDING[:, None], (1, L, 1)), "mask[:, None, :, :]"),
         (np.ones((H, S), bool), "mask[:, None, :]"),
         (np.ones((B * H, L, S), bool), "mask.reshape(2, 4, 3, 5)"),
@@ -50,6 +50,14 @@ def test_the_line_that_makes_a_mask_fit_means_what_the_mask_meant():
     np.testing.assert_allclose(
         by_view[0], np.broadcast_to(value[0, :, :3].mean(1), (H, D))[:, None].repeat(L, 1)
     )
+
+
+def test_axes_that_are_equal_are_taken_for_those_that_users_mean():
+    """With as many queries as keys, and heads, (B, S) hides keys and (B, L, S) has no heads."""
+    x = np.ones((B, S, S, D))
+    for shape, line in (((B, S), "[:, None, None, :]"), ((B, S, S), "[:, None, :, :]")):
+        message = refusal(lambda shape=shape: regard.attention(x, x, x, mask=np.ones(shape, bool)))
+        assert f"pass mask{line}" in message
 
 
 def test_a_bias_a_sink_and_lengths_get_such_a_line_too():

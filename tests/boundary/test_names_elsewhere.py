@@ -41,6 +41,8 @@ def refusal(call) -> str:
         ({"enable_gqa": True}, "enable_gqa: leave it out: H query heads read G key heads"),
         ({"num_heads": 2}, "num_heads: leave it out: heads are an axis"),
         ({"key_padding_mask": X}, "pass mask=~key_padding_mask[:, None, None, :], because True"),
+        ({"key_padding_mask": None}, "key_padding_mask: leave it out"),
+        ({"attn_mask": None}, "attn_mask: leave it out"),
         ({"dim": -1}, "dim: for regard.softmax pass axis=-1"),
         ({"capacity": 3}, "capacity: it is an argument of regard.KVCache"),
         ({"casual": True}, "casual: did you mean causal=True?"),
@@ -147,6 +149,8 @@ def test_a_function_of_another_library_is_answered_with_the_one_of_regard():
         _ = regard.scaled_dot_product_attention
     with pytest.raises(AttributeError, match="did you mean attention"):
         _ = regard.atention
+    with pytest.raises(AttributeError, match=r"use regard\.interop\.torch$"):
+        _ = regard.torch
     with pytest.raises(AttributeError, match=r"has no attribute 'numbers'$"):
         _ = regard.numbers
     assert not hasattr(regard, "__wrapped__")

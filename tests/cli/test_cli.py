@@ -686,6 +686,9 @@ def test_a_shell_can_complete_commands_examples_files_and_steps(tmp_path: Path) 
     np.testing.assert_equal(
         completed("explain the-cat-sat --step sca", tmp_path), {"scale", "scaled"}
     )
+    np.testing.assert_equal(
+        completed("explain the-cat-sat --why sca", tmp_path), {"scale", "scaled"}
+    )
     assert {"reference"} <= completed("attention --kernel r", tmp_path)
     assert "--statistics" in completed("explain --st", tmp_path)
 

@@ -523,7 +523,11 @@ WRONG = [
     ({"random": 1}, "random must be a table of keys, not 1"),
     ({"random": {"seed": 1}}, "random.distribution is missing; a recipe has the keys generator"),
     ({"random": {"sead": 1}}, "random.sead is not a known key; did you mean random.seed?"),
-    ({"expect": {"wieghts": {"value": 1}}}, 'expect names the step "wieghts", which does not'),
+    (
+        {"expect": {"wieghts": {"value": 1}}},
+        'expect names the step "wieghts", which does not exist; did you mean weights?',
+    ),
+    ({"expect": {"a": {"value": 1}}}, 'expect names the step "a", which does not exist; the steps'),
     ({"expect": 1}, "expect must be a table of steps, not 1"),
     ({"expect": {"weights": 1}}, "expect.weights must be a table of keys, not 1"),
     ({"expect": {"weights": [1]}}, "expect.weights must be a table of keys, not 1"),
@@ -531,7 +535,11 @@ WRONG = [
         expecting(wthin=1),
         "expect.weights.wthin is not a known key; did you mean expect.weights.with",
     ),
-    (expecting(value="1"), 'expect.weights.value is "1"; the only words for numbers'),
+    (expecting(value="1"), 'expect.weights.value is "1"; write 1, without quotes'),
+    ({"options": {"scale": "0.5"}}, 'options.scale is "0.5"; write 0.5, without quotes'),
+    ({"options": {"bias": "-1e3"}}, 'options.bias is "-1e3"; write -1e3, without quotes'),
+    ({"options": {"scale": ".5"}}, 'options.scale is ".5"; the only words for numbers'),
+    ({"queries": [[1, "2.0"]]}, 'queries at (0, 1) is "2.0"; write 2.0, without quotes'),
     ({3: 4}, "3 is not a known key"),
 ]
 

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.bench import compare
@@ -20,6 +19,7 @@ from regard.bench.libraries import peers
 from regard.bench.machine import description
 from regard.bench.measure import Report, as_data, measure_cases
 from regard.bench.timing import Budget
+from regard.boundary.files import write_file
 from regard.compute import native
 from regard.errors import OptionError, ProblemError
 
@@ -62,7 +62,8 @@ def bench(
     report = _with_progress(cases, measure)
     if json_file is not None:
         text = json.dumps(as_data(report), allow_nan=False, ensure_ascii=True, indent=1)
-        Path(json_file).write_text(text + "\n", "utf-8")
+        with write_file(json_file, force=True) as file:  # the command has asked about --force
+            file.write(f"{text}\n".encode())
     if plot_file is not None:
         from regard.bench.plots import save_plot
 

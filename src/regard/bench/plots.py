@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from regard.bench.libraries import REGARD
+from regard.boundary.files import write_file
 from regard.errors import safe_text
 
 if TYPE_CHECKING:
@@ -84,4 +85,6 @@ def draw(report: Report) -> Any:
 
 def save_plot(report: Report, path: str) -> None:
     """Save the plot; the suffix chooses the format."""
-    draw(report).figure.savefig(path, dpi=150)
+    figure = draw(report).figure
+    with write_file(path, force=True) as file:  # the command has asked about --force
+        figure.savefig(file, dpi=150, format=path.rpartition(".")[2])

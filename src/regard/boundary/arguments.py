@@ -200,7 +200,9 @@ def _fitting(name: str, given: tuple[int, ...], shown: tuple[int, ...]) -> str:
     """A view of the array that broadcasts to the shape; "" if there is none."""
     if not name.isidentifier():
         return ""
-    for places in combinations(range(len(shown)), len(given)):
+    # Likely ones first: where queries and keys are as many, two axes are those of batch and keys.
+    places_of = combinations(range(len(shown)), len(given))
+    for places in sorted(places_of, key=lambda p: (-p[-1], p[0], [-axis for axis in p])):
         if all(size in (1, shown[axis]) for size, axis in zip(given, places, strict=True)):
             axes = (":" if axis in places else "None" for axis in range(places[0], len(shown)))
             return f"{name}[{', '.join(axes)}]"

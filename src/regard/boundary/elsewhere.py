@@ -209,6 +209,10 @@ FUNCTIONS: dict[str, str] = {
     "merge_attentions": "regard.merge",
     "DynamicCache": "regard.KVCache",
     "StaticCache": "regard.KVCache",
+    "torch": "regard.interop.torch",
+    "jax": "regard.interop.jax",
+    "onnx": "regard.interop.onnx",
+    "transformers": "regard.interop.transformers",
 }
 
 
@@ -263,6 +267,8 @@ def no_such_name(name: str, names: Iterable[str]) -> str:
 def _answer(name: str, value: Any, taken: Sequence[str]) -> str:
     """What to pass instead of one argument."""
     known = [(library, names[name]) for library, names in ELSEWHERE.items() if name in names]
+    if known and value is None:
+        return "leave it out: None is no mask and no number here"
     known += [("", TRIED[name])] if name in TRIED else []
     answers: dict[str, str] = {}
     for library, texts in known:

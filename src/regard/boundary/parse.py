@@ -136,7 +136,10 @@ def as_number(name: str, value: Any, words: Mapping[str, float] | None = None) -
         if value in words:
             return words[value]
         listed = ", ".join(f'"{word}"' for word in words)
-        raise ProblemError.of(name, f"is {shown(value)}; the only words for numbers are {listed}")
+        otherwise = f"the only words for numbers are {listed}"
+        if re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", value):
+            otherwise = f"write {safe_text(value, 40)}, without quotes"
+        raise ProblemError.of(name, f"is {shown(value)}; {otherwise}")
     raise ProblemError.of(name, f"must be a number, not {shown(value)}")
 
 

@@ -54,7 +54,7 @@ class ExplainCommand(Command):
             own = next(
                 (n for n, word in enumerate(words) if word.partition("=")[0] in options), len(words)
             )
-            if not own or "=" in args[places[0]]:
+            if (not own or "=" in args[places[0]]) and not ctx.resilient_parsing:
                 raise OptionError(
                     "--why needs a step, then a row and a column of it, such as --why output 0 0 "
                     "(see regard explain --help)"

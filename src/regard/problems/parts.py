@@ -5,6 +5,7 @@ Must not know files, kernels or views.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -193,10 +194,9 @@ def step_axes() -> dict[str, tuple[str, ...]]:
 def check_step(name: str, step: Any) -> None:
     """The name of a step that some problem can have."""
     if not isinstance(step, str) or step not in step_axes():
-        raise ProblemError(
-            f"{name} names the step {shown(step)}, which does not exist; "
-            f"the steps are {', '.join(step_axes())}"
-        )
+        near = difflib.get_close_matches(str(step), step_axes(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the steps are {', '.join(step_axes())}"
+        raise ProblemError(f"{name} names the step {shown(step)}, which does not exist; {hint}")
 
 
 def _cell(name: str, cell: Any) -> tuple[str | int, ...]:
