@@ -138,7 +138,9 @@ def attention(
     return_weights, return_lse : bool
         Also return the weights (…, H, L, S), the log-sum-exp (…, H, L).
     out : ndarray or tensor, optional
-        Receives the output; must have its shape and dtype. Overlap with an input costs a copy.
+        Receives the output; must have its shape and its dtype, or the one that it is computed in:
+        float32 for half inputs, which `gradients` takes without computing it again. Overlap with an
+        input costs a copy.
         After an interrupt it may be partly written.
     kernel : str, optional
         The kernel to use, never replaced by another. See `regard.show_config`.
@@ -352,8 +354,8 @@ def gradients(
         The options of the call of `attention` whose gradients are computed.
     output, lse : array_like, (…, H, L, E) and (…, H, L), optional
         What `attention` returned with ``return_lse=True``, which saves computing it again. An
-        output of a half type is computed again, because δ needs it unrounded; with half inputs it
-        may be given in float32.
+        output of a half type is computed again, because δ needs it unrounded; ``out=`` a float32
+        array makes `attention` leave it so.
     grad_lse : array_like, (…, H, L), optional
         The gradient of the loss with respect to lse, where the loss depends on it.
     wrt : str or names, optional

@@ -130,6 +130,23 @@ def test_out_receives_the_bytes_and_is_returned(kernel, dtype):
 
 
 @every_kernel
+@pytest.mark.needs("ml_dtypes")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_out_in_float32_receives_half_results_before_their_rounding(kernel, dtype):
+    q, k, v = (array.astype(dtype) for array in inputs(*SHAPES))
+    unrounded = np.empty((2, 3, 6), np.float32)
+    result = run(kernel, q, k, v, out=unrounded)
+    assert result.output is unrounded
+    assert_same_bytes(unrounded.astype(dtype), run(kernel, q, k, v).output)
+    assert (unrounded != unrounded.astype(dtype).astype(np.float32)).any()
+    grad = np.ones_like(result.output, dtype=dtype)
+    given = regard.gradients(q, k, v, grad, output=unrounded, lse=result.lse)
+    for made, expected in zip(given, regard.gradients(q, k, v, grad), strict=True):
+        if made is not None:
+            assert_same_bytes(made, expected)
+
+
+@every_kernel
 def test_out_is_filled_where_rows_are_empty_too(kernel):
     q, k, v = inputs(*SHAPES)
     out = np.full((2, 3, 6), np.nan, np.float32)

@@ -137,7 +137,7 @@ def round_once(array: Array, dtype: np.dtype[Any]) -> Array:
     NumPy and ml_dtypes take float64 to a half type by way of float32. Numbers that are inexact
     there end in an odd bit, so that rounding again gives what rounding once would have.
     """
-    if dtype.itemsize != 2 or array.dtype == np.float32:
+    if dtype.itemsize != 2 or array.dtype in (dtype, np.float32):
         return array
     wide = array.astype(np.float64)
     near = wide.astype(np.float32)

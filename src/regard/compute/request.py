@@ -74,6 +74,11 @@ class Request:
         return (*self.query.shape[:-1], self.key.shape[-2])
 
     @property
+    def output_dtype(self) -> np.dtype[Any]:
+        """The dtype of the output: that of `out`, which may be the wider one of the sums."""
+        return self.dtype if self.out is None else self.out.dtype
+
+    @property
     def accumulator(self) -> np.dtype[Any]:
         """The dtype in which the call is computed."""
         if self.precision == "exact" or self.dtype == np.float64:
@@ -356,8 +361,10 @@ def _check_out(request: Request, out: Any) -> Array:
         )
     if out.shape != shape:
         raise ShapeError(f"out has shape {out.shape} but the output has {shape}; they must match")
-    if out.dtype != request.dtype:
-        raise DtypeError(f"out has dtype {out.dtype} but the output has {request.dtype}")
+    allowed = (request.dtype, request.accumulator)
+    if out.dtype not in allowed:
+        names = " or ".join(dict.fromkeys(map(str, allowed)))
+        raise DtypeError(f"out has dtype {out.dtype} but the output has {names}")
     if not out.flags.writeable:
         raise OptionError("out is read-only; pass an array that may be written")
     if _overlaps_itself(out):

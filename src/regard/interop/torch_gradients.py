@@ -56,7 +56,7 @@ def attend(
     given |= {name: options.pop(name, None) for name in ("bias", "sink", "mask")}
     tensors = (_padded(one, axes - 2 if name == "sink" else axes) for name, one in given.items())
     results = _Attention.apply(_Call(options, return_weights), *tensors)
-    return tuple(one.reshape(one.shape[axes - own :]) for one in results)
+    return tuple(one.reshape(one.shape[axes - own :]) for one in results[: 2 + return_weights])
 
 
 def _padded(tensor: Any, axes: int) -> Any:
@@ -108,25 +108,36 @@ class _Mapped(Function):
 class _Attention(_Mapped):
     @staticmethod
     def forward(call: _Call, *tensors: Any) -> Any:
-        """Output and lse, then the weights if asked for."""
+        """Output and lse, then the weights if asked for; last a half output before its rounding."""
         returned = {"return_weights": call.return_weights, "return_lse": True}
         attended = cast("Callable[..., Any]", attention)  # any of its overloads
-        output, *weights, lse = attended(**call.arguments(tensors), **returned)
-        return output, lse, *weights
+        query, key, value = tensors[:3]
+        dtype = query.dtype
+        if dtype.itemsize > 2 or {key.dtype, value.dtype} != {dtype}:
+            output, *weights, lse = attended(**call.arguments(tensors), **returned)
+            return output, lse, *weights
+        lead = torch.broadcast_shapes(*(one.shape[:-3] for one in (query, key, value)))
+        wide = torch.float64 if call.options.get("precision") == "exact" else torch.float32
+        unrounded = torch.empty((*lead, *query.shape[-3:-1], value.shape[-1]), dtype=wide)
+        _, *weights, lse = attended(**call.arguments(tensors), **returned, out=unrounded)
+        return unrounded.to(dtype), lse, *weights, unrounded
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save inputs and results, but no output of a half type: δ needs it unrounded."""
+        """Save inputs and results, a half output as it was before its rounding: for δ."""
         ctx.call, *tensors = inputs
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(output[1])
-        kept = output[:2] if output[0].element_size() > 2 else (None, None)
+        output, lse, *others = output
+        unrounded = others[ctx.call.return_weights :]
+        ctx.mark_non_differentiable(lse, *unrounded)
+        exact = (*unrounded, output)[0]
+        kept = (exact, lse) if exact.element_size() > 2 else (None, None)
         ctx.save_for_backward(*tensors, *kept)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Any, _: Any, grad_weights: Any = None) -> Any:
+    def backward(ctx: Any, grad_output: Any, _: Any, *others: Any) -> Any:
         """The gradients of the tensors that need one."""
-        if grad_weights is not None:
+        if any(one is not None for one in others):  # unrounded has none
             raise OptionError(
                 "the loss depends on the returned weights, through which regard computes no "
                 'gradients; pass weights.detach() to it, or use attn_implementation="eager"'

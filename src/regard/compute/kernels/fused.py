@@ -185,7 +185,7 @@ def _output(request: Request, shape: tuple[int, ...], read: list[Array | None]) 
         or not out.flags.carray
         or any(array is not None and np.may_share_memory(out, array) for array in read)
     ):
-        return np.empty(shape, request.dtype)
+        return np.empty(shape, request.output_dtype)
     return np.asarray(out).reshape(shape)
 
 

@@ -40,7 +40,7 @@ def supports(request: Request) -> str | None:
 def run(request: Request) -> Result:
     """The answer in the working dtype, or in float64 rounded once for precision="exact"."""
     working = Run.of_request(request, request.accumulator)
-    output = np.empty((*request.shape[:-1], request.value.shape[-1]), request.dtype)
+    output = np.empty((*request.shape[:-1], request.value.shape[-1]), request.output_dtype)
     weights = np.empty(request.shape, request.dtype) if request.return_weights else None
     lse = np.empty(request.shape[:-1], request.lse_dtype) if request.return_lse else None
     results = {"output": output, "weights": weights, "lse": lse}
