@@ -299,6 +299,7 @@ def test_results_of_another_call_are_noticed(path, name):
             regard.DtypeError,
             "query has dtype int64, which has no gradients; pass floats",
         ),
+        ({"query": None}, regard.DtypeError, "query must be an array of numbers, not None"),
         ({"return_weights": True}, TypeError, "return_weights"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",

@@ -133,20 +133,14 @@ def make_gradient_request(
     lse: Any = None,
     grad_lse: Any = None,
     wrt: Any = ("query", "key", "value"),
-    mask: Any = None,
     bias: Any = None,
-    causal: Any = False,
-    window: Any = None,
-    offset: Any = None,
-    scale: Any = None,
-    softcap: Any = None,
     sink: Any = None,
-    precision: Any = "working",
-    threads: Any = None,
+    **options: Any,
 ) -> GradientRequest:
-    """Check one call of `regard.gradients`."""
-    given = {"query": query, "key": key, "value": value, "bias": bias, "sink": sink}
-    inputs = {name: as_array(name, x) for name, x in given.items() if x is not None}
+    """Check one call of `regard.gradients`, with the options of `make_request` too."""
+    given = {"query": query, "key": key, "value": value}
+    given |= {name: x for name, x in (("bias", bias), ("sink", sink)) if x is not None}
+    inputs: dict[str, Any] = {name: as_array(name, x) for name, x in given.items()}
     wanted = wanted_names(wrt, INPUTS, {*inputs, "scale"})
     for name in wanted - {"scale"}:
         if not is_float(inputs[name].dtype):
@@ -154,18 +148,7 @@ def make_gradient_request(
                 f"{name} has dtype {inputs[name].dtype}, which has no gradients; pass floats, "
                 f"such as {name}.astype(float)"
             )
-    arrays = {name: inputs.get(name) for name in ("query", "key", "value", "bias", "sink")}
-    request = make_request(
-        **arrays,  # type: ignore[arg-type]
-        mask=mask,
-        causal=causal,
-        window=window,
-        offset=offset,
-        scale=scale,
-        softcap=softcap,
-        precision=precision,
-        threads=threads,
-    )
+    request = make_request(**inputs, **options)
     if (output is None) != (lse is None):
         missing, there = ("output", "lse") if output is None else ("lse", "output")
         raise OptionError(

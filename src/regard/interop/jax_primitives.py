@@ -55,8 +55,11 @@ ROWS_FIRST = {"query", "key", "value", "output", "grad_output"}  # swapped in re
 LENGTHS = {"query_seq_lengths", "key_value_seq_lengths"}  # (…, B); others have three more axes
 
 
-def _swapped(array: Any) -> Any:
-    return array.swapaxes(-3, -2)
+def _turned(name: str, array: Any) -> Any:
+    """An array in regard's layout, heads before rows, or from there back in JAX's."""
+    if name in ROWS_FIRST:
+        return array.swapaxes(-3, -2)
+    return array.swapaxes(-2, -1) if name in ("lse", "grad_lse") else array
 
 
 def _lead(arrays: dict[str, Any]) -> tuple[int, ...]:
@@ -69,7 +72,7 @@ def _lead(arrays: dict[str, Any]) -> tuple[int, ...]:
 
 def _arguments(arrays: dict[str, Any], options: Settings) -> dict[str, Any]:
     """The arguments of `regard.attention`, whose heads come before rows."""
-    query, key, value = (_swapped(arrays[name]) for name in ("query", "key", "value"))
+    query, key, value = (_turned(name, arrays[name]) for name in ("query", "key", "value"))
     queries, keys = query.shape[-2], key.shape[-2]
     rules: list[Mask] = []
     if "mask" in arrays:
@@ -94,48 +97,33 @@ def _arguments(arrays: dict[str, Any], options: Settings) -> dict[str, Any]:
 
 def _arrived(arrays: dict[str, Any], *names: str) -> dict[str, Any]:
     """Results and their gradients in regard's layout: (…, H, L, E), and lse (…, H, L)."""
-    return {
-        name: _swapped(arrays[name]) if name in ROWS_FIRST else arrays[name].swapaxes(-2, -1)
-        for name in names
-        if name in arrays
-    }
+    return {name: _turned(name, arrays[name]) for name in names if name in arrays}
 
 
 def _attend(arrays: dict[str, Any], options: Settings) -> list[Any]:
     """Output (…, B, T, N, E) and log-sum-exp (…, B, T, N)."""
     output, lse = api.attention(**_arguments(arrays, options), return_lse=True)
-    return [_swapped(output), lse.swapaxes(-2, -1).astype(output.dtype)]
+    return [_turned("output", output), _turned("lse", lse).astype(output.dtype)]
 
 
 def _differentiate(arrays: dict[str, Any], options: Settings, wrt: tuple[str, ...]) -> list[Any]:
     arrived = _arrived(arrays, "grad_output", "grad_lse", "output", "lse")
     made = api.gradients(**_arguments(arrays, options), **arrived, wrt=wrt)
-    found = (getattr(made, name) for name in wrt)
-    return [_swapped(a) if n in ROWS_FIRST else a for n, a in zip(wrt, found, strict=True)]
+    return [_turned(name, getattr(made, name)) for name in wrt]
 
 
 def _differentiate_again(
     arrays: dict[str, Any], options: Settings, wrt: tuple[str, ...], second: tuple[str, ...]
 ) -> list[Any]:
-    arrives = {
-        name: _swapped(arrays[f"d_{name}"]) if name in ROWS_FIRST else arrays[f"d_{name}"]
-        for name in wrt
-        if f"d_{name}" in arrays
-    }
+    given = (name for name in wrt if f"d_{name}" in arrays)
+    arrives = {name: _turned(name, arrays[f"d_{name}"]) for name in given}
     made = dispatch.second_gradients_of_arrays(
         **_arguments(arrays, options),
         **_arrived(arrays, "grad_output", "grad_lse"),
         arrives=arrives,
         wrt=second,
     )
-    return [
-        _swapped(made[name])
-        if name in ROWS_FIRST
-        else made[name].swapaxes(-2, -1)
-        if name == "grad_lse"
-        else made[name]
-        for name in second
-    ]
+    return [_turned(name, made[name]) for name in second]
 
 
 def _shapes_of_results(arrays: dict[str, Any], options: Settings) -> list[Any]:
@@ -145,15 +133,13 @@ def _shapes_of_results(arrays: dict[str, Any], options: Settings) -> list[Any]:
 
 
 def _shapes_of_gradients(
-    arrays: dict[str, Any], options: Settings, wrt: tuple[str, ...]
+    arrays: dict[str, Any],
+    options: Settings,
+    wrt: tuple[str, ...],
+    second: tuple[str, ...] | None = None,
 ) -> list[Any]:
-    return [(arrays[name].shape, arrays[name].dtype) for name in wrt]
-
-
-def _shapes_of_second(
-    arrays: dict[str, Any], options: Settings, wrt: tuple[str, ...], second: tuple[str, ...]
-) -> list[Any]:
-    return _shapes_of_gradients(arrays, options, second)
+    names = wrt if second is None else second
+    return [(arrays[name].shape, arrays[name].dtype) for name in names]
 
 
 def _register(
@@ -204,7 +190,7 @@ def _register(
 
 _register(attention, _attend, _shapes_of_results)
 _register(_gradients, _differentiate, _shapes_of_gradients)
-_register(_second, _differentiate_again, _shapes_of_second)
+_register(_second, _differentiate_again, _shapes_of_gradients)
 
 
 # --- differentiation -----------------------------------------------------------------------------
