@@ -480,20 +480,28 @@ template <class T> static void gradient_block(BackwardWork<T>& k, RowBlock<T>& t
     }
     if (!t.some()) return;
     load_rows(k, t);
-    const auto products = [&](Rows<T> rows, int64_t columns, const T* panels, T* to) {
-        const Ahead none[kTile] = {};
+    // Rows of a bias, and of its gradient, lie far apart: they are prefetched meanwhile.
+    const auto products = [&](Rows<T> rows, int64_t columns, const T* panels, T* to,
+                              const Array& beside) {
         for (int64_t r = 0; r < t.rows; r += kTile) {
             const KeyRange whole = t.visible[r / kTile];
-            if (whole.low < whole.high)
-                by_height(smaller_of(kTile, t.rows - r), [&](int64_t at, auto tall) {
-                    scores<T, decltype(tall)::value, N>(rows.at + (r + at) * rows.stride,
-                                                        rows.stride, columns, panels, whole,
-                                                        to + (r + at) * N, none);
-                });
+            const int64_t height = smaller_of(kTile, t.rows - r);
+            if (whole.low >= whole.high) continue;
+            Ahead ahead[kTile] = {};
+            for (int64_t i = 0; beside.column == size_of(beside.kind) && i < height; i++) {
+                const Row& row = k.s.row[r + i];
+                ahead[i] = {beside.at(row.b, row.h, row.i) + k.chunk.k0 * beside.column,
+                            beside.column};
+            }
+            by_height(height, [&](int64_t at, auto tall) {
+                scores<T, decltype(tall)::value, N>(rows.at + (r + at) * rows.stride, rows.stride,
+                                                    columns, panels, whole, to + (r + at) * N,
+                                                    ahead + at);
+            });
         }
     };
-    products(t.queries, k.q.D, k.s.key_panels, k.s.weights);
-    if (k.grads) products(t.grad_rows, k.q.E, k.s.value_panels, k.s.grads);
+    products(t.queries, k.q.D, k.s.key_panels, k.s.weights, k.q.bias);
+    if (k.grads) products(t.grad_rows, k.q.E, k.s.value_panels, k.s.grads, k.w.d_bias);
     for (int64_t r = 0; r < t.rows; r++) {
         const Visible& f = found[r / kTile];
         if (t.visible[r / kTile].low < t.visible[r / kTile].high)
