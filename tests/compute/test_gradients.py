@@ -163,6 +163,25 @@ def test_what_is_hidden_has_no_gradient_and_changes_none(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("hide", ["mask", "bias", "window"])
+def test_a_row_that_sees_no_key_leaves_the_sink_its_gradient(path, hide):
+    q, k, v, grad = call()
+    options = {
+        "mask": {"mask": np.arange(7)[:, None] > [2] * 9},
+        "bias": {"bias": np.where(np.arange(7)[:, None] > 2, 0, -np.inf).repeat(9, 1)},
+        "window": {"window": (0, 0), "offset": -3},
+    }[hide]
+    with on_path(path) as kernel:
+        named = {"sink": np.array([0.3, -1]), "wrt": "sink", "kernel": kernel, **options}
+        clean = gradients(q, k, v, grad, **named)
+        grad[:, 2], grad[0, 1, 3] = np.nan, np.inf
+        result = gradients(q, k, v, grad, **named)
+        assert result.sink.tobytes() == clean.sink.tobytes()
+        grad[0, 4, 1] = np.nan  # a row that sees keys
+        assert np.isnan(gradients(q, k, v, grad, **named).sink).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_nan_reaches_what_depends_on_it_and_no_more(path):
     q, k, v, grad = call(heads=1, queries=20, keys=70)
     mask = np.ones((20, 70), bool)
@@ -238,6 +257,17 @@ def test_finite_gradients_stay_finite_where_products_overflow(path):
     q, k, v, grad = call()
     check((q * np.float32(1e25), k * np.float32(1e-25), v, grad), path)
     check((q, k, v * np.float32(1e30), grad * np.float32(1e-12)), path, ("query", "key", "value"))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_gradients_of_sink_and_scale_beyond_float32_are_finite(path):
+    q, k, v, grad = call()
+    large = (q, k * np.float32(1e10), v * np.float32(1e15), grad * np.float32(1e15))
+    result = check(large, path, ("scale",), scale=1e-10)
+    np.testing.assert_array_less(1e39, abs(result.scale))
+    large = (q, k, v * np.float32(1e20), grad * np.float32(1e20))
+    result = check(large, path, ("sink",), sink=np.array([0.2, 0.4]))
+    np.testing.assert_array_less(4e38, np.abs(result.sink))  # float32 ends at 3.4e38
 
 
 # --- the forward call's own results ---------------------------------------------------------------

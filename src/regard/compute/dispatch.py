@@ -6,6 +6,7 @@ Owns the best-first list of kernels. Must not know how any of them computes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from regard.compute import native
 from regard.compute.kernels import fused
 from regard.compute.request import Request, Result, make_request
+from regard.compute.visibility import Block
 from regard.errors import OptionError, safe_text
 
 if TYPE_CHECKING:
@@ -103,7 +105,27 @@ def gradients_of_arrays(
     from regard.compute.gradients import make_gradient_request
 
     call = make_gradient_request(query, key, value, grad_output, **options)
+    if "sink" in call.wrt:
+        call = replace(call, grad_output=_of_rows_that_see(call))
     return call.fitted(choose(call.request, kernel).gradients(call))
+
+
+def _of_rows_that_see(call: GradientRequest) -> Array:
+    """The gradient of the output, finite in rows that see no key: their output is always 0.
+
+    Through the sink's gradient, a product with that output, they would reach other rows.
+    """
+    request, grad = call.request, call.grad_output
+    odd = ~np.isfinite(grad).all(axis=-1)
+    if not odd.any() or request.rules is None:
+        return grad
+    grad = grad.copy()
+    for *batch, head, row in np.argwhere(odd):
+        at = (*batch, head, row)
+        rows = Block(request.shape, (*batch,), head, np.array([row]), request.offset[(*batch,)])
+        if not np.broadcast_to(request.rules.block(rows), (1, request.shape[-1])).any():
+            grad[at] = 0
+    return grad
 
 
 def second_gradients_of_arrays(
@@ -127,10 +149,8 @@ def second_gradients_of_arrays(
 
     call = make_gradient_request(query, key, value, grad_output, wrt=tuple(arrives), **options)
     given = {**call.inputs, "grad_output": grad_output, "grad_lse": options.get("grad_lse")}
-    # The first gradient of the values is Pᵀ·dO: it depends on neither of these.
-    absent = {"value", "grad_lse"} if arrives.keys() == {"value"} else set()
-    made = reference.second_gradients(call, arrives, {*wrt} - absent)
+    made = reference.second_gradients(call, arrives, wrt)
     return {
-        name: np.zeros_like(given[name]) if name in absent else fit(made[name], given[name])
+        name: fit(made[name], given[name]) if name in made else np.zeros_like(given[name])
         for name in wrt
     }

@@ -181,3 +181,12 @@ def test_second_gradients_are_the_slopes_of_gradients():
         slope = (loss(name, array + 1e-5 * way) - loss(name, array - 1e-5 * way)) / 2e-5
         rise = (found[name] * way).sum()
         np.testing.assert_allclose(rise, slope, 1e-7, 1e-8, err_msg=name)
+
+
+def test_what_a_gradient_does_not_depend_on_has_no_second_gradient():
+    names = ("query", "key", "value", "grad_output", "grad_lse")
+    whole = make_gradient_request(*call(), grad_lse=np.ones((2, 3)), wrt="value")
+    arrives = {"value": np.ones_like(whole.request.value)}
+    found = reference.second_gradients(whole, arrives, names)
+    np.testing.assert_equal(set(found), {"query", "key", "grad_output"})
+    assert all(array.any() for array in found.values())

@@ -141,6 +141,8 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
             *(beyond, checks, longest, heads, _shared(bias, request.shape)),
             *kernel.options,
         )
+        for sums in rows.values() if beyond.size else ():
+            beyond |= ~np.isfinite(sums.reshape(*beyond.shape, -1)).all(axis=-1)
         if kernel.accumulator == np.float64 or not beyond.any():
             break
         heads = every if "bias" in wrt else np.flatnonzero(beyond)
@@ -150,10 +152,11 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
         squares = {name: longest[..., i] for i, name in enumerate(("key", "value"))}
         squares |= {name: checks[..., 2 + i] for i, name in enumerate(("query", "grad_output"))}
         call.check_given(checks[..., :2], squares)
-    if "sink" in wrt:
-        made["sink"] = rows["sink"].sum(axis=-1)
-    if "scale" in wrt:
-        made["scale"] = rows["scale"].sum()
+    with np.errstate(all="ignore"):
+        if "sink" in wrt:
+            made["sink"] = rows["sink"].sum(axis=-1)
+        if "scale" in wrt:
+            made["scale"] = rows["scale"].sum()
     return made
 
 

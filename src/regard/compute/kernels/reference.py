@@ -343,6 +343,7 @@ def second_gradients(
     `arrives` has the gradients of the loss with respect to the gradients in `call.wrt`, each
     broadcast from its input's shape; `wrt` may name inputs, "grad_output" and "grad_lse".
     The results have the axes that `call.whole` says, and a bias all of (…, H, L, S).
+    Left out is what they do not depend on: the gradient of values knows no values.
     """
     dtype = call.request.accumulator
     run = _backward_run(call, dtype)
@@ -353,15 +354,19 @@ def second_gradients(
         f"dd_d_{names[name]}": np.broadcast_to(np.asarray(array, dtype), shapes[name])
         for name, array in arrives.items()
     }
+    needed = {name.removeprefix("dd_") for name in given}
+    for step in reversed(run.steps.values()):
+        if step.name in needed:
+            needed |= {ref.step for ref in step.operands}
     steps = backward(
         tuple(run.steps.values()),
-        {names[name] for name in wrt},
+        {names[name] for name in wrt} & needed,
         {name.removeprefix("dd_") for name in given},
         compact=False,
         sign="dd",
     )
     run = run.continued(steps, given)
-    made = {name: run.value(f"dd_{names[name]}") for name in wrt}
+    made = {name: run.value(f"dd_{names[name]}") for name in wrt if names[name] in needed}
     if "scale" in made:
         made["scale"] = made["scale"].sum()  # over the leading axes
     return made
