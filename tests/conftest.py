@@ -17,6 +17,7 @@ REGARD_TEST_KERNEL is a command that runs the native kernel as a process of its 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shlex
@@ -56,6 +57,7 @@ class Tool(NamedTuple):
     how_to_get: str  # TEST or FULL: --full cannot run without it
 
 
+@functools.cache
 def regard_is_installed() -> bool:
     """Whether the tests run against what `pip install .` copied, not against the sources."""
     try:
@@ -66,11 +68,11 @@ def regard_is_installed() -> bool:
 
 
 def importable(*modules: str) -> Callable[[], bool]:
-    return lambda: all(map(find_spec, modules))
+    return functools.cache(lambda: all(map(find_spec, modules)))
 
 
 def program(*names: str) -> Callable[[], bool]:
-    return lambda: any(shutil.which(name) for name in names)
+    return functools.cache(lambda: any(shutil.which(name) for name in names))
 
 
 TOOLS = {
@@ -94,7 +96,7 @@ TOOLS |= {name: Tool(importable(name), FULL) for name in BESIDE}
 # Tests of what processes do, take and leave: beside another of their kind they would measure it.
 ONE_BY_ONE = {"test_fused_memory.py", "test_fused_process.py", "test_diagnosis_hostile.py"}
 # Tests that share something that takes long to make.
-TOGETHER = {"test_fused_elsewhere.py"}
+TOGETHER = {"test_fused_elsewhere.py", "test_diagnosis_page.py"}
 REQUIRED = pytest.StashKey[frozenset[str]]()
 
 

@@ -31,6 +31,7 @@ from regard.problems.files import (
 from regard.problems.parts import Expectation, RandomMatrices
 from regard.problems.problem import Problem
 from regard.problems.schema import KEYS, LONE_KEYS
+from regard.problems.toml_json import MAX_TEXT_BYTES
 
 SUFFIXES = (".toml", ".json", ".npz")
 DOCS = ROOT / "docs" / "problem-files.md"
@@ -668,11 +669,13 @@ def test_the_suffix_may_be_in_capitals(tmp_path):
     np.testing.assert_array_equal(load_problem(str(tmp_path / "P.TOML")).keys, READY["keys"])
 
 
-def test_what_could_not_be_read_again_is_not_written(tmp_path):
-    keys = np.full((900_000, 1), 1 / 3)  # about 18 bytes each, with its brackets more
+@pytest.mark.parametrize("most", [2**12, pytest.param(MAX_TEXT_BYTES, marks=pytest.mark.full)])
+def test_what_could_not_be_read_again_is_not_written(tmp_path, monkeypatch, most):
+    monkeypatch.setattr("regard.problems.toml_json.MAX_TEXT_BYTES", most)
+    keys = np.full((most // 18, 1), 1 / 3)  # 18 bytes each, with its brackets more
     problem = Problem(queries=[1.0], keys=keys, values=keys, expect=())
     message = complaint(save_problem, problem, tmp_path / "p.toml")
-    assert "at most 16777216 could be read again; save it as .npz" in message
+    assert f"at most {most} could be read again; save it as .npz" in message
     save_problem(problem, tmp_path / "p.npz")
     np.testing.assert_array_equal(load_problem(tmp_path / "p.npz").keys, keys)
 

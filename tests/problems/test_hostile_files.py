@@ -189,8 +189,15 @@ def test_a_text_of_nothing_but_keys_is_refused_before_it_is_parsed(name, tmp_pat
     assert not parsed
 
 
-def test_what_only_looks_like_a_key_does_not_count():
-    rows = MAX_KEYS + 1
+few_or_most_keys = pytest.mark.parametrize(
+    "most", [500, pytest.param(MAX_KEYS, marks=pytest.mark.full)]
+)
+
+
+@few_or_most_keys
+def test_what_only_looks_like_a_key_does_not_count(monkeypatch, most):
+    monkeypatch.setattr("regard.problems.toml_json.MAX_KEYS", most)
+    rows = most + 1
     column = "a = [\n" + "  [1],\n" * rows + "  [1]\n]\n"
     before = "a = [[1]\n" + "  , # 1\n[1]\n" * rows + "]\n"
     text = 'a = """\n' + "[a]\na = 1\n{}\n" * rows + '"""\n'
@@ -201,7 +208,10 @@ def test_what_only_looks_like_a_key_does_not_count():
     assert len(parse(labels, "json")["a"]) == 2 * rows
 
 
-def test_as_many_keys_as_may_be_read_can_be_written_and_no_more(tmp_path):
+@few_or_most_keys
+def test_as_many_keys_as_may_be_read_can_be_written_and_no_more(tmp_path, monkeypatch, most):
+    monkeypatch.setattr("regard.problems.toml_json.MAX_KEYS", most)
+
     def problem(words):
         labels = tuple(map(str, range(words)))
         ones, square = np.ones((words, 1)), np.ones((1, 1))
@@ -209,10 +219,10 @@ def test_as_many_keys_as_may_be_read_can_be_written_and_no_more(tmp_path):
 
     for suffix in (".toml", ".json"):
         path = tmp_path / f"p{suffix}"
-        save_problem(problem(MAX_KEYS - 20), path)
-        assert len(load_problem(path).query_labels) == MAX_KEYS - 20
-        with pytest.raises(ProblemError, match=f"keys and tables; text holds {MAX_KEYS}"):
-            save_problem(problem(MAX_KEYS), path, force=True)
+        save_problem(problem(most - 20), path)
+        assert len(load_problem(path).query_labels) == most - 20
+        with pytest.raises(ProblemError, match=f"keys and tables; text holds {most}"):
+            save_problem(problem(most), path, force=True)
 
 
 def test_unclosed_strings_do_not_take_quadratic_time(tmp_path):

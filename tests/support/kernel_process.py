@@ -45,16 +45,16 @@ def flags_of(target: str) -> list[str]:
     return common[1].split() + (own[1].split() if own else [])
 
 
-def compile_process(compiler: str, folder: Path, *more: str) -> Path:
-    """The program for the compiler's own CPU, its baseline target only."""
+def compile_process(compiler: str, folder: Path, level: str = "-O3") -> Path:
+    """The program for the compiler's own CPU, its baseline target only, optimised as said."""
     program, unit = folder / "kernel_process", folder / "unit.o"
-    start = [*shlex.split(compiler), "-std=c++17", "-Wall", "-Wextra", *more]
-    one = [*start, *flags_of("baseline"), "-c", "-o"]
+    start = [*shlex.split(compiler), "-std=c++17", "-Wall", "-Wextra"]
+    one = [*start, *flags_of("baseline"), level, "-c", "-o"]
     rest = [str(UNITS / name) for name in SOURCES]
     rest += [str(SUPPORT / "native/kernel_process.cpp"), str(unit)]
     for command in (
         [*one, str(unit), str(UNITS / "target_baseline.cpp")],
-        [*start, "-O2", f"-I{UNITS}", "-pthread", *rest, "-o", str(program)],
+        [*start, level, f"-I{UNITS}", "-pthread", *rest, "-o", str(program)],
     ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:

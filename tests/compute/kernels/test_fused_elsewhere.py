@@ -39,9 +39,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Module]:
-    process = Module([str(compile_process(str(COMPILER), tmp_path_factory.mktemp("native")))])
+@pytest.fixture(scope="module", params=["-O0", pytest.param("-O3", marks=pytest.mark.full)])
+def elsewhere(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Module]:
+    folder = tmp_path_factory.mktemp("native")
+    process = Module([str(compile_process(str(COMPILER), folder, request.param))])
     yield process
     process.close()
 
