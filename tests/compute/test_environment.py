@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
 import subprocess
-import sys
+from collections.abc import Iterable
 
 import pytest
 
+from fresh_process import COMMAND, many
 from places import ROOT
 from regard.compute import native
 
@@ -28,15 +29,10 @@ THREADS |= {"3000000000": 256, "9" * 20: 256, "9" * 5000: 256}
 NO_TARGETS = ["xyz", "sse9", "AVX2", "baseline ", "baseline,avx2", "\x1b[31m", "x" * 5000]
 
 
-def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    before = {name: x for name, x in os.environ.items() if not name.startswith("REGARD_")}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**before, "PYTHONUTF8": "1", **environment},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-    )
+def commands(
+    lines: Iterable[Iterable[str]], **environment: str
+) -> list[subprocess.CompletedProcess[str]]:
+    return many([((COMMAND, "regard", *words), environment) for words in lines])
 
 
 def in_short(value: str) -> str:
@@ -54,7 +50,7 @@ def call(**options):
     try:
         regard.attention(x, x, x, **options)
     except regard.OptionError as error:
-        assert str(error).startswith(sys.argv[1]), error
+        assert str(error).startswith(f"{sys.argv[0]} is "), error
         assert len(str(error)) < 300 and str(error).isprintable(), error
         return "refused"
     return "answered"
@@ -70,10 +66,18 @@ print(call(), call(kernel="fused"))
 """
 
 
+@functools.cache
+def called(variable: str) -> dict[str, subprocess.CompletedProcess[str]]:
+    """What the calls above have answered for each value that the variable cannot have."""
+    values = {"REGARD_NUM_THREADS": NO_THREADS, "REGARD_TARGET": NO_TARGETS}[variable]
+    ended = many([((CALLS, variable), {variable: value}) for value in values])
+    return dict(zip(values, ended, strict=True))
+
+
 @pytest.mark.needs("fused")
 @pytest.mark.parametrize("given", NO_THREADS, ids=in_short)
 def test_a_number_of_threads_that_is_none_is_refused_by_the_first_call_that_needs_it(given):
-    done = python("-c", CALLS, "REGARD_NUM_THREADS is ", REGARD_NUM_THREADS=given)
+    done = called("REGARD_NUM_THREADS")[given]
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "refused refused answered answered",
@@ -86,7 +90,7 @@ def test_a_number_of_threads_that_is_none_is_refused_by_the_first_call_that_need
 @pytest.mark.needs("fused")
 @pytest.mark.parametrize("given", NO_TARGETS, ids=in_short)
 def test_a_target_that_is_none_is_refused_by_the_first_call_that_needs_it(given):
-    done = python("-c", CALLS, "REGARD_TARGET is ", REGARD_TARGET=given)
+    done = called("REGARD_TARGET")[given]
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "refused refused refused answered",
@@ -96,17 +100,18 @@ def test_a_target_that_is_none_is_refused_by_the_first_call_that_needs_it(given)
     ]
 
 
-@pytest.mark.parametrize("given", THREADS, ids=in_short)
-def test_a_number_of_threads_is_read(given):
+def test_a_number_of_threads_is_read():
     program = "from regard.compute import native; print(native.default_threads())"
-    done = python("-c", program, REGARD_NUM_THREADS=given)
-    assert (done.stdout.strip(), done.stderr) == (str(THREADS[given]), "")
+    ended = many([((program,), {"REGARD_NUM_THREADS": given}) for given in THREADS])
+    assert [done.stderr for done in ended] == [""] * len(THREADS)
+    assert {given: int(done.stdout) for given, done in zip(THREADS, ended, strict=True)} == THREADS
 
 
 def test_an_empty_value_is_none():
     program = "from regard.compute import native; print(native.default_threads(), native.target)"
     empty = {"REGARD_NUM_THREADS": "", "REGARD_TARGET": "", "REGARD_REQUIRE_FUSED": ""}
-    assert python("-c", program, **empty).stdout == python("-c", program).stdout
+    one, other = many([((program,), empty), ((program,), {})])
+    assert one.stdout == other.stdout != ""
 
 
 @pytest.mark.needs("fused")
@@ -117,34 +122,33 @@ def test_an_empty_value_is_none():
         ("REGARD_TARGET", "xyz", ", ".join(t for t, runs in native.targets().items() if runs)),
     ],
 )
-def test_commands_say_in_one_line_what_is_refused(name, value, allowed, tmp_path):
+def test_commands_say_in_one_line_what_is_refused(name, value, allowed):
     line = f"{name} is '{value}'"
-    info = python("-m", "regard", "info", **{name: value})
+    words = [["info", "--verify"], *([name, *rest] for name, rest in COMMANDS.items())]
+    lines = [["info"], ["explain", "--help"], *words]
+    info, helped, *refused = commands(lines, **{name: value})
     assert (info.returncode, info.stderr) == (0, "")
     assert re.search(rf"^ *(fused|threads) .*{line}.*{allowed}$", info.stdout, re.MULTILINE)
-    for words in (["info", "--verify"], *([name, *rest] for name, rest in COMMANDS.items())):
-        done = python("-m", "regard", *words, **{name: value})
+    assert helped.returncode == 0
+    for done in refused:
         assert done.returncode == 2
         assert re.fullmatch(rf"regard: error: {line}.*{allowed}\n", done.stderr)
-    assert python("-m", "regard", "explain", "--help", **{name: value}).returncode == 0
 
 
 def test_no_command_is_left_out():
-    listed = python("-m", "regard", "--help").stdout.partition("Commands:\n")[2]
-    commands = {line.split()[0] for line in listed.partition("\n\n")[0].splitlines()}
-    assert commands == {"info", "examples", *COMMANDS}  # the first two compute nothing
+    listed = commands([["--help"]])[0].stdout.partition("Commands:\n")[2]
+    named = {line.split()[0] for line in listed.partition("\n\n")[0].splitlines()}
+    assert named == {"info", "examples", *COMMANDS}  # the first two compute nothing
 
 
 def test_what_a_terminal_cannot_be_counts_as_not_said():
-    def shown(value: str) -> tuple[int, str, str]:
-        told = {name: value for name in ("COLUMNS", "LINES", "COLORFGBG")} | {"FORCE_COLOR": "1"}
-        done = python("-m", "regard", "explain", "causal-mask", "--step", "weights", **told)
-        return done.returncode, done.stdout, done.stderr
-
-    expected = shown("")
-    assert expected[0] == 0
-    for value in ("²", "٣", "abc", "-5", "999999999", "9" * 5000, "1;²"):
-        assert shown(value) == expected, value
+    words = (COMMAND, "regard", "explain", "causal-mask", "--step", "weights")
+    values = ("", "²", "٣", "abc", "-5", "999999999", "9" * 5000, "1;²")
+    told = [dict.fromkeys(("COLUMNS", "LINES", "COLORFGBG"), value) for value in values]
+    expected, *others = many([(words, one | {"FORCE_COLOR": "1"}) for one in told])
+    assert (expected.returncode, expected.stderr) == (0, "")
+    for value, done in zip(values[1:], others, strict=True):
+        assert (done.returncode, done.stdout, done.stderr) == (0, expected.stdout, ""), value
 
 
 # the page ---------------------------------------------------------------------------------------

@@ -1,10 +1,16 @@
-"""Programs in a Python process of their own, for what they do to a process and cannot undo."""
+"""Programs in a Python process of their own, for what they do to a process and cannot undo.
+
+Where many small programs differ in their environment alone, `many` has them all run by one process
+that imports NumPy once and forks for each.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from places import SUPPORT
 
@@ -40,6 +46,69 @@ def python(
         text=True,
         timeout=WATCHDOG,
     )
+
+
+FORKS = """
+import json, os, sys, tempfile, traceback
+import numpy, rich.console, typer
+def run(words, environment):
+    os.environ.update(environment)
+    program, *sys.argv = words
+    try:
+        exec(program, {"__name__": "__main__"})
+    except SystemExit as end:
+        return end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+ended = []
+for words, environment in json.load(sys.stdin):
+    files = [tempfile.TemporaryFile() for _ in range(2)]
+    child = os.fork()
+    if child == 0:
+        for number, file in enumerate(files, 1):
+            os.dup2(file.fileno(), number)
+        code = run(words, environment)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for file in files:
+        file.seek(0)
+    ended.append([code, *(file.read().decode() for file in files)])
+json.dump(ended, sys.stdout)
+"""
+COMMAND = "from regard.__main__ import main; main()"
+
+
+def many(
+    cases: Sequence[tuple[Sequence[str], dict[str, str]]],
+) -> list[subprocess.CompletedProcess[str]]:
+    """A program with its `sys.argv`, and an environment, for each process; how each has ended."""
+    before = {name: x for name, x in os.environ.items() if not name.startswith("REGARD_")}
+    before["PYTHONUTF8"] = "1"
+    if hasattr(os, "fork"):
+        parent = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", FORKS],
+            env=before,
+            input=json.dumps(cases),
+            capture_output=True,
+            encoding="utf-8",
+            timeout=WATCHDOG,
+            check=True,
+        )
+        return [subprocess.CompletedProcess([], *one) for one in json.loads(parent.stdout)]
+    return [
+        subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.argv = sys.argv[1:]\n{program}", *words],
+            env=before | environment,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=WATCHDOG,
+        )
+        for (program, *words), environment in cases
+    ]
 
 
 def well(process: subprocess.CompletedProcess[str]) -> str:
