@@ -136,7 +136,7 @@ def _tiny_ready(always: bool) -> Iterator[Probe]:
 
 
 def _departure(probe: Probe, variant: Variant) -> tuple[str | None, dict[str, Array]]:
-    """The first step whose value is not the textbook's, if the result differs; every value."""
+    """The first step that differs from the textbook, None if the results agree; and all values."""
     values = evaluate(probe, variant)
     if _equal(probe.result(values), probe.result(probe.right)):
         return None, values
