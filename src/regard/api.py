@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Numbers,
         Plain,
         ProblemOptions,
+        SomeGradientOptions,
         T,
         WeightsOptions,
     )
@@ -308,12 +309,28 @@ def gradients(
 ) -> Gradients[Array]: ...
 @overload
 def gradients(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    grad_output: Numbers,
+    **options: Unpack[SomeGradientOptions],
+) -> Gradients[Array | None]: ...
+@overload
+def gradients(
     query: T,
     key: T | Numbers,
     value: T | Numbers,
     grad_output: T | Numbers,
     **options: Unpack[GradientOptions],
 ) -> Gradients[T]: ...
+@overload
+def gradients(
+    query: T,
+    key: T | Numbers,
+    value: T | Numbers,
+    grad_output: T | Numbers,
+    **options: Unpack[SomeGradientOptions],
+) -> Gradients[T | None]: ...
 @answering
 def gradients(
     query: Any,

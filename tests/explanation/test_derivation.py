@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard import Derivation, Explanation, Problem
-from regard.explanation.notation import format_number, numpy_literal
+from regard.explanation.notation import format_number, latex_number, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.textbook.operations import OPERATIONS
 
@@ -498,7 +498,7 @@ def check_text(cell: Derivation, digits: int) -> None:
 # fmt: off
 LATEX_COMMANDS = {
     "text", "textbackslash", "textasciicircum", "textasciitilde", "cdot", "mathrm", "infty",
-    "tanh", "exp", "ln", "max", "left", "right", "frac", "sqrt",
+    "tanh", "exp", "ln", "max", "left", "right", "frac", "sqrt", "quad", "underbrace",
 }
 # fmt: on
 
@@ -515,7 +515,7 @@ def check_latex(latex: str) -> None:
                 assert name[0] in LATEX_COMMANDS, latex
                 position += len(name[0])
             else:
-                assert latex[position + 1] in "&%$#_{}", latex
+                assert latex[position + 1] in "&%$#_{};", latex
                 position += 1
         else:
             assert character not in "%&$#~", latex
@@ -1088,6 +1088,12 @@ def test_of_many_terms_the_largest_are_written_and_the_rest_is_one_exact_number(
     np.testing.assert_equal([line.startswith(left_out) for line in lines].index(True), 16)
     assert f" {format_number(rest.value)}" in lines[16]
     assert len(why.text(terms=None).split("\n")) == len(lines) + len(hidden) - 1
+    latex = why.latex()
+    check_latex(latex)
+    assert rf"\text{{and {rest.label}}}" in latex or rf"_{{\text{{{rest.label}}}}}" in latex
+    assert latex_number(abs(rest.value), 8) in latex
+    np.testing.assert_equal(why.latex(terms=None).count(r"\text"), latex.count(r"\text") - 1)
+    assert len(latex) < len(why.latex(terms=None))
 
 
 def test_as_many_terms_as_fit_are_all_written() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from regard.faces import Diagnosis
+from regard.models.overview import Overview
 
 WORDS = ["she", "likes", "coffee"]
 RNG = np.random.default_rng(5)
@@ -252,8 +253,36 @@ def test_answers_have_a_row_for_each_term_or_step():
     frame = statistics.to_dataframe()
     assert list(frame.index) == list(statistics.steps)
     assert frame.loc["weights", "mean"] == statistics.steps["weights"].mean
+    frame = statistics.rows.to_dataframe()
+    assert (list(frame.index), frame.index.name) == (WORDS, "query row")
+    np.testing.assert_array_equal(frame["entropy"], statistics.rows.entropy)
     with_sink = regard.explain(X, X, X, sink=0.5).why("row_maximum", 0).to_dataframe()
     assert with_sink.index[-1] == "sink"
+
+
+@pytest.mark.needs("pandas")
+def test_statistics_of_rows_as_a_dataframe_have_the_levels_that_were_not_chosen():
+    explanation = regard.explain(*BATCH)
+    whole = explanation.statistics().rows.to_dataframe()
+    for chosen, levels in (
+        ({}, ["batch", "head", "query row"]),
+        ({"head": 2}, ["batch", "query row"]),
+        ({"batch": 1}, ["head", "query row"]),
+        ({"batch": 1, "head": 2}, ["query row"]),
+    ):
+        frame = explanation.statistics(**chosen).rows.to_dataframe()
+        assert list(frame.index.names) == levels
+        part = whole.xs(tuple(chosen.values()), level=list(chosen)) if chosen else whole
+        np.testing.assert_array_equal(frame.to_numpy(), part.to_numpy())
+    assert regard.explain(X[0], X, X).statistics().rows.to_dataframe().shape == (1, 4)
+
+
+@pytest.mark.needs("pandas")
+def test_an_overview_as_a_dataframe_has_a_row_for_each_head():
+    measures = np.random.default_rng(0).random((6, 2, 3))
+    frame = Overview(("a", "b"), *measures).to_dataframe()
+    assert (list(frame.index.names), len(frame)) == (["layer", "head"], 6)
+    np.testing.assert_array_equal(frame["previous"].unstack(), measures[2])
 
 
 @pytest.mark.needs("pandas")

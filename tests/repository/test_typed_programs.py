@@ -140,6 +140,8 @@ def keywords(function: Callable[..., Any]) -> set[str]:
             )
         ],
         (options.WeightsOptions, keywords(regard.weights)),
+        (options.SomeGradientOptions, keywords(regard.gradients)),
+        (options.SomeLayerGradientOptions, {*CALL_OPTIONS, "kernel", "wrt"}),
         (options.DiagnoseOptions, keywords(regard.diagnose)),
         (options.LabelledOptions, {*keywords(regard.explain), *OPTIONS}),
         (options.ProblemOptions, {*OPTIONS, "softmax", "title"}),

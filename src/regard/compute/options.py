@@ -96,9 +96,15 @@ class LayerOptions(Options, Computed, total=False):
 
 
 class LayerGradientOptions(LayerOptions, total=False):
-    """Options of `MultiHeadAttention.gradients`."""
+    """Options of `MultiHeadAttention.gradients`, for all inputs."""
 
-    wrt: str | Iterable[str] | None
+    wrt: None
+
+
+class SomeLayerGradientOptions(LayerOptions, total=False):
+    """The same, for the inputs that are named."""
+
+    wrt: Required[str | Iterable[str] | None]
 
 
 class WeightsOptions(Options, total=False):
@@ -110,12 +116,17 @@ class WeightsOptions(Options, total=False):
 
 
 class GradientOptions(Options, Computed, total=False):
-    """Options of `gradients`."""
+    """Options of `gradients`, for query, key and value."""
 
     output: ArrayIn | None
     lse: ArrayIn | None
     grad_lse: ArrayIn | None
-    wrt: str | Iterable[str]
+
+
+class SomeGradientOptions(GradientOptions, total=False):
+    """The same, for the inputs that are named."""
+
+    wrt: Required[str | Iterable[str]]
 
 
 class StepsOptions(Options, total=False):

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 A = TypeVar("A", covariant=True)
+
+_ABSENT: Any = None  # where A is an array or None
 
 
 class OutputWeights(NamedTuple, Generic[A]):
@@ -33,24 +35,31 @@ class OutputWeightsLse(NamedTuple, Generic[A]):
 
 
 class Gradients(NamedTuple, Generic[A]):
-    """What `gradients` returns: one gradient per input, None where it was not asked for."""
+    """What `gradients` returns: one gradient per input, None where it was not asked for.
 
-    query: A | None = None
-    key: A | None = None
-    value: A | None = None
+    To a type checker a call without `wrt` gives arrays (`Gradients[A]`), one with it arrays or None
+    (`Gradients[A | None]`).
+    """
+
+    query: A = _ABSENT
+    key: A = _ABSENT
+    value: A = _ABSENT
     bias: A | None = None
     sink: A | None = None
     scale: float | None = None
 
 
 class LayerGradients(NamedTuple, Generic[A]):
-    """What `MultiHeadAttention.gradients` returns: None where not there or not asked for."""
+    """What `MultiHeadAttention.gradients` returns: None where not there or not asked for.
 
-    x: A | None = None
+    To a type checker x and the first three weights are as the inputs of `Gradients`.
+    """
+
+    x: A = _ABSENT
     context: A | None = None
-    W_q: A | None = None
-    W_k: A | None = None
-    W_v: A | None = None
+    W_q: A = _ABSENT
+    W_k: A = _ABSENT
+    W_v: A = _ABSENT
     W_o: A | None = None
     b_q: A | None = None
     b_k: A | None = None

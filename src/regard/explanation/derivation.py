@@ -233,13 +233,25 @@ class Derivation:
         below = [f"  {line}" for line in (*lines, *remarks, *note)]
         return "\n".join([f"{head}    {self.declared.formula}", *below])
 
-    def latex(self, digits: int = 8) -> str:
-        """The arithmetic as one LaTeX equation."""
+    def latex(self, digits: int = 8, terms: int | None = MOST_TERMS) -> str:
+        """The arithmetic as one LaTeX equation; of many terms those that `text` shows."""
         sides = [self._latex_cell(), latex_number(self.value, digits)]
         if self.operands and not self.hidden:
-            word = self._latex_word(digits)
-            sides.insert(1, _filled(OPERATIONS[self.op].latex_numbers, self, word))
+            sides.insert(1, self._latex_side(digits, terms))
         return " = ".join(sides)
+
+    def _latex_side(self, digits: int, terms: int | None) -> str:
+        operation, (shown, rest) = OPERATIONS[self.op], self.shown_terms(terms)
+        alone = [(k,) for k in range(len(self.operands))]
+        wanted = [self.terms[k].operands for k in shown] or alone
+        side = fill(operation.latex_numbers, self._latex_word(digits), wanted)
+        if rest is None:
+            return side
+        if operation.total == "sum":
+            sign, size = "+-"[rest.value < 0], latex_number(abs(rest.value), digits)
+            return rf"{side} {sign} \underbrace{{{size}}}_{{{latex_text(rest.label)}}}"
+        at_most = latex_number(rest.value, digits)
+        return rf"{side} \quad {latex_text(f'and {rest.label}')} \; {at_most}"
 
     def _latex_cell(self) -> str:
         return f"{{{self.declared.latex_symbol}}}_{{{', '.join(map(latex_text, self.labels))}}}"
@@ -264,12 +276,7 @@ class Derivation:
                 lines[-1] += rf" \\ &\quad {{}} {sign} {size} && {latex_text(rest.label)}"
             sides.insert(0, r" \\ &\quad {} + ".join(lines))
         elif self.operands and not self.hidden:
-            wanted = [one for one, _ in terms] or [(k,) for k in range(len(self.operands))]
-            side = fill(operation.latex_numbers, word, wanted)
-            if rest:
-                at_most = latex_number(rest.value, digits)
-                side += rf" \quad {latex_text(f'and {rest.label}')} \; {at_most}"
-            sides.insert(0, side)
+            sides.insert(0, self._latex_side(digits, MOST_TERMS))
         lines = [f"{self._latex_cell()} &= {sides[0]}", *(f"&= {side}" for side in sides[1:])]
         if operation.latex:
             lines.insert(0, self.declared.latex.replace(" = ", " &= ", 1))

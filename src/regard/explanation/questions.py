@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.boundary.dataframe import dataframe
+from regard.boundary.dataframe import Level, dataframe
 from regard.compute.visibility import LeftOut
 from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
@@ -52,6 +52,12 @@ class RowStatistics:
     effective_keys: Array  # exp(entropy): as many keys with equal weights would spread as far
     largest_weight: Array
     largest_key: NDArray[np.int64]  # −1: none
+    levels: Sequence[Level] = field(default=(), repr=False, compare=False)  # of a table's index
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with one row for each query; OptionError if pandas is absent."""
+        names = ("entropy", "effective_keys", "largest_weight", "largest_key")
+        return dataframe({name: getattr(self, name).ravel() for name in names}, self.levels)
 
 
 @dataclass(frozen=True, repr=False)
@@ -227,7 +233,7 @@ class _Rows:
 
     def __init__(self, trace: Trace) -> None:
         step = trace.steps["weights"]
-        self.axes, shape = step.axes, step.shape[:-1]
+        self.axes, shape, self.levels = step.axes, step.shape[:-1], step.levels()
         self.entropy, self.effective = np.zeros(shape), np.zeros(shape)
         self.largest, self.largest_key = np.zeros(shape), np.full(shape, -1, np.int64)
 
@@ -252,7 +258,10 @@ class _Rows:
         if head is not None and "H" in self.axes:
             at = (*at, head, slice(None)) if "L" in self.axes else (*at, head)
         every = (self.entropy, self.effective, self.largest, self.largest_key)
-        return RowStatistics(*(np.asarray(array[at]) for array in every))
+        chosen = {"batch": batch, "head": head}
+        levels = [one for one in self.levels if chosen.get(str(one[0]).split()[0]) is None]
+        entropy, effective, largest, key = (np.asarray(array[at]) for array in every)
+        return RowStatistics(entropy, effective, largest, key, levels)
 
 
 def row_entropy(weights: Array) -> Array:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.boundary.dataframe import dataframe
+from regard.boundary.dataframe import Level, dataframe
 from regard.errors import LabelError, Setting, safe_text
 from regard.explanation.derivation import Values, verdict
 from regard.explanation.labels import AXIS_NAMES, Batch, batch_position, head_position, own_head
@@ -327,20 +327,23 @@ class ExplainedStep:
         OptionError
             If pandas is not installed.
         """
+        columns = matrix_axes(self.declared)[1]
+        across = (AXIS_NAMES[columns].removesuffix("s") if columns else None, self.column_labels)
+        data = self.value.reshape(-1, self.matrix_shape[1])
+        return dataframe(data, self.levels(), across if columns else (None, [self.name]))
+
+    def levels(self) -> list[Level]:
+        """The levels of an index with an entry for each row: batch elements, heads, rows."""
         lead = self.lead
         batch = ["batch"] if len(lead) == 1 else [f"batch {k}" for k in range(len(lead))]
-        levels: list[tuple[str, Sequence[Any]]] = [
-            (name, range(size)) for name, size in zip(batch, lead, strict=True)
-        ]
-        sizes, (rows, columns) = self.source.sizes, matrix_axes(self.declared)
+        levels: list[Level] = [(name, range(size)) for name, size in zip(batch, lead, strict=True)]
+        sizes, rows = self.source.sizes, matrix_axes(self.declared)[0]
         for axis, name in (("H", "head"), ("G", "key head")):
             if axis in self.axes:
                 levels.append((name, range(sizes[axis])))
         if rows or self.row_labels:
             levels.append((AXIS_NAMES[rows or "L"].removesuffix("s"), self.row_labels))
-        across = (AXIS_NAMES[columns].removesuffix("s") if columns else None, self.column_labels)
-        data = self.value.reshape(-1, self.matrix_shape[1])
-        return dataframe(data, levels, across if columns else (None, [self.name]))
+        return levels
 
 
 class Steps(Mapping[str, ExplainedStep]):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         LayerGradientOptions,
         LayerOptions,
         Numbers,
+        SomeLayerGradientOptions,
         StepsOptions,
         T,
     )
@@ -221,11 +222,27 @@ class MultiHeadAttention:
     @overload
     def gradients(
         self,
+        x: Numbers,
+        grad_output: Numbers,
+        context: Numbers | None = None,
+        **options: Unpack[SomeLayerGradientOptions],
+    ) -> LayerGradients[Array | None]: ...
+    @overload
+    def gradients(
+        self,
         x: T,
         grad_output: T | Numbers,
         context: T | Numbers | None = None,
         **options: Unpack[LayerGradientOptions],
     ) -> LayerGradients[T]: ...
+    @overload
+    def gradients(
+        self,
+        x: T,
+        grad_output: T | Numbers,
+        context: T | Numbers | None = None,
+        **options: Unpack[SomeLayerGradientOptions],
+    ) -> LayerGradients[T | None]: ...
     @answering
     def gradients(
         self,

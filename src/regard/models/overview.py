@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.dataframe import dataframe
 from regard.compute import dispatch
 from regard.compute.request import make_request
 from regard.errors import safe_text
@@ -69,6 +70,12 @@ class Overview:
                 for name, values in self.measures.items()
             },
         }
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with one row for each head; OptionError if pandas is absent."""
+        layers, heads = map(range, self.entropy.shape)
+        data = {name: values.ravel() for name, values in self.measures.items()}
+        return dataframe(data, [("layer", layers), ("head", heads)])
 
     def __repr__(self) -> str:
         layers, heads = self.entropy.shape

@@ -24,6 +24,8 @@ print(layer(x).weights)  # wrong: return_weights is missing
 layer.explain(x, rows=3)  # wrong: no such option
 layer.gradients(x)  # wrong: the gradient of the output is missing
 print(layer.gradients(x, x).W_p)  # wrong: there is no such weight
+print(layer.gradients(x, x, wrt="x").W_q + 1)  # wrong: it may be None, not asked for
+print(regard.gradients(x, x, x, x, wrt="query").key + 1)  # wrong: it may be None, not asked for
 
 regard.explain(x, x)  # wrong: the values are missing
 regard.explain(x, x, x, key_label=["a", "b", "c"])  # wrong: a misspelt option
