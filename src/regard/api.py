@@ -488,6 +488,11 @@ def explain(
         Names of the columns.
     title : str, optional
         Shown with every view.
+    target : array_like, the shape of the output, optional
+        What the output should be. The loss is L = ½ Σ (output − target)², one for each batch
+        element, and the explanation goes on with its gradients, back to every given number.
+    grad_output : array_like, the shape of the output, optional
+        In place of a target: the gradient of another loss with respect to the output.
     **options
         mask, bias, causal, window, offset, scale, softcap and sink, as for `attention`.
 
@@ -499,7 +504,8 @@ def explain(
     Raises
     ------
     ShapeError, OptionError, DtypeError
-        As for `attention`; labels that are too many or too few are a ShapeError.
+        As for `attention`; labels that are too many or too few are a ShapeError, and so is a
+        target of another shape than the output. A target must be finite.
 
     Examples
     --------
@@ -513,6 +519,10 @@ def explain(
     A_s[a, a] = 0.70710678    A_s = A / √D
       A[a, a] · scale = 1 × 0.70710678
       (numbers are rounded to 8 decimals; the result is of unrounded ones)
+    >>> explanation = explain(x, x, x, target=np.zeros((2, 2)))
+    >>> explanation["d_values"].value.round(3)
+    array([[0.558, 0.442],
+           [0.442, 0.558]])
     """
     # Explaining loads as much again as computing; a plain `import regard` does not pay for it.
     from regard.explanation.build import explain_call

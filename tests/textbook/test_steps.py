@@ -55,6 +55,7 @@ OPERAND_COUNTS = {
     "negate": {1},
     "softmax_gradient": {3},
     "same": {1},
+    "half_square": {2},
     "inverse_root": {1},
     "split": {1},
     "merge": {1},

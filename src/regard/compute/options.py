@@ -138,6 +138,8 @@ class StepsOptions(Options, total=False):
 class ProblemOptions(StepsOptions, total=False):
     """What replaces a problem's own when it is explained."""
 
+    target: ArrayIn | None
+    grad_output: ArrayIn | None
     title: str
 
 

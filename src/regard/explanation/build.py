@@ -19,14 +19,15 @@ from regard.boundary.arrays import Array
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
 from regard.compute.evaluation import Run
-from regard.compute.request import Request, make_request
+from regard.compute.request import LOSS, Request, check_loss, make_request
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
 from regard.problems.parts import NAMED_AXES
 from regard.problems.problem import Problem
-from regard.textbook.steps import PROJECTED, projecting
+from regard.textbook.loss import continued
+from regard.textbook.steps import PROJECTED, projecting, result_of
 
 Softmax = Literal["shifted", "unshifted"]
 
@@ -51,7 +52,7 @@ def explain_call(
         return explain_problem(query, **options)
     if key is None or value is None:
         raise OptionError("explain needs query, key and value, or a Problem alone")
-    takes = (*OPTIONS, "softmax", "title")
+    takes = (*OPTIONS, *LOSS, "softmax", "title")
     unknown = {name: one for name, one in options.items() if name not in takes}
     if unknown:
         raise no_such_argument("explain()", unknown, ("query", "key", "value", *takes, *names))
@@ -65,6 +66,8 @@ def explain_arrays(
     key: Any,
     value: Any,
     *,
+    target: Any = None,
+    grad_output: Any = None,
     softmax: Softmax = "shifted",
     labels: Mapping[str, Sequence[str] | None],
     title: str = "",
@@ -88,7 +91,13 @@ def explain_arrays(
     if options.get("mask") is not None:
         options["mask"] = deepcopy(as_mask(options["mask"]))
     request = make_request(query, key, value, **options)
-    return _traced(request, None, {}, softmax, title=title, labels=_checked_labels(labels, request))
+    loss = {
+        name: np.array(as_array(name, array))
+        for name, array in (("target", target), ("grad_output", grad_output))
+        if array is not None
+    }
+    named = _checked_labels(labels, request)
+    return _traced(request, None, {}, softmax, loss, title=title, labels=named)
 
 
 def _traced(
@@ -96,28 +105,42 @@ def _traced(
     given: Mapping[str, Array] | None,
     heads: Mapping[str, int],
     softmax: Softmax,
+    loss: Mapping[str, Array],
     rule: Mask | None = None,
     **described: Any,
 ) -> Trace:
-    """The steps of a call, with one more rule if there is one."""
+    """The steps of a call, with one more rule if there is one, and those back from its loss."""
     if rule is not None:
         request = replace(request, mask=rule if request.mask is None else request.mask & rule)
     run = Run.of_request(request, _FLOAT64, given, heads, natural=True, softmax=softmax)
+    if loss:
+        run = _continued(run, loss)
     return Trace(
         run,
-        rebuild=partial(_traced, request, given, heads, softmax, **described),
+        rebuild=partial(_traced, request, given, heads, softmax, loss, **described),
         check_kernel=partial(_check_kernel, request, run),
         **described,
     )
 
 
+def _continued(run: Run, loss: Mapping[str, Array]) -> Run:
+    """The run with its loss and the steps back from it."""
+    steps, last = tuple(run.steps.values()), result_of(run.steps)
+    check_loss(loss, run.shape(last))
+    sizes = run.sizes
+    back = continued(steps, target="target" in loss, grouped=sizes.get("H") != sizes.get("G"))
+    names = {"target": "target", "grad_output": f"d_{last}"}
+    return run.continued(back, {names[name]: array for name, array in loss.items()})
+
+
 def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     """Explain a problem; `overrides` replace its fields, and `mask` may be a mask object too."""
-    unknown = [name for name in overrides if name not in (*OPTIONS, "softmax", "title")]
+    takes = (*OPTIONS, *LOSS, "softmax", "title")
+    unknown = [name for name in overrides if name not in takes]
     if unknown:
         raise OptionError(
             f"{safe_text(unknown[0], 60)} cannot be overridden when a problem is explained; "
-            f"only {', '.join((*OPTIONS, 'softmax', 'title'))} can"
+            f"only {', '.join(takes)} can"
         )
     rule = None
     if overrides.get("mask") is not None:
@@ -143,6 +166,7 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
         given,
         heads,
         problem.softmax,
+        {name: array for name in LOSS if (array := getattr(problem, name)) is not None},
         title=problem.title,
         note=problem.note,
         labels={axis: names for axis, names in labels.items() if names is not None},

@@ -94,7 +94,7 @@ class Body(NamedTuple):
 
     lines: list[str]  # the equation, or one line per term or rule
     sides: list[str]  # of the equation, if there is one: with names, then with numbers
-    remarks: list[str]  # that the result overflows, that numbers are rounded
+    remarks: list[str]  # that the result overflows or numbers are rounded, what a gradient means
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,6 +116,8 @@ class Derivation:
     verdicts: tuple[Verdict, ...] = ()
     head: int | None = None  # what `why` takes as head: of a key head the first that reads it
     opener: Callable[[Operand], Derivation] | None = field(default=None, repr=False)
+    slope_of: str = ""  # the cell that this is the gradient of, such as Q[she, 2]
+    place: int = 0  # of the step among those of the explanation
 
     @property
     def step(self) -> str:
@@ -193,6 +195,16 @@ class Derivation:
         rest = Term(label, (), RECOMPUTE[self.op](left_out, self.hidden))
         return sorted(by_size[: most - 1]), rest
 
+    def meaning(self, digits: int = 8) -> str:
+        """What a gradient says about the number that it belongs to; "" of any other number."""
+        if not self.slope_of or self.hidden or not math.isfinite(self.value):
+            return ""
+        moved = f"as {safe_text(self.slope_of, 80)} rises, the loss"
+        if self.value == 0:
+            return f"{moved} stays the same"
+        way = "rises" if self.value > 0 else "falls"
+        return f"{moved} {way} {format_number(abs(self.value), digits)} times as fast"
+
     def body(self, digits: int = 8, terms: int | None = MOST_TERMS) -> Body:
         """The parts of the text below its first line."""
         operation = OPERATIONS[self.op]
@@ -201,12 +213,17 @@ class Derivation:
             for verdict in self.verdicts
             for leaf in verdict.leaves()
         ]
+        if self.hidden and operation.names != "":
+            pass
+        absent = [f"hidden, so {format_number(self.value, digits)}", *rules]
         if operation.total:
-            return Body(_terms(self, digits, terms), [], _remarks(self, digits))
+            lines = absent if self.hidden else _terms(self, digits, terms)
+            return Body(lines, [], _remarks(self, digits))
         if not operation.names:  # given, or a cell of the mask
-            return Body(rules or [operation.lead], [], [])
+            meaning = self.meaning(digits)
+            return Body(rules or [operation.lead], [], [f"({meaning})"] if meaning else [])
         if self.hidden:
-            return Body([f"hidden, so {format_number(self.value, digits)}", *rules], [], [])
+            return Body(absent, [], [])
 
         def word(kind: str, number: int) -> str:
             operand = self.operands[number]
@@ -280,8 +297,8 @@ class Derivation:
         lines = [f"{self._latex_cell()} &= {sides[0]}", *(f"&= {side}" for side in sides[1:])]
         if operation.latex:
             lines.insert(0, self.declared.latex.replace(" = ", " &= ", 1))
-        if self.note:
-            lines.append(rf"&\quad {latex_text(self.note)}")
+        for words in filter(None, (self.note, self.meaning(digits))):
+            lines.append(rf"&\quad {latex_text(words)}")
         return "\n".join([r"$$\begin{aligned}", " \\\\\n".join(lines), r"\end{aligned}$$"])
 
     def to_dataframe(self) -> Any:
@@ -336,31 +353,19 @@ def derive(
         return Operand(ref.step, own.symbol, where, labels.cell(own, where), value)
 
     letter = declared.running
-    operands: list[Operand] = []
-    terms: list[Term] = []
-    if not letter:
-        operands = [operand(ref, at) for ref in declared.operands]
-    else:
-        together = [ref for ref in declared.operands if _runs(ref, letter)]
-        first = together[0]
-        # The heads of a group run inside an entry of the index, not along an axis of their own.
-        inside = letter not in first.index
-        axis = "R" if inside else source.steps[first.step].axes[first.index.index(letter)]
-        along = labels.along(axis)
-        for position in _positions(source, declared, batch, at, axis):
-            factors = [operand(ref, {**at, letter: position}) for ref in together]
-            numbers = tuple(range(len(operands), len(operands) + len(factors)))
-            operands += factors
-            product = math.prod(factor.value for factor in factors)
-            terms.append(Term(along[position], numbers, product))
-        for ref in declared.operands:
-            if not _runs(ref, letter):  # the sink, beside the keys
-                operands.append(operand(ref, at))
-                terms.append(Term("sink", (len(operands) - 1,), operands[-1].value))
     verdicts: tuple[Verdict, ...] = ()
     judged = declared.op == "visible" or declared.over == "visible"
     if judged and "j" in at and ("i" in at or letter != "i") and source.rules is not None:
         verdicts = (verdict(source, batch, at.get("h", 0), at.get("i", 0), at["j"]),)
+    operands: list[Operand] = []
+    terms: list[Term] = []
+    if not letter:
+        operands = [operand(ref, at) for ref in declared.operands]
+    elif all(one.visible for one in verdicts):  # a hidden sum has no terms
+        operands, terms = _summands(source, labels, declared, batch, at, operand)
+    slope_of = ""
+    if declared.of:
+        slope_of = cell_name(source.steps[declared.of].symbol, labels.cell(declared, index))
     head = at.get("h")
     if "g" in at:
         head = at["g"] * (source.sizes["H"] // source.sizes["G"])
@@ -375,7 +380,42 @@ def derive(
         verdicts=verdicts,
         head=head,
         opener=partial(_open, source, labels, batch),
+        slope_of=slope_of,
+        place=[*source.steps].index(step),
     )
+
+
+def _summands(
+    source: Values,
+    labels: Labels,
+    declared: Step,
+    batch: tuple[int, ...],
+    at: Mapping[str, int],
+    operand: Callable[[Ref, Mapping[str, int]], Operand],
+) -> tuple[list[Operand], list[Term]]:
+    """What a cell adds up or takes the largest of."""
+    operands: list[Operand] = []
+    terms: list[Term] = []
+    letter = declared.running
+    together = [ref for ref in declared.operands if _runs(ref, letter)]
+    first = together[0]
+    # The heads of a group run inside an entry of the index, not along an axis of their own.
+    inside = letter not in first.index
+    axis = "R" if inside else source.steps[first.step].axes[first.index.index(letter)]
+    for position in _positions(source, declared, batch, at, axis):
+        factors = [operand(ref, {**at, letter: position}) for ref in together]
+        numbers = tuple(range(len(operands), len(operands) + len(factors)))
+        operands += factors
+        product = math.prod(factor.value for factor in factors)
+        label = (
+            f"head {factors[0].index[0]}" if axis in ("H", "R") else labels.along(axis)[position]
+        )
+        terms.append(Term(label, numbers, product))
+    for ref in declared.operands:
+        if not _runs(ref, letter):  # the sink, beside the keys
+            operands.append(operand(ref, at))
+            terms.append(Term("sink", (len(operands) - 1,), operands[-1].value))
+    return operands, terms
 
 
 def _open(source: Values, labels: Labels, batch: tuple[int, ...], chosen: Operand) -> Derivation:
@@ -469,4 +509,5 @@ def _remarks(derivation: Derivation, digits: int) -> list[str]:
         found.append(_OVERFLOW_IN_SUM if derivation.terms else _OVERFLOW)
     if not operation.exact and any(is_rounded(value, digits) for value in (*operands, *made)):
         found.append(_ROUNDED.format(digits))
-    return found
+    meaning = derivation.meaning(digits)
+    return [*found, f"({meaning})"] if meaning else found

@@ -45,6 +45,8 @@ def matrix_axes(step: Step) -> tuple[str | None, str | None]:
 
 def _reason(name: str, present: Mapping[str, object]) -> str | None:
     """Why a step that other calls have is not there."""
+    if name.startswith("d_") or name in ("target", "loss", "delta"):
+        return _no_gradient(name.removeprefix("d_"), present)
     ready = "queries, keys and values were given ready"
     if "W_q" not in present and (
         name in ("embeddings", "context", "W_o", "output_products", "projected_output")
@@ -74,6 +76,33 @@ def _reason(name: str, present: Mapping[str, object]) -> str | None:
         "output_products": "no b_o is added after an output projection",
         "projected_output": "this call has no output projection",
     }.get(name, "no such weights were given" if name.startswith(("W_", "b_")) else None)
+
+
+_WITHOUT_GRADIENT = {
+    **dict.fromkeys(
+        ("visible", "mask", "causal", "window", "lengths", "segments"),
+        "a key is visible or not, with nothing in between; the gradients of a bias are d_bias",
+    ),
+    **dict.fromkeys(
+        ("labels", "tokens", "query_labels", "key_labels", "title"),
+        "names are no numbers; the gradients of the vectors are d_queries or d_embeddings",
+    ),
+    **dict.fromkeys(("softcap", "width", "offset"), "it is a setting, not an input"),
+    **dict.fromkeys(
+        ("log_sums", "lse"), "the output is made of the weights, so the loss does not depend on it"
+    ),
+}
+
+
+def _no_gradient(name: str, present: Mapping[str, object]) -> str | None:
+    """Why a step has no gradient here, or the explanation none at all."""
+    if name in _WITHOUT_GRADIENT:
+        return _WITHOUT_GRADIENT[name]
+    if "d_output" not in present:
+        return "without a loss there are no gradients; give explain a target, or grad_output"
+    if name in ("target", "loss"):
+        return "grad_output is the gradient of a loss that only the caller knows; give a target"
+    return None if name.startswith("d_") else _reason(name, present)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,6 +158,11 @@ class ExplainedStep:
     def axes(self) -> tuple[str, ...]:
         """Such as ``("H", "L", "S")``, leading axes apart."""
         return self.declared.axes
+
+    @property
+    def phase(self) -> str:
+        """``"forward"``, ``"loss"`` or ``"backward"``: which part of the explanation it is in."""
+        return self.declared.phase
 
     @property
     def given(self) -> bool:

@@ -20,7 +20,7 @@ from regard.explanation.labels import Batch, Index, Labels, batch_position, head
 from regard.explanation.notation import format_number, plain
 from regard.explanation.step import ExplainedStep, Steps, matrix_axes
 from regard.explanation.table import aligned
-from regard.textbook.steps import Step
+from regard.textbook.steps import Step, result_of
 
 if TYPE_CHECKING:
     from regard.problems.problem import Problem
@@ -90,8 +90,7 @@ class Trace:
     @property
     def output(self) -> Array:
         """The last result: projected where there is an output projection, heads side by side."""
-        last = next(name for name in ("projected_output", "merged", "output") if name in self.steps)
-        return self.steps[last].value
+        return self.steps[result_of(self.steps)].value
 
     @property
     def heads(self) -> int | None:

@@ -25,7 +25,7 @@ from regard.boundary.parse import (
     either,
     shown,
 )
-from regard.compute.request import check_arrays, check_options
+from regard.compute.request import LOSS, check_arrays, check_loss, check_options
 from regard.errors import DtypeError, OptionError, ProblemError, ShapeError
 from regard.masks import Lengths, Segments, Window
 from regard.problems.parts import (
@@ -33,6 +33,7 @@ from regard.problems.parts import (
     READY,
     Expectation,
     RandomMatrices,
+    backward_axes,
     check_step,
     step_axes,
 )
@@ -48,12 +49,13 @@ def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     check_text("title", given["title"])
     check_text("note", given["note"])
     _draw(given)
-    for name in (*PROJECTED, *READY):
+    for name in (*PROJECTED, *READY, *LOSS):
         if given[name] is not None:
             given[name] = as_numbers(name, given[name])
     _check_presence(given)
     sizes = _projected_sizes(given) if given["embeddings"] is not None else _ready_sizes(given)
     _check_options(given, sizes)
+    _check_loss(given, sizes)
     _check_names(given, sizes)
     _check_expectations(given)
     return given
@@ -273,6 +275,19 @@ def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
     return tuple(as_integer(name, one) for one in value)
 
 
+def _check_loss(given: Mapping[str, Any], sizes: Sizes) -> None:
+    """A target, or a gradient, for every number of the result."""
+    if given["embeddings"] is None:
+        shape = (*given["queries"].shape[:-1], sizes["E"][0])
+    else:
+        shape = (sizes["L"][0], sizes["F" if given["W_o"] is not None else "HE"][0])
+    loss = {name: given[name] for name in LOSS if given[name] is not None}
+    try:
+        check_loss(loss, shape)
+    except (ShapeError, OptionError) as error:
+        raise ProblemError(*error.args, field=next(iter(loss))) from None
+
+
 # --- names and expectations ----------------------------------------------------------------------
 
 # The axes of the textbook that run down a matrix; the rows of W_o are the packed heads.
@@ -339,7 +354,8 @@ def _check_expectations(given: dict[str, Any]) -> None:
             raise ProblemError(
                 f"{name}.head is {shown(one.head)} but the problem has {have}; heads count from 0"
             )
-        axes = [a for a in step_axes()[one.step] if a not in ("HGL" if single else "HG")]
+        own = (step_axes() if one.step in step_axes() else backward_axes())[one.step]
+        axes = [a for a in own if a not in ("HGL" if single else "HG")]
         if one.at is not None and len(one.at) != len(axes):
             raise ProblemError(
                 f"{name}.at has {len(one.at)} entries but {one.step} has {len(axes)} axes here "
@@ -347,4 +363,6 @@ def _check_expectations(given: dict[str, Any]) -> None:
             )
     # A file groups them by step, so a problem does too: then both have them in the same order.
     order = list(step_axes())
+    if any(one.step not in order for one in expect):
+        order += backward_axes()
     given["expect"] = tuple(sorted(expect, key=lambda one: order.index(one.step)))

@@ -52,5 +52,7 @@ class Fields(TypedDict, total=False):
     softcap: float | None
     sink: ArrayIn | float | None
     softmax: Literal["shifted", "unshifted"]
+    target: ArrayIn | None
+    grad_output: ArrayIn | None
     random: RandomMatrices | None
     expect: Sequence[Expectation]

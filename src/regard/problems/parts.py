@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from regard.boundary.parse import (
     shown,
 )
 from regard.errors import ProblemError, safe_text
+from regard.textbook.loss import continued
 from regard.textbook.steps import PROJECTED, textbook
 
 # What a problem may start from, in place of embeddings and weights.
@@ -154,7 +156,7 @@ class Expectation:
     relative: float = 0.0
 
     def __post_init__(self) -> None:
-        check_step("expect", self.step)
+        check_step("expect", self.step, backward=True)
         name = f"expect.{self.step}"
         if self.value is None and self.variance is None:
             raise ProblemError(f"{name} says neither value nor variance; give one of them")
@@ -191,12 +193,31 @@ def step_axes() -> dict[str, tuple[str, ...]]:
     return {step.name: step.axes for step in textbook(everything, masked=True)}
 
 
-def check_step(name: str, step: Any) -> None:
-    """The name of a step that some problem can have."""
-    if not isinstance(step, str) or step not in step_axes():
-        near = difflib.get_close_matches(str(step), step_axes(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the steps are {', '.join(step_axes())}"
-        raise ProblemError(f"{name} names the step {shown(step)}, which does not exist; {hint}")
+@cache
+def backward_axes() -> dict[str, tuple[str, ...]]:
+    """Every step that a loss adds to any problem, with its axes."""
+    every = {*PROJECTED, "bias", "softcap", "sink"}
+    biases = {name for name in PROJECTED if name.startswith("b_")}
+    found: dict[str, tuple[str, ...]] = {}
+    for biased, context, heads in product((True, False), repeat=3):
+        given = every - (set() if biased else biases) - (set() if context else {"context"})
+        forward = textbook(given, heads=heads, masked=True, default_scale=False)
+        for step in continued(forward):
+            found.setdefault(step.name, step.axes)
+    for step in continued(textbook({*READY})):
+        found.setdefault(step.name, step.axes)
+    return found
+
+
+def check_step(name: str, step: Any, *, backward: bool = False) -> None:
+    """The name of a step that some problem can have, with `backward` of a gradient too."""
+    if isinstance(step, str) and (step in step_axes() or (backward and step in backward_axes())):
+        return
+    near = difflib.get_close_matches(str(step), [*step_axes(), *(backward_axes() if backward else ())], n=1)
+    more = " and, with a target or grad_output, gradients such as d_queries" if backward else ""
+    known = f"the steps are {', '.join(step_axes())}{more}"
+    hint = f"did you mean {near[0]}?" if near else known
+    raise ProblemError(f"{name} names the step {shown(step)}, which does not exist; {hint}")
 
 
 def _cell(name: str, cell: Any) -> tuple[str | int, ...]:

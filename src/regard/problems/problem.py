@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.compute.request import LOSS
 from regard.errors import safe_text
 from regard.problems.checks import checked
 from regard.problems.parts import (
@@ -69,6 +70,11 @@ class Problem:
         A query sees only keys of its own segment.
     softmax : {"shifted", "unshifted"}
         Whether the maximum of each row is subtracted before exp.
+    target : array, the shape of the result
+        What the result should be: the loss is half the squared distance to it, and the explanation
+        goes on with its gradients.
+    grad_output : array, the shape of the result
+        In place of a target: the gradient of another loss with respect to the result.
     random : RandomMatrices
         A recipe from which the fields that it names are drawn.
     expect : tuple of Expectation
@@ -128,6 +134,8 @@ class Problem:
     softcap: float | None = None
     sink: float | Array | None = None
     softmax: Literal["shifted", "unshifted"] = "shifted"
+    target: Array | None = None
+    grad_output: Array | None = None
     random: RandomMatrices | None = None
     expect: tuple[Expectation, ...] = ()
 
@@ -184,7 +192,7 @@ def _summary(problem: Problem) -> str:
         add("keys", _few(problem.key_labels or ()))
     given = [
         f"{name} {getattr(problem, name).shape}"
-        for name in (*PROJECTED, *READY)
+        for name in (*PROJECTED, *READY, *LOSS)
         if getattr(problem, name) is not None
     ]
     add("given", "  ".join(given))

@@ -24,6 +24,7 @@ from regard.boundary.parse import (
     check_text,
     shown,
 )
+from regard.compute.request import LOSS
 from regard.errors import ProblemError, safe_text
 from regard.problems.parts import MAX_NUMBERS, READY, Expectation, RandomMatrices, fields_of
 from regard.problems.problem import Problem
@@ -218,6 +219,7 @@ KEYS = (
     Key("options.segments.queries", "query_segments"),
     Key("options.segments.keys", "key_segments"),
     Key("options.softmax", "softmax"),
+    *(Key(name, name, _vectors) for name in LOSS),
     Key("random", "random", _random, fields_of),
     Key("expect", "expect", _expectations, _write_expectations),
 )
@@ -227,7 +229,7 @@ LONE_KEYS = ("format", "query_label")
 _BY_PATH = {key.path: key for key in KEYS}
 _PATHS = {key.field: key.path for key in KEYS}
 _TABLES = {key.path[:end] for key in KEYS for end, c in enumerate(key.path) if c == "."}
-_ARRAYS = {*PROJECTED, *READY, "mask", "bias", "sink"}
+_ARRAYS = {*PROJECTED, *READY, *LOSS, "mask", "bias", "sink"}
 
 
 # --- reading -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.parse import as_numbers, check_text, shown
+from regard.compute.request import LOSS
 from regard.errors import ProblemError
 from regard.problems.parts import MAX_NUMBERS
 
@@ -32,7 +33,7 @@ class Side:
 
 
 SIDES = (
-    Side("query_labels", "tokens", ("embeddings", "queries")),
+    Side("query_labels", "tokens", ("embeddings", "queries", *LOSS)),
     Side("key_labels", "context_tokens", ("context", "keys", "values")),
 )
 

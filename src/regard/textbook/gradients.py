@@ -99,10 +99,6 @@ def _symbols(step: Step) -> tuple[str, str]:
     return step.symbol, step.latex_symbol
 
 
-def _own(step: Step) -> Ref:
-    return Ref(step.name, step.index, *_symbols(step))
-
-
 class _Book:
     """The backward steps so far, and the contributions to each forward step's gradient."""
 
@@ -138,6 +134,7 @@ class _Book:
         op: str,
         operands: Sequence[Ref] = (),
         written: tuple[str, str] | None = None,
+        of: str = "",
     ) -> Ref:
         """Declare a step, over visible keys only where its cells have a query and a key."""
         letters = {LETTERS[axis] for axis in axes}
@@ -149,8 +146,10 @@ class _Book:
             *(name, *symbol, axes, op, tuple(operands)),
             over="visible" if over else "all",
             written=written,
+            phase="backward",
+            of=of,
         )
-        return _own(self.made[name])
+        return self.made[name].own
 
     def contribute(
         self,
@@ -181,9 +180,11 @@ class _Book:
         name, symbol = self.d(step)
         if len(arrived) == 1:
             only = self.made.pop(arrived[0])
-            self.step(name, symbol, only.axes, only.op, only.operands, only.written)
+            made = (only.axes, only.op, only.operands, only.written)
+            self.step(name, symbol, *made, of=step.name)
         elif arrived:
-            self.step(name, symbol, step.axes, "add", [_own(self.made[x]) for x in arrived])
+            parts = [self.made[x].own for x in arrived]
+            self.step(name, symbol, step.axes, "add", parts, of=step.name)
         return self.made.get(name)
 
     def needed(self, wrt: Collection[str]) -> tuple[Step, ...]:
@@ -227,7 +228,7 @@ def _through_cells(
     if step.running in ref.index:
         axes = (*axes, to.axes[ref.index.index(step.running)])
     known = {"d": Ref(gradient.name, step.index, *_symbols(gradient))}
-    known |= {"y": _own(step)} | {str(n): one for n, one in enumerate(step.operands)}
+    known |= {"y": step.own} | {str(n): one for n, one in enumerate(step.operands)}
     for number, part in enumerate(template[:-1], 1):
         op, *names = part.split()
         # Named after the step whose slope or product it is.
@@ -315,20 +316,20 @@ def _through_softmax(book: _Book, gradient: Step) -> None:
     logits = forward["exponentials"].operands[0].step
     logits = forward[logits].operands[0].step if logits == "shifted" else logits
     lse = book.made.get("d_lse")
-    d_output, output = _own(book.made["d_output"]), _own(forward["output"])
+    d_output, output = book.made["d_output"].own, forward["output"].own
     symbol, products = ("δ", r"\delta"), [d_output, output]
     if lse:
         of_output = book.step("output_delta", ("δ_O", r"\delta_{O}"), rows, "row_dot", products)
-        delta = book.step("delta", symbol, rows, "subtract", [of_output, _own(lse)])
+        delta = book.step("delta", symbol, rows, "subtract", [of_output, lse.own])
     else:
         delta = book.step("delta", symbol, rows, "row_dot", products)
     if logits in book.on_the_way:
-        operands = [_own(forward["weights"]), _own(gradient), delta]
+        operands = [forward["weights"].own, gradient.own, delta]
         axes = forward["weights"].axes
         book.contribute(forward[logits], "weights", "softmax_gradient", operands, axes)
     if "sink" in book.on_the_way:
         sink = forward["sink"]
-        share = [_own(forward[name]) for name in ("sink_exponential", "row_sums")]
+        share = [forward[name].own for name in ("sink_exponential", "row_sums")]
         weight = book.step("sink_weights", ("p", "p"), rows, "divide", share)
         op = "row_dot" if "L" in rows else "multiply"
         product = book.step(

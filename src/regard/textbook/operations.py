@@ -323,6 +323,17 @@ OPERATIONS: dict[str, Operation] = {
         adjoint=("subtract 1 2, multiply d _", "multiply d 0", "multiply d 0, negate _"),
         overflows=True,
     ),
+    "half_square": Operation(
+        value=lambda a, b: np.square(a - b) / 2,
+        formula="½·($0 − $1)²",
+        latex=r"\frac{1}{2} ($0 - $1)^2",
+        names="½·($n0 − $n1)²",
+        numbers="½ × ($0 − $b1)²",
+        latex_numbers=r"\frac{1}{2} \left($0 - $b1\right)^2",
+        numpy="($0 - $1) ** 2 / 2",
+        adjoint=("subtract 0 1, multiply d _", "subtract 1 0, multiply d _"),
+        overflows=True,
+    ),
     "inverse_root": Operation(
         value=_inverse_root,
         formula="1 / √$0",

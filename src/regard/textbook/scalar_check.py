@@ -60,6 +60,7 @@ RECOMPUTE: dict[str, Callable[[Sequence[float], bool], float]] = {
     "log": lambda x, _: _log(x[0]),
     "negate": lambda x, hidden: 0.0 if hidden else -x[0],
     "softmax_gradient": lambda x, hidden: 0.0 if hidden else x[0] * (x[1] - x[2]),
+    "half_square": lambda x, _: 0.5 * (x[0] - x[1]) * (x[0] - x[1]),
     "inverse_root": lambda x, _: 1 / math.sqrt(x[0]) if x[0] else 1.0,
     "same": lambda x, hidden: 0.0 if hidden else x[0],
     "split": lambda x, _: x[0],

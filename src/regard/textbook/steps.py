@@ -14,7 +14,7 @@ element: it does not know leading batch axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -89,11 +89,18 @@ class Step:
     over: Literal["all", "visible"] = "all"  # "visible": hidden keys are absent, not zero
     absent: bool = False  # whether −∞ is expected here: it means "no visible key"
     written: tuple[str, str] | None = None  # formula and LaTeX, where the operation has no words
+    phase: Literal["forward", "loss", "backward"] = "forward"
+    of: str = ""  # the forward step that this is the whole gradient of
 
     @property
     def index(self) -> tuple[str, ...]:
         """The letters of one cell's index, such as ('h', 'i', 'j')."""
         return tuple(LETTERS[axis] for axis in self.axes)
+
+    @property
+    def own(self) -> Ref:
+        """The cell at the same place, as an operand of another step."""
+        return Ref(self.name, self.index, self.symbol, self.latex_symbol)
 
     @property
     def running(self) -> str:
@@ -143,6 +150,11 @@ class Step:
             return {"": symbols, "a": self.axes, "k": self.running}[kind][number]
 
         return fill(template, word, [(number,) for number in range(len(symbols))])
+
+
+def result_of(steps: Container[str]) -> str:
+    """The step that is the result: projected where there is W_o, else heads side by side."""
+    return next(name for name in ("projected_output", "merged", "output") if name in steps)
 
 
 def textbook(

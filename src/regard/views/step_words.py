@@ -15,6 +15,7 @@ from regard.explanation.derivation import verdict
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Statistics
 from regard.explanation.trace import Trace
+from regard.views import gradient_words
 from regard.views.head_view import Head, heads
 
 # exp of anything larger is infinite in float64.
@@ -79,6 +80,9 @@ MEANINGS = {
 
 def sentences(own: Head, step: str) -> tuple[str, ...]:
     """The words for one step of one head."""
+    declared = own.source.steps[step]
+    if declared.phase != "forward":
+        return gradient_words.sentences(declared, own.source.steps)
     if step in MEANINGS:
         return (MEANINGS[step],)
     return tuple(_WORDS[step](own, step))

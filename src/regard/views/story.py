@@ -10,6 +10,7 @@ from regard.explanation import questions
 from regard.explanation.derivation import Derivation
 from regard.explanation.notation import format_number
 from regard.explanation.trace import Trace
+from regard.textbook.steps import Step
 from regard.views.all_steps import PROJECTIONS, places
 from regard.views.step_words import constant_bias, count
 
@@ -30,6 +31,9 @@ SECTIONS = {
     "Softmax": "weights",
     "Output": "lse",
 }
+
+# What comes after the output, where there is a loss.
+HEADINGS = {"loss": "Loss", "backward": "Gradients"}
 
 # What a reader may switch, and what that does. The last two are mistakes that people make.
 WHAT_IF = {
@@ -93,7 +97,10 @@ def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
     hidden = by_products(explanation)
     sections: dict[str, tuple[str, ...]] = {}
     for name, step in explanation.steps.items():
-        if name not in hidden:
+        if name in hidden:
+            continue
+        title = HEADINGS.get(step.phase)
+        if title is None:
             # Ready queries, keys and values are where the numbers start.
             start = name in PROJECTIONS and step.given
             title = next(
@@ -101,7 +108,7 @@ def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
                 for title, last in SECTIONS.items()
                 if start or places()[name] <= places()[last]
             )
-            sections[title] = (*sections.get(title, ()), name)
+        sections[title] = (*sections.get(title, ()), name)
     return sections
 
 
@@ -117,7 +124,16 @@ def by_products(explanation: Trace) -> tuple[str, ...]:
         names -= set(PACKED)
     if constant_bias(explanation) is not None:
         names.add("bias")
+    names |= {name for name, step in explanation.steps.items() if _is_part(step.declared)}
     return tuple(name for name in explanation.steps if name in names)
+
+
+def _is_part(step: Step) -> bool:
+    """Whether a step of the loss or of a gradient only leads to another one."""
+    if step.phase == "backward":
+        copied = step.of in PACKED or step.of.endswith("_products")
+        return copied or not (step.of or step.name == "delta")
+    return step.name == "head_losses"
 
 
 def nonfinite(explanation: Trace) -> tuple[str, Derivation] | None:

@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 
 from regard.explanation.derivation import Derivation
-from regard.views.all_steps import places
 
 PATH_NOTE = "In each sum the largest term (▸) is followed, down to the given numbers."
 
@@ -31,7 +30,7 @@ def walk(derivation: Derivation) -> tuple[Stop, ...]:
     found: dict[tuple[str, tuple[int, ...]], Stop] = {}
     while waiting:
         # Always the latest step: everything that uses it has been seen by then.
-        at = max(waiting, key=lambda place: places()[place[0]])
+        at = max(waiting, key=lambda place: waiting[place].place)
         here = waiting.pop(at)
         followed = largest_term(here)
         if here.op in ("sum", "max") and here is not derivation:

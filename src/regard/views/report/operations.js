@@ -31,6 +31,7 @@ export const OPERATIONS = {
   log: { value: Math.log },
   negate: { value: (x) => -x, hidden: 0 },
   softmax_gradient: { value: (p, dP, delta) => p * (dP - delta), hidden: 0 },
+  half_square: { value: (a, b) => (a - b) ** 2 / 2 },
   inverse_root: { value: (width) => (width ? 1 / Math.sqrt(width) : 1) },
   same: { value: same, hidden: 0 },
   split: { value: same },

@@ -229,6 +229,15 @@ def _is_rounded(step: ExplainedStep) -> bool:
         return not np.array_equal(step.value, step.value.astype(np.float32), equal_nan=True)
 
 
+def forward_steps(explanation: Trace) -> Trace:
+    """The same attention without its loss and gradients, which pages do not show."""
+    steps = explanation.source.steps.values()
+    forward = tuple(step for step in steps if step.phase == "forward")
+    if len(forward) == len(steps):
+        return explanation
+    return replace(explanation, source=_Ready(explanation.source, forward))
+
+
 def _ready(explanation: Trace) -> Trace:
     """The same attention from its queries, keys and values on."""
     steps = explanation.source.steps

@@ -1,0 +1,62 @@
+"""What the loss and each gradient mean.
+
+Must not know which steps are shown, nor how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from regard.textbook.steps import Step
+
+_LOSS = {
+    "target": "What the output should be.",
+    "cell_losses": "Half the square of how far each number of the output is from its target.",
+    "row_losses": "Added up for each row.",
+    "head_losses": "Added up for each head.",
+    "loss": "All of it added up: 0 where the output is the target. Each gradient below says how "
+    "this number changes with one of those above.",
+}
+
+# What is added to the meaning of a gradient, by the step that it belongs to.
+_OF = {
+    "weights": "Where it is negative, more weight on that key would bring the loss down.",
+    "values": "A value is pulled by every query that reads it, as strongly as its weight is large.",
+    "queries": "A query is pulled towards the keys that should have more weight.",
+    "keys": "A key is pulled towards the queries that should read more from it.",
+    "embeddings": "Everything that a token is used for adds to it.",
+}
+_OF_OPERATION = {
+    "subtract": "The slope of half a square is the difference itself.",
+    "softmax_gradient": "The weights of a row add up to 1, so one score takes from the others what "
+    "it gives: what counts is how far dP is from δ, the row's average. A row adds up to 0.",
+    "keep": "A hidden key has no part in the loss: 0.",
+}
+
+# Steps that are no gradient themselves.
+_PARTS = {
+    "delta": "The average of each row of dP, weighted by P. The sum of dO·O is the same number.",
+    "sink_weights": "The share of each row's weight that goes to the sink.",
+    "d_sink_products": "The sink's share pulls as a weight on a value of 0 would.",
+    "capped_slope": "The slope of the softcap at each score: 1 in the middle, 0 far outside.",
+}
+
+
+def sentences(step: Step, forward: Mapping[str, Step]) -> tuple[str, ...]:
+    """The words for one step of the loss, or of the way back from it."""
+    if step.phase == "loss":
+        return (_LOSS[step.name],)
+    if step.of:
+        symbol = forward[step.of].symbol
+        rises = f"How much the loss rises if a number of {symbol} rises by 1"
+        if step.op == "given":
+            return (f"{rises}: given, because the loss is not.",)
+        more = (_OF_OPERATION.get(step.op, ""), _OF.get(step.of, ""))
+        return (f"{rises}, as long as the change is small.", *filter(None, more))
+    if step.name in _PARTS:
+        return (_PARTS[step.name],)
+    name, via, source = step.name.removeprefix("d_").partition("_from_")
+    if via:
+        return (f"The part of d_{name} that comes through {source}.",)
+    name, _, each = name.rpartition("_by_")
+    return (f"The part of d_{name} from each {each}, before they are added up.",)
