@@ -10,6 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 
+from exact_slopes import slopes
 from regard.compute import evaluation
 from regard.compute.evaluation import Run
 from regard.compute.visibility import Boolean
@@ -17,7 +18,7 @@ from regard.explanation.derivation import derive
 from regard.explanation.labels import Labels
 from regard.textbook.gradients import backward
 from regard.textbook.operations import OPERATIONS
-from regard.textbook.steps import INDEX_MAPS, Step, textbook
+from regard.textbook.steps import Step, textbook
 
 FLOAT = np.dtype(np.float64)
 READY = {"queries": "H L D", "keys": "G S D", "values": "G S E"}
@@ -63,97 +64,6 @@ def run_of(inputs: Mapping[str, Any], heads: int, groups: int, *, masked: bool, 
 
 
 # every number, by numerical slopes in 60 digits ---------------------------------------------------
-
-
-class Exact:
-    """Declared forward steps on mpmath numbers, cell by cell; hidden keys are left out."""
-
-    def __init__(self, run: Run, inputs: Mapping[str, np.ndarray]) -> None:
-        self.run, self.inputs, self.cells = run, inputs, {}
-
-    def loss(self) -> Any:
-        """What the gradients that arrive are the slopes of."""
-        total = mpmath.mpf(0)
-        for name, slopes in self.run.inputs.items():
-            if name.startswith("d_"):
-                own = name.removeprefix("d_")
-                for index in np.ndindex(*slopes.shape):
-                    if slopes[index] and (own != "lse" or self.cell("row_sums", index)):
-                        total += mpmath.mpf(float(slopes[index])) * self.cell(own, index)
-        return total
-
-    def cell(self, name: str, index: tuple[int, ...]) -> Any:
-        key = (name, index)
-        if key not in self.cells:
-            self.cells[key] = self.made(self.run.steps[name], index)
-        return self.cells[key]
-
-    def made(self, step: Step, index: tuple[int, ...]) -> Any:
-        if step.op == "given":
-            return self.inputs[step.name][index]
-        if step.op == "visible":
-            return bool(self.run.value("visible")[index])
-        at = dict(zip(step.index, index, strict=True))
-        if not step.running:
-            return ELEMENTARY[step.op](*(self.operand(ref, at) for ref in step.operands))
-        axis = next(
-            self.run.steps[ref.step].axes[ref.index.index(step.running)]
-            for ref in step.operands
-            if step.running in ref.index
-        )
-        terms = []
-        for position in range(self.run.sizes[axis]):
-            here = {**at, step.running: position}
-            if step.over == "visible" and step.running == "j":
-                seen = tuple(here[x] for x in self.run.steps["visible"].index)
-                if not self.cell("visible", seen):
-                    continue
-            along = [ref for ref in step.operands if step.running in ref.index]
-            terms.append(mpmath.fprod(self.operand(ref, here) for ref in along))
-        beside = [ref for ref in step.operands if step.running not in ref.index]
-        terms += [self.operand(ref, at) for ref in beside]
-        if step.op == "max":
-            return max(terms, default=mpmath.mpf(0))
-        return mpmath.fsum(terms)
-
-    def operand(self, ref: Any, at: Mapping[str, int]) -> Any:
-        index = tuple(
-            INDEX_MAPS[x](at, self.run.sizes) if x in INDEX_MAPS else at[x] for x in ref.index
-        )
-        return self.cell(ref.step, index)
-
-
-ELEMENTARY = {
-    "multiply": lambda a, b: a * b,
-    "softcap": lambda x, c: c * mpmath.tanh(x / c),
-    "add": lambda *x: mpmath.fsum(x),
-    "select": lambda visible, x: x,  # what is hidden is left out of every sum
-    "subtract": lambda a, b: a - b,
-    "exp": mpmath.exp,
-    "divide": lambda a, b: a / b if b else mpmath.mpf(0),
-    "log": lambda x: mpmath.log(x) if x else mpmath.mpf(0),
-    "split": lambda x: x,
-    "merge": lambda x: x,
-}
-
-
-def slopes(run: Run, name: str) -> np.ndarray:
-    """The slope of the loss along each number of an input, by central differences."""
-    inputs = {
-        own: np.vectorize(lambda x: mpmath.mpf(float(x)), otypes=[object])(array)
-        for own, array in run.inputs.items()
-    }
-    found = np.zeros(run.inputs[name].shape)
-    with mpmath.workdps(60):
-        step = mpmath.mpf(10) ** -20
-        for index in np.ndindex(*found.shape):
-            losses = []
-            for way in (-1, 1):
-                moved = inputs[name].copy()
-                moved[index] += way * step
-                losses.append(Exact(run, {**inputs, name: moved}).loss())
-            found[index] = (losses[1] - losses[0]) / (2 * step)
-    return found
 
 
 CALLS = {
