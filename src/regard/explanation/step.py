@@ -182,7 +182,7 @@ class ExplainedStep:
     @property
     def hides(self) -> bool:
         """Whether some cells are hidden keys: they are absent, not numbers."""
-        return self.declared.over == "visible" and "S" in self.axes
+        return self.declared.over == "visible" and self.axes[-1:] == ("S",)
 
     @cached_property
     def value(self) -> Array:
