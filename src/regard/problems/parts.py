@@ -213,7 +213,9 @@ def check_step(name: str, step: Any, *, backward: bool = False) -> None:
     """The name of a step that some problem can have, with `backward` of a gradient too."""
     if isinstance(step, str) and (step in step_axes() or (backward and step in backward_axes())):
         return
-    near = difflib.get_close_matches(str(step), [*step_axes(), *(backward_axes() if backward else ())], n=1)
+    near = difflib.get_close_matches(
+        str(step), [*step_axes(), *(backward_axes() if backward else ())], n=1
+    )
     more = " and, with a target or grad_output, gradients such as d_queries" if backward else ""
     known = f"the steps are {', '.join(step_axes())}{more}"
     hint = f"did you mean {near[0]}?" if near else known
