@@ -527,7 +527,8 @@ def check_text(cell: Derivation, digits: int) -> None:
 # fmt: off
 LATEX_COMMANDS = {
     "text", "textbackslash", "textasciicircum", "textasciitilde", "cdot", "mathrm", "infty",
-    "tanh", "exp", "ln", "max", "left", "right", "frac", "sqrt", "quad", "underbrace", "ell", "delta",
+    "tanh", "exp", "ln", "max", "left", "right", "frac", "sqrt", "quad", "underbrace",
+    "ell", "delta",
 }
 # fmt: on
 
