@@ -11,21 +11,15 @@
 // copied with 0 in its place: where it is seen, the row's lse or δ is NaN already, but for the column
 // of dV that a NaN of dO reaches (`add_specials`).
 #pragma once
-#include "tile.hpp"
+#include "gradient_rows.hpp"
 
 namespace {
 
 constexpr int64_t kBlockRows = 96;
 template <class T> constexpr int64_t kBlockKeys = 512 / int64_t(sizeof(T));
 
-// What the backward pass knows of a row: P = exp2((number − anchor) · unit − rest).
-template <class T> struct Known {
-    T anchor, rest, delta;
-    bool special_query, special_grad;  // whether there is a NaN or an infinity
-};
-
 template <class T> struct BackwardScratch {
-    T *weights, *grads, *straight;  // (rows, keys): P; dX; dX before the softcap's slope
+    T *weights, *grads, *before_softcap;  // (rows, keys): P; dX; dX before the softcap's slope
     T *key_panels, *value_panels, *keys, *d_keys, *d_values;
     T *queries, *grad_rows, *turning, *bias;
     double *d_scale, *checks;
@@ -43,8 +37,8 @@ template <class T> struct BackwardScratch {
         };
         take(weights, R * N);
         take(grads, R * N);
-        if (w.d_bias.data && q.softcap != 0) take(straight, R * N);
-        else straight = nullptr;
+        if (w.d_bias.data && q.softcap != 0) take(before_softcap, R * N);
+        else before_softcap = nullptr;
         take(key_panels, N * q.D);
         take(value_panels, N * q.E);
         take(keys, N * D);
@@ -60,191 +54,6 @@ template <class T> struct BackwardScratch {
         take(bytes, padded(R, kTile) * stack_size(q));
     }
 };
-
-// Rows as the products read them: T numbers, whole vectors.
-template <class T> struct Rows {
-    const T* at;
-    int64_t stride;  // in numbers
-};
-
-// `count` rows of an array (b, h, first …) in place where that is possible, else copied to `room`;
-// with `clean`, NaN and infinity become 0.
-template <class T>
-static Rows<T> rows_of(const Array& a, int64_t b, int64_t h, int64_t first, int64_t count,
-                       int64_t columns, bool clean, T* room) {
-    const char* from = a.at(b, h, first);
-    if (!clean && in_place<T>(a, columns) && a.row % int64_t(sizeof(T)) == 0 &&
-        uintptr_t(from) % alignof(T) == 0)
-        return {(const T*)from, a.row / int64_t(sizeof(T))};
-    const int64_t wide = padded(columns, kLanes<T>);
-    for (int64_t r = 0; r < count; r++) {
-        T* row = room + r * wide;
-        load_row(row, from + r * a.row, a.column, a.kind, columns);
-        for (int64_t i = columns; i < wide; i++) row[i] = 0;
-        for (int64_t i = 0; clean && i < columns; i++)
-            if (row[i] - row[i] != 0) row[i] = 0;
-    }
-    return {room, wide};
-}
-
-// Whether rows of any kind and stride are finite, in T.
-template <class T>
-static bool finite_rows(const Array& a, int64_t b, int64_t h, int64_t first, int64_t count,
-                        int64_t columns, T* room) {
-    for (int64_t r = 0; r < count; r++) {
-        const Rows<T> row = rows_of(a, b, h, first + r, 1, columns, false, room);
-        if (!finite(row.at, padded(columns, kLanes<T>))) return false;
-    }
-    return true;
-}
-
-template <class T> static bool summed_in_place(const Backward& w) {
-    return w.d_query && w.query_kind == kind_of<T>() && w.q.D % kLanes<T> == 0;
-}
-
-// Half a vector of numbers, as a vector of doubles.
-REGARD_INLINE Vec<double> widened(const double* p) { return load(p); }
-REGARD_INLINE Vec<double> widened(const float* p) {
-    typedef float Half __attribute__((vector_size(kBytes / 2)));
-    Half x;
-    __builtin_memcpy(&x, p, sizeof x);
-    return __builtin_convertvector(x, Vec<double>);
-}
-// Σ a·b of whole vectors of T, in float64.
-template <class T> static double dot(const T* a, const T* b, int64_t n) {
-    constexpr int W = kLanes<double>, N = kLanes<T> / W;
-    Vec<double> sum[N] = {};
-    for (int64_t i = 0; i < n; i += kLanes<T>)
-        for (int part = 0; part < N; part++)
-            sum[part] = fma(widened(a + i + part * W), widened(b + i + part * W), sum[part]);
-    return sum_of<double>(N == 1 ? sum[0] : sum[0] + sum[N - 1]);
-}
-
-// The squared length of the longest of `count` rows; NaN if there is one.
-template <class T>
-static double longest_of(const Array& a, int64_t b, int64_t h, int64_t count, int64_t columns,
-                         T* room) {
-    double most = 0;
-    for (int64_t r = 0; r < count; r++) {
-        const Rows<T> row = rows_of(a, b, h, r, 1, columns, false, room);
-        const double square = dot(row.at, row.at, padded(columns, kLanes<T>));
-        if (square > most || square != square) most = square;
-    }
-    return most;
-}
-
-// δ = Σ dO·O − dlse and lse of the rows of one head, and what they add to the sink's gradient.
-template <class T>
-static void prepare_rows(const Backward& w, int64_t b, int64_t h, char* scratch) {
-    const Request& q = w.q;
-    const Softmax<T> how = softmax_of<T>(q);
-    Known<T>* known = (Known<T>*)w.rows + (b * q.H + h) * q.L;
-    const int64_t D = padded(q.D, kLanes<T>), E = padded(q.E, kLanes<T>), group = q.H / q.G;
-    T *o_room = (T*)scratch, *g_room = o_room + E, *x_room = g_room + E;
-    for (int64_t i = 0; i < q.L; i++) {
-        const int64_t n = (b * q.H + h) * q.L + i;
-        const Rows<T> o = rows_of(w.output, b, h, i, 1, q.E, false, o_room);
-        const Rows<T> g = rows_of(w.grad_output, b, h, i, 1, q.E, false, g_room);
-        const Rows<T> x = rows_of(q.query, b, h, i, 1, q.D, false, x_room);
-        known[i].special_grad = !finite(g.at, E);
-        known[i].special_query = !finite(x.at, D);
-        double delta = dot(o.at, g.at, E);
-        if (w.grad_lse) delta -= w.grad_lse[n];
-        const double lse = w.lse[n];
-        known[i].anchor = lse == -infinity<double>() ? T(0) : T(lse / how.natural);
-        known[i].rest = T((lse - double(known[i].anchor) * how.natural) * kLog2e);
-        if (lse == -infinity<double>()) known[i].rest = 0;
-        known[i].delta = T(delta);
-        const double sink = q.sink ? __builtin_exp(q.sink[b * q.H + h] - lse) : 0;
-        if (w.d_sink) w.d_sink[n] = -sink * delta;
-        if (w.d_scale) w.d_scale[n] = 0;
-        if (!w.checks) continue;
-        // What the row's weights add up to, and its gradients of scores.
-        double* const checks = w.checks + 4 * n;
-        checks[0] = lse == -infinity<double>() ? 0 : sink - 1;
-        checks[1] = -sink * delta - (w.grad_lse ? w.grad_lse[n] : 0);
-        checks[2] = dot(x.at, x.at, D);
-        checks[3] = dot(g.at, g.at, E);
-    }
-    if (!w.checks || h % group) return;
-    double* const longest = w.longest + 2 * (b * q.G + h / group);
-    longest[0] = longest_of(q.key, b, h / group, q.S, q.D, o_room);
-    longest[1] = longest_of(q.value, b, h / group, q.S, q.E, o_room);
-}
-
-// The softcap of scores, and its slope 1 − (y / softcap)².
-template <class T> REGARD_INLINE Vec<T> slope_of(const Softmax<T>& how, Vec<T> score) {
-    const Vec<T> part = score * all(how.scale) / all(how.softcap);
-    const Vec<T> size = larger(part, -part);
-    const Vec<T> e = exp2(size * all(T(-2 * kLog2e))), whole = all(T(1)) + e;
-    return all(T(4)) * e / (whole * whole);
-}
-
-// What there is to do in a row beyond a plain one, which sees all its keys: each known when compiling.
-template <bool Hides, bool Biased, bool Bent> struct Extras {
-    static constexpr bool hides = Hides, biased = Biased, bent = Bent;
-};
-
-// Where the gradients of one row go, each nullptr if it is not wanted.
-template <class T> struct Gains {
-    T* straight;  // gradients before the softcap's slope
-    double *d_scale, *checks;  // checks: sums of the weights and of the gradients
-};
-
-// One row: scores become weights, products become gradients of scores, 0 where a key is hidden.
-template <class T, class Extra>
-static void gradients(Extra, const Softmax<T>& how, T sign, const Known<T>& row,
-                      const Seen<T>& seen, KeyRange keys, T* p, T* d, const Gains<T>& to) {
-    constexpr int W = kLanes<T>;
-    typedef typename VectorOf<T>::integer Integer;
-    const Vec<T> anchor = all(row.anchor), rest = all(-row.rest), delta = all(row.delta);
-    const Vec<T> unit = all(how.unit);
-    Bits<T> lane;
-    for (int i = 0; i < W; i++) lane[i] = i;
-    Vec<T> sum = {}, weights = {}, grads = {};
-    for (int64_t j = keys.low; j < keys.high; j += W) {
-        Bits<T> visible = ~Bits<T>{};
-        if (Extra::hides) {
-            const Integer low = Integer(larger_of(-1, smaller_of(seen.low - j, W)));
-            const Integer high = Integer(larger_of(-1, smaller_of(seen.high - j, W)));
-            visible = Bits<T>(lane >= low - Bits<T>{}) & Bits<T>(lane < high - Bits<T>{});
-            if (seen.bytes) {
-                Bits<T> said;
-                for (int i = 0; i < W; i++) said[i] = -Integer(seen.bytes[j + i]);
-                visible &= said;
-            }
-        }
-        const auto kept = [&](Vec<T> x) {
-            return Extra::hides || Extra::biased ? (Vec<T>)(visible & (Bits<T>)x) : x;
-        };
-        const Vec<T> score = Extra::bent ? load(p + j) * all(sign) : load(p + j);
-        Vec<T> t = score, slope = all(T(1));
-        if (Extra::bent && how.has_softcap) {
-            t = apply_softcap(how, score);
-            slope = slope_of(how, score);
-        } else if (Extra::bent && how.in_logits) {
-            t = t * all(how.scale);
-        }
-        if (Extra::biased && seen.bias) {
-            const Vec<T> added = load(seen.bias + j);
-            visible &= ~(Bits<T>)(added == all(-infinity<T>()));
-            t = fma(added, all(how.bias), fma(added, all(how.bias_rest), t));
-        }
-        const Vec<T> weight = kept(exp2(fma(t - anchor, unit, rest)));
-        const Vec<T> grad = kept(weight * (load(d + j) - delta));
-        const Vec<T> bent = Extra::bent ? kept(grad * slope) : grad;
-        if (Extra::bent && to.straight) store(to.straight + j, grad);
-        if (Extra::bent && to.d_scale) sum += kept(bent * load(p + j));
-        if (to.checks) weights += weight, grads += grad;
-        store(p + j, weight);
-        store(d + j, bent);
-    }
-    if (to.d_scale) *to.d_scale = double(sum_of<T>(sum));
-    if (to.checks) {
-        to.checks[0] = double(sum_of<T>(weights));
-        to.checks[1] = double(sum_of<T>(grads));
-    }
-}
 
 // out += Σ_j weights(r, j) · row j, for `count` sums r, j in along(first, last) of neighbouring sums;
 // weights as in `sum_rows`.
@@ -278,7 +87,7 @@ static void accumulate(const T* weights, int64_t count, F along, const T* rows, 
     for (; e < wide; e += W) columns(e, Number<1>{});
 }
 
-// Adds to dV what a NaN or an infinity of dO brings to the keys that its row sees.
+// Propagates a NaN or an infinity of dO to dV of the keys that its row sees.
 template <class T>
 static void add_specials(const Backward& w, const Seen<T>& seen, const Row& row, KeyRange keys,
                          const T* p, T* d_values) {
@@ -316,10 +125,14 @@ static bool add_to_bias(const Backward& w, const Row& row, int64_t k0, KeyRange 
     return odd == 0;
 }
 
+template <class T> static bool summed_in_place(const Backward& w) {
+    return w.d_query && w.query_kind == kind_of<T>() && w.q.D % kLanes<T> == 0;
+}
+
 // A block of rows of one query head, and what the block of keys means to it.
 template <class T> struct RowBlock {
     int64_t number, h, first, rows;  // number: among all blocks of the key head's rows
-    const Known<T>* known;
+    const RowConstants<T>* known;
     T* d_query;
     KeyRange visible[(kBlockRows + kTile - 1) / kTile];  // keys of each tile, whole vectors
     KeyRange seen_keys;  // that any tile needs; empty: none
@@ -403,7 +216,7 @@ static RowBlock<T> row_block(const BackwardWork<T>& k, int64_t number) {
     t.h = k.chunk.g * k.group + number / k.each;
     t.first = number % k.each * kBlockRows;
     t.rows = smaller_of(kBlockRows, q.L - t.first);
-    t.known = (const Known<T>*)k.w.rows + (k.chunk.b * q.H + t.h) * q.L + t.first;
+    t.known = (const RowConstants<T>*)k.w.rows + (k.chunk.b * q.H + t.h) * q.L + t.first;
     T* const head = k.in_place ? (T*)k.w.d_query + k.head * k.group * q.L * q.D : (T*)k.sums;
     t.d_query = head + (number / k.each * q.L + t.first) * k.wide_d;
     t.seen_keys = {kBlockKeys<T>, 0};
@@ -435,11 +248,11 @@ REGARD_INLINE void gradient_row(const BackwardWork<T>& k, const RowBlock<T>& t, 
     T *p = k.s.weights + r * N, *d = k.s.grads + r * N;
     const Seen<T> seen = {row.low - k.chunk.k0, smaller_of(row.high - k.chunk.k0, k.chunk.n), bytes,
                           bias_of(k.q, row, k.chunk, k.s.bias)};
-    const Gains<T> to = {k.s.straight ? k.s.straight + r * N : nullptr,
+    const Gains<T> to = {k.s.before_softcap ? k.s.before_softcap + r * N : nullptr,
                          k.w.d_scale ? k.s.d_scale + r : nullptr,
                          k.w.checks ? k.s.checks + 2 * r : nullptr};
     const bool hides = bytes || seen.low > whole.low || seen.high < whole.high;
-    const bool bent = k.how.in_logits || k.sign != 1 || to.straight || to.d_scale;
+    const bool bent = k.how.in_logits || k.sign != 1 || to.before_softcap || to.d_scale;
     const auto run = [&](auto extra) {
         gradients(extra, k.how, k.sign, t.known[r], seen, whole, p, d, to);
     };
@@ -528,7 +341,7 @@ template <class T> static void sum_over_rows(const BackwardWork<T>& k, const Row
 // dQ += dX K, and what else is summed over keys.
 template <class T> static void sum_over_keys(BackwardWork<T>& k, const RowBlock<T>& t) {
     constexpr int64_t N = kBlockKeys<T>;
-    const T* const straight = k.s.straight ? k.s.straight : k.s.grads;
+    const T* const before_softcap = k.s.before_softcap ? k.s.before_softcap : k.s.grads;
     for (int64_t r = 0; r < t.rows; r++) {
         const KeyRange whole = t.visible[r / kTile];
         if (whole.low >= whole.high) continue;
@@ -539,7 +352,7 @@ template <class T> static void sum_over_keys(BackwardWork<T>& k, const RowBlock<
                                 k.wide_d, t.d_query + r * k.wide_d);
         const int64_t n = index_of(k.q, k.s.row[r]);
         if (k.w.d_bias.data)
-            k.beyond |= !add_to_bias(k.w, k.s.row[r], k.chunk.k0, real, straight + r * N);
+            k.beyond |= !add_to_bias(k.w, k.s.row[r], k.chunk.k0, real, before_softcap + r * N);
         if (k.w.d_scale) k.w.d_scale[n] += k.s.d_scale[r];
         for (int sum = 0; k.w.checks && sum < 2; sum++)
             k.w.checks[4 * n + sum] += k.s.checks[2 * r + sum];
