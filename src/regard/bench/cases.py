@@ -57,7 +57,7 @@ class Case:
     @property
     def bytes(self) -> int:
         """The size of all keys and values."""
-        return self.B * self.G * self.S * (self.D + self.E) * _dtype(self.dtype).itemsize
+        return self.B * self.G * self.S * (self.D + self.E) * dtype_of(self.dtype).itemsize
 
     @property
     def answers(self) -> dict[str, tuple[int, ...]]:
@@ -186,7 +186,12 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     return Inputs(case, query, key, value, keep, bias, lengths, options, grad)
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype of this name, bfloat16 too.
+
+    >>> dtype_of("float16")
+    dtype('float16')
+    """
     if name != "bfloat16":
         return np.dtype(name)
     from ml_dtypes import bfloat16
@@ -197,7 +202,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
     """At an address that is a multiple of 64: some peers copy other arrays."""
-    kind = _dtype(dtype)
+    kind = dtype_of(dtype)
     size = int(np.prod(shape)) * kind.itemsize
     room = np.empty(size + 64, np.uint8)
     start = -room.ctypes.data % 64

@@ -95,6 +95,41 @@ def test_the_memory_of_a_call_grows_with_the_length_and_not_with_its_square():
     np.testing.assert_array_less(long, max(short, PER_THREAD) + 2 * ARRAY + SLACK)
 
 
+LONG_GRADIENTS = """
+from regard.bench.cases import dtype_of
+n, width, threads = (int(x) for x in sys.argv[1:4])
+arrays = [rng.random((n, width), np.float32).astype(dtype_of(sys.argv[4])) for _ in "qkvg"]
+causal = sys.argv[5] == "causal"
+given = {}
+if sys.argv[6] == "given":
+    out = np.empty((n, width), np.float32)
+    given = dict(zip(("output", "lse"), regard.attention(
+        *arrays[:3], causal=causal, return_lse=True, out=out)))
+regard.gradients(*(x[:40] for x in arrays), threads=threads)
+before = peak()
+made = regard.gradients(*arrays, causal=causal, threads=threads, **given)
+print(peak() - before - sum(x.nbytes for x in made[:3]))
+"""
+PER_BACKWARD_THREAD = 24 * MIB
+
+
+@pytest.mark.needs("ml_dtypes")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("given", ["computed", "given"])
+def test_the_memory_of_a_backward_pass_grows_like_a_copy_of_keys_and_values(dtype, given):
+    def grown(length: int) -> int:
+        words = *map(str, (length, WIDTH, 1)), dtype, "causal", given
+        # What is freed goes back at once, so that it is not used again unseen.
+        environment = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
+        made = fresh_process.python(LONG_GRADIENTS, *words, start=START + PEAK, **environment)
+        return int(well(made))
+
+    short, long = grown(LENGTH // 8), grown(LENGTH // 2)
+    np.testing.assert_array_less(long, PER_BACKWARD_THREAD + 2 * ARRAY // 2 + SLACK)
+    # Twice the slack: a short call touches less of its scratch.
+    np.testing.assert_array_less(long - short, 2 * ARRAY * 3 // 8 + 2 * SLACK)
+
+
 def test_one_row_takes_no_copy_of_the_keys():
     program = """
 q, k, v = rng.random((1, 64), np.float32), *(rng.random((400_000, 64), np.float32),) * 2
