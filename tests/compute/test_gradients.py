@@ -21,6 +21,9 @@ if BFLOAT16 is not None:
 ALL = ("query", "key", "value", "scale")
 
 
+NOT_THE_ORACLES = ("output", "lse", "threads", "precision")
+
+
 def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
 
@@ -49,11 +52,12 @@ def check(
 ) -> regard.Gradients[np.ndarray]:
     """One call, every number within its bound; `oracle` are its options where they differ."""
     dtype = arrays[0].dtype
-    unit = precision_of(np.float64 if dtype == np.float64 else np.float32).unit
+    exact = options.get("precision") == "exact"
+    unit = precision_of(np.float64 if exact or dtype == np.float64 else np.float32).unit
     with on_path(path) as kernel:
         result = gradients(*arrays, wrt=wrt, kernel=kernel, **options)
     named = {**options, **(oracle or {})}
-    named = {name: x for name, x in named.items() if name not in ("output", "lse", "threads")}
+    named = {name: x for name, x in named.items() if name not in NOT_THE_ORACLES}
     exact, error = differentiate(*arrays, unit, **named)
     for name in wrt:
         compare(name, getattr(result, name), getattr(exact, name), getattr(error, name), options)
@@ -223,6 +227,32 @@ def test_axes_that_the_caller_does_not_have_are_not_in_the_gradient(path, shape)
         assert getattr(result, name).shape == array.shape
         reshaped = (getattr(one, name).reshape(array.shape) for one in (exact, error))
         compare(name, getattr(result, name), *reshaped, {})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float16)], ids=str)
+def test_exact_precision_sums_in_float64_and_rounds_once(path, dtype):
+    options = {"causal": True, "offset": 3, "sink": 0.3, "softcap": 2.0, "precision": "exact"}
+    check(call(dtype=dtype), path, **options, bias=normal(7, 9, seed=8))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_inputs_are_never_written_and_gradients_own_their_memory(path):
+    q, k, v, grad = call(dtype=np.float64)
+    output, lse = regard.attention(q, k, v, bias=normal(9), sink=0.3, return_lse=True)
+    given = {"bias": normal(9), "sink": np.array([0.3] * 2), "mask": normal(7, 9, seed=5) > -9}
+    given |= {"output": output, "lse": lse, "grad_lse": normal(2, 7)}
+    arrays = (q, k, v, grad, *given.values())
+    before = [array.tobytes() for array in arrays]
+    for array in arrays:
+        array.flags.writeable = False
+    wrt = ("query", "key", "value", "bias", "sink")
+    with on_path(path) as kernel:
+        result = gradients(q, k, v, grad, **given, wrt=wrt, kernel=kernel)
+    assert [array.tobytes() for array in arrays] == before
+    for made in result[:5]:
+        assert made.flags.writeable
+        assert not any(np.may_share_memory(made, array) for array in arrays)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -84,6 +84,9 @@ CALLS = {
     "keys split": lambda: regard.attention(
         q[:, :1], np.tile(k, (1, 60, 1)), np.tile(v, (1, 60, 1)), threads=threads),
     "rows again": lambda: regard.attention(far, *wide, threads=threads),
+    "gradients": lambda: regard.gradients(
+        q[:, :100], k, v, v[:, :100], mask=regard.masks.Causal(), offset=9, bias=np.ones((100, 1)),
+        sink=0.5, wrt=("bias", "sink", "query", "key", "value"), threads=threads)[:5],
 }
 """
 
@@ -99,7 +102,9 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.sweep
 @pytest.mark.parametrize("target", [TARGETS[0], TARGETS[-1]] if TARGETS else [])
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("what", ["plain", "a batch", "general", "keys split", "rows again"])
+@pytest.mark.parametrize(
+    "what", ["plain", "a batch", "general", "keys split", "rows again", "gradients"]
+)
 def test_every_allocation_that_fails_is_a_memory_error_and_the_next_call_works(
     failing, target, threads, what
 ):

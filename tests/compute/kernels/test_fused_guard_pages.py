@@ -69,7 +69,78 @@ def call(G, R, L, S, D, E, dtype, end, threads=1, mask=False, bias=False, plain=
 
 """
 
+# Every array that native code is handed in a backward pass lies flush with such a page.
+BACKWARD = """
+pages = [Pages(1 << 18) for _ in range(30)]
+
+class Guarded:
+    def __init__(self, native):
+        self.native = native
+
+    def __getattr__(self, name):
+        return getattr(self.native, name)
+
+    def run_backward(self, *arguments):
+        free, back = iter(pages), []
+
+        def put(x):
+            if isinstance(x, list):
+                return [tuple(map(put, rule)) for rule in x]
+            if not isinstance(x, np.ndarray):
+                return x
+            own = x[tuple(slice(None if s else 1) for s in x.strides)]  # broadcast axes once
+            at = next(free).place(np.ascontiguousarray(own), end, writable=x.flags.writeable)
+            back.append((own, at))
+            strides = [s if t else 0 for s, t in zip(at.strides, x.strides)]
+            return np.lib.stride_tricks.as_strided(at, x.shape, strides)
+
+        self.native.run_backward(*map(put, arguments))
+        for own, at in back:
+            if own.flags.writeable:
+                own[...] = at
+
+def call(G, R, L, S, D, E, dtype, given=False, mask=False, bias=None, **options):
+    shapes = (G * R, L, D), (G, S, D), (G, S, E), (G * R, L, E)
+    arrays = [rng.normal(size=s).astype(dtype) for s in shapes]
+    for x in arrays:
+        x.flags.writeable = False
+    options |= {"wrt": ("query", "key", "value", "scale"), "kernel": "fused"}
+    if mask:
+        options["mask"] = rng.random((G * R, L, S)) < 0.8
+    if bias is not None:
+        options["bias"] = rng.normal(size=bias).astype(dtype)
+        options["wrt"] += ("bias",)
+    if "sink" in options:
+        options["wrt"] += ("sink",)
+    own = {n: x for n, x in options.items() if n not in ("wrt", "kernel")}
+    if given:
+        options["output"], options["lse"] = regard.attention(
+            *arrays[:3], return_lse=True, kernel="fused", **own
+        )
+        options["grad_lse"] = rng.normal(size=(G * R, L))
+    native.module = module
+    expected = regard.gradients(*arrays, threads=1, **options)
+    native.module = Guarded(module)
+    result = regard.gradients(*arrays, threads=1 + S % 3, **options)
+    for one, other in zip(result, expected):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), (G, R, L, S, D, E, dtype)
+
+module = native.module
+for n in range(1, 131):
+    end, dtype = n % 2 == 0, DTYPES[n // 2 % len(DTYPES)]
+    small = 1 + n * 7 % 40
+    call(1, 1, 1 + n % 14, (1, 17, 65, 130)[n % 4], n, small, dtype, given=n % 3 == 0)
+    call(1, 1, 1 + n % 14, (130, 65, 17, 1)[n % 4], small, n, dtype, given=n % 3 == 1)
+    call(1, 2, 7, n, 16, small, dtype, mask=n % 3 == 0, bias=(2, 7, n)[n % 4 :])
+    call(1, 1, n, 33, small, 16, dtype, causal=True, offset=5, sink=0.5)
+for S in (127, 128, 129, 255, 256, 257, 513):
+    for end, dtype in itertools.product((True, False), DTYPES):
+        call(1, 2, 97, S, 16, 24, dtype, given=True, mask=True, sink=0.1, softcap=3.0)
+        call(2, 1, 100, S, 24, 16, dtype, bias=(1, 1, S), causal=True, offset=S - 100)
+"""
+
 CALLS = {
+    "gradients": BACKWARD,
     "every width": """
 for D in range(1, 131):
     for n, (S, end) in enumerate(itertools.product((1, 17, 65, 130), (True, False))):

@@ -90,6 +90,28 @@ def test_a_long_call_takes_no_more_memory_whatever_its_rules(rules):
     np.testing.assert_array_less(grown(native.target, rules), MOST)
 
 
+def test_a_long_backward_pass_takes_a_copy_of_keys_and_values_and_a_bounded_scratch():
+    # A gradient of the bias as well, which every row shares.
+    program = """
+n, threads = 8192, 2
+x = rng.random((n, 64), np.float32)
+bias = np.zeros((1, n), np.float32)
+def call(rows):
+    regard.gradients(x[:rows], x, x, x[:rows], bias=bias, threads=threads, output=x[:rows],
+                     lse=np.zeros(rows, np.float32), wrt=("query", "key", "value", "bias"))
+for rows in (40, n):
+    before = peak()
+    try:
+        call(rows)
+    except regard.OptionError:  # after the pass: these are of no call
+        pass
+print(peak() - before)
+"""
+    own = 8192 * 64 * 4
+    most = THREADS * 24 * MIB + 3 * own + 2 * own + SLACK  # three gradients, and the copy
+    np.testing.assert_array_less(int(well(python(program))), most)
+
+
 def test_the_memory_of_a_call_grows_with_the_length_and_not_with_its_square():
     short, long = (grown(native.target, "none", LENGTH // 4 * n, 1) for n in (1, 4))
     np.testing.assert_array_less(long, max(short, PER_THREAD) + 2 * ARRAY + SLACK)

@@ -160,6 +160,53 @@ print(min(delays))
 
 @posix
 @every_target
+def test_an_interrupt_ends_a_long_backward_pass_and_the_next_one_works(target):
+    program = """
+native.use_target(sys.argv[1])
+def answers():
+    return [x.tobytes() for x in regard.gradients(q, k, v, q, causal=True)[:3]]
+expected = answers()
+x = rng.random((60_000, 64), np.float32)
+x.flags.writeable = False
+given = regard.attention(x[:600], x, x, return_lse=True)
+output, lse = (np.broadcast_to(y[:1], (60_000, *y.shape[1:])) for y in given)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+delays = []
+for threads in (1, 2, 2):
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    due = time.perf_counter() + 0.1
+    try:
+        regard.gradients(x, x, x, x, threads=threads, output=output, lse=lse, wrt="key")
+        print("not long enough")
+    except KeyboardInterrupt:
+        delays.append(time.perf_counter() - due)
+    assert answers() == expected
+print(min(delays))
+"""
+    np.testing.assert_array_less(float(well(python(program, target))), MOST_DELAY)
+
+
+@posix
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_backward_pass_within_a_signal_handler_within_another_leaves_both_right(threads):
+    program = f"""
+outer = arrays((2, 2500, 64), (2, 2500, 64), (2, 2500, 60), (2, 2500, 60))
+inner = arrays((2, 400, 64), (2, 900, 64), (2, 900, 64), (2, 400, 64))
+def answers(call):
+    return [x.tobytes() for x in regard.gradients(*call, threads={threads})[:3]]
+expected = [answers(call) for call in (outer, inner)]
+seen = []
+signal.signal(signal.SIGALRM, lambda *_: seen.append(answers(inner) == expected[1]))
+for part in (0.02, 0.1):
+    signal.setitimer(signal.ITIMER_REAL, part)
+    assert answers(outer) == expected[0]
+assert seen and all(seen), seen
+"""
+    well(python(program))
+
+
+@posix
+@every_target
 def test_an_interrupt_ends_a_long_plain_call(target):
     program = """
 native.use_target(sys.argv[1])
@@ -312,7 +359,9 @@ FORKING = {
     "rows that are computed again": (
         "[np.full((1, 48, 64), 3e38, np.float32)] + [rng.random((1, 30_000, 64), np.float32)] * 2"
     ),
+    "gradients": "[rng.random((2, 2500, 64), np.float32)] * 4",
 }
+FORKED = {"gradients": "regard.gradients(*call"}
 
 
 @posix
@@ -325,8 +374,8 @@ def test_a_call_that_forks_ends_in_both_processes(what, threads):
             + f"""
 call = {FORKING[what]}
 def answers():
-    result = regard.attention(*call, threads={threads}, return_lse=True)
-    return result.output.tobytes(), result.lse.tobytes()
+    result = {FORKED.get(what, "regard.attention(*call, return_lse=True")}, threads={threads})
+    return [x.tobytes() for x in result if x is not None]
 before = time.perf_counter()
 expected = answers()
 took = time.perf_counter() - before
@@ -666,6 +715,33 @@ for call in calls:
 
 @x86
 @every_target
+def test_the_floating_point_state_of_the_caller_changes_no_byte_of_a_gradient(target):
+    well(
+        python(
+            """
+native.use_target(sys.argv[1])
+tiny = [x * np.float32(1e-20) for x in (q, k, v, v)]
+for call in ((q, k, v, v), tiny):
+    expected = None
+    for bits in (DEFAULT, DEFAULT | UP, DEFAULT | FLUSH | ZERO, DEFAULT | 0x2000):
+        with np.errstate(all="ignore"):
+            set_control(bits)
+            made = regard.gradients(*call, threads=2)
+            ends = control()
+            set_control(DEFAULT)
+        assert ends & ~FLAGS == bits & ~FLAGS, hex(ends)
+        made = [x.tobytes() for x in made[:3]]
+        expected = expected or made
+        assert made == expected, hex(bits)
+""",
+            target,
+            start=STATE,
+        )
+    )
+
+
+@x86
+@every_target
 def test_the_rounding_mode_of_the_caller_changes_no_byte(target):
     well(
         python(
@@ -712,4 +788,5 @@ def test_numpy_hears_of_no_floating_point_trouble_from_a_call(target):
     with on_path(f"fused:{target}"), np.errstate(all="raise"):
         regard.attention(q, k, v)
         regard.attention(q, k, v, threads=2, return_lse=True)
+        regard.gradients(q, k, v, q, wrt=("query", "value", "scale"))
         np.float32(1) + np.float32(1)  # would raise what a call had left behind
