@@ -2,11 +2,14 @@
 
     python benchmarks/accuracy.py            # everything that is installed, in one run
     python benchmarks/accuracy.py long       # workloads whose name has this in it
+    python benchmarks/accuracy.py gradients  # the backward pass, at 64 to 4096 keys
 
 The error of a number is given in units of u·Σ p|v|: half the distance between two floats at the
 size of what was added up. Prints one table in Markdown and then every workload on which `regard`'s
-error (root mean square) exceeds that of the best neighbour by more than a tenth. Owns the list of
-workloads; the exact answer is computed here in 80-bit numbers, from the formula.
+error (root mean square) exceeds that of the best neighbour by more than a tenth. Errors of
+gradients are given in those of rounding the exact gradient once. Owns the list of workloads; the
+exact answer is computed here in 80-bit numbers, from the formula (gradients of types below float64:
+in float64).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import regard
+from regard.bench.cases import dtype_of
 
 Array = np.ndarray[Any, Any]
 
@@ -37,6 +41,8 @@ class Call(NamedTuple):
 
 
 def main(wanted: list[str]) -> int:
+    if wanted == ["gradients"]:
+        return main_of_gradients()
     peers = {name: peer for name, peer in PEERS.items() if answers(peer)}
     absent = [name for name in PEERS if name not in peers]
     columns = ["regard", *peers, "regard, exact"]
@@ -292,6 +298,117 @@ WORKLOADS: dict[str, Callable[[np.random.Generator], Call]] = {
     "float16": workload(normal, dtype=np.float16),
     "bfloat16": bfloat16,
 }
+
+# gradients ----------------------------------------------------------------------------------------
+
+LENGTHS = (64, 256, 1024, 4096)
+GRADIENTS = "dQ", "dK", "dV"
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def main_of_gradients() -> int:
+    peers = {"torch": torch_gradients, "jax": jax_gradients}
+    peers = {name: peer for name, peer in peers.items() if name in PEERS and answers(PEERS[name])}
+    columns = ["regard", *peers]
+    print("| L = S | " + " | ".join(f"{name}: {', '.join(GRADIENTS)}" for name in columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    behind = []
+    for kind in DTYPES:
+        for causal in (False, True):
+            for length in LENGTHS:
+                name = f"{kind} {'causal ' if causal else ''}{length}"
+                call, grad = training(kind, length, causal)
+                exact = exact_gradients(call, grad)
+                found = {"regard": regard.gradients(*call[:3], grad, causal=causal)[:3]}
+                found |= {who: peer(call, grad) for who, peer in peers.items()}
+                errors = {
+                    who: roundings(made, exact, call.query.dtype)
+                    for who, made in found.items()
+                    if made is not None
+                }
+                cells = [
+                    ", ".join(f"{one:.2f}" for one in errors[who]) if who in errors else "–"
+                    for who in columns
+                ]
+                print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+                others = [one for who, one in errors.items() if who != "regard"]
+                for place, which in enumerate(GRADIENTS):
+                    best = min((one[place] for one in others), default=np.inf)
+                    if errors["regard"][place] > MOST_BEHIND * best:
+                        behind.append(f"{name} {which} ({errors['regard'][place] / best:.2f})")
+    print(f"\nBehind the best by more than a tenth: {', '.join(behind) or 'nowhere'}.")
+    return bool(behind)
+
+
+def training(kind: str, length: int, causal: bool) -> tuple[Call, Array]:
+    """A workload with as many queries as keys, and the gradient of its output."""
+    rng = np.random.default_rng(length)
+    arrays = [rng.normal(size=(1, length, 64)).astype(dtype_of(kind)) for _ in "qkvg"]
+    return Call(*arrays[:3], causal=causal), arrays[3]
+
+
+def exact_gradients(call: Call, grad: Array) -> list[Array]:
+    """dQ, dK, dV: 256 rows at a time, in numbers with at least 11 bits more."""
+    wide = np.longdouble if call.query.dtype == np.float64 else np.float64
+    query, key, value, grad = (x[0].astype(wide) for x in (*call[:3], grad))
+    scale = 1 / np.sqrt(wide(query.shape[-1]))
+    made = [np.zeros_like(x) for x in (query, key, value)]
+    for first in range(0, len(query), 256):
+        rows = slice(first, min(first + 256, len(query)))
+        keys = slice(0, rows.stop if call.causal else len(key))
+        logits = query[rows] @ key[keys].T * scale
+        if call.causal:
+            ahead = np.arange(len(key))[keys] > np.arange(len(query))[rows, None]
+            logits[ahead] = -np.inf
+        p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        dp = grad[rows] @ value[keys].T
+        ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
+        made[0][rows] = ds @ key[keys] * scale
+        made[1][keys] += ds.T @ query[rows] * scale
+        made[2][keys] += p.T @ grad[rows]
+    return [x[None] for x in made]
+
+
+def roundings(made: Any, exact: list[Array], dtype: Any) -> list[float]:
+    """Each gradient's error (root mean square), in those of rounding the exact one once."""
+    pairs = list(zip(made, exact, strict=True))
+    once = [np.linalg.norm(x.astype(dtype).astype(x.dtype) - x) for x in exact]
+    off = [np.linalg.norm(x.astype(right.dtype) - right) for x, right in pairs]
+    return [float(one / unit) for one, unit in zip(off, once, strict=True)]
+
+
+def torch_gradients(call: Call, grad: Array) -> list[Array] | None:
+    import torch
+
+    half = grad.dtype.name == "bfloat16"
+    q, k, v, g = (
+        torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)[None]
+        if half
+        else torch.from_numpy(x)[None]
+        for x in (*call[:3], grad)
+    )
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    output = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=call.causal)
+    return [x[0].double().numpy() for x in torch.autograd.grad(output, inputs, g)]
+
+
+def jax_gradients(call: Call, grad: Array) -> list[Array] | None:
+    import jax
+
+    if grad.dtype == np.float16:
+        return None  # its products of float16 are not for CPUs
+    jax.config.update("jax_enable_x64", True)
+    q, k, v, g = (jax.numpy.asarray(x.swapaxes(0, 1)[None]) for x in (*call[:3], grad))
+
+    def made(q: Any, k: Any, v: Any, g: Any) -> Any:
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            return jax.nn.dot_product_attention(q, k, v, is_causal=call.causal)
+
+        return jax.vjp(attend, q, k, v)[1](g)
+
+    return [np.asarray(x)[0].swapaxes(0, 1) for x in jax.jit(made)(q, k, v, g)]
+
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
