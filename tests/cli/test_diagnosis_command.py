@@ -1,20 +1,28 @@
-"""`regard diagnose`: exit codes, the child process, and what the terminal shows."""
+"""`regard diagnose`: exit codes, the child process, and what the terminal shows.
+
+The command itself runs in this process: what it is asked to diagnose has its own either way.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import regard
 import wrong_attentions as wrong
 from places import ROOT
+from regard.cli import app
 from regard.diagnosis.choice import choose
 from regard.errors import OptionError, ProblemError
 from regard.views.diagnosis.terminal import print_diagnosis
@@ -64,16 +72,37 @@ def source(tmp_path):
     return path
 
 
-def command(*arguments, folder=ROOT):
-    return subprocess.run(
-        [sys.executable, "-m", "regard", "diagnose", *map(str, arguments)],
-        cwd=folder,
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(capfd):
+    """Calls the command; whatever else reaches a stream of this process is in its output too."""
+
+    def run(*arguments: Any, folder: Path = ROOT) -> Done:
+        told = {"COLUMNS": "100", "NO_COLOR": "1"}
+        with contextlib.chdir(folder):
+            done = CliRunner().invoke(app, ["diagnose", *map(str, arguments)], env=told)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        out, err = capfd.readouterr()
+        return Done(done.exit_code, done.stdout + out, done.stderr + err)
+
+    return run
+
+
+def test_a_process_of_its_own_ends_with_the_code_and_prints_the_verdict(source):
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", "diagnose", f"{source}:right"],
         capture_output=True,
         encoding="utf-8",
-        check=False,
         timeout=300,
         env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONUTF8": "1"},
     )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("right is right")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +117,7 @@ def command(*arguments, folder=ROOT):
         ("Holder.right", 0, "right is right"),
     ],
 )
-def test_the_exit_code_and_the_first_line_say_the_verdict(source, name, code, says):
+def test_the_exit_code_and_the_first_line_say_the_verdict(source, command, name, code, says):
     done = command(f"{source}:{name}")
     assert done.returncode == code, done.stdout + done.stderr
     assert says in done.stdout.replace("\n", " ")
@@ -96,11 +125,11 @@ def test_the_exit_code_and_the_first_line_say_the_verdict(source, name, code, sa
     assert "noise\n" not in done.stdout.replace("prints: ", "")
 
 
-def test_strict_makes_fragile_a_failure(source):
+def test_strict_makes_fragile_a_failure(source, command):
     assert command(f"{source}:fragile", "--strict").returncode == 1
 
 
-def test_json_is_all_that_is_printed(source):
+def test_json_is_all_that_is_printed(source, command):
     done = command(f"{source}:wrong", "--json")
     data = json.loads(done.stdout)
     assert data["verdict"] == "mistaken"
@@ -121,12 +150,14 @@ def _hidden(q, k, v): pass
 def flag(unknown): pass
 """
 ATTENTION = """
-def attention(q, k, v, *, mask=None):
+def attention(q, k, v, *, dropout=0.0):
     return softmax(q @ k.swapaxes(-1, -2)) @ v
 """
 
 
-def test_the_one_attention_of_a_file_or_a_notebook_is_chosen_and_the_others_named(tmp_path):
+def test_the_one_attention_of_a_file_or_a_notebook_is_chosen_and_the_others_named(
+    tmp_path, command
+):
     (tmp_path / "one.py").write_text(HELPERS + ATTENTION, "utf-8")
     cells = [{"cell_type": "code", "source": one} for one in ("%time\n1 +", HELPERS, ATTENTION)]
     (tmp_path / "one.ipynb").write_text(json.dumps({"cells": cells}), "utf-8")
@@ -135,7 +166,7 @@ def test_the_one_attention_of_a_file_or_a_notebook_is_chosen_and_the_others_name
         assert done.returncode == 1
         assert done.stdout.startswith("attention is mistaken: the scores are not scaled")
         assert done.stderr == (
-            f"{name}: diagnosing attention(q, k, v, *, mask=None); also there: "
+            f"{name}: diagnosing attention(q, k, v, *, dropout=0.0); also there: "
             "softmax(x, axis=-1), flag(unknown)\n"
         )
     done = command("one.py", "--json", folder=tmp_path)
@@ -188,7 +219,7 @@ def test_what_is_no_notebook_is_bad_input(text, tmp_path):
         choose(str(path))
 
 
-def test_a_module_and_a_notebook_will_do_and_in_process_gives_the_same(source, tmp_path):
+def test_a_module_and_a_notebook_will_do_and_in_process_gives_the_same(source, tmp_path, command):
     cells = [
         {"cell_type": "markdown", "source": ["# mine"]},
         {"cell_type": "code", "source": ["%matplotlib inline\n", "1 / 0"]},
@@ -214,21 +245,21 @@ def test_a_module_and_a_notebook_will_do_and_in_process_gives_the_same(source, t
         ("mine.py:np", "needs a function"),
     ],
 )
-def test_a_target_that_is_not_there_is_bad_input(source, target, says):
+def test_a_target_that_is_not_there_is_bad_input(source, command, target, says):
     done = command(target, folder=source.parent)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_loading_that_fails_says_why(tmp_path):
+def test_loading_that_fails_says_why(tmp_path, command):
     (tmp_path / "broken.py").write_text("import nothing_of_that_name", "utf-8")
     done = command("broken.py:f", folder=tmp_path)
     assert done.returncode == 2
     assert "ModuleNotFoundError" in done.stderr
 
 
-def test_a_hanging_function_in_native_code_is_ended(tmp_path):
+def test_a_hanging_function_in_native_code_is_ended(tmp_path, command):
     text = "import ctypes\ndef f(q, k, v):\n    ctypes.PyDLL(None).sleep(10000)\n"
     (tmp_path / "hangs.py").write_text(text, "utf-8")
     done = command("hangs.py:f", "--time-limit", "0.5", folder=tmp_path)

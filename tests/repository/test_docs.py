@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import doctest
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from places import ROOT
+from regard.cli import app
 
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
@@ -101,22 +100,15 @@ def test_readme_has_python_and_commands_to_run() -> None:
     ],
 )
 def test_a_command_on_a_page_runs_and_prints_what_the_page_shows(
-    page: Path, command: str, shown: str, place: Path
+    page: Path, command: str, shown: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A command that is to fail says so: `$ regard … # exit code 1`.
     command, _, code = command.partition(" # exit code ")
     program, *arguments = shlex.split(command)
     assert program == "regard"
-    run = subprocess.run(
-        [sys.executable, "-m", "regard", *arguments],
-        cwd=place,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONUTF8": "1"},
-    )
-    assert run.returncode == int(code or 0), run.stderr
+    monkeypatch.chdir(place)
+    run = CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "NO_COLOR": "1"})
+    assert run.exit_code == int(code or 0), run.output
     if shown:
         printed = "\n".join(line.rstrip() for line in run.stdout.strip("\n").split("\n"))
         assert looks_like(printed, shown), printed

@@ -1,6 +1,7 @@
-// What the page's script says of every number: driven by test_report_script.py, one JSON in, one out.
+// What the page's script says of every number: driven by test_report_script.py, a line
+// of JSON in, a line out.
 
-import { readFileSync, readdirSync } from "node:fs";
+import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
 const [folder] = process.argv.slice(2);
@@ -117,5 +118,7 @@ const tasks = {
   figures,
 };
 
-const asked = JSON.parse(readFileSync(0, "utf8"));
-process.stdout.write(JSON.stringify(asked.map((one) => tasks[one.task](one))));
+for await (const line of createInterface({ input: process.stdin })) {
+  const answers = JSON.parse(line).map((one) => tasks[one.task](one));
+  process.stdout.write(JSON.stringify(answers) + "\n");
+}

@@ -5,6 +5,7 @@ Most of these run in a process of their own, because what they do to it cannot b
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
@@ -128,6 +129,7 @@ INTERRUPTED = {
 }
 
 
+@pytest.mark.sweep
 @posix
 @every_target
 @pytest.mark.parametrize("what", INTERRUPTED)
@@ -221,6 +223,7 @@ except KeyboardInterrupt:
     assert well(python(program, target)) == "interrupted"
 
 
+@pytest.mark.sweep
 @posix
 @every_target
 @pytest.mark.parametrize("threads", [1, 2])
@@ -365,37 +368,37 @@ FORKED = {"gradients": "regard.gradients(*call"}
 
 
 @posix
-@pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("what", FORKING)
-def test_a_call_that_forks_ends_in_both_processes(what, threads):
+def test_a_call_that_forks_ends_in_both_processes(what):
     well(
         python(
             START
             + f"""
 call = {FORKING[what]}
-def answers():
-    result = {FORKED.get(what, "regard.attention(*call, return_lse=True")}, threads={threads})
+def answers(threads):
+    result = {FORKED.get(what, "regard.attention(*call, return_lse=True")}, threads=threads)
     return [x.tobytes() for x in result if x is not None]
-before = time.perf_counter()
-expected = answers()
-took = time.perf_counter() - before
 parent, children = os.getpid(), []
 signal.signal(signal.SIGALRM, lambda *_: children.append(os.fork()))
-for part in (0.2, 0.5, 0.8):
-    signal.setitimer(signal.ITIMER_REAL, part * took)
-    right = answers() == expected
-    while not children:  # the call was over before
-        pass
-    if os.getpid() != parent:
-        right = right and regard.attention(q, k, v, threads=2).shape == q.shape
-        os._exit(0 if right else 3)
-    assert right
-    child, until = children.pop(), time.monotonic() + 60
-    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
-        time.sleep(0.01)
-    if not ended[0]:
-        os.kill(child, signal.SIGKILL)
-    assert ended == (child, 0), ended
+for threads in (1, 2, 4):
+    before = time.perf_counter()
+    expected = answers(threads)
+    took = time.perf_counter() - before
+    for part in (0.2, 0.5, 0.8):
+        signal.setitimer(signal.ITIMER_REAL, part * took)
+        right = answers(threads) == expected
+        while not children:  # the call was over before
+            pass
+        if os.getpid() != parent:
+            right = right and regard.attention(q, k, v, threads=2).shape == q.shape
+            os._exit(0 if right else 3)
+        assert right
+        child, until = children.pop(), time.monotonic() + 60
+        while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+            time.sleep(0.01)
+        if not ended[0]:
+            os.kill(child, signal.SIGKILL)
+        assert ended == (child, 0), (threads, part, ended)
 """,
             start="import warnings; warnings.simplefilter('ignore')\n",
         )
@@ -460,8 +463,9 @@ for generation in range(3):
 
 
 def test_the_process_ends_with_sleeping_and_spinning_threads_alive():
-    for n in range(15):
-        well(python(f"regard.attention(q, k, v, threads={2 + n % 3})\ntime.sleep({n % 3 / 1000})"))
+    ends = itertools.product((2, 3, 4), (0, 0.001, 0.002))
+    for threads, pause in ends:
+        well(python(f"regard.attention(q, k, v, threads={threads})\ntime.sleep({pause})"))
 
 
 def test_the_process_ends_within_the_call_of_a_daemon_thread():
@@ -689,23 +693,23 @@ assert answers[0] == answers[1]
 
 @x86
 @every_target
-@pytest.mark.parametrize("width", [2, 3, 5, 64])
-def test_a_call_leaves_the_floating_point_state_and_flags_as_they_were(target, width):
+def test_a_call_leaves_the_floating_point_state_and_flags_as_they_were(target):
     well(
         python(
-            f"""
+            """
 native.use_target(sys.argv[1])
-calls = [[np.ascontiguousarray(x[..., :{width}]) for x in (q, k, v)],
-         [np.ascontiguousarray(x[:, :3, :{width}]) for x in (q, k, v)]]
-calls.append([x * np.float32(1e30) for x in calls[1]])
-calls.append([x * np.float32(1e-30) for x in calls[1]])
-for call in calls:
-    for bits in (DEFAULT, DEFAULT | UP, DEFAULT | FLUSH, DEFAULT | 0x21, DEFAULT | 0x2000):
-        set_control(bits)
-        plainly(*call)
-        ends = control()
-        set_control(DEFAULT)
-        assert ends == bits, (hex(bits), hex(ends))
+for width in (2, 3, 5, 64):
+    calls = [[np.ascontiguousarray(x[..., :width]) for x in (q, k, v)],
+             [np.ascontiguousarray(x[:, :3, :width]) for x in (q, k, v)]]
+    calls.append([x * np.float32(1e30) for x in calls[1]])
+    calls.append([x * np.float32(1e-30) for x in calls[1]])
+    for call in calls:
+        for bits in (DEFAULT, DEFAULT | UP, DEFAULT | FLUSH, DEFAULT | 0x21, DEFAULT | 0x2000):
+            set_control(bits)
+            plainly(*call)
+            ends = control()
+            set_control(DEFAULT)
+            assert ends == bits, (width, hex(bits), hex(ends))
 """,
             target,
             start=STATE,

@@ -6,11 +6,13 @@ them. What they run is the data that a page carries, made by `page_data`.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import struct
 import subprocess
+import threading
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -40,16 +42,35 @@ SCRIPTS = files("regard") / "views" / "report"
 CHAIN = 1024 * 2.0**-53
 
 
+@functools.cache
+def node() -> subprocess.Popen[bytes]:
+    """The one process that answers all questions; what it says of errors is pytest's to show."""
+    command = ["node", str(DRIVER), str(SCRIPTS)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def node_is_ended() -> Iterator[None]:
+    yield
+    with node():
+        node.cache_clear()
+
+
 def ask(*tasks: dict[str, Any]) -> list[Any]:
-    done = subprocess.run(
-        ["node", str(DRIVER), str(SCRIPTS)],
-        input=json.dumps(tasks, allow_nan=False).encode(),
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return json.loads(done.stdout)
+    process = node()
+    hanging = threading.Timer(300, process.kill)
+    hanging.start()
+    try:
+        process.stdin.write(json.dumps(tasks, allow_nan=False).encode() + b"\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    finally:
+        hanging.cancel()
+    if not answer:
+        node_ended = process.wait(60)
+        node.cache_clear()
+        pytest.fail(f"node has ended with {node_ended}")
+    return json.loads(answer)
 
 
 def sent(value: float) -> float | str:
