@@ -137,7 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     repeated.update(item for cases in tests.values() for item in repetitions(cases))
     config.hook.pytest_deselected(items=list(repeated))
     items[:] = [item for item in items if item not in repeated]
-    items.sort(key=lambda item: item.path.name not in ONE_BY_ONE)  # what takes longest begins
+    items.sort(key=lambda item: item.path.name not in ONE_BY_ONE | TOGETHER)  # the longest begin
 
 
 def test_of(nodeid: str) -> str:
