@@ -124,4 +124,5 @@ def mutants(session: nox.Session) -> None:
 def kernel_tests() -> list[str]:
     tests = Path("tests/compute")
     found = [*tests.glob("kernels/test_fused_*.py"), *tests.glob("test_semantics_*.py")]
+    found += [tests / "test_gradients.py"]
     return sorted(str(path) for path in found)

@@ -214,6 +214,20 @@ def test_inputs_that_were_broadcast_sum_their_gradients(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_sums_over_broadcast_axes_round_half_types_once(path):
+    q, k, v, grad = call((50,), dtype=np.float16)
+    shared = k[:1], v[:1]
+    each = [np.repeat(x, 50, axis=0) for x in shared]
+    exact = gradients(*(x.astype(float) for x in (q, *each, grad)), kernel="reference")
+    with on_path(path) as kernel:
+        one = gradients(q, *shared, grad, kernel=kernel)
+    for name in ("key", "value"):
+        whole = getattr(exact, name).sum(axis=0, keepdims=True)
+        off = np.abs(getattr(one, name) - whole)
+        np.testing.assert_array_less(off, 2.0**-11 * np.abs(whole) + 1e-4)
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("shape", [(2, 7), (7,)])
 def test_axes_that_the_caller_does_not_have_are_not_in_the_gradient(path, shape):
     rows = shape[:-1]
