@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import numpy as np
@@ -121,20 +122,25 @@ def test_gradients_of_half_types_are_rounded_once(name):
         np.testing.assert_allclose(ours.double(), exact, rtol=unit, atol=atol)
 
 
-@pytest.mark.needs("expecttest")  # by PyTorch's own test tools
-def test_the_samples_of_pytorch_itself_have_its_gradients():
+def samples_of_pytorch():
+    """Calls by which PyTorch tests its own function, and that function."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its test tools import what is deprecated
         from torch.testing._internal.common_methods_invocations import op_db
 
     info = next(o for o in op_db if o.name == "nn.functional.scaled_dot_product_attention")
-    checked = 0
     for sample in info.sample_inputs("cpu", torch.float64, requires_grad=True):
-        options = {**sample.kwargs, "dropout_p": 0.0}
-        given = [one for one in (sample.input, *sample.args) if one.requires_grad]
+        yield (sample.input, *sample.args), {**sample.kwargs, "dropout_p": 0.0}, info.op
+
+
+@pytest.mark.needs("expecttest")
+def test_the_samples_of_pytorch_itself_have_its_gradients():
+    checked = 0
+    for arguments, options, function_of_pytorch in samples_of_pytorch():
+        given = [one for one in arguments if one.requires_grad]
         results = (
-            function(sample.input, *sample.args, **options)
-            for function in (scaled_dot_product_attention, info.op)
+            function(*arguments, **options)
+            for function in (scaled_dot_product_attention, function_of_pytorch)
         )
         ours, theirs = (torch.autograd.grad(one.sum(), given) for one in results)
         for one, other in zip(ours, theirs, strict=True):
@@ -142,6 +148,16 @@ def test_the_samples_of_pytorch_itself_have_its_gradients():
             np.testing.assert_allclose(one, other, rtol=81 * SAME, atol=81 * SAME)
         checked += 1
     assert checked >= 25
+
+
+@pytest.mark.full
+@pytest.mark.needs("expecttest")
+def test_gradients_of_the_samples_of_pytorch_are_slopes_and_so_are_second_ones():
+    for arguments, options, _ in samples_of_pytorch():
+        call = functools.partial(scaled_dot_product_attention, **options)
+        tensors = tuple(one.detach().requires_grad_(one.requires_grad) for one in arguments)
+        assert gradcheck(call, tensors, fast_mode=True)
+        assert gradgradcheck(call, tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("order", [1, 2])

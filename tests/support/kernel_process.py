@@ -27,9 +27,9 @@ from places import ROOT, SUPPORT
 
 UNITS = ROOT / "src/regard/compute/kernels/cpp"
 LISTED = ROOT / "CMakeLists.txt"
-SOURCES = ("targets.cpp", "driver.cpp", "extended_range.cpp", "threads.cpp")
+SOURCES = ("targets.cpp", "driver.cpp", "backward_driver.cpp", "extended_range.cpp", "threads.cpp")
 
-RUN, EXPONENTIALS, TARGETS = range(3)
+RUN, EXPONENTIALS, TARGETS, BACKWARD = range(4)
 NO_MEMORY = 1
 KINDS = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3, "bool": 4}
 RULES = ("boolean", "lengths", "segments", "window", "all", "any", "negate")
@@ -119,21 +119,10 @@ class Module(types.ModuleType):
         threads: int,
         target: str,
     ) -> None:
-        lead = query.shape[:-3]
-        (heads, rows, width), (groups, size, columns) = query.shape[-3:], value.shape[-3:]
-        if np.isnan(scale):
-            scale = 1 / math.sqrt(width) if width else 1.0  # as module.cpp does, to the last bit
-        batch = int(np.prod(lead, dtype=np.int64))
-        parts = [integers(RUN, self._names.index(target), threads)]
-        parts += [integers(batch, heads, groups, rows, size, width, columns, left, right)]
-        parts += [integers(wide, KINDS[output.dtype.name], weights is not None)]
-        parts += [integers(lse is not None, KINDS["float32" if lse is None else lse.dtype.name])]
-        parts += [struct.pack("=2d", scale, softcap)]
-        for x in (query, key, value, bias):
-            parts += array(x)
-        for x in (sink, offset, length):
-            parts += block(x)
-        parts += program(rules)
+        inputs = query, key, value, bias, sink, offset, length, left, right, rules
+        parts = self._request(RUN, *inputs, scale, softcap, wide, threads, target)
+        parts += [integers(KINDS[output.dtype.name], weights is not None, lse is not None)]
+        parts += [integers(KINDS["float32" if lse is None else lse.dtype.name])]
         with self._one_call:
             self._send(parts)
             if self._integer() == NO_MEMORY:
@@ -143,6 +132,81 @@ class Module(types.ModuleType):
                     result.reshape(-1).view(np.uint8)[:] = np.frombuffer(
                         self._receive(result.nbytes), np.uint8
                     )
+
+    def run_backward(
+        self,
+        query: np.ndarray,
+        key: np.ndarray,
+        value: np.ndarray,
+        output: np.ndarray,
+        grad_output: np.ndarray,
+        lse: np.ndarray,
+        grad_lse: np.ndarray | None,
+        d_query: np.ndarray | None,
+        d_key: np.ndarray | None,
+        d_value: np.ndarray | None,
+        d_bias: np.ndarray | None,
+        d_scale: np.ndarray | None,
+        d_sink: np.ndarray | None,
+        beyond: np.ndarray,
+        checks: np.ndarray | None,
+        longest: np.ndarray | None,
+        heads: np.ndarray,
+        shared: bool,
+        *options: Any,
+    ) -> None:
+        parts = self._request(BACKWARD, query, key, value, *options)
+        parts += [*array(output), *array(grad_output), *block(lse), *block(grad_lse)]
+        own = d_query, d_key, d_value
+        parts += [integers(*(KINDS["float32" if x is None else x.dtype.name] for x in own))]
+        rest = d_scale, d_sink, checks, longest, beyond
+        for x in own:
+            parts += block(x)
+        parts += array(d_bias)
+        for x in rest:
+            parts += block(x)
+        parts += [integers(heads.size), *block(heads), integers(shared)]
+        with self._one_call:
+            self._send(parts)
+            if self._integer() == NO_MEMORY:
+                raise MemoryError
+            for result in (*own, d_bias, *rest):
+                if result is not None and result.size:
+                    low, high = np.lib.array_utils.byte_bounds(result)
+                    ctypes.memmove(low, self._receive(high - low), high - low)
+
+    def _request(
+        self,
+        order: int,
+        query: np.ndarray,
+        key: np.ndarray,
+        value: np.ndarray,
+        bias: np.ndarray | None,
+        sink: np.ndarray | None,
+        offset: np.ndarray,
+        length: np.ndarray | None,
+        left: int,
+        right: int,
+        rules: list[tuple[Any, ...]],
+        scale: float,
+        softcap: float,
+        wide: bool,
+        threads: int,
+        target: str,
+    ) -> list[bytes]:
+        """What every call begins with."""
+        (heads, rows, width), (groups, size, columns) = query.shape[-3:], value.shape[-3:]
+        if np.isnan(scale):
+            scale = 1 / math.sqrt(width) if width else 1.0  # as module.cpp does, to the last bit
+        batch = int(np.prod(query.shape[:-3], dtype=np.int64))
+        parts = [integers(order, self._names.index(target), threads)]
+        parts += [integers(batch, heads, groups, rows, size, width, columns, left, right, wide)]
+        parts += [struct.pack("=2d", scale, softcap)]
+        for x in (query, key, value, bias):
+            parts += array(x)
+        for x in (sink, offset, length):
+            parts += block(x)
+        return parts + program(rules)
 
     def _send(self, parts: list[bytes]) -> None:
         self._process.stdin.write(b"".join(parts))

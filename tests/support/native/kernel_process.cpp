@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <deque>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "driver.hpp"
@@ -14,7 +15,7 @@ using namespace regard;
 namespace {
 
 // What stands before a message: a call, exponentials, or the question which targets there are.
-enum Order : int64_t { Run, Exponentials, Targets };
+enum Order : int64_t { Run, Exponentials, Targets, RunBackward };
 enum Status : int64_t { Done, NoMemory };
 
 void read_bytes(void* to, size_t bytes) {
@@ -48,7 +49,17 @@ class Memory {
         const int64_t misaligned = integer();
         char* here = block(size_t(bytes), size_t(misaligned));
         read_bytes(here, size_t(bytes));
+        last_ = size_t(bytes);
         return here;
+    }
+    // The same, to be sent back at the end as it then is.
+    char* returning() {
+        char* here = incoming();
+        if (here) returning_.push_back({here, last_});
+        return here;
+    }
+    void send_back() const {
+        for (const auto& [here, bytes] : returning_) write_bytes(here, bytes);
     }
     template <class T> T* numbers() { return reinterpret_cast<T*>(incoming()); }
     ~Memory() {
@@ -57,11 +68,13 @@ class Memory {
 
   private:
     std::deque<void*> blocks_;
+    std::vector<std::pair<char*, size_t>> returning_;
+    size_t last_ = 0;
 };
 
-Array read_array(Memory& memory) {
+Array read_array(Memory& memory, bool returning = false) {
     Array array;
-    const char* block = memory.incoming();
+    const char* block = returning ? memory.returning() : memory.incoming();
     if (!block) return array;
     array.data = block + integer();
     array.kind = Kind(integer());
@@ -76,36 +89,46 @@ size_t size_of(Kind kind) { return kind == Kind::float64 ? 8 : kind == Kind::flo
 
 const Target& target_number(int64_t number) { return *kTargets[number]; }
 
-void run() {
+struct Call {
     Memory memory;
     Request q{};
     const Target& target = target_number(integer());
     const int threads = int(integer());
-    for (int64_t* size : {&q.B, &q.H, &q.G, &q.L, &q.S, &q.D, &q.E, &q.left, &q.right})
-        *size = integer();
-    q.wide = integer();
+    std::vector<Node> program;
+
+    Call() {
+        for (int64_t* size : {&q.B, &q.H, &q.G, &q.L, &q.S, &q.D, &q.E, &q.left, &q.right})
+            *size = integer();
+        q.wide = integer();
+        q.scale = read_one<double>();
+        q.softcap = read_one<double>();
+        for (Array* array : {&q.query, &q.key, &q.value, &q.bias}) *array = read_array(memory);
+        q.sink = memory.numbers<double>();
+        q.offset = memory.numbers<int64_t>();
+        q.length = memory.numbers<int64_t>();
+        program.resize(static_cast<size_t>(integer()));
+        q.program_depth = int32_t(integer());
+        for (Node& node : program) {
+            node.rule = Rule(integer());
+            node.left = integer();
+            node.right = integer();
+            node.mask = read_array(memory);
+            node.lengths = memory.numbers<int64_t>();
+            node.queries = memory.numbers<int64_t>();
+            node.keys = memory.numbers<int64_t>();
+        }
+        q.program = program.empty() ? nullptr : program.data();
+        q.program_size = int32_t(program.size());
+    }
+};
+
+void run() {
+    Call call;
+    Request& q = call.q;
+    Memory& memory = call.memory;
     q.kind = Kind(integer());
     const bool weights = integer(), lse = integer();
     q.lse_kind = Kind(integer());
-    q.scale = read_one<double>();
-    q.softcap = read_one<double>();
-    for (Array* array : {&q.query, &q.key, &q.value, &q.bias}) *array = read_array(memory);
-    q.sink = memory.numbers<double>();
-    q.offset = memory.numbers<int64_t>();
-    q.length = memory.numbers<int64_t>();
-    std::vector<Node> program(static_cast<size_t>(integer()));
-    q.program_depth = int32_t(integer());
-    for (Node& node : program) {
-        node.rule = Rule(integer());
-        node.left = integer();
-        node.right = integer();
-        node.mask = read_array(memory);
-        node.lengths = memory.numbers<int64_t>();
-        node.queries = memory.numbers<int64_t>();
-        node.keys = memory.numbers<int64_t>();
-    }
-    q.program = program.empty() ? nullptr : program.data();
-    q.program_size = int32_t(program.size());
 
     const size_t rows = size_t(q.B * q.H * q.L);
     const size_t sizes[] = {rows * size_t(q.E) * size_of(q.kind),
@@ -121,13 +144,41 @@ void run() {
     q.weights = weights ? results[1] : nullptr;
     q.lse = lse ? results[2] : nullptr;
     try {
-        answer(q, target, threads, nullptr);
+        answer(q, call.target, call.threads, nullptr);
     } catch (const std::bad_alloc&) {
         write_one(NoMemory);
         return;
     }
     write_one(Done);
     for (int n = 0; n < 3; n++) write_bytes(results[n], sizes[n]);
+}
+
+void run_backward() {
+    Call call;
+    Memory& memory = call.memory;
+    Backward w{};
+    w.q = call.q;
+    w.output = read_array(memory);
+    w.grad_output = read_array(memory);
+    w.lse = memory.numbers<double>();
+    w.grad_lse = memory.numbers<double>();
+    for (Kind* kind : {&w.query_kind, &w.key_kind, &w.value_kind}) *kind = Kind(integer());
+    for (char** result : {&w.d_query, &w.d_key, &w.d_value}) *result = memory.returning();
+    w.d_bias = read_array(memory, true);
+    for (double** result : {&w.d_scale, &w.d_sink, &w.checks, &w.longest})
+        *result = reinterpret_cast<double*>(memory.returning());
+    w.beyond = reinterpret_cast<uint8_t*>(memory.returning());
+    w.head_count = integer();
+    w.heads = memory.numbers<int64_t>();
+    w.in_order = integer();
+    try {
+        answer_backward(w, call.target, call.threads, nullptr);
+    } catch (const std::bad_alloc&) {
+        write_one(NoMemory);
+        return;
+    }
+    write_one(Done);
+    memory.send_back();
 }
 
 void exponentials() {
@@ -158,6 +209,7 @@ int main() {
     for (int64_t order; std::fread(&order, sizeof order, 1, stdin) == 1;) {
         switch (Order(order)) {
             case Run: run(); break;
+            case RunBackward: run_backward(); break;
             case Exponentials: exponentials(); break;
             case Targets: targets(); break;
             default: return 4;
