@@ -327,7 +327,9 @@ def main_of_gradients() -> int:
                     if made is not None
                 }
                 cells = [
-                    ", ".join(f"{one:.2f}" for one in errors[who]) if who in errors else "–"
+                    ", ".join(f"{one:.2f}" if one < 1e3 else f"{one:.0e}" for one in errors[who])
+                    if who in errors
+                    else "–"
                     for who in columns
                 ]
                 print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
