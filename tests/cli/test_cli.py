@@ -294,6 +294,51 @@ def test_a_blank_line_stands_between_a_table_and_a_derivation() -> None:
     assert "\n\nscores   A = Q·Kᵀ\n  A[cat, sat]" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.toml", "[target]\nlikes = [0, 0, 0, 1]\nshe = [1, 0, 0, 0]\ncoffee = [0, 1, 0, 0]\n"),
+        ("t.toml", "target = [[1, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0]]\n"),
+        ("t.json", "[[1, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0]]"),
+        ("t.npy", None),
+        ("t.npz", None),
+    ],
+)
+def test_a_target_comes_from_a_file(name: str, text: str | None) -> None:
+    target = np.eye(4)[[0, 3, 1]]
+    if text is not None:
+        Path(name).write_text(text)
+    elif name == "t.npy":
+        np.save(name, target)
+    else:
+        np.savez(name, target=target)
+    asked = ("explain", "she-likes-coffee", "--target", name, "--gradients")
+    shown = succeed(*asked)
+    output = regard.explain(regard.load_problem("she-likes-coffee")).output
+    assert f"  L = {np.square(output - target).sum() / 2:.8f}".rstrip("0") in shown
+    assert "d_queries   dQ = dA·K   3 queries × 4 numbers" in shown
+    assert "embeddings   given" not in shown
+    steps = [step["name"] for step in json.loads(succeed(*asked, "--json"))["steps"]]
+    np.testing.assert_equal((steps[0], steps[-1]), ("target", "d_embeddings"))
+    why = succeed(*asked[:-1], "--why", "d_scores", "she", "coffee")
+    assert "target[she, 0]" in why
+    succeed(*asked[:-1], "--save", "saved.npz")
+    np.testing.assert_array_equal(regard.load_problem("saved.npz").target, target)
+
+
+def test_an_example_with_a_target_checks_its_gradients() -> None:
+    text = succeed("explain", "look-back")
+    assert "Loss" in text
+    assert "Gradients" in text
+    assert "All 5 expectations hold." in text
+    Path("wrong.toml").write_text(
+        SMALL + "[target]\na = [0, 0]\nb = [0, 0]\n[expect.loss]\nvalue = 5.0\n"
+    )
+    result = call("explain", "wrong.toml", "--step", "loss")
+    np.testing.assert_equal(result.exit_code, DIFFERS)
+    assert "loss differs" in result.stdout
+
+
 def test_fewer_digits_can_be_asked_for() -> None:
     text = succeed("explain", "the-cat-sat", "--step", "weights", "--digits", "2")
     assert not re.search(r"\d\.\d{3}", text)
@@ -558,12 +603,27 @@ def test_a_reader_that_stops_reading_ends_it_quietly() -> None:
         (["the-cat-sat", "--save", "x.toml", "--html", "./x.toml"], "would go to the same file"),
         (["the-cat-sat", "--save", "x.toml", "--html", "there.toml"], "pass --force to replace it"),
         (["\x1b[31mred\x1b[0m.toml"], "\\x1b[31mred"),
+        (["the-cat-sat", "--gradients"], "--gradients needs a loss; give --target FILE"),
+        (["look-back", "--gradients", "--step", "loss"], "--step has no effect with --gradients"),
+        (["look-back", "--gradients", "--why", "loss"], "--why has no effect with --gradients"),
+        (["the-cat-sat", "--target", "target.txt"], "says no format"),
+        (["the-cat-sat", "--target", "nowhere.npy"], "nowhere.npy: cannot be read"),
+        (["the-cat-sat", "--target", "target.json"], "target.json: target has shape (2,)"),
+        (["the-cat-sat", "--target", "other.json"], "has one key, target; this one has aim"),
+        (["the-cat-sat", "--target", "empty.json"], "has one key, target; this one is empty"),
+        (["the-cat-sat", "--target", "t.json", "--save", "t.json"], "t.json"),
+        (["the-cat-sat", "--step", "d_queries"], "without a loss there are no gradients"),
+        (["look-back", "--why", "d_mask", "the", "cat"], "a key is visible or not"),
     ],
 )
 def test_bad_input_of_explain_is_one_line(words: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "there.toml").write_text("kept")
     (tmp_path / "broken.toml").write_text("a = [\n")
+    (tmp_path / "target.json").write_text("[1, 2]")
+    (tmp_path / "other.json").write_text('{"aim": [1, 2]}')
+    (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "t.json").write_text("[[1]]")
     assert message in refuse("explain", *words)
     np.testing.assert_equal((tmp_path / "there.toml").read_text(), "kept")
     assert not (tmp_path / "x.toml").exists()

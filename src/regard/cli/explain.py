@@ -9,7 +9,7 @@ import typer
 
 from regard import api
 from regard.cli.completion import complete_source, complete_step
-from regard.cli.explain_input import files_read, read_model, read_problem
+from regard.cli.explain_input import files_read, read_model, read_problem, with_target
 from regard.cli.frame import (
     DIFFERS,
     Command,
@@ -70,6 +70,7 @@ class _Wanted(NamedTuple):
     why: tuple[str, str, str] | None
     head: int | None
     statistics: bool
+    gradients: bool
     digits: int | None
     as_json: bool
     save: str | None
@@ -106,6 +107,10 @@ def explain(  # more than 80 lines, because a signature declares the options of 
         "N", "Query head, from 0; of keys and values, the key head that it uses."
     ),
     statistics: bool = flag("--statistics", "Show variances, entropy and the effect of the scale."),
+    target: str | None = option(
+        "FILE", "What the output should be (.npy, .toml, .json or .npz): adds loss and gradients."
+    ),
+    gradients: bool = flag("--gradients", "Show only the loss and the gradients."),
     digits: int | None = option("N", "Decimals to print (8).", min=0, max=17),
     as_json: bool = flag("--json", "Print JSON and nothing else."),
     text: str | None = option("WORDS", "Explain these words, as random vectors, not FILE."),
@@ -128,10 +133,10 @@ def explain(  # more than 80 lines, because a signature declares the options of 
     ),
 ) -> None:
     """Show every step of an attention, and where each number comes from."""
-    shown = (step or (), why, head, statistics, digits, as_json)
+    shown = (step or (), why, head, statistics, gradients, digits, as_json)
     wanted = _Wanted(*shown, save, html, budget, force, show)
     random = {"--dim": dim, "--seed": seed, "--heads": heads, "--causal": causal or None}
-    _check_files(wanted, files_read(source, model))
+    _check_files(wanted, [*files_read(source, model), *([target] if target else [])])
     _check_wanted(wanted, model)
     if why is not None and source is None and text is None:
         raise OptionError(
@@ -144,13 +149,15 @@ def explain(  # more than 80 lines, because a signature declares the options of 
     else:
         encoder, words = read_model(model, source, text, kind, random)
         if layer is None:
-            _refuse_for_overview(wanted)
+            _refuse_for_overview(wanted, target)
             _show_overview(encoder.overview(words, truncate=truncate), as_json, digits)
             return
         explained = encoder.explain(words, layer, head, truncate=truncate).problem
         assert explained is not None
         problem = explained
         wanted = wanted._replace(head=None)  # the problem has the one head, or all are shown
+    if target is not None:
+        problem = with_target(problem, target)
     if save is not None:
         from regard.problems.files import save_problem
 
@@ -159,6 +166,8 @@ def explain(  # more than 80 lines, because a signature declares the options of 
     from regard.explanation.labels import head_position
 
     explanation = api.explain(problem)
+    if gradients:
+        wanted = wanted._replace(steps=_gradients(explanation))
     head_position(explanation.source.sizes, wanted.head)
     derivation = None if why is None else _derivation(explanation, why, wanted.head)
     if html is not None:
@@ -191,9 +200,11 @@ def _check_files(wanted: _Wanted, inputs: Sequence[str | int]) -> None:
 def _check_wanted(wanted: _Wanted, model: str | None) -> None:
     """Refuse options that would have no effect on what is printed."""
     digits, head = {"--digits": wanted.digits}, {"--head": wanted.head}
+    if wanted.gradients:
+        refuse_with("--gradients", {"--step": wanted.steps or None, "--why": wanted.why})
     if wanted.as_json:
         refuse_with("--json", digits | ({} if wanted.why or model else head))
-    if wanted.why is not None or wanted.steps:
+    if wanted.why is not None or wanted.steps or wanted.gradients:
         return
     if wanted.statistics and wanted.html is None:
         refuse_with("--statistics alone", digits)
@@ -201,9 +212,10 @@ def _check_wanted(wanted: _Wanted, model: str | None) -> None:
         refuse_with("--html alone", head)
 
 
-def _refuse_for_overview(wanted: _Wanted) -> None:
+def _refuse_for_overview(wanted: _Wanted, target: str | None) -> None:
     asked: dict[str, Any] = {"--step": [*wanted.steps], "--why": wanted.why, "--head": wanted.head}
     asked |= {"--save": wanted.save, "--html": wanted.html, "--statistics": wanted.statistics}
+    asked |= {"--target": target, "--gradients": wanted.gradients}
     refuse_without("--layer", asked)
 
 
@@ -217,6 +229,19 @@ def _show_overview(overview: Overview, as_json: bool, digits: int | None) -> Non
 
 
 # --- computing and showing -----------------------------------------------------------------------
+
+
+def _gradients(explanation: Explanation) -> list[str]:
+    """The steps of the loss and the gradients that are shown by default."""
+    from regard.views.story import HEADINGS, outline
+
+    sections = outline(explanation)
+    names = [name for title in HEADINGS.values() for name in sections.get(title, ())]
+    if not names:
+        raise OptionError(
+            "--gradients needs a loss; give --target FILE, or a target in the problem"
+        )
+    return names
 
 
 def _derivation(

@@ -94,6 +94,21 @@ def _read_standard_input(kind: str | None) -> Problem:
     return parse_problem(text, "json" if is_json else "toml", "standard input")
 
 
+def with_target(problem: Problem, path: str) -> Problem:
+    """The problem with the target in a file."""
+    if path.lower().endswith(".npy"):
+        import numpy as np
+
+        from regard.cli.on_disk import load_npy
+        from regard.problems.files import about
+
+        with about(path):
+            return problem.replace(target=np.array(load_npy(path)))
+    from regard.problems.files import load_target
+
+    return load_target(problem, path)
+
+
 def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
     from regard.problems.parts import RandomMatrices
     from regard.problems.problem import Problem

@@ -17,7 +17,7 @@ from regard.boundary.parse import shown
 from regard.errors import ProblemError, safe_text
 from regard.problems import npz
 from regard.problems.problem import Problem
-from regard.problems.schema import about, mapping_from_problem, problem_from_mapping
+from regard.problems.schema import about, mapping_from_problem, problem_from_mapping, target_from
 from regard.problems.toml_json import MAX_TEXT_BYTES, Kind, decode, parse, spell
 
 if TYPE_CHECKING:
@@ -70,6 +70,16 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
     else:
         raise ProblemError(f"{safe_text(place, 200)}: {_unknown_suffix(suffix)}")
     return problem_from_mapping(data, place)
+
+
+def load_target(problem: Problem, path: str | os.PathLike[str]) -> Problem:
+    """A problem with the target in a file: its key `target`, or in JSON the numbers alone."""
+    place = file_name(path)
+    suffix = os.path.splitext(place)[1].lower()
+    with about(place):
+        if suffix not in SUFFIXES:
+            raise ProblemError(_unknown_suffix(suffix))
+        return problem.replace(target=target_from(_read(place, suffix), problem.query_labels))
 
 
 def file_of(path: str | os.PathLike[str]) -> str:

@@ -89,6 +89,19 @@ def mapping_from_problem(problem: Problem, *, tables: bool = True) -> dict[str, 
     return {"format": FORMAT, **data}
 
 
+def target_from(data: Any, labels: Sequence[str] | None) -> Any:
+    """The target alone: of a mapping its only key, or a list of rows; `labels` order a table."""
+    if isinstance(data, Mapping):
+        others = [key for key in data if key not in ("format", "target")]
+        if others or "target" not in data:
+            has = f"has {safe_text(others[0], 40)}" if others else "is empty"
+            raise ProblemError(f"a file for a target has one key, target; this one {has}")
+        data = data["target"]
+    found = {"query_labels": labels and list(labels), "target": _vectors("target", data)}
+    stack_tables(SIDES[0], found)
+    return found["target"]
+
+
 # --- the schema ----------------------------------------------------------------------------------
 
 

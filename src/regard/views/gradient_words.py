@@ -48,11 +48,11 @@ def sentences(step: Step, forward: Mapping[str, Step]) -> tuple[str, ...]:
         return (_LOSS[step.name],)
     if step.of:
         symbol = forward[step.of].symbol
-        rises = f"How much the loss rises if a number of {symbol} rises by 1"
+        rises = f"How much the loss rises as a number of {symbol} rises by 1"
         if step.op == "given":
-            return (f"{rises}: given, because the loss is not.",)
+            return (f"{rises}: given.",)
         more = (_OF_OPERATION.get(step.op, ""), _OF.get(step.of, ""))
-        return (f"{rises}, as long as the change is small.", *filter(None, more))
+        return (f"{rises}, for small changes.", *filter(None, more))
     if step.name in _PARTS:
         return (_PARTS[step.name],)
     name, via, source = step.name.removeprefix("d_").partition("_from_")
