@@ -22,6 +22,7 @@ import pytest
 
 import regard
 from regard.compute import options
+from regard.compute.request import LOSS
 from regard.explanation.build import OPTIONS
 from regard.models.multi_head import CALL_OPTIONS
 from regard.problems.fields import Fields
@@ -143,8 +144,8 @@ def keywords(function: Callable[..., Any]) -> set[str]:
         (options.SomeGradientOptions, keywords(regard.gradients)),
         (options.SomeLayerGradientOptions, {*CALL_OPTIONS, "kernel", "wrt"}),
         (options.DiagnoseOptions, keywords(regard.diagnose)),
-        (options.LabelledOptions, {*keywords(regard.explain), *OPTIONS}),
-        (options.ProblemOptions, {*OPTIONS, "softmax", "title"}),
+        (options.LabelledOptions, {*keywords(regard.explain), *OPTIONS, *LOSS}),
+        (options.ProblemOptions, {*OPTIONS, *LOSS, "softmax", "title"}),
         (options.StepsOptions, {*OPTIONS, "softmax"}),
         (options.LayerOptions, {*CALL_OPTIONS, "kernel"}),
         (Fields, {each.name for each in fields(regard.Problem)}),

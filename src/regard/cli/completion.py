@@ -29,10 +29,11 @@ def complete_source(incomplete: str) -> list[str]:
 
 
 def complete_step(incomplete: str) -> list[str]:
-    """The names of the steps."""
+    """The names of the steps, those of the loss and the gradients too."""
+    from regard.problems.parts import backward_axes
     from regard.views.all_steps import declared
 
-    return [name for name in declared() if name.startswith(incomplete)]
+    return [name for name in (*declared(), *backward_axes()) if name.startswith(incomplete)]
 
 
 def complete_kernel(incomplete: str) -> list[str]:
