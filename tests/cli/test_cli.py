@@ -741,8 +741,7 @@ def test_a_shell_can_complete_commands_examples_files_and_steps(tmp_path: Path) 
     (tmp_path / "shelf").mkdir()
     assert {"explain"} <= completed("ex", tmp_path)
     np.testing.assert_equal(
-        completed("explain sh", tmp_path),
-        {"she-likes-coffee", "she-likes-coffee-target", "she.toml", "shelf/"},
+        completed("explain sh", tmp_path), {"she-likes-coffee", "she.toml", "shelf/"}
     )
     assert {"d_queries"} <= completed("explain look-back --step d_q", tmp_path)
     np.testing.assert_equal(

@@ -182,7 +182,7 @@ def test_a_gradient_is_followed_down_to_given_numbers_as_text_latex_and_numpy():
 
 
 def test_forward_comes_first_then_the_loss_then_the_way_back():
-    phases = [step.phase for step in pulled("she-likes-coffee-target").steps.values()]
+    phases = [step.phase for step in pulled("coffee-target").steps.values()]
     assert phases == sorted(phases, key=["forward", "loss", "backward"].index)
     assert [step for step in regard.explain([[1.0]], [[2.0]], [[3.0]]).steps.values()][
         -1
