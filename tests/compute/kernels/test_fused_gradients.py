@@ -29,8 +29,9 @@ def call(heads: int = 4, groups: int = 2, queries: int = 210, keys: int = 330, w
         {"causal": True, "offset": "end"},
         {"bias": normal(210, 330, seed=9), "wrt": ("query", "key", "value", "bias", "scale")},
         {"mask": normal(4, 210, 330, seed=9) > 0, "sink": 0.2, "softcap": 3.0},
+        {"bias": normal(4, 1, 1, seed=9), "wrt": "bias"},
     ],
-    ids=["plain", "causal", "shared bias", "mask"],
+    ids=["plain", "causal", "shared bias", "mask", "bias of heads"],
 )
 def test_any_number_of_threads_gives_the_same_bytes(target, options):
     with on_path(f"fused:{target}") as kernel:

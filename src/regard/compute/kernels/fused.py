@@ -130,7 +130,10 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
         beyond = np.zeros((*request.lead, request.key.shape[-3]), np.uint8)
         bias = None
         if "bias" in wrt:
-            made["bias"] = np.zeros(call.whole("bias"), kernel.accumulator)
+            cells = call.whole("bias")
+            if cells[-2:] == (1, 1):  # rows are added to at the same time, each in its own order
+                cells = (*cells[:-2], request.shape[-2], 1)
+            made["bias"] = np.zeros(cells, kernel.accumulator)
             strides = spread(made["bias"], request.shape).strides
             bias = np.lib.stride_tricks.as_strided(made["bias"], request.shape, strides)
         native.module.run_backward(
@@ -153,6 +156,8 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
         squares |= {name: checks[..., 2 + i] for i, name in enumerate(("query", "grad_output"))}
         call.check_given(checks[..., :2], squares)
     with np.errstate(all="ignore"):
+        if "bias" in wrt and call.whole("bias")[-2] == 1:
+            made["bias"] = made["bias"].sum(axis=-2, keepdims=True)
         if "sink" in wrt:
             made["sink"] = rows["sink"].sum(axis=-1)
         if "scale" in wrt:
