@@ -356,7 +356,7 @@ def derive(
     verdicts: tuple[Verdict, ...] = ()
     judged = declared.op == "visible" or declared.over == "visible"
     if judged and "j" in at and ("i" in at or letter != "i") and source.rules is not None:
-        verdicts = (verdict(source, batch, at.get("h", 0), at.get("i", 0), at["j"]),)
+        verdicts = (verdict(source, batch, _head(at), at.get("i", 0), at["j"]),)
     operands: list[Operand] = []
     terms: list[Term] = []
     if not letter:
@@ -447,10 +447,15 @@ def _positions(
     if step.over != "visible" or axis not in ("S", "L"):
         return list(every)
     if axis == "L":
-        rows = (source.row("visible", batch, at.get("h", 0), row) for row in every)
+        rows = (source.row("visible", batch, _head(at), row) for row in every)
         return [number for number, row in enumerate(rows) if row[at["j"]]]
-    row = source.row("visible", batch, at.get("h", 0), at.get("i", 0))
+    row = source.row("visible", batch, _head(at), at.get("i", 0))
     return [int(key) for key in np.flatnonzero(row)]
+
+
+def _head(at: Mapping[str, int]) -> int:
+    """The query head that a cell belongs to; as many key heads have the same numbers."""
+    return at.get("h", at.get("g", 0))
 
 
 def _cell(source: Values, step: Step, batch: tuple[int, ...], index: tuple[int, ...]) -> float:

@@ -170,6 +170,12 @@ def with_odd_cells(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def with_odd_value(array: np.ndarray) -> np.ndarray:
+    changed = array.copy()
+    changed[1, 0] = np.nan  # two of three rows do not see it
+    return changed
+
+
 COINS = np.array([[True, False, True, True], [False] * 4, [False, True, False, True]])
 HEADS = (numbers(4, 4, 3, 2), numbers(5, 2, 3, 2), numbers(6, 2, 3, 2))
 PLAIN = (numbers(7, 3, 2), numbers(8, 4, 2), numbers(9, 4, 3))
@@ -227,6 +233,67 @@ DESIGNED = {
         )
     ),
 }
+
+PROJECTED = regard.Problem(
+    query_labels=("the", "cat", "the"),
+    embeddings=numbers(17, 3, 4),
+    **{name: numbers(18, 4, 4) for name in ("W_q", "W_o")},
+    **{name: numbers(19, 4, 2) for name in ("W_k", "W_v")},
+    **{name: numbers(20, 4) for name in ("b_q", "b_o")},
+    **{name: numbers(21, 2) for name in ("b_k", "b_v")},
+    heads=2,
+    key_heads=1,
+    causal=True,
+    sink=numbers(22, 2),
+    target=numbers(23, 3, 4),
+)
+GRADIENTS = {
+    "gradients": lambda: regard.explain(*PLAIN, target=numbers(50, 3, 3)),
+    "gradients of every option": lambda: regard.explain(
+        *PLAIN,
+        mask=COINS,
+        softcap=1.5,
+        scale=-2.0,
+        sink=0.3,
+        bias=np.where(COINS.T.reshape(3, 4), numbers(16, 3, 4), -np.inf),
+        grad_output=numbers(51, 3, 3),
+    ),
+    "gradients of one query": lambda: regard.explain(
+        PLAIN[0][0], *PLAIN[1:], mask=[True, False, True, True], target=numbers(52, 3)
+    ),
+    "gradients of grouped heads": lambda: regard.explain(
+        *HEADS, causal=True, sink=numbers(13, 4), scale=0.3, target=numbers(53, 4, 3, 2)
+    ),
+    "gradients with a mask per head": lambda: regard.explain(
+        HEADS[0],
+        *(numbers(54 + k, 4, 3, 2) for k in range(2)),
+        mask=numbers(14, 4, 3, 3) > 0.4,
+        target=numbers(53, 4, 3, 2),
+    ),
+    "gradients of batches": lambda: regard.explain(
+        *BATCH, mask=Lengths([3, 2]), causal=True, target=numbers(56, 2, 1, 3, 2)
+    ),
+    "gradients of odd numbers": lambda: regard.explain(
+        *PLAIN[:2], with_odd_value(PLAIN[2]), mask=COINS, target=numbers(50, 3, 3)
+    ),
+    "gradients from embeddings": lambda: regard.explain(PROJECTED),
+    "gradients of context": lambda: regard.explain(
+        regard.Problem(
+            query_labels=("a", "b"),
+            key_labels=("x", "y", "z"),
+            embeddings=numbers(20, 2, 3),
+            context=numbers(21, 3, 2),
+            W_q=numbers(22, 3, 4),
+            W_k=numbers(23, 2, 2),
+            W_v=numbers(24, 2, 2),
+            heads=2,
+            key_heads=1,
+            softmax="unshifted",
+            target=numbers(25, 2, 4),
+        )
+    ),
+}
+DESIGNED |= GRADIENTS
 
 
 def cells_of(explanation: Explanation) -> Iterator[tuple[tuple[int, ...], str, tuple[int, ...]]]:

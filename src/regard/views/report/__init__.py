@@ -66,7 +66,6 @@ def save(path: str | os.PathLike[str], page: str, *, force: bool) -> None:
 def html(explanations: Explanations, *, budget: int | str = BUDGET, digits: int = DIGITS) -> str:
     """The page that `write` puts into a file."""
     from regard.views.report.page import render
-    from regard.views.report.plan import forward_steps
 
     layers: Any = {"": explanations} if isinstance(explanations, Trace) else explanations
     if not isinstance(layers, Mapping) or not all(
@@ -85,8 +84,7 @@ def html(explanations: Explanations, *, budget: int | str = BUDGET, digits: int 
         raise DtypeError(f"digits must be an int, not {safe_text(repr(digits), 60)}")
     if not 0 <= digits <= 17:
         raise OptionError(f"digits is {digits}; it must be between 0 and 17")
-    forward = {name: forward_steps(one) for name, one in layers.items()}
-    return render(forward, _bytes(budget), digits)
+    return render(layers, _bytes(budget), digits)
 
 
 def frame(explanations: Explanations, *, budget: int | str = FRAME_BUDGET) -> str:

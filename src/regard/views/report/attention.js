@@ -122,7 +122,7 @@ export class Run {
 
   // Whether cells of a step may be hidden keys.
   hides({ over, axes }) {
-    return over === "visible" && axes.includes("S") && (axes.includes("L") || !("L" in this.sizes));
+    return over === "visible" && axes.at(-1) === "S" && (axes.includes("L") || !("L" in this.sizes));
   }
 
   // One head of a step (a key head for a step with the axis G): rows × width, perhaps not filled.
@@ -179,11 +179,7 @@ export class Run {
         data[start + j] = this.verdict(at.h ?? 0, at.i ?? 0, j).visible ? 1 : 0;
       return;
     }
-    // An operand's head may change along the row: heads lie side by side.
-    const moves = step.operands.some((ref) => ref.index.some((index) => /[*%]/.test(index)));
-    const cell = moves
-      ? () => step.operation.value(...step.operands.map((ref) => this.at(ref, at)))
-      : this.operation(block, at);
+    const cell = this.operation(block, at);
     for (let column = 0; column < width; column++) {
       if (block.columnLetter) at[block.columnLetter] = column;
       data[start + column] = cell();
@@ -206,20 +202,49 @@ export class Run {
   }
 
   // How one cell of a row is computed; `at` holds its letters and changes between calls.
-  operation(block, at) {
-    const { step } = block;
+  operation({ step }, at) {
+    if (this.crossesHeads(step)) return this.acrossHeads(step, at);
     const { value, hidden } = step.operation;
     const operands = step.operands.map((ref) => this.operand(ref, at));
-    const read = (operand) => this.read(operand, at);
     const hides =
       step.over === "visible"
         ? this.operand({ step: "visible", index: this.steps.get("visible").index }, at)
         : null;
-    if (step.running) return this.reduction(step, at, operands, hides);
-    const [first, second] = operands;
-    const cell = second ? () => value(read(first), read(second)) : () => value(read(first));
-    if (hides === null || hidden === undefined) return cell;
-    return () => (read(hides) === 0 ? hidden : cell());
+    const runs = ({ row, column }) => step.running && [row, column].includes(step.running);
+    const numbers = operands.map(() => 0);
+    const cell = step.running
+      ? this.reduction(step, at, operands, hides && runs(hides) ? hides : null)
+      : () => {
+          for (const [k, operand] of operands.entries()) numbers[k] = this.read(operand, at);
+          return value(...numbers);
+        };
+    if (hides === null || hidden === undefined || runs(hides)) return cell;
+    return () => (this.read(hides, at) === 0 ? hidden : cell());
+  }
+
+  // Whether an operand's head changes along the row, or heads are added up.
+  crossesHeads({ operands, running }) {
+    return operands.some(({ step, index }) => {
+      const head = index[this.steps.get(step).axes.findIndex(isHead)];
+      return index.some((one) => /[*%]/.test(one)) || (running !== "" && head === running);
+    });
+  }
+
+  acrossHeads({ operands, running, operation }, at) {
+    const numbers = () => operands.map((ref) => this.at(ref, at));
+    if (!running) return () => operation.value(...numbers());
+    const count = this.sizes[running === "r" ? "R" : "H"];
+    return () => {
+      let total = operation.empty;
+      for (let k = 0; k < count; k++) {
+        at[running] = k;
+        total = operation.fold(
+          total,
+          numbers().reduce((a, b) => a * b),
+        );
+      }
+      return total;
+    };
   }
 
   // Where an operand's numbers are, and which letters say row and column.
@@ -243,7 +268,7 @@ export class Run {
     const runs = (operand) => operand.row === running || operand.column === running;
     const along = operands.filter(runs);
     const beside = operands.filter((operand) => !runs(operand));
-    const all = hides && runs(hides) ? [...along, hides] : along;
+    const all = hides ? [...along, hides] : along;
     for (const { block, row } of all) if (row === running) this.complete(block);
     const [first] = along;
     const count = first.row === running ? first.block.rows : first.block.width;

@@ -24,40 +24,36 @@ export function derive(run, labels, name, index) {
   };
   const operands = [];
   const terms = [];
+  const judged = [step.op, step.over].includes("visible") && !sideways(step, run);
+  const place = [at.h ?? at.g ?? 0, at.i ?? 0, at.j];
+  const verdicts = judged && "j" in at && run.rules ? [run.verdict(...place)] : [];
+  const hidden = verdicts.some((verdict) => !verdict.visible);
   const letter = step.running;
   if (!letter) {
     operands.push(...step.operands.map((ref) => operand(ref, at)));
-  } else {
-    const together = step.operands.filter((ref) => ref.index.includes(letter));
+  } else if (!hidden) {
+    const runs = ({ index }) => index.some((one) => one.split(/\W+/).includes(letter));
+    const together = step.operands.filter(runs);
     const [first] = together;
-    const axis = run.steps.get(first.step).axes[first.index.indexOf(letter)];
-    const names = labels(axis);
+    const axis = run.steps.get(first.step).axes[first.index.indexOf(letter)] ?? "R";
     for (const place of positions(run, step, at, axis)) {
       const factors = together.map((ref) => operand(ref, { ...at, [letter]: place }));
       const value = factors.reduce((product, factor) => product * factor.value, 1);
       const numbers = factors.map((_, k) => operands.length + k);
-      terms.push({ label: names[place], operands: numbers, value });
+      const heads = axis === "H" || axis === "R";
+      const label = heads ? `head ${factors[0].index[0]}` : labels(axis)[place];
+      terms.push({ label, operands: numbers, value });
       operands.push(...factors);
     }
-    for (const ref of step.operands.filter((ref) => !ref.index.includes(letter))) {
+    for (const ref of step.operands.filter((ref) => !runs(ref))) {
       operands.push(operand(ref, at));
       terms.push({ label: "sink", operands: [operands.length - 1], value: operands.at(-1).value });
     }
   }
-  const judged = [step.op, step.over].includes("visible") && !sideways(step, run);
-  const place = [at.h ?? 0, at.i ?? 0, at.j];
-  const verdicts = judged && "j" in at && run.rules ? [run.verdict(...place)] : [];
-  return {
-    step,
-    index,
-    operands,
-    terms,
-    verdicts,
-    place,
-    labels: cellLabels(step, index, run.sizes, labels),
-    value: run.value(name, index),
-    hidden: verdicts.some((verdict) => !verdict.visible),
-  };
+  const own = cellLabels(step, index, run.sizes, labels);
+  const slopeOf = step.of ? cellName(run.steps.get(step.of).symbol, own) : "";
+  const value = run.value(name, index);
+  return { step, index, operands, terms, verdicts, place, labels: own, slopeOf, value, hidden };
 }
 
 // Whether a step has a number for each key but none for each query, though there are queries.
@@ -69,7 +65,7 @@ function positions(run, step, at, axis) {
   const all = Array.from({ length: run.sizes[axis] }, (_, k) => k);
   if (step.over !== "visible" || !(axis === "S" || axis === "L")) return all;
   const visible = { step: "visible", index: run.steps.get("visible").index };
-  return all.filter((k) => run.at(visible, { h: 0, ...at, [step.running]: k }) !== 0);
+  return all.filter((k) => run.at(visible, { h: at.g ?? 0, ...at, [step.running]: k }) !== 0);
 }
 
 function cellLabels(step, index, sizes, labels) {
@@ -110,11 +106,22 @@ function body(derivation, digits) {
   const { step, hidden, value } = derivation;
   const { total, lead, names, numbers } = step.operation;
   const rules = ruleLines(derivation);
-  if (total) return [...termLines(derivation, digits), ...remarks(derivation, digits)];
-  if (!names) return rules.length ? rules : [lead];
-  if (hidden) return [`hidden, so ${formatNumber(value, digits)}`, ...rules];
+  const meant = meaning(derivation, digits);
+  const last = [...remarks(derivation, digits), ...(meant ? [`(${meant})`] : [])];
+  if (hidden && (names || total)) return [`hidden, so ${formatNumber(value, digits)}`, ...rules];
+  if (total) return [...termLines(derivation, digits), ...last];
+  if (!names) return rules.length ? rules : [lead, ...last];
   const sides = [names, numbers].map((side) => written(derivation, side, digits));
-  return [lead + sides.join(" = "), ...remarks(derivation, digits)];
+  return [lead + sides.join(" = "), ...last];
+}
+
+// What a gradient says about the number that it belongs to; "" of any other number.
+export function meaning({ slopeOf, hidden, value }, digits) {
+  if (!slopeOf || hidden || !Number.isFinite(value)) return "";
+  const moved = `as ${cut(slopeOf, 80)} rises, the loss`;
+  if (value === 0) return `${moved} stays the same`;
+  const way = value > 0 ? "rises" : "falls";
+  return `${moved} ${way} ${formatNumber(Math.abs(value), digits)} times as fast`;
 }
 
 function written(
@@ -218,7 +225,7 @@ const OVERFLOW_IN_SUM =
 
 // That finite operands overflow, and that a shown number is rounded.
 export function remarks({ step, operands, terms, value, hidden }, digits) {
-  if (hidden || !operands.length) return [];
+  if (hidden || step.op === "given") return [];
   const { overflows, exact } = step.operation;
   const given = operands.map((operand) => operand.value);
   const made = [value, ...terms.map((term) => term.value)];

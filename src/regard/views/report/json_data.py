@@ -37,7 +37,7 @@ from regard.views import story
 from regard.views.head_view import Head
 from regard.views.report.plan import Plan, pooled
 from regard.views.report.summary import checks, countable, scale_words
-from regard.views.report.whatif import BITS, MASKED, switches, variants
+from regard.views.report.whatif import BITS, MASKED, has_gradients, switches, variants
 from regard.views.step_words import SPREAD, sentences
 
 # More of a label than this is never shown.
@@ -143,7 +143,8 @@ def _words(operation: Operation) -> dict[str, Any]:
 
 
 def _declaration(step: Step) -> dict[str, Any]:
-    return {
+    own = {"of": step.of} if step.of else {}
+    return own | {
         "name": step.name,
         "symbol": step.symbol,
         "formula": step.formula,
@@ -202,6 +203,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
         ],
         "lanes": {step: story.lane(step) for step in shown.steps if story.lane(step)},
         "aside": list(aside(shown)),
+        **({"beside": beside(shown)} if has_gradients(shown) else {}),
         "countable": countable(shown),
         "scaleWords": scale_words(shown) if layer.exact else "",
         "expect": _expectations(data, explanation) if len(layer.exact) == len(layer.every) else [],
@@ -253,8 +255,16 @@ def _overview(data: Data, head: Head, plan: Plan) -> dict[str, Any]:
 
 
 def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
-    """The steps under their headings; a table of yes and no was given, so it is among them."""
-    sections = story.outline(explanation)
+    """The steps under their headings, gradients apart, which are shown beside them.
+
+    A table of yes and no was given, so it is among them.
+    """
+    gradients = beside(explanation)
+    sections = {
+        title: kept
+        for title, steps in story.outline(explanation).items()
+        if (kept := tuple(name for name in steps if name not in gradients))
+    }
     if _has_table(explanation.source.rules):
         title = next(title for title, steps in sections.items() if "masked" in steps)
         at = sections[title].index("masked")
@@ -262,9 +272,22 @@ def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
     return sections
 
 
+def beside(explanation: Trace) -> dict[str, str]:
+    """The step that each gradient is shown beside: its own; for δ, that of the gradient before."""
+    by_products = story.by_products(explanation)
+    found: dict[str, str] = {}
+    for name, step in explanation.source.steps.items():
+        if step.of:
+            found[name] = step.of
+        elif step.phase == "backward" and name not in by_products:
+            found[name] = [*found.values()][-1]
+    return found
+
+
 def aside(explanation: Trace) -> tuple[str, ...]:
     """The steps that no heading names: they are shown apart."""
     named = {name for steps in outline(explanation).values() for name in steps}
+    named |= {*beside(explanation)}
     return tuple(name for name in story.by_products(explanation) if name not in named)
 
 

@@ -24,10 +24,11 @@ from regard.explanation.step import ExplainedStep
 from regard.explanation.trace import READING_NOTE, Trace
 from regard.views import story
 from regard.views.head_view import Head
-from regard.views.report.json_data import Data, aside, outline, page_data
+from regard.views.report.json_data import Data, aside, beside, outline, page_data
 from regard.views.report.plan import Plan, make_plan, without_numbers
 from regard.views.report.summary import checks, said, summary
 from regard.views.report.tables import is_printed, printed
+from regard.views.report.whatif import has_gradients
 from regard.views.step_words import SPREAD, sentences
 
 # Up to so many given numbers, a page says where the first NaN or infinity is.
@@ -36,8 +37,10 @@ SEARCHED = 100_000
 SCRIPTS = (
     *("numbers", "visibility", "operations", "attention", "derivation", "carried", "figures"),
     *("pictures", "elements", "shown", "tables", "summary", "operands", "change", "why"),
-    *("large", "steps", "link", "report"),
+    *("large", "steps", "link"),
 )
+GRADIENT_SCRIPTS = ()
+LAST_SCRIPT = "report"
 
 
 def render(explanations: Mapping[str, Trace], budget: int, digits: int) -> str:
@@ -68,7 +71,8 @@ def render(explanations: Mapping[str, Trace], budget: int, digits: int) -> str:
 def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
     """What the page says whatever fits into it."""
     first = next(iter(explanations.values()))
-    style, script = asset("report/style.css"), _script()
+    more = any(map(has_gradients, explanations.values()))
+    style, script = _style(more), _script(more)
     count = len(explanations)
     layers = [f"{count} layers, one after the other."] if count > 1 else []
     return {
@@ -130,12 +134,20 @@ def asset(name: str) -> str:
 
 
 @cache
-def _script() -> str:
+def _style(gradients: bool) -> str:
+    """The style sheet; that of gradients only where there are any."""
+    own = asset("report/style.css")
+    return own + asset("report/gradients.css") if gradients else own
+
+
+@cache
+def _script(gradients: bool) -> str:
     """The modules bundled into one script, each a function that returns its exports.
 
     Comments, indentation and spaces around operators are removed.
     """
-    whole = "\n".join(_as_function(name, asset(f"report/{name}.js")) for name in SCRIPTS)
+    names = (*SCRIPTS, *(GRADIENT_SCRIPTS if gradients else ()), LAST_SCRIPT)
+    whole = "\n".join(_as_function(name, asset(f"report/{name}.js")) for name in names)
     whole = re.sub(r"/\*\*.*?\*/", "", whole, flags=re.DOTALL)
     whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
     whole = "\n".join(map(_tight, whole.splitlines()))
@@ -241,9 +253,20 @@ def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def _sections(head: Head, digits: int) -> list[dict[str, Any]]:
     """The steps of a head under their headings, side by side in lanes; by-products at the end."""
+    gradients = beside(head.explanation)
 
-    def lanes(names: Iterable[Sequence[str]]) -> list[list[dict[str, Any]]]:
-        return [[_step(head, name, digits) for name in lane] for lane in names]
+    def lanes(names: Iterable[Sequence[str]]) -> list[list[list[dict[str, Any]]]]:
+        """Every step with what is shown beside it."""
+        return [
+            [
+                [
+                    _step(head, one, digits)
+                    for one in (name, *(g for g in gradients if gradients[g] == name))
+                ]
+                for name in lane
+            ]
+            for lane in names
+        ]
 
     sections = [
         {"title": title, "lanes": lanes(_lanes(names))}

@@ -22,10 +22,10 @@ from regard.explanation.trace import Trace
 from regard.textbook.steps import Step
 from regard.views.all_steps import PROJECTIONS
 from regard.views.head_view import Head, heads
-from regard.views.report.whatif import declare
+from regard.views.report.summary import countable
+from regard.views.report.tables import MOST_PRINTED
+from regard.views.report.whatif import declare, has_gradients
 
-# Larger matrices are drawn, not printed.
-MOST_PRINTED = 32
 # Up to this many numbers, the page has the computed ones too, as Python computed them.
 SMALL = 2**13
 # Above this many bytes of arrays, float64 is rounded to 32 bits.
@@ -84,10 +84,11 @@ def make_plan(
     frame: int = 0,
     print_tables: Callable[[Head], str] = lambda head: "",
 ) -> Plan:
-    """Everything if it fits; else without embeddings; else some heads, and the rest pooled.
+    """Everything if it fits; else some heads, and the rest pooled.
 
-    `frame` is how many bytes the page has without any head's numbers. `print_tables` writes the
-    tables of the first head, which is done as soon as its numbers are known to fit.
+    First the gradients are left out, then the embeddings. `frame` is how many bytes the page has
+    without any head's numbers. `print_tables` writes the tables of the first head, which is done as
+    soon as its numbers are known to fit.
 
     Raises
     ------
@@ -127,13 +128,15 @@ def _filled(
     tight: bool,
     print_tables: Callable[[Head], str],
 ) -> Plan:
-    """The heads that fit into so many bytes, from the embeddings on if all of them do."""
-    ready = {name: _ready(one) for name, one in explanations.items()}
-    for shown in (explanations, ready):
+    """The heads that fit into so many bytes, with gradients and embeddings if all of them do."""
+    forward = {name: _forward(one) for name, one in explanations.items()}
+    ready = {name: _ready(one) for name, one in forward.items()}
+    counted = all(map(countable, explanations.values()))
+    for shown in (explanations if counted else forward, forward, ready):
         every = {name: tuple(_numbered(one)) for name, one in shown.items()}
         costs = list(_costs(every, tight))
         left = room - sum(cost for _, _, cost in costs)
-        last = all(shown[name] is ready[name] for name in ready)
+        last = shown == ready
         tables = print_tables(next(iter(every.values()))[0][1]) if left > 0 or last else ""
         left -= len(tables.encode())
         if left > 0 or last:
@@ -175,10 +178,14 @@ def _costs(
 
 def _said(explanations: Mapping[str, Trace], plan: Plan) -> Iterator[str]:
     """What a reader has to know of what is left out."""
-    if any(plan.layers[name].explanation is not one for name, one in explanations.items()):
+    shown = {name: layer.explanation for name, layer in plan.layers.items()}
+    pairs = [(one, shown[name]) for name, one in explanations.items()]
+    if any("embeddings" in one.steps and "embeddings" not in kept.steps for one, kept in pairs):
         yield (
             "The embeddings and the weight matrices are left out: the page starts from Q, K and V."
         )
+    if any(has_gradients(one) and not has_gradients(kept) for one, kept in pairs):
+        yield "The loss and the gradients are left out: they need all numbers of every head."
     total = sum(len(layer.every) for layer in plan.layers.values())
     kept = sum(len(layer.exact) for layer in plan.layers.values())
     if kept < total:
@@ -188,8 +195,8 @@ def _said(explanations: Mapping[str, Trace], plan: Plan) -> Iterator[str]:
             f"weights pooled into at most {plan.tiles} × {plan.tiles} tiles, and the {keys} of "
             "each row."
         )
-    shown = [step for one in plan.layers.values() for step in one.explanation.steps.values()]
-    if plan.tight and any(step.given and _is_rounded(step) for step in shown):
+    steps = [step for one in shown.values() for step in one.steps.values()]
+    if plan.tight and any(step.given and _is_rounded(step) for step in steps):
         yield "Given numbers are rounded to 32 bits, and what follows from them is too."
 
 
@@ -229,12 +236,12 @@ def _is_rounded(step: ExplainedStep) -> bool:
         return not np.array_equal(step.value, step.value.astype(np.float32), equal_nan=True)
 
 
-def forward_steps(explanation: Trace) -> Trace:
-    """The same attention without its loss and gradients, which pages do not show."""
+def _forward(explanation: Trace) -> Trace:
+    """The same attention without its loss and gradients."""
+    if not has_gradients(explanation):
+        return explanation
     steps = explanation.source.steps.values()
     forward = tuple(step for step in steps if step.phase == "forward")
-    if len(forward) == len(steps):
-        return explanation
     return replace(explanation, source=_Ready(explanation.source, forward))
 
 

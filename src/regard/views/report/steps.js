@@ -17,6 +17,7 @@ function sectionsOf() {
   const aside = [];
   let title = own.sections[0]?.title ?? "";
   for (const name of runs.now.steps.keys()) {
+    if (own.beside?.[name]) continue;
     const unlisted = ["width", "scale", "visible"].includes(name) && !listed.has(name);
     if (own.aside.includes(name) || unlisted) aside.push(name);
     else {
@@ -65,6 +66,13 @@ function sectionFor(name) {
   return view.section;
 }
 
+// A step with its gradient beside it.
+function groupFor(name) {
+  const { beside = {} } = layer();
+  const own = Object.keys(beside).filter((one) => beside[one] === name && runs.now.steps.has(one));
+  return own.length ? h("div.pair", [name, ...own].map(sectionFor)) : sectionFor(name);
+}
+
 export function build() {
   for (const view of shown.values()) view.picture?.stop();
   shown.clear();
@@ -77,7 +85,7 @@ export function build() {
   const { sections, aside } = sectionsOf();
   for (const [title, names] of sections)
     if (names.length) main.append(partOf("section.part", h("h2", title), lanesOf(names)));
-  const others = aside.map((name) => h("div.lane", sectionFor(name)));
+  const others = aside.map((name) => h("div.lane", groupFor(name)));
   if (others.length)
     main.append(partOf("details.part.aside", h("summary", "The other steps"), others));
   buildSummary();
@@ -90,7 +98,7 @@ function lanesOf(names) {
   const lanes = new Map();
   for (const name of names) {
     const lane = layer().lanes[name] ?? name;
-    lanes.set(lane, [...(lanes.get(lane) ?? []), sectionFor(name)]);
+    lanes.set(lane, [...(lanes.get(lane) ?? []), groupFor(name)]);
   }
   return [...lanes.values()].map((sections) => h("div.lane", sections));
 }

@@ -16,8 +16,9 @@ from regard.errors import safe_text
 from regard.explanation.notation import format_number
 from regard.explanation.table import Table
 from regard.views.head_view import Head
-from regard.views.report.plan import MOST_PRINTED
 
+# Larger matrices are drawn, not printed.
+MOST_PRINTED = 32
 LEVELS = 9  # of shade
 EXCERPT = 8  # rows and columns of a matrix that is too large to be printed
 LABEL_LENGTH = 60

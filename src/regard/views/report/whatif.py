@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import compress, product
 from typing import TYPE_CHECKING
 
+from regard.textbook.loss import continued
 from regard.textbook.steps import Ref, Step, textbook
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 # The bits of a variant's number: one for each switch, and one for whether a rule hides keys.
 BITS = {"scale": 1, "mask": 2, "axis": 4, "swap": 8}
 MASKED = 16
+
+# What is declared here and not in the textbook; it has no gradients.
+MISTAKES = {"axis", "swap"}
 
 # One number for each row: along the wrong axis it is one for each key.
 _ROW_STEPS = ("row_maximum", "sink_shifted", "sink_exponential", "row_sums", "log_sums", "lse")
@@ -70,14 +74,29 @@ def declare(
 
 
 def _declared(explanation: Trace, on: Collection[str], hides: bool) -> tuple[Step, ...]:
-    steps = explanation.source.steps
-    given = {name for name, step in steps.items() if step.op == "given"} - {"width", "scale"}
+    source = explanation.source
+    given = {
+        name
+        for name, step in source.steps.items()
+        if step.op == "given" and step.phase == "forward" and name not in ("width", "scale")
+    }
     declared = declare(explanation, given, hides, "scale" not in on)
     if "swap" in on:
         declared = tuple(_swapped(step) for step in declared)
     if "axis" in on:
         declared = tuple(_along_columns(step) for step in declared)
-    return declared
+    if not has_gradients(explanation):
+        return declared
+    grouped = source.sizes.get("H") != source.sizes.get("G")
+    more = continued(declared, target="target" in source.steps, grouped=grouped)
+    if MISTAKES & {*on}:
+        more = tuple(step for step in more if step.phase == "loss")
+    return declared + more
+
+
+def has_gradients(explanation: Trace) -> bool:
+    """Whether an explanation goes on from the result to gradients."""
+    return any(step.phase == "backward" for step in explanation.source.steps.values())
 
 
 def _swapped(step: Step) -> Step:

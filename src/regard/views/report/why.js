@@ -8,6 +8,7 @@ import {
   cut,
   derive,
   emptyWords,
+  meaning,
   remarks,
   ruleLines,
 } from "./derivation.js";
@@ -108,11 +109,16 @@ function trail() {
   );
 }
 
-const heading = ({ step, labels: names, value }) => [
-  h("h2", { tabindex: -1 }, nameOf(step.symbol, names)),
-  h("p.value", formatNumber(value, DIGITS)),
-  h("p.formula-line", step.name, " · ", h("span.formula", typeset(step.formula))),
-];
+function heading(found) {
+  const { step, labels: names, value } = found;
+  const meant = meaning(found, DIGITS);
+  return [
+    h("h2", { tabindex: -1 }, nameOf(step.symbol, names)),
+    h("p.value", formatNumber(value, DIGITS)),
+    h("p.formula-line", step.name, " · ", h("span.formula", typeset(step.formula))),
+    meant && h("p.meaning", `${meant[0].toUpperCase()}${meant.slice(1)}.`),
+  ];
+}
 
 function expected({ step, index }) {
   const found = expectedOf({ step: step.name, index });
@@ -140,7 +146,7 @@ function body(found) {
   const said = remarks(found, DIGITS).map(remark);
   if (step.op === "given") return remark("A given number: nothing lies behind it.");
   if (step.op === "visible") return rules;
-  if (step.operation.total)
+  if (step.operation.total && !hidden)
     return terms.length ? [termTable(found), said] : remark(emptyWords(found, DIGITS));
   if (hidden) return [remark(`hidden, so ${formatNumber(value, DIGITS)}`), rules];
   return [equation(found), said];
