@@ -66,12 +66,30 @@ class Parts(HTMLParser):
 @pytest.mark.parametrize("name", example_names())
 def test_a_page_of_an_example_is_one_small_file_that_names_nothing_outside(name: str) -> None:
     text = report.html(example(name))
-    assert len(text.encode()) < 150_000
+    gradients = load_problem(name).target is not None
+    assert len(text.encode()) < (200_000 if gradients else 150_000)
     links = re.findall(r"""\b(?:src|href|action)\s*=\s*["']([^"']*)""", text)
     assert links == ["data:,"]
     assert "url(" not in text
     assert "/**" not in text  # the types of the script
     assert not re.search(r"https?://|\bfetch\(|XMLHttp|WebSocket|sendBeacon|import\(", text)
+
+
+def test_gradients_make_a_page_at_most_twice_as_large() -> None:
+    problem = load_problem("look-back")
+    forward = report.html(regard.explain(problem.replace(target=None, expect=())))
+    assert len(forward.encode()) < len(report.html(regard.explain(problem)).encode())
+    assert len(report.html(regard.explain(problem)).encode()) < 2 * len(forward.encode())
+    assert "d_queries" not in forward
+
+
+def test_where_not_every_head_fits_the_gradients_are_left_out_and_the_page_says_so() -> None:
+    arrays = np.random.default_rng(0).normal(size=(4, 4, 100, 64))
+    explanation = regard.explain(*arrays[:3], target=arrays[3])
+    text = report.html(explanation, budget=600_000)
+    assert "The loss and the gradients are left out" in text
+    assert len(text.encode()) <= 600_000
+    assert "The loss and the gradients are left out" not in report.html(explanation)
 
 
 def test_the_policy_allows_this_style_and_this_script_and_nothing_else() -> None:
