@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -19,7 +21,7 @@ from regard.diagnosis.mistakes import (
     FRAGILE,
     all_mistakes,
 )
-from regard.diagnosis.probe import RIGHT, UNITS, evaluate
+from regard.diagnosis.probe import RIGHT, UNITS, Variant, evaluate
 from regard.diagnosis.probes import projected_probes, ready_probes
 
 UNMASKED = [*wrong.SCALES, *wrong.PRODUCTS, *wrong.SOFTMAXES, *wrong.OUTPUTS]
@@ -55,6 +57,23 @@ SHARE_OF_PAIRS = 0.8
 def test_a_mistake_is_named(name, make, told):
     found = regard.diagnose(make(name), **told)
     assert found.names[:1] == (name,), found
+
+
+def test_what_a_candidate_returns_is_computed_once_for_each_probe_and_forgotten_with_it():
+    calls = []
+
+    def output(values, probe):
+        calls.append(probe.name)
+        return np.zeros(())
+
+    probe, variant = next(iter(ready_probes(2))), Variant({"output": output})
+    np.testing.assert_array_equal(probe.output(variant), np.zeros((1, 1, 5, 6)))
+    np.testing.assert_array_equal(probe.output(variant), probe.result(evaluate(probe, variant)))
+    assert len(calls) == 2  # one of them by evaluate
+    remembered, forgotten = weakref.ref(probe.output(variant)), weakref.ref(variant)
+    del variant
+    gc.collect()
+    assert remembered() is forgotten() is None
 
 
 def for_matrices(softmax, width=lambda q, k: q.shape[1]):

@@ -31,10 +31,11 @@ def named(
     conventions: Sequence[Convention],
 ) -> Named:
     """An entry of the catalogue found in a function, with its smallest example."""
-    example, step = smallest_example(variant, tested.callee.kind, conventions[0])
+    always = conventions[0].causal_always
+    example, step = smallest_example(variant, tested.callee.kind, always)
     check = "A comparison with rtol=1e-5 passes."
     if mistake.variants:
-        check = usual_check(variant, causal=conventions[0].causal_always)
+        check = usual_check(variant, causal=always)
     shared = ("name", "family", "severity", "title", "why", "numpy", "torch")
     return Named(
         **{name: getattr(mistake, name) for name in shared},
@@ -45,12 +46,14 @@ def named(
     )
 
 
-def smallest_example(
-    variant: Variant, kind: str, convention: Convention
-) -> tuple[Example | None, str]:
-    """The first tiny problem on which a mistake shows, and the step where it departs."""
+@lru_cache(maxsize=256)
+def smallest_example(variant: Variant, kind: str, always: bool) -> tuple[Example | None, str]:
+    """The first tiny problem on which a mistake shows, and the step where it departs.
+
+    `always`: the function hides later keys without being asked to.
+    """
     best = None
-    for probe in _tiny_probes(kind, convention.causal_always):
+    for probe in _tiny_probes(kind, always):
         departs, values = _departure(probe, variant)
         if departs is None:
             continue
@@ -64,6 +67,7 @@ def smallest_example(
     return _example(*best), best[1]
 
 
+@lru_cache(maxsize=256)
 def usual_check(variant: Variant, *, causal: bool = False) -> str:
     """Whether one head with as many queries as keys shows a mistake; `causal` if always causal."""
     departs, values = _departure(_usual_probe(causal), variant)

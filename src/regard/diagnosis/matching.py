@@ -7,7 +7,7 @@ how a function is called.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -17,7 +17,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.convention import agrees
 from regard.diagnosis.mistakes import CATALOGUE
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, evaluate
+from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant
 
 # Processor time that the search for two mistakes at once may take.
 PAIR_SECONDS = 2.0
@@ -35,27 +35,17 @@ class ProbeOutput:
     output: Array
 
 
-class CandidateOutputs:
-    """What candidates return for probes, computed once for all hypotheses."""
-
-    def __init__(self) -> None:
-        self.output = cache(lambda probe, variant: probe.result(evaluate(probe, variant)))
-        self.both = cache(Variant.__or__)
-
-
 @dataclass(eq=False)
 class Matcher:
     """The outputs under one hypothesis of how a function is called."""
 
     outputs: Sequence[ProbeOutput]
     unit: float
-    candidates: CandidateOutputs
     practical: bool = False  # below the precision of the dtype: the tolerance is then practical
 
     def expected(self, number: int, variant: Variant) -> Array:
         """What a candidate returns for one of the probes."""
-        output: Array = self.candidates.output(self.outputs[number].probe, variant)
-        return output
+        return self.outputs[number].probe.output(variant)
 
     def agrees(self, number: int, variant: Variant) -> bool:
         """Whether a candidate returns what the function did."""
@@ -100,7 +90,7 @@ class Matcher:
         outputs = [one for one in self.outputs if one.probe.rank > 1]
         if not 0 < len(outputs) < len(self.outputs):
             return self
-        fewer = Matcher(outputs, self.unit, self.candidates, self.practical)
+        fewer = Matcher(outputs, self.unit, self.practical)
         return fewer if fewer.wrong else self
 
     def fits(self, variant: Variant) -> bool:
@@ -125,15 +115,21 @@ def pair(matchers: Sequence[Matcher]) -> tuple[int, tuple[Found, Found]] | None:
     change it.
     """
     deadline = time.process_time() + PAIR_SECONDS
+    both = cache(Variant.__or__)
     for meeting in (False, True):
         for number, matcher in enumerate(matchers):
-            found = _pair(matcher, meeting, deadline)
+            found = _pair(matcher, meeting, deadline, both)
             if found is not None:
                 return number, found
     return None
 
 
-def _pair(matcher: Matcher, meeting: bool, deadline: float) -> tuple[Found, Found] | None:
+def _pair(
+    matcher: Matcher,
+    meeting: bool,
+    deadline: float,
+    both: Callable[[Variant, Variant], Variant],
+) -> tuple[Found, Found] | None:
     order = matcher.informative_first
     first = order[0]
     touching = [(m, v) for m, v in WAYS if matcher.alters(first, v)]
@@ -147,8 +143,8 @@ def _pair(matcher: Matcher, meeting: bool, deadline: float) -> tuple[Found, Foun
                 return None
             if one is other or own.replaced.keys() & its.replaced.keys() or not left:
                 continue
-            both = matcher.candidates.both(own, its)
-            if matcher.agrees(left[0], both) and matcher.fits(both):
+            variant = both(own, its)
+            if matcher.agrees(left[0], variant) and matcher.fits(variant):
                 return (one, own), (other, its)
     return None
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -122,6 +123,16 @@ class Probe:
     def result(self, values: Values) -> Array:
         """What a function returns, given the values of the steps."""
         return values[self.result_step]
+
+    def output(self, variant: Variant) -> Array:
+        """What a function that computes a variant returns; computed once while both exist."""
+        if variant not in self._outputs:
+            self._outputs[variant] = self.result(evaluate(self, variant))
+        return self._outputs[variant]
+
+    @cached_property
+    def _outputs(self) -> WeakKeyDictionary[Variant, Array]:
+        return WeakKeyDictionary()
 
     @cached_property
     def magnitude(self) -> float:

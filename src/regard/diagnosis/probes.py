@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -150,13 +151,18 @@ def projected_probes(
 # --- inputs at which a function that is right elsewhere may break ---------------------------------
 
 
+@lru_cache(maxsize=8)
 def extreme_probes(
     dtype: np.dtype[Any], *, masks: bool, causal_always: bool = False
-) -> Iterator[Probe]:
+) -> tuple[Probe, ...]:
     """Scores that overflow, rows far apart, large hidden scores, rows without a visible key.
 
     With `causal_always` the function hides later keys without being asked to.
     """
+    return tuple(_extreme_probes(dtype, masks, causal_always))
+
+
+def _extreme_probes(dtype: np.dtype[Any], masks: bool, causal_always: bool) -> Iterator[Probe]:
     limit = float(np.log(np.finfo(dtype).max))
     more: dict[str, Any] = dict(rank=2, dtype=dtype, causal=causal_always)
     mild = np.array([[0.5, -0.25, 1.0], [1.5, 0.25, -0.5], [-1.0, 0.75, 0.5]])

@@ -14,7 +14,7 @@ import numpy as np
 from regard.diagnosis import matching
 from regard.diagnosis.convention import Convention, agrees
 from regard.diagnosis.examples import named
-from regard.diagnosis.matching import CandidateOutputs, Found, Matcher, ProbeOutput
+from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.mistakes import FRAGILE
 from regard.diagnosis.mistakes.numerics import HALF_CONSTANT, INTEGERS_TRUNCATED
 from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant
@@ -40,7 +40,7 @@ def fragilities(
         outputs = [
             ProbeOutput(p, a.output.astype(float)) for p, a in answers if a.output is not None
         ]
-        matcher = Matcher(outputs, max(unit, UNITS[exact_to]), CandidateOutputs())
+        matcher = Matcher(outputs, max(unit, UNITS[exact_to]))
         broken = [one for n, one in enumerate(outputs) if not matcher.agrees(n, base)]
         if broken:
             names = ", ".join(one.probe.name for one in broken)
@@ -81,7 +81,7 @@ def _probes(tested: FunctionUnderTest, convention: Convention) -> Sequence[Probe
         return [stretched(plain, "large scores"), stretched(plain, "rows far apart")]
     always = convention.causal_always
     masks = _takes_masks(tested) and not always
-    return list(extreme_probes(np.dtype(convention.dtype), masks=masks, causal_always=always))
+    return extreme_probes(np.dtype(convention.dtype), masks=masks, causal_always=always)
 
 
 def _takes_masks(tested: FunctionUnderTest) -> bool:
@@ -127,7 +127,7 @@ def _more_axes(tested: FunctionUnderTest, convention: Convention) -> Iterator[Na
             if answer.output is None or tested.is_right(other, cube):
                 continue
             output = [ProbeOutput(cube, answer.output)]
-            found = matching.single(Matcher(output, UNITS["float32"], CandidateOutputs()))
+            found = matching.single(Matcher(output, UNITS["float32"]))
             if found is not None:
                 text = f"{axes} of equal length"
                 yield replace(named(*found, tested, [other]), severity="note", breaks_on=text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,16 +72,13 @@ class FunctionUnderTest:
         """The ordinary probes for one way of calling, made once."""
         key = (convention.layout, convention.causal_always, convention.aligned)
         if key not in self.probes:
-            found = list(_probes(self.callee, len(convention.layout)))
-            roles = self.callee.roles
-            if self.callee.kind == "self":
-                found = [_self_attention(probe) for probe in found if _is_square(probe)]
-            if convention.causal_always:
-                found = [_causal(probe) for probe in found]
-            elif "window" in roles and "causal" not in roles:  # it may look both ways
-                found = [p if p.window is None else replace(p, causal=False) for p in found]
-            if convention.aligned == "start":
-                found = [replace(p, offset=0) if p.offset else p for p in found]
+            kind, roles, rank = self.callee.kind, self.callee.roles, len(convention.layout)
+            both_ways = "window" in roles and "causal" not in roles
+            rules = (convention.causal_always, both_ways, convention.aligned)
+            if kind in ("arrays", "self"):
+                found = _ready_probes(rank, kind == "self", *rules)
+            else:
+                found = [_with_rules(p, *rules) for p in _projected_probes(self.callee, rank)]
             self.probes[key] = found
         return self.probes[key]
 
@@ -96,9 +94,27 @@ class FunctionUnderTest:
         return agrees(answer.output, probe.result(probe.right), probe.tolerance(unit))
 
 
-def _probes(callee: Callee, rank: int) -> Iterator[Probe]:
-    if callee.kind in ("arrays", "self"):
-        return ready_probes(rank)
+@lru_cache(maxsize=16)  # with what candidates return for them: some megabytes
+def _ready_probes(
+    rank: int, itself: bool, always: bool, both_ways: bool, aligned: str
+) -> list[Probe]:
+    """The same probes in every diagnosis of a function of arrays; `itself`: of a single one."""
+    probes = ready_probes(rank)
+    if itself:
+        probes = (_self_attention(probe) for probe in probes if _is_square(probe))
+    return [_with_rules(probe, always, both_ways, aligned) for probe in probes]
+
+
+def _with_rules(probe: Probe, always: bool, both_ways: bool, aligned: str) -> Probe:
+    """A probe for a function that is `always` causal, whose window may look `both_ways`."""
+    if always:
+        probe = _causal(probe)
+    elif both_ways and probe.window is not None:
+        probe = replace(probe, causal=False)
+    return replace(probe, offset=0) if aligned == "start" and probe.offset else probe
+
+
+def _projected_probes(callee: Callee, rank: int) -> Iterator[Probe]:
     batch = 1 if rank == 2 else 2
     if callee.kind == "packed":
         return _packed_probes(callee.heads or 2, batch, rank)

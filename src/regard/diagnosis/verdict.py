@@ -19,7 +19,7 @@ from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
 from regard.diagnosis.convention_search import describe_call, find_conventions, key_mask_convention
 from regard.diagnosis.examples import named
 from regard.diagnosis.inspection import inspect_function
-from regard.diagnosis.matching import CandidateOutputs, Found, Matcher, ProbeOutput
+from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF
 from regard.diagnosis.observations import (
     abilities,
@@ -182,12 +182,11 @@ def _match(views: Sequence[View], units: Sequence[str]) -> tuple[Match | None, H
 
     Two mistakes are tried before half precision, within whose tolerance a small mistake is right.
     """
-    candidates = CandidateOutputs()
 
     def hypotheses(unit: str) -> list[Hypothesis]:
         practical = unit != units[0]
         return [
-            Hypothesis(conventions, Matcher(outputs, UNITS[unit], candidates, practical))
+            Hypothesis(conventions, Matcher(outputs, UNITS[unit], practical))
             for conventions, outputs in views
         ]
 
