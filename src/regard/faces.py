@@ -13,6 +13,7 @@ from typing import Any, Self, overload
 from regard.diagnosis.result import Outcome
 from regard.errors import DtypeError
 from regard.explanation import questions
+from regard.explanation.contributions import contributions
 from regard.explanation.derivation import Derivation
 from regard.explanation.labels import Batch, Index
 from regard.explanation.questions import Comparison, Mismatch, Statistics
@@ -88,24 +89,30 @@ class Explanation(Trace):
         self,
         row: Index | None = None,
         *,
+        step: str = "output",
         head: int | None = None,
         batch: Batch | None = None,
     ) -> Table:
         """What each key adds to one row of the output: weights[i, j]·values[j]; they add up to it.
 
+        Or what each term adds to a row of another product, such as each query to ``d_keys``.
+
         Parameters
         ----------
         row : str or int, optional
-            The query; not needed where there is only one.
+            The query, or the row of `step`; not needed where there is only one.
+        step : str
+            The name of a step that is a product of two tables.
         head, batch
             As for `why`.
 
         Returns
         -------
         Table
-            (S, E): keys down, value features across. A hidden key adds 0.
+            (S, E): keys down, value features across; of another step its terms and columns. A
+            hidden key adds 0.
         """
-        return questions.contributions(self, row, head, batch)
+        return contributions(self, row, head, batch, step)
 
     def table(self, step: str, *, head: int | None = None, batch: Batch | None = None) -> Table:
         """One head of a step as a labelled table."""
@@ -229,6 +236,8 @@ class Explanation(Trace):
         - Colours reach from 0 to the largest number, or as far on both sides of 0 where there are
           negative ones. In tables of more than 200 numbers the largest 1 in 200 share the last
           colour, so that a few large ones do not leave the others pale; the colour bar then says ≥.
+        - Of a gradient, such as ``"d_scores"``, the colour bar says which way the loss goes as a
+          number rises.
         - Numbers are written into tables of up to 12 × 12 cells, if each of them fits.
         - Every row and column has its label while lines of text fit beside each other: up to about
           70 of them, 24 in `plot_heads`. In longer tables every 2nd, 5th, 10th, … is named, which

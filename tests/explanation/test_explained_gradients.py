@@ -248,6 +248,43 @@ def test_statistics_cover_the_gradients():
     assert explanation.statistics().steps["d_keys"].cells == explanation["keys"].value.size
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_what_the_terms_of_a_product_add_to_its_rows_adds_up_to_it(seed):
+    arrays, options = drawn(seed)
+    for explanation in (regard.explain(*arrays, **options), regard.explain(projected(seed))):
+        products = 0
+        for name, step in explanation.steps.items():
+            for head in range(explanation.heads or 1) if step.declared.op == "dot" else ():
+                of_head = {"head": head} if explanation.heads else {}
+                whole = step.table(**of_head).value
+                rows = range(step.matrix_shape[0])
+                tables = [explanation.contributions(r, step=name, **of_head).value for r in rows]
+                sums = [table.sum(axis=0) for table in tables]
+                size = np.abs(tables).sum(axis=1)
+                assert (np.abs(sums - whole) <= 8 * 2.0**-53 * size).all(), name
+                products += 1
+        assert products >= 4
+
+
+def test_contributions_to_a_gradient_are_labelled():
+    table = pulled("look-back").contributions("sat", step="d_keys")
+    assert table.formula == "dA[i, j]·Q[i] for each query row i; the rows add up to dK[j]"
+    assert (table.row_labels, table.column_labels) == (("the", "cat", "sat", "down"), ("x", "y"))
+    np.testing.assert_array_equal(table.value[:2], 0)  # "the" and "cat" do not see "sat"
+
+
+def test_contributions_to_what_is_no_product_name_those_that_are():
+    with pytest.raises(LabelError, match=r"d_scores is no product.* d_queries"):
+        pulled("look-back").contributions("sat", step="d_scores")
+
+
+def test_json_says_which_steps_are_gradients_and_of_what():
+    steps = {step["name"]: step for step in pulled("look-back").to_json()["steps"]}
+    assert (steps["d_queries"]["phase"], steps["d_queries"]["of"]) == ("backward", "queries")
+    assert (steps["loss"]["phase"], "of" in steps["loss"]) == ("loss", False)
+    assert "phase" not in steps["weights"]
+
+
 def test_the_first_gradient_that_overflows_is_found():
     explanation = regard.explain([[1.0]], [[1.0]], [[1e200]], target=[[0.0]])
     assert explanation.first_nonfinite().step == "cell_losses"

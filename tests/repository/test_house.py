@@ -44,7 +44,7 @@ explanation.labels explanation.notation
 explanation.derivation explanation.table
 explanation.step
 explanation.trace
-explanation.questions
+explanation.contributions explanation.questions
 explanation.build
 models.overview diagnosis.result
 views

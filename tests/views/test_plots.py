@@ -135,6 +135,17 @@ def test_a_few_large_numbers_do_not_leave_the_others_pale() -> None:
     np.testing.assert_equal(colour_bar(plots.plot(table(-values))), ["≤ −0.1", "0", "≥ 0.1"])
 
 
+def test_the_colour_bar_of_a_gradient_says_which_way_the_loss_goes(pyplot: Any) -> None:
+    explanation = example("look-back")
+    bar = colour_bar(explanation.plot("d_scores"))
+    np.testing.assert_equal(bar, ["−0.189: loss falls", "0", "0.189: loss rises"])
+    # 0 is white where all numbers are positive too.
+    weights = colour_bar(example("coffee-target").plot("d_weights"))
+    np.testing.assert_equal(weights, ["−0.53: loss falls", "0", "0.53: loss rises"])
+    assert_all_texts_are_inside(explanation.plot("d_scores").figure)
+    assert "loss" not in "".join(colour_bar(explanation.plot("weights")))
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -1,6 +1,6 @@
 """The answers to questions about a whole trace.
 
-Owns statistics, contributions, comparison, the search for the first NaN and the check of stated
+Owns statistics, comparison, the search for the first NaN and the check of stated
 expectations. Reads an explanation block by block; must not know how it was made or is shown.
 """
 
@@ -16,11 +16,11 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.boundary.dataframe import Level, dataframe
 from regard.compute.visibility import LeftOut
-from regard.errors import DtypeError, LabelError, OptionError, ShapeError, safe_text
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
-from regard.explanation.labels import AXIS_NAMES, Batch, Index, own_head
+from regard.explanation.labels import Batch, Index, own_head
 from regard.explanation.notation import format_number
-from regard.explanation.table import Table, aligned
+from regard.explanation.table import aligned
 from regard.explanation.trace import Trace
 from regard.problems.parts import Expectation
 from regard.textbook.steps import Step
@@ -349,35 +349,6 @@ def _in_sight(
         visible = source.block("visible", batch, one, block)
         seen |= visible.reshape(-1, seen.size).any(axis=0) if visible.size else False
     return seen[:, None]
-
-
-def contributions(trace: Trace, row: Index | None, head: int | None, batch: Batch | None) -> Table:
-    """What each key adds to one row of the output: weights[i, j]·values[j]."""
-    source, sizes = trace.source, trace.source.sizes
-    at, h = trace.steps["weights"].one(head, batch)
-    if row is None:
-        if sizes.get("L", 1) != 1:
-            raise LabelError(f"there are {sizes['L']} queries; say which row")
-        row = 0
-    i = trace.names.position("L", row) if "L" in sizes else 0
-    group = own_head(sizes, trace.steps["values"].declared, h) or 0
-    weights = source.row("weights", at, h, i)[:, None]  # (S, 1)
-    values = source.block("values", at, group, range(1))  # (S, E)
-    with np.errstate(all="ignore"):
-        parts = weights * values
-    if "visible" in trace.steps:
-        parts = np.where(source.row("visible", at, h, i)[:, None], parts, 0)
-    return Table(
-        "contributions",
-        "P·V",
-        "P[i, j]·V[j] for each key j; the rows add up to O[i]",
-        parts,
-        trace.names.along("S"),
-        trace.names.along("E"),
-        trace.row_notes.get("values", ()),
-        row_axis=AXIS_NAMES["S"],
-        column_axis=AXIS_NAMES["E"],
-    )
 
 
 def without(trace: Trace, key: Index) -> Trace:

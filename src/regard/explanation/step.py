@@ -295,6 +295,7 @@ class ExplainedStep:
             AXIS_NAMES.get(columns or "", ""),
             self.matrix_shape[0] - len(wanted),
             self._place(own, batch),
+            bool(self.declared.of),
         )
 
     def _place(self, own: int, batch: tuple[int, ...]) -> str:

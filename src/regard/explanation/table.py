@@ -55,6 +55,7 @@ class Table:
     column_axis: str = ""
     left_out: int = 0  # rows that are missing after the first few
     place: str = ""  # such as "batch 1, head 2", where there are several
+    slopes: bool = False  # of the loss: each number says how the loss changes with another one
 
     def __dir__(self) -> list[str]:
         """What a user needs, without what the views read."""

@@ -180,7 +180,8 @@ class Trace:
     def to_json(self, steps: Sequence[str] | None = None) -> dict[str, Any]:
         """Every step, or those named, as plain data, in order.
 
-        Numbers that JSON does not know are "nan", "inf", "-inf".
+        Numbers that JSON does not know are "nan", "inf", "-inf". Steps of the loss and gradients
+        say so in "phase", and a gradient names its step in "of".
         """
         wanted = set(self.steps if steps is None else (self.steps[name].name for name in steps))
         return {
@@ -199,6 +200,8 @@ class Trace:
                     "axes": list(step.axes),
                     "shape": list(step.shape),
                     "given": step.given,
+                    **({"phase": step.phase} if step.phase != "forward" else {}),
+                    **({"of": step.declared.of} if step.declared.of else {}),
                     "row_labels": list(step.row_labels),
                     "column_labels": list(step.column_labels),
                     "value": plain(step.value),

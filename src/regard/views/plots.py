@@ -97,7 +97,7 @@ def _scale(tables: Sequence[Table]) -> Scale:
     largest = float(sizes.max(initial=0))
     end = float(np.quantile(sizes, 0.995, method="higher")) if sizes.size else 0.0
     end = min(end or largest or 1.0, MOST)
-    return Scale(end, end < largest, bool((numbers < 0).any()))
+    return Scale(end, end < largest, tables[0].slopes or bool((numbers < 0).any()))
 
 
 def _numbers(table: Table) -> NDArray[np.bool_]:
@@ -192,6 +192,8 @@ def _colour_bar(
     if scale.exceeded:
         labels[-1] = f"≥ {labels[-1]}"
         labels[0] = f"≤ {labels[0]}" if scale.signed else labels[0]
+    if tables[0].slopes:  # what happens to the loss as a number rises
+        labels[0], labels[-1] = f"{labels[0]}: loss falls", f"{labels[-1]}: loss rises"
     bar.set_ticks(ticks, labels=labels, fontsize="small")
     bar.outline.set_linewidth(0.5)
     kinds = []
