@@ -71,13 +71,13 @@ void read_sizes(Request& q, PyArrayObject* const (&arrays)[3]) {
 // A Request and what it points to, which must live as long as the call.
 struct Call {
     Request request{};
-    std::deque<std::vector<int64_t>> offsets;
+    std::deque<std::vector<int64_t>> tables;
     std::vector<Node> program;
 
     Array view(const nb::object& object) {
         Array array;
-        offsets.emplace_back(size_t(std::max<int64_t>(request.B, 1)));
-        describe(array_of(object), array, offsets.back().data());
+        tables.emplace_back(size_t(std::max<int64_t>(request.B, 1)));
+        describe(array_of(object), array, tables.back().data());
         return array;
     }
 };
@@ -100,9 +100,22 @@ const Target& target_named(const std::string& name) {
     throw nb::value_error("no such target");
 }
 
+// The least and the greatest segment of every kSpan keys.
+std::vector<int64_t> spans_of(const Request& q, const int64_t* keys) {
+    std::vector<int64_t> spans;
+    for (int64_t b = 0; b < q.B; b++)
+        for (int64_t j = 0; j < q.S; j += kSpan) {
+            const int64_t* first = keys + b * q.S + j;
+            const auto span = std::minmax_element(first, first + std::min(kSpan, q.S - j));
+            spans.insert(spans.end(), {*span.first, *span.second});
+        }
+    return spans;
+}
+
 // Rules in postfix order, each a tuple (name, first array, second array, left, right).
 void read_program(Call& call, const nb::list& rules) {
     int32_t depth = 0;
+    call.request.conjunction = true;
     for (const nb::handle& handle : rules) {
         const nb::tuple rule = nb::borrow<nb::tuple>(handle);
         Node node{};
@@ -114,7 +127,11 @@ void read_program(Call& call, const nb::list& rules) {
             case Rule::segments:
                 node.queries = numbers<int64_t>(first);
                 node.keys = numbers<int64_t>(second);
+                call.tables.push_back(spans_of(call.request, node.keys));
+                node.spans = call.tables.back().data();
                 break;
+            case Rule::any:
+            case Rule::negate: call.request.conjunction = false; break;
             default: break;
         }
         node.left = nb::cast<int64_t>(rule[3]);

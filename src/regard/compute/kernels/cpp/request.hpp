@@ -24,12 +24,15 @@ struct Array {
 // Rules combined by & | ~, as a program in postfix order. Causal is a window without later keys.
 enum class Rule : int32_t { boolean, lengths, segments, window, all, any, negate };
 
+constexpr int64_t kSpan = 64;
+
 struct Node {
     Rule rule;
     Array mask;                // boolean: one byte per cell
     const int64_t* lengths;    // lengths: one per batch element
     const int64_t* queries;    // segments: (B, L)
     const int64_t* keys;       // segments: (B, S)
+    const int64_t* spans;      // segments: least and greatest of kSpan keys, (B, ⌈S/kSpan⌉, 2)
     int64_t left, right;       // window; -1: unbounded
 };
 
@@ -44,6 +47,7 @@ struct Request {
     const Node* program;       // further rules, in postfix order; nullptr: none
     int32_t program_size;
     int32_t program_depth;     // the most values on its stack
+    bool conjunction;          // a key is seen if all rules of the program leave it
     double scale, softcap;     // softcap 0: none
     bool wide;                 // compute in float64
     // Results: contiguous (B, H, L, E), (B, H, L, S), (B, H, L).

@@ -98,6 +98,52 @@ static void ask_program(const Request& q, const Row& row, int64_t k0, int64_t n,
     }
 }
 
+// Which keys of a chunk rows of a tile may see, relative to the chunk, and whether each sees them all.
+struct Span {
+    KeyRange keys;
+    bool seen;
+};
+
+REGARD_INLINE Span segments_span(const Request& q, const Node& node, const Row* rows,
+                                 int64_t height, const Chunk& chunk) {
+    const int64_t* const queries = node.queries + rows->b * q.L;
+    const int64_t* const spans = node.spans + rows->b * ((q.S + kSpan - 1) / kSpan) * 2;
+    int64_t least = INT64_MAX, greatest = INT64_MIN;
+    for (int64_t r = 0; r < height; r++) {
+        const int64_t segment = queries[rows[r].i];
+        least = smaller_of(least, segment), greatest = larger_of(greatest, segment);
+    }
+    Span found = {{chunk.n, 0}, least == greatest};
+    int64_t others = 0;  // spans with other segments, between those that count
+    for (int64_t j = 0; j < chunk.n; j += kSpan) {
+        const int64_t* span = spans + (chunk.k0 + j) / kSpan * 2;
+        if (span[1] < least || span[0] > greatest) {
+            others += found.keys.low < found.keys.high;
+            continue;
+        }
+        found.keys = {smaller_of(found.keys.low, j), smaller_of(chunk.n, j + kSpan)};
+        found.seen &= span[0] == span[1] && !others;
+    }
+    return found;
+}
+
+// The same of the whole program, as far as segments tell.
+REGARD_INLINE Span program_span(const Request& q, const Row* rows, int64_t height,
+                                const Chunk& chunk) {
+    Span all = {{0, chunk.n}, q.conjunction};
+    for (int32_t step = 0; q.conjunction && step < q.program_size; step++) {
+        const Node& node = q.program[step];
+        if (node.rule == Rule::all) continue;
+        all.seen &= node.rule == Rule::segments;
+        if (node.rule != Rule::segments) continue;
+        const Span one = segments_span(q, node, rows, height, chunk);
+        all.keys = {larger_of(all.keys.low, one.keys.low),
+                    smaller_of(all.keys.high, one.keys.high)};
+        all.seen &= one.seen;
+    }
+    return all;
+}
+
 // The keys of one chunk that the rows of a tile see.
 struct Visible {
     KeyRange keys;  // that any row may see, relative to the chunk; empty if there are none
@@ -115,6 +161,9 @@ REGARD_INLINE Visible visible_range(const Request& q, const Row* rows, int64_t h
         keys.high = larger_of(keys.high, smaller_of(n, rows[r].high - k0));
     }
     if (!q.program || keys.low >= keys.high) return {keys, nullptr};
+    const Span span = program_span(q, rows, height, chunk);
+    keys = {larger_of(keys.low, span.keys.low), smaller_of(keys.high, span.keys.high)};
+    if (span.seen || keys.low >= keys.high) return {keys, nullptr};
     uint8_t any = 0, every = 1;
     for (int64_t r = 0; r < height; r++) {
         uint8_t* own = bytes + r * stack_size(q);
