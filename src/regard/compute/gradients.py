@@ -65,6 +65,8 @@ class GradientRequest:
         row of grad_output (…, H, L), and of the longest key and value (…, G).
         """
         assert self.lse is not None
+        if not self.lse.size:
+            return
         request, lse = self.request, np.abs(self.lse.astype(np.float64))
         unit = max(np.finfo(one).eps for one in (self.lse.dtype, request.accumulator)) / 2
         scale = request.scale
@@ -91,7 +93,7 @@ class GradientRequest:
             ("lse", "output"), said, (1, 0), np.moveaxis(deviations, -1, 0), bounds, strict=True
         )
         for name, what, right, off, bound in named:
-            wrong = np.abs(off) > bound
+            wrong = np.isfinite(off) & (np.abs(off) > bound)
             if wrong.any():
                 at = tuple(int(one[0]) for one in np.nonzero(wrong))
                 raise OptionError(
@@ -112,10 +114,10 @@ def fit(whole: Array, given: Array) -> Array:
         return whole.reshape(given.shape)
     shape = (1,) * (whole.ndim - given.ndim) + given.shape
     sizes = zip(shape, whole.shape, strict=True)
-    axes = tuple(axis for axis, (one, size) in enumerate(sizes) if one < size)
+    axes = tuple(axis for axis, (one, size) in enumerate(sizes) if one != size)
     with np.errstate(all="ignore"):
-        summed = whole.sum(axis=axes) if axes else whole
-        once = round_once(summed, given.dtype)
+        summed = np.asarray(whole.sum(axis=axes) if axes else whole)
+        once = np.asarray(round_once(summed, given.dtype))
         return once.astype(given.dtype, copy=False).reshape(given.shape)
 
 

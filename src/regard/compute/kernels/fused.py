@@ -152,6 +152,9 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
     if checks is not None and longest is not None:
         if wrt <= {"value", "sink"}:
             checks[..., 1] = 0  # no gradients of scores were made
+        if call.lse is not None and not _given(call, kernel):
+            with np.errstate(all="ignore"):
+                checks[..., 0] = np.expm1(lse - call.lse)
         squares = {name: longest[..., i] for i, name in enumerate(("key", "value"))}
         squares |= {name: checks[..., 2 + i] for i, name in enumerate(("query", "grad_output"))}
         call.check_given(checks[..., :2], squares)
@@ -165,10 +168,22 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
     return made
 
 
+def _given(call: GradientRequest, kernel: _Call) -> bool:
+    """Whether the given output and lse are as exact as the accumulator needs them."""
+    output, lse, accumulator = call.output, call.lse, kernel.accumulator
+    if output is None or lse is None or output.dtype.itemsize < accumulator.itemsize:
+        return False
+    # exp(x − lse) is off by lse's own rounding: by 1e-5 of itself where lse is 100 in float32.
+    large = np.isfinite(lse) & (np.abs(lse) > 100)
+    return lse.dtype == np.float64 or (accumulator == np.float32 and not large.any())
+
+
 def _forward(call: GradientRequest, kernel: _Call) -> tuple[Array, NDArray[np.float64]]:
     """Output and lse, as they were given or computed now: the output not rounded to a half type."""
     accumulator = kernel.accumulator
-    if call.output is not None and call.lse is not None and call.output.dtype.itemsize > 2:
+    if _given(call, kernel):
+        assert call.output is not None
+        assert call.lse is not None
         return _readable(call.output, accumulator), np.ascontiguousarray(call.lse, np.float64)
     request = call.request
     output = np.empty((*request.shape[:-1], request.value.shape[-1]), accumulator)
