@@ -314,6 +314,45 @@ def test_gradients_of_sink_and_scale_beyond_float32_are_finite(path):
     np.testing.assert_array_less(4e38, np.abs(result.sink))  # float32 ends at 3.4e38
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_gradients_are_right_where_exp_knows_nothing_of_logits_and_products_overflow(path):
+    one = np.eye(2, dtype=np.float32)
+    v, grad = np.array([[1, 2], [3, 4]], np.float32), np.array([[5, 6], [7, 8]], np.float32)
+    far = one * np.float32(1e20), one * np.float32(1e15), v  # each row sees its own key alone
+    output, lse = regard.attention(*far, return_lse=True)
+    with on_path(path) as kernel:
+        for given in ({}, {"output": output, "lse": lse}):
+            result = gradients(*far, grad, **given, kernel=kernel)
+            np.testing.assert_array_equal(result.query, 0)
+            np.testing.assert_array_equal(result.key, 0)
+            np.testing.assert_array_equal(result.value, grad)
+        huge = np.full((1, 2), 1e200)  # of one key, weight 1: dP overflows, dX is exactly 0
+        result = gradients(np.ones((1, 2)), np.ones((1, 2)), huge, huge, kernel=kernel)
+        np.testing.assert_array_equal(result.query, 0)
+        np.testing.assert_array_equal(result.value, huge)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_lse_that_float32_rounds_too_far_is_computed_again(path):
+    q, k, v, grad = call()
+    arrays = q * np.float32(300), k, v, grad
+    output, lse = regard.attention(*arrays[:3], return_lse=True)
+    np.testing.assert_array_less(200, np.abs(lse).max())
+    check(arrays, path, ("query", "key", "value"), output=output, lse=lse)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_empty_batch_and_no_heads_have_gradients(path):
+    one, none = np.ones((1, 2, 3, 4)), np.ones((0, 2, 3, 4))
+    with on_path(path) as kernel:
+        result = gradients(one, none, none, none, kernel=kernel)
+        np.testing.assert_array_equal(result.query, np.zeros_like(one))
+        no_heads = np.ones((0, 3, 4))
+        output, lse = regard.attention(no_heads, no_heads, no_heads, return_lse=True)
+        given = {"output": output, "lse": lse}
+        assert gradients(*[no_heads] * 4, **given, kernel=kernel).key.shape == (0, 3, 4)
+
+
 # --- the forward call's own results ---------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ class Kernel(Protocol):
     def run(self, request: Request) -> Result:
         """Compute the request."""
 
-    def gradients(self, call: GradientRequest) -> dict[str, Any]:
+    def gradients(self, call: GradientRequest) -> dict[str, Any] | None:
         """The gradients in `call.wrt`, in the shapes and dtypes that the call says."""
 
 
@@ -107,7 +107,12 @@ def gradients_of_arrays(
     call = make_gradient_request(query, key, value, grad_output, **options)
     if "sink" in call.wrt:
         call = replace(call, grad_output=_of_rows_that_see(call))
-    return call.fitted(choose(call.request, kernel).gradients(call))
+    made = choose(call.request, kernel).gradients(call)
+    if made is None:
+        from regard.compute.kernels import reference
+
+        made = reference.gradients(call)
+    return call.fitted(made)
 
 
 def _of_rows_that_see(call: GradientRequest) -> Array:

@@ -110,8 +110,16 @@ class _Call:
         )
 
 
-def gradients(call: GradientRequest) -> dict[str, Any]:
-    """The gradients, in native code; what leaves the range of float32, again in float64."""
+# exp(x − lse) is off by as much as lse is rounded: here by 1e-8 of itself.
+_LARGEST_LSE = 1e8
+
+
+def gradients(call: GradientRequest) -> dict[str, Any] | None:
+    """The gradients, in native code; what leaves the range of float32, again in float64.
+
+    None for calls that only the reference answers: what leaves the range of float64 on the way to
+    finite gradients, and logits of which exp(x − lse) knows nothing, as lse is rounded too.
+    """
     request, wrt = call.request, call.wrt
     heads = every = np.arange(math.prod(request.lead) * request.key.shape[-3])
     new = np.zeros if 0 in request.shape else np.empty  # without keys nothing is written
@@ -127,6 +135,8 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
     for wide in (False, True):
         kernel = _Call(request, wide=wide)
         output, lse = _forward(call, kernel)
+        if (np.isfinite(lse) & (np.abs(lse) > _LARGEST_LSE)).any():
+            return None
         beyond = np.zeros((*request.lead, request.key.shape[-3]), np.uint8)
         bias = None
         if "bias" in wrt:
@@ -149,6 +159,8 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
         if kernel.accumulator == np.float64 or not beyond.any():
             break
         heads = every if "bias" in wrt else np.flatnonzero(beyond)
+    if beyond.any() and _finite(call):
+        return None
     if checks is not None and longest is not None:
         if wrt <= {"value", "sink"}:
             checks[..., 1] = 0  # no gradients of scores were made
@@ -166,6 +178,14 @@ def gradients(call: GradientRequest) -> dict[str, Any]:
         if "scale" in wrt:
             made["scale"] = rows["scale"].sum()
     return made
+
+
+def _finite(call: GradientRequest) -> bool:
+    """Whether all numbers that a call reads are finite; a bias of −∞ is a mask."""
+    request = call.request
+    read = (request.query, request.key, request.value, call.grad_output, call.grad_lse)
+    bias = request.bias is None or bool((request.bias < np.inf).all())
+    return bias and all(one is None or bool(np.isfinite(one).all()) for one in read)
 
 
 def _given(call: GradientRequest, kernel: _Call) -> bool:
