@@ -75,6 +75,25 @@ MUTANTS = [
     ),
     Mutant(
         "G1",
+        "hidden keys contribute to the gradient of a query",
+        "explanation/contributions.py",
+        "parts = np.where(seen[:, None] if hidden_terms else seen, parts, 0)",
+        "parts = np.where(seen[:, None] if not hidden_terms else True, parts, 0)",
+        "test_explained_gradients.py::"
+        "test_what_the_terms_of_a_product_add_to_its_rows_adds_up_to_it",
+        "",
+    ),
+    Mutant(
+        "G1",
+        "the derivation of a hidden gradient shows what its terms would be",
+        "explanation/derivation.py",
+        "elif all(one.visible for one in verdicts):",
+        "else:",
+        "test_derivation.py::test_every_cell_of_a_designed_problem_says_whether_it_is_rounded",
+        "pulled",
+    ),
+    Mutant(
+        "G1",
         "weights of hidden keys stay in the backward pass",
         CPP + "gradient_rows.hpp",
         "return Extra::hides || Extra::biased ? (Vec<T>)(visible & (Bits<T>)x) : x;",
@@ -153,6 +172,16 @@ MUTANTS = [
         "for sums in ():",
         "test_gradients.py::test_gradients_of_sink_and_scale_beyond_float32_are_finite",
         "fused",
+    ),
+    Mutant(
+        "G5",
+        "the output is pulled away from its target",
+        "textbook/loss.py",
+        "pair = (last.own, loss[0].own)",
+        "pair = (loss[0].own, last.own)",
+        "test_explained_gradients.py::"
+        "test_every_gradient_of_every_example_is_the_slope_of_the_loss_in_60_digits",
+        "coffee",
     ),
     Mutant(
         "G5",
@@ -379,6 +408,16 @@ MUTANTS = [
         "return (number || !block || reached(turn(head, block - 1), number)) &&",
         "test_fused_gradients.py::test_any_number_of_threads_gives_the_same_bytes",
         "plain",
+    ),
+    Mutant(
+        "G9",
+        "an explanation ignores that query heads share keys on the way back",
+        "explanation/build.py",
+        'grouped=sizes.get("H") != sizes.get("G")',
+        "grouped=False",
+        "test_explained_gradients.py::"
+        "test_the_fused_kernel_has_the_same_gradients_within_its_bound",
+        "",
     ),
     Mutant(
         "G9",

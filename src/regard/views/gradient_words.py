@@ -28,8 +28,8 @@ _OF = {
 }
 _OF_OPERATION = {
     "subtract": "The slope of half a square is the difference itself.",
-    "softmax_gradient": "The weights of a row add up to 1, so one score takes from the others what "
-    "it gives: what counts is how far dP is from δ, the row's average. A row adds up to 0.",
+    "softmax_gradient": "The weights of a row add up to 1, so what one score gains others lose: "
+    "what counts is dP less its row's average, δ. Every row adds up to 0.",
     "keep": "A hidden key has no part in the loss: 0.",
 }
 
@@ -51,7 +51,9 @@ def sentences(step: Step, forward: Mapping[str, Step]) -> tuple[str, ...]:
         rises = f"How much the loss rises as a number of {symbol} rises by 1"
         if step.op == "given":
             return (f"{rises}: given.",)
-        more = (_OF_OPERATION.get(step.op, ""), _OF.get(step.of, ""))
+        learned = f"A step of learning takes a little of it away from {symbol}."
+        about = learned if step.of.startswith(("W_", "b_")) else _OF.get(step.of, "")
+        more = (_OF_OPERATION.get(step.op, ""), about)
         return (f"{rises}, for small changes.", *filter(None, more))
     if step.name in _PARTS:
         return (_PARTS[step.name],)

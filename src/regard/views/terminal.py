@@ -204,7 +204,7 @@ def _print_step(own: Head, page: Layout, name: str) -> None:
 
 def _shape_words(step: ExplainedStep) -> str:
     """Such as "3 queries × 4 numbers"."""
-    nouns = {"L": "tokens" if step.name == "embeddings" else "queries", "S": "keys"}
+    nouns = {"L": "tokens" if step.name.endswith("embeddings") else "queries", "S": "keys"}
     axes = [axis for axis in step.axes if axis not in ("H", "G")]
     sizes = step.shape[len(step.shape) - len(axes) :]
     words = []
