@@ -36,6 +36,7 @@ EXAMPLES = (
     "animals-matrix",
     "animals-vector",
     "causal-mask",
+    "look-back",
     "random-three-tokens",
     "she-likes-coffee",
     "the-cat-sat",
@@ -158,6 +159,7 @@ def test_every_step_there_is_looks_as_it_should() -> None:
         ("causal-mask", ("lse", 3)),
         ("causal-mask", ("masked", 0, 3)),
         ("animals-vector", ("weights", "kitten")),
+        ("coffee-target", ("d_queries", "she", 2)),
     ],
 )
 def test_the_way_back_looks_as_it_should(name: str, where: tuple[Any, ...]) -> None:
