@@ -101,7 +101,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("target", [TARGETS[0], TARGETS[-1]] if TARGETS else [])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [3, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "what", ["plain", "a batch", "general", "keys split", "rows again", "gradients"]
 )
