@@ -125,7 +125,7 @@ class Layout:
             [self._cell(table, row, column, shade) for column in columns]
             for row in range(len(table.value))
         ]
-        names = table.column_labels or (table.symbol,)
+        names = table.column_labels or (self.spelled(table.symbol),)
         away = table.value.shape[1] - FIRST - LAST
         headers = [away if column is None else names[column] for column in columns]
         labels = table.row_labels or ("",) * len(cells)
@@ -315,6 +315,10 @@ _SPELLED = {
     "ᵀ": "^T",
     "′": "'",
     "Σ": "sum",
+    "δ": "delta",
+    "ℓ": "l",
+    "½": "1/2",
+    "²": "^2",
     "…": "...",
     "→": "->",
     "≤": "<=",
