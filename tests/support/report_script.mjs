@@ -10,6 +10,7 @@ const { formatNumber, isRounded, numpyLiteral, parseNumber } = await take("numbe
 const { asNumpy, asText, derive } = await take("derivation");
 const { Carried } = await take("carried");
 const { OPERATIONS } = await take("operations");
+const { descended, learnable, nudge } = await take("descent");
 const { missed, moments, spread } = await take("figures");
 
 const inWords = (value) =>
@@ -103,6 +104,33 @@ function everyCell({ content, arrays, switches = [], edits = [], known, texts })
   return found;
 }
 
+// Gradient steps on every given number: what can move, then after each step the edits and every cell.
+function learn({ content, arrays, rate, steps }) {
+  const book = new Carried(content, arrays);
+  const place = { layer: 0, batch: 0, edits: new Map() };
+  const at = () => book.run(place, place);
+  const names = learnable(at());
+  const found = [];
+  for (let k = 0; k < steps; k++) {
+    place.edits = descended(book, place, at(), names, rate);
+    const edits = [...place.edits].flatMap(([key, own]) =>
+      [...own].map(([flat, value]) => [key, flat, inWords(value)]),
+    );
+    found.push([edits, everyCell({ content, arrays, edits })]);
+  }
+  return [names, found];
+}
+
+// What a small change of each cell of a step does to the loss.
+function nudges({ content, arrays, cases }) {
+  const book = new Carried(content, arrays);
+  const run = book.run({ layer: 0, batch: 0 });
+  return cases.map(([step, index, by]) => {
+    const { slope, before, after, off } = nudge(run, step, index, by);
+    return [slope, before, after, off].map(inWords);
+  });
+}
+
 const tasks = {
   format: ({ cases }) => cases.map(([value, digits]) => formatNumber(number(value), digits)),
   literal: ({ cases }) => cases.map((value) => numpyLiteral(number(value))),
@@ -116,6 +144,8 @@ const tasks = {
   cells: everyCell,
   checks,
   figures,
+  learn,
+  nudges,
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

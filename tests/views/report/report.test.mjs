@@ -12,6 +12,7 @@ const { cellName, cut } = await take("derivation");
 const { hiddenBy, judge, leaves, turnsOf } = await take("visibility");
 const { moments, spread } = await take("figures");
 const { dotsOf } = await take("pictures");
+const { readNudge, readRate, trouble } = await take("descent");
 
 test("an index map is read as Python reads it", () => {
   const sizes = { H: 6, G: 2, D: 4, E: 5 };
@@ -147,4 +148,22 @@ test("of a long step only the latest rows stay, and any row can be asked for aga
 
 test("a long side is pooled", () => {
   assert.deepEqual(dotsOf(10, 4096), { tall: 1, broad: 4, rows: 10, columns: 1024 });
+});
+
+test("a rate or a change that makes no sense is answered with what would", () => {
+  assert.deepEqual(readRate(" 0,5 "), { rate: 0.5 });
+  for (const text of ["0", "-0.1", "fast", "", "inf", "nan"])
+    assert.match(readRate(text).wrong, /such as 0\.1|as in 0\.1/, text);
+  assert.deepEqual(readNudge("-1e-3"), { by: -0.001 });
+  for (const text of ["0", "a little", "", "inf", "nan"])
+    assert.match(readNudge(text).wrong, /as in 0\.01/, text);
+});
+
+test("a loss that diverges or overflows is said with its numbers", () => {
+  assert.equal(trouble([1, 0.5, 0.6, 0.4]), "");
+  assert.match(trouble([1, 0.5, 0.6, 0.7, 0.8, 0.9, 1]), /diverges: it rose from 0\.5 to 1\./);
+  assert.match(trouble([1, 101]), /diverges: it rose from 1 to 101\./);
+  assert.match(trouble([1, Infinity]), /overflows: after 1 step it is ∞\./);
+  assert.match(trouble([1, 2, NaN]), /overflows: after 2 steps it is NaN\./);
+  assert.match(trouble([NaN]), /is NaN, so there is no slope/);
 });

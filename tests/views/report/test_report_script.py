@@ -109,7 +109,7 @@ def test_the_parts_of_the_script_pass_their_own_tests() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout.decode()
-    assert b"# pass 10" in done.stdout
+    assert b"# pass 12" in done.stdout
 
 
 def test_a_number_is_written_with_the_same_digits() -> None:
@@ -403,6 +403,7 @@ TABLES = {
 PROBLEMS = {
     **{name: lambda name=name: load_problem(name) for name in example_names()},
     **TABLES,
+    "gradients": lambda: PROJECTED,
 }
 
 
@@ -427,7 +428,7 @@ def random_edits(
         yield {place: value(*place) for place in chosen}
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_after_any_edits_the_page_computes_what_python_does(name: str, count: int) -> None:
     problem = PROBLEMS[name]()
@@ -586,3 +587,94 @@ def test_softmax_over_the_wrong_axis_runs_down_the_columns(softmax: Any) -> None
     sums = [cell for cell in cells if cell[1] == "row_sums"]
     assert [cell[2] for cell in sums] == [[0], [1], [2], [3]]
     assert "z = Σ_i Y + y" in sums[0][4]
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+LEARNED = {
+    **{name: lambda name=name: load_problem(name) for name in ("coffee-target", "look-back")},
+    "every input": lambda: PROJECTED,
+    "given queries": lambda: regard.Problem(
+        queries=PLAIN[0],
+        keys=PLAIN[1],
+        values=PLAIN[2],
+        mask=COINS,
+        bias=np.where(COINS | (numbers(60, 3, 4) > 0), numbers(16, 3, 4), -np.inf),
+        softcap=2.0,
+        sink=0.3,
+        target=numbers(61, 3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("steps", [4, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", LEARNED)
+def test_after_each_gradient_step_the_page_has_what_python_computes(name: str, steps: int) -> None:
+    problem, rate = LEARNED[name](), 0.05
+    now = regard.explain(problem)
+    names, found = ask({"task": "learn", "rate": rate, "steps": steps, **carried(now)})[0]
+    learned = [
+        step.name for step in now.steps.values() if step.given and f"d_{step.name}" in now.steps
+    ]
+    assert names == learned
+    assert len(found) == steps
+    losses = [float(now["loss"].value)]
+    for edits, cells in found:
+        moved = {}
+        for learner in names:
+            was = np.array(now[learner].value)
+            moved[learner] = was - rate * now[f"d_{learner}"].value
+            largest = float(np.abs(was[np.isfinite(was)]).max(initial=1.0))
+            page = was_given(problem, learner)
+            for key, flat, value in edits:
+                _, own, part = key.split("|")
+                if own == learner:
+                    head = part.split("/")[1]
+                    own_head = page if head == "-" else page[int(head) : int(head) + 1]
+                    own_head.flat[flat] = received(value)
+            np.testing.assert_allclose(page, moved[learner], rtol=CHAIN, atol=CHAIN * largest)
+            moved[learner] = page if page.ndim else float(page)
+        now = regard.explain(problem.replace(**moved))
+        assert_same_numbers(cells, now)
+        losses.append(float(now["loss"].value))
+    assert losses == sorted(losses, reverse=True)
+
+
+def was_given(problem: regard.Problem, name: str) -> np.ndarray:
+    return np.array(regard.explain(problem)[name].value)
+
+
+@pytest.mark.parametrize("name", ["gradients of grouped heads", "gradients from embeddings"])
+def test_a_changed_number_moves_the_loss_by_its_slope(name: str) -> None:
+    explanation = GRADIENTS[name]()
+    slopes = [step for step in explanation.steps.values() if step.declared.of]
+    cases = [
+        (step, index)
+        for step in slopes
+        for index in np.ndindex(*explanation[step.declared.of].shape)
+        if not explanation.derive(step.declared.of, index).hidden
+    ]
+    assert len(cases) > 50
+    asked = [[step.declared.of, list(index), by] for step, index in cases for by in (2e-4, 1e-4)]
+    (found,) = ask({"task": "nudges", "cases": asked, **carried(explanation)})
+    loss = float(explanation["loss"].value)
+    for number, (step, index) in enumerate(cases):
+        (slope, before, _, off), (_, _, _, half) = (
+            [received(one) for one in own] for own in found[2 * number : 2 * number + 2]
+        )
+        np.testing.assert_allclose(slope, step.value[index], rtol=CHAIN, atol=CHAIN)
+        np.testing.assert_allclose(before, loss, rtol=CHAIN)
+        # The straight line is off by the second derivative: a quarter at half the change.
+        np.testing.assert_allclose(half, off / 4, atol=1e-9 * loss)
+        assert abs(off) < 1e-5 * loss
+
+
+def test_where_only_a_gradient_is_given_its_products_move_by_the_slope() -> None:
+    explanation = GRADIENTS["gradients of every option"]()
+    (found,) = ask({"task": "nudges", "cases": [["queries", [0, 1], 1e-4]], **carried(explanation)})
+    slope, before, after, off = (received(one) for one in found[0])
+    total = float((explanation["d_output"].value * explanation["output"].value).sum())
+    np.testing.assert_allclose(before, total, rtol=CHAIN)
+    np.testing.assert_allclose(slope, explanation["d_queries"].value[0, 1], rtol=CHAIN)
+    np.testing.assert_allclose(after - before, 1e-4 * slope + off, atol=CHAIN)
+    assert abs(off) < 1e-6

@@ -39,7 +39,7 @@ SCRIPTS = (
     *("pictures", "elements", "shown", "tables", "summary", "operands", "change", "why"),
     *("large", "steps", "link"),
 )
-GRADIENT_SCRIPTS = ()
+GRADIENT_SCRIPTS = ("descent", "nudging", "curve", "learn")
 LAST_SCRIPT = "report"
 
 

@@ -10,6 +10,7 @@ import {
   comparable,
   content,
   doing,
+  extras,
   fitsNow,
   labels,
   layer,
@@ -142,6 +143,7 @@ function say() {
   const spans = lines.map((line) => [h("span", line), " "]);
   fill(find(".status"), lines.length > 0 && h("p", spans));
   tools.elements.reset.disabled = !runs.touched;
+  for (const one of extras) one.update?.();
 }
 
 // How many given numbers, and cells of masks, are not as they were given.
@@ -349,7 +351,7 @@ function start() {
   }
 }
 
-Object.assign(doing, { open, back, close, change, changeAll, choose, show: showWhy });
+Object.assign(doing, { open, back, close, change, changeAll, choose, recompute, show: showWhy });
 tools.hidden = false;
 tools.elements.link.hidden = location.protocol === "about:"; // in a notebook there is no link
 buildGallery();

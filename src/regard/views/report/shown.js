@@ -35,6 +35,10 @@ export const runs = {};
 /** @type {Record<string, Function>} */
 export const doing = {};
 
+// What pages with gradients add: `panel(derivation)` to an open number, `update()` after a change.
+/** @type {{panel?: Function, update?: Function}[]} */
+export const extras = [];
+
 export const layer = () => content.layers[state.layer];
 
 export const labels = (axis) => carried.labels(state.layer, axis);

@@ -53,7 +53,7 @@ function largestOf({ step, name }, data) {
 }
 
 // The cells of some rows as texts and classes: the same that the printed tables have.
-function cellsOf(view, rows) {
+export function cellsOf(view, rows) {
   const { step, name } = view;
   const data = rows.map((row) => runs.now.seenRow(name, view.own ?? 0, row));
   const largest = largestOf(view, data);

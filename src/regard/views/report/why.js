@@ -13,7 +13,7 @@ import {
   ruleLines,
 } from "./derivation.js";
 import { bdi, button, fill, find, h, nameOf, typeset, why } from "./elements.js";
-import { comparable, doing, labels, runs, state } from "./shown.js";
+import { comparable, doing, extras, labels, runs, state } from "./shown.js";
 import { placeOf } from "./tables.js";
 import { hiddenBy } from "./visibility.js";
 import { DIGITS, equation, shortName, sidesOf, termTable } from "./operands.js";
@@ -63,6 +63,7 @@ export function showWhy(focus = "") {
     body(found),
     maskField(found),
     editField(found),
+    extras.map((one) => one.panel?.(found)),
     asOtherText(found),
   );
   why.scrollTop = 0;
