@@ -236,6 +236,21 @@ def test_changed_given_arrays_change_no_explanation():
     np.testing.assert_array_equal(explanation["loss"].value, 4.5)
 
 
+def test_the_gradients_of_a_layer_are_those_that_it_computes():
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(4, 4)) for name in ("W_q", "W_k", "W_v", "W_o")}
+    layer = regard.MultiHeadAttention(**weights, heads=2)
+    x, grad = rng.normal(size=(2, 3, 4))
+    explanation = layer.explain(x, grad_output=grad, causal=True)
+    made = layer.gradients(x, grad, causal=True)
+    for name in ("x", *weights):
+        step = "d_embeddings" if name == "x" else f"d_{name}"
+        # Chains of fewer than 2⁹ roundings of numbers below 2⁵.
+        np.testing.assert_allclose(
+            getattr(made, name), explanation[step].value, CLOSE, CLOSE * 2**5
+        )
+
+
 # questions ----------------------------------------------------------------------------------------
 
 

@@ -146,7 +146,7 @@ def keywords(function: Callable[..., Any]) -> set[str]:
         (options.DiagnoseOptions, keywords(regard.diagnose)),
         (options.LabelledOptions, {*keywords(regard.explain), *OPTIONS, *LOSS}),
         (options.ProblemOptions, {*OPTIONS, *LOSS, "softmax", "title"}),
-        (options.StepsOptions, {*OPTIONS, "softmax"}),
+        (options.StepsOptions, {*OPTIONS, *LOSS, "softmax"}),
         (options.LayerOptions, {*CALL_OPTIONS, "kernel"}),
         (Fields, {each.name for each in fields(regard.Problem)}),
     ],

@@ -132,14 +132,14 @@ class SomeGradientOptions(GradientOptions, total=False):
 class StepsOptions(Options, total=False):
     """Options of an explanation of a layer."""
 
+    target: ArrayIn | None
+    grad_output: ArrayIn | None
     softmax: Literal["shifted", "unshifted"]
 
 
 class ProblemOptions(StepsOptions, total=False):
     """What replaces a problem's own when it is explained."""
 
-    target: ArrayIn | None
-    grad_output: ArrayIn | None
     title: str
 
 

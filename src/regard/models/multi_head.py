@@ -314,7 +314,10 @@ class MultiHeadAttention:
         title: str = "",
         **options: Unpack[StepsOptions],
     ) -> Explanation:
-        """Every step from x (L, M) to the projected output, as an Explanation."""
+        """Every step from x (L, M) to the projected output, as an Explanation.
+
+        With `target` or `grad_output` it goes on to the gradients, as `regard.explain` does.
+        """
         labels = {"query_labels": query_labels, "key_labels": key_labels}
         given: dict[str, Any] = {
             name: string_labels(name, own) for name, own in labels.items() if own is not None
