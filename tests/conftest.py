@@ -96,7 +96,7 @@ TOOLS |= {name: Tool(importable(name), FULL) for name in BESIDE}
 # Tests of what processes do, take and leave: beside another of their kind they would measure it.
 ONE_BY_ONE = {"test_fused_memory.py", "test_fused_process.py", "test_diagnosis_hostile.py"}
 # Tests that share something that takes long to make.
-TOGETHER = {"test_fused_elsewhere.py", "test_diagnosis_page.py"}
+TOGETHER = {"test_fused_elsewhere.py", "test_diagnosis_page.py", "test_onnx.py", "test_steps.py"}
 REQUIRED = pytest.StashKey[frozenset[str]]()
 
 

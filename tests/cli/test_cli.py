@@ -469,21 +469,34 @@ def test_a_pipe_gets_no_escapes_and_no_color_wins_over_force_color() -> None:
         np.testing.assert_equal(b"\x1b[" in out, escapes)
 
 
+ONE_AFTER_ANOTHER = """
+import json, sys
+from regard.__main__ import main
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        print("ended with", end.code or 0)
+"""
+
+
 def test_an_ascii_terminal_gets_ascii(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(SMALL.replace('"a"', '"日本"'), encoding="utf-8")
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"}
-    for words in (
+    commands = (
         ["explain", "p.toml", "--statistics"],
         ["explain", "p.toml"],
         ["explain", "p.toml", "--why", "output", "0", "0"],
         ["explain", "--help"],
         ["attention", "--help"],
         ["info"],
-    ):
-        child = process(*words, env=environment)
-        out, error = child.communicate(timeout=PATIENCE)
-        np.testing.assert_equal((child.returncode, error), (FINE, b""))
-        assert out.isascii()
+    )
+    child = process(json.dumps(commands), start=["-c", ONE_AFTER_ANOTHER], env=environment)
+    out, error = child.communicate(timeout=PATIENCE)
+    np.testing.assert_equal((child.returncode, error), (FINE, b""))
+    assert out.isascii()
+    np.testing.assert_equal(out.count(b"ended with 0\n"), len(commands))
 
 
 @POSIX

@@ -625,6 +625,7 @@ def test_masked_means_absent_for_keys_that_no_row_sees(kernel, dtype, options, s
             assert_same_result(result, clean, f"{name} in {where}")
 
 
+@pytest.mark.sweep
 @every_kernel
 @every_float
 @pytest.mark.parametrize(("options", "seen"), hidings())

@@ -21,13 +21,8 @@ STEP = mpmath.mpf(10) ** -20
 Place = tuple[str, tuple[int, ...]]
 
 
-def slopes(run: Run, name: str) -> np.ndarray:
-    """The slope of the loss along each number of a step, by central differences."""
-    return slopes_of(run, [name])[name]
-
-
 def slopes_of(run: Run, names: list[str]) -> dict[str, np.ndarray]:
-    """The slopes along several steps."""
+    """The slope of the loss along each number of these steps, by central differences."""
     with mpmath.workdps(60):
         graph = _Graph(run)
         return {name: graph.slopes(name) for name in names}
