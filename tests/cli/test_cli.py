@@ -23,6 +23,7 @@ from rich.filesize import decimal
 from typer.testing import CliRunner
 
 import regard
+from fresh_process import COMMAND, many
 from regard.boundary.parse import parse_size
 from regard.cli import app
 from regard.cli.on_disk import PIECE_CELLS, Job
@@ -734,37 +735,47 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- completion ----------------------------------------------------------------------------------
 
 
-def completed(words: str, folder: Path) -> set[str]:
-    environment = {
-        **os.environ,
-        "_REGARD_COMPLETE": "complete_bash",
-        "_TYPER_COMPLETE_ARGS": f"regard {words}",
-        "COMP_WORDS": f"regard {words}",
-        "COMP_CWORD": str(len(words.split(" "))),
-    }
-    child = process(env=environment, cwd=folder)
-    out, error = child.communicate(timeout=PATIENCE)
-    np.testing.assert_equal(error, b"")
-    return set(out.decode().split())
+def completed(folder: Path, *lines: str) -> Iterator[set[str]]:
+    """What a shell in this folder is told of each of these lines."""
+    program = f"import os; os.chdir({str(folder)!r})\n{COMMAND}"
+    cases = [
+        (
+            (program, "regard"),
+            {
+                "_REGARD_COMPLETE": "complete_bash",
+                "_TYPER_COMPLETE_ARGS": f"regard {words}",
+                "COMP_WORDS": f"regard {words}",
+                "COMP_CWORD": str(len(words.split(" "))),
+            },
+        )
+        for words in lines
+    ]
+    for child in many(cases):
+        np.testing.assert_equal(child.stderr, "")
+        yield set(child.stdout.split())
 
 
 def test_a_shell_can_complete_commands_examples_files_and_steps(tmp_path: Path) -> None:
     (tmp_path / "she.toml").write_text(SMALL)
     (tmp_path / "she.txt").write_text(SMALL)
     (tmp_path / "shelf").mkdir()
-    assert {"explain"} <= completed("ex", tmp_path)
-    np.testing.assert_equal(
-        completed("explain sh", tmp_path), {"she-likes-coffee", "she.toml", "shelf/"}
+    commands, targets, gradients, steps, cells, kernels, options = completed(
+        tmp_path,
+        "ex",
+        "explain sh",
+        "explain look-back --step d_q",
+        "explain the-cat-sat --step sca",
+        "explain the-cat-sat --why sca",
+        "attention --kernel r",
+        "explain --st",
     )
-    assert {"d_queries"} <= completed("explain look-back --step d_q", tmp_path)
-    np.testing.assert_equal(
-        completed("explain the-cat-sat --step sca", tmp_path), {"scale", "scaled"}
-    )
-    np.testing.assert_equal(
-        completed("explain the-cat-sat --why sca", tmp_path), {"scale", "scaled"}
-    )
-    assert {"reference"} <= completed("attention --kernel r", tmp_path)
-    assert "--statistics" in completed("explain --st", tmp_path)
+    assert "explain" in commands
+    np.testing.assert_equal(targets, {"she-likes-coffee", "she.toml", "shelf/"})
+    assert "d_queries" in gradients
+    np.testing.assert_equal(steps, {"scale", "scaled"})
+    np.testing.assert_equal(cells, {"scale", "scaled"})
+    assert "reference" in kernels
+    assert "--statistics" in options
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -936,6 +947,7 @@ MEASURE = """
 import sys
 import numpy as np
 import regard
+from fresh_process import COMMAND, many
 from regard.cli.on_disk import Job, load_npy
 from regard.compute.request import make_request
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import itertools
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -78,6 +80,9 @@ def module_name(path: Path) -> str:
 SOURCES = {module_name(path): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
 
 
+parsed = cache(ast.parse)
+
+
 @dataclass(frozen=True)
 class Import:
     """`importer` takes `target`: at module level, in `function`, or for annotations only."""
@@ -92,7 +97,15 @@ class Import:
         return f"{self.importer}{place} imports {self.target}"
 
 
-def imports(sources: dict[str, str]) -> Iterator[Import]:
+def imports(sources: dict[str, str]) -> tuple[Import, ...]:
+    """Every import of these modules; many rules ask about the same ones."""
+    return imports_of(tuple(sources.items()))
+
+
+@cache
+def imports_of(modules: tuple[tuple[str, str], ...]) -> tuple[Import, ...]:
+    sources = dict(modules)
+
     def targets(importer: str, node: ast.Import | ast.ImportFrom) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -123,8 +136,9 @@ def imports(sources: dict[str, str]) -> Iterator[Import]:
             else:
                 yield from walk(child, importer, names, function, types)
 
-    for importer, source in sources.items():
-        yield from walk(ast.parse(source), importer, (), False, False)
+    trees = {importer: parsed(source) for importer, source in sources.items()}
+    every = (walk(tree, importer, (), False, False) for importer, tree in trees.items())
+    return tuple(itertools.chain.from_iterable(every))
 
 
 def is_ours(module: str) -> bool:
@@ -194,7 +208,7 @@ def breaches_of_inertness(sources: dict[str, str]) -> list[str]:
     forbidden = PICKLES | NETWORK
     found = [str(i) for i in imports(sources) if i.target.partition(".")[0] in forbidden]
     for module, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             match node:
                 case ast.keyword(arg="allow_pickle", value=ast.Constant(value=False)):
                     pass
