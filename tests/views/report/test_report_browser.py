@@ -12,6 +12,7 @@ import pytest
 import regard
 from pages import ELEMENTS, PATIENCE, PAYLOADS, WIDTHS, violations
 from regard import Explanation
+from regard.explanation.notation import format_number
 from regard.problems.files import example_names, load_problem
 from regard.views import report
 from regard.views.report.tables import rounded
@@ -861,6 +862,180 @@ def test_text_from_outside_stays_text(payload: str, open_page: Open) -> None:
         assert page.evaluate("typeof pwned") == "undefined"
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert found[0] == found[1]
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def loss_of(page: Any) -> float:
+    return page.evaluate("regard.value('loss', [])")
+
+
+def test_every_gradient_is_beside_its_step(open_page: Open) -> None:
+    page = open_page(example("coffee-target"))
+    pairs = page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll(".pair")].map((pair) => {
+          const [own, ...more] = [...pair.children].map((step) => step.dataset.step);
+          return [own, more];
+        }))"""
+    )
+    steps = example("coffee-target").steps.values()
+    wanted = {step.declared.of: [step.name] for step in steps if step.declared.of}
+    assert pairs == {**wanted, "weights": ["d_weights", "delta"]}
+    before = read(page)
+    page.get_by_label("Q and K swapped").check()
+    assert page.locator(".pair").count() == 0  # a mistake has no gradients
+    page.get_by_label("Q and K swapped").uncheck()
+    assert page.locator(".pair").count() == len(pairs)
+    assert read(page).keys() == before.keys()
+
+
+def test_a_click_on_a_gradient_outlines_its_factors_forward_and_backward(open_page: Open) -> None:
+    page = open_page(example("coffee-target"))
+    page.locator("[data-step=d_queries] [role=gridcell]").nth(0).click()
+    outlined = "(kind) => [...document.querySelectorAll(`td.${kind}`)].map((td) => td.place.name)"
+    assert page.evaluate(outlined, "open") == ["d_queries"]
+    assert page.evaluate(outlined, "first") == ["d_scores"] * 3
+    assert page.evaluate(outlined, "second") == ["keys"] * 3
+    why = example("coffee-target").why("d_queries", "she", 0)
+    said = page.locator("#why .meaning").text_content()
+    assert said == f"As {why.meaning().removeprefix('as ')}."
+    while page.locator("#why .operand").count():  # the way leads down to a given number
+        page.locator("#why .operand").last.click()
+    assert "A given number" in page.locator("#why .remark").first.text_content()
+
+
+def test_a_derivative_is_checked_by_keys_alone(open_page: Open) -> None:
+    explanation = example("coffee-target")
+    page = open_page(explanation, "cell=d_W_q:1,2")
+    slope = float(explanation["d_W_q"].value[1, 2])
+    field = page.get_by_label("change W_q[1, 2] by")
+    field.focus()
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("0.5")
+    cells = page.locator("#why .nudge td").all_text_contents()
+    problem = load_problem("coffee-target")
+    after = edited(problem, "W_q", (1, 2), float(problem.W_q[1, 2]) + 0.5)
+    losses = [float(one["loss"].value) for one in (explanation, after)]
+    assert cells[:2] == [format_number(loss) for loss in losses]
+    moved, line, off = (float(cell.replace("−", "-")) for cell in cells[2:5])
+    np.testing.assert_allclose(moved, losses[1] - losses[0], atol=1e-8)
+    np.testing.assert_allclose(line, slope / 2, atol=1e-8)
+    np.testing.assert_allclose(off, losses[1] - losses[0] - slope / 2, rtol=1e-2)
+    for typed, words in {"0": "moves nothing", "much": "not a number", "": "not a number"}.items():
+        field.fill(typed)
+        assert words in page.locator("#why .nudge [role=alert]").text_content()
+        assert page.locator("#why .nudge td").count() == 0
+    assert loss_of(page) == losses[0]  # nothing was changed
+
+
+def test_a_setting_and_a_mask_have_no_derivative_to_check(open_page: Open) -> None:
+    explanation = regard.explain(*np.ones((3, 2, 2)), softcap=2.0, causal=True, target=np.eye(2))
+    page = open_page(explanation, "cell=softcap:")
+    assert page.locator("#why .value").text_content() == "2"
+    assert page.locator("#why .nudge").count() == 0
+    for cell in ("visible:0,1", "visible:1,0", "d_masked:0,1", "target:0,0"):
+        page.evaluate("(cell) => { location.hash = `cell=${cell}`; }", cell)
+        page.locator("#why .formula-line").wait_for()
+        assert page.locator("#why .nudge").count() == 0
+
+
+def test_steps_run_by_keys_bring_the_loss_down_and_can_be_undone(open_page: Open) -> None:
+    problem = load_problem("look-back")
+    page = open_page(regard.explain(problem))
+    losses = [loss_of(page)]
+    page.locator(".learn summary").focus()
+    page.keyboard.press("Enter")
+    page.locator("#rate").focus()
+    page.keyboard.press("Enter")  # one step
+    losses.append(loss_of(page))
+    now, moved = regard.explain(problem), {}
+    for name in ("W_q", "W_k", "W_v"):
+        moved[name] = now[name].value - 0.1 * now[f"d_{name}"].value
+    assert_same_numbers(page, regard.explain(problem.replace(**moved)))
+    page.get_by_role("button", name="Ten steps").focus()
+    page.keyboard.press("Space")
+    page.get_by_text("11 steps took the loss").wait_for()
+    losses.append(loss_of(page))
+    assert losses == sorted(losses, reverse=True)
+    points = page.locator(".curve polyline").get_attribute("points").split()
+    assert len(points) == 12
+    drawn = page.locator(".turning td").all_text_contents()
+    weights = [cell for row in tables(page)["weights"] for cell in row]
+    assert [cell for cell in drawn if cell] == weights
+    link = page.url
+    for _ in range(10):
+        page.get_by_role("button", name="Undo a step").click()
+    assert loss_of(page) == losses[1]
+    page.get_by_role("button", name="Start over").click()
+    assert loss_of(page) == losses[0]
+    assert page.locator(".status").text_content() == ""
+    page.goto("about:blank")
+    page.goto(link)  # which holds what was learned
+    np.testing.assert_allclose(loss_of(page), losses[2], rtol=1e-15)
+
+
+def test_a_run_is_stopped_and_a_change_by_hand_starts_a_new_curve(open_page: Open) -> None:
+    page = open_page(example("coffee-target"))
+    page.locator(".learn summary").click()
+    for box in page.locator(".learn fieldset input").all():
+        box.uncheck()
+    page.get_by_role("button", name="Run").click()
+    assert "No input is chosen" in page.locator(".learn .said").text_content()
+    page.get_by_label("embeddings", exact=True).check()
+    page.get_by_role("button", name="Run").click()
+    page.get_by_role("button", name="Stop").click()
+    assert "steps took the loss" in page.locator(".learn .said").text_content()
+    changed = page.evaluate("[...regard.state.edits.keys()]")
+    assert changed == ["0|embeddings|-/-"]
+    page.evaluate("regard.edit('W_q', [0, 0], 3)")
+    assert page.locator(".learn summary").text_content().count("after") == 0
+    assert page.get_by_role("button", name="Undo a step").is_disabled()
+
+
+def test_a_rate_that_makes_no_sense_or_diverges_is_said_and_stopped(open_page: Open) -> None:
+    page = open_page(example("coffee-target"))
+    page.locator(".learn summary").click()
+    start, said = loss_of(page), page.locator(".learn .said")
+    for rate, words in {
+        "0": "nothing moves",
+        "-1": "would climb",
+        "fast": "not a number",
+        "inf": "not a number",
+    }.items():
+        page.fill("#rate", rate)
+        page.keyboard.press("Enter")
+        assert words in said.text_content()
+        assert loss_of(page) == start
+    page.fill("#rate", "30")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_text("The loss diverges").wait_for()
+    assert page.get_by_role("button", name="Run").is_visible()
+    page.get_by_role("button", name="Start over").click()
+    assert loss_of(page) == start
+    page.fill("#rate", "1e200")
+    page.get_by_role("button", name="One step").click()
+    assert "The loss overflows" in said.text_content()
+    page.get_by_role("button", name="Undo a step").click()
+    assert loss_of(page) == start
+
+
+def test_where_only_a_gradient_is_given_nothing_can_be_learned(open_page: Open) -> None:
+    arrays = np.random.default_rng(5).normal(size=(4, 3, 2))
+    page = open_page(regard.explain(*arrays[:3], grad_output=arrays[3]), "cell=d_queries:0,0")
+    assert page.locator(".learn").is_hidden()
+    assert "Σ gradient·result" in page.locator("#why .nudge").text_content()
+
+
+@pytest.mark.needs("axe")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_axe_finds_nothing_where_a_page_learns(width: int, scheme: str, open_page: Open) -> None:
+    page = open_page(example("look-back"), "cell=d_W_q:1,2", width=width, scheme=scheme)
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    page.get_by_role("button", name="One step").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert violations(page) == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

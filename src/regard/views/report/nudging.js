@@ -65,8 +65,8 @@ function outcome(found, by) {
     [`${loss} after`, formatNumber(after, DIGITS)],
     ["it moves by", signed(moved)],
     [`the slope says ${formatNumber(slope, 4)} × ${formatNumber(by, 4)}`, signed(line)],
-    ["the slope is off by", signed(off)],
-    ["and for half the change by", signed(offAtHalf)],
+    ["the slope is off by", signed(Number(off.toPrecision(3)))],
+    ["and for half the change by", signed(Number(offAtHalf.toPrecision(3)))],
   ];
   const rows = lines.map(([words, number]) => [rowHead(words), h("td", number)]);
   return [
