@@ -151,7 +151,7 @@ def _script(gradients: bool) -> str:
     whole = re.sub(r"/\*\*.*?\*/", "", whole, flags=re.DOTALL)
     whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
     whole = "\n".join(map(_tight, whole.splitlines()))
-    return re.sub(r"(?<=[({\[,])\n|\n(?=[)}\]])", "", whole)
+    return re.sub(r"(?<=[({\[,;])\n|\n(?=[)}\]])", "", whole)
 
 
 def _tight(line: str) -> str:

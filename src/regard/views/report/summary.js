@@ -11,6 +11,7 @@ const OF_STEPS = ["mean", "variance", "min", "max", "cells"];
 const OF_ROWS = ["entropy", "effective keys", "largest weight"];
 const PRINTED = 32; // rows of a table; more of them can be scrolled
 const MOST_MISSED = 5; // of the numbers of one expectation that came out differently
+const NOISE = 2 ** -45; // what adding up many numbers may leave of them where the sum is 0
 const AT_ONCE = 1 << 13; // scores; the statistics of more are made when they are opened
 
 export const stepFigures = () =>
@@ -32,7 +33,7 @@ function statistics() {
   return [
     about(
       "The numbers of each step",
-      figures("statistics of each step", OF_STEPS, ...unzipped(steps)),
+      figures("statistics of each step", OF_STEPS, ...unzipped(steps.map(withoutNoise))),
       runs.touched ? "" : layer().scaleWords,
     ),
     about(
@@ -47,6 +48,14 @@ function statistics() {
       content.spread,
     ),
   ];
+}
+
+// A mean or a variance that is only rounding is shown as 0.
+/** @param {any[]} own */
+function withoutNoise([name, [mean, variance, least, most, cells]]) {
+  const noise = Math.max(Math.abs(least), Math.abs(most)) * NOISE;
+  const real = [Math.abs(mean) < noise ? 0 : mean, variance < noise * noise ? 0 : variance];
+  return [name, [...real, least, most, cells]];
 }
 
 const unzipped = (pairs) => [0, 1].map((k) => pairs.map((pair) => pair[k]));
@@ -69,7 +78,7 @@ function figures(caption, headers, names, rows, notes = null) {
   ]);
   const note = notes && h("th.remark", { scope: "col" }, bdi("its key"));
   const heads = [h("td"), headers.map((header) => colHead(bdi(header))), note];
-  const kind = rows.length > PRINTED ? "div.sheet.long" : "div.sheet";
+  const kind = notes && rows.length > PRINTED ? "div.sheet.long" : "div.sheet";
   return scrolled(caption, kind, table(caption, heads, body));
 }
 

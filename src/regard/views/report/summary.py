@@ -29,6 +29,8 @@ MOST_SCORES = 2**20  # of a head that has statistics
 EXCERPT = 8  # rows of weights, where there are too many to be printed
 MOST_MISSED = 5  # numbers listed for one expectation that does not come out
 NAME_LENGTH = 80
+# What adding up many numbers may leave of them where the sum is 0.
+NOISE = 2.0**-45
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def summary(head: Head, digits: int) -> Summary | None:
         [found.rows.entropy.flat, found.rows.effective_keys.flat, found.rows.largest_weight.flat]
     )
     names = explanation.names.along("S")
-    steps = [[float(number) for number in astuple(one)] for one in found.steps.values()]
+    steps = [_without_noise(*map(float, astuple(one))) for one in found.steps.values()]
     best = tuple(names[key] if key >= 0 else "" for key in keys[:shown].tolist())
     labels = weights.row_labels[:shown]
     return Summary(
@@ -73,6 +75,16 @@ def summary(head: Head, digits: int) -> Summary | None:
         len(keys) - shown,
         scale_words(explanation),
     )
+
+
+def _without_noise(
+    mean: float, variance: float, least: float, most: float, cells: float
+) -> list[float]:
+    """The statistics of a step; a mean or a variance that is only rounding is shown as 0."""
+    noise = max(abs(least), abs(most)) * NOISE
+    mean = 0.0 if abs(mean) < noise else mean
+    variance = 0.0 if variance < noise * noise else variance
+    return [mean, variance, least, most, cells]
 
 
 def countable(explanation: Trace) -> bool:
