@@ -947,7 +947,6 @@ MEASURE = """
 import sys
 import numpy as np
 import regard
-from fresh_process import COMMAND, many
 from regard.cli.on_disk import Job, load_npy
 from regard.compute.request import make_request
 
