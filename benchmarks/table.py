@@ -71,7 +71,7 @@ def table(cases: list[dict[str, Any]]) -> list[str]:
     ]
     for case in cases:
         timed = [side["seconds"] for side in case["sides"].values() if side["seconds"]]
-        cells = [cell(case["sides"][side], min(timed, default=0)) for side in sides]
+        cells = [cell(case["sides"][side], min(timed, default=0), case) for side in sides]
         ratio = "–" if case["ratio"] is None else f"{case['ratio']:.2f}"
         beside = "–"
         if case["cost_of_mask"] is not None:
@@ -82,12 +82,14 @@ def table(cases: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def cell(side: dict[str, Any], best: float) -> str:
+def cell(side: dict[str, Any], best: float, case: dict[str, Any]) -> str:
+    half = case["dtype"] in ("float16", "bfloat16")
+    error = f" ({side['rms']:.2f})" if half and side["rms"] is not None else ""
     if side["seconds"] is None:
-        return "wrong" if (side["reason"] or "").startswith("wrong") else "–"
+        return f"wrong{error}" if (side["reason"] or "").startswith("wrong") else "–"
     value = side["speed"]
     text = f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
-    return f"**{text}**" if side["seconds"] == best else text
+    return (f"**{text}**" if side["seconds"] == best else text) + error
 
 
 def summary(report: dict[str, Any]) -> list[str]:

@@ -24,7 +24,16 @@ from typer.testing import CliRunner
 from places import ROOT
 from regard import attention, gradients
 from regard.bench import command
-from regard.bench.cases import GRIDS, MASKS, SHAPES, Case, case, grid, make_inputs
+from regard.bench.cases import (
+    GRIDS,
+    MASKS,
+    SHAPES,
+    Case,
+    case,
+    dtype_of,
+    grid,
+    make_inputs,
+)
 from regard.bench.command import checked_threads
 from regard.bench.correctness import accuracy, truth
 from regard.bench.libraries import PEERS, REGARD, Library, Prepare, Work, peers, prepared
@@ -253,6 +262,35 @@ def test_a_wrong_answer_is_reported_and_not_timed(spoil):
     assert report.results[0].ratio is None
     assert report.results[0].seconds is not None
     assert any("numpy: wrong answer" in line for line in reasons(report))
+
+
+@pytest.mark.needs("ml_dtypes")
+@pytest.mark.parametrize(
+    ("computed_in", "wrong"), [("float16", False), ("bfloat16", True), ("float32", False)]
+)
+def test_a_peer_that_computes_in_a_narrower_type_is_wrong_and_not_fast(computed_in, wrong):
+    def load(threads: int) -> Prepare:
+        honest = NUMPY.load(threads)
+
+        def prepare(inputs: Any) -> Work:
+            work = honest(inputs)
+            assert isinstance(work, Work)
+            narrow = dtype_of(computed_in)
+            return Work(lambda: [one.astype(narrow) for one in work.call()], lambda x: x)
+
+        return prepare
+
+    one = case("types", 1, 2, 60, 60, 8, dtype="float16")
+    report = tiny_report(library_that(load), cases=(one,))
+    outcome = report.results[0].outcomes["numpy"]
+    # One rounding: 0.43 units of the type it is to.
+    np.testing.assert_allclose(outcome.rms, 3.4 if wrong else 0.42, rtol=0.05)
+    np.testing.assert_equal(outcome.seconds is None, wrong)
+    np.testing.assert_equal(report.results[0].ratio is None, wrong)
+    text = printed(report)
+    np.testing.assert_equal("wrong (3." in text, wrong)
+    np.testing.assert_equal("units of float16 (root mean square), more than 3" in text, wrong)
+    assert "In brackets: the error of half types" in text
 
 
 def test_a_side_that_raises_is_reported_in_its_own_words_and_the_others_go_on():
@@ -650,6 +688,12 @@ def test_saved_results_become_the_tables_and_verdicts_of_the_documentation():
     data = json.loads(json.dumps(as_data(report)))
     lines = script("table").markdown(data)
     assert "| 1,2,5,7,4 | **2** | 0.5 | 4.00 | 2% |" in lines
+    half = {**data["cases"][0], "dtype": "float16"}
+    half["sides"]["regard"]["rms"] = 0.4249
+    half["sides"]["torch"] |= {"rms": 8.1, "seconds": None, "reason": "wrong answer: …"}
+    assert "| 1,2,5,7,4 | **2** (0.42) | wrong (8.10) | 4.00 | 2% |" in script("table").table(
+        [half]
+    )
     kept = {one.words: one for one in script("promises").promises(data)}
     assert kept["nowhere slower than a peer"].holds is False
     assert kept["causal 2 × from L = 1024"].found.startswith("0.50 at worst")

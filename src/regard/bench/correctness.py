@@ -24,6 +24,11 @@ CHECKED_SCORES = 2**23
 # Peers round scores, weights and output of half types, each by at most half of eps.
 ROUNDINGS_OF_HALF = 4
 RANDOM_WALK = 4
+# Root mean square, in units of a half type. Rounding normal numbers once gives 0.43 units, each
+# rounding of the peers as much; rounding to bfloat16 what should be float16 gives 3.4.
+MOST_UNITS_OF_HALF = 3.0
+UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,15 @@ class Accuracy:
     """`error` is the largest |answer − truth| of a row in the Euclidean norm, divided by |truth|.
 
     A row of a gradient is divided by the root mean square of its head's rows if that is more: it
-    may be 0 where all that is added up cancels.
+    may be 0 where all that is added up cancels. `rms` is the root mean square of answer − truth,
+    divided by that of the truth, in units of the type: half the distance from 1 to the next number.
+    Of several arrays, the largest counts.
     """
 
     error: float
     right: bool
     reason: str | None = None
+    rms: float | None = None
 
 
 def truth(inputs: Inputs, seed: int = 0) -> Truth:
@@ -164,8 +172,13 @@ def tolerance(case: Case) -> float:
 
 
 def accuracy(answer: Mapping[str, Array], truth: Truth, case: Case) -> Accuracy:
-    """Whether every array has its shape, is finite, and close to the truth."""
-    error = 0.0
+    """Whether every array has its shape, is finite, and close to the truth.
+
+    Close in every row, and half types also on average: a peer that computes float16 in bfloat16
+    is wrong, though no row of it is far off.
+    """
+    error = rms = 0.0
+    reasons = []
     for name, shape in case.answers.items():
         array = answer[name]
         what = "it" if name == "output" else f"the gradient of {name}"
@@ -174,12 +187,16 @@ def accuracy(answer: Mapping[str, Array], truth: Truth, case: Case) -> Accuracy:
         if not np.isfinite(array).all():
             return Accuracy(math.inf, False, f"{what} is not finite everywhere")
         right = truth.arrays[name]
-        off = np.linalg.norm(array[right.where].astype(np.float64) - right.values, axis=-1)
-        off = float(np.max(off / right.sizes))
-        if off > truth.tolerance:
-            words = "its error" if name == "output" else f"the error of {what}"
-            return Accuracy(
-                off, False, f"{words} is {off:.1e}, more than the {truth.tolerance:.1e} of rounding"
+        off = array[right.where].astype(np.float64) - right.values
+        far = float(np.max(np.linalg.norm(off, axis=-1) / right.sizes))
+        units = float(np.linalg.norm(off) / np.linalg.norm(right.values) / UNITS[case.dtype])
+        error, rms = max(error, far), max(rms, units)
+        words = "its error" if name == "output" else f"the error of {what}"
+        if far > truth.tolerance:
+            reasons.append(f"{words} is {far:.1e}, more than the {truth.tolerance:.1e} of rounding")
+        elif case.dtype in HALF and units > MOST_UNITS_OF_HALF:
+            reasons.append(
+                f"{words} is {units:.1f} units of {case.dtype} (root mean square), more than "
+                f"{MOST_UNITS_OF_HALF:g}: it was computed in a narrower type"
             )
-        error = max(error, off)
-    return Accuracy(error, True)
+    return Accuracy(error, not reasons, reasons[0] if reasons else None, rms)

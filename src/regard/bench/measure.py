@@ -36,6 +36,7 @@ class LibraryResult:
     samples: int = 0
     repeats: int = 0
     error: float | None = None  # against float64; None without an answer
+    rms: float | None = None  # of all errors, in units of the type: see `Accuracy`
     reason: str | None = None
 
 
@@ -266,9 +267,8 @@ def checked(side: Side, case: Case, right: Truth) -> LibraryResult:
     if isinstance(answer, str):
         return LibraryResult(reason=answer)
     found = accuracy(answer, right, case)
-    if found.right:
-        return LibraryResult(error=found.error)
-    return LibraryResult(error=found.error, reason=f"wrong answer: {found.reason}")
+    reason = None if found.right else f"wrong answer: {found.reason}"
+    return LibraryResult(error=found.error, rms=found.rms, reason=reason)
 
 
 def _with_times(outcome: LibraryResult, samples: Samples) -> LibraryResult:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from regard.bench.compare import Change, EarlierRun
+from regard.bench.correctness import HALF
 from regard.bench.libraries import REGARD
 from regard.bench.measure import CaseResult, LibraryResult, Report
 
@@ -104,11 +105,13 @@ def _table(report: Report) -> Table:
 def _cell(result: CaseResult, outcome: LibraryResult) -> Text:
     from rich.text import Text
 
+    error = "" if outcome.rms is None else f" ({outcome.rms:.2f})"
+    error = error if result.case.dtype in HALF else ""
     if outcome.seconds is None:
-        return Text("wrong" if outcome.error is not None else "–")
+        return Text(f"wrong{error}" if outcome.error is not None else "–")
     timed = [one.seconds for one in result.outcomes.values() if one.seconds is not None]
     best = outcome.seconds == min(timed)
-    return Text(number(result.speed(outcome.seconds)), style="bold" if best else "")
+    return Text(number(result.speed(outcome.seconds)) + error, style="bold" if best else "")
 
 
 def _beside(result: CaseResult, limits: Limits | None) -> str:
@@ -128,6 +131,11 @@ def _summary(report: Report) -> list[str]:
         "Every answer was compared with float64 before it was timed; – : not timed, the reasons "
         "are below.",
     ]
+    if any(result.case.dtype in HALF for result in report.results):
+        lines.append(
+            "In brackets: the error of half types, root mean square, in units of the type (2⁻¹¹ of "
+            "float16, 2⁻⁸ of bfloat16); rounding the exact answer once gives 0.43."
+        )
     mean, worst = report.mean_ratio(), report.worst
     if mean is not None and worst is not None:
         groups = [
