@@ -118,7 +118,7 @@ class _Graph:
         terms = []
         for position in range(self.run.sizes[axis]):
             here = {**at, step.running: position}
-            if step.over == "visible" and step.running == "j":
+            if step.over == "visible" and step.running in ("i", "j"):
                 seen = tuple(here[x] for x in self.run.steps["visible"].index)
                 if not self.run.value("visible")[seen]:
                     continue

@@ -264,19 +264,18 @@ class Run:
         of_head = index.pop("H", index.pop("G", ""))
         letters = tuple(index.values())
         # Keys made from the same embeddings as the queries (index j on the axis L): all rows.
-        if index.get("L") == "j":
-            rows = None
+        taken = range(self.sizes["L"]) if index.get("L") == "j" else rows
         if step.running and step.running in letters_of(of_head):
             count = self.sizes["R" if step.running == "r" else "H"]
             first = head * count if step.running == "r" else 0
             heads = range(first, first + count)
-            stacked = [self.block(ref.step, batch, own, rows) for own in heads]
+            stacked = [self.block(ref.step, batch, own, taken) for own in heads]
             return np.stack(stacked), (step.running, *letters)
         if of_head == "h//(H//G)":
             head = head // (self.sizes["H"] // self.sizes["G"])
-        block = self.block(ref.step, batch, head, rows)
+        block = self.block(ref.step, batch, head, taken)
         if index.get("S") == "i" and rows is not None:
-            block = block[rows.start : rows.stop] if isinstance(rows, range) else block[list(rows)]
+            block = block.take(rows, letters.index("i"))
         return block, letters
 
     def _given_block(

@@ -139,7 +139,9 @@ class _Book:
         """Declare a step, over visible keys only where its cells have a query and a key."""
         letters = {LETTERS[axis] for axis in axes}
         letters |= {x for ref in operands for entry in ref.index for x in letters_of(entry)}
-        over = self._seen is not None and self._seen <= letters
+        # Where rows and columns change places, what is hidden is a 0 and not left out.
+        turned = any(ref.index[-2:] == ("j", "i") for ref in operands)
+        over = self._seen is not None and self._seen <= letters and not turned
         while name in self.made or name in self.forward:  # a second one of this name
             name, symbol = f"{name}_too", (f"{symbol[0]}′", f"{{{symbol[1]}}}'")
         self.made[name] = Step(
@@ -269,6 +271,8 @@ def _through_dot(book: _Book, step: Step, gradient: Step, position: int) -> None
         for entry, axis in zip(ref.index, to.axes, strict=True)
         if entry not in INDEX_MAPS
     }
+    # Two letters that change places, as where queries and keys were taken for each other.
+    names |= {new: old for old, new in names.items() if new not in names}
     shared = "h//(H//G)" in ref.index
     if shared and not book.grouped:
         names |= {"h": "g", "h//(H//G)": "g"}
@@ -311,13 +315,17 @@ def _through_move(book: _Book, step: Step, gradient: Step) -> None:
 
 
 def _through_softmax(book: _Book, gradient: Step) -> None:
-    """The softmax in its compact form: P·(dP − δ) for logits, −Σ p·δ for a sink of weight p."""
+    """The softmax in its compact form: P·(dP − δ) for logits, −Σ p·δ for a sink of weight p.
+
+    δ is Σ P·dP along the softmax, which is Σ_e dO·O where the output sums along the same keys.
+    """
     forward, rows = book.forward, book.forward["row_sums"].axes
     logits = forward["exponentials"].operands[0].step
     logits = forward[logits].operands[0].step if logits == "shifted" else logits
     lse = book.made.get("d_lse")
-    d_output, output = book.made["d_output"].own, forward["output"].own
-    symbol, products = ("δ", r"\delta"), [d_output, output]
+    symbol, products = ("δ", r"\delta"), [book.made["d_output"].own, forward["output"].own]
+    if forward["row_sums"].running != forward["output"].running:
+        products = [forward["weights"].own, gradient.own]
     if lse:
         of_output = book.step("output_delta", ("δ_O", r"\delta_{O}"), rows, "row_dot", products)
         delta = book.step("delta", symbol, rows, "subtract", [of_output, lse.own])
@@ -331,7 +339,7 @@ def _through_softmax(book: _Book, gradient: Step) -> None:
         sink = forward["sink"]
         share = [forward[name].own for name in ("sink_exponential", "row_sums")]
         weight = book.step("sink_weights", ("p", "p"), rows, "divide", share)
-        op = "row_dot" if "L" in rows else "multiply"
+        op = "multiply" if rows == sink.axes else "row_dot"
         product = book.step(
             "d_sink_products", ("ds′", r"\mathrm{d}s'"), sink.axes, op, [weight, delta]
         )

@@ -883,11 +883,12 @@ def test_every_gradient_is_beside_its_step(open_page: Open) -> None:
     wanted = {step.declared.of: [step.name] for step in steps if step.declared.of}
     assert pairs == {**wanted, "weights": ["d_weights", "delta"]}
     before = read(page)
-    page.get_by_label("Q and K swapped").check()
-    assert page.locator(".pair").count() == 0  # a mistake has no gradients
-    page.get_by_label("Q and K swapped").uncheck()
-    assert page.locator(".pair").count() == len(pairs)
-    assert read(page).keys() == before.keys()
+    for mistake in ("Q and K swapped", "softmax over the wrong axis"):
+        page.get_by_label(mistake).check()
+        assert page.locator(".pair").count() == len(pairs)
+        assert read(page)["d_queries"] != before["d_queries"]
+        page.get_by_label(mistake).uncheck()
+        assert read(page) == before
 
 
 def test_a_click_on_a_gradient_outlines_its_factors_forward_and_backward(open_page: Open) -> None:

@@ -24,6 +24,8 @@ import pytest
 import regard
 from places import SUPPORT
 from regard import Explanation
+from regard.compute import evaluation
+from regard.compute.evaluation import Run
 from regard.compute.visibility import Block
 from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
@@ -31,6 +33,7 @@ from regard.problems.files import example_names, load_problem
 from regard.textbook.operations import OPERATIONS
 from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan
+from regard.views.report.whatif import BITS, MASKED, variants
 
 pytestmark = pytest.mark.needs("node")
 
@@ -590,6 +593,86 @@ def test_softmax_over_the_wrong_axis_runs_down_the_columns(softmax: Any) -> None
 
 
 # --- gradients -----------------------------------------------------------------------------------
+
+MISTAKEN = {
+    "embeddings": lambda: regard.Problem(
+        embeddings=numbers(30, 4, 3),
+        **{name: numbers(31 + k, 3, 4) for k, name in enumerate(("W_q", "W_k", "W_v"))},
+        causal=True,
+        target=numbers(35, 4, 4),
+    ),
+    "grouped heads": lambda: regard.Problem(
+        queries=numbers(36, 4, 3, 2),
+        keys=numbers(37, 2, 3, 2),
+        values=numbers(38, 2, 3, 2),
+        mask=COINS[:, 1:],
+        sink=numbers(39, 4),
+        softmax="unshifted",
+        grad_output=numbers(40, 4, 3, 2),
+    ),
+}
+
+
+def mistaken_loss(problem: regard.Problem, given: dict[str, np.ndarray], on: set[str]) -> Any:
+    """The loss with these mistakes, in plain NumPy that complex numbers go through too."""
+    if problem.embeddings is None:
+        query = given["queries"]
+        key, value = (given[name].repeat(2, axis=0) for name in ("keys", "values"))
+    else:
+        query, key, value = (given["embeddings"] @ given[f"W_{x}"] for x in "qkv")
+    mask = np.tri(4, dtype=bool) if problem.causal else problem.mask
+    query, key = (key, query) if "swap" in on else (query, key)
+    scale = 1.0 if "scale" in on else 1 / np.sqrt(query.shape[-1])
+    scores = query @ np.swapaxes(key, -1, -2) * scale
+    grown = np.exp(scores) * (True if "mask" in on else mask)
+    sink = np.exp(given["sink"])[:, None, None] if "sink" in given else 0.0
+    total = grown.sum(-2 if "axis" in on else -1, keepdims=True) + sink
+    output = grown / np.where(total == 0, 1, total) @ value
+    if problem.target is None:
+        return (output * problem.grad_output).sum()
+    return ((output - problem.target) ** 2).sum() / 2
+
+
+@pytest.mark.parametrize("name", MISTAKEN)
+def test_gradients_of_a_mistake_are_the_slopes_of_what_it_computes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = MISTAKEN[name]()
+    explanation = regard.explain(problem)
+    given = {
+        one: np.asarray(step.value)
+        for one, step in explanation.steps.items()
+        if step.given and f"d_{one}" in explanation.steps and one != "scale"
+    }
+    assert len(given) == 4
+    switched = [{"axis"}, {"swap"}, {"axis", "swap"}, {"axis", "swap", "scale", "mask"}]
+    page = carried(explanation)
+    found = ask(*({"task": "cells", "switches": sorted(on), **page} for on in switched))
+    source = explanation.source
+    for on, cells in zip(switched, found, strict=True):
+        bits = sum(BITS[one] for one in on) + MASKED * ("mask" not in on)
+        inputs = source.inputs | {"scale": np.ones(())} if "scale" in on else source.inputs
+        heads = {axis: source.sizes[axis] for axis in "HG" if axis in source.sizes}
+        if "axis" not in on:  # every row in a block of its own
+            monkeypatch.setattr(evaluation, "BLOCK_CELLS", source.sizes["S"])
+        run = Run(
+            variants(explanation)[bits],
+            inputs,
+            heads,
+            dtype=np.dtype(float),
+            rules=None if "mask" in on else source.rules,
+        )
+        for one in given:
+            slopes = np.empty(given[one].shape)
+            for index in np.ndindex(*slopes.shape):
+                moved = given[one].astype(complex)
+                moved[index] += 1e-40j  # exact: no difference of near numbers
+                slopes[index] = mistaken_loss(problem, {**given, one: moved}, on).imag / 1e-40
+            mine = [received(cell[3]) for cell in cells if cell[1] == f"d_{one}"]
+            np.testing.assert_allclose(mine, slopes.ravel(), CHAIN, CHAIN, err_msg=f"{on} {one}")
+            np.testing.assert_allclose(run.value(f"d_{one}"), slopes, CHAIN, CHAIN)
+        monkeypatch.undo()
+
 
 LEARNED = {
     **{name: lambda name=name: load_problem(name) for name in ("coffee-target", "look-back")},

@@ -146,8 +146,7 @@ function draw() {
   for (const name of ["one", "ten", "run"]) parts[name].disabled = !able;
   parts.undo.disabled = parts.over.disabled = !before.length;
   parts.run.textContent = left ? "Stop" : "Run";
-  const mistake = "A mistake has no gradients here: switch it off to learn.";
-  if (!left) parts.said.textContent = able ? said : mistake;
+  if (!left) parts.said.textContent = said;
   fill(parts.curve, able && curveOf(losses));
   fill(parts.weights, weights());
 }

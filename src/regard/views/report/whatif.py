@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 BITS = {"scale": 1, "mask": 2, "axis": 4, "swap": 8}
 MASKED = 16
 
-# What is declared here and not in the textbook; it has no gradients.
-MISTAKES = {"axis", "swap"}
-
 # One number for each row: along the wrong axis it is one for each key.
 _ROW_STEPS = ("row_maximum", "sink_shifted", "sink_exponential", "row_sums", "log_sums", "lse")
 
@@ -88,10 +85,7 @@ def _declared(explanation: Trace, on: Collection[str], hides: bool) -> tuple[Ste
     if not has_gradients(explanation):
         return declared
     grouped = source.sizes.get("H") != source.sizes.get("G")
-    more = continued(declared, target="target" in source.steps, grouped=grouped)
-    if MISTAKES & {*on}:
-        more = tuple(step for step in more if step.phase == "loss")
-    return declared + more
+    return declared + continued(declared, target="target" in source.steps, grouped=grouped)
 
 
 def has_gradients(explanation: Trace) -> bool:
