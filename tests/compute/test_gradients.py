@@ -201,6 +201,35 @@ def test_a_nan_reaches_what_depends_on_it_and_no_more(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("where", ["query", "key"])
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"sink": 0.2}], ids=["softcap", "sink"])
+def test_an_infinity_that_leaves_weights_finite_breaks_its_own_column(path, where, options):
+    q, k, v, grad = call(heads=1, queries=6, keys=70)
+    mask = np.ones((6, 70), bool)
+    mask[4, 60] = False
+    if where == "key":  # which all rows but one see
+        q[..., 2], k[0, 60, 2] = 1, -np.inf
+    else:  # every score of this row is −∞
+        q[0, 5, 2], k[..., 2] = np.inf, -1
+    far = [np.nan_to_num(x, posinf=1e3, neginf=-1e3) for x in (q, k)]  # the same weights
+    near, error = differentiate(*far, v, grad, precision_of(np.float32).unit, mask=mask, **options)
+    rows = {
+        "query": np.isinf(k).any() & (np.arange(6) != 4),
+        "key": np.isinf(q).any() & [True] * 70,
+    }
+    with on_path(path) as kernel:
+        result = gradients(q, k, v, grad, mask=mask, kernel=kernel, wrt=ALL, **options)
+    assert not np.isfinite(result.scale)
+    for name in ("query", "key", "value"):
+        got, exact = getattr(result, name), getattr(near, name)
+        if name in rows:
+            broken = rows[name][:, None] & (np.arange(5) == 2)
+            np.testing.assert_array_equal(~np.isfinite(got[0]), broken)
+            got = np.where(np.isfinite(got), got, exact.astype(got.dtype))
+        compare(name, got, exact, getattr(error, name), {})
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_inputs_that_were_broadcast_sum_their_gradients(path):
     q, k, v, grad = call((3,), groups=2, dtype=np.float64)
     with on_path(path) as kernel:

@@ -45,6 +45,18 @@ def test_any_number_of_threads_gives_the_same_bytes(target, options):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_blocks_of_keys_add_in_order_though_later_ones_are_ready_first(target):
+    q, k, v, grad = call(heads=16, groups=1, queries=960, keys=400, width=128)
+    mask = np.arange(400) < np.where(np.arange(960) < 959, 64, 400)[:, None]
+    with on_path(f"fused:{target}") as kernel:
+        # All rows see the first block of keys, only the last row of a head the others.
+        alone = gradients(q, k, v, grad, mask=mask, wrt="query", threads=1, kernel=kernel)
+        for threads in (2, 3, 8):
+            other = gradients(q, k, v, grad, mask=mask, wrt="query", threads=threads, kernel=kernel)
+            assert_same_bytes(alone.query, other.query, f"{threads} threads")
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_head_has_its_bytes_alone_and_anywhere_in_a_batch(target):
     q, k, v, grad = call()
     with on_path(f"fused:{target}") as kernel:

@@ -112,13 +112,16 @@ class _Call:
 
 # exp(x − lse) is off by as much as lse is rounded: here by 1e-8 of itself.
 _LARGEST_LSE = 1e8
+# The bit of `beyond` that says: an infinity of query or key is visible, its weight is finite.
+_INFINITE = 2
 
 
 def gradients(call: GradientRequest) -> dict[str, Any] | None:
     """The gradients, in native code; what leaves the range of float32, again in float64.
 
     None for calls that only the reference answers: what leaves the range of float64 on the way to
-    finite gradients, and logits of which exp(x − lse) knows nothing, as lse is rounded too.
+    finite gradients, logits of which exp(x − lse) knows nothing, as lse is rounded too, and visible
+    infinities in query or key that leave weights finite.
     """
     request, wrt = call.request, call.wrt
     heads = every = np.arange(math.prod(request.lead) * request.key.shape[-3])
@@ -154,6 +157,8 @@ def gradients(call: GradientRequest) -> dict[str, Any] | None:
             *(beyond, checks, longest, heads, _shared(bias, request.shape)),
             *kernel.options,
         )
+        if (beyond & _INFINITE).any():
+            return None
         for sums in rows.values() if beyond.size else ():
             beyond |= ~np.isfinite(sums.reshape(*beyond.shape, -1)).all(axis=-1)
         if kernel.accumulator == np.float64 or not beyond.any():

@@ -9,7 +9,8 @@
 //
 // Hidden is absent: a NaN or an infinity never meets a weight of 0. Rows and keys that have one are
 // copied with 0 in its place: where it is seen, the row's lse or δ is NaN already, but for the column
-// of dV that a NaN of dO reaches (`add_specials`).
+// of dV that a NaN of dO reaches (`add_specials`), and for an infinity whose weight is a number, by a
+// softcap or as 0: `beyond` then asks for the reference.
 #pragma once
 #include "gradient_rows.hpp"
 
@@ -166,7 +167,9 @@ template <class T> struct BackwardWork {
     char* const sums;
     const BackwardScratch<T> s;
     Rows<T> keys = {};
-    bool beyond = false;
+    bool special_keys[N] = {};  // whether there is a NaN or an infinity
+    bool any_special = false, beyond = false;
+    bool infinite = false;  // whether an infinity of a query or a key has a finite weight
 
     BackwardWork(const Backward& w, int64_t b, int64_t g, int64_t block, char* sums, char* at)
         : w(w), q(w.q), head(b * q.G + g), block(block), blocks((q.S + N - 1) / N),
@@ -184,8 +187,11 @@ template <class T> struct BackwardWork {
 
     void pack() {
         const int64_t b = chunk.b, g = chunk.g;
-        const bool clean = !finite_rows(q.key, b, g, chunk.k0, chunk.n, q.D, s.turning);
-        keys = rows_of(q.key, b, g, chunk.k0, chunk.n, q.D, clean, s.keys);
+        for (int64_t j = 0; j < chunk.n; j++) {
+            special_keys[j] = !finite_rows(q.key, b, g, chunk.k0 + j, 1, q.D, s.turning);
+            any_special |= special_keys[j];
+        }
+        keys = rows_of(q.key, b, g, chunk.k0, chunk.n, q.D, any_special, s.keys);
         pack_panels(q.key, q.D, chunk, s.key_panels, s.turning);
         pack_panels(q.value, q.E, chunk, s.value_panels, s.turning);
     }
@@ -241,8 +247,8 @@ template <class T> static void load_rows(BackwardWork<T>& k, RowBlock<T>& t) {
 // One row of a tile: scores become weights, products of dO and values become gradients of scores;
 // all that no row of the tile sees, 0.
 template <class T>
-REGARD_INLINE void gradient_row(const BackwardWork<T>& k, const RowBlock<T>& t, int64_t r,
-                                KeyRange whole, const uint8_t* bytes) {
+REGARD_INLINE void gradient_row(BackwardWork<T>& k, const RowBlock<T>& t, int64_t r, KeyRange whole,
+                                const uint8_t* bytes) {
     constexpr int64_t N = kBlockKeys<T>;
     const Row& row = k.s.row[r];
     T *p = k.s.weights + r * N, *d = k.s.grads + r * N;
@@ -265,6 +271,9 @@ REGARD_INLINE void gradient_row(const BackwardWork<T>& k, const RowBlock<T>& t, 
         clear(x, whole.low);
         clear(x + whole.high, N - whole.high);
     }
+    const bool special = t.known[r].special_query;
+    for (int64_t j = whole.low; (special || k.any_special) && j < whole.high; j++)
+        k.infinite |= seen(j) && p[j] == p[j] && (special || k.special_keys[j]);
     if (k.w.d_value && t.known[r].special_grad)
         add_specials(k.w, seen, row, {whole.low, smaller_of(whole.high, k.chunk.n)}, p,
                      k.s.d_values);
@@ -415,7 +424,8 @@ static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, cha
         k.done_with(k.all_blocks);
     }
     finish_keys(k);
-    if (k.beyond) __atomic_store_n(&w.beyond[k.head], uint8_t(1), __ATOMIC_RELAXED);
+    if (k.beyond || k.infinite)
+        __atomic_fetch_or(&w.beyond[k.head], uint8_t(k.beyond + 2 * k.infinite), __ATOMIC_RELAXED);
 }
 
 template <class T> static size_t backward_scratch_bytes(const Backward& w) {

@@ -88,7 +88,8 @@ struct Backward {
     Array d_bias;  // numbers of the accumulating type, added to; no data: not asked for
     double* d_scale;  // (B, H, L): what each row adds to it
     double* d_sink;  // (B, H, L): the same
-    uint8_t* beyond;  // (B, G): set where a result is not finite
+    // (B, G): 1 where a result is not finite, 2 where a visible infinity has a finite weight.
+    uint8_t* beyond;
     // (B, H, L, 4), or nullptr: what is left of two sums that must be 0, and the squared lengths of
     // the query and of grad_output; (B, G, 2): those of the longest key and value.
     double *checks, *longest;
