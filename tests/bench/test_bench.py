@@ -5,12 +5,15 @@ No test asserts a time.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import math
 import os
 import subprocess
 import sys
+import time
+import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -165,9 +168,9 @@ ANSWERED = [
         ),
     ],
 )
-def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name, tmp_path):
+def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name):
     library = next(one for one in (REGARD, *PEERS) if one.name == name)
-    side = Elsewhere(library, 1, str(tmp_path))
+    side = Elsewhere(library, 1)
     wrong = {}
     for one in ANSWERED:
         reason = checked(side, one, truth(make_inputs(one))).reason
@@ -181,7 +184,27 @@ def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name, tmp_
     if name not in ("regard", "torch", "numpy"):
         wrong = {one: reason for one, reason in wrong.items() if one.dtype == "float32"}
     np.testing.assert_equal(wrong, {})
-    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("onnxruntime", marks=pytest.mark.needs("onnxruntime", "onnx")),
+        pytest.param("openvino", marks=pytest.mark.needs("openvino")),
+    ],
+)
+def test_arrays_whose_memory_a_library_shares_live_as_long_as_its_work(name):
+    library = next(one for one in PEERS if one.name == name)
+    inputs = make_inputs(TINY[0])
+    shared = [weakref.ref(array) for array in (inputs.query, inputs.key, inputs.value)]
+    work = prepared(library, library.load(1), inputs)
+    assert isinstance(work, Work)
+    call = work.call
+    del inputs
+    gc.collect()
+    assert all(one() is not None for one in shared), "while there is work"
+    assert work.kept is not None
+    assert call() is None
 
 
 def test_a_check_of_some_rows_has_both_ends_and_agrees_with_a_check_of_all(monkeypatch):
@@ -359,43 +382,157 @@ def test_short_calls_are_repeated_within_a_sample():
 
 
 START = subprocess.Popen
-
-
-def process_that(program: str, monkeypatch: Any, tmp_path: Path) -> Elsewhere:
-    """A side whose process runs this program."""
-
-    def popen(words: list[str], **options: Any) -> Any:
-        return START([words[0], "-c", program, *words[3:]], **options)
-
-    monkeypatch.setattr("regard.bench.worker.subprocess.Popen", popen)
-    return Elsewhere(NUMPY, 1, str(tmp_path))
-
-
-def test_a_process_has_as_many_threads_as_it_was_given(monkeypatch, tmp_path):
-    program = """if True:
-    import json, os
+RUNS_WORKER = """if True:
+    import os, sys, time
     from regard.bench import worker
-    class Side:
-        def __init__(self, library, threads): pass
-        def prepare(self, case):
-            names = worker.THREAD_VARIABLES
-            cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-            print("a library says something")
-            return json.dumps([*map(os.environ.get, names), cpus])
-    worker.Here = Side
-    import sys
+    class Here(worker.Here):
+        def __init__(self, library, threads):
+            def load(_):
+                {load}
+                return lambda inputs: worker.Work(call, lambda x: x)
+            def call():
+                {call}
+            super().__init__(worker.Library("numpy", "numpy", load), threads)
+    worker.Here = Here
     worker.main(*sys.argv[1:])
 """
+
+
+@pytest.fixture
+def process_that(monkeypatch):
+    """Starts a side whose process runs a program; all are closed with the test."""
+    started: list[Elsewhere] = []
+
+    def start(program: str) -> Elsewhere:
+        def popen(words: list[str], **options: Any) -> Any:
+            return START([words[0], "-c", program, *words[3:]], **options)
+
+        monkeypatch.setattr("regard.bench.worker.subprocess.Popen", popen)
+        started.append(Elsewhere(NUMPY, 1))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_a_process_has_as_many_threads_as_it_was_given(process_that):
     before = dict(os.environ), checked_threads(None)
-    side = process_that(program, monkeypatch, tmp_path)
-    found = json.loads(str(side.prepare(TINY[0])))
-    side.close()
-    np.testing.assert_equal(found, ["1"] * len(THREAD_VARIABLES) + [1])
+    call = (
+        "print('a library says something'); return os.write(2, str([*map(os.environ.get, "
+        "worker.THREAD_VARIABLES), len(os.sched_getaffinity(0)) if hasattr(os, "
+        "'sched_getaffinity') else 1]).encode()) and os._exit(1)"
+    )
+    reason = ended(process_that(RUNS_WORKER.format(load="pass", call=call)))
+    np.testing.assert_equal(reason.partition(": ")[2], str(["1"] * len(THREAD_VARIABLES) + [1]))
     # The process that asked stays as it was.
     np.testing.assert_equal((dict(os.environ), checked_threads(None)), before)
 
 
-def test_a_process_that_ends_is_reported_and_started_again_for_the_next_case(tmp_path):
+def ended(side: Elsewhere) -> str:
+    """How its process ends when it prepares a case."""
+    with pytest.raises(SideError) as caught:
+        side.prepare(TINY[0])
+    assert caught.value.side is side
+    with pytest.raises(SideError):
+        side.estimate()
+    return str(caught.value)
+
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("sys.exit('bad \\x1b')", r"its process ended with exit code 1: bad \x1b"),
+        pytest.param("os.kill(os.getpid(), 9)", "as when memory runs out", marks=POSIX),
+        pytest.param(
+            "os.kill(os.getpid(), 11)",
+            "its process ended by signal 11 (",
+            marks=[POSIX, pytest.mark.full],
+        ),
+    ],
+)
+def test_a_library_that_ends_its_process_is_a_reason_that_says_how(process_that, call, says):
+    assert says in ended(process_that(RUNS_WORKER.format(load="pass", call=call)))
+
+
+def test_a_library_that_does_not_answer_is_ended(process_that, monkeypatch):
+    side = process_that(RUNS_WORKER.format(load="pass", call="time.sleep(600)"))
+    monkeypatch.setattr("regard.bench.worker.MOST_SECONDS", 0.5)
+    np.testing.assert_equal(ended(side), "no answer for 0.5 s, so its process was ended")
+
+
+def test_a_library_that_cannot_be_loaded_says_why_from_its_process(process_that):
+    with pytest.raises(SideError, match=r"^OSError: a library is broken$"):
+        process_that(RUNS_WORKER.format(load="raise OSError('a library is broken')", call="pass"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_waits_is_stopped_with_all_its_threads(process_that):
+    spins = "import threading; [threading.Thread(target=spin, daemon=True).start() for _ in '12']"
+    program = RUNS_WORKER.format(load=spins, call="return [worker.np.zeros((1, 2, 5, 4), 'f4')]")
+    program = program.replace("import os", "spin = lambda: exec('while True: pass'); import os")
+    side = process_that(program)
+    assert not isinstance(side.prepare(TINY[0]), str)
+    pid = side._process.pid
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for _ in range(2)]
+    np.testing.assert_equal(fields[1][0], "T")
+    np.testing.assert_equal(fields[0][11:13], fields[1][11:13])
+    assert side.estimate() > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux to end processes")
+def test_no_process_is_left_however_the_one_that_asks_ends():
+    program = """if True:
+        import os, signal, sys
+        from regard.bench.libraries import REGARD
+        from regard.bench.worker import Elsewhere
+        side = Elsewhere(REGARD, 1)
+        print(side._process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
+    np.testing.assert_equal(done.returncode, -9)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return  # nobody has asked for its exit code
+        except FileNotFoundError:
+            return
+        time.sleep(0.01)
+    pytest.fail("its process is still there")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SideError])
+def test_all_sides_are_let_go_of_when_the_run_is_interrupted(error):
+    closed = []
+
+    class Interrupted(Here):
+        def block(self, *_: int) -> list[float]:
+            raise error("stop", self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    def run() -> Any:
+        return measure_cases(
+            TINY[:1], (NUMPY,), 1, budget=FAST, limits_of=no_limits, start=Interrupted
+        )
+
+    if error is SideError:
+        outcomes = run().results[0].outcomes
+        np.testing.assert_equal([one.reason for one in outcomes.values()], ["stop", "stop"])
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    np.testing.assert_equal(len(set(closed)), 2)
+
+
+def test_a_process_that_ends_is_reported_and_started_again_for_the_next_case():
     started = []
 
     class Ends(Here):
@@ -416,25 +553,6 @@ def test_a_process_that_ends_is_reported_and_started_again_for_the_next_case(tmp
     assert first.seconds is not None
     assert second.outcomes["numpy"].seconds is not None
     np.testing.assert_equal(started, ["regard", "numpy", "numpy"])
-
-
-def test_a_process_that_ends_at_once_or_later_is_a_side_error(monkeypatch, tmp_path):
-    with pytest.raises(SideError, match="its process ended with exit code 3"):
-        process_that("import sys; sys.exit(3)", monkeypatch, tmp_path)
-    side = process_that(
-        "print('null', flush=True); input(); raise SystemExit(4)", monkeypatch, tmp_path
-    )
-    for _ in range(2):
-        with pytest.raises(SideError, match="its process ended with exit code 4") as caught:
-            side.estimate()
-        assert caught.value.side is side
-    side.close()
-
-
-def test_a_library_that_cannot_be_loaded_says_why_from_its_process(monkeypatch, tmp_path):
-    program = "print('\"OSError: a library is broken\"', flush=True)"
-    with pytest.raises(SideError, match=r"^OSError: a library is broken$"):
-        process_that(program, monkeypatch, tmp_path)
 
 
 def test_sides_in_processes_of_their_own_are_checked_and_timed():

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from statistics import geometric_mean
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from regard.bench.cases import Case, make_inputs
@@ -136,7 +134,7 @@ def measure_cases(
     grid: str = "",
     budget: Budget | None = None,
     limits_of: Callable[[int], Limits | None] = measured_limits,
-    start: Start | None = None,
+    start: Start = Elsewhere,
     watch: Callable[[Case], None] = lambda _: None,
 ) -> Report:
     """Check and time every case with regard and the given peers.
@@ -156,13 +154,14 @@ def measure_cases(
     limits_of : callable
         Measures the machine with so many threads; called before the cases and after each.
     start : callable, optional
-        Starts a library; without it, each is started in a process of its own.
+        Starts a library, each in a process of its own unless another way is given.
     watch : callable
         Called with each case before it begins.
     """
     machine = description(threads)
     limits = [limits_of(threads)]
-    with _Sides((REGARD, *libraries), threads, start) as sides:
+    with closing(_Sides((REGARD, *libraries), threads, start)) as sides:
+        sides.load()
         results = []
         for case in cases:
             watch(case)
@@ -181,18 +180,15 @@ def measure_cases(
 class _Sides:
     """Every library, started once; one whose process ended is started again for the next case."""
 
-    def __init__(self, libraries: Sequence[Library], threads: int, start: Start | None) -> None:
+    def __init__(self, libraries: Sequence[Library], threads: int, start: Start) -> None:
         self.libraries = tuple({one.name: one for one in libraries}.values())
         self.missing: dict[str, str] = {}
         self._threads = threads
         self._start = start
         self._started: dict[str, Side] = {}
-        self._exit = ExitStack()
 
-    def __enter__(self) -> _Sides:
-        if self._start is None:
-            folder = self._exit.enter_context(TemporaryDirectory())
-            self._start = partial(Elsewhere, folder=folder)
+    def load(self) -> None:
+        """Start every library that is installed."""
         for library in self.libraries:
             absent = library.missing()
             try:
@@ -202,19 +198,17 @@ class _Sides:
                 absent = str(error)
             if absent is not None:
                 self.missing[library.name] = absent
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let go of all sides."""
         for name in list(self._started):
             self.end(name)
-        self._exit.close()
 
     def side(self, name: str) -> Side:
         """The side of this name; `UNMASKED` is regard once more. A SideError if it cannot be."""
         if name not in self._started:
             wanted = REGARD.name if name == UNMASKED else name
             library = next(one for one in self.libraries if one.name == wanted)
-            assert self._start is not None
             self._started[name] = self._start(library, self._threads)
         return self._started[name]
 

@@ -1,19 +1,23 @@
 """One library in a process of its own, told over its input what to prepare and when to run it.
 
-Idle threads of one library can slow another in the same process down. A line of JSON asks, a line
-of JSON answers, and arrays go through a folder of the process that asks.
+Idle threads of one library can slow another in the same process down, and in another process too,
+while they spin. So a process runs only while it is asked, and is stopped in between. A line of
+JSON asks, a line of JSON answers, and the bytes of arrays follow it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +26,7 @@ from regard.bench.cases import Case, make_inputs
 from regard.bench.libraries import PEERS, REGARD, Library, Work, prepared, reason_of
 from regard.bench.timing import InThisProcess, Timed
 from regard.boundary.arrays import Array
+from regard.errors import safe_text
 
 # Read when a library is loaded, so they are set before the process begins.
 THREAD_VARIABLES = (
@@ -31,6 +36,10 @@ THREAD_VARIABLES = (
     "BLIS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+# Loading, compiling, or a block of calls: of what is in the grids, the slowest takes a tenth.
+MOST_SECONDS = 300.0
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+NOTHING = Work(lambda: None, lambda _: [])
 
 
 class SideError(Exception):
@@ -60,7 +69,7 @@ class Here:
             self._prepare = library.load(threads)
         except Exception as error:  # a peer may raise anything
             raise SideError(reason_of(error)) from error
-        self._call = InThisProcess(lambda: None)
+        self._work = NOTHING
 
     def prepare(self, case: Case) -> Mapping[str, Array] | str:
         """See `Side`."""
@@ -72,54 +81,48 @@ class Here:
             answer = work.read(work.call())
         except Exception as error:  # a peer may raise anything
             return reason_of(error)
-        self._call = InThisProcess(work.call)
+        self._work = work
         return dict(zip(case.answers, answer, strict=True))
 
     def estimate(self) -> float:
         """See `Timed`."""
-        return self._call.estimate()
+        return InThisProcess(self._work.call).estimate()
 
     def block(self, warm: int, repeats: int, count: int) -> list[float]:
         """See `Timed`."""
-        return self._call.block(warm, repeats, count)
+        return InThisProcess(self._work.call).block(warm, repeats, count)
 
     def close(self) -> None:
         """See `Side`."""
-        self._call = InThisProcess(lambda: None)
+        self._work = NOTHING
 
 
 class Elsewhere:
     """A library in a process of its own, with `threads` threads and as many CPUs."""
 
-    def __init__(self, library: Library, threads: int, folder: str) -> None:
-        self._folder = Path(folder)
-        words = [sys.executable, "-m", __name__, library.name, str(threads), folder]
+    def __init__(self, library: Library, threads: int) -> None:
+        self._late = False
+        self._errors = TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
-            words,
+            [sys.executable, "-m", __name__, library.name, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            encoding="utf-8",
+            stderr=self._errors,
             env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))},
         )
         try:
-            said = self._hear()
-        except SideError:
+            with self._running():
+                said = self._hear()
+            if said is not None:
+                raise SideError(said)
+        except BaseException:  # an interrupt too
             self.close()
             raise
-        if isinstance(said, str):
-            self.close()
-            raise SideError(said)
 
     def prepare(self, case: Case) -> Mapping[str, Array] | str:
         """See `Side`."""
         said = self._ask("prepare", asdict(case))
-        if isinstance(said, str):
-            return said
-        answer = {}
-        for name, file in said.items():
-            answer[name] = np.load(self._folder / file, allow_pickle=False)
-            (self._folder / file).unlink()
-        return answer
+        return said if isinstance(said, str) else dict(said)
 
     def estimate(self) -> float:
         """See `Timed`."""
@@ -134,31 +137,94 @@ class Elsewhere:
         self._process.kill()
         with suppress(OSError):  # what it was not told is told now
             self._process.communicate()
+        self._errors.close()
 
     def _ask(self, *words: Any) -> Any:
         assert self._process.stdin is not None
+        with self._running():
+            try:
+                self._process.stdin.write(json.dumps(words).encode() + b"\n")
+                self._process.stdin.flush()
+            except OSError:
+                pass  # it has ended, which the next line says
+            return self._hear()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Let the process run, for `MOST_SECONDS` at most; stop all of its threads afterwards."""
+        timer = threading.Timer(MOST_SECONDS, self._give_up)
+        timer.daemon = True
+        timer.start()
+        if hasattr(signal, "SIGSTOP"):  # not on Windows
+            self._process.send_signal(signal.SIGCONT)
         try:
-            self._process.stdin.write(json.dumps(words) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            pass  # it has ended, which the next line says
-        return self._hear()
+            yield
+        finally:
+            timer.cancel()
+            self._stop()
+
+    def _stop(self) -> None:
+        """Stop the process, and wait until all of its threads have stopped."""
+        if hasattr(signal, "SIGSTOP"):
+            self._process.send_signal(signal.SIGSTOP)
+            if hasattr(os, "waitid"):
+                with suppress(ChildProcessError):  # it has ended
+                    os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def _give_up(self) -> None:
+        self._late = True
+        self._process.kill()
 
     def _hear(self) -> Any:
+        """What it says, or the arrays that follow."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line:
-            raise SideError(f"its process ended with exit code {self._process.wait()}", self)
-        return json.loads(line)
+        if not line.endswith(b"\n"):
+            raise SideError(self._how_it_ended(), self)
+        said = json.loads(line)
+        if not isinstance(said, dict):
+            return said
+        arrays = {}
+        for name, (dtype, shape) in said.items():
+            size = np.dtype(dtype).itemsize * math.prod(shape)
+            data = self._process.stdout.read(size)
+            if len(data) < size:
+                raise SideError(self._how_it_ended(), self)
+            arrays[name] = np.frombuffer(data, dtype).reshape(shape)
+        return arrays
+
+    def _how_it_ended(self) -> str:
+        """The exit code or signal, and the last line that it wrote on standard error."""
+        code = self._process.wait()
+        if self._late:
+            return f"no answer for {MOST_SECONDS:g} s, so its process was ended"
+        how = f"with exit code {code}"
+        if code < 0:
+            how = f"by signal {-code} ({signal.strsignal(-code)})"
+        if code == -9:  # SIGKILL
+            how += ", as when memory runs out"
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return f"its process ended {how}" + (f": {safe_text(last, 200)}" if last else "")
 
 
-def main(name: str, threads: str, folder: str) -> None:
+def main(name: str, threads: str) -> None:
     """Answer each line of standard input with one on standard output, until there are no more."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    _end_with_parent()
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
 
     def say(what: Any) -> None:
-        answers.write(json.dumps(what) + "\n")
+        if not isinstance(what, Mapping):
+            answers.write(json.dumps(what).encode() + b"\n")
+        else:
+            # JSON has no names of half types, so they go as float32.
+            arrays = {key: _plain(array) for key, array in what.items()}
+            head = {key: (one.dtype.str, one.shape) for key, one in arrays.items()}
+            answers.write(json.dumps(head).encode() + b"\n")
+            for one in arrays.values():
+                answers.write(one.data.cast("B"))
         answers.flush()
 
     if hasattr(os, "sched_setaffinity"):  # jax has as many threads as the process has CPUs
@@ -172,22 +238,19 @@ def main(name: str, threads: str, folder: str) -> None:
     say(None)
     for line in sys.stdin:
         word, *given = json.loads(line)
-        if word == "prepare":
-            say(_saved(side.prepare(Case(**given[0])), name, Path(folder)))
-        else:
-            say(getattr(side, word)(*given))
+        say(side.prepare(Case(**given[0])) if word == "prepare" else getattr(side, word)(*given))
 
 
-def _saved(answer: Mapping[str, Array] | str, side: str, folder: Path) -> dict[str, str] | str:
-    """The files of the arrays: half types, which NumPy's files do not know, as float32."""
-    if isinstance(answer, str):
-        return answer
-    files = {}
-    for name, array in answer.items():
-        files[name] = f"{os.getpid()}-{side}-{name}.npy"
-        whole = np.ascontiguousarray(array)
-        np.save(folder / files[name], whole.astype(np.float32) if whole.itemsize == 2 else whole)
-    return files
+def _plain(array: Array) -> Array:
+    return np.ascontiguousarray(array, np.float32 if array.itemsize == 2 else None)
+
+
+def _end_with_parent() -> None:
+    """On Linux, be killed when the process that asks ends, whatever ended it."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
