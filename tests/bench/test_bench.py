@@ -199,12 +199,11 @@ def test_arrays_whose_memory_a_library_shares_live_as_long_as_its_work(name):
     shared = [weakref.ref(array) for array in (inputs.query, inputs.key, inputs.value)]
     work = prepared(library, library.load(1), inputs)
     assert isinstance(work, Work)
-    call = work.call
     del inputs
     gc.collect()
-    assert all(one() is not None for one in shared), "while there is work"
-    assert work.kept is not None
-    assert call() is None
+    assert all(one() is not None for one in shared)
+    (output,) = work.read(work.call())
+    np.testing.assert_equal(output.shape, TINY[0].answers["output"])
 
 
 def test_a_check_of_some_rows_has_both_ends_and_agrees_with_a_check_of_all(monkeypatch):

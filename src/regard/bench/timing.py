@@ -1,7 +1,8 @@
 """Times of calls, in rotation and in blocks.
 
 Idle threads of a library may spin for a while and slow the next one down where a process cannot be
-stopped, so a block begins with a pause, then uncounted calls. Must not know what is called, nor in which process.
+stopped, so a block begins with a pause, then uncounted calls. Must not know what is called, nor in
+which process.
 """
 
 from __future__ import annotations
