@@ -1,6 +1,7 @@
 """Attention on NumPy arrays that can show where every number came from.
 
-- `attention` computes scaled dot-product attention; rules for its mask are in `masks`.
+- `attention` computes scaled dot-product attention; rules for its mask are in `masks`, other
+  mechanisms than the dot product and the softmax in `scores` and `normalizers`.
 - `gradients` computes its backward pass.
 - `explain` shows every step with labels, and its result says why a number is what it is.
 - `diagnose` finds the mistake in a function that computes attention; `testing` asserts it has none.
@@ -19,7 +20,7 @@ from regard.api import attention, diagnose, explain, gradients, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
-    from regard import masks, models, testing
+    from regard import masks, models, normalizers, scores, testing
     from regard.compute.config import set_threads, show_config
     from regard.compute.kv_cache import KVCache
     from regard.compute.results import (
@@ -67,7 +68,9 @@ __all__ = [
     "masks",
     "merge",
     "models",
+    "normalizers",
     "save_problem",
+    "scores",
     "set_threads",
     "show_config",
     "softmax",
@@ -104,7 +107,7 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
     def __getattr__(name: str) -> Any:
         if name in _LAZY:
             value = getattr(import_module(f"regard.{_LAZY[name]}"), name)
-        elif name in ("masks", "models", "testing"):
+        elif name in ("masks", "models", "normalizers", "scores", "testing"):
             value = import_module(f"regard.{name}")
         elif name == "__version__":
             from importlib.metadata import PackageNotFoundError, version

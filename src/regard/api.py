@@ -82,7 +82,7 @@ def attention(
 def attention(
     query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[ForBoth[T]]
 ) -> OutputWeightsLse[T]: ...
-@taking_names
+@taking_names(score="dot", normalize="softmax")
 def attention(
     query: Any,
     key: Any,
@@ -147,6 +147,12 @@ def attention(
         The kernel to use, never replaced by another. See `regard.show_config`.
     threads : int, optional
         Maximum number of threads. The result does not depend on it.
+    score : "dot" or an object of `regard.scores`
+        How a query and a key are compared; with another score than the dot product, `scale` is 1
+        if None.
+    normalize : "softmax" or an object of `regard.normalizers`
+        How logits become weights. The reference kernel answers calls with another score or
+        normalization, in float64, rounded once.
 
     Returns
     -------
@@ -182,28 +188,30 @@ def attention(
     array([[10.   ,  0.   ],
            [ 3.302,  6.698]])
     """
-    if more is not NOTHING or unknown:
+    if more is not NOTHING or unknown.keys() - {"score", "normalize"}:
         raise refused(attention, (query, key, value, *([] if more is NOTHING else [more])), unknown)
     # fmt: off
-    if type(query) is ndarray:
+    if type(query) is ndarray and not unknown:
         answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,
                            sink, precision, return_weights, return_lse, out, kernel, threads)
         if answer is not None:
             return answer
     return untraced(_answer)(query, key, value, mask, bias, causal, window, offset, scale, softcap,
-                    sink, precision, return_weights, return_lse, out, kernel, threads)
+                    sink, precision, return_weights, return_lse, out, kernel, threads, **unknown)
     # fmt: on
 
 
-def _answer(query: Any, key: Any, value: Any, *options: Any) -> Any:
+def _answer(query: Any, key: Any, value: Any, *options: Any, **parts: Any) -> Any:
     # Imports deferred: the fast path does not need them, and `import regard` stays quick.
     from regard.compute.dispatch import run_arrays
 
     *most, out, kernel, threads = options
-    declined = type(query) is ndarray
+    declined = type(query) is ndarray or bool(parts)
     (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
     with naming_shapes(query=query, key=key, value=value):
-        result = run_arrays(query, key, value, *most, out, kernel, threads, declined=declined)
+        result = run_arrays(
+            query, key, value, *most, out, kernel, threads, declined=declined, **parts
+        )
     return give_back(result)
 
 
@@ -353,6 +361,8 @@ def gradients(
     precision: Literal["working", "exact"] = "working",
     kernel: str | None = None,
     threads: int | None = None,
+    score: Any = "dot",
+    normalize: Any = "softmax",
 ) -> Any:
     r"""The gradients of attention: how a loss changes with each number of its inputs.
 
@@ -376,18 +386,21 @@ def gradients(
     grad_lse : array_like, (…, H, L), optional
         The gradient of the loss with respect to lse, where the loss depends on it.
     wrt : str or names, optional
-        Which gradients to compute: "query", "key", "value", "bias", "sink", "scale".
+        Which gradients to compute: "query", "key", "value", "bias", "sink", "scale", and what a
+        score or a normalization is given, such as "score.W" or "normalize.bias".
     precision : {"working", "exact"}
         "exact" accumulates float32 and half inputs in float64 and rounds once.
     kernel, threads
         As for `attention`. The result does not depend on the number of threads.
+    score, normalize
+        As for `attention`: those of its call.
 
     Returns
     -------
     Gradients
-        A named tuple (query, key, value, bias, sink, scale), None where not asked for. Each has
-        the shape and dtype of its input, summed over axes along which the input was broadcast;
-        scale is a float.
+        A named tuple (query, key, value, bias, sink, scale, parameters), None where not asked for.
+        Each has the shape and dtype of its input, summed over axes along which the input was
+        broadcast; scale is a float, and parameters a dictionary of those of score and normalize.
 
     Raises
     ------
@@ -446,6 +459,8 @@ def gradients(
             precision=precision,
             kernel=kernel,
             threads=threads,
+            score=score,
+            normalize=normalize,
         )
     return give_back(result)
 

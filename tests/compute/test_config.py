@@ -17,6 +17,9 @@ def test_the_configuration_names_versions_and_every_kernel():
     assert config["numpy"] == np.__version__
     assert tuple(config["kernels"]) == dispatch.kernel_names()
     assert config["kernels"]["reference"] == "usable"
+    assert config["scores"]["dot"] == config["normalizers"]["softmax"] == "fused, reference"
+    others = [*config["scores"].values()][1:] + [*config["normalizers"].values()][1:]
+    assert set(others) == {"reference"}
     assert config["cpus"] >= 1
     assert config["threads"] == native.default_threads()
 

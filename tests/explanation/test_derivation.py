@@ -21,6 +21,8 @@ import regard
 from regard import Derivation, Explanation, Problem
 from regard.explanation.notation import format_number, latex_number, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
+from regard.normalizers import Hard, Proportional, Sigmoid, Sparsemax
+from regard.scores import Additive, Cosine, Distance, Features, General
 from regard.textbook.operations import OPERATIONS
 
 INF, NAN = np.inf, np.nan
@@ -33,6 +35,7 @@ FLOOR = 2.0**-1074
 # the quotient, whose error tanh never enlarges, and the product. The slope of a softcap is made of
 # one exp or cosh within 2 ulp, which is squared, a sum and a quotient.
 POINTWISE_ULP = {"exp": 2, "log": 2, "softcap": 6, "softcap_slope": 12}
+POINTWISE_ULP |= {"sigmoid": 6, "sigmoid_slope": 12, "elu_plus_one": 2, "elu_slope": 2}
 # Everything else is one operation of IEEE arithmetic on the same numbers.
 OTHER_ULP = 1
 
@@ -241,6 +244,42 @@ DESIGNED: dict[str, Callable[[], Explanation]] = {
             target=numbers(7, 3, 2),
         )
     ),
+    "general, hard": lambda: regard.explain(
+        *HEADS,
+        score=General(numbers(4, 2, 2)),
+        normalize=Hard(),
+        causal=True,
+        target=numbers(5, 4, 3, 2),
+    ),
+    "additive, sigmoid": lambda: regard.explain(
+        *HEADS,
+        score=Additive(numbers(4, 2, 3), numbers(5, 2, 3), numbers(6, 3)),
+        normalize=Sigmoid(-0.5),
+        mask=numbers(9, 3, 3) > -1,
+        target=numbers(5, 4, 3, 2),
+    ),
+    "cosine, sparsemax": lambda: regard.explain(
+        with_cells(PLAIN[0], {(1, 0): 0.0, (1, 1): 0.0}),
+        *PLAIN[1:],
+        score=Cosine(0.25),
+        normalize=Sparsemax(),
+        mask=COINS,
+        target=numbers(4, 3, 3),
+    ),
+    "distance, hard, straight through": lambda: regard.explain(
+        *ready((2,), (3, 2), (3, 2)),
+        score=Distance(),
+        normalize=Hard(straight_through=True),
+        scale=0.5,
+        target=[1.0, 2.0],
+    ),
+    "features, proportional": lambda: regard.explain(
+        *PLAIN,
+        score=Features(),
+        normalize=Proportional(),
+        mask=COINS,
+        target=numbers(4, 3, 3),
+    ),
 }
 every_design = pytest.mark.parametrize(
     "design", [pytest.param(d, id=n) for n, d in DESIGNED.items()]
@@ -415,7 +454,7 @@ def ulp(*values: float) -> float:
 
 
 def exact_terms(derivation: Derivation) -> list[Fraction] | None:
-    """The terms of a sum without any rounding; None where one of them is not finite."""
+    """The terms of a sum without any rounding; None where one of them is not finite, or rounded."""
     terms = []
     every = [(term.operands, term.value) for term in derivation.terms]
     every = every or [((k,), one.value) for k, one in enumerate(derivation.operands)]
@@ -454,6 +493,12 @@ def check_cell(explanation: Explanation, cell: Derivation) -> None:
         # The terms are rounded once each, and so is their sum.
         rounded = 2 * Fraction(UNIT) * sum(map(abs, terms)) + 2 * len(terms) * Fraction(FLOOR)
         assert abs(Fraction(again) - exact) <= rounded, f"{cell}\nexactly {float(exact)!r}"
+        return
+    if OPERATIONS[cell.op].total and cell.op not in (*SUMS, *EXACT):
+        # Each term is rounded a few times, and so is every sum.
+        size = sum(abs(term.value) for term in cell.terms if math.isfinite(term.value))
+        for number in (again, line):
+            assert agree(number, cell.value, (len(cell.terms) + 12) * UNIT * size), cell
         return
     ulps = POINTWISE_ULP.get(cell.op, OTHER_ULP)
     for number in (again, line):
@@ -503,7 +548,7 @@ def reads_back(value: float, digits: int) -> bool:
 
 
 # The value of these is one of the operands: nothing is calculated from rounded numbers.
-EXACT = ("given", "visible", "max", "select", "split", "merge", "same", "keep")
+EXACT = ("given", "visible", "max", "select", "split", "merge", "same", "keep", "first_at")
 
 
 def check_text(cell: Derivation, digits: int) -> None:
@@ -519,8 +564,8 @@ def check_text(cell: Derivation, digits: int) -> None:
         rows = [line.split() for line in lines[: len(cell.terms) + 1]]
         terms = [format_number(term.value, digits) for term in cell.terms]
         assert [row[-1] for row in rows[:-1]] == terms
-        assert rows[-1] == ["largest" if cell.op == "max" else "sum", result]
-        if cell.op == "max":
+        assert rows[-1] == [OPERATIONS[cell.op].total, result]
+        if cell.op in ("max", "first_at"):
             assert result in terms
 
 
@@ -528,7 +573,7 @@ def check_text(cell: Derivation, digits: int) -> None:
 LATEX_COMMANDS = {
     "text", "textbackslash", "textasciicircum", "textasciitilde", "cdot", "mathrm", "infty",
     "tanh", "exp", "ln", "max", "left", "right", "frac", "sqrt", "quad", "underbrace",
-    "ell", "delta",
+    "ell", "delta", "tau", "min", "hat", "varphi", "sigma", "Delta", "Vert",
 }
 # fmt: on
 

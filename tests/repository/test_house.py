@@ -34,8 +34,9 @@ errors _fused
 boundary.elsewhere
 boundary boundary.arrays boundary.dataframe boundary.files
 boundary.arguments compute.native
-boundary.parse compute.visibility
-masks compute.options compute.results
+boundary.parse compute.visibility compute.part
+masks scores normalizers compute.results
+compute.options
 textbook compute.request
 compute.extended_range compute.evaluation
 compute.gradients compute.softmax problems

@@ -30,10 +30,14 @@ PROJECTED = frozenset({"embeddings", "W_q", "W_k", "W_v"})
 OPTIONS = ("bias", "softcap", "sink")
 # A query head more than there are key heads, and no two axes equally long that may be confused.
 SIZES = {"H": 4, "G": 2, "R": 2, "L": 3, "S": 5, "D": 2, "E": 3, "M": 7, "N": 11, "F": 6}
+SIZES |= {"K": SIZES["D"], "U": 13}
 PACKED = {"HD": ("H", "D"), "GD": ("G", "D"), "GE": ("G", "E"), "HE": ("H", "E")}
 
 # Operations that run along one letter which their cell does not have.
-REDUCING = {"dot", "row_dot", "sum", "max"}
+REDUCING = {
+    *("dot", "row_dot", "sum", "max", "length", "threshold", "first_at"),
+    *("tanh_dot", "tanh_sum", "tanh_slope_sum", "squared_distance", "pull"),
+}
 OPERAND_COUNTS = {
     "given": {0},
     "visible": {0},
@@ -59,6 +63,23 @@ OPERAND_COUNTS = {
     "inverse_root": {1},
     "split": {1},
     "merge": {1},
+    "tanh_dot": {3},
+    "tanh_sum": {3},
+    "tanh_slope_sum": {4},
+    "squared_distance": {2},
+    "pull": {3},
+    "length": {1},
+    "sigmoid": {1},
+    "sigmoid_slope": {1},
+    "elu_plus_one": {1},
+    "elu_slope": {1},
+    "first_at": {3},
+    "one_hot": {3},
+    "one_hot_straight": {3},
+    "zero": {1},
+    "threshold": {1},
+    "above": {2},
+    "positive": {1},
 }
 
 

@@ -202,6 +202,8 @@ def _name(library: Any) -> str:
 def _brought_home(library: Any, result: Any) -> Any:
     if isinstance(result, tuple):
         return type(result)(*(_brought_home(library, array) for array in result))
+    if isinstance(result, dict):
+        return {name: _brought_home(library, array) for name, array in result.items()}
     if result is None or isinstance(result, float):
         return result
     if library is sys.modules.get("torch"):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, overload
 
 import numpy as np
 
+from regard import normalizers, scores
 from regard.boundary import answering
 from regard.compute import dispatch, native
 from regard.compute.request import check_threads
@@ -76,6 +78,8 @@ def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | No
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
         "kernels": {kernel.name: kernel.status() for kernel in dispatch.kernels()},
+        "scores": _known_by(("dot", *scores.KNOWN)),
+        "normalizers": _known_by(("softmax", *normalizers.KNOWN)),
         "cpus": len(affinity(0)) if affinity else os.cpu_count() or 1,
         "threads": _threads(),
         "extras": {extra: _version(name) for extra, name in EXTRAS.items()},
@@ -90,6 +94,12 @@ def show_config(mode: Literal["print", "dict"] = "print") -> dict[str, Any] | No
         else:
             print(f"{key:<16}{value}")
     return None
+
+
+def _known_by(names: Iterable[str]) -> dict[str, str]:
+    """The kernels that know each score or normalisation."""
+    every = [*dispatch.kernels()]
+    return {name: ", ".join(k.name for k in every if k.knows(name)) for name in names}
 
 
 def _version(distribution: str) -> str:

@@ -31,6 +31,9 @@ class Kernel(Protocol):
     def status(self) -> str:
         """Whether the kernel can be used on this machine, in words."""
 
+    def knows(self, part: str) -> bool:
+        """Whether it has the score or the normalisation of that name, such as "Cosine"."""
+
     def supports(self, request: Request) -> str | None:
         """None if the kernel can compute the request, else the reason in words."""
 
@@ -85,8 +88,10 @@ OPTIONS = (
 )
 
 
-def run_arrays(query: Any, key: Any, value: Any, *options: Any, declined: bool = False) -> Any:
-    """Attention on NumPy arrays, with the OPTIONS by position.
+def run_arrays(
+    query: Any, key: Any, value: Any, *options: Any, declined: bool = False, **parts: Any
+) -> Any:
+    """Attention on NumPy arrays, with the OPTIONS by position; `parts` are score and normalize.
 
     The fast path answers if it can, unless it has `declined` already; else a kernel does.
     """
@@ -94,7 +99,7 @@ def run_arrays(query: Any, key: Any, value: Any, *options: Any, declined: bool =
     if answer is None:
         named = dict(zip(OPTIONS, options, strict=True))
         kernel = named.pop("kernel")
-        answer = run(make_request(query, key, value, **named), kernel).returned
+        answer = run(make_request(query, key, value, **named, **parts), kernel).returned
     return answer
 
 

@@ -44,6 +44,12 @@ def unite(inputs: Mapping[str, Array], dtype: np.dtype[Any]) -> Run:
     return Run(steps, inputs, {}, lead=output.shape[:-3], dtype=dtype)
 
 
+def mechanism_of(request: Request) -> tuple[str, str]:
+    """The kinds of score and normalisation, as the textbook has them."""
+    score, normalize = request.score, request.normalize
+    return score.kind if score else "dot", normalize.kind if normalize else "softmax"
+
+
 class Run:
     """Declared steps over given arrays, evaluated block by block when asked.
 
@@ -95,8 +101,9 @@ class Run:
             "keys": shaped(request.key, rows=False),
             "values": shaped(request.value, rows=False),
         }
+        plain = request.score is None
         numbers = {
-            "width": request.query.shape[-1] if request.scale is None else None,
+            "width": request.query.shape[-1] if plain and request.scale is None else None,
             "scale": request.scale,
             "softcap": request.softcap,
         }
@@ -105,6 +112,10 @@ class Run:
             inputs["bias"] = shaped(np.broadcast_to(request.bias, request.shape))
         if request.sink is not None:
             inputs["sink"] = request.sink if has_heads else request.sink[..., 0]
+        inputs |= {name.replace(".", "_"): own for name, own in request.parameters.items()}
+        score, normalize = mechanism_of(request)
+        if normalize.startswith("hard"):
+            inputs["key_numbers"] = np.arange(float(request.shape[-1]))
         steps = textbook(
             set(inputs),
             heads=has_heads,
@@ -112,6 +123,8 @@ class Run:
             masked=request.rules is not None,
             softmax=softmax,
             default_scale=request.scale is None,
+            score=score,
+            normalize=normalize,
         )
         return cls(
             steps,
@@ -266,7 +279,7 @@ class Run:
         # Keys made from the same embeddings as the queries (index j on the axis L): all rows.
         taken = range(self.sizes["L"]) if index.get("L") == "j" else rows
         if step.running and step.running in letters_of(of_head):
-            count = self.sizes["R" if step.running == "r" else "H"]
+            count = self.sizes[{"r": "R", "g": "G", "h": "H"}[step.running]]
             first = head * count if step.running == "r" else 0
             heads = range(first, first + count)
             stacked = [self.block(ref.step, batch, own, taken) for own in heads]

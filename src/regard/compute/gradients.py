@@ -17,7 +17,7 @@ from regard.boundary.arguments import as_array, is_float, round_once
 from regard.boundary.arrays import Array
 from regard.compute.request import Request, make_request
 from regard.compute.results import Gradients
-from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,7 +105,10 @@ class GradientRequest:
     def fitted(self, made: Mapping[str, Any]) -> Gradients[Array]:
         """What a kernel returned, in the shapes and dtypes of the inputs."""
         fitted = {name: fit(made[name], self.inputs[name]) for name in made if name != "scale"}
-        return Gradients(**fitted, scale=float(made["scale"]) if "scale" in made else None)
+        found = {name: fitted.pop(name) for name in self.request.parameters if name in fitted}
+        own = {name: one if one.ndim else float(one) for name, one in found.items()}
+        scale = float(made["scale"]) if "scale" in made else None
+        return Gradients(**fitted, scale=scale, parameters=own or None)
 
 
 def fit(whole: Array, given: Array) -> Array:
@@ -145,14 +148,16 @@ def make_gradient_request(
     given = {"query": query, "key": key, "value": value}
     given |= {name: x for name, x in (("bias", bias), ("sink", sink)) if x is not None}
     inputs: dict[str, Any] = {name: as_array(name, x) for name, x in given.items()}
-    wanted = wanted_names(wrt, INPUTS, {*inputs, "scale"})
+    request = make_request(**inputs, **options)
+    inputs |= request.parameters
+    wanted = wanted_names(wrt, (*INPUTS, *request.parameters), {*inputs, "scale"})
     for name in wanted - {"scale"}:
         if not is_float(inputs[name].dtype):
             raise DtypeError(
                 f"{name} has dtype {inputs[name].dtype}, which has no gradients; pass floats, "
                 f"such as {name}.astype(float)"
             )
-    request = make_request(**inputs, **options)
+    _check_parts(request, wanted, output, grad_lse)
     if (output is None) != (lse is None):
         missing, there = ("output", "lse") if output is None else ("lse", "output")
         raise OptionError(
@@ -169,6 +174,28 @@ def make_gradient_request(
         grad_lse = _result("grad_lse", grad_lse, request, wide[:-1], None)
         grad_lse = np.ascontiguousarray(grad_lse, np.float64)
     return GradientRequest(request, grad, wanted, inputs, output, lse, grad_lse)
+
+
+def _check_parts(request: Request, wanted: Container[str], output: Any, grad_lse: Any) -> None:
+    """What other scores and normalisations do not have."""
+    if not request.parts:
+        return
+    part = request.parts[-1]
+    if output is not None:
+        raise OptionError(
+            f"output and lse save a softmax over dot products the work of computing them again, "
+            f"but this call has {part.option}={part}; leave them out"
+        )
+    if grad_lse is not None and request.normalize is not None:
+        raise OptionError(
+            f"grad_lse is given, but {request.normalize} has no log-sum-exp; leave it out"
+        )
+    if "scale" in wanted and request.score is not None and request.scale is None:
+        raise OptionError(
+            f'wrt has "scale", but {request.score} has none by itself; pass ',
+            Setting("scale", 1.0),
+            ", or leave it out",
+        )
 
 
 def wanted_names(wrt: Any, known: Sequence[str], given: Container[str]) -> frozenset[str]:

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.compute.visibility import Mask
+from regard.normalizers import Normalizer
+from regard.scores import Score
 
 
 class Tensor(Protocol):
@@ -91,6 +93,13 @@ class Options(Rules, total=False):
     offset: Ints | Literal["end"] | None
 
 
+class Parts(TypedDict, total=False):
+    """How scores and weights are made."""
+
+    score: Score | Literal["dot"]
+    normalize: Normalizer | Literal["softmax"]
+
+
 class LayerOptions(Options, Computed, total=False):
     """Options of `MultiHeadAttention`."""
 
@@ -115,7 +124,7 @@ class WeightsOptions(Options, total=False):
     threads: int | None
 
 
-class GradientOptions(Options, Computed, total=False):
+class GradientOptions(Options, Computed, Parts, total=False):
     """Options of `gradients`, for query, key and value."""
 
     output: ArrayIn | None
@@ -155,7 +164,7 @@ class LabelledOptions(ProblemOptions, total=False):
 # Options of `attention`, by what is returned.
 
 
-class Plain(Options, Computed, Generic[A], total=False):
+class Plain(Options, Computed, Parts, Generic[A], total=False):
     """The output alone."""
 
     return_weights: Literal[False]
@@ -163,7 +172,7 @@ class Plain(Options, Computed, Generic[A], total=False):
     out: A | None
 
 
-class ForWeights(Options, Computed, Generic[A], total=False):
+class ForWeights(Options, Computed, Parts, Generic[A], total=False):
     """Output and weights."""
 
     return_weights: Required[Literal[True]]
@@ -171,7 +180,7 @@ class ForWeights(Options, Computed, Generic[A], total=False):
     out: A | None
 
 
-class ForLse(Options, Computed, Generic[A], total=False):
+class ForLse(Options, Computed, Parts, Generic[A], total=False):
     """Output and log-sum-exp."""
 
     return_weights: Literal[False]
@@ -179,7 +188,7 @@ class ForLse(Options, Computed, Generic[A], total=False):
     out: A | None
 
 
-class ForBoth(Options, Computed, Generic[A], total=False):
+class ForBoth(Options, Computed, Parts, Generic[A], total=False):
     """Output, weights and log-sum-exp."""
 
     return_weights: Required[Literal[True]]

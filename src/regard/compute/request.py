@@ -29,6 +29,8 @@ from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
 from regard.compute.visibility import AllowedByBias, Mask, all_of, as_mask, rows_of
 from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
 from regard.masks import Causal, Window
+from regard.normalizers import Normalizer, as_normalizer
+from regard.scores import Score, as_score
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,6 +64,22 @@ class Request:
     return_lse: bool = False
     out: Array | None = None
     threads: int | None = None
+    score: Score | None = None  # None: the dot product
+    normalize: Normalizer | None = None  # None: the softmax
+
+    @property
+    def parts(self) -> tuple[Score | Normalizer, ...]:
+        """The score and the normalisation, where they are not the plain ones."""
+        return tuple(part for part in (self.score, self.normalize) if part is not None)
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """What these were given, under names such as "score.W"."""
+        return {
+            f"{part.option}.{name}": array
+            for part in self.parts
+            for name, array in part.parameters().items()
+        }
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -170,6 +188,13 @@ def make_request(
     if not (isinstance(precision, str) and precision in ("working", "exact")):
         raise OptionError(
             f'precision must be "working" or "exact", not {safe_text(repr(precision), 60)}'
+        )
+    if checked["score"] is not None:
+        checked["score"].check(q.shape[-1])
+    if checked["normalize"] is not None and as_flag("return_lse", return_lse):
+        raise OptionError(
+            "return_lse asks for the logarithm of a softmax's sum of exponentials, which "
+            f"{checked['normalize']} does not have; leave it out"
         )
     if precision == "exact" and dtype == np.float64:
         raise OptionError(
@@ -306,6 +331,8 @@ def check_options(
     scale: Any = None,
     softcap: Any = None,
     sink: Any = None,
+    score: Any = None,
+    normalize: Any = None,
 ) -> dict[str, Any]:
     """Fields of the `Request` with scores (…, H, L, S), of which the caller sees `shown` axes."""
     rules = _rules(
@@ -323,7 +350,34 @@ def check_options(
         "scale": None if scale is None else _scale(scale),
         "softcap": None if softcap is None else _softcap(softcap),
         "sink": None if sink is None else _sink(sink, shape[:-2]),
+        **_parts(
+            score, normalize, {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink}
+        ),
     }
+
+
+def _parts(score: Any, normalize: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Score and normalisation, which must go together, and with the options of the call."""
+    score, normalize = as_score(score), as_normalizer(normalize)
+    if normalize is not None and options["sink"] is not None:
+        raise OptionError(
+            f"sink takes part in the sum of a softmax, and {normalize} has none; leave sink out, "
+            'or leave normalize at "softmax"'
+        )
+    if normalize is not None and normalize.kind == "proportional":
+        if score is None or score.kind != "features":
+            raise OptionError(
+                f"{normalize} takes shares of scores that are never negative, and those of "
+                f"{score or 'a dot product'} may be; pass score=regard.scores.Features()"
+            )
+        for name in ("scale", "softcap", "bias"):
+            if options[name] is not None:
+                mend = "; what a bias of -inf hides, mask= hides too" if name == "bias" else ""
+                raise OptionError(
+                    f"{name} changes scores, of which {normalize} takes the shares; leave it out, "
+                    f'or leave normalize at "softmax"{mend}'
+                )
+    return {"score": score, "normalize": normalize}
 
 
 def _rules(mask: Any, causal: bool, window: Any) -> Mask | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 A = TypeVar("A", covariant=True)
@@ -37,6 +38,8 @@ class OutputWeightsLse(NamedTuple, Generic[A]):
 class Gradients(NamedTuple, Generic[A]):
     """What `gradients` returns: one gradient per input, None where it was not asked for.
 
+    `parameters` has those of a score or a normalisation, under names such as "score.W".
+
     To a type checker a call without `wrt` gives arrays (`Gradients[A]`), one with it arrays or None
     (`Gradients[A | None]`).
     """
@@ -47,6 +50,7 @@ class Gradients(NamedTuple, Generic[A]):
     bias: A | None = None
     sink: A | None = None
     scale: float | None = None
+    parameters: Mapping[str, Any] | None = None
 
 
 class LayerGradients(NamedTuple, Generic[A]):

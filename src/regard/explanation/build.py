@@ -18,7 +18,7 @@ from regard.boundary.arguments import as_array
 from regard.boundary.arrays import Array
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
-from regard.compute.evaluation import Run
+from regard.compute.evaluation import Run, mechanism_of
 from regard.compute.request import LOSS, Request, check_loss, make_request
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
@@ -33,6 +33,7 @@ Softmax = Literal["shifted", "unshifted"]
 
 _FLOAT64 = np.dtype(np.float64)
 OPTIONS = ("mask", "bias", "causal", "window", "offset", "scale", "softcap", "sink")
+PARTS = ("score", "normalize")
 
 
 def explain_call(
@@ -52,7 +53,7 @@ def explain_call(
         return explain_problem(query, **options)
     if key is None or value is None:
         raise OptionError("explain needs query, key and value, or a Problem alone")
-    takes = (*OPTIONS, *LOSS, "softmax", "title")
+    takes = (*OPTIONS, *PARTS, *LOSS, "softmax", "title")
     unknown = {name: one for name, one in options.items() if name not in takes}
     if unknown:
         raise no_such_argument("explain()", unknown, ("query", "key", "value", *takes, *names))
@@ -97,6 +98,8 @@ def explain_arrays(
         if array is not None
     }
     named = _checked_labels(labels, request)
+    if "D" in named:
+        named["K"] = named["D"]  # a general score turns queries into keys' features
     return _traced(request, None, {}, softmax, loss, title=title, labels=named)
 
 
@@ -112,13 +115,22 @@ def _traced(
     """The steps of a call, with one more rule if there is one, and those back from its loss."""
     if rule is not None:
         request = replace(request, mask=rule if request.mask is None else request.mask & rule)
+    if request.score is not None and not request.has_rows:
+        request = replace(request, has_rows=True)  # these scores are declared for rows of queries
     run = Run.of_request(request, _FLOAT64, given, heads, natural=True, softmax=softmax)
     if loss:
-        run = _continued(run, loss)
+        # A row that was one query (D,) has a target (E,).
+        shape = run.shape(result_of(run.steps))
+        one = (*shape[:-2], *shape[-1:]) if request.score is not None else None
+        run = _continued(
+            run, {n: x.reshape(shape) if x.shape == one else x for n, x in loss.items()}
+        )
     return Trace(
         run,
+        mechanism=mechanism_of(request),
         rebuild=partial(_traced, request, given, heads, softmax, loss, **described),
-        check_kernel=partial(_check_kernel, request, run),
+        # The reference alone knows the others, and the explanation is made of its steps.
+        check_kernel=None if request.parts else partial(_check_kernel, request, run),
         **described,
     )
 

@@ -27,13 +27,17 @@ from regard.explanation.notation import (
     latex_text,
     numpy_literal,
 )
-from regard.textbook.operations import OPERATIONS, fill
-from regard.textbook.scalar_check import RECOMPUTE
+from regard.textbook.operation import fill
+from regard.textbook.operations import OPERATIONS
+from regard.textbook.scalar_check import RECOMPUTE, TERMS
 from regard.textbook.steps import INDEX_MAPS, Ref, Step, letters_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
+# Operations that compare their terms: whether the largest or the smallest ones count.
+_COMPARED = {"max": 1, "threshold": 1, "first_at": -1}
 
 # More terms are shown as the largest of them and one number for the rest.
 MOST_TERMS = 16
@@ -182,17 +186,18 @@ class Derivation:
         terms = self.terms
         if most is None or len(terms) <= most:
             return [*range(len(terms))], None
-        is_maximum = self.op == "max"
+        sign = _COMPARED.get(self.op, 0)
 
         def size(term: Term) -> float:
             if math.isnan(term.value):
                 return math.inf
-            return term.value if is_maximum else abs(term.value)
+            return sign * term.value if sign else abs(term.value)
 
         by_size = sorted(range(len(terms)), key=lambda k: -size(terms[k]))
         left_out = [terms[k].value for k in by_size[most - 1 :]]
-        label = f"{len(left_out)} more, {'at most' if is_maximum else 'together'}"
-        rest = Term(label, (), RECOMPUTE[self.op](left_out, self.hidden))
+        label = f"{len(left_out)} more, {('at least', 'together', 'at most')[sign + 1]}"
+        op = "max" if sign > 0 else self.op
+        rest = Term(label, (), RECOMPUTE[op](left_out, self.hidden))
         return sorted(by_size[: most - 1]), rest
 
     def meaning(self, digits: int = 8) -> str:
@@ -213,8 +218,6 @@ class Derivation:
             for verdict in self.verdicts
             for leaf in verdict.leaves()
         ]
-        if self.hidden and operation.names != "":
-            pass
         absent = [f"hidden, so {format_number(self.value, digits)}", *rules]
         if operation.total:
             lines = absent if self.hidden else _terms(self, digits, terms)
@@ -397,8 +400,9 @@ def _summands(
     operands: list[Operand] = []
     terms: list[Term] = []
     letter = declared.running
-    together = [ref for ref in declared.operands if _runs(ref, letter)]
-    first = together[0]
+    term = TERMS.get(declared.op)
+    first = next(ref for ref in declared.operands if _runs(ref, letter))
+    together = [ref for ref in declared.operands if term or _runs(ref, letter)]
     # The heads of a group run inside an entry of the index, not along an axis of their own.
     inside = letter not in first.index
     axis = "R" if inside else source.steps[first.step].axes[first.index.index(letter)]
@@ -406,13 +410,16 @@ def _summands(
         factors = [operand(ref, {**at, letter: position}) for ref in together]
         numbers = tuple(range(len(operands), len(operands) + len(factors)))
         operands += factors
-        product = math.prod(factor.value for factor in factors)
+        values = [factor.value for factor in factors]
+        kinds = {"H": "head", "R": "head", "G": "key head"}
         label = (
-            f"head {factors[0].index[0]}" if axis in ("H", "R") else labels.along(axis)[position]
+            f"{kinds[axis]} {factors[0].index[0]}"
+            if axis in kinds
+            else labels.along(axis)[position]
         )
-        terms.append(Term(label, numbers, product))
+        terms.append(Term(label, numbers, term(*values) if term else math.prod(values)))
     for ref in declared.operands:
-        if not _runs(ref, letter):  # the sink, beside the keys
+        if ref not in together:  # the sink, beside the keys
             operands.append(operand(ref, at))
             terms.append(Term("sink", (len(operands) - 1,), operands[-1].value))
     return operands, terms
@@ -482,8 +489,7 @@ def _terms(derivation: Derivation, digits: int, most: int | None) -> list[str]:
     rows = []
     shown, rest = derivation.shown_terms(most)
     for term in (*(derivation.terms[k] for k in shown), *([rest] if rest else [])):
-        factors = [format_number(derivation.operands[k].value, digits) for k in term.operands]
-        product = " × ".join(factors) if len(factors) > 1 else ""
+        product = _term_text(derivation, term, digits)
         rows.append((safe_text(term.label, 40), product, format_number(term.value, digits)))
     rows.append((OPERATIONS[derivation.op].total, "", result))
     label_width = max(len(row[0]) for row in rows)
@@ -493,6 +499,20 @@ def _terms(derivation: Derivation, digits: int, most: int | None) -> list[str]:
         middle = f"{product:<{product_width}}{' = ' if product else '   '}" if product_width else ""
         lines.append(f"{label:<{label_width}}  {middle}{value}")
     return lines
+
+
+def _term_text(derivation: Derivation, term: Term, digits: int) -> str:
+    """How one term is made of its operands; "" of a single number."""
+    factors = [format_number(derivation.operands[k].value, digits) for k in term.operands]
+    template = OPERATIONS[derivation.op].term
+    if not (template and factors):
+        return " × ".join(factors) if len(factors) > 1 else ""
+
+    def word(kind: str, number: int) -> str:
+        own = factors[number]
+        return f"({own})" if kind == "b" and own.startswith("−") else own
+
+    return fill(template, word)
 
 
 _ROUNDED = "(numbers are rounded to {} decimals; the result is of unrounded ones)"

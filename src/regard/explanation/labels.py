@@ -27,6 +27,8 @@ AXIS_NAMES = {
     "M": "embedding features",
     "N": "context features",
     "F": "output features",
+    "K": "key features",
+    "U": "hidden features",
     "HD": "packed features",
     "GD": "packed features",
     "GE": "packed features",

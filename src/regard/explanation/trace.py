@@ -52,6 +52,7 @@ class Trace:
     problem: Problem | None = None
     rebuild: Callable[[Mask], Trace] | None = None
     check_kernel: Callable[[], KernelCheck] | None = None
+    mechanism: tuple[str, str] = ("dot", "softmax")  # score and normalisation in the textbook
 
     # --- what there is -------------------------------------------------------------------------
 

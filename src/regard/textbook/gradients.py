@@ -82,9 +82,13 @@ def _backward(
     sign: str,
 ) -> tuple[Step, ...]:
     book = _Book(steps, wrt, given, grouped, sign)
+    compact = compact and "exponentials" in book.forward
     for step in reversed(steps):
         gradient = book.gradient(step) if step.name in book.on_the_way else None
         if gradient is None or (compact and step.name in _SOFTMAX - {"weights"}):
+            continue
+        if step.op == "above":
+            _through_sparsemax(book, step, gradient)
             continue
         if compact and step.name == "weights":
             _through_softmax(book, gradient)
@@ -207,8 +211,8 @@ def _through(book: _Book, step: Step, gradient: Step, position: int) -> None:
     template = adjoint[min(position, len(adjoint) - 1)]
     if not template:
         return
-    if step.op == "dot":
-        _through_dot(book, step, gradient, position)
+    if step.op == "dot" or OPERATIONS[step.op].term:
+        _through_sum(book, step, gradient, position, *template.split())
     elif "g*R+r" in step.operands[position].index:
         own = Ref(gradient.name, ("h//(H//G)", *step.index[1:]), *_symbols(gradient))
         to = book.forward[step.operands[position].step]
@@ -261,9 +265,14 @@ def _renamed(ref: Ref, names: Mapping[str, str]) -> Ref:
     return Ref(ref.step, index, ref.symbol, ref.latex_symbol)
 
 
-def _through_dot(book: _Book, step: Step, gradient: Step, position: int) -> None:
-    """A product: the gradient of one factor is the step's gradient times the other factor."""
-    ref, other = step.operands[position], step.operands[1 - position]
+def _through_sum(
+    book: _Book, step: Step, gradient: Step, position: int, op: str, *factors: str
+) -> None:
+    """A sum of products or of other terms: the gradient of one operand is a sum of the same kind.
+
+    Of a product it is the step's gradient times the other factor.
+    """
+    ref = step.operands[position]
     to = book.forward[ref.step]
     # Indices are written with the letters of the operand's own axes.
     names = {
@@ -278,18 +287,31 @@ def _through_dot(book: _Book, step: Step, gradient: Step, position: int) -> None
         names |= {"h": "g", "h//(H//G)": "g"}
     per_head = shared and book.grouped
     axes = tuple("H" if per_head and axis == "G" else axis for axis in to.axes)
-    own = Ref(gradient.name, step.index, *_symbols(gradient))
-    operands = [_renamed(one, names) for one in (own, other)]
-    letters = [LETTERS[axis] for axis in axes if axis not in ("H", "G")]
-    rows = [letter for letter in operands[0].index if letter not in ("h", "g")]
-    if len(rows) == 2 and letters[0] not in rows:
-        operands.reverse()  # the rows of the first factor are those of the result
-    inner = {x for one in operands for entry in one.index for x in letters_of(entry)}
-    op = "dot" if inner - {"h", "g", *letters} else "multiply"
+    known = {"d": Ref(gradient.name, step.index, *_symbols(gradient))}
+    known |= {str(n): one for n, one in enumerate(step.operands)}
+    operands = [_renamed(known[one], names) for one in factors]
+    used = {x for one in operands for entry in one.index for x in letters_of(entry)}
+    missing = [axis for axis in step.axes if LETTERS[axis] in used - {LETTERS[own] for own in axes}]
+    if op == "dot":
+        letters = [LETTERS[axis] for axis in axes if axis not in ("H", "G")]
+        rows = [letter for letter in operands[0].index if letter not in ("h", "g")]
+        if len(rows) == 2 and letters[0] not in rows:
+            operands.reverse()  # the rows of the first factor are those of the result
+    if missing and missing[-1] not in ("H", "G"):
+        missing.pop()  # what the operation itself runs along
+    elif op == "dot":
+        op = "multiply"
+    name, (symbol, latex) = book.d(to)
+    while missing:
+        cell = (*missing, *axes)
+        kind = "row" if "L" in missing else "head"
+        symbols = f"{symbol}_{LETTERS[missing[-1]]}", f"{latex}_{{{LETTERS[missing[-1]]}}}"
+        operands = [book.step(f"{name}_by_{kind}", symbols, cell, op, operands)]
+        missing.pop()
+        op = "sum"
     if not per_head:
         book.contribute(to, step.name, op, operands, axes)
         return
-    name, (symbol, latex) = book.d(to)
     each = book.step(f"{name}_by_head", (f"{symbol}_h", f"{latex}_{{h}}"), axes, op, operands)
     written = (
         f"{symbol} = Σ_h {each.symbol} over the heads h that share it",
@@ -344,3 +366,16 @@ def _through_softmax(book: _Book, gradient: Step) -> None:
             "d_sink_products", ("ds′", r"\mathrm{d}s'"), sink.axes, op, [weight, delta]
         )
         book.contribute(sink, "sink_weights", "negate", [product], sink.axes)
+
+
+def _through_sparsemax(book: _Book, step: Step, gradient: Step) -> None:
+    """A sparsemax: I·(dP − δ), where I is 1 for the keys with weight, δ the mean of their dP."""
+    logits, threshold = step.operands
+    rows = book.forward[threshold.step].axes
+    has = book.step("support", ("I", "I"), step.axes, "positive", [step.own])
+    size = book.step("support_sizes", ("n", "n"), rows, "sum", [has])
+    symbols = "σ", r"\sigma"
+    total = book.step("support_sums", symbols, rows, "row_dot", [gradient.own, has])
+    delta = book.step("delta", ("δ", r"\delta"), rows, "divide", [total, size])
+    operands = [has, gradient.own, delta]
+    book.contribute(book.forward[logits.step], "weights", "softmax_gradient", operands, step.axes)

@@ -14,7 +14,7 @@ from regard.textbook.gradients import backward
 from regard.textbook.steps import LETTERS, Step, result_of
 
 # Settings that are given but have no gradient.
-_SETTINGS = ("width", "softcap")
+_SETTINGS = ("width", "softcap", "key_numbers")
 
 
 def continued(

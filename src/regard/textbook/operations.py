@@ -2,72 +2,26 @@
 
 The page has the values in JavaScript (views/report/operations.js) and gets every template from
 here; `scalar_check.py` recomputes each value from plain floats, as an independent check. A test
-holds the three tables complete. Must not know which steps there are.
-
-Templates
----------
-$0 $1       an operand: its symbol in a formula, its number in a derivation
-$b0        its number, in brackets if it is negative
-$n0         the operand's name, such as P[she, likes]
-$r0         the square root of its number
-$a0         the name of the step's own axis 0
-$k0         the letter that the operation runs along
-⟨$0|, ⟩     what is before the bar, once per term, with what is after it in between
+holds the three tables complete. mechanism_operations.py has the entries of other scores and
+normalisations than the dot product and the softmax. Must not know which steps there are.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.textbook.mechanism_operations import MECHANISM_OPERATIONS
+from regard.textbook.operation import Operation, wide
 from regard.textbook.special_values import sum_of_special
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One operation: what it computes and how it is written.
-
-    `value` takes the operands as arrays with the axes of the result. An operation with a `total`
-    runs along one more axis, the last of its first operand, and takes the visible keys before its
-    operands (None: all are). `formula` and `latex` are the right side of a step's formula; a pair
-    is for one and for two operands. The other templates write one cell: `lead`, then `names` =
-    `numbers`; `latex_numbers`; and `numpy`.
-
-    `adjoint` says how the gradient of the result goes on to each operand, the last entry to all
-    further ones: the operations that make it, each with its operands, which are `d` (the gradient
-    of the result), `y` (the result), `_` (what the operation before made) or an operand's number.
-    An empty entry: the operand is a setting, which has no gradient.
-    """
-
-    value: Callable[..., Array] | None = None  # None: the numbers come from outside
-    formula: str | tuple[str, str] = ""
-    latex: str | tuple[str, str] = ""
-    lead: str = ""
-    names: str = ""
-    numbers: str = ""
-    latex_numbers: str = ""
-    numpy: str = ""
-    hidden: float | None = None  # the value of a cell whose key is hidden
-    nonzero: int | None = None  # the operand that `numpy` would divide by
-    adjoint: tuple[str, ...] = ("",)
-    total: str = ""  # the last line below the terms
-    empty: float = 0.0  # the value without any term
-    exact: bool = False  # the value is one of the operands
-    overflows: bool = False  # finite operands may give ∞ or NaN
-
-
-def _wide(array: Array) -> Array:
-    """At least float64: NumPy's own float32 exp is 2.5 ulp off, one rounding is half of one."""
-    return array.astype(np.result_type(array.dtype, np.float64), copy=False)
 
 
 def _dot(visible: NDArray[np.bool_] | None, a: Array, b: Array) -> Array:
@@ -104,13 +58,13 @@ def _divide(a: Array, b: Array) -> Array:
 
 def _softcap_slope(x: Array, softcap: Array) -> Array:
     # 1 − tanh² would cancel where tanh is near 1.
-    e = np.exp(-2 * np.abs(_wide(x) / softcap))
+    e = np.exp(-2 * np.abs(wide(x) / softcap))
     return np.asarray(4 * e / np.square(1 + e))
 
 
 def _inverse_root(width: Array) -> Array:
     # Without width every score is 0, and any scale will do.
-    return np.asarray(1 / np.sqrt(_wide(width)) if width else np.ones(()))
+    return np.asarray(1 / np.sqrt(wide(width)) if width else np.ones(()))
 
 
 # Cells in another order.
@@ -178,7 +132,7 @@ OPERATIONS: dict[str, Operation] = {
         overflows=True,
     ),
     "softcap": Operation(
-        value=lambda x, softcap: softcap * np.tanh(_wide(x) / softcap),
+        value=lambda x, softcap: softcap * np.tanh(wide(x) / softcap),
         formula="$1·tanh($0 / $1)",
         latex=r"$1 \tanh($0 / $1)",
         names="c·tanh($n0 / c)",
@@ -256,7 +210,7 @@ OPERATIONS: dict[str, Operation] = {
         overflows=True,
     ),
     "exp": Operation(
-        value=lambda x: np.exp(_wide(x)),
+        value=lambda x: np.exp(wide(x)),
         formula="exp($0)",
         latex=r"\exp($0)",
         names="exp($n0)",
@@ -290,7 +244,7 @@ OPERATIONS: dict[str, Operation] = {
         nonzero=1,
     ),
     "log": Operation(
-        value=lambda x: np.log(_wide(x)),
+        value=lambda x: np.log(wide(x)),
         formula="the natural logarithm of $0",
         latex=r"\ln($0)",
         names="ln($n0)",
@@ -357,30 +311,8 @@ OPERATIONS: dict[str, Operation] = {
         latex=r"\mathrm{merge}($0)",
         adjoint=("split d",),
     ),
+    **MECHANISM_OPERATIONS,
 }
-
-_PLACE = re.compile(r"⟨([^|]*)\|([^⟩]*)⟩|\$([a-z]?)(\d)")
-
-
-def fill(
-    template: str, word: Callable[[str, int], str], terms: Sequence[tuple[int, ...]] = ()
-) -> str:
-    """A template with its places filled: `word(kind, number)` is what goes into "$kind number".
-
-    `terms` are the operands of each term, by their positions.
-    """
-
-    def written(match: re.Match[str]) -> str:
-        each, between, kind, number = match.groups()
-        if each is None:
-            return word(kind, int(number))
-
-        def one(term: tuple[int, ...]) -> str:
-            return fill(each, lambda kind, number: word(kind, term[number]))
-
-        return str(between.join(map(one, terms)))
-
-    return _PLACE.sub(written, template)
 
 
 def compute(
@@ -405,7 +337,7 @@ def compute(
             counted = None
             if seen and running in seen[1]:
                 rest = tuple(letter for letter in seen[1] if letter != running)
-                counted = _aligned(*seen, rest, running)
+                counted = _aligned(*seen, letters if operation.term else rest, running)
             result = operation.value(counted, *_along(op, letters, running, operands))
         else:
             result = operation.value(*(_aligned(*one, letters) for one in operands))

@@ -41,6 +41,51 @@ def _log(value: float) -> float:
     return math.nan if value < 0 or math.isnan(value) else math.log(value)
 
 
+def _threshold(scores: Sequence[float]) -> float:
+    if any(math.isnan(one) for one in scores):
+        return math.nan
+    ordered = sorted(scores, reverse=True)
+    most = ordered[0] if ordered else -math.inf
+    if math.isinf(most):
+        return most if most < 0 else math.nan
+    below = [one - most for one in ordered]
+    for count in range(len(below), 0, -1):  # the largest support that is one
+        total = _total(below[:count])
+        if 1 + count * below[count - 1] > total:
+            return most + (total - 1) / count
+    return math.nan
+
+
+def _sigmoid(x: float) -> float:
+    e = _exp(-abs(x))
+    return (1 if x >= 0 else e) / (1 + e)
+
+
+def _sigmoid_slope(x: float) -> float:
+    e = _exp(-abs(x))
+    return e / (1 + e) ** 2
+
+
+def _one_hot(x: Sequence[float], hidden: bool) -> float:
+    return 0.0 if hidden else math.nan if math.isnan(x[1]) else float(x[0] == x[1])
+
+
+def _first(numbers: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, numbers)) else min(numbers, default=math.inf)
+
+
+# One term from its operands, where it is not their product.
+TERMS: dict[str, Callable[..., float]] = {
+    "tanh_dot": lambda v, a, b: v * math.tanh(a + b),
+    "tanh_sum": lambda d, a, b: d * math.tanh(a + b),
+    "tanh_slope_sum": lambda d, v, a, b: d * v * _softcap_slope(a + b, 1),
+    "squared_distance": lambda a, b: (a - b) * (a - b),
+    "pull": lambda d, a, b: 2 * d * (a - b),
+    "first_at": lambda x, most, number: (
+        math.nan if math.isnan(most) else number if x == most else math.inf
+    ),
+}
+
 # From the operands, or the terms of a sum or a maximum, and whether the cell's key is hidden.
 RECOMPUTE: dict[str, Callable[[Sequence[float], bool], float]] = {
     "dot": lambda terms, hidden: 0.0 if hidden else _total(terms),
@@ -65,4 +110,21 @@ RECOMPUTE: dict[str, Callable[[Sequence[float], bool], float]] = {
     "same": lambda x, hidden: 0.0 if hidden else x[0],
     "split": lambda x, _: x[0],
     "merge": lambda x, _: x[0],
+    "tanh_dot": lambda terms, hidden: 0.0 if hidden else _total(terms),
+    "tanh_sum": lambda terms, hidden: 0.0 if hidden else _total(terms),
+    "tanh_slope_sum": lambda terms, hidden: 0.0 if hidden else _total(terms),
+    "squared_distance": lambda terms, hidden: 0.0 if hidden else _total(terms),
+    "pull": lambda terms, hidden: 0.0 if hidden else _total(terms),
+    "length": lambda terms, _: math.hypot(*terms),
+    "sigmoid": lambda x, hidden: 0.0 if hidden else _sigmoid(x[0]),
+    "sigmoid_slope": lambda x, hidden: 0.0 if hidden else _sigmoid_slope(x[0]),
+    "elu_plus_one": lambda x, _: x[0] + 1 if x[0] > 0 else _exp(x[0]),
+    "elu_slope": lambda x, _: 1.0 if x[0] > 0 else _exp(x[0]),
+    "first_at": lambda terms, _: _first(terms),
+    "one_hot": _one_hot,
+    "one_hot_straight": _one_hot,
+    "zero": lambda x, hidden: 0.0,
+    "threshold": lambda terms, _: _threshold(terms),
+    "above": lambda x, hidden: 0.0 if hidden else _largest((x[0] - x[1], 0.0)),
+    "positive": lambda x, hidden: 0.0 if hidden else x[0] if math.isnan(x[0]) else float(x[0] > 0),
 }

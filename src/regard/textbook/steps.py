@@ -6,7 +6,8 @@ explanation, the views and the tests read these declarations; nothing else knows
 not know arrays' origin, labels or views.
 
 The shape alphabet: H query heads, G key heads, L queries, S keys, D key width, E value width,
-M and N embedding widths of the queries' and the keys' side, HD, GD, GE, HE the packed widths of
+M and N embedding widths of the queries' and the keys' side, K the width that a general score gives
+a query, U the hidden width of an additive one, HD, GD, GE, HE the packed widths of
 all heads side by side, F the width of the projected output, R = H / G the query heads of a key
 head. The textbook describes one batch
 element: it does not know leading batch axes.
@@ -19,7 +20,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from regard.textbook.operations import OPERATIONS, fill
+from regard.textbook.mechanisms import NORMALIZATIONS, SCORES
+from regard.textbook.operation import fill
+from regard.textbook.operations import OPERATIONS
 
 # The letter that runs along each axis in a cell's index.
 LETTERS = {
@@ -37,6 +40,8 @@ LETTERS = {
     "GE": "c",
     "HE": "c",
     "R": "r",
+    "K": "k",
+    "U": "u",
 }
 
 # Every way in which an operand's index follows from a cell's, besides the letter itself.
@@ -165,6 +170,8 @@ def textbook(
     masked: bool = False,
     softmax: Literal["shifted", "unshifted"] = "shifted",
     default_scale: bool = True,
+    score: str = "dot",
+    normalize: str = "softmax",
 ) -> tuple[Step, ...]:
     """The steps of one call, in order; a step that the call does not have is absent.
 
@@ -180,14 +187,17 @@ def textbook(
     softmax : {"shifted", "unshifted"}
         Whether each row's maximum is subtracted before exp; textbooks often do not.
     default_scale : bool
-        Whether the scale is 1/√D, which the formulas then say.
+        Whether the scale is 1/√D, which the formulas then say. Only a dot product has it.
+    score, normalize : str
+        How queries and keys are compared, and how logits become weights: names in `mechanisms.py`.
 
     Examples
     --------
     >>> [step.name for step in textbook({"queries", "keys", "values"}, heads=False)][-3:]
     ['output', 'log_sums', 'lse']
     """
-    return _textbook(frozenset(given), heads, rows, masked, softmax, default_scale)
+    forms = score, normalize
+    return _textbook(frozenset(given), heads, rows, masked, softmax, default_scale, forms)
 
 
 @lru_cache(maxsize=256)
@@ -198,15 +208,23 @@ def _textbook(
     masked: bool,
     softmax: Literal["shifted", "unshifted"],
     default_scale: bool,
+    forms: tuple[str, str],
 ) -> tuple[Step, ...]:
+    score, normalize = forms
     book = _Book(given, heads, rows)
     _declare_inputs(book)
-    last = _declare_scores(book, default_scale)
+    last, own = SCORES[score](book), score == "dot"
+    last = _declare_logits(book, last, own and default_scale, own or "scale" in given)
+    other = NORMALIZATIONS.get(normalize)
     if masked:
-        last = _declare_masking(book, last)
-    _declare_softmax(book, last, softmax == "shifted")
-    _declare_output(book)
-    _declare_lse(book, softmax == "shifted")
+        last = _declare_masking(book, last, other.hidden if other else "select")
+    if other:
+        other.declare(book, last)
+        _declare_output(book)
+    else:
+        _declare_softmax(book, last, softmax == "shifted")
+        _declare_output(book)
+        _declare_lse(book, softmax == "shifted")
     return tuple(book.steps.values())
 
 
@@ -322,19 +340,19 @@ def _declare_projection(
         book.step(name, symbol, f"{head} {row} {width}", "split", (last, cell))
 
 
-def _declare_scores(book: _Book, default_scale: bool) -> str:
-    """How well each query matches each key, with everything that is done to it before masking."""
+def _declare_logits(book: _Book, last: str, default_scale: bool, scaled: bool) -> str:
+    """Everything that is done to the scores before masking."""
     cells = "H L S"
-    book.step("scores", "A", cells, "dot", "queries", ("keys", "h//(H//G) j d"))
+    written = None
     if default_scale:
         meaning = ("D is the width of a key", "D")
         book.step("width", "D", "", "given", written=meaning)
         book.step("scale", "scale", "", "inverse_root", "width", latex=r"\mathrm{scale}")
         written = ("A_s = A / √D", r"A_s = A / \sqrt{D}")
-    else:
+    elif scaled:
         book.step("scale", "scale", "", "given", latex=r"\mathrm{scale}")
-        written = None
-    last = book.step("scaled", "A_s", cells, "multiply", "scores", "scale", written=written)
+    if scaled:
+        last = book.step("scaled", "A_s", cells, "multiply", last, "scale", written=written)
     if book.give("softcap", "c", ""):
         last = book.step("capped", "A_c", cells, "softcap", last, "softcap")
     if book.give("bias", "bias", cells, latex=r"\mathrm{bias}", absent=True):
@@ -342,10 +360,10 @@ def _declare_scores(book: _Book, default_scale: bool) -> str:
     return last
 
 
-def _declare_masking(book: _Book, last: str) -> str:
+def _declare_masking(book: _Book, last: str, op: str) -> str:
     book.over = "visible"
     book.step("visible", "visible", "H L S", "visible", latex=r"\mathrm{visible}")
-    return book.step("masked", "A_m", "H L S", "select", "visible", last, visible=True)
+    return book.step("masked", "A_m", "H L S", op, "visible", last, visible=True)
 
 
 def _declare_softmax(book: _Book, last: str, shifted: bool) -> None:

@@ -30,6 +30,9 @@ _OF_OPERATION = {
     "subtract": "The slope of half a square is the difference itself.",
     "softmax_gradient": "The weights of a row add up to 1, so what one score gains others lose: "
     "what counts is dP less its row's average, δ. Every row adds up to 0.",
+    "sparsemax": "Among the keys that have weight, what one gains others lose: what counts is dP "
+    "less its mean there, δ. The other keys have 0.",
+    "zero": "A small change of a logit chooses no other key: 0.",
     "keep": "A hidden key has no part in the loss: 0.",
 }
 
@@ -38,6 +41,9 @@ _PARTS = {
     "delta": "The average of each row of dP, weighted by P. The sum of dO·O is the same number.",
     "sink_weights": "The share of each row's weight that goes to the sink.",
     "d_sink_products": "The sink's share pulls as a weight on a value of 0 would.",
+    "support": "1 for each key that has weight, 0 for the others.",
+    "support_sizes": "How many keys have weight.",
+    "support_sums": "dP of the keys that have weight, added up.",
     "capped_slope": "The slope of the softcap at each score: 1 in the middle, 0 far outside.",
 }
 
@@ -53,12 +59,17 @@ def sentences(step: Step, forward: Mapping[str, Step]) -> tuple[str, ...]:
             return (f"{rises}: given.",)
         learned = f"A step of learning takes a little of it away from {symbol}."
         about = learned if step.of.startswith(("W_", "b_")) else _OF.get(step.of, "")
-        more = (_OF_OPERATION.get(step.op, ""), about)
+        op = "sparsemax" if step.operands and step.operands[0].step == "support" else step.op
+        more = (_OF_OPERATION.get(op, ""), about)
         return (f"{rises}, for small changes.", *filter(None, more))
+    if step.name == "delta" and step.op == "divide":
+        return ("The mean of dP over the keys that have weight.",)
     if step.name in _PARTS:
         return (_PARTS[step.name],)
     name, via, source = step.name.removeprefix("d_").partition("_from_")
     if via:
         return (f"The part of d_{name} that comes through {source}.",)
-    name, _, each = name.rpartition("_by_")
+    name, by, each = name.rpartition("_by_")
+    if not by:
+        return ("A number on the way to a gradient.",)
     return (f"The part of d_{name} from each {each}, before they are added up.",)

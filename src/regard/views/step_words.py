@@ -15,7 +15,7 @@ from regard.explanation.derivation import verdict
 from regard.explanation.notation import format_number
 from regard.explanation.questions import Statistics
 from regard.explanation.trace import Trace
-from regard.views import gradient_words
+from regard.views import gradient_words, mechanism_words
 from regard.views.head_view import Head, heads
 
 # exp of anything larger is infinite in float64.
@@ -83,8 +83,9 @@ def sentences(own: Head, step: str) -> tuple[str, ...]:
     declared = own.source.steps[step]
     if declared.phase != "forward":
         return gradient_words.sentences(declared, own.source.steps)
-    if step in MEANINGS:
-        return (MEANINGS[step],)
+    words = mechanism_words.sentence(own.explanation.mechanism, step) or MEANINGS.get(step)
+    if words:
+        return (words,)
     return tuple(_WORDS[step](own, step))
 
 
@@ -143,13 +144,22 @@ def _scaled(own: Head, step: str) -> Iterator[str]:
     scale, width = own.explanation.steps["scale"], own.source.sizes["D"]
     number = format_number(float(scale.value))
     if scale.given:
-        yield f"Times the given scale, {number}. The usual one is 1/√D, here 1/√{width}."
+        usual = f" The usual one is 1/√D, here 1/√{width}."
+        yield f"Times the given scale, {number}.{usual if _is_dot(own.explanation) else ''}"
     else:
         yield (
             f"Divided by √D, here √{width}, that is times {number}. A score adds up D products: "
             "the wider the keys, the further apart the scores. Without the division, softmax over "
             "wide keys would put nearly all weight on one of them."
         )
+
+
+def _is_dot(explanation: Trace) -> bool:
+    return explanation.mechanism[0] == "dot"
+
+
+def _is_softmax(explanation: Trace) -> bool:
+    return explanation.mechanism[1] == "softmax"
 
 
 def _capped(own: Head, step: str) -> Iterator[str]:
@@ -192,13 +202,15 @@ def _biased(own: Head, step: str) -> Iterator[str]:
     same = "every exponential of the row grows by the same factor."
     if constant is not None:
         yield f"The bias is {format_number(constant)} everywhere."
+        if not _is_softmax(own.explanation):
+            return
         if "sink" in own.source.steps:
             yield "It is not added to the sink, so it moves weight between the keys and the sink."
         else:
             yield f"Adding the same number to a whole row changes nothing after softmax: {same}"
         return
     masked = "masked" in own.source.steps
-    even, seen = "sink" not in own.source.steps, False
+    even, seen = "sink" not in own.source.steps and _is_softmax(own.explanation), False
     for (_, bias, _), (_, _, hidden) in zip(
         own.blocks("bias"), own.blocks("masked" if masked else "bias"), strict=True
     ):
@@ -226,8 +238,9 @@ def _masked(own: Head, step: str) -> Iterator[str]:
     if first is None:
         yield "No key is hidden from any query here, so nothing changes."
         return
+    becomes = mechanism_words.HIDDEN[own.explanation.mechanism[1]]
     yield (
-        "A key that a query may not see is taken out: its score becomes −∞, and exp of that is 0. "
+        f"A key that a query may not see is taken out: {becomes}. "
         "Each hidden cell names the rule that hides it."
     )
     cell = verdict(own.source, own.batch, own.number, *first)
@@ -360,6 +373,8 @@ def significant(value: float, digits: int = 8) -> str:
 def why_the_scale(explanation: Trace, statistics: Statistics) -> str:
     """What the scale does to the variance of the scores, in this call's own numbers."""
     before, after = (statistics.steps.get(name) for name in ("scores", "scaled"))
+    if not (_is_dot(explanation) and _is_softmax(explanation)):
+        return ""
     if before is None or after is None or before.cells < 2 or not before.variance > 0:
         return ""
     width, scale = explanation.source.sizes["D"], float(explanation.steps["scale"].value)

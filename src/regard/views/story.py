@@ -108,6 +108,8 @@ def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
                 for title, last in SECTIONS.items()
                 if start or places()[name] <= places()[last]
             )
+            if title == "Softmax" and explanation.mechanism[1] != "softmax":
+                title = "Weights"
         sections[title] = (*sections.get(title, ()), name)
     return sections
 
@@ -120,6 +122,7 @@ def lane(step: str) -> str:
 def by_products(explanation: Trace) -> tuple[str, ...]:
     """The steps that are shown only on request, because other steps say the same or more."""
     names = {"width", "scale", "softcap", "visible", "sink_shifted", "log_sums", "lse", *PACKED}
+    names |= {"key_numbers", "score_temperature", "normalize_bias"}
     if explanation.heads is None:
         names -= set(PACKED)
     if constant_bias(explanation) is not None:

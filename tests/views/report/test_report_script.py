@@ -29,7 +29,9 @@ from regard.compute.evaluation import Run
 from regard.compute.visibility import Block
 from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
+from regard.normalizers import Hard, Proportional, Sigmoid, Sparsemax
 from regard.problems.files import example_names, load_problem
+from regard.scores import Additive, Cosine, Distance, Features, General
 from regard.textbook.operations import OPERATIONS
 from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan
@@ -201,6 +203,33 @@ DESIGNED = {
     "rules under not": lambda: regard.explain(*HEADS, mask=~(Causal() & Window(1, 0))),
     "a mask per head": lambda: regard.explain(*HEADS, mask=numbers(14, 4, 3, 3) > 0.4),
     "rows that see nothing": lambda: regard.explain(*PLAIN, mask=COINS, sink=-0.25),
+    "general, hard": lambda: regard.explain(
+        *HEADS,
+        score=General(numbers(4, 2, 2)),
+        normalize=Hard(),
+        causal=True,
+        target=numbers(5, 4, 3, 2),
+    ),
+    "additive, sigmoid": lambda: regard.explain(
+        *(array[:, :2] for array in HEADS),
+        score=Additive(numbers(4, 2, 20), numbers(5, 2, 20), numbers(6, 20)),
+        normalize=Sigmoid(-0.5),
+        mask=COINS[1:, 2:],
+        target=numbers(5, 4, 2, 2),
+    ),
+    "cosine, sparsemax": lambda: regard.explain(
+        *PLAIN, score=Cosine(0.25), normalize=Sparsemax(), mask=COINS, target=numbers(4, 3, 3)
+    ),
+    "distance, hard, straight through": lambda: regard.explain(
+        *(numbers(7, 2, 2), numbers(8, 20, 2), numbers(9, 20, 1)),
+        score=Distance(),
+        normalize=Hard(straight_through=True),
+        scale=0.5,
+        target=numbers(5, 2, 1),
+    ),
+    "features, proportional": lambda: regard.explain(
+        *PLAIN, score=Features(), normalize=Proportional(), mask=COINS, target=numbers(4, 3, 3)
+    ),
     "left out": lambda: regard.explain(*PLAIN, causal=True, offset=1).without(1),
     "a bias that hides": lambda: regard.explain(
         *PLAIN, bias=np.where(COINS, numbers(15, 3, 4), -np.inf), causal=True, offset=2

@@ -32,6 +32,9 @@ name = "fused"
 # The rules that native code knows, by the method that says what is visible.
 KNOWN = {rule.block for rule in (Boolean, Causal, Lengths, Segments, Window)}
 
+# The scores and normalisations that native code knows, by their classes' names.
+_PARTS = {"dot", "softmax"}
+
 UNBOUNDED = -1
 FARTHEST = 2**63 - 1
 
@@ -46,10 +49,18 @@ def status() -> str:
     return f"usable, for {native.target}" + (f" (also {', '.join(others)})" if others else "")
 
 
+def knows(part: str) -> bool:
+    """Whether native code has the score or the normalisation of that name."""
+    return part in _PARTS
+
+
 def supports(request: Request) -> str | None:
     """None if native code can compute the request, else the reason."""
     if not native.BUILT:
         return "it is not built"
+    for part in request.parts:
+        if not knows(type(part).__name__):
+            return f"it does not know {part.option}={type(part).__name__}"
     unknown = None if request.mask is None else _unknown(request.mask)
     if unknown is None:
         return None

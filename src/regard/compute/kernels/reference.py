@@ -7,6 +7,7 @@ the textbook has those.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
 
 name = "reference"
 
+_FLOAT64 = np.dtype(np.float64)
+
 
 def status() -> str:
     """Always usable: it needs nothing but NumPy."""
     return "usable"
+
+
+def knows(part: str) -> bool:
+    """True: the textbook declares every score and normalisation."""
+    return True
 
 
 def supports(request: Request) -> str | None:
@@ -38,8 +46,11 @@ def supports(request: Request) -> str | None:
 
 
 def run(request: Request) -> Result:
-    """The answer in the working dtype, or in float64 rounded once for precision="exact"."""
-    working = Run.of_request(request, request.accumulator)
+    """The answer in the working dtype, or in float64 rounded once for precision="exact".
+
+    Scores and normalisations other than the plain ones are always computed in float64.
+    """
+    working = Run.of_request(request, _FLOAT64 if request.parts else request.accumulator)
     output = np.empty((*request.shape[:-1], request.value.shape[-1]), request.output_dtype)
     weights = np.empty(request.shape, request.dtype) if request.return_weights else None
     lse = np.empty(request.shape[:-1], request.lse_dtype) if request.return_lse else None
@@ -54,7 +65,8 @@ def run(request: Request) -> Result:
                     for step, array in results.items()
                     if array is not None
                 }
-                _redo(working, request, (batch, head, rows), head_of, blocks)
+                if not request.parts:
+                    _redo(working, request, (batch, head, rows), head_of, blocks)
                 for step, block in blocks.items():
                     array = results[step]
                     assert array is not None
@@ -134,6 +146,8 @@ def gradients(call: GradientRequest) -> dict[str, Array]:
     A head whose numbers leave the range of the working dtype is computed again in float64.
     """
     request = call.request
+    if request.parts:
+        return _of_steps(call)
     shapes = {name: () if name == "scale" else call.whole(name) for name in call.wrt}
     made = {name: np.zeros(shape) for name, shape in shapes.items()}
     deviations = None if call.output is None else np.zeros((*request.shape[:-1], 2))
@@ -164,6 +178,52 @@ def gradients(call: GradientRequest) -> dict[str, Array]:
     return made
 
 
+def _of_steps(call: GradientRequest) -> dict[str, Array]:
+    """The gradients of a call with another score or normalisation, in float64."""
+    call = _without_unseen(call)
+    run = _backward_run(call, _FLOAT64)
+    made = {}
+    for name in call.wrt:
+        step = _STEPS[name][0] if name in _STEPS else name.replace(".", "_")
+        made[name] = run.value(f"d_{step}")
+        if name in ("query", "key", "value"):
+            with np.errstate(all="ignore"):
+                once = round_once(made[name], call.dtype(name))
+                made[name] = once.astype(call.dtype(name), copy=False)
+    if "scale" in made:
+        made["scale"] = made["scale"].sum()  # over the leading axes
+    return made
+
+
+def _without_unseen(call: GradientRequest) -> GradientRequest:
+    """The call with zeros for NaN and infinity in what takes part in nothing.
+
+    A gradient of 0 goes back through the slopes of lengths and features, which are NaN there.
+    """
+    request = call.request
+    names = ("query", "key", "value")
+    if request.rules is None or all(np.isfinite(getattr(request, one)).all() for one in names):
+        return call
+    run = Run.of_request(request, _FLOAT64)
+    rows, keys = (np.zeros(x.shape[:-1], np.bool_) for x in (request.query, request.key))
+    for batch in np.ndindex(*request.lead):
+        for head in range(request.shape[-3]):
+            group = (*batch, head // (request.shape[-3] // request.key.shape[-3]))
+            for block in run.row_blocks():
+                seen = run.block("visible", batch, head, block)
+                rows[(*batch, head)][block.start : block.stop] = seen.any(axis=-1)
+                keys[group] |= seen.any(axis=0)
+                run.forget()
+
+    def shown(array: Array, seen: NDArray[np.bool_]) -> Array:
+        return np.where(seen[..., None], array, np.zeros((), array.dtype))
+
+    query, key, value = request.query, request.key, request.value
+    arrays = shown(query, rows), shown(key, keys), shown(value, keys)
+    request = replace(request, query=arrays[0], key=arrays[1], value=arrays[2])
+    return replace(call, request=request)
+
+
 def _is_finite(found: dict[str, Array]) -> bool:
     return all(bool(np.isfinite(one).all()) for one in found.values())
 
@@ -192,7 +252,7 @@ def _backward_run(call: GradientRequest, dtype: np.dtype[Any], power: int = 0) -
         arrives = {name: np.ldexp(x.astype(np.float64), -power) for name, x in arrives.items()}
     steps = backward(
         tuple(forward.steps.values()),
-        {_STEPS[name][0] for name in call.wrt},
+        {_STEPS[name][0] if name in _STEPS else name.replace(".", "_") for name in call.wrt},
         {name.removeprefix("d_") for name in arrives},
     )
     return forward.continued(steps, arrives)

@@ -168,7 +168,8 @@ export class Run {
 
   // Whether anything is added up along the rows of the scores: softmax over the wrong axis.
   sideways() {
-    return "L" in this.sizes && !this.steps.get("row_sums").axes.includes("L");
+    const sums = this.steps.get("row_sums"); // which not every mechanism has
+    return "L" in this.sizes && sums !== undefined && !sums.axes.includes("L");
   }
 
   fill(block, row, start) {
@@ -233,7 +234,7 @@ export class Run {
   acrossHeads({ operands, running, operation }, at) {
     const numbers = () => operands.map((ref) => this.at(ref, at));
     if (!running) return () => operation.value(...numbers());
-    const count = this.sizes[running === "r" ? "R" : "H"];
+    const count = this.sizes[{ r: "R", g: "G", h: "H" }[running]];
     return () => {
       let total = operation.empty;
       for (let k = 0; k < count; k++) {
@@ -262,9 +263,28 @@ export class Run {
     return block.data[this.start(block, row ? at[row] : 0) + (column ? at[column] : 0)];
   }
 
+  // The same where a term is no product, or where all terms are needed at once.
+  ofTerms({ running, operation }, at, operands, hides) {
+    const { each = (x) => x, all, fold, empty } = operation;
+    const long = operands.find(({ row, column }) => [row, column].includes(running));
+    const count = long.row === running ? long.block.rows : long.block.width;
+    return () => {
+      const found = [];
+      for (let k = 0; k < count; k++) {
+        at[running] = k;
+        if (hides !== null && this.read(hides, at) === 0) continue;
+        found.push(each(...operands.map((operand) => this.read(operand, at))));
+      }
+      delete at[running];
+      return all ? all(found) : found.reduce(fold, empty);
+    };
+  }
+
   // Σ or max along the letter that the cell does not have, over visible keys only where declared.
-  reduction({ running, operation }, at, operands, hides) {
+  reduction(step, at, operands, hides) {
+    const { running, operation } = step;
     const { fold, empty } = operation;
+    if (operation.each || operation.all) return this.ofTerms(step, at, operands, hides);
     const runs = (operand) => operand.row === running || operand.column === running;
     const along = operands.filter(runs);
     const beside = operands.filter((operand) => !runs(operand));

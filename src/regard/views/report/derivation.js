@@ -33,19 +33,19 @@ export function derive(run, labels, name, index) {
     operands.push(...step.operands.map((ref) => operand(ref, at)));
   } else if (!hidden) {
     const runs = ({ index }) => index.some((one) => one.split(/\W+/).includes(letter));
-    const together = step.operands.filter(runs);
-    const [first] = together;
+    const { each } = step.operation;
+    const together = each ? step.operands : step.operands.filter(runs);
+    const first = step.operands.find(runs);
     const axis = run.steps.get(first.step).axes[first.index.indexOf(letter)] ?? "R";
     for (const place of positions(run, step, at, axis)) {
       const factors = together.map((ref) => operand(ref, { ...at, [letter]: place }));
-      const value = factors.reduce((product, factor) => product * factor.value, 1);
+      const given = factors.map((factor) => factor.value);
+      const value = each ? each(...given) : given.reduce((a, b) => a * b, 1);
       const numbers = factors.map((_, k) => operands.length + k);
-      const heads = axis === "H" || axis === "R";
-      const label = heads ? `head ${factors[0].index[0]}` : labels(axis)[place];
-      terms.push({ label, operands: numbers, value });
+      terms.push({ label: termLabel(axis, factors, labels, place), operands: numbers, value });
       operands.push(...factors);
     }
-    for (const ref of step.operands.filter((ref) => !runs(ref))) {
+    for (const ref of step.operands.filter((ref) => !together.includes(ref))) {
       operands.push(operand(ref, at));
       terms.push({ label: "sink", operands: [operands.length - 1], value: operands.at(-1).value });
     }
@@ -54,6 +54,11 @@ export function derive(run, labels, name, index) {
   const slopeOf = step.of ? cellName(run.steps.get(step.of).symbol, own) : "";
   const value = run.value(name, index);
   return { step, index, operands, terms, verdicts, place, labels: own, slopeOf, value, hidden };
+}
+
+function termLabel(axis, [{ index }], labels, place) {
+  if (axis === "H" || axis === "R") return `head ${index[0]}`;
+  return axis === "G" ? `key head ${index[0]}` : labels(axis)[place];
 }
 
 // Whether a step has a number for each key but none for each query, though there are queries.
@@ -124,19 +129,27 @@ export function meaning({ slopeOf, hidden, value }, digits) {
   return `${moved} ${way} ${formatNumber(Math.abs(value), digits)} times as fast`;
 }
 
-function written(
-  { operands, terms },
-  template,
-  digits,
-  number = (k) => formatNumber(operands[k].value, digits),
-) {
-  const word = (kind, k) => {
+// What goes into the places of a template.
+function wordOf(operands, digits, number = (k) => formatNumber(operands[k].value, digits)) {
+  return (kind, k) => {
     if (kind === "n") return cut(cellName(operands[k].symbol, operands[k].labels), 80);
     if (kind === "r") return formatNumber(Math.sqrt(operands[k].value), digits);
     const shown = number(k);
     return kind === "b" && shown.startsWith("−") ? `(${shown})` : shown;
   };
-  return fill(template, word, termsOf({ operands, terms }));
+}
+
+function written({ operands, terms }, template, digits, ...number) {
+  return fill(template, wordOf(operands, digits, ...number), termsOf({ operands, terms }));
+}
+
+// One term of a sum or a comparison: how it is made of its operands; "" of a single number.
+export function termText({ step, operands }, term, digits) {
+  const word = wordOf(operands, digits);
+  if (step.operation.term && term.operands.length)
+    return fill(step.operation.term, (kind, k) => word(kind, term.operands[k]), []);
+  const factors = term.operands.map((k) => word("", k));
+  return factors.length > 1 ? factors.join(" × ") : "";
 }
 
 // The operands of every term; of an addition every operand is one.
@@ -189,22 +202,22 @@ const MOST_TERMS = 16; // of a text
 // The largest terms in their order, and one for the rest: their sum, or of a maximum the largest.
 export function shownTerms({ step, terms }, most) {
   if (terms.length <= most) return { kept: terms, rest: null };
-  const isMaximum = step.op === "max";
-  const size = ({ value }) => (Number.isNaN(value) ? Infinity : isMaximum ? value : Math.abs(value));
+  const sign = { max: 1, threshold: 1, first_at: -1 }[step.op] ?? 0; // what counts is the largest
+  const size = ({ value }) => (Number.isNaN(value) ? Infinity : sign * value || Math.abs(value));
   const large = new Set([...terms].sort((a, b) => size(b) - size(a)).slice(0, most - 1));
   const left = terms.filter((term) => !large.has(term)).map((term) => term.value);
-  const value = isMaximum ? left.reduce((a, b) => Math.max(a, b)) : exactSum(left);
-  const label = `${left.length} more, ${isMaximum ? "at most" : "together"}`;
+  const extreme = () => sign * Math.max(...left.map((one) => sign * one));
+  const value = sign ? extreme() : step.op === "length" ? Math.hypot(...left) : exactSum(left);
+  const label = `${left.length} more, ${["at least", "together", "at most"][sign + 1]}`;
   return { kept: terms.filter((term) => large.has(term)), rest: { label, operands: [], value } };
 }
 
 function termLines(derivation, digits) {
-  const { step, terms, operands, value } = derivation;
+  const { step, terms, value } = derivation;
   if (!terms.length) return [emptyWords(derivation, digits)];
   const { kept, rest } = shownTerms(derivation, MOST_TERMS);
   const rows = [...kept, ...(rest ? [rest] : [])].map((term) => {
-    const factors = term.operands.map((k) => formatNumber(operands[k].value, digits));
-    const product = factors.length > 1 ? factors.join(" × ") : "";
+    const product = termText(derivation, term, digits);
     return [cut(term.label, 40), product, formatNumber(term.value, digits)];
   });
   rows.push([step.operation.total, "", formatNumber(value, digits)]);

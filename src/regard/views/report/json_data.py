@@ -31,7 +31,8 @@ from regard.explanation.derivation import Values
 from regard.explanation.labels import own_head
 from regard.explanation.trace import READING_NOTE, Trace
 from regard.masks import Causal, Lengths, Segments, Window
-from regard.textbook.operations import OPERATIONS, Operation
+from regard.textbook.operation import Operation
+from regard.textbook.operations import OPERATIONS
 from regard.textbook.steps import LETTERS, Step
 from regard.views import story
 from regard.views.head_view import Head
@@ -138,7 +139,7 @@ class Pool:
 
 def _words(operation: Operation) -> dict[str, Any]:
     """What the page cannot know of an operation by computing it."""
-    fields = ("lead", "names", "numbers", "numpy", "nonzero", "total", "exact", "overflows")
+    fields = ("lead", "names", "numbers", "term", "numpy", "nonzero", "total", "exact", "overflows")
     return {field: getattr(operation, field) for field in fields}
 
 

@@ -65,15 +65,22 @@ export function termTable(found) {
   const sides = sidesOf(found);
   const symbols = terms[0].operands.map((k) => operands[k].symbol);
   const pair = symbols.length > 1;
-  const factor = (k) => h("td", operandButton(operands[k], sides[k], false));
   const sign = (text) => h("td.sign", text);
+  // A product has a sign between its factors; another term has its operands side by side.
+  const between = step.operation.term ? "" : "×";
+  const cells = (row, equals, last) => [
+    row[0],
+    row.slice(1).map((cell) => [between ? sign(equals ? between : "") : null, cell]),
+    pair && [sign(equals), last],
+  ];
   const { kept, rest } = shownTerms(found, state.all ? Infinity : MOST_TERMS);
-  const rows = kept.map(({ label, operands: [first, second], value: product }) => [
-    rowHead(bdi(cut(label, 40))),
-    factor(first),
-    pair && [sign("×"), factor(second), sign("="), h("td", formatNumber(product, DIGITS))],
-  ]);
-  const wide = (words) => h("th", { scope: "row", colspan: pair ? 5 : 1 }, words);
+  const rows = kept.map((term) => {
+    const factors = term.operands.map((k) => h("td", operandButton(operands[k], sides[k], false)));
+    const product = h("td", formatNumber(term.value, DIGITS));
+    return [rowHead(bdi(cut(term.label, 40))), cells(factors, "=", product)];
+  });
+  const columns = symbols.length * (between ? 2 : 1) + (between ? 0 : 1) + 1;
+  const wide = (words) => h("th", { scope: "row", colspan: pair ? columns : 1 }, words);
   if (rest) {
     const showAll = () => {
       state.all = true;
@@ -81,11 +88,8 @@ export function termTable(found) {
     };
     rows.push([wide(button(rest.label, showAll)), h("td", formatNumber(rest.value, DIGITS))]);
   }
-  const heads = [
-    h("td"),
-    colHead(typeset(symbols[0])),
-    pair && [h("td"), colHead(typeset(symbols[1])), h("td"), colHead(typeset(symbols.join("·")))],
-  ];
+  const whole = between ? symbols.join("·") : "term";
+  const head = [h("td"), cells(symbols.map((one) => colHead(typeset(one))), "", colHead(typeset(whole)))];
   const end = [wide(step.operation.total), h("td", formatNumber(value, DIGITS))];
-  return h("div.terms", table("terms", heads, rows, [end]));
+  return h("div.terms", table("terms", head, rows, [end]));
 }

@@ -11,8 +11,39 @@ function softcapSlope(x, softcap) {
   return (4 * e) / (1 + e) ** 2;
 }
 
+// The slope of tanh.
+const bent = (x) => softcapSlope(x, 1);
+
+const smaller = (a, b) => -larger(-a, -b);
+
+// σ, and its slope.
+const sigmoid = (x) => (x >= 0 ? 1 : Math.exp(x)) / (1 + Math.exp(-Math.abs(x)));
+function sigmoidSlope(x) {
+  const e = Math.exp(-Math.abs(x));
+  return e / (1 + e) ** 2;
+}
+
+// The τ with Σ max(x − τ, 0) = 1; −∞ where there is nothing to add up.
+function threshold(scores) {
+  if (scores.some(Number.isNaN)) return NaN;
+  const below = [...scores].sort((a, b) => b - a);
+  const most = below[0] ?? -Infinity;
+  if (!Number.isFinite(most)) return most < 0 ? most : NaN;
+  let [sum, found] = [0, NaN];
+  for (const [k, score] of below.entries()) {
+    sum += score - most;
+    if (1 + (k + 1) * (score - most) <= sum) break;
+    found = most + (sum - 1) / (k + 1);
+  }
+  return found;
+}
+
+const oneHot = (number, chosen) => (Number.isNaN(chosen) ? NaN : Number(number === chosen));
+const terms = (each) => ({ each, fold: add, empty: 0, hidden: 0 });
+
 // `value` makes a cell of its operands, which is `hidden` where a rule hides its key; `fold` joins
-// the terms of a sum or a maximum, from `empty` on.
+// the terms of a sum or a maximum, from `empty` on, and `all` makes the cell of all of them. A term
+// is the product of the operands that run, or what `each` makes of all operands.
 export const OPERATIONS = {
   dot: { fold: add, empty: 0, hidden: 0 },
   row_dot: { fold: add, empty: 0, hidden: 0 },
@@ -36,6 +67,27 @@ export const OPERATIONS = {
   same: { value: same, hidden: 0 },
   split: { value: same },
   merge: { value: same },
+  tanh_dot: terms((v, a, b) => v * Math.tanh(a + b)),
+  tanh_sum: terms((d, a, b) => d * Math.tanh(a + b)),
+  tanh_slope_sum: terms((d, v, a, b) => d * v * bent(a + b)),
+  squared_distance: terms((a, b) => (a - b) ** 2),
+  pull: terms((d, a, b) => 2 * d * (a - b)),
+  length: { fold: (a, b) => Math.hypot(a, b), empty: 0 },
+  sigmoid: { value: sigmoid, hidden: 0 },
+  sigmoid_slope: { value: sigmoidSlope, hidden: 0 },
+  elu_plus_one: { value: (x) => (x > 0 ? x + 1 : Math.exp(x)) },
+  elu_slope: { value: (x) => (x > 0 ? 1 : Math.exp(x)) },
+  first_at: {
+    each: (x, most, number) => (Number.isNaN(most) ? NaN : x === most ? number : Infinity),
+    fold: smaller,
+    empty: Infinity,
+  },
+  one_hot: { value: oneHot, hidden: 0 },
+  one_hot_straight: { value: oneHot, hidden: 0 },
+  zero: { value: () => 0, hidden: 0 },
+  threshold: { all: threshold },
+  above: { value: (x, threshold) => larger(x - threshold, 0), hidden: 0 },
+  positive: { value: (x) => (Number.isNaN(x) ? NaN : Number(x > 0)), hidden: 0 },
 };
 
 // A template with its places filled, as `fill` in regard/textbook/operations.py does.

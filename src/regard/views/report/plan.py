@@ -19,12 +19,12 @@ from regard.explanation.derivation import Values
 from regard.explanation.labels import own_head
 from regard.explanation.step import ExplainedStep
 from regard.explanation.trace import Trace
-from regard.textbook.steps import Step
+from regard.textbook.steps import PROJECTED, Step
 from regard.views.all_steps import PROJECTIONS
 from regard.views.head_view import Head, heads
 from regard.views.report.summary import countable
 from regard.views.report.tables import MOST_PRINTED
-from regard.views.report.whatif import declare, has_gradients
+from regard.views.report.whatif import declare, given_steps, has_gradients
 
 # Up to this many numbers, the page has the computed ones too, as Python computed them.
 SMALL = 2**13
@@ -250,7 +250,7 @@ def _ready(explanation: Trace) -> Trace:
     steps = explanation.source.steps
     if all(steps[name].op == "given" for name in PROJECTIONS):
         return explanation
-    given = {name for name in ("bias", "softcap", "sink") if name in steps}
+    given = given_steps(explanation) - {*PROJECTED}
     declared = declare(explanation, {*PROJECTIONS, *given}, "visible" in steps)
     return Trace(
         _Ready(explanation.source, declared),
@@ -258,6 +258,7 @@ def _ready(explanation: Trace) -> Trace:
         note=explanation.note,
         labels=explanation.labels,
         row_notes=explanation.row_notes,
+        mechanism=explanation.mechanism,
     )
 
 

@@ -29,12 +29,12 @@ _ROW_STEPS = ("row_maximum", "sink_shifted", "sink_exponential", "row_sums", "lo
 def switches(explanation: Trace) -> tuple[str, ...]:
     """The switches that change something in this attention."""
     steps, sizes = explanation.source.steps, explanation.source.sizes
-    rows = "L" in steps["scores"].axes
+    rows, (score, normalize) = "L" in steps["scores"].axes, explanation.mechanism
     possible = {
-        "scale": float(explanation.steps["scale"].value) != 1,
+        "scale": score == "dot" and float(explanation.steps["scale"].value) != 1,
         "mask": "visible" in steps,
-        "axis": rows,
-        "swap": rows and sizes["L"] == sizes["S"],
+        "axis": rows and normalize == "softmax",
+        "swap": rows and sizes["L"] == sizes["S"] and score == "dot",
     }
     return tuple(name for name, there in possible.items() if there)
 
@@ -59,7 +59,7 @@ def declare(
     explanation: Trace, given: Collection[str], masked: bool, scaled: bool = True
 ) -> tuple[Step, ...]:
     """The textbook's steps from what is given, in the form that the explanation has."""
-    steps = explanation.source.steps
+    steps, (score, normalize) = explanation.source.steps, explanation.mechanism
     return textbook(
         given,
         heads="H" in steps["scores"].axes,
@@ -67,16 +67,23 @@ def declare(
         masked=masked,
         softmax="shifted" if "row_maximum" in steps else "unshifted",
         default_scale="width" in steps and scaled,
+        score=score,
+        normalize=normalize,
     )
 
 
-def _declared(explanation: Trace, on: Collection[str], hides: bool) -> tuple[Step, ...]:
-    source = explanation.source
+def given_steps(explanation: Trace) -> set[str]:
+    """The names of what is given, apart from the width and scale of a dot product."""
     given = {
         name
-        for name, step in source.steps.items()
-        if step.op == "given" and step.phase == "forward" and name not in ("width", "scale")
+        for name, step in explanation.source.steps.items()
+        if step.op == "given" and step.phase == "forward"
     }
+    return given - ({"width", "scale"} if explanation.mechanism[0] == "dot" else set())
+
+
+def _declared(explanation: Trace, on: Collection[str], hides: bool) -> tuple[Step, ...]:
+    source, given = explanation.source, given_steps(explanation)
     declared = declare(explanation, given, hides, "scale" not in on)
     if "swap" in on:
         declared = tuple(_swapped(step) for step in declared)

@@ -1,0 +1,80 @@
+"""What `score=` and `normalize=` take: a kind that the textbook declares, and its own numbers.
+
+Owns how their parameters are read. Must not know steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from regard.boundary.arguments import as_array, as_number
+from regard.boundary.arrays import Array
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+
+
+class Part:
+    """One way to score queries against keys, or to make weights of scores.
+
+    `kind` is its name in the textbook; `option` is "score" or "normalize".
+    """
+
+    option: ClassVar[str]
+    kind: str
+
+    def parameters(self) -> dict[str, Array]:
+        """The numbers that it is given, each under its name; all of them have gradients."""
+        return {name: np.asarray(getattr(self, name)) for name in self.__dict__ if name != "kind"}
+
+    def check(self, width: int) -> None:
+        """Raise unless the parameters fit queries and keys of this width."""
+
+    def __repr__(self) -> str:
+        given = ", ".join(
+            f"{name}={one!r}" if np.ndim(one) == 0 else f"{name} {np.shape(one)}"
+            for name, one in vars(self).items()
+            if name != "kind"
+        )
+        return f"{type(self).__name__}({given})"
+
+
+def own_array(name: str, value: Any, axes: int, wanted: str) -> Array:
+    """A parameter as an array of its own, with this many axes."""
+    array = np.array(as_array(name, value))
+    if array.dtype.kind in "biu":
+        array = array.astype(np.float64)
+    if array.ndim != axes:
+        raise ShapeError(f"{name} has shape {array.shape} but must be {wanted}")
+    array.setflags(write=False)
+    return array
+
+
+def own_number(name: str, value: Any) -> float:
+    """A parameter as a finite number."""
+    number = as_number(name, value)
+    if not math.isfinite(number):
+        raise OptionError(f"{name} is {number}; it must be finite")
+    return number
+
+
+def as_part(option: str, plain: str, value: Any, base: type[Part], known: Mapping[str, Any]) -> Any:
+    """An object of `base`; None for the plain one, by its name or by None."""
+    if value is None or (isinstance(value, str) and value == plain):
+        return None
+    if isinstance(value, base):
+        return value
+    module = f"regard.{base.__module__.rpartition('.')[2]}"
+    names = ", ".join(f"{module}.{name}" for name in known)
+    shown = safe_text(repr(value), 60)
+    if isinstance(value, type) and issubclass(value, base):
+        shown = f"the class {value.__name__}, which needs brackets"
+    kinds = {name.lower(): name for name in known}
+    hint = ""
+    if isinstance(value, str) and value.lower() in kinds:
+        hint = f"; pass {module}.{kinds[value.lower()]}(…)"
+    elif isinstance(value, str):
+        raise OptionError(f'{option} is {shown}; it must be "{plain}" or one of {names}')
+    raise DtypeError(f'{option} must be "{plain}" or one of {names}, not {shown}{hint}')
