@@ -2,7 +2,7 @@
 
 - `attention` computes scaled dot-product attention; rules for its mask are in `masks`, other
   mechanisms than the dot product and the softmax in `scores` and `normalizers`.
-- `gradients` computes its backward pass.
+- `gradients` computes its backward pass; `linear_attention` is attention without a softmax.
 - `explain` shows every step with labels, and its result says why a number is what it is.
 - `diagnose` finds the mistake in a function that computes attention; `testing` asserts it has none.
 - `KVCache` decodes token by token, `merge` joins parts of the keys, `weights` gives chosen rows.
@@ -16,7 +16,7 @@ attention calls of those libraries. In a shell, `regard --help` lists the comman
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.api import attention, diagnose, explain, gradients, weights
+from regard.api import attention, diagnose, explain, gradients, linear_attention, weights
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ __all__ = [
     "diagnose",
     "explain",
     "gradients",
+    "linear_attention",
     "load_problem",
     "masks",
     "merge",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ForWeights,
         GradientOptions,
         LabelledOptions,
+        LinearOptions,
         Numbers,
         Plain,
         ProblemOptions,
@@ -463,6 +464,81 @@ def gradients(
             normalize=normalize,
         )
     return give_back(result)
+
+
+@overload
+def linear_attention(
+    query: Numbers, key: Numbers, value: Numbers, **options: Unpack[LinearOptions]
+) -> Array: ...
+@overload
+def linear_attention(
+    query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[LinearOptions]
+) -> T: ...
+@answering
+def linear_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    feature_map: Literal["elu+1"] = "elu+1",
+    causal: bool = False,
+    offset: Any = None,
+) -> Any:
+    r"""Linear attention: Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j), in time and memory linear in S.
+
+    The sums over keys are made first, so that no table of scores is: L·S·D products become
+    (L + S)·D·E.
+
+    Parameters
+    ----------
+    query, key, value : array_like, (…, H, L, D), (…, G, S, D) and (…, G, S, E)
+        As for `attention`.
+    feature_map : {"elu+1"}
+        φ(x) = x + 1 above 0, else exp(x), for each feature.
+    causal, offset
+        As for `attention`.
+
+    Returns
+    -------
+    ndarray, (…, H, L, E)
+        Computed in float64 and rounded once. A row that sees no key is 0.
+
+    Raises
+    ------
+    ShapeError, OptionError, DtypeError
+        As for `attention`.
+
+    Notes
+    -----
+    ``attention(…, score=regard.scores.Features(), normalize=regard.normalizers.Proportional())`` is
+    the same up to rounding, through a table of scores; with these, `explain` shows its steps and
+    `gradients` has its gradients.
+
+    References
+    ----------
+    Katharopoulos et al., "Transformers are RNNs" (2020), section 3.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> linear_attention(x, x, x, causal=True).round(3)
+    array([[1.   , 0.   ],
+           [0.444, 0.556]])
+    """
+    from regard.compute import linear
+    from regard.compute.request import make_request
+    from regard.normalizers import Proportional
+    from regard.scores import Features, check_map
+
+    check_map("feature_map", feature_map)
+    (query, key, value), give_back = lend(query=query, key=key, value=value)
+    score, normalize = Features(feature_map), Proportional()
+    with naming_shapes(query=query, key=key, value=value):
+        request = make_request(
+            query, key, value, causal=causal, offset=offset, score=score, normalize=normalize
+        )
+    return give_back(linear.run(request))
 
 
 @overload

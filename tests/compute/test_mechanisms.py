@@ -373,3 +373,34 @@ def test_every_object_shows_what_it_was_given(module):
     assert repr(Cosine(0.5)) == "Cosine(temperature=0.5)"
     assert repr(Hard()) == "Hard(straight_through=False)"
     assert repr(Sparsemax()) == "Sparsemax()"
+
+
+# linear attention ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queries", "offset"), [(150, None), (1, "end"), (70, 130), (200, -3), (130, -140), (90, 500)]
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_linear_attention_is_that_of_its_declared_steps(causal, queries, offset):
+    query, key = RNG.normal(size=(2, 4, queries, 3)), RNG.normal(size=(2, 2, 150, 3))
+    value = RNG.normal(size=(1, 2, 150, 5))
+    call = {"causal": causal, "offset": offset if causal else None}
+    steps = regard.attention(query, key, value, score=Features(), normalize=Proportional(), **call)
+    found = regard.linear_attention(query, key, value, **call)
+    np.testing.assert_allclose(found, steps, 1e-12, 1e-14)
+
+
+def test_linear_attention_never_meets_a_later_key_and_has_the_dtype_of_its_inputs():
+    query, key, value = (RNG.normal(size=(100, 2)).astype(np.float32) for _ in range(3))
+    odd = [x.copy() for x in (key, value)]
+    odd[0][80:], odd[1][80:] = np.nan, np.inf
+    whole = regard.linear_attention(query, key, value, causal=True)
+    assert whole.dtype == np.float32
+    np.testing.assert_array_equal(
+        regard.linear_attention(query, *odd, causal=True)[:80], whole[:80]
+    )
+    empty = regard.linear_attention(query, key[:0], value[:0])
+    np.testing.assert_array_equal(empty, np.zeros((100, 2)))
+    with pytest.raises(OptionError, match="feature_map is 'softmax'"):
+        regard.linear_attention(query, key, value, feature_map="softmax")

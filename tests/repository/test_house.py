@@ -39,7 +39,7 @@ masks scores normalizers compute.results
 compute.options
 textbook compute.request
 compute.extended_range compute.evaluation
-compute.gradients compute.softmax problems
+compute.gradients compute.softmax compute.linear problems
 compute.kernels
 compute.dispatch compute.kv_buffers
 compute.config compute.recompute_weights compute.kv_cache

@@ -124,6 +124,14 @@ class WeightsOptions(Options, total=False):
     threads: int | None
 
 
+class LinearOptions(TypedDict, total=False):
+    """Options of `linear_attention`."""
+
+    feature_map: Literal["elu+1"]
+    causal: bool
+    offset: Ints | Literal["end"] | None
+
+
 class GradientOptions(Options, Computed, Parts, total=False):
     """Options of `gradients`, for query, key and value."""
 

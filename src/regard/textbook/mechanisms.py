@@ -43,7 +43,7 @@ def _general(book: Book) -> str:
     """q·W·k (Luong, Pham and Manning 2015)."""
     book.give("score_W", "W_s", "D K", latex="W_{s}")
     name = "transformed_queries"
-    book.step(name, "Q_W", "H L K", "dot", "queries", "score_W", latex="Q_{W}")
+    book.step(name, "Q_w", "H L K", "dot", "queries", "score_W", latex="Q_{w}")
     return book.step("scores", "A", _CELLS, "dot", name, ("keys", "h//(H//G) j k"))
 
 
@@ -52,8 +52,8 @@ def _additive(book: Book) -> str:
     book.give("score_W_q", "U_q", "D U", latex="U_{q}")
     book.give("score_W_k", "U_k", "D U", latex="U_{k}")
     book.give("score_v", "v", "U")
-    book.step("query_parts", "Q_U", "H L U", "dot", "queries", "score_W_q", latex="Q_{U}")
-    book.step("key_parts", "K_U", "G S U", "dot", "keys", "score_W_k", latex="K_{U}")
+    book.step("query_parts", "Q_u", "H L U", "dot", "queries", "score_W_q", latex="Q_{u}")
+    book.step("key_parts", "K_u", "G S U", "dot", "keys", "score_W_k", latex="K_{u}")
     operands = "score_v", "query_parts", ("key_parts", "h//(H//G) j u")
     return book.step("scores", "A", _CELLS, "tanh_dot", *operands)
 
@@ -65,7 +65,7 @@ def _cosine(book: Book) -> str:
         latex = rf"\Vert {symbol} \Vert"
         book.step(f"{one}_lengths", f"‖{symbol}‖", axes, "length", name, latex=latex)
         pair = name, f"{one}_lengths"
-        unit = f"unit_{name}", f"{symbol}_1", f"{axes} D"
+        unit = f"unit_{name}", f"{symbol}_n", f"{axes} D"
         book.step(*unit, "divide", *pair, latex=rf"\hat{{{symbol}}}")
     units = "unit_queries", ("unit_keys", "h//(H//G) j d")
     book.step("cosines", "cos", _CELLS, "dot", *units, latex=r"\mathrm{cos}")
@@ -82,8 +82,8 @@ def _distance(book: Book) -> str:
 
 def _features(book: Book) -> str:
     """φ(q)·φ(k), never negative, with φ = elu + 1 (Katharopoulos et al. 2020)."""
-    book.step("query_features", "φ_Q", "H L D", "elu_plus_one", "queries", latex=r"\varphi_{Q}")
-    book.step("key_features", "φ_K", "G S D", "elu_plus_one", "keys", latex=r"\varphi_{K}")
+    book.step("query_features", "φ_q", "H L D", "elu_plus_one", "queries", latex=r"\varphi_{q}")
+    book.step("key_features", "φ_k", "G S D", "elu_plus_one", "keys", latex=r"\varphi_{k}")
     return book.step(
         "scores", "A", _CELLS, "dot", "query_features", ("key_features", "h//(H//G) j d")
     )

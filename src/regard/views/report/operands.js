@@ -91,5 +91,6 @@ export function termTable(found) {
   const whole = between ? symbols.join("·") : "term";
   const head = [h("td"), cells(symbols.map((one) => colHead(typeset(one))), "", colHead(typeset(whole)))];
   const end = [wide(step.operation.total), h("td", formatNumber(value, DIGITS))];
-  return h("div.terms", table("terms", head, rows, [end]));
+  const kind = symbols.length > 2 ? "div.terms.many" : "div.terms";
+  return h(kind, table("terms", head, rows, [end]));
 }
