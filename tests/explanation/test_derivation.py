@@ -780,7 +780,7 @@ def test_a_visible_cell_of_the_mask_lists_every_rule_too():
     [
         ("queries", "a given number"),
         ("capped", "c·tanh(A_s[she, cat] / c) = 4 × tanh(3.53553391 / 4)"),
-        ("biased", "A_c[she, cat] + bias[she, cat] = 2.83352 + −1"),
+        ("biased", "A_c[she, cat] + bias[she, cat] = 2.83352 − 1"),
         ("shifted", "A_b[she, cat] − m[she] = "),
         ("exponentials", "exp(T[she, cat]) = exp("),
         ("weights", "Y[she, cat] / z[she] = "),
@@ -852,7 +852,8 @@ def test_an_addition_of_rounded_numbers_says_so_and_one_of_whole_numbers_does_no
         cell = explanation.why(step, 0) if step == "lse" else explanation.why(step, 0, 1)
         one, other = (format_number(operand.value, 3) for operand in cell.operands)
         _, line, *remarks = cell.text(3).split("\n")
-        sign = " − " if step == "shifted" else " + "
+        sign = " − " if step == "shifted" or other.startswith("−") else " + "
+        other = other.removeprefix("−") if step != "shifted" else other
         assert line.replace("(", "").replace(")", "").endswith(f" = {one}{sign}{other}")
         assert says_rounded(remarks) == rounded
 
@@ -877,6 +878,9 @@ def test_latex_shows_the_same_numbers():
     assert r"\frac{" in explanation.why("weights", "likes", "car").latex()
     assert explanation.why("weights", "she", "car").latex().endswith("= 0")
     assert explanation.why("masked", "she", "car").latex().endswith(r"= -\infty")
+    biased = teaching(bias=-1.0).why("biased", "she", "cat")
+    assert biased.latex().endswith(r"= 3.53553391 - 1 = 2.53553391")
+    assert biased.numpy().endswith(" - 1.0")
     tiny = regard.explain([[1e-8]], [[1.0]], [[1.0]]).why("scores", 0, 0)
     assert tiny.latex().endswith(r"= 1 \cdot 10^{-8}")
 

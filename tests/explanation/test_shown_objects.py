@@ -194,6 +194,15 @@ def test_a_long_formula_has_the_largest_terms_and_one_for_the_rest():
     assert r"\text{and 285 more, at most} \;" in explanation.why("row_maximum", 0)._repr_latex_()
 
 
+def test_a_negative_number_is_subtracted_in_a_sum() -> None:
+    ones = np.ones((2, 1, 1))
+    cell = regard.explain(ones, ones[:1], ones[:1], grad_output=-ones).why("d_values", 0, 0)
+    assert cell.latex().endswith("= -1 - 1 = -2")
+    lines = cell._repr_latex_().split("\\\\")
+    assert r"&= -1 && \text{head 0}" in lines[1]
+    assert r"&\quad {} - 1 && \text{head 1}" in lines[2]
+
+
 @pytest.mark.parametrize("step", ["queries", "scale", "visible", "lse", "width", "row_sums"])
 def test_every_kind_of_step_has_a_formula_with_its_value(step):
     explanation = labelled(causal=True)

@@ -104,12 +104,13 @@ function everyCell({ content, arrays, switches = [], edits = [], known, texts })
   return found;
 }
 
-// Gradient steps on every given number: what can move, then after each step the edits and every cell.
-function learn({ content, arrays, rate, steps }) {
+// Gradient steps on every given number, or on `only` these: what can move, then after each step the
+// edits and every cell.
+function learn({ content, arrays, rate, steps, only, edits: before = [] }) {
   const book = new Carried(content, arrays);
-  const place = { layer: 0, batch: 0, edits: new Map() };
+  const place = { layer: 0, batch: 0, edits: asMap(before), switches: new Set() };
   const at = () => book.run(place, place);
-  const names = learnable(at());
+  const names = only ?? learnable(at());
   const found = [];
   for (let k = 0; k < steps; k++) {
     place.edits = descended(book, place, at(), names, rate);
@@ -126,8 +127,8 @@ function nudges({ content, arrays, cases }) {
   const book = new Carried(content, arrays);
   const run = book.run({ layer: 0, batch: 0 });
   return cases.map(([step, index, by]) => {
-    const { slope, before, after, off } = nudge(run, step, index, by);
-    return [slope, before, after, off].map(inWords);
+    const { slope, before, after, off, offAtHalf } = nudge(run, step, index, by);
+    return [slope, before, after, off, offAtHalf].map(inWords);
   });
 }
 

@@ -102,8 +102,9 @@ def with_target(problem: Problem, path: str) -> Problem:
         from regard.cli.on_disk import load_npy
         from regard.problems.files import about
 
+        target = np.array(load_npy(path))
         with about(path):
-            return problem.replace(target=np.array(load_npy(path)))
+            return problem.replace(target=target)
     from regard.problems.files import load_target
 
     return load_target(problem, path)

@@ -294,7 +294,8 @@ class Derivation:
             if rest:
                 sign, size = "+-"[rest.value < 0], latex_number(abs(rest.value), digits)
                 lines[-1] += rf" \\ &\quad {{}} {sign} {size} && {latex_text(rest.label)}"
-            sides.insert(0, r" \\ &\quad {} + ".join(lines))
+            sum_of_lines = r" \\ &\quad {} + ".join(lines)
+            sides.insert(0, sum_of_lines.replace("{} + -", "{} - "))
         elif self.operands and not self.hidden:
             sides.insert(0, self._latex_side(digits, MOST_TERMS))
         lines = [f"{self._latex_cell()} &= {sides[0]}", *(f"&= {side}" for side in sides[1:])]

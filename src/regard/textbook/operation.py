@@ -10,7 +10,8 @@ $n0         the operand's name, such as P[she, likes]
 $r0         the square root of its number
 $a0         the name of the step's own axis 0
 $k0         the letter that the operation runs along
-⟨$0|, ⟩     what is before the bar, once per term, with what is after it in between
+⟨$0|, ⟩     what is before the bar, once per term, with what is after it in between; before a
+            negative number, − in place of +
 """
 
 from __future__ import annotations
@@ -83,6 +84,13 @@ def fill(
         def one(term: tuple[int, ...]) -> str:
             return fill(each, lambda kind, number: word(kind, term[number]))
 
-        return str(between.join(map(one, terms)))
+        parts = [one(term) for term in terms]
+        return "".join([*parts[:1], *(_after(between, part) for part in parts[1:])])
 
     return _PLACE.sub(written, template)
+
+
+def _after(between: str, part: str) -> str:
+    """A further part of a sum or a list; a negative number is subtracted, not added."""
+    negative = between == " + " and part.startswith(("−", "-"))
+    return f" {part[0]} {part[1:]}" if negative else between + part

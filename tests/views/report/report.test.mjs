@@ -163,6 +163,7 @@ test("a loss that diverges or overflows is said with its numbers", () => {
   assert.equal(trouble([1, 0.5, 0.6, 0.4]), "");
   assert.match(trouble([1, 0.5, 0.6, 0.7, 0.8, 0.9, 1]), /diverges: it rose from 0\.5 to 1\./);
   assert.match(trouble([1, 101]), /diverges: it rose from 1 to 101\./);
+  assert.match(trouble([0.123456789, 72981.412348]), /from 0\.123457 to 72981\.4\./);
   assert.match(trouble([1, Infinity]), /overflows: after 1 step it is ∞\./);
   assert.match(trouble([1, 2, NaN]), /overflows: after 2 steps it is NaN\./);
   assert.match(trouble([NaN]), /is NaN, so there is no slope/);

@@ -502,6 +502,7 @@ def test_after_each_of_fifty_edits_the_page_has_what_python_computes(
 def test_a_number_is_changed_by_typing_and_what_follows_is_marked(open_page: Open) -> None:
     problem = load_problem("she-likes-coffee")
     page = open_page(regard.explain(problem), "cell=embeddings:0,1")
+    assert page.input_value("#edit") == "0.9"  # the shortest text of this float
     page.fill("#edit", "no number")
     page.keyboard.press("Enter")
     assert "not a number" in page.locator("#why [role=alert]").text_content()

@@ -752,6 +752,16 @@ def test_after_each_gradient_step_the_page_has_what_python_computes(name: str, s
     assert losses == sorted(losses, reverse=True)
 
 
+def test_a_gradient_step_moves_the_chosen_inputs_alone_and_keeps_what_was_changed() -> None:
+    page = carried(regard.explain(PROJECTED))
+    edit = ["0|W_o|-/-", 3, 0.5]
+    asked = {"task": "learn", "rate": 0.05, "steps": 1, "only": ["W_q"], "edits": [edit]}
+    _, ((edits, _),) = ask({**asked, **page})[0]
+    assert edit in edits
+    assert {key for key, *_ in edits if key != edit[0]} == {"0|W_q|-/-"}
+    assert len(edits) == 1 + PROJECTED.W_q.size
+
+
 def was_given(problem: regard.Problem, name: str) -> np.ndarray:
     return np.array(regard.explain(problem)[name].value)
 
@@ -767,13 +777,11 @@ def test_a_changed_number_moves_the_loss_by_its_slope(name: str) -> None:
         if not explanation.derive(step.declared.of, index).hidden
     ]
     assert len(cases) > 50
-    asked = [[step.declared.of, list(index), by] for step, index in cases for by in (2e-4, 1e-4)]
+    asked = [[step.declared.of, list(index), 2e-4] for step, index in cases]
     (found,) = ask({"task": "nudges", "cases": asked, **carried(explanation)})
     loss = float(explanation["loss"].value)
     for number, (step, index) in enumerate(cases):
-        (slope, before, _, off), (_, _, _, half) = (
-            [received(one) for one in own] for own in found[2 * number : 2 * number + 2]
-        )
+        slope, before, _, off, half = (received(one) for one in found[number])
         np.testing.assert_allclose(slope, step.value[index], rtol=CHAIN, atol=CHAIN)
         np.testing.assert_allclose(before, loss, rtol=CHAIN)
         # The straight line is off by the second derivative: a quarter at half the change.
@@ -784,7 +792,7 @@ def test_a_changed_number_moves_the_loss_by_its_slope(name: str) -> None:
 def test_where_only_a_gradient_is_given_its_products_move_by_the_slope() -> None:
     explanation = GRADIENTS["gradients of every option"]()
     (found,) = ask({"task": "nudges", "cases": [["queries", [0, 1], 1e-4]], **carried(explanation)})
-    slope, before, after, off = (received(one) for one in found[0])
+    slope, before, after, off, _ = (received(one) for one in found[0])
     total = float((explanation["d_output"].value * explanation["output"].value).sum())
     np.testing.assert_allclose(before, total, rtol=CHAIN)
     np.testing.assert_allclose(slope, explanation["d_queries"].value[0, 1], rtol=CHAIN)

@@ -5,9 +5,21 @@ import { bytesOf, floatsOf } from "./numbers.js";
 import { Run } from "./attention.js";
 import { tablesOf } from "./visibility.js";
 
+const listOf = (text, separator) => (text ? text.split(separator) : []);
+
+// A declared step, as `_declaration` in json_data.py wrote it.
+function stepOf([name, symbol, formula, op, axes, made, running, over, of]) {
+  const operands = listOf(made, " ").map((ref) => {
+    const [step, index] = ref.split(":");
+    return { step, index: listOf(index, ",") };
+  });
+  return { name, symbol, formula, op, axes: listOf(axes, " "), operands, running, over, of };
+}
+
 export class Carried {
   constructor(content, base64) {
     this.content = content;
+    this.declarations = content.declarations.map(stepOf);
     this.layers = content.layers;
     this.bytes = bytesOf(base64);
     this.decoded = new Map();
@@ -100,7 +112,7 @@ export class Carried {
       const key = known ? this.partKey(layer, "known", name, batch, head) : null;
       return key === null ? null : this.decode(own.known[name][key]);
     };
-    const steps = ids.map((id) => this.content.declarations[id]);
+    const steps = ids.map((id) => this.declarations[id]);
     const offset = own.offset[batch] ?? own.offset[0] ?? 0;
     const { letters, operations } = this.content;
     const batches = unravel(batch, own.lead);

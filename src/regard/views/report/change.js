@@ -1,7 +1,7 @@
 // Changing what is given: a field for a number, a button for the cell of a mask, and where in the
 // file's arrays a change belongs.
 
-import { formatNumber, parseNumber } from "./numbers.js";
+import { exactly, parseNumber } from "./numbers.js";
 import { cut, derive } from "./derivation.js";
 import { isHead } from "./attention.js";
 import { button, h } from "./elements.js";
@@ -18,7 +18,7 @@ export function editField({ step, value, index }) {
     type: "text",
     inputmode: "text",
     autocomplete: "off",
-    value: formatNumber(value, 17).replaceAll("−", "-"),
+    value: exactly(value),
     id: "edit",
   });
   const wrong = h("span.wrong", { role: "alert" });

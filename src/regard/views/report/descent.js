@@ -117,4 +117,4 @@ export function trouble(losses) {
 }
 
 export const counted = (steps) => `${steps} step${steps === 1 ? "" : "s"}`;
-export const shortly = (loss) => formatNumber(loss, DIGITS);
+export const shortly = (loss) => formatNumber(Number(loss.toPrecision(DIGITS)), DIGITS);

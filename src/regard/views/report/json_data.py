@@ -51,7 +51,6 @@ def page_data(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> Dat
     first = next(iter(explanations.values()))
     data.content = {
         "letters": LETTERS,
-        "operations": {name: _words(operation) for name, operation in OPERATIONS.items()},
         "bits": BITS,
         "masked": MASKED,
         "digits": digits,
@@ -66,6 +65,8 @@ def page_data(explanations: Mapping[str, Trace], plan: Plan, digits: int) -> Dat
         "labelSets": data.label_sets.items,
         "sentences": data.sentences.items,
     }
+    used = dict.fromkeys(declared[3] for declared in data.declarations.items)
+    data.content["operations"] = {name: _words(OPERATIONS[name]) for name in used}
     return data
 
 
@@ -117,7 +118,7 @@ class Data:
     @property
     def json(self) -> str:
         """The content, such that no HTML parser finds anything in it."""
-        text = json.dumps(self.content, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+        text = json.dumps(self.content, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -143,18 +144,11 @@ def _words(operation: Operation) -> dict[str, Any]:
     return {field: getattr(operation, field) for field in fields}
 
 
-def _declaration(step: Step) -> dict[str, Any]:
-    own = {"of": step.of} if step.of else {}
-    return own | {
-        "name": step.name,
-        "symbol": step.symbol,
-        "formula": step.formula,
-        "axes": list(step.axes),
-        "op": step.op,
-        "running": step.running,
-        "operands": [{"step": ref.step, "index": list(ref.index)} for ref in step.operands],
-        "over": step.over,
-    }
+def _declaration(step: Step) -> list[str]:
+    """A step in few bytes; `stepOf` in carried.js reads it."""
+    operands = " ".join(f"{ref.step}:{','.join(ref.index)}" for ref in step.operands)
+    parts = [step.name, step.symbol, step.formula, step.op, " ".join(step.axes), operands]
+    return [*parts, step.running, step.over, step.of]
 
 
 # --- one layer -----------------------------------------------------------------------------------

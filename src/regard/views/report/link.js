@@ -1,6 +1,6 @@
 // The link, which holds what a reader chose, switched, edited and opened.
 
-import { parseNumber } from "./numbers.js";
+import { exactly, parseNumber } from "./numbers.js";
 import { carried, content, fitsNow, layer, refresh, state } from "./shown.js";
 
 export function remember() {
@@ -10,7 +10,7 @@ export function remember() {
   if (state.switches.size) query.set("off", [...state.switches].join(","));
   if (state.digits !== content.digits) query.set("digits", String(state.digits));
   const edits = [...state.edits].flatMap(([key, own]) =>
-    [...own].map(([flat, value]) => `${key}|${flat}|${value}`),
+    [...own].map(([flat, value]) => `${key}|${flat}|${exactly(value)}`),
   );
   if (edits.length) query.set("set", edits.join(";"));
   try {

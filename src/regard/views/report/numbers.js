@@ -75,6 +75,9 @@ export function numpyLiteral(value) {
   return `${sign}${whole}.${digits.slice(power + 1) || "0"}`;
 }
 
+// The shortest text that is read back as the same number.
+export const exactly = (value) => (Object.is(value, -0) ? "-0" : String(value));
+
 // A typed text as a number, or null if it is none.
 export function parseNumber(text) {
   const plain = text

@@ -90,7 +90,13 @@ export const OPERATIONS = {
   positive: { value: (x) => (Number.isNaN(x) ? NaN : Number(x > 0)), hidden: 0 },
 };
 
-// A template with its places filled, as `fill` in regard/textbook/operations.py does.
+// A further part of a sum or a list; a negative number is subtracted, not added.
+function after(between, part) {
+  const negative = between === " + " && /^[−-]/.test(part);
+  return negative ? ` ${part[0]} ${part.slice(1)}` : between + part;
+}
+
+// A template with its places filled, as `fill` in regard/textbook/operation.py does.
 export function fill(template, word, terms) {
   return template.replace(
     /⟨([^|]*)\|([^⟩]*)⟩|\$([a-z]?)(\d)/g,
@@ -99,6 +105,7 @@ export function fill(template, word, terms) {
         ? word(kind, Number(number))
         : terms
             .map((term) => fill(each, (kind, number) => word(kind, term[number]), terms))
-            .join(between),
+            .map((part, k) => (k ? after(between, part) : part))
+            .join(""),
   );
 }

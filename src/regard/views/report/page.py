@@ -151,18 +151,17 @@ def _script(gradients: bool) -> str:
     whole = re.sub(r"/\*\*.*?\*/", "", whole, flags=re.DOTALL)
     whole = re.sub(r"^(\s*//.*\n|\s+)", "", whole, flags=re.MULTILINE)
     whole = "\n".join(map(_tight, whole.splitlines()))
-    return re.sub(r"(?<=[({\[,;])\n|\n(?=[)}\]])", "", whole)
+    return re.sub(r",?\n(?=[)}\]])|(?<=[({\[,;])\n|\n(?=[.?:])", "", whole)
 
 
 def _tight(line: str) -> str:
     """A line of the script without a comment at its end and without spaces around operators.
 
-    Lines with a template string or a slash are not changed, since a string may contain anything.
+    Strings, templates and regular expressions, which begin with no blank, are not changed.
     """
     line = re.sub(r"(?<=[;,{(\[])\s+// .*$", "", line)
-    if "`" in line or "/" in line:
-        return line
-    parts = re.split(r'("(?:[^"\\]|\\.)*")', line)
+    parts = re.split(r'("(?:[^"\\]|\\.)*"|`[^`]*`|/(?! )(?:[^/\\]|\\.)+/)', line)
+    parts[::2] = (re.sub(r"(?<=[\w)\]]) ([+/-]) (?=[\w(\[])", r"\1", part) for part in parts[::2])
     parts[::2] = (re.sub(r"\s*([=<>!&|?:,;{}()\[\]%*]+)\s*", r"\1", part) for part in parts[::2])
     return "".join(parts)
 

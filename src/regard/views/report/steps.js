@@ -37,7 +37,7 @@ function sizeOf({ step, rows, columns }) {
 // The sentences of the file, where the step is as the file has it.
 function wordsOf(name) {
   const words = layer().words[`${state.batch}/${state.head}`]?.[name] ?? [];
-  const id = runs.now.ids.find((one) => content.declarations[one].name === name);
+  const id = runs.now.ids.find((one) => carried.declarations[one].name === name);
   if (!words.length || !runs.plain.ids.includes(id)) return [];
   return [h("p.words", words.map((one) => content.sentences[one]).join(" "))];
 }
