@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 import weakref
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ from regard.bench.cases import (
 )
 from regard.bench.command import checked_threads
 from regard.bench.correctness import accuracy, truth
-from regard.bench.libraries import PEERS, REGARD, Library, Prepare, Work, peers, prepared
-from regard.bench.machine import Limits, Peak, largest, measured_limits
+from regard.bench.libraries import PEERS, Library, Prepare, Work, peers, prepared
+from regard.bench.machine import READ_BYTES, Limits, Meter, Peak
 from regard.bench.measure import (
     CaseResult,
     LibraryResult,
@@ -66,13 +67,9 @@ NUMPY = next(side for side in PEERS if side.name == "numpy")
 LIMITS = Limits(2, 1e9, (Peak("wide", 16, 128e9, 64e9), Peak("narrow", 4, 30e9, 15e9)), 40e9)
 
 
-def no_limits(_: int) -> None:
-    return None
-
-
 def tiny_report(*libraries: Library, cases: tuple[Case, ...] = TINY) -> Report:
     return measure_cases(
-        cases, libraries or (NUMPY,), 1, grid="tiny", budget=FAST, limits_of=no_limits, start=Here
+        cases, libraries or (NUMPY,), 1, grid="tiny", budget=FAST, meter=None, start=Here
     )
 
 
@@ -169,8 +166,7 @@ ANSWERED = [
     ],
 )
 def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name):
-    library = next(one for one in (REGARD, *PEERS) if one.name == name)
-    side = Elsewhere(library, 1)
+    side = Elsewhere(name, 1)
     wrong = {}
     for one in ANSWERED:
         reason = checked(side, one, truth(make_inputs(one))).reason
@@ -407,7 +403,7 @@ def process_that(monkeypatch):
             return START([words[0], "-c", program, *words[3:]], **options)
 
         monkeypatch.setattr("regard.bench.worker.subprocess.Popen", popen)
-        started.append(Elsewhere(NUMPY, 1))
+        started.append(Elsewhere("numpy", 1))
         return started[-1]
 
     yield start
@@ -486,9 +482,8 @@ def test_a_process_that_waits_is_stopped_with_all_its_threads(process_that):
 def test_no_process_is_left_however_the_one_that_asks_ends():
     program = """if True:
         import os, signal, sys
-        from regard.bench.libraries import REGARD
         from regard.bench.worker import Elsewhere
-        side = Elsewhere(REGARD, 1)
+        side = Elsewhere("regard", 1)
         print(side._process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -518,9 +513,7 @@ def test_all_sides_are_let_go_of_when_the_run_is_interrupted(error):
             closed.append(self)
 
     def run() -> Any:
-        return measure_cases(
-            TINY[:1], (NUMPY,), 1, budget=FAST, limits_of=no_limits, start=Interrupted
-        )
+        return measure_cases(TINY[:1], (NUMPY,), 1, budget=FAST, meter=None, start=Interrupted)
 
     if error is SideError:
         outcomes = run().results[0].outcomes
@@ -546,7 +539,7 @@ def test_a_process_that_ends_is_reported_and_started_again_for_the_next_case():
             return super().block(*numbers)
 
     first, second = measure_cases(
-        TINY[:2], (NUMPY,), 1, budget=FAST, limits_of=no_limits, start=Ends
+        TINY[:2], (NUMPY,), 1, budget=FAST, meter=None, start=Ends
     ).results
     np.testing.assert_equal(first.outcomes["numpy"].reason, "its process ended with exit code -9")
     assert first.seconds is not None
@@ -555,7 +548,7 @@ def test_a_process_that_ends_is_reported_and_started_again_for_the_next_case():
 
 
 def test_sides_in_processes_of_their_own_are_checked_and_timed():
-    (found,) = measure_cases(TINY[:1], (NUMPY,), 1, budget=FAST, limits_of=no_limits).results
+    (found,) = measure_cases(TINY[:1], (NUMPY,), 1, budget=FAST, meter=None).results
     for name in ("regard", "numpy"):
         np.testing.assert_equal(len(found.outcomes[name].rounds), FAST.rounds)
         assert found.outcomes[name].error is not None
@@ -607,14 +600,12 @@ def test_speeds_are_in_the_unit_of_the_case():
     np.testing.assert_allclose(result(times, replace(TINY[0], unit="µs")).speed(1e-6), 1.0)
 
 
-def test_shares_are_of_the_largest_peak_or_of_reading():
-    np.testing.assert_allclose(result({"regard": 1e-3}).share(LIMITS), 2 / 128)
-    wide = replace(TINY[0], dtype="float64")
-    np.testing.assert_allclose(result({"regard": 1e-3}, wide).share(LIMITS), 2 / 64)
-    decode = result({"regard": 1e-6}, TINY[3])
-    np.testing.assert_allclose(decode.share(LIMITS), TINY[3].bytes / 1e-6 / 40e9)
-    np.testing.assert_equal(result({"regard": 1e-3}, TINY[2]).share(LIMITS), None)
-    np.testing.assert_equal(result({"regard": 1e-3}).share(None), None)
+def test_a_share_is_of_what_the_machine_can_do_at_most():
+    np.testing.assert_allclose(result({"regard": 1e-3}, limit=128e9).share, 2 / 128)
+    decode = result({"regard": 1e-6}, TINY[3], limit=40e9)
+    np.testing.assert_allclose(decode.share, TINY[3].bytes / 1e-6 / 40e9)
+    np.testing.assert_equal(result({"regard": None}, limit=1e9).share, None)
+    np.testing.assert_equal(result({"regard": 1e-3}).share, None)
 
 
 def test_a_mask_is_compared_with_the_same_call_without_it():
@@ -629,40 +620,109 @@ def test_a_mask_is_compared_with_the_same_call_without_it():
 # --- the machine ---------------------------------------------------------------------------------
 
 
-def test_of_several_measurements_each_figure_is_the_best():
-    slow = Limits(2, 5e8, (Peak("wide", 16, 1e9, 99e9), Peak("narrow", 4, 31e9, 1e9)), 50e9)
-    best = largest([LIMITS, slow])
-    np.testing.assert_equal(best.clock, 1e9)
-    np.testing.assert_equal(best.read, 50e9)
-    np.testing.assert_equal([peak.float32 for peak in best.peaks], [128e9, 31e9])
-    np.testing.assert_equal([peak.float64 for peak in best.peaks], [99e9, 15e9])
+PAIRS = replace(LIMITS, peaks=(replace(LIMITS.peaks[0], bfloat16=300e9), LIMITS.peaks[1]))
 
 
-def test_the_machine_is_measured_before_the_cases_and_after_each():
-    order: list[Any] = []
+@pytest.mark.parametrize(
+    ("limits", "more", "what"),
+    [
+        (LIMITS, {}, "float32"),
+        (LIMITS, {"dtype": "float16"}, "float32"),
+        (LIMITS, {"dtype": "float64"}, "float64"),
+        (LIMITS, {"dtype": "bfloat16"}, "float32"),
+        (PAIRS, {"dtype": "bfloat16"}, "bfloat16"),
+        (LIMITS, {"unit": "ms"}, None),
+        (LIMITS, {"unit": "GB/s"}, f"read {TINY[0].bytes}"),
+        (LIMITS, {"unit": "GB/s", "S": 2**25}, f"read {READ_BYTES}"),
+    ],
+)
+def test_a_case_is_bounded_by_the_peak_of_its_type_or_by_reading_as_much(limits, more, what):
+    np.testing.assert_equal(limits.what(replace(TINY[0], **more)), what)
 
-    def limits_of(threads: int) -> Limits:
-        order.append(threads)
-        return replace(LIMITS, read=1e9 * (5 - abs(len(order) - 3)))
 
+def test_a_measurement_raises_a_limit_and_never_lowers_it():
+    for what, high in (("float32", 200e9), ("float64", 99e9), (f"read {READ_BYTES}", 50e9)):
+        raised = LIMITS.raised(what, high)
+        np.testing.assert_equal(raised.raised(what, 1e9), raised)
+        found = raised.read if what.startswith("read") else getattr(raised.peaks[0], what)
+        np.testing.assert_equal((found, raised.peaks[1]), (high, LIMITS.peaks[1]))
+    np.testing.assert_equal(LIMITS.raised("read 4096", 99e9), LIMITS)
+    np.testing.assert_equal(Limits.from_data(json.loads(json.dumps(asdict(PAIRS)))), PAIRS)
+
+
+class FakeMeter(Here):
+    """Finds the next of these rates in every round."""
+
+    def __init__(self, rates: Iterator[float], order: list[str]) -> None:
+        self.rates, self.order = rates, order
+
+    def limits(self) -> Limits:
+        return LIMITS
+
+    def prepare(self, case: Case) -> Any:
+        self.order.append(f"{case.name}:")
+        return {}
+
+    def estimate(self) -> float:
+        return 1 / 1e9
+
+    def block(self, *_: int) -> list[float]:
+        self.order.append("meter")
+        return [1 / next(self.rates)]
+
+    def release(self) -> None:
+        pass
+
+
+def test_the_meter_takes_its_turn_and_the_best_of_the_run_bounds_every_case():
+    order: list[str] = []
+
+    class Ordered(Here):
+        def block(self, *numbers: int) -> list[float]:
+            order.append("library")
+            return super().block(*numbers)
+
+    cases = TINY[0], TINY[1], TINY[2], TINY[3]
+    rates = iter([1e9, 2e9, 3e9, 1e9, 200e9, 1e9, 5e9, 7e9, 6e9])
     report = measure_cases(
-        TINY[:3],
-        (NUMPY,),
-        1,
-        budget=FAST,
-        limits_of=limits_of,
-        start=Here,
-        watch=lambda one: order.append(one),
+        cases, (), 1, budget=FAST, start=Ordered, meter=lambda _: FakeMeter(rates, order)
     )
-    np.testing.assert_equal(order, [1, TINY[0], 1, TINY[1], 1, TINY[2], 1])
-    assert report.limits is not None
-    np.testing.assert_equal(report.limits.read, 5e9)
-    assert tiny_report(cases=TINY[:1]).limits is None
+    np.testing.assert_equal([one.limit for one in report.results], [200e9, 200e9, None, 7e9])
+    np.testing.assert_equal(report.limits.peaks[0].float32, 200e9)
+    turns = ["library", "meter", "meter", "library", "library", "meter"]
+    np.testing.assert_equal(order[:7], [f"{TINY[0].name}:", *turns])
+    assert not any(one.startswith("padding") for one in order), "nothing bounds it"
+
+
+def test_a_meter_that_ends_leaves_the_case_without_a_limit_of_its_own():
+    class Broken(FakeMeter):
+        def block(self, *_: int) -> list[float]:
+            raise SideError("its process ended", self)
+
+    (found,) = measure_cases(
+        TINY[:1], (NUMPY,), 1, budget=FAST, start=Here, meter=lambda _: Broken(iter([]), [])
+    ).results
+    np.testing.assert_equal(found.limit, 128e9)
+    np.testing.assert_equal(list(found.outcomes), ["regard", "numpy"])
+    assert found.ratio is not None
+
+
+@pytest.mark.parametrize(
+    ("free", "timed"), [(2**31, ["regard", "numpy"]), (2**29 + 5000, ["regard"]), (2**29, [])]
+)
+def test_what_does_not_fit_into_memory_is_refused_before(monkeypatch, free, timed):
+    monkeypatch.setattr("regard.bench.measure.free_memory", lambda: free)
+    report = tiny_report(cases=TINY[:1])
+    outcomes = report.results[0].outcomes
+    np.testing.assert_equal([name for name, one in outcomes.items() if one.seconds], timed)
+    for name in outcomes.keys() - set(timed):
+        assert "GB of memory, of which" in str(outcomes[name].reason)
+    assert printed(report)
 
 
 @pytest.mark.parametrize(("seconds", "says"), [(1.5e-5, True), (1e-3, False)])
 def test_a_share_above_one_is_not_left_unexplained(seconds, says):
-    text = printed(report_of(result({"regard": seconds})))
+    text = printed(report_of(result({"regard": seconds}, limit=128e9)))
     np.testing.assert_equal("A share above 100%" in text, says)
 
 
@@ -677,16 +737,22 @@ def test_the_peak_is_printed_beside_what_it_follows_from():
 
 
 @pytest.mark.needs("fused")
-def test_the_limits_of_this_machine_are_measured_for_every_target_it_runs():
+def test_the_meter_measures_every_target_of_this_machine(monkeypatch):
     from regard.compute import native
 
-    limits = measured_limits(1)
-    assert limits is not None
+    monkeypatch.setattr("regard.bench.machine.BURST", 0.002)
+    meter = Meter(1)
+    limits = Limits.from_data(meter.limits())
     targets = [target for target, runs in native.targets().items() if runs]
     np.testing.assert_equal([peak.target for peak in limits.peaks], targets)
     assert all(peak.float32 > peak.float64 > 0 for peak in limits.peaks)
     assert limits.read > 0
     assert limits.clock > 0
+    for one in (TINY[0], replace(TINY[3], S=4096)):
+        np.testing.assert_equal(meter.prepare(one), {})
+        (seconds,) = meter.block(1, 1, 9)
+        assert 1e6 < 1 / seconds < 1e15
+    np.testing.assert_equal(meter.prepare(TINY[2]), "nothing bounds it")
 
 
 # --- where it goes -------------------------------------------------------------------------------
@@ -730,7 +796,7 @@ def printed(report: Report) -> str:
 def test_the_table_shows_times_ratios_shares_and_reasons():
     text = printed(
         report_of(
-            result({"regard": 1e-3, "torch": 4e-3}),
+            result({"regard": 1e-3, "torch": 4e-3}, limit=128e9),
             result({"regard": 2e-3, "torch": None}, TINY[2], unmasked=LibraryResult(seconds=1e-3)),
         )
     )
@@ -799,7 +865,7 @@ def script(name: str) -> Any:
 @pytest.mark.skipif(not (ROOT / "benchmarks").exists(), reason="needs the repository")
 def test_saved_results_become_the_tables_and_verdicts_of_the_documentation():
     report = report_of(
-        result({"regard": 1e-3, "torch": 4e-3}),
+        result({"regard": 1e-3, "torch": 4e-3}, limit=128e9),
         result({"regard": 2e-3, "torch": 1e-3}, replace(TINY[0], group="causal", L=1024)),
     )
     data = json.loads(json.dumps(as_data(report)))
@@ -843,7 +909,7 @@ def tiny_command(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(GRIDS, "quick", TINY)
     monkeypatch.setitem(command.BUDGETS, "quick", FAST)
-    measure = partial(command.measure_cases, limits_of=no_limits, start=Here)
+    measure = partial(command.measure_cases, meter=None, start=Here)
     monkeypatch.setattr(command, "measure_cases", measure)
 
     def call(*words: str) -> Any:

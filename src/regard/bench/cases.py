@@ -5,6 +5,7 @@ Owns shapes, masks and the useful work of a case. Must not know the libraries.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -58,6 +59,17 @@ class Case:
     def bytes(self) -> int:
         """The size of all keys and values."""
         return self.B * self.G * self.S * (self.D + self.E) * dtype_of(self.dtype).itemsize
+
+    @property
+    def array_bytes(self) -> int:
+        """The size of all arrays that a call takes and returns."""
+        B, H, L = self.B, self.H, self.L
+        sizes = [B * H * L * self.D, B * self.G * self.S * (self.D + self.E)]
+        sizes += [math.prod(shape) for shape in self.answers.values()]
+        if self.direction != "forward":
+            sizes.append(B * H * L * self.E)
+        mask = {"bias": H * self.S * L * 4, None: 0}.get(self.mask, self.S * L)
+        return sum(sizes) * dtype_of(self.dtype).itemsize + mask
 
     @property
     def answers(self) -> dict[str, tuple[int, ...]]:

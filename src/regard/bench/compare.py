@@ -171,10 +171,10 @@ def _change(earlier: EarlierRun, result: CaseResult, peers: set[str]) -> Change:
     then, now = earlier.times.get(case.name), result.outcomes
     if then is None:
         return Change(case, result, reason="not in the earlier run")
-    if earlier.operations[case.name] != result.operations:
-        return Change(case, result, reason="other work in the earlier run")
     if REGARD.name not in then or result.seconds is None:
         return Change(case, result, reason="not timed in both runs")
+    if earlier.operations[case.name] != result.operations:
+        return Change(case, result, reason="other work in the earlier run")
     old, new = then[REGARD.name], now[REGARD.name]
     others = [
         seconds / then[name].seconds

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.bench.cases import Inputs
+from regard.bench.cases import Case, Inputs, dtype_of
 from regard.boundary.arrays import Array
 from regard.errors import OptionError, safe_text
 
@@ -49,6 +49,11 @@ class Library:
     needs: tuple[str, ...] = ()
     materialises: bool = False  # makes the whole matrix of scores
     folds: bool = True  # gets grouped heads as rows of the key head that they share
+
+    def memory(self, case: Case) -> int:
+        """Bytes that a case takes at most, about: arrays, and two copies in its own layout."""
+        scores = case.scores * max(4, dtype_of(case.dtype).itemsize) if self.materialises else 0
+        return 3 * case.array_bytes + (3 if case.direction == "forward" else 6) * scores
 
     def missing(self) -> str | None:
         """Why it cannot be loaded, or None."""

@@ -1,6 +1,7 @@
-"""The machine: its description, and its peak multiply-adds, read bandwidth and clock.
+"""The machine: its description, its free memory, and its peak multiply-adds, reading and clock.
 
-Measured with all threads, in the same run as everything else.
+The peaks are measured with all threads, in a process of their own that takes turns with the
+libraries: see `Meter`.
 """
 
 from __future__ import annotations
@@ -8,17 +9,21 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from regard.bench.cases import Case
+from regard.boundary.arrays import Array
 from regard.compute import native
 
-# Larger than any cache, so that reads come from memory.
+# Larger than most caches, so that reads come from memory.
 READ_BYTES = 2**29
+BURST = 0.05  # seconds of windows, the best of which counts
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Peak:
     lanes: int  # of float32
     float32: float
     float64: float
+    bfloat16: float = 0.0  # products of pairs, added in float32; 0 without such instructions
 
 
 @dataclass(frozen=True)
@@ -40,14 +46,83 @@ class Limits:
     peaks: tuple[Peak, ...]
     read: float
 
-    def peak(self, dtype: str) -> float:
-        """The largest peak of all targets, whichever target regard uses."""
-        wide = dtype == "float64"
-        return max((peak.float64 if wide else peak.float32 for peak in self.peaks), default=0.0)
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Limits:
+        """What `asdict` made of limits."""
+        return cls(**{**data, "peaks": tuple(Peak(**one) for one in data["peaks"])})
+
+    def what(self, case: Case) -> str | None:
+        """What bounds a case: a type of `Peak`, reading so many bytes, or nothing."""
+        if case.unit == "GB/s":
+            return f"read {min(case.bytes, READ_BYTES)}"
+        if case.unit != "GF/s":
+            return None
+        if case.dtype == "bfloat16" and any(peak.bfloat16 for peak in self.peaks):
+            return "bfloat16"
+        return "float64" if case.dtype == "float64" else "float32"
+
+    def best(self, kind: str) -> Peak:
+        """The target with the largest peak of a type, whichever target regard uses."""
+        return max(self.peaks, key=lambda peak: float(getattr(peak, kind)))
+
+    def raised(self, what: str, rate: float) -> Limits:
+        """The same where `rate` is no more: a disturbance only lowers a measurement."""
+        if what.startswith("read"):
+            whole = what == f"read {READ_BYTES}"
+            return replace(self, read=max(self.read, rate)) if whole else self
+        best = self.best(what)
+        more = replace(best, **{what: max(rate, getattr(best, what))})
+        return replace(self, peaks=tuple(more if one is best else one for one in self.peaks))
 
     def multiply_adds_per_cycle(self, peak: Peak) -> float:
         """Vector multiply-adds of one thread per cycle: 1 or 2 on today's CPUs."""
         return peak.float32 / (self.threads * self.clock * peak.lanes * 2) if self.clock else 0.0
+
+
+class Meter:
+    """What the machine can do at most: it takes its turn beside the libraries.
+
+    Its "seconds" are those of one operation or one byte at the best of many windows of about a
+    millisecond, so they are never less than the machine needs. What bounds a decode is measured on
+    as many bytes as the case reads: caches serve both alike.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._limits = measured_limits(threads)
+        self._what: str | None = None
+        self._data: Array | None = None
+
+    def limits(self) -> dict[str, Any] | None:
+        """The limits measured at the start; None without the native module."""
+        return None if self._limits is None else asdict(self._limits)
+
+    def prepare(self, case: Case) -> dict[str, Array] | str:
+        """Nothing, or why there is nothing to measure."""
+        self.release()
+        self._what = None if self._limits is None else self._limits.what(case)
+        if self._what is None:
+            return "nothing bounds it"
+        if self._what.startswith("read"):
+            self._data = np.ones(min(case.bytes, READ_BYTES) // 4, np.float32)
+        return {}
+
+    def estimate(self) -> float:
+        """Seconds of one operation or byte."""
+        assert self._limits is not None
+        if self._data is not None:
+            return 1 / _reading(self._data, self._threads, BURST)
+        assert self._what is not None
+        target = self._limits.best(self._what).target
+        return 1 / _multiply_adds(self._threads, self._what, target)
+
+    def block(self, warm: int, repeats: int, count: int) -> list[float]:
+        """One burst, whatever the numbers."""
+        return [self.estimate()]
+
+    def release(self) -> None:
+        """Let go of the array."""
+        self._data = None
 
 
 def measured_limits(threads: int) -> Limits | None:
@@ -59,32 +134,35 @@ def measured_limits(threads: int) -> Limits | None:
         Peak(
             target,
             module.lanes(target),
-            module.multiply_add_peak(threads, 0.05, False, target),
-            module.multiply_add_peak(threads, 0.05, True, target),
+            _multiply_adds(threads, "float32", target),
+            _multiply_adds(threads, "float64", target),
         )
         for target, runs in native.targets().items()
         if runs
     )
-    data = np.ones(READ_BYTES // 4, np.float32)
-    read = module.read_bandwidth(data, threads, 0.2, native.target)
-    return Limits(threads, module.clock_frequency(threads, 0.05), peaks, read)
+    read = _reading(np.ones(READ_BYTES // 4, np.float32), threads, 4 * BURST)
+    return Limits(threads, module.clock_frequency(threads, BURST), peaks, read)
 
 
-def largest(measured: Sequence[Limits]) -> Limits | None:
-    """The largest of each figure: a disturbance only lowers it. None of none."""
-    if not measured:
-        return None
+def _multiply_adds(threads: int, kind: str, target: str) -> float:
+    return float(native.module.multiply_add_peak(threads, BURST, kind == "float64", target))
 
-    def best(name: str, of: Sequence[Limits | Peak]) -> float:
-        return float(max(getattr(one, name) for one in of))
 
-    peaks = tuple(
-        replace(same[0], float32=best("float32", same), float64=best("float64", same))
-        for same in zip(*(one.peaks for one in measured), strict=True)
-    )
-    return replace(
-        measured[0], clock=best("clock", measured), peaks=peaks, read=best("read", measured)
-    )
+def _reading(data: Array, threads: int, seconds: float) -> float:
+    return float(native.module.read_bandwidth(data, threads, seconds, native.target))
+
+
+def free_memory() -> float:
+    """Bytes that processes can still take; infinity where the system does not say."""
+    free = float("inf")
+    with suppress(OSError, ValueError, IndexError):
+        text = Path("/proc/meminfo").read_text("ascii")
+        free = 1024.0 * int(text.split("MemAvailable:")[1].split()[0])
+    with suppress(OSError, ValueError):  # "max": no limit; control groups v2, in a container
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text("ascii"))
+        free = min(free, limit - int((group / "memory.current").read_text("ascii")))
+    return free
 
 
 def description(threads: int) -> dict[str, Any]:

@@ -7,21 +7,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from statistics import geometric_mean
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from regard.bench.cases import Case, make_inputs
+from regard.bench.cases import Case, dtype_of, make_inputs
 from regard.bench.correctness import Truth, accuracy, truth
 from regard.bench.libraries import REGARD, Library
-from regard.bench.machine import Limits, description, largest, measured_limits
+from regard.bench.machine import Limits, description, free_memory
 from regard.bench.timing import Budget, Samples, time_in_rotation
-from regard.bench.worker import Elsewhere, Side, SideError
+from regard.bench.worker import METER, Elsewhere, Side, SideError
 
 UNMASKED = "regard without the mask"
+# What this process takes beside the arrays of a case: some scores in float64, and their weights.
+OWN_MEMORY = 2**29
 # Starts a library with so many threads; a SideError if it cannot.
 Start: TypeAlias = Callable[[Library, int], Side]
+
+
+class MeterSide(Side, Protocol):
+    """See `machine.Meter`."""
+
+    def limits(self) -> Limits | None:
+        """What it found at its start."""
+
+
+def in_its_own_process(library: Library, threads: int) -> Side:
+    """See `Elsewhere`."""
+    return Elsewhere(library.name, threads)
+
+
+def meter_of_this_machine(threads: int) -> MeterSide:
+    """The meter, in a process of its own too."""
+    return Elsewhere(METER, threads)
 
 
 @dataclass(frozen=True)
@@ -40,7 +59,10 @@ class LibraryResult:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case: `outcomes` by library; `unmasked` is regard without the mask."""
+    """One case: `outcomes` by library; `unmasked` is regard without the mask.
+
+    `limit` is what the machine can do at most, in operations or bytes read per second.
+    """
 
     case: Case
     operations: int
@@ -48,6 +70,7 @@ class CaseResult:
     tolerance: float
     outcomes: Mapping[str, LibraryResult]
     unmasked: LibraryResult | None = None
+    limit: float | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -80,12 +103,12 @@ class CaseResult:
             return work / seconds / 1e9
         return seconds * (1e3 if self.case.unit == "ms" else 1e6)
 
-    def share(self, limits: Limits | None) -> float | None:
-        """Regard's share of the machine's peak arithmetic (GF/s) or read bandwidth (GB/s)."""
-        if limits is None or self.seconds is None or self.case.unit not in ("GF/s", "GB/s"):
+    @property
+    def share(self) -> float | None:
+        """Regard's share of the machine's peak arithmetic (GF/s) or of reading (GB/s)."""
+        if self.limit is None or self.seconds is None:
             return None
-        most = limits.read if self.case.unit == "GB/s" else limits.peak(self.case.dtype)
-        return self.speed(self.seconds) * 1e9 / most
+        return self.speed(self.seconds) * 1e9 / self.limit
 
 
 @dataclass(frozen=True)
@@ -133,8 +156,8 @@ def measure_cases(
     *,
     grid: str = "",
     budget: Budget | None = None,
-    limits_of: Callable[[int], Limits | None] = measured_limits,
-    start: Start = Elsewhere,
+    start: Start = in_its_own_process,
+    meter: Callable[[int], MeterSide] | None = meter_of_this_machine,
     watch: Callable[[Case], None] = lambda _: None,
 ) -> Report:
     """Check and time every case with regard and the given peers.
@@ -151,44 +174,75 @@ def measure_cases(
         Its name, for the report.
     budget : Budget, optional
         How long to measure.
-    limits_of : callable
-        Measures the machine with so many threads; called before the cases and after each.
-    start : callable, optional
-        Starts a library, each in a process of its own unless another way is given.
+    start : callable
+        Starts a library with so many threads.
+    meter : callable or None
+        Starts what measures the machine, which takes its turn in each case.
     watch : callable
         Called with each case before it begins.
     """
     machine = description(threads)
-    limits = [limits_of(threads)]
-    with closing(_Sides((REGARD, *libraries), threads, start)) as sides:
+    with closing(_Sides((REGARD, *libraries), threads, start, meter)) as sides:
         sides.load()
         results = []
         for case in cases:
             watch(case)
             results.append(_measured(case, sides, budget or Budget()))
-            limits.append(limits_of(threads))
+            sides.release()
+    limits, results = _with_limits(sides.limits, results)
     return Report(
         grid,
         machine,
-        largest([one for one in limits if one is not None]),
+        limits,
         {one.name: one.version() for one in sides.libraries if one.name not in sides.missing},
         sides.missing,
         results,
     )
 
 
+def _with_limits(
+    limits: Limits | None, results: list[CaseResult]
+) -> tuple[Limits | None, list[CaseResult]]:
+    """The limits of the run, and those of its cases: each the best of all measurements of it."""
+    if limits is None:
+        return None, results
+    bounds = [limits.what(one.case) for one in results]
+    best = {
+        kind: float(getattr(limits.best(kind), kind)) for kind in ("float32", "float64", "bfloat16")
+    }
+    for what, one in zip(bounds, results, strict=True):
+        if what is not None and one.limit is not None:
+            best[what] = max(best.get(what, 0.0), one.limit)
+    for what, rate in best.items():
+        limits = limits.raised(what, rate)
+    raised = zip(bounds, results, strict=True)
+    return limits, [replace(one, limit=best.get(what) if what else None) for what, one in raised]
+
+
 class _Sides:
     """Every library, started once; one whose process ended is started again for the next case."""
 
-    def __init__(self, libraries: Sequence[Library], threads: int, start: Start) -> None:
+    def __init__(
+        self,
+        libraries: Sequence[Library],
+        threads: int,
+        start: Start,
+        meter: Callable[[int], MeterSide] | None,
+    ) -> None:
         self.libraries = tuple({one.name: one for one in libraries}.values())
         self.missing: dict[str, str] = {}
+        self.limits: Limits | None = None
         self._threads = threads
         self._start = start
+        self._meter = meter
         self._started: dict[str, Side] = {}
 
     def load(self) -> None:
-        """Start every library that is installed."""
+        """Measure the machine, and start every library that is installed."""
+        if self._meter is not None:
+            meter = self._meter(self._threads)
+            self._started[METER] = meter
+            self.limits = meter.limits()
         for library in self.libraries:
             absent = library.missing()
             try:
@@ -204,12 +258,24 @@ class _Sides:
         for name in list(self._started):
             self.end(name)
 
+    def release(self) -> None:
+        """Let every side let go of its case."""
+        for name, side in list(self._started.items()):
+            try:
+                side.release()
+            except SideError:  # started again when it is needed
+                self.end(name)
+
     def side(self, name: str) -> Side:
         """The side of this name; `UNMASKED` is regard once more. A SideError if it cannot be."""
         if name not in self._started:
-            wanted = REGARD.name if name == UNMASKED else name
-            library = next(one for one in self.libraries if one.name == wanted)
-            self._started[name] = self._start(library, self._threads)
+            if name == METER:
+                assert self._meter is not None
+                self._started[name] = self._meter(self._threads)
+            else:
+                wanted = REGARD.name if name == UNMASKED else name
+                library = next(one for one in self.libraries if one.name == wanted)
+                self._started[name] = self._start(library, self._threads)
         return self._started[name]
 
     def end(self, name: str) -> None:
@@ -220,18 +286,21 @@ class _Sides:
 
 
 def _measured(case: Case, sides: _Sides, budget: Budget) -> CaseResult:
+    refused = too_large(case, [one for one in sides.libraries if one.name not in sides.missing])
+    outcomes = {
+        name: LibraryResult(reason=why) for name, why in {**sides.missing, **refused}.items()
+    }
+    names = [one.name for one in sides.libraries]
+    if REGARD.name in refused:
+        return CaseResult(case, 0, 0, 0.0, {name: outcomes[name] for name in names})
     inputs = make_inputs(case)
     right = truth(inputs)
-    outcomes: dict[str, LibraryResult] = {}
     ready: dict[str, Side] = {}
-    tasks = [(one.name, case, right) for one in sides.libraries]
+    tasks = [(name, case, right) for name in names if name not in outcomes]
     if case.unit == "ms" and case.mask is not None:
         bare = replace(case, mask=None)
         tasks.append((UNMASKED, bare, truth(make_inputs(bare))))
     for name, given, wanted in tasks:
-        if name in sides.missing:
-            outcomes[name] = LibraryResult(reason=sides.missing[name])
-            continue
         try:
             side = sides.side(name)
             outcomes[name] = checked(side, given, wanted)
@@ -241,18 +310,59 @@ def _measured(case: Case, sides: _Sides, budget: Budget) -> CaseResult:
             continue
         if outcomes[name].reason is None:
             ready[name] = side
-    taken: Mapping[str, Samples] = {}
-    while ready and not taken:
+    taken = dict(_in_rotation(case, sides, ready, outcomes, budget))
+    fastest = taken.pop(METER, None)
+    outcomes.pop(METER, None)
+    outcomes |= {name: _with_times(outcomes[name], samples) for name, samples in taken.items()}
+    return CaseResult(
+        case,
+        inputs.operations,
+        right.rows,
+        right.tolerance,
+        {name: outcomes[name] for name in names},
+        outcomes.get(UNMASKED),
+        None if fastest is None else 1 / min(fastest.seconds),
+    )
+
+
+def _in_rotation(
+    case: Case,
+    sides: _Sides,
+    ready: dict[str, Side],
+    outcomes: dict[str, LibraryResult],
+    budget: Budget,
+) -> Mapping[str, Samples]:
+    """Times of all that are ready, and of the meter; who ends meanwhile is left out, and why."""
+    if ready and sides.limits is not None and sides.limits.what(case) is not None:
+        with suppress(SideError):  # then there is no share
+            meter = sides.side(METER)
+            meter.prepare(case)
+            ready[METER] = meter
+    while ready.keys() - {METER}:
         try:
-            taken = time_in_rotation(ready, budget)
-        except SideError as error:  # the others take turns without it
+            return time_in_rotation(ready, budget)
+        except SideError as error:
             ended = next(name for name, side in ready.items() if side is error.side)
             outcomes[ended] = LibraryResult(reason=str(error))
             sides.end(ended)
             del ready[ended]
-    outcomes |= {name: _with_times(outcomes[name], samples) for name, samples in taken.items()}
-    unmasked = outcomes.pop(UNMASKED, None)
-    return CaseResult(case, inputs.operations, right.rows, right.tolerance, outcomes, unmasked)
+    return {}
+
+
+def too_large(case: Case, libraries: Sequence[Library]) -> dict[str, str]:
+    """The libraries, in order, for which memory does not suffice beside those before, and why."""
+    left = free_memory() - OWN_MEMORY - (1 + 8 / dtype_of(case.dtype).itemsize) * case.array_bytes
+    refused = {}
+    for library in libraries:
+        needed = library.memory(case) * (2 if library is REGARD and case.mask is not None else 1)
+        if needed > left:
+            refused[library.name] = (
+                f"needs {needed / 1e9:.2g} GB of memory, of which {max(0, left) / 1e9:.2g} GB "
+                "would be free"
+            )
+        else:
+            left -= needed
+    return refused
 
 
 def checked(side: Side, case: Case, right: Truth) -> LibraryResult:
@@ -286,7 +396,7 @@ def as_data(report: Report) -> dict[str, Any]:
         "limits": None if limits is None else asdict(limits),
         "versions": dict(report.versions),
         "missing": dict(report.missing),
-        "cases": [_case_data(one, limits) for one in report.results],
+        "cases": [_case_data(one) for one in report.results],
         "summary": {
             "mean_ratio": report.mean_ratio(),
             "mean_ratio_by_group": {group: report.mean_ratio(group) for group in report.groups},
@@ -295,7 +405,7 @@ def as_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _case_data(result: CaseResult, limits: Limits | None) -> dict[str, Any]:
+def _case_data(result: CaseResult) -> dict[str, Any]:
     def outcome(one: LibraryResult) -> dict[str, Any]:
         data = asdict(one)
         if one.error is not None and not math.isfinite(one.error):
@@ -313,7 +423,8 @@ def _case_data(result: CaseResult, limits: Limits | None) -> dict[str, Any]:
         "sides": {name: outcome(one) for name, one in result.outcomes.items()},
         "best_peer": result.best_peer,
         "ratio": result.ratio,
-        "share": result.share(limits),
+        "limit": result.limit,
+        "share": result.share,
         "unmasked": None if result.unmasked is None else outcome(result.unmasked),
         "cost_of_mask": result.cost_of_mask,
     }

@@ -96,9 +96,7 @@ def _table(report: Report) -> Table:
         group = result.case.group
         cells = [_cell(result, result.outcomes[name]) for name in names]
         ratio = "–" if result.ratio is None else f"{result.ratio:.2f}"
-        table.add_row(
-            result.case.name, result.case.unit, *cells, ratio, _beside(result, report.limits)
-        )
+        table.add_row(result.case.name, result.case.unit, *cells, ratio, _beside(result))
     return table
 
 
@@ -114,13 +112,12 @@ def _cell(result: CaseResult, outcome: LibraryResult) -> Text:
     return Text(number(result.speed(outcome.seconds)) + error, style="bold" if best else "")
 
 
-def _beside(result: CaseResult, limits: Limits | None) -> str:
+def _beside(result: CaseResult) -> str:
     if result.cost_of_mask is not None:
         return f"{result.cost_of_mask:.2f} × the time without mask"
-    share = result.share(limits)
-    if share is None:
+    if result.share is None:
         return ""
-    return f"{share:.0%} of {'reading' if result.case.unit == 'GB/s' else 'peak'}"
+    return f"{result.share:.0%} of {'reading' if result.case.unit == 'GB/s' else 'peak'}"
 
 
 def _summary(report: Report) -> list[str]:
@@ -145,10 +142,10 @@ def _summary(report: Report) -> list[str]:
             f"{mean:.2f} × the best peer, geometric mean ({', '.join(groups)})",
             f"{worst.ratio:.2f} × at worst: {worst.case.name}, against {worst.best_peer}",
         ]
-    if any(round(result.share(report.limits) or 0, 2) > 1 for result in report.results):
+    if any(round(result.share or 0, 2) > 1 for result in report.results):
         lines.append(
-            "A share above 100%: keys and values came from a cache, or the machine was too busy to "
-            "show its peak."
+            "A share above 100%: the machine was slower whenever its peak was measured than while "
+            "regard ran."
         )
     return [*lines, *reasons(report)]
 

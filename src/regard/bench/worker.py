@@ -24,6 +24,7 @@ import numpy as np
 
 from regard.bench.cases import Case, make_inputs
 from regard.bench.libraries import PEERS, REGARD, Library, Work, prepared, reason_of
+from regard.bench.machine import Limits, Meter
 from regard.bench.timing import InThisProcess, Timed
 from regard.boundary.arrays import Array
 from regard.errors import safe_text
@@ -39,6 +40,7 @@ THREAD_VARIABLES = (
 # Loading, compiling, or a block of calls: of what is in the grids, the slowest takes a tenth.
 MOST_SECONDS = 300.0
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+METER = "the machine"
 NOTHING = Work(lambda: None, lambda _: [])
 
 
@@ -55,6 +57,9 @@ class Side(Timed, Protocol):
 
     def prepare(self, case: Case) -> Mapping[str, Array] | str:
         """What the library answers to the case, by name, or why it cannot."""
+
+    def release(self) -> None:
+        """Let go of the case."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -73,7 +78,7 @@ class Here:
 
     def prepare(self, case: Case) -> Mapping[str, Array] | str:
         """See `Side`."""
-        self.close()
+        self.release()
         work = prepared(self._library, self._prepare, make_inputs(case))
         if not isinstance(work, Work):
             return work
@@ -92,19 +97,23 @@ class Here:
         """See `Timed`."""
         return InThisProcess(self._work.call).block(warm, repeats, count)
 
-    def close(self) -> None:
+    def release(self) -> None:
         """See `Side`."""
         self._work = NOTHING
 
+    def close(self) -> None:
+        """See `Side`."""
+        self.release()
+
 
 class Elsewhere:
-    """A library in a process of its own, with `threads` threads and as many CPUs."""
+    """A library, or the meter, in a process of its own with `threads` threads and as many CPUs."""
 
-    def __init__(self, library: Library, threads: int) -> None:
+    def __init__(self, name: str, threads: int) -> None:
         self._late = False
         self._errors = TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, library.name, str(threads)],
+            [sys.executable, "-m", __name__, name, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -131,6 +140,15 @@ class Elsewhere:
     def block(self, warm: int, repeats: int, count: int) -> list[float]:
         """See `Timed`."""
         return list(self._ask("block", warm, repeats, count))
+
+    def limits(self) -> Limits | None:
+        """What the meter found at its start."""
+        said = self._ask("limits")
+        return None if said is None else Limits.from_data(said)
+
+    def release(self) -> None:
+        """See `Side`."""
+        self._ask("release")
 
     def close(self) -> None:
         """End the process."""
@@ -181,11 +199,11 @@ class Elsewhere:
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
             raise SideError(self._how_it_ended(), self)
-        said = json.loads(line)
-        if not isinstance(said, dict):
-            return said
+        message = json.loads(line)
+        if message["arrays"] is None:
+            return message["said"]
         arrays = {}
-        for name, (dtype, shape) in said.items():
+        for name, (dtype, shape) in message["arrays"].items():
             size = np.dtype(dtype).itemsize * math.prod(shape)
             data = self._process.stdout.read(size)
             if len(data) < size:
@@ -215,33 +233,35 @@ def main(name: str, threads: str) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
 
-    def say(what: Any) -> None:
-        if not isinstance(what, Mapping):
-            answers.write(json.dumps(what).encode() + b"\n")
-        else:
-            # JSON has no names of half types, so they go as float32.
-            arrays = {key: _plain(array) for key, array in what.items()}
-            head = {key: (one.dtype.str, one.shape) for key, one in arrays.items()}
-            answers.write(json.dumps(head).encode() + b"\n")
-            for one in arrays.values():
-                answers.write(one.data.cast("B"))
+    def say(what: Any, arrays: Mapping[str, Array] | None = None) -> None:
+        plain = {key: _plain(array) for key, array in (arrays or {}).items()}
+        kinds = {key: (one.dtype.str, one.shape) for key, one in plain.items()}
+        head = {"said": what, "arrays": None if arrays is None else kinds}
+        answers.write(json.dumps(head).encode() + b"\n")
+        for one in plain.values():
+            answers.write(one.data.cast("B"))
         answers.flush()
 
     if hasattr(os, "sched_setaffinity"):  # jax has as many threads as the process has CPUs
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(threads)])
-    library = next(one for one in (REGARD, *PEERS) if one.name == name)
+    known = {one.name: one for one in (REGARD, *PEERS)}
     try:
-        side = Here(library, int(threads))
+        side = Meter(int(threads)) if name == METER else Here(known[name], int(threads))
     except SideError as error:
         say(str(error))
         return
     say(None)
     for line in sys.stdin:
         word, *given = json.loads(line)
-        say(side.prepare(Case(**given[0])) if word == "prepare" else getattr(side, word)(*given))
+        if word != "prepare":
+            say(getattr(side, word)(*given))
+            continue
+        found = side.prepare(Case(**given[0]))
+        say(*([found] if isinstance(found, str) else [None, found]))
 
 
 def _plain(array: Array) -> Array:
+    """Half types, whose names NumPy alone does not know, as float32."""
     return np.ascontiguousarray(array, np.float32 if array.itemsize == 2 else None)
 
 
