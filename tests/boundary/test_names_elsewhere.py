@@ -115,7 +115,7 @@ def test_the_other_functions_answer_too(call, answer):
         (lambda: regard.attention(X, X, X, True), "pass the next as causal="),
         (lambda: regard.explain(X, X, X, ["a", "b", "c"]), "pass the next as query_labels="),
         (lambda: regard.KVCache(100), "takes nothing by position"),
-        (lambda: regard.KVCache(100), "pass the next as capacity= or window="),
+        (lambda: regard.KVCache(100), "pass the next as capacity=, window= or dtype="),
         (lambda: LAYER(X, X, X), "takes only x and context by position"),
         (lambda: regard.set_threads(1, 2), "takes only threads by position"),
     ],

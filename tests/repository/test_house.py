@@ -35,13 +35,14 @@ boundary.elsewhere
 boundary boundary.arrays boundary.dataframe boundary.files
 boundary.arguments compute.native
 boundary.parse compute.visibility compute.part
-masks scores normalizers compute.results
+masks scores normalizers compute.quantized compute.results
 compute.options
 textbook compute.request
 compute.extended_range compute.evaluation
 compute.gradients compute.softmax compute.linear problems
 compute.kernels
 compute.dispatch compute.kv_buffers
+compute.kv_files
 compute.config compute.recompute_weights compute.kv_cache
 explanation.labels explanation.notation
 explanation.derivation explanation.table

@@ -269,7 +269,7 @@ def _numbers_of(name: str, tensor: Any, in_place: bool) -> Array:
         tensor = tensor.resolve_neg()  # a sign that torch has put off; else the tensor itself
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.view(torch.int16).numpy()
-        return bits.view(_bfloat16(name))
+        return bits.view(bfloat16(name))
     array: Array = tensor.numpy()
     return array
 
@@ -319,7 +319,8 @@ def _unreadable(torch: Any, name: str, tensor: Any) -> str | None:
     return None
 
 
-def _bfloat16(name: str) -> Any:
+def bfloat16(name: str) -> Any:
+    """NumPy's bfloat16, for an array or an argument of this name."""
     try:
         from ml_dtypes import bfloat16
     except ImportError:

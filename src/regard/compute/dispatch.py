@@ -91,9 +91,9 @@ OPTIONS = (
 def run_arrays(
     query: Any, key: Any, value: Any, *options: Any, declined: bool = False, **parts: Any
 ) -> Any:
-    """Attention on NumPy arrays, with the OPTIONS by position; `parts` are score and normalize.
+    """Attention on NumPy arrays, with the OPTIONS by position.
 
-    The fast path answers if it can, unless it has `declined` already; else a kernel does.
+    `parts` are score and normalize, and whether keys and values are `quantized`. The fast path answers if it can, unless it has `declined` already; else a kernel does.
     """
     answer = None if declined else native.fast_path(query, key, value, *options)
     if answer is None:

@@ -1,20 +1,29 @@
-"""Numbers of tokens, one for all batch elements or one for each, and buffers that hold them."""
+"""Buffers of keys or values, and numbers of tokens, one for all batch elements or one for each.
+
+Owns what a buffer holds: floats, or rows of `quantized`. Must not know which tokens are in it.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.boundary.arguments import as_integers, check_lead
-from regard.boundary.arrays import Array
-from regard.errors import OptionError
+from regard.boundary.arguments import FLOATS, as_array, as_integers, check_lead, round_once
+from regard.boundary.arrays import Array, bfloat16
+from regard.compute import quantized
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     # One number for all batch elements, or one for each.
     Count = int | NDArray[np.int64]
+
+# Keys outside every window are dropped in multiples of this. The fused kernel cuts keys into such
+# chunks from key 0, so every key stays in its chunk and every row keeps its bytes.
+CHUNK = 256
 
 
 def check_lengths(lengths: Any, most: int, lead: tuple[int, ...]) -> Count:
@@ -61,6 +70,97 @@ def shown(counts: Any) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
+# --- buffers -------------------------------------------------------------------------------------
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any] | None:
+    """The dtype to convert to; None: as appended."""
+    if dtype is None:
+        return None
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        dtype = bfloat16("dtype")
+    known: np.dtype[Any] = np.dtype(object)
+    with suppress(TypeError):
+        known = np.dtype(dtype)
+    if known.name not in (*FLOATS, "int8"):
+        raise DtypeError(
+            f"dtype must be one of {', '.join(FLOATS)}, int8 (None: as they are appended), not "
+            f"{safe_text(repr(dtype), 60)}"
+        )
+    return known.newbyteorder("=")
+
+
+def as_floats(name: str, value: Any) -> Array:
+    """An array of floats in native byte order."""
+    array = as_array(name, value)
+    if array.dtype.kind in "biu":
+        raise DtypeError(
+            f"{name} has dtype {array.dtype}; a cache holds one of {', '.join(FLOATS)}"
+        )
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def check_pair(arrays: dict[str, Array], buffers: tuple[Array, ...], *, converts: bool) -> None:
+    """Check that key and value fit each other and the buffers."""
+    key, value = arrays["key"], arrays["value"]
+    for name, array in arrays.items():
+        if array.ndim < 2:
+            raise ShapeError(
+                f"{name} has {array.ndim} axes but needs at least 2: (tokens, width) or "
+                "(…, G, tokens, width)"
+            )
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ShapeError(
+            f"key has shape {key.shape} but value has {value.shape}; all axes but the last "
+            "must match"
+        )
+    for name, array, buffer in zip(arrays, arrays.values(), buffers, strict=False):
+        if not converts and array.dtype != buffer.dtype:
+            raise DtypeError(
+                f"{name} has dtype {array.dtype} but this cache holds {buffer.dtype}; "
+                f"pass {name}.astype({buffer.dtype.name!r}), or start a new cache with "
+                f"dtype={buffer.dtype.name!r}, which converts"
+            )
+        held = numbers_of(buffer)
+        if array.shape[:-2] != held.shape[:-2] or array.shape[-1] != held.shape[-1]:
+            here, there = ((*a.shape[:-2], "T", a.shape[-1]) for a in (array, held))
+            raise ShapeError(
+                f"{name} has shape {_axes(here)} but this cache holds {_axes(there)}; "
+                "batch, heads and width must match, T may be any number of tokens"
+            )
+
+
+def _axes(axes: tuple[Any, ...]) -> str:
+    return f"({', '.join(map(str, axes))})"
+
+
+def as_rows(name: str, array: Array, dtype: np.dtype[Any] | None, count: Count) -> Array:
+    """What a buffer of this dtype holds of an array; `count` tokens of each batch element."""
+    if dtype is None or array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        if dtype == np.int8:
+            rows, nearest = quantized.quantized(array), array.astype(np.float32, copy=False)
+        else:
+            rows = nearest = round_once(array, dtype).astype(dtype)
+    lost = np.isfinite(array) & ~np.isfinite(nearest)
+    if lost.any():
+        tokens = np.arange(array.shape[-2]) < np.asarray(count)[..., None]
+        lost &= tokens.reshape(*tokens.shape[:-1], *(1,) * min(1, array.ndim - 2), -1, 1)
+    if lost.any():
+        at = tuple(int(axis[0]) for axis in np.nonzero(lost))
+        raise OptionError(
+            f"{name} has {array[at]} at {at}, which is beyond the range of {dtype.name}; "
+            "scale it down, or use a cache of a wider dtype"
+        )
+    return rows
+
+
+def numbers_of(rows: Array) -> Array:
+    """A view of the numbers of rows, without scales."""
+    return quantized.parts(rows)[0] if rows.dtype == np.int8 else rows
+
+
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """A buffer with any content; a MemoryError if there is no memory for it."""
     try:
@@ -79,3 +179,13 @@ def move(source: Array, begin: Count, target: Array, at: Count, count: Count) ->
     for batch in np.ndindex(*lead):
         first, to, number = int(begins[batch]), int(ats[batch]), int(counts[batch])
         target[batch][..., to : to + number, :] = source[batch][..., first : first + number, :]
+
+
+def tokens_of(rows: Array, count: Count) -> Array:
+    """The first `count` tokens of each batch element, and zeros up to the longest."""
+    most = most_of(count)
+    if isinstance(count, int):
+        return rows[..., :most, :]
+    whole = np.zeros_like(rows[..., :most, :])
+    move(rows, 0, whole, 0, count)
+    return whole

@@ -11,24 +11,33 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 
 from regard.boundary import answering
-from regard.boundary.arguments import FLOATS, as_array, as_int, read_array
+from regard.boundary.arguments import as_int, read_array
 from regard.boundary.arrays import Array, lend
-from regard.compute import dispatch
+from regard.compute import dispatch, quantized
 from regard.compute.kv_buffers import (
+    CHUNK,
     alike,
     as_counts,
+    as_dtype,
+    as_floats,
+    as_rows,
     check_lengths,
+    check_pair,
     empty,
     most_of,
     move,
+    numbers_of,
     shown,
+    tokens_of,
 )
 from regard.compute.request import check_window
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
-from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes
+from regard.errors import OptionError, naming_shapes
 from regard.masks import Lengths
 
 if TYPE_CHECKING:
+    import os
+
     from numpy.typing import NDArray
 
     from regard.compute.kv_buffers import Count
@@ -45,11 +54,6 @@ if TYPE_CHECKING:
     from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
 
 
-# Keys outside every window are dropped in multiples of this. The fused kernel cuts keys into such
-# chunks from key 0, so every key stays in its chunk and every row keeps its bytes.
-CHUNK = 256
-
-
 class KVCache:
     """A cache of the keys and values of all tokens so far, for decoding step by step.
 
@@ -62,10 +66,15 @@ class KVCache:
         As for `attention`, for every call. Keys that no later query can see are dropped, 256 at a
         time: at most left + 255 earlier keys are kept. Positions still count from the first token.
 
+    dtype : {None, "bfloat16", "float16", "float32", "float64", "int8"}, optional
+        What keys and values are converted to when they are appended. If not given, the first
+        `append` decides, and nothing is converted. int8 has one float32 scale per token and head;
+        docs/cache.md has its error bound.
+
     Raises
     ------
     OptionError, DtypeError
-        If capacity or window makes no sense.
+        If capacity, window or dtype makes no sense.
 
     Notes
     -----
@@ -89,11 +98,16 @@ class KVCache:
 
     @answering
     def __init__(
-        self, *, capacity: int | None = None, window: tuple[int | None, int | None] | None = None
+        self,
+        *,
+        capacity: int | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        dtype: Any = None,
     ) -> None:
         otherwise = " (leave it out to let the room grow)"
         self._fixed = None if capacity is None else as_int("capacity", capacity, 1, otherwise)
         self._window = None if window is None else check_window(window)
+        self._dtype = as_dtype(dtype)
         self._buffers: tuple[Array, Array] | None = None
         self._end: Count = 0  # how many keys were appended
         self._start: Count = 0  # the position of the first slot
@@ -108,7 +122,8 @@ class KVCache:
         Parameters
         ----------
         key : array_like, (…, G, T, D)
-            Or (T, D) without heads. Leading axes, heads, width and dtype as in the first call.
+            Or (T, D) without heads. Leading axes, heads and width as in the first call, and the
+            dtype too, unless the cache has a `dtype`.
         value : array_like, (…, G, T, E)
             As many as keys.
         lengths : (…) ints, optional
@@ -119,17 +134,18 @@ class KVCache:
         ShapeError
             If the arrays do not fit each other or the cache.
         OptionError
-            If they exceed the capacity.
+            If they exceed the capacity, or a finite number the range of the cache's `dtype`.
         DtypeError
-            If their dtype differs from the cache's; nothing is converted.
+            If their dtype differs from that of the first call, and the cache has no `dtype`.
         """
-        arrays = {"key": _floats("key", key), "value": _floats("value", value)}
+        arrays = {"key": as_floats("key", key), "value": as_floats("value", value)}
         with naming_shapes(**arrays):
-            self._check_pair(arrays)
+            check_pair(arrays, self._buffers or (), converts=self._dtype is not None)
             tokens = arrays["key"].shape[-2]
             count = check_lengths(lengths, tokens, arrays["key"].shape[:-3])
-            buffers, start = self._with_room(arrays, count)
-        for buffer, array in zip(buffers, arrays.values(), strict=True):
+            rows = [as_rows(name, array, self._dtype, count) for name, array in arrays.items()]
+            buffers, start = self._with_room(rows, count)
+        for buffer, array in zip(buffers, rows, strict=True):
             move(array, 0, buffer, self._end - start, count)
         needed, end = self._needed, alike(self._end + count)
         if self._left is not None:
@@ -240,7 +256,7 @@ class KVCache:
             raise OptionError("the cache was never appended to; append the keys and values first")
         held = self._end - self._start
         slots = most_of(held)
-        key, value = self._buffers[0][..., :slots, :], self._buffers[1][..., :slots, :]
+        key, value = (numbers_of(buffer[..., :slots, :]) for buffer in self._buffers)
         (query, out), give_back = lend(query=query, out=out)
         query = read_array("query", query)
         with naming_shapes(query=query, key=key, value=value):
@@ -255,12 +271,76 @@ class KVCache:
                 self._check_positions(position, count)
             aligned = rules is None and not positioned and (not causal or position == 0)
             offset = None if aligned else position - self._start
+            integers = key.dtype == np.int8
             # fmt: off
             result = dispatch.run_arrays(query, key, value, rules, bias, causal, window, offset,
                                          scale, softcap, sink, precision, return_weights,
-                                         return_lse, out, kernel, threads)
+                                         return_lse, out, kernel, threads,
+                                         declined=integers, quantized=integers)
             # fmt: on
         return give_back(result)
+
+    # --- files ---------------------------------------------------------------------------------
+
+    @answering
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the cache to a file, in NumPy's NPZ format; `load` gives it back.
+
+        Parameters
+        ----------
+        path : str or path
+            The file; written under another name first, so that it is there as a whole or not at
+            all.
+        force : bool
+            Replace a file that is there already.
+
+        Raises
+        ------
+        ProblemError
+            If the file cannot be written, or the cache has more than 4 GiB.
+        OptionError
+            If the cache was never appended to.
+        """
+        from regard.compute import kv_files
+
+        if self._buffers is None:
+            raise OptionError("the cache was never appended to; there is nothing to save")
+        held = self._end - self._start
+        key, value = (tokens_of(buffer, held) for buffer in self._buffers)
+        window = None if self._window is None else (self._window.left, self._window.right)
+        dtype = None if self._dtype is None else self._dtype.name
+        counts = self._start, self._needed, self._end
+        stored = kv_files.Stored(dtype, self._fixed, window, (key, value), *counts)
+        kv_files.save(path, stored, force=force)
+
+    @classmethod
+    @answering
+    def load(cls, path: str | os.PathLike[str]) -> KVCache:
+        """Read a cache from a file that `save` wrote.
+
+        Raises
+        ------
+        ProblemError
+            If the file cannot be read, is cut off or damaged, is of another version, or is not
+            the file of a cache: one line that names the file.
+
+        Examples
+        --------
+        >>> import os, tempfile, numpy as np
+        >>> cache = KVCache(dtype="int8")
+        >>> cache.append(np.ones((2, 3, 4)), np.ones((2, 3, 4)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cache.save(os.path.join(folder, "text.npz"))
+        ...     KVCache.load(os.path.join(folder, "text.npz"))
+        KVCache(keys (2, 3, 4), values (2, 3, 4), int8, capacity 3, 96 bytes)
+        """
+        from regard.compute import kv_files
+
+        stored = kv_files.load(path)
+        cache = cls(capacity=stored.capacity, window=stored.window, dtype=stored.dtype)
+        cache._buffers = stored.buffers
+        cache._start, cache._needed, cache._end = stored.start, stored.needed, stored.end
+        return cache
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -289,18 +369,21 @@ class KVCache:
 
     @property
     def keys(self) -> Array:
-        """The keys, (…, G, S, D): a read-only view, undefined beyond `lengths`."""
+        """The keys, (…, G, S, D): a read-only view, undefined beyond `lengths`.
+
+        Of an int8 cache, a copy in float32: the numbers that attention reads.
+        """
         return self._view(0)
 
     @property
     def values(self) -> Array:
-        """The values, (…, G, S, E): a read-only view, undefined beyond `lengths`."""
+        """The values, (…, G, S, E), as `keys`."""
         return self._view(1)
 
     @property
     def capacity(self) -> int:
         """The number of keys that fit now."""
-        return (self._fixed or 0) if self._buffers is None else self._buffers[0].shape[-2]
+        return self._fixed or (0 if self._buffers is None else self._buffers[0].shape[-2])
 
     @property
     def nbytes(self) -> int:
@@ -311,7 +394,8 @@ class KVCache:
         window = "" if self._window is None else f", window {self._window.left, self._window.right}"
         if self._buffers is None:
             room = "" if self._fixed is None else f", capacity {self._fixed}"
-            return f"KVCache(empty{room}{window})"
+            dtype = "" if self._dtype is None else f", {self._dtype.name}"
+            return f"KVCache(empty{dtype}{room}{window})"
         dtypes = dict.fromkeys(str(buffer.dtype) for buffer in self._buffers)
         ends = "" if isinstance(self._end, int) else f", lengths {shown(self._end)}"
         return (
@@ -333,39 +417,12 @@ class KVCache:
         if self._buffers is None:
             raise OptionError("the cache was never appended to, so it has no shape yet")
         view = self._buffers[which][..., : most_of(self._end - self._start), :]
+        if view.dtype == np.int8:
+            view = quantized.floats(view)
         view.flags.writeable = False
         return view
 
-    def _check_pair(self, arrays: dict[str, Array]) -> None:
-        """Check that key and value fit each other and the cache."""
-        key, value = arrays["key"], arrays["value"]
-        for name, array in arrays.items():
-            if array.ndim < 2:
-                raise ShapeError(
-                    f"{name} has {array.ndim} axes but needs at least 2: (tokens, width) or "
-                    "(…, G, tokens, width)"
-                )
-        if key.shape[:-1] != value.shape[:-1]:
-            raise ShapeError(
-                f"key has shape {key.shape} but value has {value.shape}; all axes but the last "
-                "must match"
-            )
-        for name, array, buffer in zip(arrays, arrays.values(), self._buffers or (), strict=False):
-            if array.dtype != buffer.dtype:
-                raise DtypeError(
-                    f"{name} has dtype {array.dtype} but this cache holds {buffer.dtype}; "
-                    f"pass {name}.astype({buffer.dtype.name!r}), or start a new cache"
-                )
-            if array.shape[:-2] != buffer.shape[:-2] or array.shape[-1] != buffer.shape[-1]:
-                here, there = ((*a.shape[:-2], "T", a.shape[-1]) for a in (array, buffer))
-                raise ShapeError(
-                    f"{name} has shape {_axes(here)} but this cache holds {_axes(there)}; "
-                    "batch, heads and width must match, T may be any number of tokens"
-                )
-
-    def _with_room(
-        self, arrays: dict[str, Array], count: Count
-    ) -> tuple[tuple[Array, Array], Count]:
+    def _with_room(self, arrays: list[Array], count: Count) -> tuple[tuple[Array, Array], Count]:
         """Buffers with room for so many more, and the position of their first slot."""
         held = self._end - self._start
         if self._buffers is not None and most_of(held + count) <= self._buffers[0].shape[-2]:
@@ -389,8 +446,7 @@ class KVCache:
                 "truncate or reset it"
             )
         buffers = tuple(
-            empty((*array.shape[:-2], slots, array.shape[-1]), array.dtype)
-            for array in arrays.values()
+            empty((*array.shape[:-2], slots, array.shape[-1]), array.dtype) for array in arrays
         )
         for old, new in zip(self._buffers or (), buffers, strict=False):
             move(old, gone, new, 0, held - gone)
@@ -427,16 +483,3 @@ class KVCache:
                 f"those from {shown(self._needed)} on are kept: with a window, attend after each "
                 "append, to its tokens alone"
             )
-
-
-def _floats(name: str, value: Any) -> Array:
-    array = as_array(name, value)
-    if array.dtype.kind in "biu":
-        raise DtypeError(
-            f"{name} has dtype {array.dtype}; a cache holds one of {', '.join(FLOATS)}"
-        )
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _axes(axes: tuple[Any, ...]) -> str:
-    return f"({', '.join(map(str, axes))})"

@@ -64,6 +64,7 @@ class Request:
     return_lse: bool = False
     out: Array | None = None
     threads: int | None = None
+    quantized: bool = False  # key and value are the integers of `quantized` rows
     score: Score | None = None  # None: the dot product
     normalize: Normalizer | None = None  # None: the softmax
 
@@ -126,6 +127,15 @@ class Request:
             offset=self.offset + rows.start,
         )
 
+    def with_floats(self) -> Request:
+        """The same call with a float32 copy of quantised keys and values."""
+        if not self.quantized:
+            return self
+        from regard.compute.quantized import floats, whole_rows
+
+        key, value = (floats(whole_rows(integers)) for integers in (self.key, self.value))
+        return replace(self, key=key, value=value, quantized=False)
+
     def natural(self, array: Array, *, rows: bool = True) -> Array:
         """An array (…, H, L), (…, H, L, X) without the axes that the caller does not have.
 
@@ -174,12 +184,16 @@ def make_request(
     return_lse: bool = False,
     out: Any = None,
     threads: Any = None,
+    quantized: bool = False,
     **options: Any,
 ) -> Request:
-    """Check one call, with the options of `check_options` too, and bring it into one form."""
+    """Check one call, with the options of `check_options` too, and bring it into one form.
+
+    With `quantized` keys and values the result has the query's dtype.
+    """
     arrays = {"query": query, "key": key, "value": value}
     arrays = {name: as_array(name, x, "{}.data and a mask=") for name, x in arrays.items()}
-    dtype = result_dtype(arrays)
+    dtype = result_dtype({"query": arrays["query"]} if quantized else arrays)
     has_rows = arrays["query"].ndim != 1
     has_heads = max(array.ndim for array in arrays.values()) > 2
     q, k, v = check_arrays(arrays)
@@ -214,6 +228,7 @@ def make_request(
         return_weights=as_flag("return_weights", return_weights),
         return_lse=as_flag("return_lse", return_lse),
         threads=check_threads(threads),
+        quantized=quantized,
     )
     return request if out is None else replace(request, out=_check_out(request, out))
 

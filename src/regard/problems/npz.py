@@ -1,4 +1,4 @@
-"""NPZ archives: arrays under the keys of the schema, the rest as JSON in one member, `problem`.
+"""NPZ archives: plain arrays by name; for problems, what is no array as JSON in one, `problem`.
 
 Reads without `numpy.load`: every size is compared with a limit before memory is taken for it, names
 inside an archive lead nowhere, and nothing is ever unpickled. Must not know the keys.
@@ -46,17 +46,21 @@ _DAMAGE = (
 
 def read(file: BinaryIO) -> dict[str, Any]:
     """The mapping that an archive holds; arrays stay arrays."""
+    return _assembled(read_arrays(file, MAX_BYTES, MAX_NUMBERS))
+
+
+def read_arrays(file: BinaryIO, most_bytes: int, most_numbers: int) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive, which unpack to so many bytes and numbers at most."""
     try:
-        _check_directory(file)
+        _check_directory(file, most_bytes)
         with zipfile.ZipFile(file) as archive:
             members = [(_key(info), info) for info in archive.infolist()]
-            _check_members(members)
-            arrays = _read_members(archive, members)
+            _check_members(members, most_bytes)
+            return _read_members(archive, members, most_numbers)
     except ProblemError:
         raise
     except _DAMAGE as error:
         raise ProblemError(f"archive is damaged: {safe_text(error, 120)}") from None
-    return _assembled(arrays)
 
 
 def write(file: BinaryIO, data: Mapping[str, Any]) -> None:
@@ -71,6 +75,11 @@ def write(file: BinaryIO, data: Mapping[str, Any]) -> None:
             f"problem has {numbers} numbers, {total} bytes; "
             f"at most {MAX_NUMBERS} and {MAX_BYTES} could be read again"
         )
+    write_arrays(file, arrays)
+
+
+def write_arrays(file: BinaryIO, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """An archive of arrays, not packed: the same bytes for the same arrays."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
@@ -81,7 +90,7 @@ def write(file: BinaryIO, data: Mapping[str, Any]) -> None:
 # --- the archive ---------------------------------------------------------------------------------
 
 
-def _check_directory(file: BinaryIO) -> None:
+def _check_directory(file: BinaryIO, most_bytes: int) -> None:
     """Refuse a directory of endless members before it is read; none of ours needs ZIP64."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - 42))
@@ -90,7 +99,7 @@ def _check_directory(file: BinaryIO) -> None:
     if len(end) < 22 or end[:4] != b"PK\x05\x06" or end[-2:] != b"\x00\x00":
         raise ProblemError("archive is not an NPZ file, or is cut off")
     if tail[:4] == b"PK\x06\x07":
-        raise ProblemError(f"archive is of the ZIP64 kind, for more than {MAX_BYTES} bytes")
+        raise ProblemError(f"archive is of the ZIP64 kind, for more than {most_bytes} bytes")
     count, length = struct.unpack("<HI", end[10:16])
     if count > MAX_MEMBERS or length > MAX_MEMBERS * 1024:
         raise ProblemError(
@@ -119,7 +128,7 @@ def _key(info: zipfile.ZipInfo) -> str:
     return name
 
 
-def _check_members(members: list[_Member]) -> None:
+def _check_members(members: list[_Member], most_bytes: int) -> None:
     if len(members) > MAX_MEMBERS:
         raise ProblemError(f"archive has {len(members)} members; at most {MAX_MEMBERS} are read")
     names = [name for name, _ in members]
@@ -128,8 +137,8 @@ def _check_members(members: list[_Member]) -> None:
             raise ProblemError(f"{name} appears {names.count(name)} times in the archive")
     unpacked = sum(info.file_size for _, info in members)
     packed = sum(info.compress_size for _, info in members)
-    if unpacked > MAX_BYTES:
-        raise ProblemError(f"archive unpacks to {unpacked} bytes; at most {MAX_BYTES} are read")
+    if unpacked > most_bytes:
+        raise ProblemError(f"archive unpacks to {unpacked} bytes; at most {most_bytes} are read")
     if unpacked > FREE_BYTES and unpacked > MAX_RATIO * packed:
         raise ProblemError(
             f"archive unpacks from {packed} to {unpacked} bytes; "
@@ -148,17 +157,19 @@ _FIELD = re.compile(
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|U[0-9]{1,8})")
 
 
-def _read_members(archive: zipfile.ZipFile, members: list[_Member]) -> dict[str, NDArray[Any]]:
+def _read_members(
+    archive: zipfile.ZipFile, members: list[_Member], most_numbers: int
+) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     numbers = 0
     for name, info in members:
         with archive.open(info) as file:
             dtype, shape, order = _read_header(file, name, info.file_size)
             numbers += math.prod(shape)
-            if numbers > MAX_NUMBERS:
+            if numbers > most_numbers:
                 raise ProblemError(
                     f"{name} brings the archive to {numbers} numbers; "
-                    f"at most {MAX_NUMBERS} are read"
+                    f"at most {most_numbers} are read"
                 )
             data = _read_exactly(file, math.prod(shape) * dtype.itemsize, name)
             if file.read(1):  # also what makes zipfile compare the checksum

@@ -76,6 +76,7 @@ def _unknown(rule: Mask) -> Mask | None:
 
 def run(request: Request) -> Result:
     """Compute the request in native code."""
+    request = request.with_floats()
     call = _Call(request)
     shape = (*request.shape[:-1], request.value.shape[-1])
     output = _output(request, shape, call.read)

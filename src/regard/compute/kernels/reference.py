@@ -50,6 +50,7 @@ def run(request: Request) -> Result:
 
     Scores and normalisations other than the plain ones are always computed in float64.
     """
+    request = request.with_floats()
     working = Run.of_request(request, _FLOAT64 if request.parts else request.accumulator)
     output = np.empty((*request.shape[:-1], request.value.shape[-1]), request.output_dtype)
     weights = np.empty(request.shape, request.dtype) if request.return_weights else None
