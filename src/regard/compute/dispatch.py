@@ -93,7 +93,8 @@ def run_arrays(
 ) -> Any:
     """Attention on NumPy arrays, with the OPTIONS by position.
 
-    `parts` are score and normalize, and whether keys and values are `quantized`. The fast path answers if it can, unless it has `declined` already; else a kernel does.
+    `parts` are score and normalize, and whether keys and values are `quantized`. The fast path
+    answers if it can, unless it has `declined` already; else a kernel does.
     """
     answer = None if declined else native.fast_path(query, key, value, *options)
     if answer is None:
