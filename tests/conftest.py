@@ -96,7 +96,8 @@ TOOLS |= {name: Tool(importable(name), FULL) for name in BESIDE}
 # Tests of what processes do, take and leave: beside another of their kind they would measure it.
 ONE_BY_ONE = {"test_fused_memory.py", "test_fused_process.py", "test_diagnosis_hostile.py"}
 # Tests that share something that takes long to make.
-TOGETHER = {"test_fused_elsewhere.py", "test_diagnosis_page.py", "test_onnx.py", "test_steps.py"}
+TOGETHER = {"test_fused_elsewhere.py": "units", "test_fused_symbols.py": "units"}
+TOGETHER |= {name: name for name in ("test_diagnosis_page.py", "test_onnx.py", "test_steps.py")}
 REQUIRED = pytest.StashKey[frozenset[str]]()
 
 
@@ -137,7 +138,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     repeated.update(item for cases in tests.values() for item in repetitions(cases))
     config.hook.pytest_deselected(items=list(repeated))
     items[:] = [item for item in items if item not in repeated]
-    items.sort(key=lambda item: item.path.name not in ONE_BY_ONE | TOGETHER)  # the longest begin
+    items.sort(key=lambda item: item.path.name not in {*ONE_BY_ONE, *TOGETHER})  # the longest begin
 
 
 def test_of(nodeid: str) -> str:
@@ -192,7 +193,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = Path(nodeid.partition("::")[0]).name
             if file in ONE_BY_ONE:
                 return "one by one"
-            return file if file in TOGETHER else test_of(nodeid)
+            return TOGETHER.get(file) or test_of(nodeid)
 
     config.option.loadscopereorder = False  # or fixtures of a module would be made many times
     return ByTest(config, log)

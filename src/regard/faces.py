@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Self, overload
 
+from regard.boundary import answering
 from regard.diagnosis.result import Outcome
 from regard.errors import DtypeError
 from regard.explanation import questions
@@ -73,6 +74,7 @@ class Explanation(Trace):
         """The same steps with the methods of this class."""
         return cls(**{each.name: getattr(trace, each.name) for each in fields(Trace)})
 
+    @answering
     def statistics(self, *, head: int | None = None, batch: Batch | None = None) -> Statistics:
         """Mean, variance, minimum and maximum of every step; how each row spreads its weight.
 
@@ -85,6 +87,7 @@ class Explanation(Trace):
         """
         return questions.statistics(self, head, batch)
 
+    @answering
     def contributions(
         self,
         row: Index | None = None,
@@ -114,14 +117,17 @@ class Explanation(Trace):
         """
         return contributions(self, row, head, batch, step)
 
+    @answering
     def table(self, step: str, *, head: int | None = None, batch: Batch | None = None) -> Table:
         """One head of a step as a labelled table."""
         return self.steps[step].table(head=head, batch=batch)
 
+    @answering
     def without(self, key: Index) -> Self:
         """The attention with that key removed; its `.output` is the answer."""
         return self.of(questions.without(self, key))
 
+    @answering
     def compare(self, other: Explanation, tolerance: float = 0.0) -> Comparison | None:
         """The first step in which two explanations differ by more than `tolerance`.
 
@@ -146,6 +152,7 @@ class Explanation(Trace):
         """
         return questions.first_nonfinite(self)
 
+    @answering
     def check(
         self, expectations: Expectation | Sequence[Expectation] | None = None
     ) -> tuple[Mismatch, ...]:
@@ -163,6 +170,7 @@ class Explanation(Trace):
     ) -> None: ...
     @overload
     def to_html(self, path: None = None, *, budget: int | str = ..., digits: int = ...) -> str: ...
+    @answering
     def to_html(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -205,6 +213,7 @@ class Explanation(Trace):
         report.write(path, self, budget=budget, digits=digits, force=force)
         return None
 
+    @answering
     def to_dataframe(self, step: str = "weights") -> Any:
         """All numbers of a step as a pandas DataFrame, with the labels as index and columns.
 
@@ -218,6 +227,7 @@ class Explanation(Trace):
         """
         return self.steps[step].to_dataframe()
 
+    @answering
     def plot(
         self,
         step: str = "weights",
@@ -263,6 +273,7 @@ class Explanation(Trace):
 
         return plots.plot(self.table(step, head=head, batch=batch), axes)
 
+    @answering
     def plot_heads(self, step: str = "weights", *, batch: Batch | None = None) -> tuple[Any, ...]:
         """One heat map for each head on one figure, with one scale; returns the Axes of each.
 
@@ -273,6 +284,7 @@ class Explanation(Trace):
         heads = range(self.heads or 1)
         return plots.plot_heads([self.table(step, head=head, batch=batch) for head in heads])
 
+    @answering
     def to_markdown(
         self,
         *steps: str,
@@ -286,6 +298,7 @@ class Explanation(Trace):
         tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
         return export.as_markdown(tables, digits)
 
+    @answering
     def to_latex(
         self,
         *steps: str,
@@ -299,6 +312,7 @@ class Explanation(Trace):
         tables = [self.table(name, head=head, batch=batch) for name in steps or self.steps]
         return export.as_latex(tables, digits)
 
+    @answering
     def to_npz(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Save the value of every step under its name, and labels as labels_L, labels_S and so on.
 
@@ -335,6 +349,7 @@ class Diagnosis(Outcome):
     def to_html(self, path: str | os.PathLike[str], *, force: bool = ...) -> None: ...
     @overload
     def to_html(self, path: None = None) -> str: ...
+    @answering
     def to_html(
         self, path: str | os.PathLike[str] | None = None, *, force: bool = False
     ) -> str | None:

@@ -18,6 +18,7 @@ from regard.boundary.elsewhere import ELSEWHERE, TRIED
 X = np.eye(3)
 FLAGS = np.ones((3, 3), bool)
 LAYER = regard.MultiHeadAttention(X, X, X)
+TOLD = regard.explain(X, X, X)
 
 
 def refusal(call) -> str:
@@ -93,6 +94,12 @@ def test_all_arguments_that_a_call_does_not_have_are_answered_at_once():
         (lambda: masks.Lengths(size=2), "Lengths() has no argument size: it takes lengths"),
         (lambda: regard.weights(X, X), "weights() needs lse too: weights(query, key, lse)"),
         (lambda: regard.merge([X], [X[0]], lses=[X[0]]), "was given lses twice"),
+        (lambda: TOLD.why("output", 0, 0, heads=0), "Explanation.why() has no argument heads"),
+        (lambda: TOLD.why("output", 0, 0, heads=0), "did you mean head=0?"),
+        (lambda: TOLD.why("weights", 0, 0, step="scores"), "was given step twice"),
+        (lambda: TOLD.to_html(digit=3), "did you mean digits=3?"),
+        (lambda: TOLD["weights"].table(heads=1), "did you mean head=1?"),
+        (lambda: regard.Problem(embedding=X), "Problem() has no argument embedding: did you mean"),
     ],
 )
 def test_the_other_functions_answer_too(call, answer):

@@ -404,17 +404,29 @@ def test_given_results_belong_whichever_gradients_are_asked_for(wrt, path):
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["output", "lse"])
-def test_results_of_another_call_are_noticed(path, name):
-    q, k, v, grad = call(queries=30)
-    output, lse = regard.attention(q, k, v, return_lse=True)
+@pytest.mark.parametrize(
+    ("dtype", "factor", "size", "options"),
+    [
+        (np.float32, 1.001, 1, {}),
+        (np.float64, 1 + 1e-10, 1, {}),
+        *((dtype, 1.5, 1, {}) for dtype in TYPES[2:]),
+        (np.float32, 1.001, 1, {"precision": "exact"}),
+        (np.float32, 1.5, 300, {}),  # lse beyond 100 is computed again
+    ],
+)
+def test_results_of_another_call_are_noticed(path, name, dtype, factor, size, options):
+    q, k, v, grad = call(queries=30, dtype=dtype)
+    q = (q * size).astype(dtype)
+    output, lse = regard.attention(q, k, v, return_lse=True, **options)
     given = {"output": output, "lse": lse}
-    given[name] = given[name].copy()
-    given[name][1, 17] *= 1.001
-    with (
-        on_path(path) as kernel,
-        pytest.raises(regard.OptionError, match=rf"^{name} does not belong.*row 17 of head 1"),
-    ):
-        gradients(q, k, v, grad, kernel=kernel, **given)
+    wide = regard.attention(*(x.astype(float) for x in (q, k, v)), return_lse=True)
+    with on_path(path) as kernel:
+        gradients(q, k, v, grad, kernel=kernel, **given, **options)
+        gradients(q, k, v, grad, kernel=kernel, **{**given, "lse": wide.lse}, **options)
+        given[name] = given[name].copy()
+        given[name][1, 17] *= given[name].dtype.type(factor)
+        with pytest.raises(regard.OptionError, match=rf"^{name} does not belong.*row 17 of head 1"):
+            gradients(q, k, v, grad, kernel=kernel, **given, **options)
 
 
 @pytest.mark.parametrize(

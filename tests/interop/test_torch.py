@@ -280,6 +280,11 @@ def test_what_cannot_be_answered_is_refused_by_name(case):
         scaled_dot_product_attention(**(good() | options()))
 
 
+def test_a_mistyped_argument_is_answered_with_the_one_that_was_meant():
+    with pytest.raises(TypeError, match=r"did you mean is_causal=True\?"):
+        scaled_dot_product_attention(**good(), is_casual=True)
+
+
 # --- autocast ------------------------------------------------------------------------------------
 
 MIXED = [*((name,) * 3 for name in NAMES), ("float32", "bfloat16", "float16")]

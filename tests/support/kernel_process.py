@@ -7,13 +7,17 @@ and a folder, this compiles it. Knows what `kernels/fused.py` hands over, not wh
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import math
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Sequence
@@ -45,21 +49,32 @@ def flags_of(target: str) -> list[str]:
     return common[1].split() + (own[1].split() if own else [])
 
 
+@functools.cache
+def unit_of(compiler: str, target: str, level: str) -> Path:
+    """A target's unit with the flags of the build, but optimised as said; compiled once."""
+    folder = tempfile.mkdtemp(prefix="regard-unit-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    given = [flag for flag in flags_of(target) if not flag.startswith("-O")]
+    unit = Path(folder, "unit.o")
+    source = str(UNITS / f"target_{target}.cpp")
+    _compile(compiler, "-fPIC", "-fvisibility=hidden", level, *given, "-c", source, "-o", str(unit))
+    return unit
+
+
 def compile_process(compiler: str, folder: Path, level: str = "-O3") -> Path:
     """The program for the compiler's own CPU, its baseline target only, optimised as said."""
-    program, unit = folder / "kernel_process", folder / "unit.o"
-    start = [*shlex.split(compiler), "-std=c++17", "-Wall", "-Wextra"]
-    one = [*start, *flags_of("baseline"), level, "-c", "-o"]
+    program = folder / "kernel_process"
     rest = [str(UNITS / name) for name in SOURCES]
-    rest += [str(SUPPORT / "native/kernel_process.cpp"), str(unit)]
-    for command in (
-        [*one, str(unit), str(UNITS / "target_baseline.cpp")],
-        [*start, level, f"-I{UNITS}", "-pthread", *rest, "-o", str(program)],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            raise RuntimeError(f"{shlex.join(command)}\n{done.stderr[-3000:]}")
+    rest += [str(SUPPORT / "native/kernel_process.cpp"), str(unit_of(compiler, "baseline", level))]
+    _compile(compiler, level, f"-I{UNITS}", "-pthread", *rest, "-o", str(program))
     return program
+
+
+def _compile(compiler: str, *arguments: str) -> None:
+    command = [*shlex.split(compiler), "-std=c++17", "-Wall", "-Wextra", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)}\n{done.stderr[-3000:]}")
 
 
 class Module(types.ModuleType):

@@ -220,16 +220,19 @@ def misfit(
     function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> TypeError:
     """What to raise for a call whose arguments do not fit the function's signature."""
-    parameters = [p for p in signature(function).parameters.values() if p.name != "self"]
-    args = args[function.__qualname__.count(".") :]  # the method's own object is not an argument
-    call = f"{function.__qualname__.removesuffix('.__init__')}()"
+    parameters = list(signature(function).parameters.values())
+    call = f"{function.__name__}()"
+    if parameters and parameters[0].name == "self":  # a method's own object is no argument
+        (owner, *args), parameters = args, parameters[1:]
+        call = f"{type(owner).__name__}.{call}".replace(".__init__", "")
     by_position = [p.name for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
     by_name = [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY]
     taken = [*by_position, *by_name]
     unknown = {name: value for name, value in options.items() if name not in taken}
-    if unknown and not any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
+    kinds = {p.kind for p in parameters}
+    if unknown and Parameter.VAR_KEYWORD not in kinds:
         return no_such_argument(call, unknown, taken)
-    if len(args) > len(by_position):
+    if len(args) > len(by_position) and Parameter.VAR_POSITIONAL not in kinds:
         meant = _meant_by(args[len(by_position)])
         names = [meant] if meant in by_name else by_name
         only = f"only {_listed(by_position)}" if by_position else "nothing"
@@ -284,10 +287,10 @@ def _answer(name: str, value: Any, taken: Sequence[str]) -> str:
     if known:
         text = known[0][1] if isinstance(known[0][1], str) else known[0][1][0]
         return f"for {_home(_arguments(text)[0])} {_filled(text, name, value)}; {takes}"
-    if name in _arguments(*_texts()):
-        return f"it is an argument of {_home(name)}; {takes}"
     if near := _nearest(name, taken):
         return f"did you mean {near}={_spelled(value, '')}?"
+    if name in _arguments(*_texts()):
+        return f"it is an argument of {_home(name)}; {takes}"
     if near := _nearest(name, (*TRIED, *(one for names in ELSEWHERE.values() for one in names))):
         return f"if it is what others call {near}, {_answer(near, value, taken)}"
     return takes

@@ -126,16 +126,20 @@ def _of_rows_that_see(call: GradientRequest) -> Array:
 
     Through the sink's gradient, a product with that output, they would reach other rows.
     """
+    from regard.compute.evaluation import BLOCK_CELLS
+
     request, grad = call.request, call.grad_output
-    odd = ~np.isfinite(grad).all(axis=-1)
+    odd = np.asarray(~np.isfinite(grad).all(axis=-1))
     if not odd.any() or request.rules is None:
         return grad
     grad = grad.copy()
-    for *batch, head, row in np.argwhere(odd):
-        at = (*batch, head, row)
-        rows = Block(request.shape, (*batch,), head, np.array([row]), request.offset[(*batch,)])
-        if not np.broadcast_to(request.rules.block(rows), (1, request.shape[-1])).any():
-            grad[at] = 0
+    keys = request.shape[-1]
+    for *batch, head in np.argwhere(odd.any(axis=-1)):
+        rows = np.flatnonzero(odd[(*batch, head)])
+        for some in np.array_split(rows, 1 + rows.size * keys // BLOCK_CELLS):
+            block = Block(request.shape, (*batch,), head, some, request.offset[(*batch,)])
+            sees = np.broadcast_to(request.rules.block(block), (some.size, keys)).any(axis=-1)
+            grad[(*batch, head, some[~sees])] = 0
     return grad
 
 

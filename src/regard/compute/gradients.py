@@ -60,11 +60,13 @@ class GradientRequest:
         """Refuse an output or an lse that does not belong to the inputs.
 
         `deviations` (…, H, L, 2): for each row, the sum of its weights, with the sink's, minus 1;
-        and the sum of its gradients of scores, minus what that sum must be. Each may be as large as
-        rounding can make it, by the bounds below. `squares`: the squared lengths of each query and
-        row of grad_output (…, H, L), and of the longest key and value (…, G).
+        and the sum of its gradients of scores, minus what that sum must be. Where these were made
+        with an output and lse computed again: by how much the given ones would change them. Each
+        may be as large as rounding can make it, by the bounds below. `squares`: the squared lengths
+        of each query and row of grad_output (…, H, L), and of the longest key and value (…, G).
         """
         assert self.lse is not None
+        assert self.output is not None
         if not self.lse.size:
             return
         request, lse = self.request, np.abs(self.lse.astype(np.float64))
@@ -81,10 +83,14 @@ class GradientRequest:
             # No weight exceeds 1, so what a bias or a sink adds is bounded by scores and lse.
             size = abs(scale) * np.sqrt(squares["query"]) * key
             terms = (request.query.shape[-1] + 16) * size + request.shape[-1] + 16 + 4 * lse
-            grads = np.sqrt(squares["grad_output"]) * value
+            length, wide = np.sqrt(squares["grad_output"]), request.value.shape[-1]
+            # No number of the output exceeds the largest value, and each was rounded once.
+            one, zero = (float(np.spacing(self.output.dtype.type(x))) / 2 for x in (1, 0))
+            rounded = (one * value + zero * math.sqrt(wide)) * length
+            grads = length * value
             if self.grad_lse is not None:
                 grads = grads + np.abs(self.grad_lse)
-            bounds = unit * terms, unit * (terms + 4 * request.value.shape[-1]) * 4 * grads
+            bounds = unit * terms, unit * (terms + 4 * wide) * 4 * grads + rounded
         said = (
             "the weights add up to {:.6g} instead of 1",
             "the scores' gradients are off by {:.3g}",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.boundary import answering
 from regard.boundary.arrays import Array
 from regard.boundary.dataframe import Level, dataframe
 from regard.errors import LabelError, Setting, safe_text
@@ -197,6 +198,7 @@ class ExplainedStep:
 
     # --- one head of it ----------------------------------------------------------------------
 
+    @answering
     def head(self, head: int | None = None, batch: Batch | None = None) -> Array:
         """One head of one batch element: a matrix, a vector or a number.
 
@@ -235,6 +237,7 @@ class ExplainedStep:
             raise LabelError(has, *asked)
         return at, own or 0
 
+    @answering
     def table(self, *, head: int | None = None, batch: Batch | None = None) -> Table:
         """One head of one batch element as a labelled table; the arguments are those of `head`."""
         at, own = self.one(head, batch)

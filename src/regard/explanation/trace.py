@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from regard.boundary import answering
 from regard.boundary.arrays import Array
 from regard.compute.visibility import Mask
 from regard.errors import safe_text
@@ -115,6 +116,7 @@ class Trace:
 
     # --- why -----------------------------------------------------------------------------------
 
+    @answering
     def why(
         self,
         step: str,
@@ -178,6 +180,7 @@ class Trace:
 
     # --- as data and text ----------------------------------------------------------------------
 
+    @answering
     def to_json(self, steps: Sequence[str] | None = None) -> dict[str, Any]:
         """Every step, or those named, as plain data, in order.
 

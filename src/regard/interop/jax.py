@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from regard.boundary import answering
 from regard.boundary.arguments import as_number
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.interop.jax_primitives import Settings, attention
@@ -61,6 +62,7 @@ def dot_product_attention(
     return_residual: Literal[True],
     **options: Unpack[Options],
 ) -> tuple[jax.Array, jax.Array]: ...
+@answering
 def dot_product_attention(
     query: Any,
     key: Any,

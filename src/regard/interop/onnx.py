@@ -20,6 +20,7 @@ from onnx.backend.base import BackendRep
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from regard.boundary import answering
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.evaluation import Run
@@ -61,6 +62,7 @@ class AttentionOutputs(NamedTuple):
     qk_matmul_output: Array | None
 
 
+@answering
 def attention(
     Q: Array,
     K: Array,
@@ -257,6 +259,7 @@ def _scores(request: Request, mode: int) -> Array:
     return run.value(next(step for step in AFTER[mode] if step in run.steps))
 
 
+@answering
 def rotary_embedding(
     X: Array,
     cos_cache: Array,

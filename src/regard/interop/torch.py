@@ -19,6 +19,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.api import attention
+from regard.boundary import answering
 from regard.boundary.arrays import lent, untraced
 from regard.errors import DtypeError, OptionError, ShapeError
 from regard.interop import torch_gradients
@@ -33,6 +34,7 @@ def __dir__() -> list[str]:
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+@answering
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,

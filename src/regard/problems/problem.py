@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
+from regard.boundary import answering
 from regard.boundary.arrays import Array
 from regard.compute.request import LOSS
 from regard.errors import safe_text
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     Booleans = NDArray[np.bool_]
 
 
+@answering
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
     """An attention problem with names: everything that `regard.explain` needs.

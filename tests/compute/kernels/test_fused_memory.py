@@ -198,19 +198,19 @@ def call():
         except ValueError:
             pass
     else:
-        signal.setitimer(signal.ITIMER_REAL, 0.001)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
             regard.attention(long, long, long, threads=2)
             time.sleep(1)
         except Stop:
             pass
-repeats = 40 if sys.argv[1] == "interrupted" else 3000
-for _ in range(repeats):
-    call()
-before = peak()
-for _ in range(repeats):
-    call()
-print(peak() - before)
+peaks = []
+for _ in range(4):
+    for _ in range(40 if sys.argv[1] == "interrupted" else 3000):
+        call()
+    peaks.append(peak())
+# What leaks grows in every round, what a thread takes that first comes to run now, in one.
+print(np.diff(peaks).min())
 """
     np.testing.assert_array_less(int(well(python(program, way))), 600 * 1024)
 

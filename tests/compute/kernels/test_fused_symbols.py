@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_process import LISTED, UNITS, flags_of
+from kernel_process import LISTED, UNITS, flags_of, unit_of
 
 NM = shutil.which("nm")
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -68,23 +68,13 @@ def test_the_flags_of_the_build_never_let_the_compiler_change_results():
         assert "-fassociative-math" not in given
 
 
-def compiled(target: str, level: str, folder: Path) -> Path:
-    """A target's unit with the flags of the build, but optimised as said."""
-    unit = folder / "unit.o"
-    given = [flag for flag in flags_of(target) if not flag.startswith("-O")]
-    process = subprocess.run(
-        [
-            *(COMPILER, "-std=c++17", "-fPIC", "-fvisibility=hidden", level, *given),
-            *("-c", str(UNITS / f"target_{target}.cpp"), "-o", str(unit)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if process.returncode and "unrecognized" in process.stderr:
-        pytest.skip(f"this compiler does not know {target}")
-    assert process.returncode == 0, process.stderr[-2000:]
-    return unit
+def compiled(target: str, level: str) -> Path:
+    try:
+        return unit_of(str(COMPILER), target, level)
+    except RuntimeError as error:
+        if "unrecognized" in str(error):
+            pytest.skip(f"this compiler does not know {target}")
+        raise
 
 
 each_target = pytest.mark.parametrize("target", units() if LISTED.exists() else [])
@@ -92,9 +82,9 @@ each_target = pytest.mark.parametrize("target", units() if LISTED.exists() else 
 
 @needs_compiler
 @each_target
-def test_a_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target, tmp_path):
+def test_a_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target):
     # Unoptimised, nothing is inlined: whatever the linker might share shows.
-    found = symbols(compiled(target, "-O0", tmp_path), "--defined-only")
+    found = symbols(compiled(target, "-O0"), "--defined-only")
     shown = [(kind, name) for kind, name in found if kind.isupper() or kind in "uvw"]
     assert [name for _, name in shown] == [f"regard_target_{target}"], shown
     assert not {kind for kind, _ in shown} & set("WVuvw")
@@ -103,8 +93,8 @@ def test_a_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target, tmp_pa
 @pytest.mark.full
 @needs_compiler
 @each_target
-def test_a_unit_of_a_target_has_no_static_initialiser(target, tmp_path):
-    unit = compiled(target, "-O1", tmp_path)
+def test_a_unit_of_a_target_has_no_static_initialiser(target):
+    unit = compiled(target, "-O1")
     names = [name for _, name in symbols(unit)]
     assert f"regard_target_{target}" in names
     assert not [
