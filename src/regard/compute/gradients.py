@@ -56,6 +56,15 @@ class GradientRequest:
         summed |= name == "bias" or not given.dtype.isnative
         return self.request.accumulator if summed else given.dtype
 
+    def deviations(self, output: Array, lse: Array) -> Array:
+        """How far the given output and lse are from these, as `check_given` takes it."""
+        assert self.output is not None
+        assert self.lse is not None
+        with np.errstate(all="ignore"):
+            own = row_products(self.grad_output, output)
+            off = own - row_products(self.grad_output, self.output)
+            return np.stack([np.expm1(lse - self.lse.astype(np.float64)), off], axis=-1)
+
     def check_given(self, deviations: NDArray[np.float64], squares: Mapping[str, Array]) -> None:
         """Refuse an output or an lse that does not belong to the inputs.
 
@@ -130,10 +139,10 @@ def fit(whole: Array, given: Array) -> Array:
         return once.astype(given.dtype, copy=False).reshape(given.shape)
 
 
-def squared_lengths(vectors: Array) -> Array:
-    """The squared length of each row: |q·k|² is at most the product of two."""
-    squares = np.einsum("...d,...d->...", vectors, vectors, dtype=np.float64)
-    return np.asarray(squares)
+def row_products(first: Array, second: Array) -> Array:
+    """The sum of products of each two rows, in float64; of a row with itself its squared length."""
+    sums = np.einsum("...d,...d->...", first, second, dtype=np.float64)
+    return np.asarray(sums)
 
 
 def make_gradient_request(

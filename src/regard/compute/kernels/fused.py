@@ -181,14 +181,8 @@ def gradients(call: GradientRequest) -> dict[str, Any] | None:
     if checks is not None and longest is not None:
         if wrt <= {"value", "sink"}:
             checks[..., 1] = 0  # no gradients of scores were made
-        if call.lse is not None and not _given(call, kernel):
-            with np.errstate(all="ignore"):
-                checks[..., 0] = np.expm1(lse - call.lse)
-                ours, theirs = (
-                    np.einsum("...e,...e->...", call.grad_output, one, dtype=np.float64)
-                    for one in (output, call.output)
-                )
-                checks[..., 1] = ours - theirs
+        if not _given(call, kernel):
+            checks[..., :2] = call.deviations(output, lse)
         squares = {name: longest[..., i] for i, name in enumerate(("key", "value"))}
         squares |= {name: checks[..., 2 + i] for i, name in enumerate(("query", "grad_output"))}
         call.check_given(checks[..., :2], squares)

@@ -17,7 +17,7 @@ from regard.boundary.arguments import round_once
 from regard.boundary.arrays import Array
 from regard.compute.evaluation import Run
 from regard.compute.extended_range import HeadInFloat64, extended_range_rows
-from regard.compute.gradients import GradientRequest, squared_lengths
+from regard.compute.gradients import GradientRequest, row_products
 from regard.compute.request import Request, Result
 from regard.textbook.gradients import backward
 
@@ -166,10 +166,10 @@ def gradients(call: GradientRequest) -> dict[str, Array]:
     if deviations is not None:
         with np.errstate(all="ignore"):
             squares = {
-                "query": squared_lengths(request.query),
-                "grad_output": squared_lengths(call.grad_output),
-                "key": squared_lengths(request.key).max(axis=-1, initial=0),
-                "value": squared_lengths(request.value).max(axis=-1, initial=0),
+                "query": row_products(request.query, request.query),
+                "grad_output": row_products(call.grad_output, call.grad_output),
+                "key": row_products(request.key, request.key).max(axis=-1, initial=0),
+                "value": row_products(request.value, request.value).max(axis=-1, initial=0),
             }
         call.check_given(deviations, squares)
     for name in call.wrt & {"query", "key", "value"}:
