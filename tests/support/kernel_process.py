@@ -35,7 +35,7 @@ SOURCES = ("targets.cpp", "driver.cpp", "backward_driver.cpp", "extended_range.c
 
 RUN, EXPONENTIALS, TARGETS, BACKWARD = range(4)
 NO_MEMORY = 1
-KINDS = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3, "bool": 4}
+KINDS = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3, "int8": 4, "bool": 5}
 RULES = ("boolean", "lengths", "segments", "window", "all", "any", "negate")
 GROWS = {"all": -1, "any": -1, "negate": 0}  # the stack of the rules; by 1 where not listed
 
@@ -211,6 +211,8 @@ class Module(types.ModuleType):
     ) -> list[bytes]:
         """What every call begins with."""
         (heads, rows, width), (groups, size, columns) = query.shape[-3:], value.shape[-3:]
+        if value.dtype == np.int8:
+            columns -= 4  # the scale of the row, as module.cpp counts it
         if np.isnan(scale):
             scale = 1 / math.sqrt(width) if width else 1.0  # as module.cpp does, to the last bit
         batch = int(np.prod(query.shape[:-3], dtype=np.int64))

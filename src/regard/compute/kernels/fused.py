@@ -14,6 +14,7 @@ import numpy as np
 from regard.boundary.arguments import is_float, spread
 from regard.boundary.arrays import Array
 from regard.compute import native
+from regard.compute.quantized import whole_rows
 from regard.compute.request import Request, Result
 from regard.compute.visibility import All, AnyOf, Boolean, Combined, Mask, Not
 from regard.errors import safe_text
@@ -76,7 +77,6 @@ def _unknown(rule: Mask) -> Mask | None:
 
 def run(request: Request) -> Result:
     """Compute the request in native code."""
-    request = request.with_floats()
     call = _Call(request)
     shape = (*request.shape[:-1], request.value.shape[-1])
     output = _output(request, shape, call.read)
@@ -104,7 +104,10 @@ class _Call:
         bias, sink = request.bias, request.sink
         self.accumulator = accumulator
         self.arrays = [
-            _readable(array, accumulator) for array in (request.query, request.key, request.value)
+            whole_rows(array)
+            if request.quantized and array is not request.query
+            else _readable(array, accumulator)
+            for array in (request.query, request.key, request.value)
         ]
         left, right, length, rules = _compile(request)
         others = [

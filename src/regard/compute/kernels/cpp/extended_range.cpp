@@ -43,8 +43,8 @@ Number operator+(Number x, Number y) {
 bool operator<(Number x, Number y) { return (x + -y).fraction < 0; }
 
 double get(const char* from, int64_t at, Kind kind) {
-    double x;
-    load_row(&x, from + at * size_of(kind), 0, kind, 1);
+    double x = 0;
+    with_kind(kind, [&](auto of) { x = load_one<decltype(of)::kind>(from + at * size_of(kind)); });
     return x;
 }
 
@@ -90,7 +90,9 @@ double output(const Request& q, int64_t b, int64_t g, int64_t e, const std::vect
               const std::vector<Number>& logits, const std::vector<double>& weights) {
     double sum = 0, half = 0, special = 0, low = q.sink ? 0 : INFINITY, high = -low;
     for (size_t n = 0; n < keys.size(); n++) {
-        const double v = get(q.value.at(b, g, keys[n]) + e * q.value.column, 0, q.value.kind);
+        const char* row = q.value.at(b, g, keys[n]);
+        double v = get(row + e * q.value.column, 0, q.value.kind);
+        if (q.value.kind == Kind::int8) v *= double(number_at<float>(row + q.E));
         if (std::isfinite(v)) {
             sum += weights[n] * v;
             half += weights[n] * (v / 2);  // no sum of halves overflows

@@ -38,6 +38,7 @@ Kind kind_of(PyArrayObject* array) {
         case NPY_HALF: return Kind::float16;
         case NPY_FLOAT: return Kind::float32;
         case NPY_DOUBLE: return Kind::float64;
+        case NPY_BYTE: return Kind::int8;
         default: return Kind::bfloat16;  // the only other type that fused.py lets through
     }
 }
@@ -66,6 +67,7 @@ void read_sizes(Request& q, PyArrayObject* const (&arrays)[3]) {
     for (int axis = 4; axis <= PyArray_NDIM(arrays[0]); axis++) q.B *= size(0, axis);
     q.H = size(0, 3), q.L = size(0, 2), q.D = size(0, 1);
     q.G = size(1, 3), q.S = size(1, 2), q.E = size(2, 1);
+    if (kind_of(arrays[2]) == Kind::int8) q.E -= int64_t(sizeof(float));  // the scale
 }
 
 // A Request and what it points to, which must live as long as the call.

@@ -68,10 +68,16 @@ template <class F> REGARD_INLINE void with_kind(Kind kind, F f) {
         case Kind::bfloat16: return f(Of<Kind::bfloat16>{});
         case Kind::float32: return f(Of<Kind::float32>{});
         case Kind::float64: return f(Of<Kind::float64>{});
+        case Kind::int8: return f(Of<Kind::int8>{});
     }
 }
 REGARD_INLINE int64_t size_of(Kind kind) {
-    return kind == Kind::float64 ? 8 : kind == Kind::float32 ? 4 : 2;
+    switch (kind) {
+        case Kind::float64: return 8;
+        case Kind::float32: return 4;
+        case Kind::int8: return 1;
+        default: return 2;
+    }
 }
 // Whether a vector of T can be made from consecutive numbers of a kind.
 template <class T> constexpr bool loads(Kind kind) {
@@ -88,6 +94,7 @@ template <Kind K> REGARD_INLINE auto load_one(const char* p) {
     if constexpr (K == Kind::float64) return number_at<double>(p);
     else if constexpr (K == Kind::float32) return number_at<float>(p);
     else if constexpr (K == Kind::float16) return from_half(number_at<uint16_t>(p));
+    else if constexpr (K == Kind::int8) return float(number_at<int8_t>(p));
     else return from_bfloat(number_at<uint16_t>(p));
 }
 template <class T, Kind K> REGARD_INLINE Vec<T> load_as(const char* p) {
@@ -102,6 +109,11 @@ static void load_row(T* to, const char* from, int64_t stride, Kind kind, int64_t
     with_kind(kind, [&](auto of) {
         constexpr Kind K = decltype(of)::kind;
         int64_t i = 0;
+        if constexpr (K == Kind::int8) {
+            if (n == 0) return;
+            const float scale = number_at<float>(from + n);
+            for (; i < n; i++) to[i] = T(load_one<K>(from + i) * scale);  // exact in float32
+        }
         if constexpr (loads<T>(K))
             if (stride == size_of(K))
                 for (; i + kLanes<T> <= n; i += kLanes<T>)
@@ -116,6 +128,7 @@ static void store_one(char* to, int64_t i, Kind kind, double x) {
         case Kind::float64: ((double*)to)[i] = x; break;
         case Kind::float16: ((uint16_t*)to)[i] = to_half(to_odd(x)); break;
         case Kind::bfloat16: ((uint16_t*)to)[i] = to_bfloat(to_odd(x)); break;
+        case Kind::int8: break;  // is read only
     }
 }
 
