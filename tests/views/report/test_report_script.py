@@ -35,7 +35,7 @@ from regard.scores import Additive, Cosine, Distance, Features, General
 from regard.textbook.operations import OPERATIONS
 from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan
-from regard.views.report.whatif import BITS, MASKED, variants
+from regard.views.report.whatif import BITS, MASKED, form_of, variants
 
 pytestmark = pytest.mark.needs("node")
 
@@ -685,7 +685,7 @@ def test_gradients_of_a_mistake_are_the_slopes_of_what_it_computes(
         if "axis" not in on:  # every row in a block of its own
             monkeypatch.setattr(evaluation, "BLOCK_CELLS", source.sizes["S"])
         run = Run(
-            variants(explanation)[bits],
+            variants(form_of(explanation))[bits],
             inputs,
             heads,
             dtype=np.dtype(float),

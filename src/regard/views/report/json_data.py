@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from regard.views import story
 from regard.views.head_view import Head
 from regard.views.report.plan import Plan, pooled
 from regard.views.report.summary import checks, countable, scale_words
-from regard.views.report.whatif import BITS, MASKED, has_gradients, switches, variants
+from regard.views.report.whatif import BITS, MASKED, Form, form_of, has_gradients, variants
 from regard.views.step_words import SPREAD, sentences
 
 # More of a label than this is never shown.
@@ -75,7 +76,7 @@ class Data:
 
     def __init__(self) -> None:
         self.content: dict[str, Any] = {}
-        self.declarations = Pool(_declaration)
+        self.declarations = Pool(list)
         self.label_sets = Pool(lambda labels: None if labels is None else list(labels))
         self.sentences = Pool(str)
         self._bytes = bytearray()
@@ -144,11 +145,21 @@ def _words(operation: Operation) -> dict[str, Any]:
     return {field: getattr(operation, field) for field in fields}
 
 
-def _declaration(step: Step) -> list[str]:
+@lru_cache(maxsize=32)
+def _declarations(form: Form) -> tuple[list[tuple[str, ...]], dict[str, list[int]]]:
+    """Every declaration of a form once, and the numbers of those of each variant."""
+    pool = Pool(_declaration)
+    numbers = {
+        str(bits): [pool.number(step) for step in steps] for bits, steps in variants(form).items()
+    }
+    return pool.items, numbers
+
+
+def _declaration(step: Step) -> tuple[str, ...]:
     """A step in few bytes; `stepOf` in carried.js reads it."""
     operands = " ".join(f"{ref.step}:{','.join(ref.index)}" for ref in step.operands)
     parts = [step.name, step.symbol, step.formula, step.op, " ".join(step.axes), operands]
-    return [*parts, step.running, step.over, step.of]
+    return (*parts, step.running, step.over, step.of)
 
 
 # --- one layer -----------------------------------------------------------------------------------
@@ -158,6 +169,9 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
     source, layer = explanation.source, plan.layers[name]
     shown = layer.explanation
     own_rules = _without_bias(source.rules)
+    form = form_of(shown)
+    declared, numbers = _declarations(form)
+    places = [data.declarations.number(one) for one in declared]
     steps = shown.source.steps.values()
     axes = {axis for step in steps for axis in step.axes} - {"H", "G"}
 
@@ -177,11 +191,8 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             if step in shown.steps
         },
         "alone": "" if "L" in source.sizes else safe_text("".join(shown.labels.get("L", ())), 200),
-        "switches": list(switches(shown)),
-        "variants": {
-            str(bits): [data.declarations.number(step) for step in steps]
-            for bits, steps in variants(shown).items()
-        },
+        "switches": list(form.switches),
+        "variants": {bits: [places[k] for k in own] for bits, own in numbers.items()},
         "rules": None if own_rules is None else _rule(data, own_rules, explanation.source),
         "offset": [int(number) for number in np.asarray(source.offset).reshape(-1)],
         "given": parts(step for step in steps if step.op == "given"),

@@ -24,7 +24,7 @@ from regard.views.all_steps import PROJECTIONS
 from regard.views.head_view import Head, heads
 from regard.views.report.summary import countable
 from regard.views.report.tables import MOST_PRINTED
-from regard.views.report.whatif import declare, given_steps, has_gradients
+from regard.views.report.whatif import declare, form_of, given_steps, has_gradients
 
 # Up to this many numbers, the page has the computed ones too, as Python computed them.
 SMALL = 2**13
@@ -251,7 +251,7 @@ def _ready(explanation: Trace) -> Trace:
     if all(steps[name].op == "given" for name in PROJECTIONS):
         return explanation
     given = given_steps(explanation) - {*PROJECTED}
-    declared = declare(explanation, {*PROJECTIONS, *given}, "visible" in steps)
+    declared = declare(form_of(explanation), {*PROJECTIONS, *given}, "visible" in steps)
     return Trace(
         _Ready(explanation.source, declared),
         title=explanation.title,

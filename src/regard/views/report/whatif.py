@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import lru_cache
 from itertools import compress, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regard.textbook.loss import continued
 from regard.textbook.steps import Ref, Step, textbook
@@ -39,34 +40,68 @@ def switches(explanation: Trace) -> tuple[str, ...]:
     return tuple(name for name, there in possible.items() if there)
 
 
-def variants(explanation: Trace) -> dict[int, tuple[Step, ...]]:
-    """The declared steps for every combination of switches, by the sum of their bits."""
+class Form(NamedTuple):
+    """What the declared steps of an attention follow from, whatever its numbers and sizes."""
+
+    given: frozenset[str]
+    heads: bool
+    rows: bool
+    masked: frozenset[bool]  # whether a rule hides keys, now or after a change
+    softmax: Literal["shifted", "unshifted"]
+    width: bool
+    mechanism: tuple[Any, Any]
+    switches: tuple[str, ...]
+    loss: str  # "target", "gradient" or nothing
+    grouped: bool
+
+
+def form_of(explanation: Trace) -> Form:
+    """The form that an explanation has."""
     source = explanation.source
+    axes = source.steps["scores"].axes
     masked = {"visible" in source.steps, False}
     if "bias" in source.steps:
         masked |= {True}  # −∞ may be written into a bias
-    names = switches(explanation)
+    loss = ("target" if "target" in source.steps else "gradient") * has_gradients(explanation)
+    return Form(
+        given=frozenset(given_steps(explanation)),
+        heads="H" in axes,
+        rows="L" in axes,
+        masked=frozenset(masked),
+        softmax="shifted" if "row_maximum" in source.steps else "unshifted",
+        width="width" in source.steps,
+        mechanism=explanation.mechanism,
+        switches=switches(explanation),
+        loss=loss,
+        grouped=source.sizes.get("H") != source.sizes.get("G"),
+    )
+
+
+@lru_cache(maxsize=32)
+def variants(form: Form) -> dict[int, tuple[Step, ...]]:
+    """The declared steps for every combination of switches, by the sum of their bits."""
+    names = form.switches
     subsets = [set(compress(names, on)) for on in product((False, True), repeat=len(names))]
     return {
-        sum(BITS[name] for name in on) + MASKED * hides: _declared(explanation, on, hides)
+        sum(BITS[name] for name in on) + MASKED * hides: _declared(form, on, hides)
         for on in subsets
-        for hides in sorted(masked)
+        for hides in sorted(form.masked)
         if not (hides and "mask" in on)
     }
 
 
 def declare(
-    explanation: Trace, given: Collection[str], masked: bool, scaled: bool = True
+    form: Form, given: Collection[str], masked: bool, scaled: bool = True
 ) -> tuple[Step, ...]:
     """The textbook's steps from what is given, in the form that the explanation has."""
-    steps, (score, normalize) = explanation.source.steps, explanation.mechanism
+    score, normalize = form.mechanism
     return textbook(
         given,
-        heads="H" in steps["scores"].axes,
-        rows="L" in steps["scores"].axes,
+        heads=form.heads,
+        rows=form.rows,
         masked=masked,
-        softmax="shifted" if "row_maximum" in steps else "unshifted",
-        default_scale="width" in steps and scaled,
+        softmax=form.softmax,
+        default_scale=form.width and scaled,
         score=score,
         normalize=normalize,
     )
@@ -82,17 +117,15 @@ def given_steps(explanation: Trace) -> set[str]:
     return given - ({"width", "scale"} if explanation.mechanism[0] == "dot" else set())
 
 
-def _declared(explanation: Trace, on: Collection[str], hides: bool) -> tuple[Step, ...]:
-    source, given = explanation.source, given_steps(explanation)
-    declared = declare(explanation, given, hides, "scale" not in on)
+def _declared(form: Form, on: Collection[str], hides: bool) -> tuple[Step, ...]:
+    declared = declare(form, form.given, hides, "scale" not in on)
     if "swap" in on:
         declared = tuple(_swapped(step) for step in declared)
     if "axis" in on:
         declared = tuple(_along_columns(step) for step in declared)
-    if not has_gradients(explanation):
+    if not form.loss:
         return declared
-    grouped = source.sizes.get("H") != source.sizes.get("G")
-    return declared + continued(declared, target="target" in source.steps, grouped=grouped)
+    return declared + continued(declared, target=form.loss == "target", grouped=form.grouped)
 
 
 def has_gradients(explanation: Trace) -> bool:
