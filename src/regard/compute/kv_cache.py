@@ -371,7 +371,7 @@ class KVCache:
     def keys(self) -> Array:
         """The keys, (…, G, S, D): a read-only view, undefined beyond `lengths`.
 
-        Of an int8 cache, a copy in float32: the numbers that attention reads.
+        For an int8 cache a copy in float32: the numbers that attention reads.
         """
         return self._view(0)
 

@@ -7,8 +7,7 @@ namespace regard {
 
 constexpr int64_t kChunk = 256;  // the most keys of a chunk; chunks begin at multiples of it
 
-// Of int8, keys and values only: after the columns of a row follows its scale, a float32, which is not
-// counted among them.
+// int8 is for keys and values alone: a float32 after the columns of a row is their scale.
 enum class Kind : int32_t { float16, bfloat16, float32, float64, int8 };
 
 // An array (B, heads, rows, columns), strides in bytes; `batch` has one offset per batch element.
