@@ -21,6 +21,10 @@ become p_j·exp(δ_j) / Σ p_k·exp(δ_k) with |δ_j| ≤ η_j, and since Σ p_j
 A kernel that adds n visible keys one after the other has c = n. The fused one adds chunks of 256
 keys from zero and merges them: c = min(n, 256) + 4·merges, an exp, a product and an addition each.
 
+By dot instructions on pairs of bfloat16, weights are rounded before they meet the values: η_j grows
+by 2⁻⁸/(1 − 2⁻⁸) in E_d, not in weights and lse. Whatever is smaller than 2⁻¹²⁶ counts as 0 there:
+what underflows does so at 2⁻¹²⁶, and a query or a key that is smaller loses |scale|·|q_d k_jd|.
+
 For small η this is Σ p_j |v_jd − o_d| η_j, the first-order bound; for η so large that no kernel of
 this precision could know the weights, it still says that o_d lies among the visible values.
 """
@@ -48,12 +52,15 @@ class Arithmetic(NamedTuple):
     exp_roundings: float  # relative error of an exponential, in u: twice that in ulp
     chunk: int | None = None  # keys that are added from zero; None: all of a row
     merge_roundings: int = 0  # for each chunk but the first, and for a sink
+    weight_error: float = 0.0  # relative error of a weight where it meets a value
+    least: float = 0.0  # numbers smaller than this count as 0
 
 
 WHOLE_ROWS = Arithmetic(
     exp_roundings=5.2
 )  # 2.6 ulp: the worst known of NumPy's float32 exp is 2.52
 FUSED = Arithmetic(exp_roundings=2.0, chunk=256, merge_roundings=4)
+PAIRS = FUSED._replace(weight_error=2.0**-8 / (1 - 2.0**-8), least=2.0**-126)
 
 
 class Precision(NamedTuple):
@@ -149,7 +156,12 @@ def _error_bounds(
 
     # The errors of the logits. What is not visible takes no part in anything below.
     sizes = np.einsum("...id,...jd->...ij", abs(query), abs(key)) * abs(scale)
-    underflow = inner.floor * (UNDERFLOWS + (width + DOT_ROUNDINGS) * abs(scale))
+    floor = max(inner.floor, arithmetic.least)
+    underflow = floor * (UNDERFLOWS + (width + DOT_ROUNDINGS) * abs(scale))
+    for one, other in ((query, key), (key, query)) if arithmetic.least else ():
+        lost = np.where(abs(one) < arithmetic.least, abs(one), 0.0)
+        letters = "...id,...jd->...ij" if one is query else "...jd,...id->...ij"
+        underflow = underflow + np.einsum(letters, lost, abs(other)) * abs(scale)
     wobble = (width + DOT_ROUNDINGS) * inner.unit * sizes + underflow
     logits = np.where(visible, answer.logits, -np.inf)
     if softcap is not None:
@@ -168,8 +180,13 @@ def _error_bounds(
     wobble = np.where(visible, wobble, 0.0)
 
     # The weights with those errors: `risen` bounds p·(exp(η) − 1), `least` is Σ p·exp(−η).
-    risen = _risen(weights, logits - lse[..., np.newaxis], wobble)
-    least = (weights * np.exp(-wobble)).sum(axis=-1)
+    def raised(wobble: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        risen = _risen(weights, logits - lse[..., np.newaxis], wobble)
+        return risen, (weights * np.exp(-wobble)).sum(axis=-1)
+
+    risen, least = raised(wobble)
+    met = np.where(visible, wobble + arithmetic.weight_error, 0.0)  # as they meet the values
+    met_risen, met_least = raised(met) if arithmetic.weight_error else (risen, least)
     count = visible.sum(axis=-1)
     sink_risen = np.zeros_like(lse)
     if sink is not None:
@@ -177,23 +194,24 @@ def _error_bounds(
         sink_wobble = inner.unit * (abs(sinks) + abs(sinks - maximum) + arithmetic.exp_roundings)
         sink_wobble = np.where(np.isfinite(sinks), sink_wobble, 0.0)
         sink_risen = _risen(sink_weight, sinks - lse, sink_wobble)
-        least = least + sink_weight * np.exp(-sink_wobble)
+        sink_least = sink_weight * np.exp(-sink_wobble)
+        least, met_least = least + sink_least, met_least + sink_least
         count = count + 1
 
     values = np.where(visible[..., np.newaxis], value[..., np.newaxis, :, :], 0.0)
     distance = abs(values - answer.output[..., np.newaxis, :])
     distance = np.where(visible[..., np.newaxis], distance, 0.0)  # (…, H, L, S, E)
-    drift = np.einsum("...j,...jd->...d", risen, distance)
+    drift = np.einsum("...j,...jd->...d", met_risen, distance)
     farthest = distance.max(axis=-2, initial=0.0)
-    tiny = inner.floor * UNDERFLOWS * (count[..., np.newaxis] + distance.sum(axis=-2))
+    tiny = floor * UNDERFLOWS * (count[..., np.newaxis] + distance.sum(axis=-2))
     if sink is not None:
         drift = drift + sink_risen[..., np.newaxis] * abs(answer.output)
         farthest = np.maximum(farthest, abs(answer.output))
-        tiny = tiny + inner.floor * UNDERFLOWS * abs(answer.output)
+        tiny = tiny + floor * UNDERFLOWS * abs(answer.output)
     mass = np.einsum("...j,...jd->...d", weights, abs(values))
     additions = _additions(count, visible.shape[-1], sink is not None, arithmetic)
     roundings = (2 * additions + SUM_ROUNDINGS) * inner.unit
-    output = np.minimum(_ratio(drift, least), farthest)
+    output = np.minimum(_ratio(drift, met_least), farthest)
     output = output + roundings[..., np.newaxis] * mass + inner.unit * abs(answer.output) + tiny
 
     # A weight is the output for a value that is 1 at its own key and 0 at all others.

@@ -46,7 +46,9 @@ def attention(
     scale: float | None = option("X", "Factor (1/sqrt(D))."),
     softcap: float | None = option("X", "Limit scores smoothly to below this."),
     sink: float | None = option("X", "Add a score without a key to each softmax."),
-    precision: str = option("working|exact", "exact: accumulate in float64.", default="working"),
+    precision: str = option(
+        "working|high|exact", "exact: accumulate in float64.", default="working"
+    ),
     kernel: str | None = option(
         "NAME", "Kernel to use; see regard info.", autocompletion=complete_kernel
     ),

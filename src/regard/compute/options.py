@@ -82,7 +82,7 @@ class Rules(TypedDict, total=False):
 class Computed(TypedDict, total=False):
     """How a call is computed."""
 
-    precision: Literal["working", "exact"]
+    precision: Literal["working", "high", "exact"]
     kernel: str | None
     threads: int | None
 

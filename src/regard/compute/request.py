@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Request:
     softcap: float | None
     sink: Array | None  # (…, H)
     dtype: np.dtype[Any]  # of output and weights
-    precision: Literal["working", "exact"]
+    precision: Literal["working", "high", "exact"]
     has_heads: bool
     has_rows: bool
     return_weights: bool = False
@@ -199,9 +199,9 @@ def make_request(
     q, k, v = check_arrays(arrays)
     shape = (*q.shape[:-1], k.shape[-2])
     checked = check_options(shape, len(shape) - 3 + has_heads + has_rows + 1, **options)
-    if not (isinstance(precision, str) and precision in ("working", "exact")):
+    if not (isinstance(precision, str) and precision in ("working", "high", "exact")):
         raise OptionError(
-            f'precision must be "working" or "exact", not {safe_text(repr(precision), 60)}'
+            f'precision must be "working", "high" or "exact", not {safe_text(repr(precision), 60)}'
         )
     if checked["score"] is not None:
         checked["score"].check(q.shape[-1])
@@ -222,7 +222,7 @@ def make_request(
         value=v,
         **checked,
         dtype=dtype,
-        precision="exact" if precision == "exact" else "working",
+        precision=cast('Literal["working", "high", "exact"]', precision),
         has_heads=has_heads,
         has_rows=has_rows,
         return_weights=as_flag("return_weights", return_weights),

@@ -121,7 +121,12 @@ class _Call:
         threads = min(request.threads or native.default_threads(), native.MOST_THREADS)
         self.options = (
             *(*others, left, right, rules, scale, request.softcap or 0.0),
-            *(accumulator == np.float64, threads, native.usable_target()),
+            *(
+                accumulator == np.float64,
+                request.precision == "high",
+                threads,
+                native.usable_target(),
+            ),
         )
 
 

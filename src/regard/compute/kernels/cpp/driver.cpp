@@ -40,7 +40,7 @@ struct Plan {
 };
 
 Plan plan_of(const Request& q, const Target& target, int threads) {
-    const Kernel& kernel = target.kernels[q.wide];
+    const Kernel& kernel = kernel_of(q, target);
     const int64_t rows = q.H / q.G * q.L, heads = q.B * q.G, chunks = q.chunks();
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     Plan plan{};
@@ -72,7 +72,7 @@ class Attempt {
   public:
     Attempt(const Request& q, const Target& target, const Plan& plan, Buffers& buffers,
             const std::function<bool()>& interrupted)
-        : q_(q), kernel_(target.kernels[q.wide]), plan_(plan), crew_(plan.threads, interrupted) {
+        : q_(q), kernel_(kernel_of(q, target)), plan_(plan), crew_(plan.threads, interrupted) {
         if (plan.shared) find_shared_heads();
         const size_t heads = first_of_.size() * size_t(q.G), shares = size_t(plan.shares);
         const size_t counters = shares + heads + (plan.ranges > 1 ? size_t(plan.tasks) : 0);

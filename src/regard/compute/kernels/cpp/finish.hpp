@@ -28,7 +28,9 @@ static void add_sink(const Request& q, const Row& row, State<T>& state, double& 
     const double sink = double(T(q.sink[row.b * q.H + row.h]));
     const T ahead = T((top - sink) * kLog2e);
     const T keep = ahead >= 0 ? T(1) : exp2_of(ahead);
-    state.sum = state.sum * keep + (ahead >= 0 ? exp2_of(-ahead) : T(1));
+    const T own = ahead >= 0 ? exp2_of(-ahead) : T(1);
+    state.sum = state.sum * keep + own;
+    state.divisor = state.divisor * keep + own;
     for (int64_t e = 0; e < q.E; e++) out[e] *= keep;
     if (!(ahead >= 0)) top = sink;
 }
@@ -47,7 +49,7 @@ static void store_results(const Work<T>& w, int64_t r, State<T> state, double to
     char* to = place_of(q, row);
     const bool direct = stored_directly<T>(q);
     // Where nothing was seen, out is 0.
-    divide(out, state.sum == 0 ? T(1) : state.sum, direct ? (T*)to : out, q.E);
+    divide(out, state.sum == 0 ? T(1) : state.divisor, direct ? (T*)to : out, q.E);
     if (!direct) store_row(to, q.kind, out, q.E);
     if (q.lse) {
         const double lse = state.sum == 0 ? -infinity<double>()

@@ -12,6 +12,7 @@
 //   merge               (maximum, sum, O) with (maximum, sum, A)
 #pragma once
 #include "backward.hpp"
+#include "pairs.hpp"
 #include "peak_flops.hpp"
 #include "retry_float64.hpp"
 
@@ -94,19 +95,21 @@ template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece&
         T* out = w.s.out + r * w.wide;
         // Nearly every row has nothing left but the division.
         if (divided_only && all_finite && state.sum > 0 && in_range(state, state.maximum))
-            divide(out, state.sum, (T*)place_of(q, w.s.row[r]), w.wide);
+            divide(out, state.divisor, (T*)place_of(q, w.s.row[r]), w.wide);
         else finish_row(w, r, state, out, w.s.chunk_maxima + r * w.chunks, retries);
     }
     if (retries.count) retry_in_float64<T>(q, piece, retries, at);
 }
 
-template <class T>
+// W: Work<T>, or PairWork.
+template <class W>
 static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t end,
                    const char* packed, char* at, char* partial_at) {
-    const Work<T> w(q, piece.b, piece.g, piece.last - piece.first, at);
+    typedef typename W::Number T;
+    const W w(q, piece.b, piece.g, piece.last - piece.first, at);
     const Partial<T> partial = {partial_at, w.rows, w.wide};
     const bool few = !packed && w.rows <= kFew;  // turning keys on the way costs less than packing
-    const T* queries = start_rows(w, piece);
+    const auto* queries = start_rows(w, piece);
     for (int64_t number = begin; number < end; number++) {
         if (q.stopped(q.state)) return;
         const Chunk chunk = chunk_of(q, w.b, w.g, number);
@@ -114,7 +117,7 @@ static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t 
             if (partial_at) partial.state(number, r) = kNothing<T>;
             if (q.weights) w.s.chunk_maxima[r * w.chunks + number] = -infinity<T>();
         }
-        Operands<T> use = {};
+        typename W::Use use = {};
         for (int64_t row = 0; row < w.rows; row += kTile) {
             Tile t = {row, smaller_of(kTile, w.rows - row), chunk, {}};
             bool given_up = !partial_at, first = !partial_at;
@@ -125,11 +128,11 @@ static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t 
             if (given_up) continue;
             t.visible = visible_range(q, w.s.row + row, t.height, chunk, w.s.bytes, kPanel<T>);
             if (t.visible.keys.low >= t.visible.keys.high) continue;
-            if (!use.values) use = operands_of(w, chunk, packed, few);
+            if (!use.known()) use = operands_of(w, chunk, packed, few);
             State<T> parts[kTile];
             // The first part of a whole tile needs no merging: it is the rows' output so far.
             T* part = first ? w.s.out + row * w.wide : w.s.part;
-            score_tile(w, t, queries + row * q.D, use.panels);
+            score_tile(w, t, queries + row * w.query_size(), use.panels);
             softmax_tile(w, t, parts);
             accumulate_values(w, t, use, part);
             leave_out_hidden(w, t, parts, use, part);
@@ -176,7 +179,7 @@ template <class T>
 constexpr Kernel kKernel = {scratch_bytes<T>,
                             packed_bytes<T>,
                             pack<T>,
-                            attend<T>,
+                            attend<Work<T>>,
                             partial_bytes<T>,
                             merge<T>,
                             multiply_adds<T>,
@@ -188,9 +191,23 @@ constexpr Kernel kKernel = {scratch_bytes<T>,
                             prepare_rows<T>,
                             backward<T>};
 
+// All of float32's, but for the forward pass.
+#if defined(__AVX512BF16__)
+constexpr Kernel kPairs = [] {
+    Kernel kernel = kKernel<float>;
+    kernel.scratch_bytes = pair_scratch_bytes;
+    kernel.packed_bytes = packed_pairs_bytes;
+    kernel.pack = pack_pairs;
+    kernel.attend = attend<PairWork>;
+    return kernel;
+}();
+#else
+constexpr Kernel kPairs = {};
+#endif
+
 }  // namespace
 
-#define REGARD_TARGET(SYMBOL, NAME)                                                   \
-    extern "C" const regard::Target SYMBOL = {                                        \
-        NAME,         kLanes<float>, kTask, kTile, {kKernel<float>, kKernel<double>}, \
+#define REGARD_TARGET(SYMBOL, NAME)                                                           \
+    extern "C" const regard::Target SYMBOL = {                                                \
+        NAME,         kLanes<float>, kTask, kTile, {kKernel<float>, kKernel<double>, kPairs}, \
         exponentials, read_all};

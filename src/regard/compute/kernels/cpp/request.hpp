@@ -51,6 +51,7 @@ struct Request {
     bool conjunction;          // a key is seen if all rules of the program leave it
     double scale, softcap;     // softcap 0: none
     bool wide;                 // compute in float64
+    bool high;                 // compute bfloat16 in float32, on every target
     // Results: contiguous (B, H, L, E), (B, H, L, S), (B, H, L).
     char* output;
     char* weights;             // or nullptr
@@ -136,11 +137,15 @@ struct Target {
     const char* name;
     int32_t lanes;  // of float32
     int64_t rows_per_task, rows_per_tile;  // at most
-    Kernel kernels[2];  // accumulating in float32, in float64
+    // Accumulating in float32, in float64; bfloat16 by pairs in float32: attend == nullptr if not.
+    Kernel kernels[3];
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
     // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.
     double (*read)(const char* data, size_t bytes, size_t ahead);
 };
+
+// What computes a request: by its dtypes, its scale and its options alone.
+const Kernel& kernel_of(const Request& q, const Target& target);
 
 // The targets of this build, best first, then nullptr; and whether this machine can run one.
 extern const Target* const kTargets[];

@@ -108,7 +108,8 @@ static State<double> softmax_row_apart(const Work<double>& w, const Tile& t, int
                   !(seen.bias && special(seen.bias[j]));
     if (special_values) add_specials(w, seen, x, t, w.s.specials.sums + (t.row + r) * w.wide);
     State<double> part;
-    part.sum = sum_of<double>(exponentiate(w.how, x, whole.low, whole.high, most, part));
+    part.sum = part.divisor = sum_of<double>(
+        exponentiate(w.how, x, whole.low, whole.high, most, part));
     return part.sum == 0 ? kNothing<double> : part;
 }
 
@@ -152,7 +153,7 @@ template <class N> static bool finish_retry(const Work<double>& w, int64_t r, bo
     for (int64_t e = 0; e < q.E; e++) {
         double stored;
         load_row(&stored, place_of(q, row) + e * size, size, q.kind, 1);
-        const double x = out[e] / state.sum;
+        const double x = out[e] / state.divisor;
         if (special(stored)) store_one(place_of(q, row), e, q.kind, x == 0 ? 0 : x);
     }
     return true;

@@ -60,7 +60,11 @@ template <class T> struct Partial {
     T* out(int64_t chunk, int64_t r) const { return (T*)(&state(chunk, r) + 2); }
 };
 
+template <class T> struct Operands;
+
 template <class T> struct Work {
+    typedef T Number;
+    typedef Operands<T> Use;
     const Request& q;
     const int64_t b, g, rows, wide, chunks;
     const Softmax<T> how;
@@ -73,6 +77,8 @@ template <class T> struct Work {
                                       : q.scale == 0 ? T(0)
                                                      : T(1)),
           s(q, at, retry) {}
+
+    int64_t query_size() const { return q.D; }  // in numbers, as `start_rows` leaves them
 
     void load_query(int64_t r) const {
         const Row& row = s.row[r];

@@ -182,6 +182,19 @@ REGARD_INLINE Vec<double> exp2(Vec<double> x) {
 #endif
 }
 
+#if defined(__AVX512BF16__)
+// Pairs of bfloat16, the first in the lower half. The instructions round to nearest whatever the
+// floating-point state says, and take and leave subnormal numbers as 0.
+// sum + a₁·b₁, rounded, then + a₀·b₀, rounded.
+REGARD_INLINE Vec<float> dot(Vec<float> sum, Bits<float> a, Bits<float> b) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+}
+// The numbers of two vectors, one after the other, as pairs.
+REGARD_INLINE Bits<float> narrow_pairs(Vec<float> first, Vec<float> second) {
+    return (Bits<float>)_mm512_cvtne2ps_pbh(second, first);
+}
+#endif
+
 // 2^x of one number x <= 0, by the same arithmetic as in vectors.
 template <class T> REGARD_INLINE T exp2_of(T x) { return exp2(all(x))[0]; }
 

@@ -68,14 +68,15 @@ template <class T> REGARD_INLINE Vec<T> apply_softcap(const Softmax<T>& how, Vec
 template <class T> struct State {
     T maximum;  // −∞ while nothing was seen
     T sum;
+    T divisor;  // of the output: the sum of the exponentials as they met the values
 };
-template <class T> constexpr State<T> kNothing = {T(-__builtin_inf()), T(0)};
+template <class T> constexpr State<T> kNothing = {T(-__builtin_inf()), T(0), T(0)};
 template <class T> REGARD_INLINE bool nothing(State<T> state) {
     return state.maximum == -infinity<T>() && state.sum == 0;
 }
 
 // The state of a row of which a number left the range of T: it stays so, whatever is merged with it.
-template <class T> constexpr State<T> kAgain = {T(0), T(__builtin_nan(""))};
+template <class T> constexpr State<T> kAgain = {T(0), T(__builtin_nan("")), T(0)};
 template <class T> REGARD_INLINE bool again(State<T> state) { return state.sum != state.sum; }
 
 // Whether one of the numbers that a row sees is NaN or infinite.
@@ -185,7 +186,7 @@ REGARD_INLINE Vec<T> exponentiate(const Softmax<T>& how, T* x, int64_t from, int
         sum0 += p;
         store(x + j, p);
     }
-    state = {maximum, 0};
+    state.maximum = maximum;
     return sum0 + sum1;
 }
 
@@ -205,6 +206,7 @@ static void merge_part(State<T>& state, T* out, State<T> part, const T* part_out
     for (int64_t e = 0; e < wide; e += kLanes<T>)
         store(out + e, fma(load(part_out + e), all(take), load(out + e) * all(keep)));
     state.sum = state.sum * keep + part.sum * take;
+    state.divisor = state.divisor * keep + part.divisor * take;
     if (!(ahead >= 0)) state.maximum = part.maximum;
 }
 

@@ -1,6 +1,7 @@
 // CPU detection, compiled without any target flags: it must run on the oldest CPU.
 #include "request.hpp"
 
+#include <cmath>
 #include <cstring>
 
 extern "C" {
@@ -8,6 +9,7 @@ extern const regard::Target regard_target_baseline;
 #if defined(REGARD_X86_TARGETS)
 extern const regard::Target regard_target_avx2;
 extern const regard::Target regard_target_avx512;
+extern const regard::Target regard_target_avx512_bf16;
 #endif
 }
 
@@ -15,18 +17,30 @@ namespace regard {
 
 const Target* const kTargets[] = {
 #if defined(REGARD_X86_TARGETS)
-    &regard_target_avx512,
+    &regard_target_avx512_bf16, &regard_target_avx512,
     &regard_target_avx2,
 #endif
-    &regard_target_baseline,
-    nullptr,
+    &regard_target_baseline,    nullptr,
 };
+
+const Kernel& kernel_of(const Request& q, const Target& target) {
+    // The dot instructions take subnormal numbers as 0. A scale beyond this could show it.
+    constexpr double kMostScale = 1e6;
+    const Kernel& pairs = target.kernels[2];
+    constexpr Kind bfloat = Kind::bfloat16;
+    const bool narrow = pairs.attend && !q.wide && !q.high && std::fabs(q.scale) <= kMostScale &&
+                        q.query.kind == bfloat && q.key.kind == bfloat && q.value.kind == bfloat &&
+                        q.kind == bfloat;
+    return narrow ? pairs : target.kernels[q.wide];
+}
 
 bool usable(const Target& target) {
 #if defined(REGARD_X86_TARGETS)
     // The built-in asks the CPU and the operating system (xgetbv) alike.
     __builtin_cpu_init();
-    if (!std::strcmp(target.name, "avx512"))
+    if (!std::strcmp(target.name, "avx512_bf16") && !__builtin_cpu_supports("avx512bf16"))
+        return false;
+    if (!std::strncmp(target.name, "avx512", 6))
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -23,6 +23,8 @@ template <class T> struct Operands {
     const T* panels;
     const char* values;  // nullptr: not read yet
     int64_t stride;      // of values, in bytes
+
+    bool known() const { return values; }
 };
 
 // A row's bias for a chunk's keys, in place if whole panels can be read there, else in `room`.
@@ -42,18 +44,24 @@ template <class T> REGARD_INLINE Seen<T> seen_by(const Work<T>& w, const Tile& t
             bias_of(w.q, row, t.chunk, w.s.bias)};
 }
 
-// Pass 1: scores of the visible keys, with keys from panels or, for a few rows, not packed.
+// Rows of a bias lie far apart: they are prefetched while the scores are made.
 template <class T>
-REGARD_INLINE void score_tile(const Work<T>& w, const Tile& t, const T* queries, const T* panels) {
-    // Rows of a bias lie far apart: they are prefetched while the scores are made.
+REGARD_INLINE void bias_ahead(const Work<T>& w, const Tile& t, Ahead (&ahead)[kTile]) {
     const Request& q = w.q;
     const bool beside = q.bias.data && q.bias.column == size_of(q.bias.kind);
-    Ahead ahead[kTile];
     for (int64_t r = 0; r < t.height; r++) {
         const Row& row = w.s.row[t.row + r];
         ahead[r] = {beside ? q.bias.at(row.b, row.h, row.i) + t.chunk.k0 * q.bias.column : nullptr,
                     q.bias.column};
     }
+}
+
+// Pass 1: scores of the visible keys, with keys from panels or, for a few rows, not packed.
+template <class T>
+REGARD_INLINE void score_tile(const Work<T>& w, const Tile& t, const T* queries, const T* panels) {
+    const Request& q = w.q;
+    Ahead ahead[kTile];
+    bias_ahead(w, t, ahead);
     if (!panels)
         return with_number<kFew>(t.height, [&](auto rows) {
             scores_unpacked<T, decltype(rows)::value>(q, t.chunk, queries, t.visible.keys, w.s.rows,
@@ -65,30 +73,40 @@ REGARD_INLINE void score_tile(const Work<T>& w, const Tile& t, const T* queries,
     });
 }
 
-// Pass 2: scores become exponentials, `parts` their states. One step for all rows, then the next.
-template <class T>
-REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts) {
-    const KeyRange keys = t.visible.keys, whole = whole_vectors<T>(keys);
+// The largest number of each row, and whether one that it sees left the range of T.
+template <class T> struct Largest {
     T most[kTile];
-    Vec<T> sums[kTile];
-    bool left[kTile];  // whether a number that the row sees left the range of T
+    bool left[kTile];
+};
+template <class T> REGARD_INLINE Largest<T> prepare_tile(const Work<T>& w, const Tile& t) {
+    const KeyRange keys = t.visible.keys, whole = whole_vectors<T>(keys);
+    Largest<T> found;
     for (int64_t r = 0; r < t.height; r++) {
         T* x = w.s.strip + r * kStrip<T>;
         const Seen<T> seen = seen_by(w, t, r);
         bool odd = false;
         // A softcap makes a finite number of an infinite score.
-        left[r] = w.how.has_softcap && !finite(x + whole.low, whole.high - whole.low) &&
-                  any_seen_special(seen, x, keys);
-        most[r] = prepare(w.how, x, whole.low, whole.high, seen, odd);
-        left[r] |= odd && any_seen_special(seen, x, keys);
+        found.left[r] = w.how.has_softcap && !finite(x + whole.low, whole.high - whole.low) &&
+                        any_seen_special(seen, x, keys);
+        found.most[r] = prepare(w.how, x, whole.low, whole.high, seen, odd);
+        found.left[r] |= odd && any_seen_special(seen, x, keys);
     }
+    return found;
+}
+
+// Pass 2: scores become exponentials, `parts` their states. One step for all rows, then the next.
+template <class T>
+REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts) {
+    const KeyRange whole = whole_vectors<T>(t.visible.keys);
+    const Largest<T> found = prepare_tile(w, t);
+    Vec<T> sums[kTile];
     for (int64_t r = 0; r < t.height; r++)
-        sums[r] = exponentiate(w.how, w.s.strip + r * kStrip<T>, whole.low, whole.high, most[r],
-                               parts[r]);
+        sums[r] = exponentiate(w.how, w.s.strip + r * kStrip<T>, whole.low, whole.high,
+                               found.most[r], parts[r]);
     for (int64_t r = 0; r < t.height; r++) {
-        parts[r].sum = sum_of<T>(sums[r]);
+        parts[r].sum = parts[r].divisor = sum_of<T>(sums[r]);
         if (parts[r].sum == 0) parts[r] = kNothing<T>;
-        if (left[r]) parts[r] = kAgain<T>;
+        if (found.left[r]) parts[r] = kAgain<T>;
     }
 }
 
