@@ -50,10 +50,12 @@ def machine(report: dict[str, Any]) -> list[str]:
     if limits is not None:
         best = max(limits["peaks"], key=lambda peak: peak["float32"])
         per_cycle = best["float32"] / (limits["threads"] * limits["clock"] * best["lanes"] * 2)
+        most = max(peak["bfloat16"] for peak in limits["peaks"]) / 1e9
+        pairs = f", {most:.0f} in bfloat16" if most else ""
         lines.append(
             f"Multiply-adds: {best['float32'] / 1e9:.0f} GF/s at most ({limits['threads']} threads "
             f"× {limits['clock'] / 1e9:.2f} GHz × {best['lanes']} lanes × 2 × {per_cycle:.2f} per "
-            f"cycle), {best['float64'] / 1e9:.0f} in float64. "
+            f"cycle), {best['float64'] / 1e9:.0f} in float64{pairs}. "
             f"Reading: {limits['read'] / 1e9:.1f} GB/s at most."
         )
     return lines

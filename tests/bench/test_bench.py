@@ -734,6 +734,7 @@ def test_the_peak_is_printed_beside_what_it_follows_from():
         "2 threads × 1.00 GHz × 16 lanes × 2 × 2.00 per cycle",
     )
     assert last.startswith("reading: 40.0 GB/s")
+    assert "(64 in float64, 300 in bfloat16)" in limits_in_words(PAIRS)[0]
 
 
 @pytest.mark.needs("fused")

@@ -23,6 +23,8 @@ from regard.compute import native
 
 # Larger than most caches, so that reads come from memory.
 READ_BYTES = 2**29
+# As in `Peak` and in the native module; the last one is 0 without instructions for pairs.
+KINDS = ("float32", "float64", "bfloat16")
 BURST = 0.05  # seconds of windows, the best of which counts
 
 
@@ -134,8 +136,7 @@ def measured_limits(threads: int) -> Limits | None:
         Peak(
             target,
             module.lanes(target),
-            _multiply_adds(threads, "float32", target),
-            _multiply_adds(threads, "float64", target),
+            *(_multiply_adds(threads, kind, target) for kind in KINDS),
         )
         for target, runs in native.targets().items()
         if runs
@@ -145,7 +146,7 @@ def measured_limits(threads: int) -> Limits | None:
 
 
 def _multiply_adds(threads: int, kind: str, target: str) -> float:
-    return float(native.module.multiply_add_peak(threads, BURST, kind == "float64", target))
+    return float(native.module.multiply_add_peak(threads, BURST, KINDS.index(kind), target))
 
 
 def _reading(data: Array, threads: int, seconds: float) -> float:

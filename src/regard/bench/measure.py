@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 from regard.bench.cases import Case, dtype_of, make_inputs
 from regard.bench.correctness import Truth, accuracy, truth
 from regard.bench.libraries import REGARD, Library
-from regard.bench.machine import Limits, description, free_memory
+from regard.bench.machine import KINDS, Limits, description, free_memory
 from regard.bench.timing import Budget, Samples, time_in_rotation
 from regard.bench.worker import METER, Elsewhere, Side, SideError
 
@@ -207,9 +207,7 @@ def _with_limits(
     if limits is None:
         return None, results
     bounds = [limits.what(one.case) for one in results]
-    best = {
-        kind: float(getattr(limits.best(kind), kind)) for kind in ("float32", "float64", "bfloat16")
-    }
+    best = {kind: float(getattr(limits.best(kind), kind)) for kind in KINDS}
     for what, one in zip(bounds, results, strict=True):
         if what is not None and one.limit is not None:
             best[what] = max(best.get(what, 0.0), one.limit)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from regard.bench.machine import Limits
+    from regard.bench.machine import Limits, Peak
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -70,12 +70,16 @@ def limits_in_words(limits: Limits) -> list[str]:
     threads = "1 thread" if limits.threads == 1 else f"{limits.threads} threads"
     lines = [
         f"multiply-add peak, {peak.target}: {peak.float32 / 1e9:.0f} GF/s "
-        f"({peak.float64 / 1e9:.0f} in float64) = {threads} × "
+        f"({peak.float64 / 1e9:.0f} in float64{_of_pairs(peak)}) = {threads} × "
         f"{limits.clock / 1e9:.2f} GHz × {peak.lanes} lanes × 2 × "
         f"{limits.multiply_adds_per_cycle(peak):.2f} per cycle"
         for peak in limits.peaks
     ]
     return [*lines, f"reading: {limits.read / 1e9:.1f} GB/s from memory, {threads}"]
+
+
+def _of_pairs(peak: Peak) -> str:
+    return f", {peak.bfloat16 / 1e9:.0f} in bfloat16" if peak.bfloat16 else ""
 
 
 def _table(report: Report) -> Table:

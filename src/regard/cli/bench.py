@@ -29,14 +29,17 @@ def bench(
     ),
     as_json: str | None = option("FILE", "Save everything that was measured.", "--json"),
     plot: str | None = option("FILE", "Save a picture (.png, .svg or .pdf)."),
-    threads: int | None = option("N", "Threads of every side (all CPUs)."),
+    threads: int | None = option("N", "Threads of every library (all CPUs)."),
     compare: str | None = option("FILE", "Tell what changed since a run saved by --json."),
     fail_above: float | None = option(
         "PERCENT", "With --compare: exit code 1 if a case is slower by more, outside the noise."
     ),
     force: bool = flag("--force", "Replace files that are there."),
 ) -> None:
-    """Check, then time, regard and every installed peer, all with the same number of threads."""
+    """Check, then time, regard and every installed peer, in turns and with the same threads.
+
+    Each runs in a process of its own, which is stopped while others run.
+    """
     from regard.bench.command import bench as measure
 
     if as_json is None and plot is None:

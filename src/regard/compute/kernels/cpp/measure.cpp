@@ -61,11 +61,12 @@ constexpr double kWindow = 0.001;
 
 }  // namespace
 
-double most_operations(const Target& target, bool wide, int threads, double seconds) {
+double most_operations(const Kernel& kernel, int threads, double seconds) {
     constexpr int64_t kRounds = 200;  // some 4 to 10 µs
-    const double piece = double(kRounds) * double(target.kernels[wide].operations);
+    if (!kernel.multiply_adds) return 0;
+    const double piece = double(kRounds) * double(kernel.operations);
     return fastest(threads, kWindow, seconds, [&](int) {
-        keep(target.kernels[wide].multiply_adds(kRounds));
+        keep(kernel.multiply_adds(kRounds));
         return piece;
     });
 }

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <new>
 #include <string>
 #include <vector>
@@ -479,11 +480,13 @@ NB_MODULE(_fused, module) {
     module.def("cpu_quota", &cpu_quota, nb::arg("groups"), nb::arg("membership"));
     module.def("lanes", [](const std::string& target) { return target_named(target).lanes; });
     // For benchmarks: what the machine could do at most, per second.
+    // For the kernel that computes in float32 (0), in float64 (1), or bfloat16 by pairs (2).
     module.def("multiply_add_peak",
-               [](int threads, double seconds, bool wide, const std::string& name) {
-        const Target& target = target_named(name);
+               [](int threads, double seconds, size_t kernel, const std::string& name) {
+        const auto& kernels = target_named(name).kernels;
         Unlocked unlocked;
-        return most_operations(target, wide, threads, seconds);
+        return kernel < std::size(kernels) ? most_operations(kernels[kernel], threads, seconds)
+                                           : 0.0;
     });
     module.def("read_bandwidth",
                [](const nb::object& array, int threads, double seconds, const std::string& name) {
