@@ -901,13 +901,15 @@ def main(arguments: list[str]) -> int:
     rows, trouble = [], []
     with tempfile.TemporaryDirectory(prefix="regard-mutants-") as folder:
         copy = Copy(Path(folder), tier)
+        best = {}  # the target on which a fault must be noticed
         for test, cases in dict.fromkeys((one.test, one.cases) for one in chosen):
             outcome = copy.outcome(test, cases)
+            best[test, cases] = (targets_of(outcome.passed, copy.targets) or copy.targets)[0]
             print(f"as it is: {test} [{cases}]: {len(outcome.passed)} passed", flush=True)
             if outcome.failed or outcome.ended or not outcome.passed:
                 trouble.append(f"{test} [{cases}] does not pass as it is: {outcome}")
         for one in chosen if not trouble else []:
-            with copy.changed(one) as fits:
+            with copy.changed(one, best[one.test, one.cases]) as fits:
                 outcome = copy.outcome(one.test, one.cases) if fits else Outcome([], {})
             row = row_of(one, outcome, copy.targets)
             print(row, flush=True)
@@ -982,21 +984,35 @@ class Copy:
         return True
 
     @contextmanager
-    def changed(self, one: Mutant) -> Iterator[bool]:
-        """With this fault in the copy meanwhile; False if it cannot be put there."""
+    def changed(self, one: Mutant, target: str) -> Iterator[bool]:
+        """With this fault in the copy meanwhile; False if it cannot be put there or compiled."""
         path = self.tree / "src/regard" / one.file
         text, times = path.read_text("utf-8"), path.stat()
         if text.count(one.old) != 1:
             yield False
             return
         path.write_text(text.replace(one.old, one.new), "utf-8")
+        # With the time of before nothing is out of date. What includes the file is compiled because
+        # its object is gone: of the kernel that for `target` alone.
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        for compiled in self.compiled_from(path):
+            if compiled.name == f"target_{target}.cpp.o" or not compiled.name.startswith("target_"):
+                compiled.unlink()
         yield self.compiles()
-        # Source and build as they were, times included: the next fault compiles its own file only.
         path.write_text(text, "utf-8")
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         shutil.rmtree(self.build)
         shutil.copytree(self.whole, self.build)
         assert self.compiles()
+
+    def compiled_from(self, path: Path) -> Iterator[Path]:
+        """The objects that were compiled from this file or a file that includes it."""
+        command = ["ninja", "-C", self.build, "-t", "deps"]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        for one in said.split("\n\n"):
+            name, _, files = one.partition(": ")
+            if str(path) in files.split():
+                yield self.build / name.strip()
 
     def outcome(self, test: str, cases: str) -> Outcome:
         report = self.tree / "report.xml"

@@ -255,6 +255,13 @@ for kernel in [one.name for one in kernels() if "usable" in one.status()]:
                 regard.attention(q, k, v, causal=True, offset=0, kernel=kernel, return_lse=True)
             except ValueError:
                 assert h and (g == 0 or h % g)
+        for lead in ((0, 9999), (2, 0, 9999), (9999, 0)):  # an empty axis before a long one
+            x = numpy.ones((*lead, 1, 2, 3), dtype)
+            seen = numpy.ones((*lead, 1, 2, 2), bool)
+            assert regard.attention(x, x, x, kernel=kernel).size == 0
+            result = regard.attention(x, x, x, mask=seen, kernel=kernel, return_lse=True)
+            assert result.lse.shape == (*lead, 1, 2)
+            assert regard.gradients(x, x, x, x, kernel=kernel).query.shape == x.shape
 print("alive")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

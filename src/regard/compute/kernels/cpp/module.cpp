@@ -44,16 +44,16 @@ Kind kind_of(PyArrayObject* array) {
     }
 }
 
-// Fills in an array (…, heads, rows, columns); `offsets` has room for one for each batch element.
-void describe(PyArrayObject* array, Array& a, int64_t* offsets) {
+// Fills in an array (…, heads, rows, columns) and the offset of each of its B batch elements.
+void describe(PyArrayObject* array, Array& a, int64_t* offsets, int64_t B) {
     const int axes = PyArray_NDIM(array);
     const npy_intp *shape = PyArray_DIMS(array), *strides = PyArray_STRIDES(array);
     a = {PyArray_BYTES(array), offsets,           axes > 2 ? strides[axes - 3] : 0,
          strides[axes - 2],    strides[axes - 1], kind_of(array)};
-    // The last of the leading axes runs fastest.
+    // The last of the leading axes runs fastest. An empty axis before longer ones leaves none.
     int64_t known = 1;
     offsets[0] = 0;
-    for (int axis = axes - 4; axis >= 0; known *= shape[axis--])
+    for (int axis = axes - 4; axis >= 0 && known < B; known *= shape[axis--])
         for (int64_t b = known; b < known * shape[axis]; b++)
             offsets[b] = offsets[b - known] + strides[axis];
 }
@@ -80,7 +80,7 @@ struct Call {
     Array view(const nb::object& object) {
         Array array;
         tables.emplace_back(size_t(std::max<int64_t>(request.B, 1)));
-        describe(array_of(object), array, tables.back().data());
+        describe(array_of(object), array, tables.back().data(), request.B);
         return array;
     }
 };
@@ -420,7 +420,7 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
         // In bytes; the last are positions.
         int64_t* offsets = large.empty() ? small : large.data();
         Array* const places[3] = {&q.query, &q.key, &q.value};
-        for (int n = 0; n < 3; n++, offsets += q.B) describe(arrays[n], *places[n], offsets);
+        for (int n = 0; n < 3; n++, offsets += q.B) describe(arrays[n], *places[n], offsets, q.B);
         std::fill_n(offsets, q.B, 0);
         q.offset = offsets;
         if (work < kWorthReleasing) {
