@@ -199,6 +199,8 @@ constexpr Kernel kPairs = [] {
     kernel.packed_bytes = packed_pairs_bytes;
     kernel.pack = pack_pairs;
     kernel.attend = attend<PairWork>;
+    kernel.multiply_adds = pair_products;
+    kernel.operations = 2 * kOperations<float>;
     return kernel;
 }();
 #else

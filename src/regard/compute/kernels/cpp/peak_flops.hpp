@@ -36,6 +36,24 @@ template <class T> static double multiply_adds(int64_t rounds) {
     return double(sum_of<T>(sum));
 }
 
+#if defined(__AVX512BF16__)
+// The same with pairs of bfloat16: four operations per lane.
+static double pair_products(int64_t rounds) {
+    volatile uint32_t given[2] = {0x3f003f00, 0x3f803f80};  // 0.5 and 1, twice each
+    const Bits<float> a = Bits<float>{} + given[0], b = Bits<float>{} + given[1];
+    Vec<float> chain[kChains];
+    for (int n = 0; n < kChains; n++) chain[n] = all(float(n));
+    for (int64_t round = 0; round < rounds; round++) {
+#pragma GCC unroll 8
+        for (int step = 0; step < kSteps; step++)
+#pragma GCC unroll 24
+            for (int n = 0; n < kChains; n++) chain[n] = dot(chain[n], a, b);
+    }
+    for (int n = 1; n < kChains; n++) chain[0] += chain[n];
+    return double(sum_of<float>(chain[0]));
+}
+#endif
+
 static double read_all(const char* data, size_t bytes, size_t ahead) {
     constexpr int kStreams = 8;
     Vec<float> sum[kStreams] = {};
