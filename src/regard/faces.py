@@ -12,7 +12,7 @@ from typing import Any, Self, overload
 
 from regard.boundary import answering
 from regard.diagnosis.result import Outcome
-from regard.errors import DtypeError
+from regard.errors import DtypeError, OptionError, safe_text
 from regard.explanation import questions
 from regard.explanation.contributions import contributions
 from regard.explanation.derivation import Derivation
@@ -131,7 +131,9 @@ class Explanation(Trace):
     def compare(self, other: Explanation, tolerance: float = 0.0) -> Comparison | None:
         """The first step in which two explanations differ by more than `tolerance`.
 
-        Steps that only one of them has are passed over; NaN equals NaN. None: no step differs.
+        Steps that only one of them has are passed over; NaN equals NaN. None: no step differs. Of
+        two mechanisms, such as a softmax and `regard.normalizers.Sparsemax`, the comparison also
+        names these steps and has the weights of both; `compare_html` shows both on one page.
 
         Raises
         ------
@@ -143,6 +145,34 @@ class Explanation(Trace):
         if not isinstance(other, Explanation):
             raise DtypeError(f"other must be an Explanation, not {type(other).__name__}")
         return questions.compare(self, other, tolerance)
+
+    def compare_html(
+        self,
+        other: Explanation,
+        path: str | os.PathLike[str],
+        *,
+        names: tuple[str, str] = ("here", "there"),
+        force: bool = False,
+    ) -> None:
+        """One HTML page with this explanation and another, of which the reader chooses one.
+
+        Examples
+        --------
+        >>> import regard
+        >>> from regard.normalizers import Sparsemax
+        >>> x = [[1.0, 0.0], [0.0, 2.0]]
+        >>> one, other = regard.explain(x, x, x), regard.explain(x, x, x, normalize=Sparsemax())
+        >>> one.compare_html(other, "two.html", names=("softmax", "sparsemax"))
+        """
+        from regard.views import report
+
+        if not isinstance(other, Explanation):
+            raise DtypeError(f"other must be an Explanation, not {type(other).__name__}")
+        if len({*names}) != 2 or isinstance(names, str):
+            raise OptionError(
+                f"names has {safe_text(repr(names), 60)}; it needs two names that differ"
+            )
+        report.write(path, dict(zip(names, (self, other), strict=True)), force=force)
 
     def first_nonfinite(self) -> Derivation | None:
         """The first cell, in the order of the steps, that is NaN or infinite without being masked.

@@ -54,8 +54,6 @@ class Sigmoid(Normalizer):
            [0.333, 0.503]])
     """
 
-    kind = "sigmoid"
-
     def __init__(self, bias: float = 0.0) -> None:
         self.bias = own_number("normalize.bias", bias)
 
@@ -86,11 +84,11 @@ class Hard(Normalizer):
     """
 
     def __init__(self, straight_through: bool = False) -> None:
-        straight = as_flag("normalize.straight_through", straight_through)
-        self.kind = "hard, straight-through" if straight else "hard"
+        self.straight_through = as_flag("normalize.straight_through", straight_through)
 
-    def __repr__(self) -> str:
-        return f"Hard(straight_through={self.kind != 'hard'})"
+    @property
+    def kind(self) -> str:
+        return "hard, straight-through" if self.straight_through else "hard"
 
 
 @answering
@@ -109,8 +107,6 @@ class Sparsemax(Normalizer):
     array([0.75, 0.25, 0.  ])
     """
 
-    kind = "sparsemax"
-
 
 @answering
 class Proportional(Normalizer):
@@ -125,8 +121,6 @@ class Proportional(Normalizer):
     >>> regard.attention(np.array([0.0]), keys, np.eye(2), **call)
     array([0.25, 0.75])
     """
-
-    kind = "proportional"
 
 
 # By name; `regard info` says which kernels know them.

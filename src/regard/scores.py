@@ -55,8 +55,6 @@ class General(Score):
            [0.731, 0.269]])
     """
 
-    kind = "general"
-
     def __init__(self, W: Any) -> None:
         self.W = own_array("score.W", W, 2, "a matrix (D, D), for queries and keys D wide")
 
@@ -101,8 +99,6 @@ class Additive(Score):
            [0.821, 0.179]])
     """
 
-    kind = "additive"
-
     def __init__(self, W_q: Any, W_k: Any, v: Any) -> None:
         self.W_q = own_array("score.W_q", W_q, 2, "a matrix (D, U), for queries D wide")
         self.W_k = own_array("score.W_k", W_k, 2, "a matrix (D, U), for keys D wide")
@@ -146,8 +142,6 @@ class Cosine(Score):
     array([0.731, 0.269])
     """
 
-    kind = "cosine"
-
     def __init__(self, temperature: float = 1.0) -> None:
         self.temperature = own_number("score.temperature", temperature)
         if self.temperature <= 0:
@@ -168,8 +162,6 @@ class Distance(Score):
     >>> regard.attention(query, keys, np.eye(3), score=Distance()).round(3)
     array([0.721, 0.265, 0.013])
     """
-
-    kind = "distance"
 
 
 @answering
@@ -198,13 +190,9 @@ class Features(Score):
            [0.444, 0.556]])
     """
 
-    kind = "features"
-
     def __init__(self, map: str = "elu+1") -> None:
         check_map("score.map", map)
-
-    def __repr__(self) -> str:
-        return 'Features(map="elu+1")'
+        self.map = map
 
 
 def check_map(name: str, given: Any) -> None:

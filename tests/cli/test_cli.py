@@ -1311,3 +1311,17 @@ def test_open_shows_the_file_in_the_browser(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     assert call("explain", "causal-mask", "--html", "page.html", "--open").exit_code == FINE
     assert opened == [Path("page.html").absolute().as_uri()]
+
+
+# other mechanisms ---------------------------------------------------------------------------------
+
+
+def test_an_example_is_explained_with_another_score_and_normalization() -> None:
+    own = ("--score", "cosine:temperature=0.5", "--normalize", "sparsemax")
+    said = succeed("explain", "she-likes-coffee", *own, "--step", "weights")
+    assert "P = max(A − τ_s, 0)" in said
+    assert "0.55110613" in said
+    walk = succeed("explain", "she-likes-coffee", *own[:2], "--why", "scores", "she", "likes")
+    assert "A[she, likes] = cos[she, likes] / τ" in walk
+    term = succeed("explain", "bahdanau-alignment", "--why", "scores", "drink", "bois")
+    assert "2 × tanh(1 + 0)" in term

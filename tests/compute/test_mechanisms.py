@@ -282,10 +282,15 @@ def test_the_plain_ones_by_name_have_the_bytes_of_the_plain_call():
     np.testing.assert_array_equal(plain, named)
 
 
-def test_one_plain_query_is_a_row():
-    explanation = regard.explain(QUERY[0, 0, 0], KEY[0, 0], VALUE[0, 0], score=Distance())
-    output = regard.attention(QUERY[0, 0, 0], KEY[0, 0], VALUE[0, 0], score=Distance())
-    np.testing.assert_array_equal(explanation.output[0], output)
+@pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
+def test_one_plain_query_is_explained_as_it_is_given(kinds):
+    arrays = QUERY[0, 0, 0], KEY[0, 0], VALUE[0, 0]
+    output = regard.attention(*arrays, **made(kinds))
+    np.testing.assert_allclose(regard.explain(*arrays, **made(kinds)).output, output, 1e-14)
+    with_loss = regard.explain(*arrays, **made(kinds), grad_output=np.ones(3))
+    grads = regard.gradients(*arrays, np.ones(3), **made(kinds))
+    found = with_loss["d_queries"].value.reshape(2)
+    np.testing.assert_allclose(found, grads.query, 1e-12, 1e-14)
 
 
 # what does not fit --------------------------------------------------------------------------------

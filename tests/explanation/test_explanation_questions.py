@@ -14,9 +14,11 @@ import regard
 from bounds import assert_within, error_bounds
 from calls import numbers
 from oracle import attend
-from regard import Expectation, Explanation, Problem
+from regard import DtypeError, Expectation, Explanation, OptionError, Problem
 from regard.compute import evaluation
 from regard.masks import Boolean, Causal, Lengths
+from regard.normalizers import Sparsemax
+from regard.scores import Distance
 from regard.views.json_output import as_data
 
 INF, NAN = np.inf, np.nan
@@ -523,6 +525,35 @@ def test_the_rule_that_hides_a_cell_is_where_two_masks_differ():
     assert (found.step, found.index) == ("visible", (0, 3))
     assert (found.here.value, found.there.value) == (1.0, 0.0)
     assert "lengths: hidden" in found.there.text()
+
+
+def test_two_mechanisms_part_at_a_step_and_have_their_weights_beside_each_other():
+    softmax, sparse = (regard.explain(*PLAIN, normalize=own) for own in ("softmax", Sparsemax()))
+    found = sparse.compare(softmax)
+    assert found.step == "weights"
+    assert found.only_here == ("threshold",)
+    assert found.only_there == (
+        *("row_maximum", "shifted", "exponentials", "row_sums", "log_sums", "lse"),
+    )
+    for table, own in zip(found.weights, (sparse, softmax), strict=True):
+        np.testing.assert_array_equal(table.value, own["weights"].value)
+    assert "weights here  P = max(A_s − τ_s, 0)\n" in repr(found)
+    assert "weights there  P = Y / z\n" in repr(found)
+    assert softmax.compare(regard.explain(*PLAIN, scale=1.0)).weights is None
+
+
+def test_a_page_shows_two_mechanisms_on_the_same_input(tmp_path):
+    one, other = regard.explain(*PLAIN), regard.explain(*PLAIN, score=Distance())
+    page = tmp_path / "two.html"
+    one.compare_html(other, page, names=("dot", "distance"))
+    text = page.read_text("utf-8")
+    assert "2 mechanisms, of which one is shown." in text
+    assert "<label>mechanism <select" in text
+    assert ">distance</option>" in text
+    with pytest.raises(DtypeError, match="other must be an Explanation, not dict"):
+        one.compare_html({}, page)
+    with pytest.raises(OptionError, match="it needs two names that differ"):
+        one.compare_html(other, page, names=("dot",), force=True)
 
 
 def test_attentions_of_other_sizes_cannot_be_compared():

@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as arrays_of
 import regard
 from places import ROOT
 from regard.errors import ProblemError
+from regard.normalizers import Hard, Proportional, Sigmoid, Sparsemax
 from regard.problems import files as formats
 from regard.problems.files import (
     example_names,
@@ -32,6 +33,7 @@ from regard.problems.parts import Expectation, RandomMatrices
 from regard.problems.problem import Problem
 from regard.problems.schema import KEYS, LONE_KEYS
 from regard.problems.toml_json import MAX_TEXT_BYTES
+from regard.scores import Additive, Cosine, Distance, Features, General
 
 SUFFIXES = (".toml", ".json", ".npz")
 DOCS = ROOT / "docs" / "problem-files.md"
@@ -373,6 +375,46 @@ def test_options_are_read():
     np.testing.assert_array_equal(problem.mask, [[True, False, True]])
     assert (problem.query_segments, problem.key_segments) == ((1, 1, 2), (1, 2, 2))
     assert problem.softmax == "unshifted"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("score", "normalize"),
+    [
+        (General([[1.0, 0.1], [-1 / 3, 2.0]]), Sigmoid(-0.5)),
+        (Additive([[1.0], [2.0]], [[3.0], [4.0]], [0.1]), Hard(straight_through=True)),
+        (Cosine(0.3), Sparsemax()),
+        (Distance(), Hard()),
+        (Features(), Proportional()),
+    ],
+)
+def test_a_score_and_a_normalization_come_back_exactly(score, normalize, suffix, tmp_path):
+    problem = Problem(**READY, score=score, normalize=normalize)
+    save_problem(problem, tmp_path / f"saved{suffix}")
+    again = load_problem(tmp_path / f"saved{suffix}")
+    assert again.score == score
+    assert again.normalize == normalize
+    ours, theirs = (regard.explain(one).output for one in (problem, again))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"score": "cosin"}, 'options.score is "cosin"; the kinds are dot, general, additive'),
+        ({"score": "general"}, 'options.score is "general" without W; it needs W, in a table'),
+        ({"score": {"W": [[1.0]]}}, "options.score is a table without kind"),
+        ({"score": {"kind": "cosine", "tau": 1}}, "which cosine does not take; it takes temperat"),
+        ({"score": {"kind": "general", "W": [[1.0]]}}, "score.W has shape (1, 1) but queries"),
+        ({"normalize": {"kind": "hard", "straight_through": 1}}, "must be True or False"),
+        ({"normalize": "hard", "sink": 0.0}, "sink takes part in the sum of a softmax"),
+        ({"normalize": "proportional"}, "pass score=regard.scores.Features()"),
+    ],
+)
+def test_a_score_or_a_normalization_that_makes_no_sense_is_refused(options, said):
+    with pytest.raises(ProblemError) as refused:
+        problem_from_mapping({**READY, "options": options})
+    assert said in str(refused.value)
 
 
 def test_several_things_may_be_expected_of_one_step():

@@ -9,7 +9,13 @@ import typer
 
 from regard import api
 from regard.cli.completion import complete_source, complete_step
-from regard.cli.explain_input import files_read, read_model, read_problem, with_target
+from regard.cli.explain_input import (
+    files_read,
+    read_model,
+    read_problem,
+    with_mechanism,
+    with_target,
+)
 from regard.cli.frame import (
     DIFFERS,
     Command,
@@ -110,6 +116,12 @@ def explain(  # more than 80 lines, because a signature declares the options of 
     target: str | None = option(
         "FILE", "What the output should be (.npy, .toml, .json or .npz): adds loss and gradients."
     ),
+    score: str | None = option(
+        "SCORE", "Compare queries and keys so: cosine, cosine:temperature=0.5, distance, features."
+    ),
+    normalize: str | None = option(
+        "NAME", "Make weights so: sigmoid, sigmoid:bias=-1, hard, sparsemax, proportional."
+    ),
     gradients: bool = flag("--gradients", "Show only the loss and the gradients."),
     digits: int | None = option("N", "Decimals to print (8).", min=0, max=17),
     as_json: bool = flag("--json", "Print JSON and nothing else."),
@@ -158,6 +170,7 @@ def explain(  # more than 80 lines, because a signature declares the options of 
         wanted = wanted._replace(head=None)  # the problem has the one head, or all are shown
     if target is not None:
         problem = with_target(problem, target)
+    problem = with_mechanism(problem, score, normalize)
     if save is not None:
         from regard.problems.files import save_problem
 

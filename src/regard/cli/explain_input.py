@@ -110,6 +110,19 @@ def with_target(problem: Problem, path: str) -> Problem:
     return load_target(problem, path)
 
 
+def with_mechanism(problem: Problem, score: str | None, normalize: str | None) -> Problem:
+    """The problem with another score or normalisation, as the command spells it."""
+    from regard.problems.mechanisms import spelled
+
+    changes: dict[str, Any] = {}
+    for name, text in (("score", score), ("normalize", normalize)):
+        if text is not None:
+            changes[name] = spelled(name, text)
+    if changes:
+        changes["expect"] = ()  # what the problem expects is of its own mechanism
+    return problem.replace(**changes) if changes else problem
+
+
 def _random_problem(text: str, own: Mapping[str, Any]) -> Problem:
     from regard.problems.parts import RandomMatrices
     from regard.problems.problem import Problem

@@ -19,24 +19,40 @@ from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 class Part:
     """One way to score queries against keys, or to make weights of scores.
 
-    `kind` is its name in the textbook; `option` is "score" or "normalize".
+    `option` is "score" or "normalize".
     """
 
     option: ClassVar[str]
-    kind: str
+
+    def __init__(self) -> None:
+        """Nothing is given; those that take parameters say which."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in the textbook."""
+        return type(self).__name__.lower()
 
     def parameters(self) -> dict[str, Array]:
         """The numbers that it is given, each under its name; all of them have gradients."""
-        return {name: np.asarray(getattr(self, name)) for name in self.__dict__ if name != "kind"}
+        numbers = {name: x for name, x in vars(self).items() if not isinstance(x, (bool, str))}
+        return {name: np.asarray(x) for name, x in numbers.items()}
 
     def check(self, width: int) -> None:
         """Raise unless the parameters fit queries and keys of this width."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        mine, theirs = vars(self), vars(other)
+        return all(np.array_equal(mine[name], theirs[name]) for name in mine)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
 
     def __repr__(self) -> str:
         given = ", ".join(
             f"{name}={one!r}" if np.ndim(one) == 0 else f"{name} {np.shape(one)}"
             for name, one in vars(self).items()
-            if name != "kind"
         )
         return f"{type(self).__name__}({given})"
 

@@ -115,16 +115,16 @@ def _traced(
     """The steps of a call, with one more rule if there is one, and those back from its loss."""
     if rule is not None:
         request = replace(request, mask=rule if request.mask is None else request.mask & rule)
-    if request.score is not None and not request.has_rows:
-        request = replace(request, has_rows=True)  # these scores are declared for rows of queries
+    score = request.score.kind if request.score else "dot"
+    alone = bool(loss) and not request.has_rows and score in ("additive", "distance")
+    if alone:  # their gradients are sums over rows
+        request = replace(request, has_rows=True)
     run = Run.of_request(request, _FLOAT64, given, heads, natural=True, softmax=softmax)
     if loss:
-        # A row that was one query (D,) has a target (E,).
         shape = run.shape(result_of(run.steps))
-        one = (*shape[:-2], *shape[-1:]) if request.score is not None else None
-        run = _continued(
-            run, {n: x.reshape(shape) if x.shape == one else x for n, x in loss.items()}
-        )
+        one = (*shape[:-2], *shape[-1:]) if alone else None  # its target is still (E,)
+        loss = {name: x.reshape(shape) if x.shape == one else x for name, x in loss.items()}
+        run = _continued(run, loss)
     return Trace(
         run,
         mechanism=mechanism_of(request),
@@ -147,7 +147,7 @@ def _continued(run: Run, loss: Mapping[str, Array]) -> Run:
 
 def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     """Explain a problem; `overrides` replace its fields, and `mask` may be a mask object too."""
-    takes = (*OPTIONS, *LOSS, "softmax", "title")
+    takes = (*OPTIONS, *PARTS, *LOSS, "softmax", "title")
     unknown = [name for name in overrides if name not in takes]
     if unknown:
         raise OptionError(
@@ -170,7 +170,7 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     if given and problem.heads is not None:
         heads = {"H": problem.heads, "G": problem.key_heads or problem.heads}
     queries, keys, values = _ready(problem, given, heads)
-    options = {name: getattr(problem, name) for name in OPTIONS if name != "mask"}
+    options = {name: getattr(problem, name) for name in (*OPTIONS, *PARTS) if name != "mask"}
     request = make_request(queries, keys, values, mask=_problem_rules(problem, rule), **options)
     labels = {axis: getattr(problem, field) for field, axis in NAMED_AXES.items()}
     return _traced(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 # Operations that compare their terms: whether the largest or the smallest ones count.
-_COMPARED = {"max": 1, "threshold": 1, "first_at": -1}
+COMPARED = {"max": 1, "threshold": 1, "first_at": -1}
 
 # More terms are shown as the largest of them and one number for the rest.
 MOST_TERMS = 16
@@ -186,7 +186,7 @@ class Derivation:
         terms = self.terms
         if most is None or len(terms) <= most:
             return [*range(len(terms))], None
-        sign = _COMPARED.get(self.op, 0)
+        sign = COMPARED.get(self.op, 0)
 
         def size(term: Term) -> float:
             if math.isnan(term.value):
@@ -199,6 +199,19 @@ class Derivation:
         op = "max" if sign > 0 else self.op
         rest = Term(label, (), RECOMPUTE[op](left_out, self.hidden))
         return sorted(by_size[: most - 1]), rest
+
+    def term_text(self, term: Term, digits: int = 8) -> str:
+        """How one term is made of its operands; "" of a single number."""
+        factors = [format_number(self.operands[k].value, digits) for k in term.operands]
+        template = OPERATIONS[self.op].term
+        if not (template and factors):
+            return " × ".join(factors) if len(factors) > 1 else ""
+
+        def word(kind: str, number: int) -> str:
+            own = factors[number]
+            return f"({own})" if kind == "b" and own.startswith("−") else own
+
+        return fill(template, word)
 
     def meaning(self, digits: int = 8) -> str:
         """What a gradient says about the number that it belongs to; "" of any other number."""
@@ -490,7 +503,7 @@ def _terms(derivation: Derivation, digits: int, most: int | None) -> list[str]:
     rows = []
     shown, rest = derivation.shown_terms(most)
     for term in (*(derivation.terms[k] for k in shown), *([rest] if rest else [])):
-        product = _term_text(derivation, term, digits)
+        product = derivation.term_text(term, digits)
         rows.append((safe_text(term.label, 40), product, format_number(term.value, digits)))
     rows.append((OPERATIONS[derivation.op].total, "", result))
     label_width = max(len(row[0]) for row in rows)
@@ -500,20 +513,6 @@ def _terms(derivation: Derivation, digits: int, most: int | None) -> list[str]:
         middle = f"{product:<{product_width}}{' = ' if product else '   '}" if product_width else ""
         lines.append(f"{label:<{label_width}}  {middle}{value}")
     return lines
-
-
-def _term_text(derivation: Derivation, term: Term, digits: int) -> str:
-    """How one term is made of its operands; "" of a single number."""
-    factors = [format_number(derivation.operands[k].value, digits) for k in term.operands]
-    template = OPERATIONS[derivation.op].term
-    if not (template and factors):
-        return " × ".join(factors) if len(factors) > 1 else ""
-
-    def word(kind: str, number: int) -> str:
-        own = factors[number]
-        return f"({own})" if kind == "b" and own.startswith("−") else own
-
-    return fill(template, word)
 
 
 _ROUNDED = "(numbers are rounded to {} decimals; the result is of unrounded ones)"

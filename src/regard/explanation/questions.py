@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.explanation.derivation import Derivation, cell_name
 from regard.explanation.labels import Batch, Index, own_head
 from regard.explanation.notation import format_number
-from regard.explanation.table import aligned
+from regard.explanation.table import Table, aligned, shown_of
 from regard.explanation.trace import Trace
 from regard.problems.parts import Expectation
 from regard.textbook.steps import Step
@@ -91,13 +91,24 @@ class Comparison:
     difference: float  # the largest in the whole step
     here: Derivation
     there: Derivation
+    only_here: tuple[str, ...] = ()  # forward steps that only one of them has
+    only_there: tuple[str, ...] = ()
+    weights: tuple[Table, Table] | None = None  # of two mechanisms: here and there
 
     def __repr__(self) -> str:
         cell = safe_text(cell_name(self.here.symbol, self.labels), 200)
-        return (
-            f"{self.step} is the first step that differs, by {self.difference:.3g} at most\n"
-            f"{cell} = {self.here.value!r} here, {self.there.value!r} there"
-        )
+        lines = [
+            f"{self.step} is the first step that differs, by {self.difference:.3g} at most",
+            f"{cell} = {self.here.value!r} here, {self.there.value!r} there",
+        ]
+        if self.weights is None:
+            return "\n".join(lines)
+        named = (("here", self.only_here), ("there", self.only_there))
+        lines += [f"only {where}: {', '.join(names)}" for where, names in named if names]
+        for where, table in zip(("here", "there"), self.weights, strict=True):
+            place = f", {table.place}" if table.place else ""
+            lines += [f"weights {where}  {table.formula}{place}", table.text()]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -301,9 +312,28 @@ def compare(here: Trace, there: Trace, tolerance: float) -> Comparison | None:
         if differs.any():
             at = tuple(int(n) for n in np.unravel_index(int(differs.argmax()), differs.shape))
             lead = len(at) - len(here.steps[name].axes)
-            cells = [one.derive(name, at[lead:], at[:lead]) for one in (here, there)]
-            return Comparison(name, at, cells[0].labels, float(size[differs].max()), *cells)
+            own, other = (one.derive(name, at[lead:], at[:lead]) for one in (here, there))
+            found = Comparison(name, at, own.labels, float(size[differs].max()), own, other)
+            return found if here.mechanism == there.mechanism else _beside(found, here, there)
     return None
+
+
+def _beside(found: Comparison, here: Trace, there: Trace) -> Comparison:
+    """The comparison of two mechanisms, with the weights of each where they differ first."""
+    both = (here, there)
+    steps = [[n for n, one in each.steps.items() if one.phase == "forward"] for each in both]
+    only = [
+        tuple(name for name in own if name not in other)
+        for own, other in zip(steps, steps[::-1], strict=True)
+    ]
+    head = found.here.head or 0
+    tables = []
+    for each in both:
+        step = each.steps["weights"]
+        at, own = step.one(head, found.here.batch or None)
+        shown = [row for row in shown_of(step.matrix_shape[0]) if row is not None]
+        tables.append(step.excerpt(shown, own, at))
+    return replace(found, only_here=only[0], only_there=only[1], weights=(tables[0], tables[1]))
 
 
 def first_nonfinite(trace: Trace) -> Derivation | None:

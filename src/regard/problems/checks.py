@@ -7,7 +7,7 @@ files, kernels or views.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -266,6 +266,23 @@ def _check_options(given: dict[str, Any], sizes: Sizes) -> None:
     elif given["key_segments"] is not None:
         raise ProblemError.of("query_segments", "is missing; key_segments is given")
     check_choice("softmax", given["softmax"], ("shifted", "unshifted"))
+    _check_parts(given, sizes, check)
+
+
+def _check_parts(given: dict[str, Any], sizes: Sizes, check: Callable[..., None]) -> None:
+    """Score and normalisation: that each fits, and then that they go with the other options."""
+    for name in ("score", "normalize"):
+        if given[name] in ("dot", "softmax"):
+            given[name] = None
+    names = ("score", "normalize", "bias", "scale", "softcap", "sink")
+    for name in ("score", "normalize"):
+        if given[name] is not None:
+            check(name, **{one: given[one] for one in names})
+    if given["score"] is not None:
+        try:
+            given["score"].check(sizes["D"][0])
+        except ShapeError as error:
+            raise ProblemError(*error.args, field="score") from None
 
 
 def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:

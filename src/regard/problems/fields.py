@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 from regard.compute.options import ArrayIn, Booleans, Ints
+from regard.normalizers import Normalizer
 from regard.problems.parts import Expectation, RandomMatrices
+from regard.scores import Score
 
 
 class Fields(TypedDict, total=False):
@@ -52,6 +54,8 @@ class Fields(TypedDict, total=False):
     softcap: float | None
     sink: ArrayIn | float | None
     softmax: Literal["shifted", "unshifted"]
+    score: Score | Literal["dot"] | None
+    normalize: Normalizer | Literal["softmax"] | None
     target: ArrayIn | None
     grad_output: ArrayIn | None
     random: RandomMatrices | None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import product
@@ -29,6 +29,7 @@ from regard.boundary.parse import (
 )
 from regard.errors import ProblemError, safe_text
 from regard.textbook.loss import continued
+from regard.textbook.mechanisms import NORMALIZATIONS, SCORES
 from regard.textbook.steps import PROJECTED, textbook
 
 # What a problem may start from, in place of embeddings and weights.
@@ -190,7 +191,23 @@ class Expectation:
 def step_axes() -> dict[str, tuple[str, ...]]:
     """Every step that any problem can have, with its axes."""
     everything = {*PROJECTED, "bias", "softcap", "sink"}
-    return {step.name: step.axes for step in textbook(everything, masked=True)}
+    found = {step.name: step.axes for step in textbook(everything, masked=True)}
+    given = everything | _PARAMETERS
+    for score, normalize in _mechanisms():
+        for step in textbook(given, masked=True, score=score, normalize=normalize):
+            found.setdefault(step.name, step.axes)
+    return found
+
+
+# What other scores and normalisations are given.
+_PARAMETERS = {"score_W", "score_W_q", "score_W_k", "score_v", "score_temperature"}
+_PARAMETERS |= {"normalize_bias", "key_numbers"}
+
+
+def _mechanisms() -> Iterator[tuple[str, str]]:
+    """Every score, and every normalisation, each with the plain other one."""
+    yield from ((score, "softmax") for score in SCORES)
+    yield from (("dot", normalize) for normalize in NORMALIZATIONS)
 
 
 @cache
@@ -206,6 +223,11 @@ def backward_axes() -> dict[str, tuple[str, ...]]:
             found.setdefault(step.name, step.axes)
     for step in continued(textbook({*READY})):
         found.setdefault(step.name, step.axes)
+    given = {*READY, *_PARAMETERS, "scale"}
+    for heads, (score, normalize) in product((True, False), _mechanisms()):
+        forward = textbook(given, heads=heads, masked=True, score=score, normalize=normalize)
+        for step in continued(forward):
+            found.setdefault(step.name, step.axes)
     return found
 
 

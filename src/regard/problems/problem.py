@@ -15,6 +15,7 @@ from regard.boundary import answering
 from regard.boundary.arrays import Array
 from regard.compute.request import LOSS
 from regard.errors import safe_text
+from regard.normalizers import Normalizer
 from regard.problems.checks import checked
 from regard.problems.parts import (
     READY,
@@ -24,6 +25,7 @@ from regard.problems.parts import (
     rebuild,
     set_field,
 )
+from regard.scores import Score
 from regard.textbook.steps import PROJECTED
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ class Problem:
         A query sees only keys of its own segment.
     softmax : {"shifted", "unshifted"}
         Whether the maximum of each row is subtracted before exp.
+    score, normalize
+        As in `regard.attention`; None for the dot product and the softmax.
     target : array, the shape of the result
         What the result should be: the loss is half the squared distance to it, and the explanation
         goes on with its gradients.
@@ -136,6 +140,8 @@ class Problem:
     softcap: float | None = None
     sink: float | Array | None = None
     softmax: Literal["shifted", "unshifted"] = "shifted"
+    score: Score | None = None
+    normalize: Normalizer | None = None
     target: Array | None = None
     grad_output: Array | None = None
     random: RandomMatrices | None = None
@@ -208,6 +214,7 @@ def _summary(problem: Problem) -> str:
         if (value := getattr(problem, name)) is not None:
             options.append(f"{name} {np.shape(value) or value}")
     options += ["segments"] if problem.query_segments is not None else []
+    options += [repr(one) for one in (problem.score, problem.normalize) if one is not None]
     options += ["softmax unshifted"] if problem.softmax == "unshifted" else []
     add("options", "  ".join(options))
     if problem.random is not None:

@@ -26,6 +26,7 @@ from regard.boundary.parse import (
 )
 from regard.compute.request import LOSS
 from regard.errors import ProblemError, safe_text
+from regard.problems import mechanisms
 from regard.problems.parts import MAX_NUMBERS, READY, Expectation, RandomMatrices, fields_of
 from regard.problems.problem import Problem
 from regard.problems.tables import (
@@ -232,6 +233,10 @@ KEYS = (
     Key("options.segments.queries", "query_segments"),
     Key("options.segments.keys", "key_segments"),
     Key("options.softmax", "softmax"),
+    *(
+        Key(f"options.{name}", name, read, mechanisms.write)
+        for name, read in mechanisms.READ.items()
+    ),
     *(Key(name, name, _vectors) for name in LOSS),
     Key("random", "random", _random, fields_of),
     Key("expect", "expect", _expectations, _write_expectations),

@@ -276,6 +276,14 @@ def _print_terms(page: Layout, derivation: Derivation, followed: int | None) -> 
     """One line per term, aligned, and their sum or the largest below."""
     terms = derivation.terms
     shown, rest = derivation.shown_terms()
+    names = [("▸" if k == followed else "", terms[k].label) for k in shown]
+    ends = [(rest.label, page.number(rest.value))] if rest else []
+    ends.append((OPERATIONS[derivation.op].total, page.number(derivation.value)))
+    values = [page.number(terms[k].value) for k in shown]
+    if OPERATIONS[derivation.op].term:
+        texts = [derivation.term_text(terms[k], page.digits) for k in shown]
+        page.terms(names, [("", texts), ("", values)], ends, ("  ", " = "))
+        return
     columns = []
     for place, number in enumerate(terms[0].operands):
         operands = [derivation.operands[terms[k].operands[place]] for k in shown]
@@ -284,10 +292,7 @@ def _print_terms(page: Layout, derivation: Derivation, followed: int | None) -> 
         )
     if len(columns) > 1:
         product = "·".join(symbol for symbol, _ in columns)
-        columns.append((product, [page.number(terms[k].value) for k in shown]))
-    names = [("▸" if k == followed else "", terms[k].label) for k in shown]
-    ends = [(rest.label, page.number(rest.value))] if rest else []
-    ends.append((OPERATIONS[derivation.op].total, page.number(derivation.value)))
+        columns.append((product, values))
     page.terms(names, columns, ends)
 
 

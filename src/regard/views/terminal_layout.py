@@ -273,10 +273,11 @@ class Layout:
         names: Sequence[tuple[str, str]],
         columns: Sequence[tuple[str, Sequence[str]]],
         ends: Sequence[tuple[str, str]],
+        signs: Sequence[str] = ("  ", " × ", " = "),
     ) -> None:
         """Terms one below another: mark, label, factors, product; then totals, each with a word.
 
-        A column is its header and its numbers.
+        A column is its header and its numbers, after one of the `signs`.
         """
         bodies = [[Cell(number) for number in numbers] for _, numbers in columns]
         bodies[-1] += [Cell(number) for _, number in ends]
@@ -296,11 +297,16 @@ class Layout:
                 start.append(sign).append(cell.text, style)
             self.line(start)
 
-        line(Text(" " * (width + 4)), ["  ", "   ", "   "], [column[0] for column in own], FAINT)
+        line(
+            Text(" " * (width + 4)),
+            [" " * len(sign) for sign in signs],
+            [column[0] for column in own],
+            FAINT,
+        )
         for number, ((mark, _), label) in enumerate(zip(names, labels, strict=True), 1):
             start = Text(f"  {self.spelled(mark) or ' '} ", style=STRONG if mark else "")
             start.append(_padded(label, width))
-            line(start, ["  ", " × ", " = "], [column[number] for column in own], Style())
+            line(start, signs, [column[number] for column in own], Style())
         before = " " * (sum(w + 3 for w in widths[:-1]) + 2)
         for number, word in enumerate(totals, 1 + len(names)):
             line(Text("    ").append(_padded(word, width)), [before], [own[-1][number]], STRONG)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from regard.explanation.derivation import Derivation
+from regard.explanation.derivation import COMPARED, Derivation
 
 PATH_NOTE = "In each sum the largest term (▸) is followed, down to the given numbers."
 
@@ -51,9 +51,9 @@ def largest_term(derivation: Derivation) -> int | None:
 
     def weight(number: int) -> tuple[bool, float]:
         value = derivation.terms[number].value
-        return math.isnan(value), 0.0 if math.isnan(value) else size(value)
+        return math.isnan(value), 0.0 if math.isnan(value) else sign * value if sign else abs(value)
 
-    size = float if derivation.op == "max" else abs
+    sign = COMPARED.get(derivation.op, 0)
     return max(range(len(derivation.terms)), key=weight, default=None)
 
 

@@ -74,7 +74,9 @@ def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
     more = any(map(has_gradients, explanations.values()))
     style, script = _style(more), _script(more)
     count = len(explanations)
-    layers = [f"{count} layers, one after the other."] if count > 1 else []
+    several = len({one.mechanism for one in explanations.values()}) > 1
+    said = f"{count} mechanisms, of which one is shown." if several else ""
+    layers = [said or f"{count} layers, one after the other."] if count > 1 else []
     return {
         "title": safe_text(first.title, 200) or "Attention",
         "note": safe_text(first.note, 1000),
@@ -86,6 +88,7 @@ def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
         "checks": _checks(first),
         "reading_note": READING_NOTE,
         "digits": digits,
+        "kind_of_layer": "mechanism" if several else "layer",
         "policy": policy(style, script),
         "style": Markup(style),
         "script": Markup(script),

@@ -1,0 +1,108 @@
+"""Scores and normalisations as a file and a command spell them.
+
+A file has the name alone, such as ``score = "cosine"``, or a table with its kind and what it is
+given. Must not know the other keys of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+
+from regard import normalizers, scores
+from regard.boundary.parse import as_number, check_text, shown
+from regard.compute.part import Part
+from regard.errors import DtypeError, OptionError, ProblemError, ShapeError
+from regard.problems.tables import WORDS, read_numbers
+
+_KINDS: dict[str, dict[str, Callable[..., Any]]] = {
+    "score": {name.lower(): one for name, one in scores.KNOWN.items()},
+    "normalize": {name.lower(): one for name, one in normalizers.KNOWN.items()},
+}
+_PLAIN = {"score": "dot", "normalize": "softmax"}
+
+
+def _read(option: str, name: str, value: Any) -> Part | None:
+    """What a file has under `name`: the name of a kind, or a table with a `kind`."""
+    table: Mapping[str, Any] = value if isinstance(value, Mapping) else {"kind": value}
+    if "kind" not in table:
+        raise ProblemError(f"{name} is a table without kind; {_listed(option)}")
+    kind = table["kind"]
+    kind = kind.item() if isinstance(kind, np.ndarray) and kind.ndim == 0 else kind
+    kind = check_text(f"{name}.kind" if table is value else name, kind)
+    given = {key: one for key, one in table.items() if key != "kind"}
+    if kind == _PLAIN[option] and not given:
+        return None
+    if kind not in _KINDS[option]:
+        raise ProblemError(f"{name} is {shown(kind)}; {_listed(option)}")
+    made = _KINDS[option][kind]
+    takes = signature(made).parameters
+    for key in given:
+        if key not in takes:
+            known = f"it takes {', '.join(takes)}" if takes else "it takes nothing"
+            raise ProblemError(f"{name} has {shown(key)}, which {kind} does not take; {known}")
+    for key, parameter in takes.items():
+        if parameter.default is Parameter.empty and key not in given:
+            raise ProblemError(
+                f"{name} is {shown(kind)} without {key}; it needs "
+                f"{', '.join(takes)}, in a table of a problem file: [options.{option}]"
+            )
+    values = {key: _value(f"{name}.{key}", one, takes[key].default) for key, one in given.items()}
+    try:
+        part: Part = made(**values)
+        return part
+    except (ShapeError, OptionError, DtypeError) as error:
+        raise ProblemError(str(error)) from None
+
+
+def _value(name: str, value: Any, default: Any) -> Any:
+    """A parameter's value; its default says whether it is a flag, a text, a number or an array."""
+    if isinstance(default, (bool, str)):
+        return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+    return (as_number if isinstance(default, float) else read_numbers)(name, value, words=WORDS)
+
+
+def _listed(option: str) -> str:
+    return f"the kinds are {', '.join([_PLAIN[option], *_KINDS[option]])}"
+
+
+# A key of a file: (name, value) → what the problem has, None for the plain one.
+READ: dict[str, Callable[[str, Any], Part | None]] = {
+    option: partial(_read, option) for option in _KINDS
+}
+
+
+def write(part: Part) -> Any:
+    """What a file has for one: its kind alone, or a table."""
+    kind, given = type(part).__name__.lower(), {}
+    for name, parameter in signature(type(part)).parameters.items():
+        own = getattr(part, name)
+        if isinstance(own, np.ndarray) or own != parameter.default:
+            given[name] = own.astype(np.float64) if isinstance(own, np.ndarray) else own
+    return {"kind": kind, **given} if given else kind
+
+
+def spelled(option: str, text: str) -> Part | None:
+    """What a command has for one, such as ``cosine`` or ``cosine:temperature=0.5``."""
+    kind, _, rest = text.partition(":")
+    table: dict[str, Any] = {"kind": kind}
+    for part in filter(None, rest.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise OptionError(
+                f"--{option} has {shown(part)} after the kind; write name=value, such as "
+                "cosine:temperature=0.5"
+            )
+        words = {"true": True, "false": False}
+        try:
+            table[name] = words[value] if value in words else float(value)
+        except ValueError:
+            table[name] = value
+    try:
+        return _read(option, f"--{option}", table if rest else kind)
+    except ProblemError as error:
+        raise OptionError(*error.args) from None
