@@ -44,7 +44,7 @@ static void pack(const Request& q, int64_t b, int64_t g, int64_t number, char* a
               packed.rows + number * kLanes<T> * padded(q.D, kLanes<T>));
 }
 
-// Keys and values of a chunk: from the packed head, or packed now; few rows take unpacked keys.
+// Keys and values of a chunk: from the packed head, or packed now; few rows take both as they are.
 template <class T>
 REGARD_INLINE Operands<T> operands_of(const Work<T>& w, const Chunk& chunk, const char* packed,
                                       bool few) {
@@ -54,9 +54,10 @@ REGARD_INLINE Operands<T> operands_of(const Work<T>& w, const Chunk& chunk, cons
     Operands<T> use = {few ? nullptr : w.s.keys, (const char*)w.s.values, stride};
     if (packed) use.panels = head.keys + chunk.k0 * q.D;
     else if (!few) pack_keys(q, chunk, w.s.keys, w.s.rows);
-    if (in_place<T>(q.value, q.E)) {
+    if (few ? direct<T>(q.value, q.E) : in_place<T>(q.value, q.E)) {
         use.values = q.value.at(w.b, w.g, chunk.k0);
         use.stride = q.value.row;
+        use.kind = q.value.kind;
     } else if (packed) {
         use.values = (const char*)(head.values + chunk.k0 * w.wide);
     } else {

@@ -26,26 +26,76 @@ template <class T> REGARD_INLINE void transpose(Vec<T> (&v)[kLanes<T>]) {
     }
 }
 
-constexpr int64_t kAhead = 14 << 10;  // bytes; measured: 10 to 30 KiB, but not 8, 16 or 20
+// Two quarters of a, then the same two of b: those of `First` 0 and 2, or 1 and 3.
+template <int First, class V, int... I> REGARD_INLINE V quarters(V a, V b, Indices<I...>) {
+    constexpr int W = sizeof...(I), Q = W / 4;
+    return __builtin_shufflevector(
+        a, b, (I % Q + (I / Q % 2 * 2 + First) * Q + I / (2 * Q) * W)...);
+}
+// In every four: the lower or the upper two of a and b, `Run` cells from each in turn.
+template <int Upper, int Run, class V, int... I> REGARD_INLINE V woven(V a, V b, Indices<I...>) {
+    constexpr int W = sizeof...(I);
+    return __builtin_shufflevector(
+        a, b, (I / 4 * 4 + 2 * Upper + (Run == 1 ? I % 4 / 2 + I % 2 * W : I % 2 + I % 4 / 2 * W))...);
+}
+
+// Cells as large as a T, W of each of W rows, turned: calls f(Number<i>, column i) in order.
+template <class T, class F>
+REGARD_INLINE void turn(const char* rows, int64_t step, F f) {
+    constexpr int W = kLanes<T>;
+    constexpr LanesOf<T> lanes;
+    if constexpr (W == 16) {
+        // Loads join halves of rows k and k + 4, so that two rounds are left, within quarters.
+        each<2>([&](auto half) REGARD_INLINED {
+            Vec<T> v[8];
+            const char* row = rows + 32 * half.value;  // step by step: too few registers for more
+            for (int k = 0; k < 8; k++, row += step) {
+                if (k == 4) row += 4 * step;
+                v[k] = load_halves<T>(row, row + 4 * step);
+            }
+            each<2>([&](auto part) REGARD_INLINED {
+                Vec<T> u[4];
+                for (int k = 0; k < 4; k++) u[k] = quarters<part.value>(v[k], v[k + 4], lanes);
+                const Vec<T> a = woven<0, 1>(u[0], u[1], lanes), b = woven<0, 1>(u[2], u[3], lanes);
+                const Vec<T> c = woven<1, 1>(u[0], u[1], lanes), d = woven<1, 1>(u[2], u[3], lanes);
+                constexpr int i = 8 * half.value + 4 * part.value;
+                f(Number<i>{}, woven<0, 2>(a, b, lanes));
+                f(Number<i + 1>{}, woven<1, 2>(a, b, lanes));
+                f(Number<i + 2>{}, woven<0, 2>(c, d, lanes));
+                f(Number<i + 3>{}, woven<1, 2>(c, d, lanes));
+            });
+        });
+    } else {
+        Vec<T> v[W];
+        for (int k = 0; k < W; k++) v[k] = load((const T*)(rows + k * step));
+        transpose<T>(v);
+        each<W>([&](auto i) REGARD_INLINED { f(i, v[i.value]); });
+    }
+}
 
 // W rows of an array's chunk from number j on, `columns` wide, to load vectors from: in place where
 // that is possible, else copied to `rows`, which has room for W. Rows from n on are zero.
 template <class T> struct KeyRows {
-    const Array& array;
     const int64_t columns;
-    const char* at[kLanes<T>];
+    const char* first;
+    int64_t step;  // from row to row, in bytes
+    Kind kind;
     bool in_place;
 
     KeyRows(const Array& array, int64_t columns, const Chunk& c, int64_t j, T* rows)
-        : array(array), columns(columns), in_place(direct<T>(array, columns)) {
+        : columns(columns), in_place(direct<T>(array, columns) && j + kLanes<T> <= c.n) {
+        if (in_place) {
+            first = array.at(c.b, c.g, c.k0 + j);
+            step = array.row;
+            kind = array.kind;
+            return;
+        }
         const int64_t wide = padded(columns, kLanes<T>);
+        first = (const char*)rows;
+        step = wide * int64_t(sizeof(T));
+        kind = kind_of<T>();
         for (int k = 0; k < kLanes<T>; k++) {
             T* row = rows + k * wide;
-            if (in_place && j + k < c.n) {
-                at[k] = array.at(c.b, c.g, c.k0 + j + k);
-                continue;
-            }
-            at[k] = (const char*)row;
             clear(row, wide);
             if (j + k < c.n)
                 load_row(row, array.at(c.b, c.g, c.k0 + j + k), array.column, array.kind, columns);
@@ -53,44 +103,94 @@ template <class T> struct KeyRows {
     }
 };
 
-// Calls f(d, block) for every W columns of W keys, turned so that lanes run along keys.
+// Prefetches, line by line, rows that are read once in groups of W: later ones into the second cache,
+// the next group into the first. No CPU does so for columns across rows.
+template <class T> struct Prefetch {
+    static constexpr int64_t kAhead = 24 << 10;  // bytes; measured: 14 to 40 KiB, but not 6
+
+    const int64_t row_bytes, between, later, next;
+    const char* at;
+    int64_t left;
+
+    Prefetch(const KeyRows<T>& from, int64_t row_bytes)
+        : row_bytes(row_bytes), between(from.step - padded(row_bytes, 64)),
+          later(from.in_place ? kAhead / larger_of(row_bytes, 1) * from.step : 0),
+          next(from.in_place ? kLanes<T> * from.step : 0), at(from.first), left(row_bytes) {}
+
+    REGARD_ALWAYS_INLINE void line() {
+        __builtin_prefetch(at + later, 0, 2);
+        __builtin_prefetch(at + next, 0, 3);
+        const bool last = left <= 64;
+        at += last ? 64 + between : 64;
+        left = last ? row_bytes : left - 64;
+    }
+};
+
+// Calls f(d, Number<i>, column d + i) for every column of W keys, in order, lanes along the keys; d is
+// a multiple of W. Half types are turned in pairs.
 template <class T, Kind K, class F>
-REGARD_INLINE void for_turned(const KeyRows<T>& from, F f) {
-    constexpr int W = kLanes<T>;
-    // Keys are read once: prefetch later rows, as no CPU does for columns across rows.
-    const int64_t D = from.columns, step = from.array.row;
-    const int64_t row_bytes = D * size_of(K), rows = larger_of(1, W * W / larger_of(1, D));
-    const char* ahead = from.at[0] + kAhead / larger_of(row_bytes, 1) * step;
-    for (int64_t d = 0; d < D; d += W) {
-        for (int64_t row = 0; from.in_place && row < rows; row++, ahead += step)
-            for (int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(ahead + at, 0, 2);
+REGARD_INLINE void for_columns(const KeyRows<T>& from, F f) {
+    constexpr int W = kLanes<T>, Lines = 64 / kBytes;  // cells of a turned block to a line of memory
+    const int64_t D = from.columns;
+    Prefetch<T> prefetch(from, D * size_of(K));
+    int64_t d = 0;
+    const auto ask = [&](auto i) REGARD_INLINED {
+        if constexpr (i.value % Lines == 0) prefetch.line();
+    };
+    if constexpr (K != kind_of<T>()) {
+        for (; d + 2 * W <= D; d += 2 * W)
+            turn<T>(from.first + 2 * d, from.step, [&](auto i, Vec<T> pairs) REGARD_INLINED {
+                constexpr int at = 2 * i.value % W;
+                ask(i);
+                Vec<T> one, other;
+                split<K>(pairs, one, other);
+                f(d + (2 * i.value - at), Number<at>{}, one);
+                f(d + (2 * i.value - at), Number<at + 1>{}, other);
+            });
+        if (d == D) return;
         Vec<T> block[W];
-        for (int k = 0; k < W; k++) block[k] = load_as<T, K>(from.at[k] + d * size_of(K));
+        for (int k = 0; k < W; k++) block[k] = load_as<T, K>(from.first + k * from.step + 2 * d);
         transpose<T>(block);
-        f(d, block);
+        each<W>([&](auto i) REGARD_INLINED {
+            ask(i);
+            f(d, i, block[i.value]);
+        });
+    } else {
+        const auto at = [&](int64_t d) { return from.first + d * int64_t(sizeof(T)); };
+        for (; d + W <= D; d += W)
+            turn<T>(at(d), from.step, [&](auto i, Vec<T> column) REGARD_INLINED {
+                ask(i);
+                f(d, i, column);
+            });
+        if (d == D) return;
+        turn<T>(at(d), from.step, [&](auto i, Vec<T> column) REGARD_INLINED {
+            if (d + i.value < D) f(d, i, column);
+        });
     }
 }
 
-template <class T, class F>
-REGARD_INLINE void for_turned(const KeyRows<T>& from, F f) {
-    if (!from.in_place) return for_turned<T, kind_of<T>()>(from, f);
-    with_kind(from.array.kind, [&](auto of) {
-        if constexpr (loads<T>(decltype(of)::kind)) for_turned<T, decltype(of)::kind>(from, f);
+template <class T, Kind K>
+static __attribute__((noinline)) void pack_rows(const KeyRows<T>& from, T* panel) {
+    for_columns<T, K>(from, [&](int64_t d, auto i, Vec<T> column) REGARD_INLINED {
+        store(panel + (d + i.value) * kPanel<T>, column);
+    });
+}
+
+// Calls f(Of<kind>) for a kind that keys may have in place.
+template <class T, class F> REGARD_INLINE void with_kind_of(const KeyRows<T>& from, F f) {
+    with_kind(from.kind, [&](auto of) {
+        if constexpr (loads<T>(decltype(of)::kind)) f(of);
     });
 }
 
 // Rows of a chunk as panels of D × kPanel, D numbers of each; rows beyond n are zero.
 template <class T>
 static void pack_panels(const Array& array, int64_t D, const Chunk& c, T* to, T* rows) {
-    constexpr int W = kLanes<T>;
     constexpr int64_t P = kPanel<T>;
-    for (int64_t j = 0; j < padded(c.n, P); j += W) {
-        T* panel = to + j / P * P * D + j % P;
-        for_turned(KeyRows<T>(array, D, c, j, rows), [&](int64_t d, Vec<T>(&block)[W]) {
-            if (d + W <= D)
-                for (int i = 0; i < W; i++) store(panel + (d + i) * P, block[i]);
-            else
-                for (int64_t i = 0; i < D - d; i++) store(panel + (d + i) * P, block[i]);
+    for (int64_t j = 0; j < padded(c.n, P); j += kLanes<T>) {
+        const KeyRows<T> from(array, D, c, j, rows);
+        with_kind_of(from, [&](auto of) {
+            pack_rows<T, decltype(of)::kind>(from, to + j / P * P * D + j % P);
         });
     }
 }
@@ -98,34 +198,35 @@ template <class T> static void pack_keys(const Request& q, const Chunk& c, T* to
     pack_panels(q.key, q.D, c, to, rows);
 }
 
-// Scores of a few rows from keys that are not packed: each lane adds as in a panel.
+// R rows of queries against W keys that are not packed: each lane adds as in a panel.
+template <class T, int R, Kind K>
+static __attribute__((noinline)) void meet_rows(const T* queries, const KeyRows<T>& from, T* strip) {
+    const int64_t D = from.columns;
+    Vec<T> whole[R], sum[R];
+    for (int r = 0; r < R; r++) whole[r] = sum[r] = Vec<T>{};
+    for_columns<T, K>(from, [&](int64_t d, auto i, Vec<T> column) REGARD_INLINED {
+        if (i.value == 0 && d && d % kDepth == 0)
+            for (int r = 0; r < R; r++) {
+                whole[r] = d == kDepth ? sum[r] : whole[r] + sum[r];
+                sum[r] = Vec<T>{};
+            }
+        for (int r = 0; r < R; r++) sum[r] = fma(all(queries[r * D + d + i.value]), column, sum[r]);
+    });
+    for (int r = 0; r < R; r++)
+        store(strip + r * kStrip<T>, D > kDepth ? whole[r] + sum[r] : sum[r]);
+}
+
+// Scores of a few rows from keys that are not packed.
 template <class T, int R>
-static __attribute__((noinline)) void scores_unpacked(const Request& q, const Chunk& c,
-                                                      const T* queries, KeyRange keys, T* rows,
-                                                      T* strip, const Ahead* ahead) {
+static void scores_unpacked(const Request& q, const Chunk& c, const T* queries, KeyRange keys,
+                            T* rows, T* strip, const Ahead* ahead) {
     constexpr int W = kLanes<T>;
     for (int64_t j = keys.low / W * W; j < keys.high; j += W) {
         ask_for<R>(ahead, j, W);
-        Vec<T> whole[R], sum[R];
-        for (int r = 0; r < R; r++) whole[r] = sum[r] = Vec<T>{};
-        for_turned(KeyRows<T>(q.key, q.D, c, j, rows), [&](int64_t d, Vec<T>(&block)[W]) {
-            const int64_t most = smaller_of(W, q.D - d);
-            if (d && d % kDepth == 0)
-                for (int r = 0; r < R; r++) {
-                    whole[r] = d == kDepth ? sum[r] : whole[r] + sum[r];
-                    sum[r] = Vec<T>{};
-                }
-            if (most == W)
-                for (int i = 0; i < W; i++)
-                    for (int r = 0; r < R; r++)
-                        sum[r] = fma(all(queries[r * q.D + d + i]), block[i], sum[r]);
-            else
-                for (int64_t i = 0; i < most; i++)
-                    for (int r = 0; r < R; r++)
-                        sum[r] = fma(all(queries[r * q.D + d + i]), block[i], sum[r]);
+        const KeyRows<T> from(q.key, q.D, c, j, rows);
+        with_kind_of(from, [&](auto of) {
+            meet_rows<T, R, decltype(of)::kind>(queries, from, strip + j);
         });
-        for (int r = 0; r < R; r++)
-            store(strip + r * kStrip<T> + j, q.D > kDepth ? whole[r] + sum[r] : sum[r]);
     }
 }
 

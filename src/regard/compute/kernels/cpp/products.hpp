@@ -69,20 +69,24 @@ static __attribute__((noinline)) void scores(const T* queries, int64_t stride, i
     if (j < keys.high) panel(j, Number<1>{});
 }
 
-constexpr int64_t kRowsAhead = 4;  // where values are read once; measured: 2 KiB, not 4 or 8
+// Bytes to prefetch ahead where values are read once; measured: 2 KiB in float32, not 4 or 8, and 8 or
+// 16 KiB in half types, not 4.
+template <class T, Kind K>
+constexpr int64_t kValuesAhead = K == kind_of<T>() ? 2 << 10 : 16 << 10;
 
 // Sums, from zero, of rows j = from … to − 1 times weights; the weight of row j in sum r is
 // weights[r · Across + j · Along].
-template <class T, int R, int N, int64_t Across, int64_t Along>
+template <class T, int R, int N, int64_t Across, int64_t Along, Kind K = kind_of<T>()>
 REGARD_INLINE void sum_rows(const T* weights, const char* rows, int64_t stride, int64_t from,
                             int64_t to, Vec<T> (&sum)[R][N], bool once = false) {
+    constexpr int64_t vector = kLanes<T> * size_of(K);  // bytes
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
     for (int64_t j = from; j < to; j++) {
         Vec<T> v[N];
-        for (int n = 0; n < N; n++) v[n] = load((const T*)(rows + j * stride) + n * kLanes<T>);
-        for (int at = 0; once && at < N * kBytes; at += 64)
-            __builtin_prefetch(rows + (j + kRowsAhead) * stride + at, 0, 2);
+        for (int n = 0; n < N; n++) v[n] = load_as<T, K>(rows + j * stride + n * vector);
+        for (int64_t at = 0; once && at < N * vector; at += 64)
+            __builtin_prefetch(rows + (j + kValuesAhead<T, K> / (N * vector)) * stride + at, 0, 2);
         for (int r = 0; r < R; r++) {
             const Vec<T> p = all(weights[r * Across + j * Along]);
             for (int n = 0; n < N; n++) sum[r][n] = fma(p, v[n], sum[r][n]);
@@ -90,13 +94,13 @@ REGARD_INLINE void sum_rows(const T* weights, const char* rows, int64_t stride, 
     }
 }
 
-template <class T, int R, int N>
+template <class T, int R, int N, Kind K>
 REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int64_t from,
                          int64_t to, T* out, int64_t out_stride, bool once = false) {
     for (int64_t begin = from; begin < to; begin = next_run(begin)) {
         Vec<T> sum[R][N];
-        sum_rows<T, R, N, kStrip<T>, 1>(strip, values, stride, begin,
-                                        smaller_of(next_run(begin), to), sum, once);
+        sum_rows<T, R, N, kStrip<T>, 1, K>(strip, values, stride, begin,
+                                           smaller_of(next_run(begin), to), sum, once);
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++)
                 add(out + r * out_stride + n * kLanes<T>, sum[r][n], begin == from);
@@ -104,22 +108,25 @@ REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int
 }
 
 // Half tiles of rows by four vectors where the value is wide enough.
-template <class T, int R>
+template <class T, int R, Kind K = kind_of<T>()>
 static __attribute__((noinline)) void outputs(const T* strip, const char* values, int64_t stride,
                                               int64_t wide, KeyRange keys, T* out) {
     constexpr int W = kLanes<T>, H = smaller_of(R, kRows);
     int64_t e = 0;
     const auto block = [&](int64_t r, auto rows, auto vectors, bool once = false) {
-        blend<T, decltype(rows)::value, decltype(vectors)::value>(
-            strip + r * kStrip<T>, values + e * sizeof(T), stride, keys.low, keys.high,
+        blend<T, decltype(rows)::value, decltype(vectors)::value, K>(
+            strip + r * kStrip<T>, values + e * size_of(K), stride, keys.low, keys.high,
             out + r * wide + e, wide, once);
     };
-    // A few rows read values once: in whole rows of memory, or in pieces as large as they can be.
+    // A few rows read values once: in whole rows of memory, or in pieces as large as they can be; half
+    // types are converted once for all rows.
     constexpr int F = kTile == 12 && R % 2 == 0 ? 2 : 1;
-    for (; R <= kFew && e + 8 * W <= wide; e += 8 * W)
+    constexpr bool few = R <= kFew, narrow = K != kind_of<T>();
+    constexpr bool in_rows = few && (!narrow || R == F || kTile != 12);
+    for (; in_rows && e + 8 * W <= wide; e += 8 * W)
         for (int r = 0; r < R; r += F) block(r, Number<F>{}, Number<8>{}, true);
     for (; e + 4 * W <= wide && kTile == 12; e += 4 * W)
-        for (int r = 0; r < R; r += H) block(r, Number<H>{}, Number<4>{});
+        for (int r = 0; r < R; r += H) block(r, Number<H>{}, Number<4>{}, few && narrow);
     for (; e + 2 * W <= wide; e += 2 * W) block(0, Number<R>{}, Number<2>{});
     if (e < wide) block(0, Number<R>{}, Number<1>{});
 }

@@ -58,6 +58,14 @@ template <int Most, class F> REGARD_INLINE void with_number(int64_t n, F f) {
     f(Number<Most>{});
 }
 
+// Calls f(Number<n>) for n = 0 … N − 1.
+template <class F, int... I> REGARD_INLINE void each(F f, std::integer_sequence<int, I...>) {
+    (f(Number<I>{}), ...);
+}
+template <int N, class F> REGARD_INLINE void each(F f) {
+    each(f, std::make_integer_sequence<int, N>{});
+}
+
 // A kind as a type, to choose loads when compiling.
 template <Kind K> struct Of {
     static constexpr Kind kind = K;
@@ -71,7 +79,7 @@ template <class F> REGARD_INLINE void with_kind(Kind kind, F f) {
         case Kind::int8: return f(Of<Kind::int8>{});
     }
 }
-REGARD_INLINE int64_t size_of(Kind kind) {
+REGARD_INLINE constexpr int64_t size_of(Kind kind) {
     switch (kind) {
         case Kind::float64: return 8;
         case Kind::float32: return 4;
@@ -102,6 +110,12 @@ template <class T, Kind K> REGARD_INLINE Vec<T> load_as(const char* p) {
     if constexpr (K == Kind::float16) return wide_half(p);
     else if constexpr (K == Kind::bfloat16) return wide_bfloat(p);
     else return load((const T*)p);
+}
+
+template <Kind K>
+REGARD_INLINE void split(Vec<float> pairs, Vec<float>& first, Vec<float>& second) {
+    if constexpr (K == Kind::float16) split_half(pairs, first, second);
+    else split_bfloat(pairs, first, second);
 }
 
 template <class T>

@@ -45,12 +45,25 @@ template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
 
 #define REGARD_ALWAYS_INLINE __attribute__((always_inline)) inline
 #define REGARD_INLINE static REGARD_ALWAYS_INLINE
+#define REGARD_INLINED __attribute__((always_inline))  // after the parameters of a lambda
 
 template <class T> REGARD_INLINE Vec<T> load(const T* p) {
     return (Vec<T>)*(const typename VectorOf<T>::unaligned*)p;
 }
 template <class T> REGARD_INLINE void store(T* p, Vec<T> v) {
     *(typename VectorOf<T>::unaligned*)p = (typename VectorOf<T>::unaligned)v;
+}
+// Half a vector from each of two places.
+template <class T> REGARD_INLINE Vec<T> load_halves(const char* low, const char* high) {
+#if defined(__AVX512F__)
+    const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)low));
+    return (Vec<T>)_mm512_inserti64x4(first, _mm256_loadu_si256((const __m256i*)high), 1);
+#else
+    Vec<T> both;
+    __builtin_memcpy(&both, low, kBytes / 2);
+    __builtin_memcpy((char*)&both + kBytes / 2, high, kBytes / 2);
+    return both;
+#endif
 }
 template <class T> REGARD_INLINE Vec<T> all(T x) { return x - (Vec<T>){}; }
 
@@ -244,21 +257,59 @@ typedef uint16_t Narrow __attribute__((vector_size(kBytes / 2)));
 typedef Modular<float> Wide;
 
 REGARD_INLINE Wide load_wide(const void* p) {
+#if defined(__AVX512F__)
+    return (Wide)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__AVX2__)
+    return (Wide)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+#else
     Narrow x;
     __builtin_memcpy(&x, p, sizeof x);
     return __builtin_convertvector(x, Wide);
+#endif
 }
 REGARD_INLINE Vec<float> wide_bfloat(const void* p) { return (Vec<float>)(load_wide(p) << 16); }
+#if !defined(__F16C__)
+REGARD_INLINE Vec<float> wide_half(Wide bits) {
+    const Vec<float> value = (Vec<float>)((bits & 0x7fff) << 13) * all(0x1p112f);
+    const Wide size = (Wide)value | ((Wide)(value >= all(65536.0f)) & 0x7f800000);
+    return (Vec<float>)(size | (bits & 0x8000) << 16);
+}
+#endif
 REGARD_INLINE Vec<float> wide_half(const void* p) {
 #if defined(__AVX512F__)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(__F16C__)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
-    const Wide bits = load_wide(p);
-    const Vec<float> value = (Vec<float>)((bits & 0x7fff) << 13) * all(0x1p112f);
-    const Wide size = (Wide)value | ((Wide)(value >= all(65536.0f)) & 0x7f800000);
-    return (Vec<float>)(size | (bits & 0x8000) << 16);
+    return wide_half(load_wide(p));
+#endif
+}
+// Pairs of numbers, as they lie in memory, become their first and their second ones.
+REGARD_INLINE void split_bfloat(Vec<float> pairs, Vec<float>& first, Vec<float>& second) {
+    first = (Vec<float>)((Wide)pairs << 16);
+    second = (Vec<float>)((Wide)pairs & 0xffff0000);
+}
+#if defined(__F16C__)
+template <int... I> REGARD_INLINE Vec<float> firsts_then_seconds(Vec<float> pairs, Indices<I...>) {
+    typedef uint16_t Numbers __attribute__((vector_size(kBytes)));
+    constexpr int W = kLanes<float>;
+    return (Vec<float>)__builtin_shufflevector((Numbers)pairs, (Numbers)pairs,
+                                               (2 * (I % W) + I / W)...);
+}
+#endif
+REGARD_INLINE void split_half(Vec<float> pairs, Vec<float>& first, Vec<float>& second) {
+#if defined(__F16C__)
+    pairs = firsts_then_seconds(pairs, std::make_integer_sequence<int, 2 * kLanes<float>>{});
+#endif
+#if defined(__AVX512F__)
+    first = _mm512_cvtph_ps(_mm512_castsi512_si256((__m512i)pairs));
+    second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)pairs, 1));
+#elif defined(__F16C__)
+    first = _mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)pairs));
+    second = _mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)pairs, 1));
+#else
+    first = wide_half((Wide)pairs & 0xffff);
+    second = wide_half((Wide)pairs >> 16);
 #endif
 }
 REGARD_INLINE void narrow_bfloat(void* p, Vec<float> x) {

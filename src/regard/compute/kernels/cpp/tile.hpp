@@ -23,6 +23,7 @@ template <class T> struct Operands {
     const T* panels;
     const char* values;  // nullptr: not read yet
     int64_t stride;      // of values, in bytes
+    Kind kind = kind_of<T>();  // of values; for a few rows also a half type
 
     bool known() const { return values; }
 };
@@ -110,13 +111,27 @@ REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts
     }
 }
 
+// Calls f(Of<kind>) for a kind that values may have in place.
+template <class T, class F> REGARD_INLINE void with_values(const Operands<T>& use, F f) {
+    with_kind(use.kind, [&](auto of) {
+        if constexpr (loads<T>(decltype(of)::kind)) f(of);
+    });
+}
+
 // Pass 3: exponentials times values.
 template <class T>
 REGARD_INLINE void accumulate_values(const Work<T>& w, const Tile& t, const Operands<T>& use,
                                      T* part) {
-    by_height(t.height, [&](int64_t r, auto rows) {
-        outputs<T, decltype(rows)::value>(w.s.strip + r * kStrip<T>, use.values, use.stride, w.wide,
-                                          t.visible.keys, part + r * w.wide);
+    if (use.kind == kind_of<T>())
+        return by_height(t.height, [&](int64_t r, auto rows) {
+            outputs<T, decltype(rows)::value>(w.s.strip + r * kStrip<T>, use.values, use.stride,
+                                              w.wide, t.visible.keys, part + r * w.wide);
+        });
+    with_values(use, [&](auto of) {
+        with_number<kFew>(t.height, [&](auto rows) {
+            outputs<T, decltype(rows)::value, decltype(of)::kind>(
+                w.s.strip, use.values, use.stride, w.wide, t.visible.keys, part);
+        });
     });
 }
 
@@ -146,8 +161,12 @@ static void accumulate_visible(const Seen<T>& seen, const T* p, const Operands<T
             Vec<T> sum[N] = {};
             for (; at < count && keys[at] < next_run(begin); at++) {
                 const Vec<T> weight = all(p[keys[at]]);
-                const T* row = (const T*)(use.values + keys[at] * use.stride) + e;
-                for (int i = 0; i < N; i++) sum[i] = fma(weight, load(row + i * W), sum[i]);
+                const char* row = use.values + keys[at] * use.stride;
+                with_values(use, [&](auto of) {
+                    constexpr Kind K = decltype(of)::kind;
+                    for (int i = 0; i < N; i++)
+                        sum[i] = fma(weight, load_as<T, K>(row + (e + i * W) * size_of(K)), sum[i]);
+                });
             }
             for (int i = 0; i < N; i++) whole[i] = begin > range.low ? whole[i] + sum[i] : sum[i];
         }
