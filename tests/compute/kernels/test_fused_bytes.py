@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -286,3 +287,29 @@ def test_half_types_give_the_rounded_bytes_of_the_same_numbers_in_float32(target
     single = run("fused", *(x.astype(np.float32) for x in (q, k, v)))
     assert_same_bytes(half.output, single.output.astype(dtype), "output")
     assert_same_bytes(half.lse, single.lse, "lse")
+
+
+@every_target
+@pytest.mark.parametrize("dtype", [t for t in DTYPES if t.itemsize == 2], ids=str)
+def test_a_few_rows_read_half_types_where_they_lie_and_give_the_bytes_of_float32(target, dtype):
+    # Few rows take keys in pairs of numbers, and what is left of a width; strides do not matter.
+    layouts = {
+        "contiguous": lambda x: x,
+        "heads after rows": lambda x: x.swapaxes(0, 1).copy().swapaxes(0, 1),
+        "every second row": lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+        "every second number": lambda x: np.repeat(x, 2, axis=2)[..., ::2],
+    }
+    kinds = ("none", "causal", "window", "mask", "lengths", "bias", "all")
+    for number, (rows, width) in enumerate(product((1, 2, 3, 4, 5, 8), (16, 48, 72, 128))):
+        size = 255 + 5 * number % 64
+        q, k, v = inputs((4, rows, width), (2, size, width), (2, size, width), dtype=dtype)
+        options = options_of(kinds[number % len(kinds)], 4, rows, size, dtype)
+        if "mask" in options and not isinstance(options["mask"], Lengths):
+            options["mask"][..., size // 2] = False
+            v[:, size // 2] = np.nan  # what is hidden meets no weight
+        single = run("fused", *(x.astype(np.float32) for x in (q, k, v)), **options)
+        for name, layout in layouts.items():
+            half = run("fused", q, layout(k), layout(v), **options)
+            note = f"{rows} rows, width {width}, {name}"
+            assert_same_bytes(half.output, single.output.astype(dtype), note)
+            assert_same_bytes(half.lse, single.lse, note)
