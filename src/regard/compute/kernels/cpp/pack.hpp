@@ -73,23 +73,24 @@ REGARD_INLINE void turn(const char* rows, int64_t step, F f) {
     }
 }
 
-// W rows of an array's chunk from number j on, `columns` wide, to load vectors from: in place where
-// that is possible, else copied to `rows`, which has room for W. Rows from n on are zero.
-template <class T> struct KeyRows {
-    const int64_t columns;
+// Rows to load vectors from, where an array has them or copied: `step` bytes from row to row.
+struct Strided {
     const char* first;
-    int64_t step;  // from row to row, in bytes
-    Kind kind;
+    int64_t step;
     bool in_place;
+};
+
+// W rows of an array's chunk from number j on, `columns` wide: in place where that is possible, else
+// copied to `rows`, which has room for W. Rows from n on are zero.
+template <class T> struct KeyRows : Strided {
+    const int64_t columns;
+    Kind kind;
 
     KeyRows(const Array& array, int64_t columns, const Chunk& c, int64_t j, T* rows)
-        : columns(columns), in_place(direct<T>(array, columns) && j + kLanes<T> <= c.n) {
-        if (in_place) {
-            first = array.at(c.b, c.g, c.k0 + j);
-            step = array.row;
-            kind = array.kind;
-            return;
-        }
+        : Strided{array.at(c.b, c.g, c.k0 + j), array.row,
+               direct<T>(array, columns) && j + kLanes<T> <= c.n},
+          columns(columns), kind(array.kind) {
+        if (in_place) return;
         const int64_t wide = padded(columns, kLanes<T>);
         first = (const char*)rows;
         step = wide * int64_t(sizeof(T));
@@ -107,17 +108,20 @@ template <class T> struct KeyRows {
 // the next group into the first. No CPU does so for columns across rows.
 template <class T> struct Prefetch {
     static constexpr int64_t kAhead = 24 << 10;  // bytes; measured: 14 to 40 KiB, but not 6
+    static constexpr int kLines = 64 / kBytes;   // cells of a turned block to a line of memory
 
     const int64_t row_bytes, between, later, next;
     const char* at;
     int64_t left;
 
-    Prefetch(const KeyRows<T>& from, int64_t row_bytes)
+    Prefetch(const Strided& from, int64_t row_bytes)
         : row_bytes(row_bytes), between(from.step - padded(row_bytes, 64)),
           later(from.in_place ? kAhead / larger_of(row_bytes, 1) * from.step : 0),
           next(from.in_place ? kLanes<T> * from.step : 0), at(from.first), left(row_bytes) {}
 
-    REGARD_ALWAYS_INLINE void line() {
+    // Called with each cell of a turned block.
+    template <class I> REGARD_ALWAYS_INLINE void line(I cell) {
+        if constexpr (cell.value % kLines != 0) return;
         __builtin_prefetch(at + later, 0, 2);
         __builtin_prefetch(at + next, 0, 3);
         const bool last = left <= 64;
@@ -130,18 +134,15 @@ template <class T> struct Prefetch {
 // a multiple of W. Half types are turned in pairs.
 template <class T, Kind K, class F>
 REGARD_INLINE void for_columns(const KeyRows<T>& from, F f) {
-    constexpr int W = kLanes<T>, Lines = 64 / kBytes;  // cells of a turned block to a line of memory
+    constexpr int W = kLanes<T>;
     const int64_t D = from.columns;
     Prefetch<T> prefetch(from, D * size_of(K));
     int64_t d = 0;
-    const auto ask = [&](auto i) REGARD_INLINED {
-        if constexpr (i.value % Lines == 0) prefetch.line();
-    };
     if constexpr (K != kind_of<T>()) {
         for (; d + 2 * W <= D; d += 2 * W)
             turn<T>(from.first + 2 * d, from.step, [&](auto i, Vec<T> pairs) REGARD_INLINED {
                 constexpr int at = 2 * i.value % W;
-                ask(i);
+                prefetch.line(i);
                 Vec<T> one, other;
                 split<K>(pairs, one, other);
                 f(d + (2 * i.value - at), Number<at>{}, one);
@@ -152,14 +153,14 @@ REGARD_INLINE void for_columns(const KeyRows<T>& from, F f) {
         for (int k = 0; k < W; k++) block[k] = load_as<T, K>(from.first + k * from.step + 2 * d);
         transpose<T>(block);
         each<W>([&](auto i) REGARD_INLINED {
-            ask(i);
+            prefetch.line(i);
             f(d, i, block[i.value]);
         });
     } else {
         const auto at = [&](int64_t d) { return from.first + d * int64_t(sizeof(T)); };
         for (; d + W <= D; d += W)
             turn<T>(at(d), from.step, [&](auto i, Vec<T> column) REGARD_INLINED {
-                ask(i);
+                prefetch.line(i);
                 f(d, i, column);
             });
         if (d == D) return;

@@ -20,6 +20,19 @@ REGARD_INLINE Two all_pairs(const void* p) { return number_at<int32_t>(p) - Two{
 REGARD_INLINE Two side_by_side(const char* first, const char* second) {
     return (Two)(load_wide(first) | load_wide(second) << 16);
 }
+// In every quarter: the lower or the upper numbers of two rows of bfloat16 as pairs.
+template <int Upper, int... I> REGARD_INLINE Two woven_pairs(Two a, Two b, Indices<I...>) {
+    typedef uint16_t Numbers __attribute__((vector_size(kBytes)));
+    return (Two)__builtin_shufflevector((Numbers)a, (Numbers)b,
+                                        (I / 8 * 8 + 4 * Upper + I % 8 / 2 + I % 2 * 32)...);
+}
+template <int Upper> REGARD_INLINE Two woven_pairs(Two a, Two b) {
+    return woven_pairs<Upper>(a, b, std::make_integer_sequence<int, 2 * kLanes<float>>{});
+}
+// What was summed from them in order again: two quarters of a and b in turn, the first or the last.
+template <int Last, class V, int... I> REGARD_INLINE V paired_quarters(V a, V b, Indices<I...>) {
+    return __builtin_shufflevector(a, b, (8 * Last + I / 8 * 4 + I % 4 + I / 4 % 2 * 16)...);
+}
 REGARD_INLINE constexpr int64_t pairs_of(int64_t n) { return (n + 1) / 2; }
 
 constexpr int kPairLanes = kLanes<float>;
@@ -29,7 +42,8 @@ constexpr int64_t kPairStrip = kChunk / 2 + kPairLanes;  // row length of the ro
 // n numbers, `stride` bytes apart, next to each other; 0 up to `room`.
 static void copy_pairs(uint32_t* to, const char* from, int64_t stride, int64_t n, int64_t room) {
     uint16_t* const numbers = (uint16_t*)to;
-    for (int64_t i = 0; i < n; i++) numbers[i] = number_at<uint16_t>(from + i * stride);
+    if (stride == 2) __builtin_memcpy(numbers, from, size_t(2 * n));
+    else for (int64_t i = 0; i < n; i++) numbers[i] = number_at<uint16_t>(from + i * stride);
     for (int64_t i = n; i < 2 * room; i++) numbers[i] = 0;
 }
 
@@ -84,42 +98,44 @@ REGARD_INLINE bool values_in_place(const Request& q) {
     return q.value.column == 2 && q.E % kPairLanes == 0;
 }
 
-// Calls f(d, block) for every kPairLanes pairs of as many keys from number j on, turned so that lanes
-// run along keys. `rows` has room for them.
+// Calls f(d, pairs number d) for all pairs of kPairLanes keys from number j on, in order, lanes along
+// the keys. `rows` has room for them.
 template <class F>
 REGARD_INLINE void for_turned_pairs(const Request& q, const Chunk& c, int64_t j, uint32_t* rows,
                                     F f) {
     constexpr int W = kPairLanes;
     const int64_t half = pairs_of(q.D), room = padded(half, W);
-    const bool in_place = pairs_in_place(q.key, q.D);
-    const char* at[W];
-    for (int k = 0; k < W; k++) {
-        uint32_t* row = rows + k * room;
-        const bool there = j + k < c.n;
-        at[k] = there && in_place ? q.key.at(c.b, c.g, c.k0 + j + k) : (const char*)row;
-        if (!there) copy_pairs(row, nullptr, 0, 0, room);
-        else if (!in_place)
-            copy_pairs(row, q.key.at(c.b, c.g, c.k0 + j + k), q.key.column, q.D, room);
+    Strided from = {q.key.at(c.b, c.g, c.k0 + j), q.key.row,
+                 pairs_in_place(q.key, q.D) && j + W <= c.n};
+    if (!from.in_place) {
+        for (int k = 0; k < W; k++) {
+            const bool there = j + k < c.n;
+            copy_pairs(rows + k * room, from.first + k * (there ? from.step : 0), q.key.column,
+                       there ? q.D : 0, room);
+        }
+        from.first = (const char*)rows;
+        from.step = 4 * room;
     }
-    for (int64_t d = 0; d < half; d += W) {
-        Vec<float> block[W];
-        for (int k = 0; k < W; k++) block[k] = load((const float*)at[k] + d);
-        transpose<float>(block);
-        f(d, block);
-    }
+    Prefetch<float> prefetch(from, 4 * half);
+    int64_t d = 0;
+    for (; d + W <= half; d += W)
+        turn<float>(from.first + 4 * d, from.step, [&](auto i, Vec<float> pairs) REGARD_INLINED {
+            prefetch.line(i);
+            f(d + i.value, (Two)pairs);
+        });
+    if (d < half)
+        turn<float>(from.first + 4 * d, from.step, [&](auto i, Vec<float> pairs) REGARD_INLINED {
+            if (d + i.value < half) f(d + i.value, (Two)pairs);
+        });
 }
 
 static void pack_key_pairs(const Request& q, const Chunk& c, uint32_t* to, uint32_t* rows) {
-    constexpr int64_t W = kPairLanes, P = kPairPanel;
+    constexpr int64_t P = kPairPanel;
     const int64_t half = pairs_of(q.D);
-    for (int64_t j = 0; j < padded(c.n, P); j += W) {
+    for (int64_t j = 0; j < padded(c.n, P); j += kPairLanes) {
         uint32_t* panel = to + j / P * P * half + j % P;
-        for_turned_pairs(q, c, j, rows, [&](int64_t d, Vec<float>(&block)[W]) {
-            if (d + W <= half)
-                for (int i = 0; i < W; i++) store_pairs(panel + (d + i) * P, (Two)block[i]);
-            else
-                for (int64_t i = 0; i < half - d; i++)
-                    store_pairs(panel + (d + i) * P, (Two)block[i]);
+        for_turned_pairs(q, c, j, rows, [&](int64_t d, Two pairs) REGARD_INLINED {
+            store_pairs(panel + d * P, pairs);
         });
     }
 }
@@ -256,15 +272,9 @@ static void scores_of_rows(const PairWork& w, const Chunk& c, const uint32_t* qu
         ask_for<R>(ahead, j, W);
         Vec<float> sum[R];
         for (int r = 0; r < R; r++) sum[r] = Vec<float>{};
-        for_turned_pairs(w.q, c, j, w.key_rows, [&](int64_t d, Vec<float>(&block)[W]) {
-            const auto add = [&](int64_t i) {
-                for (int r = 0; r < R; r++)
-                    sum[r] = dot(sum[r], (Two)block[i], all_pairs(queries + r * half + d + i));
-            };
-            if (half - d >= W)
-                for (int i = 0; i < W; i++) add(i);
-            else
-                for (int64_t i = 0; i < half - d; i++) add(i);
+        for_turned_pairs(w.q, c, j, w.key_rows, [&](int64_t d, Two pairs) REGARD_INLINED {
+            for (int r = 0; r < R; r++)
+                sum[r] = dot(sum[r], pairs, all_pairs(queries + r * half + d));
         });
         for (int r = 0; r < R; r++) store(w.s.strip + r * kStrip<float> + j, sum[r]);
     }
@@ -349,6 +359,42 @@ static __attribute__((noinline)) void blend_pairs(const uint32_t* weights, const
         for (int n = 0; n < N; n++) store(out + r * values.wide + e + n * W, sum[r][n]);
 }
 
+// The same for values that a few rows read where they lie, an even number of vectors.
+template <int R, int N>
+static __attribute__((noinline)) void blend_rows(const uint32_t* weights, const PairValues& values,
+                                                 KeyRange keys, int64_t e, float* out) {
+    constexpr int W = kPairLanes;
+    constexpr LanesOf<float> lanes;
+    constexpr int64_t bytes = 2 * N * W, ahead = kValuesAhead<float, Kind::bfloat16> / bytes;
+    Vec<float> sum[R][N];
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) sum[r][n] = Vec<float>{};
+    const int64_t last = values.count % 2 && keys.high == values.count ? keys.high / 2 : -1;
+    for (int64_t m = keys.low / 2; m < pairs_of(keys.high); m++) {
+        const char* row = values.rows + 2 * m * values.stride + 2 * e;
+        for (int64_t at = 0; at < bytes; at += 64) {
+            __builtin_prefetch(row + ahead * values.stride + at, 0, 2);
+            __builtin_prefetch(row + (ahead + 1) * values.stride + at, 0, 2);
+        }
+        for (int n = 0; n < N; n += 2) {
+            const Two a = load_pairs(row + 2 * n * W);
+            const Two b = m == last ? Two{} : load_pairs(row + values.stride + 2 * n * W);
+            const Two low = woven_pairs<0>(a, b), high = woven_pairs<1>(a, b);
+            for (int r = 0; r < R; r++) {
+                const Two p = all_pairs(weights + r * kPairStrip + m);
+                sum[r][n] = dot(sum[r][n], low, p);
+                sum[r][n + 1] = dot(sum[r][n + 1], high, p);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n += 2) {
+            float* to = out + r * values.wide + e + n * W;
+            store(to, paired_quarters<0>(sum[r][n], sum[r][n + 1], lanes));
+            store(to + W, paired_quarters<1>(sum[r][n], sum[r][n + 1], lanes));
+        }
+}
+
 REGARD_INLINE void accumulate_values(const PairWork& w, const Tile& t, const PairOperands& use,
                                      float* part) {
     constexpr int W = kPairLanes;
@@ -357,6 +403,17 @@ REGARD_INLINE void accumulate_values(const PairWork& w, const Tile& t, const Pai
         const uint32_t* weights = w.weight_pairs + r * kPairStrip;
         float* out = part + r * w.wide;
         int64_t e = 0;
+        const auto in_rows = [&](auto vectors) {
+            constexpr int N = decltype(vectors)::value;
+            for (; e + N * W <= w.wide; e += N * W)
+                blend_rows<R, N>(weights, use.values, t.visible.keys, e, out);
+        };
+        if constexpr (R <= kFew)
+            if (!use.values.packed) {
+                if constexpr (R <= 2) in_rows(Number<8>{});
+                in_rows(Number<4>{});
+                in_rows(Number<2>{});
+            }
         for (; e + 2 * W <= w.wide; e += 2 * W)
             blend_pairs<R, 2>(weights, use.values, t.visible.keys, e, out);
         if (e < w.wide) blend_pairs<R, 1>(weights, use.values, t.visible.keys, e, out);
