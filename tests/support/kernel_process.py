@@ -37,7 +37,6 @@ RUN, EXPONENTIALS, TARGETS, BACKWARD = range(4)
 NO_MEMORY = 1
 KINDS = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3, "int8": 4, "bool": 5}
 RULES = ("boolean", "lengths", "segments", "window", "all", "any", "negate")
-GROWS = {"all": -1, "any": -1, "negate": 0}  # the stack of the rules; by 1 where not listed
 
 
 def flags_of(target: str) -> list[str]:
@@ -46,7 +45,14 @@ def flags_of(target: str) -> list[str]:
     common = re.search(r"target_compile_options\(target_\$\{target\} PRIVATE(.*?)\$\{", text, re.S)
     own = re.search(rf"set\(flags_{target}(.*?)\)", text, re.S)
     assert common is not None
-    return common[1].split() + (own[1].split() if own else [])
+    return flags_of_all() + common[1].split() + (own[1].split() if own else [])
+
+
+def flags_of_all() -> list[str]:
+    """What CMakeLists.txt compiles every unit with."""
+    found = re.search(r"add_compile_options\((.*?)\)", LISTED.read_text("utf-8"), re.S)
+    assert found is not None
+    return found[1].split()
 
 
 @functools.cache
@@ -66,7 +72,7 @@ def compile_process(compiler: str, folder: Path, level: str = "-O3") -> Path:
     program = folder / "kernel_process"
     rest = [str(UNITS / name) for name in SOURCES]
     rest += [str(SUPPORT / "native/kernel_process.cpp"), str(unit_of(compiler, "baseline", level))]
-    _compile(compiler, level, f"-I{UNITS}", "-pthread", *rest, "-o", str(program))
+    _compile(compiler, level, *flags_of_all(), f"-I{UNITS}", "-pthread", *rest, "-o", str(program))
     return program
 
 
@@ -131,11 +137,12 @@ class Module(types.ModuleType):
         scale: float,
         softcap: float,
         wide: bool,
+        high: bool,
         threads: int,
         target: str,
     ) -> None:
         inputs = query, key, value, bias, sink, offset, length, left, right, rules
-        parts = self._request(RUN, *inputs, scale, softcap, wide, threads, target)
+        parts = self._request(RUN, *inputs, scale, softcap, wide, high, threads, target)
         parts += [integers(KINDS[output.dtype.name], weights is not None, lse is not None)]
         parts += [integers(KINDS["float32" if lse is None else lse.dtype.name])]
         with self._one_call:
@@ -206,6 +213,7 @@ class Module(types.ModuleType):
         scale: float,
         softcap: float,
         wide: bool,
+        high: bool,
         threads: int,
         target: str,
     ) -> list[bytes]:
@@ -217,7 +225,8 @@ class Module(types.ModuleType):
             scale = 1 / math.sqrt(width) if width else 1.0  # as module.cpp does, to the last bit
         batch = int(np.prod(query.shape[:-3], dtype=np.int64))
         parts = [integers(order, self._names.index(target), threads)]
-        parts += [integers(batch, heads, groups, rows, size, width, columns, left, right, wide)]
+        parts += [integers(batch, heads, groups, rows, size, width, columns, left, right)]
+        parts += [integers(wide, high)]
         parts += [struct.pack("=2d", scale, softcap)]
         for x in (query, key, value, bias):
             parts += array(x)
@@ -265,17 +274,14 @@ def array(x: np.ndarray | None) -> list[bytes]:
 
 
 def program(rules: list[tuple[Any, ...]]) -> list[bytes]:
-    depth = most = 0
-    parts = []
+    parts = [integers(len(rules))]
     for name, first, second, left, right in rules:
-        depth += GROWS.get(name, 1)
-        most = max(most, depth)
         parts += [integers(RULES.index(name), left, right)]
         parts += array(first if name == "boolean" else None)
         parts += block(first if name == "lengths" else None)
         parts += block(first if name == "segments" else None)
         parts += block(second if name == "segments" else None)
-    return [integers(len(rules), most), *parts]
+    return parts
 
 
 if __name__ == "__main__":

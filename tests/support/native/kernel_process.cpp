@@ -95,11 +95,13 @@ struct Call {
     const Target& target = target_number(integer());
     const int threads = int(integer());
     std::vector<Node> program;
+    std::deque<std::vector<int64_t>> tables;
 
     Call() {
         for (int64_t* size : {&q.B, &q.H, &q.G, &q.L, &q.S, &q.D, &q.E, &q.left, &q.right})
             *size = integer();
         q.wide = integer();
+        q.high = integer();
         q.scale = read_one<double>();
         q.softcap = read_one<double>();
         for (Array* array : {&q.query, &q.key, &q.value, &q.bias}) *array = read_array(memory);
@@ -107,7 +109,6 @@ struct Call {
         q.offset = memory.numbers<int64_t>();
         q.length = memory.numbers<int64_t>();
         program.resize(static_cast<size_t>(integer()));
-        q.program_depth = int32_t(integer());
         for (Node& node : program) {
             node.rule = Rule(integer());
             node.left = integer();
@@ -117,8 +118,7 @@ struct Call {
             node.queries = memory.numbers<int64_t>();
             node.keys = memory.numbers<int64_t>();
         }
-        q.program = program.empty() ? nullptr : program.data();
-        q.program_size = int32_t(program.size());
+        take_program(q, program, tables);
     }
 };
 

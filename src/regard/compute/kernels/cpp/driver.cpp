@@ -165,6 +165,36 @@ Ending attempt(const Request& q, const Target& target, int threads,
 
 }  // namespace
 
+// The least and the greatest segment of every kSpan keys.
+static std::vector<int64_t> spans_of(const Request& q, const int64_t* keys) {
+    std::vector<int64_t> spans;
+    for (int64_t b = 0; b < q.B; b++)
+        for (int64_t j = 0; j < q.S; j += kSpan) {
+            const int64_t* first = keys + b * q.S + j;
+            const auto span = std::minmax_element(first, first + std::min(kSpan, q.S - j));
+            spans.insert(spans.end(), {*span.first, *span.second});
+        }
+    return spans;
+}
+
+void take_program(Request& q, std::vector<Node>& program,
+                  std::deque<std::vector<int64_t>>& tables) {
+    int32_t depth = 0;
+    q.conjunction = true;
+    for (Node& node : program) {
+        if (node.rule == Rule::segments) {
+            tables.push_back(spans_of(q, node.keys));
+            node.spans = tables.back().data();
+        }
+        q.conjunction &= node.rule != Rule::any && node.rule != Rule::negate;
+        if (node.rule == Rule::all || node.rule == Rule::any) depth--;
+        else if (node.rule != Rule::negate) depth++;
+        q.program_depth = std::max(q.program_depth, depth);
+    }
+    q.program = program.empty() ? nullptr : program.data();
+    q.program_size = int32_t(program.size());
+}
+
 bool answer(Request request, const Target& target, int threads,
             const std::function<bool()>& interrupted) {
     const DefaultArithmetic arithmetic;

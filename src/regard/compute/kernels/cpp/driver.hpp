@@ -1,7 +1,9 @@
 // From one request to pieces of work on threads.
 #pragma once
 #include <cfenv>
+#include <deque>
 #include <functional>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -39,6 +41,9 @@ class DefaultArithmetic {
 };
 
 constexpr int kMostThreads = 256;
+
+// Makes the rules those of the request, with what follows from them; `tables` keeps their spans.
+void take_program(Request& q, std::vector<Node>& program, std::deque<std::vector<int64_t>>& tables);
 
 // Computes one row with numbers of any size (extended_range.cpp).
 void extended_range_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole);

@@ -103,22 +103,8 @@ const Target& target_named(const std::string& name) {
     throw nb::value_error("no such target");
 }
 
-// The least and the greatest segment of every kSpan keys.
-std::vector<int64_t> spans_of(const Request& q, const int64_t* keys) {
-    std::vector<int64_t> spans;
-    for (int64_t b = 0; b < q.B; b++)
-        for (int64_t j = 0; j < q.S; j += kSpan) {
-            const int64_t* first = keys + b * q.S + j;
-            const auto span = std::minmax_element(first, first + std::min(kSpan, q.S - j));
-            spans.insert(spans.end(), {*span.first, *span.second});
-        }
-    return spans;
-}
-
 // Rules in postfix order, each a tuple (name, first array, second array, left, right).
 void read_program(Call& call, const nb::list& rules) {
-    int32_t depth = 0;
-    call.request.conjunction = true;
     for (const nb::handle& handle : rules) {
         const nb::tuple rule = nb::borrow<nb::tuple>(handle);
         Node node{};
@@ -130,22 +116,14 @@ void read_program(Call& call, const nb::list& rules) {
             case Rule::segments:
                 node.queries = numbers<int64_t>(first);
                 node.keys = numbers<int64_t>(second);
-                call.tables.push_back(spans_of(call.request, node.keys));
-                node.spans = call.tables.back().data();
                 break;
-            case Rule::any:
-            case Rule::negate: call.request.conjunction = false; break;
             default: break;
         }
         node.left = nb::cast<int64_t>(rule[3]);
         node.right = nb::cast<int64_t>(rule[4]);
-        if (node.rule == Rule::all || node.rule == Rule::any) depth--;
-        else if (node.rule != Rule::negate) depth++;
-        call.request.program_depth = std::max(call.request.program_depth, depth);
         call.program.push_back(node);
     }
-    call.request.program = call.program.empty() ? nullptr : call.program.data();
-    call.request.program_size = int32_t(call.program.size());
+    take_program(call.request, call.program, call.tables);
 }
 
 // Signals arrive on this thread only; others must not ask for the lock while the interpreter ends.
