@@ -514,15 +514,6 @@ MUTANTS = [
     ),
     Mutant(
         "G8",
-        "values of an odd last key are paired with what lies behind them",
-        CPP + "pairs.hpp",
-        "const Two b = m == last ? Two{} : load_pairs(",
-        "const Two b = m < 0 ? Two{} : load_pairs(",
-        "test_fused_guard_pages.py::test_nothing_is_touched_beyond_the_arrays",
-        "value and width",
-    ),
-    Mutant(
-        "G8",
         "sums over woven values are stored in the order of the weaving",
         CPP + "pairs.hpp",
         "store(to, paired_quarters<0>(sum[r][n], sum[r][n + 1], lanes));",
