@@ -189,10 +189,12 @@ def attention(
     array([[10.   ,  0.   ],
            [ 3.302,  6.698]])
     """
-    if more is not NOTHING or unknown.keys() - {"score", "normalize"}:
-        raise refused(attention, (query, key, value, *([] if more is NOTHING else [more])), unknown)
     # fmt: off
-    if type(query) is ndarray and not unknown:
+    if more is not NOTHING or unknown:
+        if more is not NOTHING or unknown.keys() - {"score", "normalize"}:
+            args = (query, key, value, *([] if more is NOTHING else [more]))
+            raise refused(attention, args, unknown)
+    elif type(query) is ndarray:
         answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,
                            sink, precision, return_weights, return_lse, out, kernel, threads)
         if answer is not None:
