@@ -20,7 +20,7 @@ from regard.api import attention, diagnose, explain, gradients, linear_attention
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
-    from regard import masks, models, normalizers, scores, testing
+    from regard import masks, models, normalizers, scores, testing, textbook
     from regard.compute.config import set_threads, show_config
     from regard.compute.kv_cache import KVCache
     from regard.compute.results import (
@@ -76,6 +76,7 @@ __all__ = [
     "show_config",
     "softmax",
     "testing",
+    "textbook",
     "weights",
 ]
 
@@ -108,7 +109,7 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
     def __getattr__(name: str) -> Any:
         if name in _LAZY:
             value = getattr(import_module(f"regard.{_LAZY[name]}"), name)
-        elif name in ("masks", "models", "normalizers", "scores", "testing"):
+        elif name in ("masks", "models", "normalizers", "scores", "testing", "textbook"):
             value = import_module(f"regard.{name}")
         elif name == "__version__":
             from importlib.metadata import PackageNotFoundError, version

@@ -8,7 +8,7 @@ import pytest
 
 MODULES = [
     *("regard", "regard.masks", "regard.models", "regard.testing"),
-    *("regard.scores", "regard.normalizers"),
+    *("regard.scores", "regard.normalizers", "regard.textbook"),
     *(
         pytest.param(f"regard.interop.{library}", marks=pytest.mark.needs(library))
         for library in ("jax", "onnx", "torch", "transformers")

@@ -16,6 +16,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.compute.request import Request
 from regard.compute.visibility import Block, Mask
+from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import compute
 from regard.textbook.steps import LETTERS, Ref, Step, letters_of, merging, projecting, textbook
 
@@ -44,7 +45,7 @@ def unite(inputs: Mapping[str, Array], dtype: np.dtype[Any]) -> Run:
     return Run(steps, inputs, {}, lead=output.shape[:-3], dtype=dtype)
 
 
-def mechanism_of(request: Request) -> tuple[str, str]:
+def mechanism_of(request: Request) -> tuple[str | Declared, str]:
     """The kinds of score and normalisation, as the textbook has them."""
     score, normalize = request.score, request.normalize
     return score.kind if score else "dot", normalize.kind if normalize else "softmax"

@@ -21,6 +21,7 @@ from regard.explanation.labels import Batch, Index, Labels, batch_position, head
 from regard.explanation.notation import format_number, plain
 from regard.explanation.step import ExplainedStep, Steps, matrix_axes
 from regard.explanation.table import aligned
+from regard.textbook.mechanisms import Declared
 from regard.textbook.steps import Step, result_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ class Trace:
     problem: Problem | None = None
     rebuild: Callable[[Mask], Trace] | None = None
     check_kernel: Callable[[], KernelCheck] | None = None
-    mechanism: tuple[str, str] = ("dot", "softmax")  # score and normalisation in the textbook
+    mechanism: tuple[str | Declared, str] = (
+        "dot",
+        "softmax",
+    )  # score, normalisation
 
     # --- what there is -------------------------------------------------------------------------
 

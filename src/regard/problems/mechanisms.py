@@ -79,6 +79,8 @@ READ: dict[str, Callable[[str, Any], Part | None]] = {
 def write(part: Part) -> Any:
     """What a file has for one: its kind alone, or a table."""
     kind, given = type(part).__name__.lower(), {}
+    if kind not in _KINDS[part.option]:
+        raise ProblemError(f"{part} cannot be saved: a file has no steps of one's own")
     for name, parameter in signature(type(part)).parameters.items():
         own = getattr(part, name)
         if isinstance(own, np.ndarray) or own != parameter.default:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 _CELLS = "H L S"
 
@@ -87,6 +87,24 @@ def _features(book: Book) -> str:
     return book.step(
         "scores", "A", _CELLS, "dot", "query_features", ("key_features", "h//(H//G) j d")
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A score of a caller's own: (name, symbol, axes, operation, *operands) for each step."""
+
+    name: str
+    steps: tuple[tuple[Any, ...], ...]
+
+
+def declare_score(book: Book, score: str | Declared) -> str:
+    """Declare the steps of a score; the name of the last."""
+    if isinstance(score, str):
+        return SCORES[score](book)
+    last = ""
+    for name, symbol, axes, op, *operands in score.steps:
+        last = book.step(name, symbol, axes, op, *operands)
+    return last
 
 
 SCORES: dict[str, Callable[[Book], str]] = {

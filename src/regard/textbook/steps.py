@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from regard.textbook.mechanisms import NORMALIZATIONS, SCORES
+from regard.textbook.mechanisms import NORMALIZATIONS, Declared, declare_score
 from regard.textbook.operation import fill
 from regard.textbook.operations import OPERATIONS
 
@@ -170,7 +170,7 @@ def textbook(
     masked: bool = False,
     softmax: Literal["shifted", "unshifted"] = "shifted",
     default_scale: bool = True,
-    score: str = "dot",
+    score: str | Declared = "dot",
     normalize: str = "softmax",
 ) -> tuple[Step, ...]:
     """The steps of one call, in order; a step that the call does not have is absent.
@@ -189,7 +189,8 @@ def textbook(
     default_scale : bool
         Whether the scale is 1/√D, which the formulas then say. Only a dot product has it.
     score, normalize : str
-        How queries and keys are compared, and how logits become weights: names in `mechanisms.py`.
+        How queries and keys are compared, and how logits become weights: names in `mechanisms.py`,
+        or a score that a caller declares.
 
     Examples
     --------
@@ -208,12 +209,12 @@ def _textbook(
     masked: bool,
     softmax: Literal["shifted", "unshifted"],
     default_scale: bool,
-    forms: tuple[str, str],
+    forms: tuple[str | Declared, str],
 ) -> tuple[Step, ...]:
     score, normalize = forms
     book = _Book(given, heads, rows)
     _declare_inputs(book)
-    last, own = SCORES[score](book), score == "dot"
+    last, own = declare_score(book, score), score == "dot"
     last = _declare_logits(book, last, own and default_scale, own or "scale" in given)
     other = NORMALIZATIONS.get(normalize)
     if masked:

@@ -5,6 +5,9 @@ Must not know which steps are shown, nor how.
 
 from __future__ import annotations
 
+from regard.errors import safe_text
+from regard.textbook.mechanisms import Declared
+
 _MEANINGS = {
     "score_W": "The matrix of the score: how much each feature of a query counts for each feature "
     "of a key. In a model it is learned.",
@@ -70,9 +73,13 @@ HIDDEN = {
 }
 
 
-def sentence(mechanism: tuple[str, str], step: str) -> str:
+def sentence(mechanism: tuple[str | Declared, str], step: str) -> str:
     """The words for one step; "" where those of the plain mechanism hold."""
     score, normalize = mechanism
+    if isinstance(score, Declared):
+        if step in {own[0] for own in score.steps}:
+            return f"A step of the score “{safe_text(score.name, 60)}”."
+        score = ""
     own = {"scores": _SCORES.get(score, ""), "weights": _WEIGHTS.get(normalize, "")}
     if normalize == "proportional":
         own["row_sums"] = "The scores of each row, added up."

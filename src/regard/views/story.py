@@ -106,7 +106,7 @@ def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
             title = next(
                 title
                 for title, last in SECTIONS.items()
-                if start or places()[name] <= places()[last]
+                if start or places().get(name, places()["scores"]) <= places()[last]
             )
             if title == "Softmax" and explanation.mechanism[1] != "softmax":
                 title = "Weights"
