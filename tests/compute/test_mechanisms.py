@@ -216,6 +216,8 @@ def test_a_vector_of_zeros_has_the_cosine_zero_and_directions_alone_count():
     call = {"score": Cosine(), "return_weights": True}
     even = regard.attention(zeros, KEY[0, 0], VALUE[0, 0], **call).weights
     np.testing.assert_allclose(even, 1 / 5, 1e-15)
+    grads = regard.gradients(zeros, KEY[0, 0], VALUE[0, 0], GRAD[0, 0], score=Cosine())
+    np.testing.assert_array_equal(grads.query, 0)  # there is no slope at a jump
     one, other = (
         regard.attention(QUERY * size, KEY / size, VALUE, **call).weights for size in (1, 1e-200)
     )

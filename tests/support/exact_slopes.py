@@ -122,7 +122,13 @@ class _Graph:
                 seen = tuple(here[x] for x in self.run.steps["visible"].index)
                 if not self.run.value("visible")[seen]:
                     continue
-            terms.append(tuple(self._operand(ref, here) for ref in along))
+            if step.op in TERMS:
+                every = [(self._operand(ref, here),) for ref in step.operands]
+                terms.append((self._add(TERMS[step.op], every),))
+            else:
+                terms.append(tuple(self._operand(ref, here) for ref in along))
+        if step.op in TERMS:
+            return self._add(_root if step.op == "length" else _total, terms)
         beside = [ref for ref in step.operands if step.running not in ref.index]
         terms += [(self._operand(ref, at),) for ref in beside]
         return self._add(_largest if step.op == "max" else _total, terms)
@@ -132,6 +138,18 @@ class _Graph:
             INDEX_MAPS[x](at, self.run.sizes) if x in INDEX_MAPS else at[x] for x in ref.index
         )
         return self._cell(ref.step, index)
+
+
+def _root(*squares: Any) -> Any:
+    return mpmath.sqrt(_total(*squares))
+
+
+# A term that is more than a product.
+TERMS: dict[str, Callable[..., Any]] = {
+    "tanh_dot": lambda v, a, b: v * mpmath.tanh(a + b),
+    "squared_distance": lambda a, b: (a - b) ** 2,
+    "length": lambda x: x * x,
+}
 
 
 def _largest(*values: Any) -> Any:
@@ -147,6 +165,9 @@ ELEMENTARY: dict[str, Callable[..., Any]] = {
     "exp": mpmath.exp,
     "divide": lambda a, b: a / b if b else mpmath.mpf(0),
     "log": lambda x: mpmath.log(x) if x else mpmath.mpf(0),
+    "negate": lambda x: -x,
+    "keep": lambda _, x: x,
+    "elu_plus_one": lambda x: x + 1 if x > 0 else mpmath.exp(x),
     "half_square": lambda a, b: (a - b) ** 2 / 2,
     "inverse_root": lambda x: 1 / mpmath.sqrt(x),
     "split": lambda x: x,

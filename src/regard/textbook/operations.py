@@ -53,7 +53,7 @@ def _sum(visible: NDArray[np.bool_] | None, cells: Array, *sink: Array) -> Array
 
 
 def _divide(a: Array, b: Array) -> Array:
-    return np.asarray(a / np.where(b == 0, 1, b))  # 0 / 0 → 0
+    return np.asarray(np.where(b == 0, 0, a / np.where(b == 0, 1, b)))  # 0 / 0 → 0
 
 
 def _softcap_slope(x: Array, softcap: Array) -> Array:

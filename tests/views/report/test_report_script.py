@@ -392,11 +392,12 @@ def edited(problem: regard.Problem, explanation: Explanation, changes: dict[Any,
     for (name, flat), value in changes.items():
         was = problem.mask if name == "mask" else explanation.steps[name].value
         arrays.setdefault(name, was.copy()).flat[flat] = value
-    return regard.explain(
-        problem.replace(
-            **{name: array if array.ndim else float(array) for name, array in arrays.items()}
-        )
-    )
+    fields = {name: array if array.ndim else float(array) for name, array in arrays.items()}
+    own = {name for name in fields if name.startswith("score_")}
+    if own:
+        given = {name.removeprefix("score_"): fields.pop(name) for name in own}
+        fields["score"] = type(problem.score)(**{**vars(problem.score), **given})
+    return regard.explain(problem.replace(**fields))
 
 
 def edit_in_page(explanation: Explanation, name: str, flat: int, value: float) -> list[Any]:
@@ -451,7 +452,7 @@ def random_edits(
             assert problem.mask is not None
             return float(not problem.mask.flat[flat])
         number = float(rng.normal() * 2)
-        return abs(number) + 0.1 if name == "softcap" else number
+        return abs(number) + 0.1 if name in ("softcap", "score_temperature") else number
 
     for _ in range(count):
         chosen = [places[k] for k in rng.choice(len(places), rng.integers(1, 4), replace=False)]
