@@ -59,8 +59,8 @@ class Mechanism(Score):
     >>> score = Mechanism("gated queries", steps, W=np.eye(2))
     >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
     >>> regard.attention(x, x, x, score=score).round(3)
-    array([[0.557, 0.443],
-           [0.443, 0.557]])
+    array([[0.558, 0.442],
+           [0.442, 0.558]])
     >>> print(regard.explain(x, x, x, score=score).why("scores", 0, 1))
     A[0, 1] = 0.5    A = B·Kᵀ
       0    0.73105858 × 0 = 0
