@@ -1062,7 +1062,7 @@ def test_a_spoilt_array_is_refused(name: str, message: str, tmp_path: Path) -> N
         (["q.npy", "k.npy", "v.npy", "--scale", "x"], "--scale"),
         (["q.npy", "k.npy", "v.npy", "--softcap", "-1"], "softcap is -1"),
         (["q.npy", "k.npy", "v.npy", "--sink", "inf"], "sink must be finite"),
-        (["q.npy", "k.npy", "v.npy", "--precision", "high"], "precision must be"),
+        (["q.npy", "k.npy", "v.npy", "--precision", "highest"], "precision must be"),
         (["q.npy", "k.npy", "v.npy", "--kernel", "zip"], "kernel must be one of"),
         (["q.npy", "k.npy", "v.npy", "--threads", "0"], "threads is 0"),
         (["q.npy", "k.npy", "v.npy", "--mask", "bias.npy"], "mask must be boolean"),

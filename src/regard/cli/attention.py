@@ -47,7 +47,7 @@ def attention(
     softcap: float | None = option("X", "Limit scores smoothly to below this."),
     sink: float | None = option("X", "Add a score without a key to each softmax."),
     precision: str = option(
-        "working|high|exact", "exact: accumulate in float64.", default="working"
+        "working|high|exact", "high: no weights in bfloat16; exact: float64.", default="working"
     ),
     kernel: str | None = option(
         "NAME", "Kernel to use; see regard info.", autocompletion=complete_kernel
