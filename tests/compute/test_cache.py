@@ -303,7 +303,7 @@ def test_memory_that_runs_out_changes_nothing(monkeypatch):
             raise MemoryError
         return np.zeros(shape, dtype)
 
-    monkeypatch.setattr(regard.compute.kv_cache, "empty", empty)
+    monkeypatch.setattr(regard.compute.kv_buffers, "empty", empty)
     many = np.repeat(GOOD, 200, axis=2)
     with pytest.raises(MemoryError):
         cache.append(many, many)

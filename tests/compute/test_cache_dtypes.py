@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -168,6 +168,7 @@ def test_a_rule_that_only_the_reference_knows_reads_the_same_numbers():
     ),
     st.sampled_from([0, -126, -100, 14, 90]),
 )
+@example(numbers((7, 9)), 0)
 def test_each_number_of_an_int8_cache_is_within_half_a_step(array, power):
     array = np.ldexp(array.astype(np.result_type(array.dtype, np.float32)), power)
     cache = int8_cache(array, array)

@@ -1,6 +1,7 @@
 """Buffers of keys or values, and numbers of tokens, one for all batch elements or one for each.
 
-Owns what a buffer holds: floats, or rows of `quantized`. Must not know which tokens are in it.
+Owns what a buffer holds: floats, or rows of `quantized`; and which keys and queries are padding.
+Must not know how attention is called.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import numpy as np
 from regard.boundary.arguments import FLOATS, as_array, as_integers, check_lead, round_once
 from regard.boundary.arrays import Array, bfloat16
 from regard.compute import quantized
+from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+from regard.masks import Lengths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,3 +192,49 @@ def tokens_of(rows: Array, count: Count) -> Array:
     whole = np.zeros_like(rows[..., :most, :])
     move(rows, 0, whole, 0, count)
     return whole
+
+
+def with_room(
+    old: tuple[Array, Array] | None,
+    rows: list[Array],
+    counts: tuple[Count, Count, Count],
+    fixed: int | None,
+) -> tuple[Array, Array]:
+    """New buffers for the tokens of the old ones and more rows; `fixed` is their capacity.
+
+    `counts` are the tokens to leave out at the beginning, those that there are, and those to come.
+    """
+    gone, held, count = counts
+    needed = most_of(held - gone + count)
+    slots = fixed
+    if slots is None:
+        # Twice as much as there was, unless keys that went away made enough room.
+        before = 0 if old is None else old[0].shape[-2]
+        slots = before if needed <= before else max(needed, 2 * before)
+        slots = -(-max(slots, 1) // CHUNK) * CHUNK
+    if needed > slots:
+        raise OptionError(
+            f"the cache keeps {shown(held - gone)} keys and {shown(count)} more make {needed}, but "
+            f"its capacity is {slots}; give it a larger capacity, or none, or truncate or reset it"
+        )
+    key, value = (empty((*x.shape[:-2], slots, x.shape[-1]), x.dtype) for x in rows)
+    for before_it, new in zip(old or (), (key, value), strict=False):
+        move(before_it, gone, new, 0, held - gone)
+    return key, value
+
+
+def rules_of(
+    window: Mask | None, mask: Any, held: Count, count: Count, queries: int
+) -> Mask | None:
+    """The caller's mask, the cache's window, and padding among keys and among queries."""
+    rules: list[Mask] = [] if window is None else [window]
+    if not isinstance(held, int):
+        rules.append(Lengths(held))
+    if not isinstance(count, int) or count < queries:
+        # (…, 1, L, 1): rows are the last axis but one
+        there = np.arange(queries) < np.asarray(count)[..., None]
+        shape = there.shape[:-1]
+        rules.append(Boolean(there.reshape(*shape, *((1,) if shape else ()), queries, 1)))
+    if mask is not None:
+        rules.append(as_mask(mask))
+    return all_of(rules)

@@ -23,17 +23,16 @@ from regard.compute.kv_buffers import (
     as_rows,
     check_lengths,
     check_pair,
-    empty,
     most_of,
     move,
     numbers_of,
+    rules_of,
     shown,
     tokens_of,
+    with_room,
 )
 from regard.compute.request import check_window
-from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import OptionError, naming_shapes
-from regard.masks import Lengths
 
 if TYPE_CHECKING:
     import os
@@ -265,7 +264,7 @@ class KVCache:
             position = self._end - count
             if queries == 1 and isinstance(causal, bool):
                 causal = False  # nothing is later than the last token
-            rules = self._rules(mask, held, count, queries)
+            rules = rules_of(self._window, mask, held, count, queries)
             positioned = window is not None or (rules is not None and rules.uses_position)
             if causal or positioned:
                 self._check_positions(position, count)
@@ -422,49 +421,17 @@ class KVCache:
         view.flags.writeable = False
         return view
 
-    def _with_room(self, arrays: list[Array], count: Count) -> tuple[tuple[Array, Array], Count]:
+    def _with_room(self, rows: list[Array], count: Count) -> tuple[tuple[Array, Array], Count]:
         """Buffers with room for so many more, and the position of their first slot."""
         held = self._end - self._start
         if self._buffers is not None and most_of(held + count) <= self._buffers[0].shape[-2]:
             return self._buffers, self._start
         gone: Count = 0
         if self._left is not None:
-            # The first of the new tokens is at _end and sees no more than this.
-            seen = np.maximum(0, self._end - self._left)
+            seen = np.maximum(0, self._end - self._left)  # by the first of the new tokens
             gone = alike(np.maximum(0, (seen - self._start) // CHUNK * CHUNK))
-        needed = most_of(held - gone + count)
-        slots = self._fixed
-        if slots is None:
-            # Twice as much as there was, unless keys that went away made enough room.
-            before = 0 if self._buffers is None else self._buffers[0].shape[-2]
-            slots = before if needed <= before else max(needed, 2 * before)
-            slots = -(-max(slots, 1) // CHUNK) * CHUNK
-        if needed > slots:
-            raise OptionError(
-                f"the cache keeps {shown(held - gone)} keys and {shown(count)} more make "
-                f"{needed}, but its capacity is {slots}; give it a larger capacity, or none, or "
-                "truncate or reset it"
-            )
-        buffers = tuple(
-            empty((*array.shape[:-2], slots, array.shape[-1]), array.dtype) for array in arrays
-        )
-        for old, new in zip(self._buffers or (), buffers, strict=False):
-            move(old, gone, new, 0, held - gone)
-        return (buffers[0], buffers[1]), alike(self._start + gone)
-
-    def _rules(self, mask: Any, held: Count, count: Count, queries: int) -> Mask | None:
-        """The caller's mask, the cache's window, and padding among keys and among queries."""
-        rules: list[Mask] = [] if self._window is None else [self._window]
-        if not isinstance(held, int):
-            rules.append(Lengths(held))
-        if not isinstance(count, int) or count < queries:
-            # (…, 1, L, 1): rows are the last axis but one
-            there = np.arange(queries) < np.asarray(count)[..., None]
-            shape = there.shape[:-1]
-            rules.append(Boolean(there.reshape(*shape, *((1,) if shape else ()), queries, 1)))
-        if mask is not None:
-            rules.append(as_mask(mask))
-        return all_of(rules)
+        buffers = with_room(self._buffers, rows, (gone, held, count), self._fixed)
+        return buffers, alike(self._start + gone)
 
     def _check_positions(self, position: Count, count: Count) -> None:
         """Check that every query is a token of the cache, and that its window was not dropped."""
