@@ -486,8 +486,8 @@ MUTANTS = [
         "G8",
         "half a block of columns is read as pairs",
         CPP + "pack.hpp",
-        "for (; d + 2 * W <= D; d += 2 * W)",
-        "for (; d + W <= D; d += 2 * W)",
+        "for (; d + N * W <= D; d += N * W)",
+        "for (; d + W <= D; d += N * W)",
         "test_fused_bytes.py::"
         "test_a_few_rows_read_half_types_where_they_lie_and_give_the_bytes_of_float32",
         "float16",
@@ -912,6 +912,15 @@ MUTANTS = [
         "np.where(finite, scale, np.float32(0))",
         "test_cache_dtypes.py::"
         "test_a_token_with_a_nan_is_nan_in_an_int8_cache_and_hidden_it_is_absent",
+        "fused",
+    ),
+    Mutant(
+        "G5",
+        "keys of an int8 cache that are turned in registers have the scale 1",
+        CPP + "pack.hpp",
+        "scaled<K>(columns[n.value], scale));",
+        "columns[n.value]);",
+        "test_cache_dtypes.py::test_an_int8_cache_gives_the_bytes_of_attention_over_what_it_holds",
         "fused",
     ),
     Mutant(

@@ -70,22 +70,24 @@ static __attribute__((noinline)) void scores(const T* queries, int64_t stride, i
 }
 
 // Bytes to prefetch ahead where values are read once; measured: 2 KiB in float32, not 4 or 8, and 8 or
-// 16 KiB in half types, not 4.
+// 16 KiB in half types, not 4; none in int8, where rows are so close that the CPU fetches them itself.
 template <class T, Kind K>
 constexpr int64_t kValuesAhead = K == kind_of<T>() ? 2 << 10 : 16 << 10;
 
 // Sums, from zero, of rows j = from … to − 1 times weights; the weight of row j in sum r is
-// weights[r · Across + j · Along].
+// weights[r · Across + j · Along]. A row of int8 has its scale `end` bytes after `rows`.
 template <class T, int R, int N, int64_t Across, int64_t Along, Kind K = kind_of<T>()>
 REGARD_INLINE void sum_rows(const T* weights, const char* rows, int64_t stride, int64_t from,
-                            int64_t to, Vec<T> (&sum)[R][N], bool once = false) {
+                            int64_t to, Vec<T> (&sum)[R][N], int64_t end = 0, bool once = false) {
     constexpr int64_t vector = kLanes<T> * size_of(K);  // bytes
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
     for (int64_t j = from; j < to; j++) {
         Vec<T> v[N];
-        for (int n = 0; n < N; n++) v[n] = load_as<T, K>(rows + j * stride + n * vector);
-        for (int64_t at = 0; once && at < N * vector; at += 64)
+        const Vec<T> scale = all(scale_at<T, K>(rows + j * stride + end));
+        for (int n = 0; n < N; n++)
+            v[n] = scaled<K>(load_as<T, K>(rows + j * stride + n * vector), scale);
+        for (int64_t at = 0; once && K != Kind::int8 && at < N * vector; at += 64)
             __builtin_prefetch(rows + (j + kValuesAhead<T, K> / (N * vector)) * stride + at, 0, 2);
         for (int r = 0; r < R; r++) {
             const Vec<T> p = all(weights[r * Across + j * Along]);
@@ -96,11 +98,11 @@ REGARD_INLINE void sum_rows(const T* weights, const char* rows, int64_t stride, 
 
 template <class T, int R, int N, Kind K>
 REGARD_INLINE void blend(const T* strip, const char* values, int64_t stride, int64_t from,
-                         int64_t to, T* out, int64_t out_stride, bool once = false) {
+                         int64_t to, T* out, int64_t out_stride, int64_t end, bool once = false) {
     for (int64_t begin = from; begin < to; begin = next_run(begin)) {
         Vec<T> sum[R][N];
         sum_rows<T, R, N, kStrip<T>, 1, K>(strip, values, stride, begin,
-                                           smaller_of(next_run(begin), to), sum, once);
+                                           smaller_of(next_run(begin), to), sum, end, once);
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++)
                 add(out + r * out_stride + n * kLanes<T>, sum[r][n], begin == from);
@@ -116,7 +118,7 @@ static __attribute__((noinline)) void outputs(const T* strip, const char* values
     const auto block = [&](int64_t r, auto rows, auto vectors, bool once = false) {
         blend<T, decltype(rows)::value, decltype(vectors)::value, K>(
             strip + r * kStrip<T>, values + e * size_of(K), stride, keys.low, keys.high,
-            out + r * wide + e, wide, once);
+            out + r * wide + e, wide, (wide - e) * size_of(K), once);
     };
     // A few rows read values once: in whole rows of memory, or in pieces as large as they can be; half
     // types are converted once for all rows.

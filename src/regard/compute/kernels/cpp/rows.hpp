@@ -89,8 +89,7 @@ REGARD_INLINE constexpr int64_t size_of(Kind kind) {
 }
 // Whether a vector of T can be made from consecutive numbers of a kind.
 template <class T> constexpr bool loads(Kind kind) {
-    return kind == kind_of<T>() ||
-           (sizeof(T) == 4 && (kind == Kind::float16 || kind == Kind::bfloat16));
+    return kind == kind_of<T>() || (sizeof(T) == 4 && (size_of(kind) == 2 || kind == Kind::int8));
 }
 template <class N> REGARD_INLINE N number_at(const void* p) {
     N x;
@@ -109,13 +108,27 @@ template <class T, Kind K> REGARD_INLINE Vec<T> load_as(const char* p) {
     static_assert(loads<T>(K), "no such load");
     if constexpr (K == Kind::float16) return wide_half(p);
     else if constexpr (K == Kind::bfloat16) return wide_bfloat(p);
+    else if constexpr (K == Kind::int8) return wide_bytes(p);
     else return load((const T*)p);
 }
 
+// Numbers of a kind that are as large together as a T, as they lie in memory, in order.
+template <Kind K> constexpr int kInCell = K == Kind::int8 ? 4 : 2;
 template <Kind K>
-REGARD_INLINE void split(Vec<float> pairs, Vec<float>& first, Vec<float>& second) {
-    if constexpr (K == Kind::float16) split_half(pairs, first, second);
-    else split_bfloat(pairs, first, second);
+REGARD_INLINE void split(Vec<float> cells, Vec<float> (&to)[kInCell<K>]) {
+    if constexpr (K == Kind::float16) split_half(cells, to[0], to[1]);
+    else if constexpr (K == Kind::bfloat16) split_bfloat(cells, to[0], to[1]);
+    else each<4>([&](auto n) REGARD_INLINED { to[n.value] = bytes_at<n.value>(cells); });
+}
+
+// The scale of a row that ends at p; 1 where the kind has none. Products with integers are exact.
+template <class T, Kind K> REGARD_INLINE T scale_at(const char* p) {
+    if constexpr (K == Kind::int8) return number_at<float>(p);
+    else return T(1);
+}
+template <Kind K, class V, class S> REGARD_INLINE V scaled(V x, S scale) {
+    if constexpr (K == Kind::int8) return x * scale;
+    else return x;
 }
 
 template <class T>
@@ -123,16 +136,13 @@ static void load_row(T* to, const char* from, int64_t stride, Kind kind, int64_t
     with_kind(kind, [&](auto of) {
         constexpr Kind K = decltype(of)::kind;
         int64_t i = 0;
-        if constexpr (K == Kind::int8) {
-            if (n == 0) return;
-            const float scale = number_at<float>(from + n);
-            for (; i < n; i++) to[i] = T(load_one<K>(from + i) * scale);  // exact in float32
-        }
+        if (n == 0) return;
+        const T scale = scale_at<T, K>(from + n);
         if constexpr (loads<T>(K))
             if (stride == size_of(K))
                 for (; i + kLanes<T> <= n; i += kLanes<T>)
-                    store(to + i, load_as<T, K>(from + i * stride));
-        for (; i < n; i++) to[i] = T(load_one<K>(from + i * stride));
+                    store(to + i, scaled<K>(load_as<T, K>(from + i * stride), scale));
+        for (; i < n; i++) to[i] = scaled<K>(T(load_one<K>(from + i * stride)), scale);
     });
 }
 

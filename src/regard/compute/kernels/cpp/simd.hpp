@@ -312,6 +312,22 @@ REGARD_INLINE void split_half(Vec<float> pairs, Vec<float>& first, Vec<float>& s
     second = wide_half((Wide)pairs >> 16);
 #endif
 }
+// Integers of 8 bits: as many as there are lanes, and every fourth of a vector's, from `Place` on.
+REGARD_INLINE Vec<float> wide_bytes(const void* p) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    Bits<float> x;
+    for (int i = 0; i < kLanes<float>; i++) x[i] = ((const int8_t*)p)[i];
+    return __builtin_convertvector(x, Vec<float>);
+#endif
+}
+template <int Place> REGARD_INLINE Vec<float> bytes_at(Vec<float> cells) {
+    return __builtin_convertvector((Bits<float>)((Wide)cells << (24 - 8 * Place)) >> 24,
+                                   Vec<float>);
+}
 REGARD_INLINE void narrow_bfloat(void* p, Vec<float> x) {
     const Wide bits = (Wide)x, number = (Wide)(x == x);
     const Wide rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = bits >> 16 | 0x40;

@@ -23,7 +23,7 @@ template <class T> struct Operands {
     const T* panels;
     const char* values;  // nullptr: not read yet
     int64_t stride;      // of values, in bytes
-    Kind kind = kind_of<T>();  // of values; for a few rows also a half type
+    Kind kind = kind_of<T>();  // of values; for a few rows also a half type or int8
 
     bool known() const { return values; }
 };
@@ -129,8 +129,8 @@ REGARD_INLINE void accumulate_values(const Work<T>& w, const Tile& t, const Oper
         });
     with_values(use, [&](auto of) {
         with_number<kFew>(t.height, [&](auto rows) {
-            outputs<T, decltype(rows)::value, decltype(of)::kind>(
-                w.s.strip, use.values, use.stride, w.wide, t.visible.keys, part);
+            outputs<T, decltype(rows)::value, decltype(of)::kind>(w.s.strip, use.values, use.stride,
+                                                                  w.wide, t.visible.keys, part);
         });
     });
 }
@@ -164,8 +164,11 @@ static void accumulate_visible(const Seen<T>& seen, const T* p, const Operands<T
                 const char* row = use.values + keys[at] * use.stride;
                 with_values(use, [&](auto of) {
                     constexpr Kind K = decltype(of)::kind;
-                    for (int i = 0; i < N; i++)
-                        sum[i] = fma(weight, load_as<T, K>(row + (e + i * W) * size_of(K)), sum[i]);
+                    const Vec<T> scale = all(scale_at<T, K>(row + wide * size_of(K)));
+                    for (int i = 0; i < N; i++) {
+                        const Vec<T> v = load_as<T, K>(row + (e + i * W) * size_of(K));
+                        sum[i] = fma(weight, scaled<K>(v, scale), sum[i]);
+                    }
                 });
             }
             for (int i = 0; i < N; i++) whole[i] = begin > range.low ? whole[i] + sum[i] : sum[i];
