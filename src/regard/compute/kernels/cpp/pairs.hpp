@@ -43,7 +43,8 @@ constexpr int64_t kPairStrip = kChunk / 2 + kPairLanes;  // row length of the ro
 static void copy_pairs(uint32_t* to, const char* from, int64_t stride, int64_t n, int64_t room) {
     uint16_t* const numbers = (uint16_t*)to;
     if (stride == 2) __builtin_memcpy(numbers, from, size_t(2 * n));
-    else for (int64_t i = 0; i < n; i++) numbers[i] = number_at<uint16_t>(from + i * stride);
+    else
+        for (int64_t i = 0; i < n; i++) numbers[i] = number_at<uint16_t>(from + i * stride);
     for (int64_t i = n; i < 2 * room; i++) numbers[i] = 0;
 }
 
@@ -106,7 +107,7 @@ REGARD_INLINE void for_turned_pairs(const Request& q, const Chunk& c, int64_t j,
     constexpr int W = kPairLanes;
     const int64_t half = pairs_of(q.D), room = padded(half, W);
     Strided from = {q.key.at(c.b, c.g, c.k0 + j), q.key.row,
-                 pairs_in_place(q.key, q.D) && j + W <= c.n};
+                    pairs_in_place(q.key, q.D) && j + W <= c.n};
     if (!from.in_place) {
         for (int k = 0; k < W; k++) {
             const bool there = j + k < c.n;
