@@ -175,6 +175,13 @@ for S in (255, 256, 257, 511, 512, 513):
         call(1, 1, 100, S, D, E, dtype, end, causal=True, offset=S - 100)
         call(1, 1, 9, S, D, E, dtype, end, window=(40, 3), offset=S - 20)
 """,
+    "few rows": """
+for S, R, end in itertools.product((1, 17, 33, 65, 257, 513), range(1, 9), (True, False)):
+    for n, D in enumerate((32, 64, 72)):
+        call(1, R, 1, S, D, (64, 48, 96)[(n + R) % 3], DTYPES[(S + n) % len(DTYPES)], end)
+        for dtype in DTYPES[2:]:
+            call(1, R, 1, S, D, (64, 96, 48)[(n + R) % 3], dtype, end)
+""",
     "split over threads": """
 for S in (5000, 4999, 4864):
     for dtype, end in itertools.product(DTYPES[:3], (True, False)):
