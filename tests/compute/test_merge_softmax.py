@@ -14,6 +14,7 @@ from bounds import assert_within, error_bounds
 from calls import (
     FLOATS,
     answer_of,
+    arithmetic_of,
     assert_same_bytes,
     every_float,
     every_kernel,
@@ -99,7 +100,8 @@ def test_merging_parts_gives_attention_over_all_keys(kernel, dtype, cuts, with_s
     for keys, values, few in parts:
         answer = answer_of(q, keys, values, **few)
         few.pop("mask")
-        bound = error_bounds(q, keys, values, answer, dtype=dtype, **few)
+        how = arithmetic_of(kernel, q, keys, values)
+        bound = error_bounds(q, keys, values, answer, dtype=dtype, arithmetic=how, **few)
         with np.errstate(invalid="ignore"):
             share = np.nan_to_num(np.exp(answer.lse - whole.lse))
         distance = abs(answer.output - whole.output)

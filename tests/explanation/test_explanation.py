@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import regard
 import regard.compute.dispatch
 from bounds import assert_within, error_bounds, precision_of
-from calls import every_float, numbers
+from calls import arithmetic_of, every_float, numbers
 from layouts import layouts
 from oracle import attend
 from regard import Expectation, Explanation, Problem
@@ -907,7 +907,9 @@ def test_the_kernel_is_named_and_its_distance_is_the_largest_there_is(dtype, opt
     distance = abs(check.output.astype(np.float64) - exact) / ulp
     np.testing.assert_allclose(check.largest_ulp, distance.max(), rtol=SAME_RATIO)
     given = {name: options[name] for name in ("softcap", "sink") if name in options}
-    bounds = error_bounds(*arrays, attend(*arrays, **options), dtype=dtype, **given)
+    how = arithmetic_of(check.name, *arrays)
+    answer = attend(*arrays, **options)
+    bounds = error_bounds(*arrays, answer, dtype=dtype, arithmetic=how, **given)
     assert check.largest_ulp <= (bounds.output / ulp).max()
     assert_within(check.lse, explanation.steps["lse"].value, 2 * bounds.lse, "lse")
 

@@ -12,7 +12,7 @@ import pytest
 
 import regard
 from bounds import assert_within, error_bounds, precision_of
-from calls import recording_fast_calls_too
+from calls import arithmetic_of, recording_fast_calls_too
 from oracle import attend
 
 try:
@@ -112,10 +112,9 @@ def bound_of(query, key, value, mask=None, bias=None, is_causal=False, local_win
     answer = attend(
         q, k, v, mask=visible, causal=is_causal, window=window, offset=0, scale=scale, **extra
     )
-    ours, theirs = (
-        error_bounds(q, k, v, answer, dtype=name, scale=scale, **extra)
-        for name in (dtype, "float32")
-    )
+    how = arithmetic_of("fused", np.empty(0, dtype), scale=scale)
+    ours = error_bounds(q, k, v, answer, dtype=dtype, arithmetic=how, scale=scale, **extra)
+    theirs = error_bounds(q, k, v, answer, dtype="float32", scale=scale, **extra)
     # JAX rounds the scores to float32 before its softmax and its residual after it.
     largest = np.abs(np.where(answer.visible, answer.logits, 0)).max(initial=1)
     spread = np.abs(v).max(initial=0)

@@ -11,7 +11,7 @@ import pytest
 
 import regard
 from bounds import assert_within, error_bounds
-from calls import recording_fast_calls_too
+from calls import arithmetic_of, recording_fast_calls_too
 from oracle import attend
 from regard.boundary.arrays import as_numpy
 
@@ -67,9 +67,11 @@ def bound_of(inputs, mask, dtype, theirs, is_causal=False, scale=None, enable_gq
     elif mask is not None:
         bias = {"bias": mask.numpy()}
     answer = attend(*arrays, **options, **bias)
+    name = str(dtype).removeprefix("torch.")
+    how = arithmetic_of("fused", np.empty(0, name), scale=scale)
     both = (
-        error_bounds(*arrays, answer, dtype=name, scale=scale, **bias).output
-        for name in (str(dtype).removeprefix("torch."), "float64")
+        error_bounds(*arrays, answer, dtype=name, arithmetic=how, scale=scale, **bias).output,
+        error_bounds(*arrays, answer, dtype="float64", scale=scale, **bias).output,
     )
     return sum(both).reshape(theirs.shape)
 

@@ -173,7 +173,7 @@ class Elsewhere:
         timer = threading.Timer(MOST_SECONDS, self._give_up)
         timer.daemon = True
         timer.start()
-        if hasattr(signal, "SIGSTOP"):  # not on Windows
+        if os.name == "posix":
             self._process.send_signal(signal.SIGCONT)
         try:
             yield
@@ -183,7 +183,7 @@ class Elsewhere:
 
     def _stop(self) -> None:
         """Stop the process, and wait until all of its threads have stopped."""
-        if hasattr(signal, "SIGSTOP"):
+        if os.name == "posix":
             self._process.send_signal(signal.SIGSTOP)
             if hasattr(os, "waitid"):
                 with suppress(ChildProcessError):  # it has ended

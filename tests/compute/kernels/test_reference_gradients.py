@@ -34,8 +34,11 @@ def test_the_size_of_a_block_changes_gradients_by_rounding_only(monkeypatch, cel
     wrt = (*ALL, "bias", "sink")
     whole = gradients(*call(), wrt=wrt, **options)
     monkeypatch.setattr(evaluation, "BLOCK_CELLS", cells)
-    for one, other in zip(gradients(*call(), wrt=wrt, **options), whole, strict=True):
-        np.testing.assert_allclose(one, other, 1e-13, 1e-14)
+    blocked = gradients(*call(), wrt=wrt, **options)
+    for name in wrt:
+        np.testing.assert_allclose(
+            getattr(blocked, name), getattr(whole, name), 1e-13, 1e-14, err_msg=name
+        )
 
 
 def test_the_gradients_of_a_long_call_never_need_a_whole_matrix():
@@ -163,7 +166,8 @@ def test_second_gradients_are_the_slopes_of_gradients():
     }
     whole = make_gradient_request(*arrays.values(), **options)
     rng = np.random.default_rng(3)
-    weights = gradients(*arrays.values(), **options)._asdict()
+    made = gradients(*arrays.values(), **options)._asdict()
+    weights = {name: one for name, one in made.items() if one is not None}
     arrives = {name: rng.normal(size=np.shape(one)) for name, one in weights.items()}
     wrt = (*arrays, "bias", "sink", "scale", "grad_lse")
     found = reference.second_gradients(whole, arrives, wrt)
@@ -173,7 +177,7 @@ def test_second_gradients_are_the_slopes_of_gradients():
         named = {**arrays, **options, name: moved}
         own = [named.pop(one) for one in arrays]
         made = gradients(*own, **named)._asdict()
-        return sum((made[one] * arrives[one]).sum() for one in made)
+        return sum((made[one] * arrives[one]).sum() for one in arrives)
 
     for name in wrt:
         array = np.asarray({**arrays, **options}[name])
