@@ -52,6 +52,13 @@ def on_path(path: str) -> Iterator[str]:
             native.use_target(before)
 
 
+def _cases(paths: list[Any]) -> list[Any]:
+    """Where avx512_bf16 runs, those of avx512 wait for `--full`: all but bfloat16 is the same."""
+    again = {"avx512", "fused:avx512"} if "avx512_bf16" in TARGETS else set()
+    full = pytest.mark.full
+    return [pytest.param(p, marks=full) if type(p) is str and p in again else p for p in paths]
+
+
 def _over(paths: list[Any], test: Callable[..., None]) -> Callable[..., None]:
     # A wrapper and not a fixture: hypothesis runs many examples within one use of a fixture, and
     # the target must be back as it was whatever a test does.
@@ -60,7 +67,7 @@ def _over(paths: list[Any], test: Callable[..., None]) -> Callable[..., None]:
         with on_path(kernel) as name:
             test(*arguments, kernel=name, **options)
 
-    return pytest.mark.parametrize("kernel", paths)(on_each_path)
+    return pytest.mark.parametrize("kernel", _cases(paths))(on_each_path)
 
 
 def every_kernel(test: Callable[..., None]) -> Callable[..., None]:
@@ -73,11 +80,11 @@ def every_kernel_where_the_reference_fails(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """For promises that only a fused kernel keeps; strict, so that keeping one is noticed."""
     failing = pytest.mark.xfail(strict=True, reason=reason, raises=AssertionError)
-    paths = [pytest.param(p, marks=failing if p == "reference" else ()) for p in PATHS]
+    paths = [pytest.param(p, marks=failing) if p == "reference" else p for p in PATHS]
     return functools.partial(_over, paths)
 
 
-every_target = pytest.mark.parametrize("target", TARGETS)
+every_target = pytest.mark.parametrize("target", _cases(TARGETS))
 
 
 FLOATS = [
