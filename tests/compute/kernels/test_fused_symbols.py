@@ -78,15 +78,15 @@ def compiled(target: str, level: str) -> Path:
 
 
 each_target = pytest.mark.parametrize("target", units() if LISTED.exists() else [])
-# The baseline's unit, which other tests share, and the one with the most code; others: `--full`.
-most_targets = [
-    t if t in ("baseline", "avx512_bf16") else pytest.param(t, marks=pytest.mark.full)
+# The baseline's unit, which other tests share; the others: `--full`.
+one_target = [
+    t if t == "baseline" else pytest.param(t, marks=pytest.mark.full)
     for t in (units() if LISTED.exists() else [])
 ]
 
 
 @needs_compiler
-@pytest.mark.parametrize("target", most_targets)
+@pytest.mark.parametrize("target", one_target)
 def test_a_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target):
     # Unoptimised, nothing is inlined: whatever the linker might share shows.
     found = symbols(compiled(target, "-O0"), "--defined-only")
