@@ -196,7 +196,7 @@ MUTANTS = [
         "G5",
         "a score of −∞ that finite inputs overflow to is taken at its word",
         CPP + "tile.hpp",
-        "left[r] |= odd && any_seen_special(seen, x, keys);",
+        "found.left[r] |= odd && any_seen_special(seen, x, keys);",
         "",
         "test_semantics_numbers.py::test_range_of_partial_sums_that_overflow_changes_no_number",
         "fused and float32",
