@@ -154,8 +154,8 @@ def attention(
         How a query and a key are compared; with another score than the dot product, `scale` is 1
         if None.
     normalize : "softmax" or an object of `regard.normalizers`
-        How logits become weights. The reference kernel answers calls with another score or
-        normalization, in float64, rounded once.
+        How logits become weights. `regard.show_config` lists the kernels that know each score and
+        normalization; the reference computes those that are not plain in float64, rounded once.
 
     Returns
     -------

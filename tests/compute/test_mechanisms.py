@@ -140,7 +140,7 @@ def test_output_and_weights_are_those_of_plain_loops(kinds, masked):
 @pytest.mark.parametrize("kinds", PAIRS[1:], ids="-".join)
 def test_an_explanation_has_the_numbers_of_the_call(kinds):
     call = {**made(kinds), "mask": SEES}
-    result = regard.attention(QUERY, KEY, VALUE, **call, return_weights=True)
+    result = regard.attention(QUERY, KEY, VALUE, **call, return_weights=True, kernel="reference")
     explanation = regard.explain(QUERY, KEY, VALUE, **call)
     np.testing.assert_array_equal(explanation["weights"].value, result.weights)
     np.testing.assert_array_equal(explanation.output, result.output)
@@ -337,8 +337,8 @@ REFUSED = {
     "shares that are scaled": (OptionError, "scale changes scores, of which Proportional()",
                                lambda: attend(score=Features(), normalize=Proportional(),
                                               scale=2.0)),
-    "the fused kernel": (OptionError, "it does not know score=Cosine",
-                         lambda: attend(score=Cosine(), kernel="fused")),
+    "the fused kernel": (OptionError, "it does not know score=Distance",
+                         lambda: attend(score=Distance(), kernel="fused")),
     "a scale that is not there": (OptionError, "pass scale=1.0, or leave it out",
                                   lambda: regard.gradients(QUERY, KEY, VALUE, GRAD, wrt="scale",
                                                            score=Distance())),

@@ -25,6 +25,9 @@ By dot instructions on pairs of bfloat16, weights are rounded before they meet t
 by 2⁻⁸/(1 − 2⁻⁸) in E_d, not in weights and lse. Whatever is smaller than 2⁻¹²⁶ counts as 0 there:
 what underflows does so at 2⁻¹²⁶, and a query or a key that is smaller loses |scale|·|q_d k_jd|.
 
+A score that is a dot product of rows which are made first, each number with an error (e_q, e_k):
+η_j grows by |scale|·Σ (e_q |k| + |q| e_k + e_q e_k), with q, k the exact rows.
+
 For small η this is Σ p_j |v_jd − o_d| η_j, the first-order bound; for η so large that no kernel of
 this precision could know the weights, it still says that o_d lies among the visible values.
 """
@@ -107,10 +110,12 @@ def error_bounds(
     sink: Any = None,
     exact: bool = False,
     arithmetic: Arithmetic = WHOLE_ROWS,
+    rows_off: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Bounds:
     """The largest error that each number of the result may have, in float64.
 
-    `answer` is the oracle's, `dtype` the result's, and `exact` means float64 accumulation.
+    `answer` is the oracle's, `dtype` the result's, and `exact` means float64 accumulation. With
+    `rows_off`, query and key (with heads) are made rows, and these are the errors of their numbers.
     """
     query, key, value = (np.asarray(x).astype(np.float64) for x in (query, key, value))
     vector, headless = query.ndim == 1, query.ndim <= 2
@@ -122,7 +127,8 @@ def error_bounds(
         answer = Answer(*(x[np.newaxis] for x in answer))
     with np.errstate(all="ignore"):
         bounds = _error_bounds(
-            query, key, value, answer, dtype, scale, softcap, bias, sink, exact, arithmetic
+            *(query, key, value, answer, dtype, scale, softcap, bias, sink, exact, arithmetic),
+            rows_off,
         )
     if headless:
         bounds = Bounds(*(x[0] for x in bounds))
@@ -143,6 +149,7 @@ def _error_bounds(
     sink: Any,
     exact: bool,
     arithmetic: Arithmetic,
+    rows_off: tuple[np.ndarray, np.ndarray] | None,
 ) -> Bounds:
     heads, width = query.shape[-3], query.shape[-1]
     repeats = heads // key.shape[-3] if heads else 1
@@ -163,6 +170,11 @@ def _error_bounds(
         letters = "...id,...jd->...ij" if one is query else "...jd,...id->...ij"
         underflow = underflow + np.einsum(letters, lost, abs(other)) * abs(scale)
     wobble = (width + DOT_ROUNDINGS) * inner.unit * sizes + underflow
+    if rows_off is not None:
+        off, key_off = rows_off[0], np.repeat(rows_off[1], repeats, axis=-3)
+        pairs = ((off, abs(key)), (abs(query), key_off), (off, key_off))
+        parts = [np.einsum("...id,...jd->...ij", *pair) for pair in pairs]
+        wobble = wobble + abs(scale) * sum(parts)
     logits = np.where(visible, answer.logits, -np.inf)
     if softcap is not None:
         wobble = wobble + SOFTCAP_ROUNDINGS * inner.unit * np.minimum(sizes, softcap)
