@@ -249,6 +249,7 @@ def weights(
     sink: Any = None,
     kernel: str | None = None,
     threads: int | None = None,
+    score: Any = "dot",
 ) -> Any:
     r"""The weights of some rows of an earlier call: exp(scores − lse), 0 where hidden.
 
@@ -265,6 +266,8 @@ def weights(
         The queries, in any order; negative numbers count from the end. None: all.
     mask, bias, causal, window, offset, scale, softcap, sink, kernel, threads
         As for `attention`; give what that call was given.
+    score
+        As for `attention`: "dot", or one that is a dot product of rows, such as General or Cosine.
 
     Returns
     -------
@@ -307,6 +310,7 @@ def weights(
         result = weights_of_rows(
             query, key, lse, rows=rows, kernel=kernel, mask=mask, bias=bias, causal=causal,
             window=window, offset=offset, scale=scale, softcap=softcap, sink=sink, threads=threads,
+            score=score,
         )
     # fmt: on
     return give_back(result)
