@@ -643,6 +643,8 @@ def diagnose(
     mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None = None,
     window: Literal["inclusive", "exclusive"] | None = None,
     time_limit: float = 10.0,
+    score: Any = "dot",
+    normalize: Any = "softmax",
 ) -> Diagnosis:
     """Find the mistake in an attention function.
 
@@ -670,6 +672,12 @@ def diagnose(
         Whether its window counts the query's own key. Found out if None.
     time_limit : float
         Seconds that one call may take, where it can be interrupted.
+    score : "dot" or an object of `regard.scores`, or a `regard.textbook.Mechanism`
+        What the function is meant to compute its scores with; its parameters are those inside the
+        function, whose queries and keys have the width of score's matrices. For functions of query,
+        key and value.
+    normalize : "softmax" or an object of `regard.normalizers`
+        How it is meant to make weights of logits.
 
     Returns
     -------
@@ -707,5 +715,7 @@ def diagnose(
             mask=mask,
             window=window,
             time_limit=time_limit,
+            score=score,
+            normalize=normalize,
         )
     )

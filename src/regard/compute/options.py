@@ -258,3 +258,5 @@ class DiagnoseOptions(TypedDict, total=False):
     mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None
     window: Literal["inclusive", "exclusive"] | None
     time_limit: float
+    score: Score | Literal["dot"]
+    normalize: Normalizer | Literal["softmax"]
