@@ -28,6 +28,10 @@ what underflows does so at 2⁻¹²⁶, and a query or a key that is smaller los
 A score that is a dot product of rows which are made first, each number with an error (e_q, e_k):
 η_j grows by |scale|·Σ (e_q |k| + |q| e_k + e_q e_k), with q, k the exact rows.
 
+Over int8 rows, by dot products of integers, a query is rounded to 23 bits below the largest number
+of its row, and so are the weights times the scales of a chunk, to 24: η_j grows by
+|scale|·2⁻²³·max|q|·Σ|k_jd|, E_d by 2⁻²⁴·max|v| for each key of a chunk.
+
 For small η this is Σ p_j |v_jd − o_d| η_j, the first-order bound; for η so large that no kernel of
 this precision could know the weights, it still says that o_d lies among the visible values.
 """
@@ -57,12 +61,16 @@ class Arithmetic(NamedTuple):
     merge_roundings: int = 0  # for each chunk but the first, and for a sink
     weight_error: float = 0.0  # relative error of a weight where it meets a value
     least: float = 0.0  # numbers smaller than this count as 0
+    # Queries are off by this share of the largest number of their row, and weights of a chunk times
+    # their values by half of it, of the largest value there is.
+    digit: float = 0.0
 
 
 WHOLE_ROWS = Arithmetic(
     exp_roundings=5.2
 )  # 2.6 ulp: the worst known of NumPy's float32 exp is 2.52
 FUSED = Arithmetic(exp_roundings=2.0, chunk=256, merge_roundings=4)
+INTEGERS = FUSED._replace(digit=1.01 * 2.0**-23)
 PAIRS = FUSED._replace(weight_error=2.0**-8 / (1 - 2.0**-8), least=2.0**-126)
 
 
@@ -175,6 +183,9 @@ def _error_bounds(
         pairs = ((off, abs(key)), (abs(query), key_off), (off, key_off))
         parts = [np.einsum("...id,...jd->...ij", *pair) for pair in pairs]
         wobble = wobble + abs(scale) * sum(parts)
+    largest = abs(query).max(axis=-1, initial=0.0)[..., np.newaxis]
+    digits = arithmetic.digit * abs(scale) * largest * abs(key).sum(axis=-1)[..., np.newaxis, :]
+    wobble = wobble + digits
     logits = np.where(visible, answer.logits, -np.inf)
     if softcap is not None:
         wobble = wobble + SOFTCAP_ROUNDINGS * inner.unit * np.minimum(sizes, softcap)
@@ -220,6 +231,8 @@ def _error_bounds(
         drift = drift + sink_risen[..., np.newaxis] * abs(answer.output)
         farthest = np.maximum(farthest, abs(answer.output))
         tiny = tiny + floor * UNDERFLOWS * abs(answer.output)
+    digits = arithmetic.digit / 2 * np.minimum(count, arithmetic.chunk or 0)
+    tiny = tiny + (digits * abs(values).max(axis=(-2, -1), initial=0.0))[..., np.newaxis]
     mass = np.einsum("...j,...jd->...d", weights, abs(values))
     additions = _additions(count, visible.shape[-1], sink is not None, arithmetic)
     roundings = (2 * additions + SUM_ROUNDINGS) * inner.unit
