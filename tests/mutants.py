@@ -1052,6 +1052,33 @@ MUTANTS = [
         "test_fused_pairs.py::test_what_asks_for_the_arithmetic_of_float32_has_its_bytes",
         "scale",
     ),
+    Mutant(
+        "G1",
+        "what takes part in nothing goes back through the steps of a score as it is",
+        "compute/dot_of_rows.py",
+        "np.where((arrived != 0).any(",
+        "np.where((arrived == arrived).any(",
+        "test_dot_of_rows.py::test_what_is_hidden_is_absent_from_made_rows_and_their_gradients",
+        "Cosine",
+    ),
+    Mutant(
+        "G3",
+        "rows of a score that leave the range of float32 stay infinite",
+        "compute/dot_of_rows.py",
+        "dict.fromkeys((request.accumulator, np.dtype(np.float64)))",
+        "(request.accumulator,)",
+        "test_dot_of_rows.py::test_rows_beyond_float32_are_computed_in_float64",
+        "float32",
+    ),
+    Mutant(
+        "G9",
+        "a parameter of both sides of a score has the gradient of one of them",
+        "compute/dot_of_rows.py",
+        "made[name] + one if name in made else one",
+        "one",
+        "test_dot_of_rows.py::test_kernels_agree_on_leading_axes_pieces_of_rows_and_no_rows_at_all",
+        "gated",
+    ),
 ]
 
 
