@@ -154,8 +154,8 @@ def attention(
         How a query and a key are compared; with another score than the dot product, `scale` is 1
         if None.
     normalize : "softmax" or an object of `regard.normalizers`
-        How logits become weights. The reference kernel answers calls with another score or
-        normalization, in float64, rounded once.
+        How logits become weights. `regard.show_config` lists the kernels that know each score and
+        normalization; the reference computes those that are not plain in float64, rounded once.
 
     Returns
     -------
@@ -249,6 +249,7 @@ def weights(
     sink: Any = None,
     kernel: str | None = None,
     threads: int | None = None,
+    score: Any = "dot",
 ) -> Any:
     r"""The weights of some rows of an earlier call: exp(scores − lse), 0 where hidden.
 
@@ -265,6 +266,8 @@ def weights(
         The queries, in any order; negative numbers count from the end. None: all.
     mask, bias, causal, window, offset, scale, softcap, sink, kernel, threads
         As for `attention`; give what that call was given.
+    score
+        As for `attention`: "dot", or one that is a dot product of rows, such as General or Cosine.
 
     Returns
     -------
@@ -307,6 +310,7 @@ def weights(
         result = weights_of_rows(
             query, key, lse, rows=rows, kernel=kernel, mask=mask, bias=bias, causal=causal,
             window=window, offset=offset, scale=scale, softcap=softcap, sink=sink, threads=threads,
+            score=score,
         )
     # fmt: on
     return give_back(result)
@@ -639,6 +643,8 @@ def diagnose(
     mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None = None,
     window: Literal["inclusive", "exclusive"] | None = None,
     time_limit: float = 10.0,
+    score: Any = "dot",
+    normalize: Any = "softmax",
 ) -> Diagnosis:
     """Find the mistake in an attention function.
 
@@ -666,6 +672,12 @@ def diagnose(
         Whether its window counts the query's own key. Found out if None.
     time_limit : float
         Seconds that one call may take, where it can be interrupted.
+    score : "dot" or an object of `regard.scores`, or a `regard.textbook.Mechanism`
+        What the function is meant to compute its scores with; its parameters are those inside the
+        function, whose queries and keys have the width of score's matrices. For functions of query,
+        key and value.
+    normalize : "softmax" or an object of `regard.normalizers`
+        How it is meant to make weights of logits.
 
     Returns
     -------
@@ -703,5 +715,7 @@ def diagnose(
             mask=mask,
             window=window,
             time_limit=time_limit,
+            score=score,
+            normalize=normalize,
         )
     )

@@ -156,6 +156,9 @@ class Explanation(Trace):
     ) -> None:
         """One HTML page with this explanation and another, of which the reader chooses one.
 
+        If the two are of different mechanisms and equal sizes, the page says at which step they
+        part and has small weights of both side by side.
+
         Examples
         --------
         >>> import regard

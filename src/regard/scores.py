@@ -1,8 +1,10 @@
 """How a query and a key are compared: scores for `attention(score=…)` besides the dot product.
 
 `General`, `Additive`, `Cosine`, `Distance` and `Features`. Each is computed, explained and
-differentiated by the reference kernel, from the steps that the textbook declares for it, in float64
-and rounded once. None of them divides by √D; a `scale` multiplies the scores if one is given.
+differentiated from the steps that the textbook declares for it. To the fused kernel, `General`,
+`Cosine` and `Features` are dot products of rows that are made first; the others are computed by the
+reference, in float64 and rounded once. None of them divides by √D; a `scale` multiplies the scores
+if one is given.
 
 >>> import numpy as np, regard
 >>> x = np.array([[1.0, 0.0], [3.0, 4.0]])

@@ -49,6 +49,11 @@ def fragile(q, k, v):
     e = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))
     return e / e.sum(-1, keepdims=True) @ v
 
+def cosine(q, k, v):
+    q = q / np.linalg.norm(q, axis=-1, keepdims=True)
+    k = k / np.linalg.norm(k, axis=-1, keepdims=True)
+    return softmax(q @ k.swapaxes(-1, -2) * 0.5) @ v
+
 def leaves(q, k, v):
     os._exit(7)
 
@@ -123,6 +128,17 @@ def test_the_exit_code_and_the_first_line_say_the_verdict(source, command, name,
     assert says in done.stdout.replace("\n", " ")
     assert done.stderr == ""
     assert "noise\n" not in done.stdout.replace("prints: ", "")
+
+
+def test_a_score_and_a_normalization_that_are_meant_are_compared_with(source, command):
+    meant = ("--score", "general", "--normalize", "sigmoid")
+    done = command(f"{source}:cosine", "--score", "cosine:temperature=0.5")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("cosine is mistaken: the scores are multiplied by temperature")
+    assert "score=Cosine(temperature=0.5)" in done.stdout
+    done = command(f"{source}:cosine", *meant)
+    assert done.returncode == 2
+    assert '--score is "general" without W' in done.stderr
 
 
 def test_strict_makes_fragile_a_failure(source, command):

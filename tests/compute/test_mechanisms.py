@@ -140,7 +140,7 @@ def test_output_and_weights_are_those_of_plain_loops(kinds, masked):
 @pytest.mark.parametrize("kinds", PAIRS[1:], ids="-".join)
 def test_an_explanation_has_the_numbers_of_the_call(kinds):
     call = {**made(kinds), "mask": SEES}
-    result = regard.attention(QUERY, KEY, VALUE, **call, return_weights=True)
+    result = regard.attention(QUERY, KEY, VALUE, **call, return_weights=True, kernel="reference")
     explanation = regard.explain(QUERY, KEY, VALUE, **call)
     np.testing.assert_array_equal(explanation["weights"].value, result.weights)
     np.testing.assert_array_equal(explanation.output, result.output)
@@ -284,6 +284,66 @@ def test_the_plain_ones_by_name_have_the_bytes_of_the_plain_call():
     np.testing.assert_array_equal(plain, named)
 
 
+OF_ROWS = ["general", "cosine", "features"]
+
+
+@pytest.mark.parametrize("kind", OF_ROWS)
+def test_weights_of_chosen_rows_are_those_of_a_score_that_is_a_dot_product(kind):
+    call = {"score": made((kind, "softmax"))["score"], "mask": SEES, "softcap": 3.0}
+    arrays = [x.astype(np.float32) for x in (QUERY, KEY, VALUE)]
+    whole = regard.attention(*arrays, **call, return_weights=True, return_lse=True)
+    rows = regard.weights(*arrays[:2], whole.lse, rows=[2, 0], **call)
+    np.testing.assert_allclose(rows, whole.weights[..., [2, 0], :], 2e-6)
+    half = regard.weights(
+        arrays[0], arrays[1][:, :, :3], whole.lse, **{**call, "mask": SEES[:, :3]}
+    )
+    np.testing.assert_allclose(half, whole.weights[..., :3], 4e-6)
+
+
+@pytest.mark.parametrize("dtype", [None, "int8"])
+@pytest.mark.parametrize("kinds", PAIRS[1:], ids="-".join)
+def test_a_cache_attends_with_every_score_and_normalization(kinds, dtype):
+    query, key, value = (x.astype(np.float32) for x in (QUERY, KEY, VALUE))
+    cache = regard.KVCache(dtype=dtype)
+    for j in range(5):
+        cache.append(key[:, :, j : j + 1], value[:, :, j : j + 1])
+    last = cache.attend(query, **made(kinds))
+    held = [np.asarray(x, np.float32) for x in (cache.keys, cache.values)]
+    call = {"causal": True, "offset": "end", **made(kinds)}
+    np.testing.assert_array_equal(last, regard.attention(query, *held, **call))
+
+
+@pytest.mark.parametrize("kinds", PAIRS[1:], ids="-".join)
+def test_a_layer_has_every_score_and_normalization_and_their_gradients(kinds):
+    rng = np.random.default_rng(4)
+    x, grad, *weights = (
+        rng.normal(size=(5, 4)),
+        rng.normal(size=(5, 4)),
+        *rng.normal(size=(4, 4, 4)),
+    )
+    layer = regard.MultiHeadAttention(*weights, heads=2)
+    output = layer(x, causal=True, **made(kinds))
+    packed = [(x @ one).reshape(5, 2, 2).swapaxes(0, 1) for one in weights[:3]]
+    heads = regard.attention(*packed, causal=True, **made(kinds))
+    np.testing.assert_allclose(output, heads.swapaxes(0, 1).reshape(5, 4) @ weights[3], 1e-12)
+    shown = layer.explain(x, causal=True, **made(kinds))
+    np.testing.assert_allclose(shown.output, output, 1e-12)
+    point = {"x": x, "W_q": weights[0], **parameters(kinds)}
+    found = layer.gradients(x, grad, wrt=[*point], causal=True, **made(kinds))
+
+    def loss(changed: dict[str, Any]) -> float:
+        own = regard.MultiHeadAttention(changed["W_q"], *weights[1:], heads=2)
+        return float((own(changed["x"], causal=True, **made(kinds, changed)) * grad).sum())
+
+    for name, array in point.items():
+        way = rng.normal(size=np.shape(array))
+        up, down = (loss({**point, name: array + sign * 1e-6 * way}) for sign in (1, -1))
+        slope = found.parameters[name] if "." in name else getattr(found, name)
+        np.testing.assert_allclose(
+            (slope * way).sum(), (up - down) / 2e-6, 1e-6, 1e-7, err_msg=name
+        )
+
+
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 def test_one_plain_query_is_explained_as_it_is_given(kinds):
     arrays = QUERY[0, 0, 0], KEY[0, 0], VALUE[0, 0]
@@ -300,6 +360,16 @@ def test_one_plain_query_is_explained_as_it_is_given(kinds):
 
 def attend(**options: Any) -> Any:
     return regard.attention(QUERY, KEY, VALUE, **options)
+
+
+def filled() -> regard.KVCache:
+    cache = regard.KVCache()
+    cache.append(KEY, VALUE)
+    return cache
+
+
+def layer() -> regard.MultiHeadAttention:
+    return regard.MultiHeadAttention(np.eye(2), np.eye(2), np.eye(2))
 
 
 # fmt: off
@@ -337,8 +407,17 @@ REFUSED = {
     "shares that are scaled": (OptionError, "scale changes scores, of which Proportional()",
                                lambda: attend(score=Features(), normalize=Proportional(),
                                               scale=2.0)),
-    "the fused kernel": (OptionError, "it does not know score=Cosine",
-                         lambda: attend(score=Cosine(), kernel="fused")),
+    "the fused kernel": (OptionError, "it does not know score=Distance",
+                         lambda: attend(score=Distance(), kernel="fused")),
+    "weights of sums that are none": (OptionError, "weights takes scores that are dot products",
+                                      lambda: regard.weights(QUERY, KEY, QUERY[..., 0],
+                                                             score=Distance())),
+    "a name for a cache": (DtypeError, "pass regard.scores.Cosine(…)",
+                           lambda: filled().attend(QUERY, score="cosine")),
+    "a parameter that a layer has not": (OptionError, "wrt has 'score.W'; it may have",
+                                         lambda: layer().gradients(np.eye(2), np.eye(2),
+                                                                   wrt="score.W",
+                                                                   score=Cosine())),
     "a scale that is not there": (OptionError, "pass scale=1.0, or leave it out",
                                   lambda: regard.gradients(QUERY, KEY, VALUE, GRAD, wrt="scale",
                                                            score=Distance())),

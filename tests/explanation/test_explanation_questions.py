@@ -550,10 +550,21 @@ def test_a_page_shows_two_mechanisms_on_the_same_input(tmp_path):
     assert "2 mechanisms, of which one is shown." in text
     assert "<label>mechanism <select" in text
     assert ">distance</option>" in text
+    assert "<h2>Where they part</h2>" in text
+    found = one.compare(other)
+    first = f"scores is the first step of both that differs: A[0, 0] is {found.here.value:.4f} with"
+    assert first.replace("-", "−") in text
+    assert "Only distance has distances." in text
+    both = [text.index(f"<bdi>weights, {name}</bdi>") for name in ("dot", "distance")]
+    rows = [f"{each['weights'].value[0, 0]:.4f}" for each in (one, other)]
+    assert text.index(rows[0], both[0]) < both[1] < text.index(rows[1], both[1])
     with pytest.raises(DtypeError, match="other must be an Explanation, not dict"):
         one.compare_html({}, page)
     with pytest.raises(OptionError, match="it needs two names that differ"):
         one.compare_html(other, page, names=("dot",), force=True)
+    shorter = regard.explain(PLAIN[0][:3], *PLAIN[1:], score=Distance())
+    one.compare_html(shorter, page, names=("dot", "shorter"), force=True)
+    assert "Where they part" not in page.read_text("utf-8")
 
 
 def test_attentions_of_other_sizes_cannot_be_compared():

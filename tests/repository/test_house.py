@@ -40,6 +40,7 @@ compute.options
 textbook compute.request
 compute.extended_range compute.evaluation
 compute.gradients compute.softmax compute.linear problems
+compute.dot_of_rows
 compute.kernels
 compute.dispatch compute.kv_buffers
 compute.kv_files

@@ -23,7 +23,7 @@ import pytest
 import regard
 from regard.compute import options
 from regard.compute.request import LOSS
-from regard.explanation.build import OPTIONS
+from regard.explanation.build import OPTIONS, PARTS
 from regard.models.multi_head import CALL_OPTIONS
 from regard.problems.fields import Fields
 
@@ -144,9 +144,9 @@ def keywords(function: Callable[..., Any]) -> set[str]:
         (options.SomeGradientOptions, keywords(regard.gradients)),
         (options.SomeLayerGradientOptions, {*CALL_OPTIONS, "kernel", "wrt"}),
         (options.DiagnoseOptions, keywords(regard.diagnose)),
-        (options.LabelledOptions, {*keywords(regard.explain), *OPTIONS, *LOSS}),
-        (options.ProblemOptions, {*OPTIONS, *LOSS, "softmax", "title"}),
-        (options.StepsOptions, {*OPTIONS, *LOSS, "softmax"}),
+        (options.LabelledOptions, {*keywords(regard.explain), *OPTIONS, *PARTS, *LOSS}),
+        (options.ProblemOptions, {*OPTIONS, *PARTS, *LOSS, "softmax", "title"}),
+        (options.StepsOptions, {*OPTIONS, *PARTS, *LOSS, "softmax"}),
         (options.LayerOptions, {*CALL_OPTIONS, "kernel"}),
         (Fields, {each.name for each in fields(regard.Problem)}),
     ],

@@ -25,6 +25,13 @@ By dot instructions on pairs of bfloat16, weights are rounded before they meet t
 by 2⁻⁸/(1 − 2⁻⁸) in E_d, not in weights and lse. Whatever is smaller than 2⁻¹²⁶ counts as 0 there:
 what underflows does so at 2⁻¹²⁶, and a query or a key that is smaller loses |scale|·|q_d k_jd|.
 
+A score that is a dot product of rows which are made first, each number with an error (e_q, e_k):
+η_j grows by |scale|·Σ (e_q |k| + |q| e_k + e_q e_k), with q, k the exact rows.
+
+Over int8 rows, by dot products of integers, a query is rounded to 23 bits below the largest number
+of its row, and so are the weights times the scales of a chunk, to 24: η_j grows by
+|scale|·2⁻²³·max|q|·Σ|k_jd|, E_d by 2⁻²⁴·max|v| for each key of a chunk.
+
 For small η this is Σ p_j |v_jd − o_d| η_j, the first-order bound; for η so large that no kernel of
 this precision could know the weights, it still says that o_d lies among the visible values.
 """
@@ -54,12 +61,16 @@ class Arithmetic(NamedTuple):
     merge_roundings: int = 0  # for each chunk but the first, and for a sink
     weight_error: float = 0.0  # relative error of a weight where it meets a value
     least: float = 0.0  # numbers smaller than this count as 0
+    # Queries are off by this share of the largest number of their row, and weights of a chunk times
+    # their values by half of it, of the largest value there is.
+    digit: float = 0.0
 
 
 WHOLE_ROWS = Arithmetic(
     exp_roundings=5.2
 )  # 2.6 ulp: the worst known of NumPy's float32 exp is 2.52
 FUSED = Arithmetic(exp_roundings=2.0, chunk=256, merge_roundings=4)
+INTEGERS = FUSED._replace(digit=1.01 * 2.0**-23)
 PAIRS = FUSED._replace(weight_error=2.0**-8 / (1 - 2.0**-8), least=2.0**-126)
 
 
@@ -107,10 +118,12 @@ def error_bounds(
     sink: Any = None,
     exact: bool = False,
     arithmetic: Arithmetic = WHOLE_ROWS,
+    rows_off: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Bounds:
     """The largest error that each number of the result may have, in float64.
 
-    `answer` is the oracle's, `dtype` the result's, and `exact` means float64 accumulation.
+    `answer` is the oracle's, `dtype` the result's, and `exact` means float64 accumulation. With
+    `rows_off`, query and key (with heads) are made rows, and these are the errors of their numbers.
     """
     query, key, value = (np.asarray(x).astype(np.float64) for x in (query, key, value))
     vector, headless = query.ndim == 1, query.ndim <= 2
@@ -122,7 +135,8 @@ def error_bounds(
         answer = Answer(*(x[np.newaxis] for x in answer))
     with np.errstate(all="ignore"):
         bounds = _error_bounds(
-            query, key, value, answer, dtype, scale, softcap, bias, sink, exact, arithmetic
+            *(query, key, value, answer, dtype, scale, softcap, bias, sink, exact, arithmetic),
+            rows_off,
         )
     if headless:
         bounds = Bounds(*(x[0] for x in bounds))
@@ -143,6 +157,7 @@ def _error_bounds(
     sink: Any,
     exact: bool,
     arithmetic: Arithmetic,
+    rows_off: tuple[np.ndarray, np.ndarray] | None,
 ) -> Bounds:
     heads, width = query.shape[-3], query.shape[-1]
     repeats = heads // key.shape[-3] if heads else 1
@@ -163,6 +178,14 @@ def _error_bounds(
         letters = "...id,...jd->...ij" if one is query else "...jd,...id->...ij"
         underflow = underflow + np.einsum(letters, lost, abs(other)) * abs(scale)
     wobble = (width + DOT_ROUNDINGS) * inner.unit * sizes + underflow
+    if rows_off is not None:
+        off, key_off = rows_off[0], np.repeat(rows_off[1], repeats, axis=-3)
+        pairs = ((off, abs(key)), (abs(query), key_off), (off, key_off))
+        parts = [np.einsum("...id,...jd->...ij", *pair) for pair in pairs]
+        wobble = wobble + abs(scale) * sum(parts)
+    largest = abs(query).max(axis=-1, initial=0.0)[..., np.newaxis]
+    digits = arithmetic.digit * abs(scale) * largest * abs(key).sum(axis=-1)[..., np.newaxis, :]
+    wobble = wobble + digits
     logits = np.where(visible, answer.logits, -np.inf)
     if softcap is not None:
         wobble = wobble + SOFTCAP_ROUNDINGS * inner.unit * np.minimum(sizes, softcap)
@@ -208,6 +231,8 @@ def _error_bounds(
         drift = drift + sink_risen[..., np.newaxis] * abs(answer.output)
         farthest = np.maximum(farthest, abs(answer.output))
         tiny = tiny + floor * UNDERFLOWS * abs(answer.output)
+    digits = arithmetic.digit / 2 * np.minimum(count, arithmetic.chunk or 0)
+    tiny = tiny + (digits * abs(values).max(axis=(-2, -1), initial=0.0))[..., np.newaxis]
     mass = np.einsum("...j,...jd->...d", weights, abs(values))
     additions = _additions(count, visible.shape[-1], sink is not None, arithmetic)
     roundings = (2 * additions + SUM_ROUNDINGS) * inner.unit

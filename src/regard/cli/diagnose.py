@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from regard.cli.frame import check_targets, flag, option, print_json, refuse_without, saved
@@ -35,6 +37,12 @@ def diagnose(
         "inclusive|exclusive", "Whether a window counts the query's own key."
     ),
     time_limit: float = option("SECONDS", "Time limit of one call.", default=10.0),
+    score: str | None = option(
+        "SCORE", "Score that is meant: cosine, cosine:temperature=0.5, distance, features."
+    ),
+    normalize: str | None = option(
+        "NAME", "Normalization that is meant: sigmoid, sigmoid:bias=-1, hard, sparsemax."
+    ),
     strict: bool = flag("--strict", "Exit with 1 for fragile as for mistaken."),
     in_process: bool = flag("--in-process", "Call it in this process, not in a child process."),
     as_json: bool = flag("--json", "Print JSON and nothing else."),
@@ -52,7 +60,7 @@ def diagnose(
         refuse_without("--html", {"--open": show, "--force": force})
     else:
         check_targets({"html": html}, force=force, inputs=files_of(target))
-    options = {
+    options: dict[str, Any] = {
         "signature": signature,
         "heads": heads,
         "causal": {"yes": True, "no": False}.get(causal or "", causal),
@@ -60,6 +68,11 @@ def diagnose(
         "window": window,
         "time_limit": time_limit,
     }
+    for name, text in (("score", score), ("normalize", normalize)):
+        if text is not None:
+            from regard.problems.mechanisms import spelled
+
+            options[name] = spelled(name, text)
     if chosen and not as_json:
         typer.echo(chosen, err=True)
     found = diagnose_target(target, options, in_process=in_process)

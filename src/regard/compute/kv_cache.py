@@ -219,6 +219,8 @@ class KVCache:
         out: Any = None,
         kernel: str | None = None,
         threads: int | None = None,
+        score: Any = "dot",
+        normalize: Any = "softmax",
     ) -> Any:
         """Attention of the last tokens' queries over the cache.
 
@@ -239,6 +241,9 @@ class KVCache:
             As for `attention`, beside the cache's own.
         scale, softcap, sink, precision, return_weights, return_lse, out, kernel, threads
             As for `attention`.
+        score, normalize
+            As for `attention`. What a score makes of keys, as Cosine does, it makes at each call of
+            all of them; General makes new queries alone.
 
         Returns
         -------
@@ -271,11 +276,14 @@ class KVCache:
             aligned = rules is None and not positioned and (not causal or position == 0)
             offset = None if aligned else position - self._start
             integers = key.dtype == np.int8
+            texts = isinstance(score, str) and isinstance(normalize, str)
+            plain = texts and (score, normalize) == ("dot", "softmax")
             # fmt: off
             result = dispatch.run_arrays(query, key, value, rules, bias, causal, window, offset,
                                          scale, softcap, sink, precision, return_weights,
                                          return_lse, out, kernel, threads,
-                                         declined=integers, quantized=integers)
+                                         declined=integers or not plain, quantized=integers,
+                                         score=score, normalize=normalize)
             # fmt: on
         return give_back(result)
 

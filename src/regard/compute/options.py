@@ -100,7 +100,7 @@ class Parts(TypedDict, total=False):
     normalize: Normalizer | Literal["softmax"]
 
 
-class LayerOptions(Options, Computed, total=False):
+class LayerOptions(Options, Computed, Parts, total=False):
     """Options of `MultiHeadAttention`."""
 
 
@@ -120,6 +120,7 @@ class WeightsOptions(Options, total=False):
     """Options of `weights`."""
 
     rows: Ints | slice | None
+    score: Score | Literal["dot"]
     kernel: str | None
     threads: int | None
 
@@ -146,7 +147,7 @@ class SomeGradientOptions(GradientOptions, total=False):
     wrt: Required[str | Iterable[str]]
 
 
-class StepsOptions(Options, total=False):
+class StepsOptions(Options, Parts, total=False):
     """Options of an explanation of a layer."""
 
     target: ArrayIn | None
@@ -207,7 +208,7 @@ class ForBoth(Options, Computed, Parts, Generic[A], total=False):
 # Options of `KVCache.attend`, by what is returned. The cache knows where the queries are.
 
 
-class Step(Rules, Computed, total=False):
+class Step(Rules, Computed, Parts, total=False):
     """Options of every step of decoding."""
 
     lengths: Ints | None
@@ -257,3 +258,5 @@ class DiagnoseOptions(TypedDict, total=False):
     mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None
     window: Literal["inclusive", "exclusive"] | None
     time_limit: float
+    score: Score | Literal["dot"]
+    normalize: Normalizer | Literal["softmax"]

@@ -34,6 +34,8 @@ def weights_of_rows(
 ) -> Array:
     """What `regard.weights` returns."""
     request, logs = _request(query, key, lse, options)
+    if request.score is not None:
+        request = _as_dot(request)
     chosen, is_one = _row_numbers(rows, request)
     result = np.empty((*request.shape[:-2], chosen.size, request.shape[-1]), request.dtype)
     # All axes are kept until the result; it then drops those that the caller did not have.
@@ -80,6 +82,18 @@ def _request(query: Any, key: Any, lse: Any, options: dict[str, Any]) -> tuple[R
             "pass the lse of all rows, as attention returned it"
         )
     return request, logs.reshape(request.shape[:-1])
+
+
+def _as_dot(request: Request) -> Request:
+    """The call as dot products of rows, of which a log-sum-exp is known as exactly as of others."""
+    from regard.compute.dot_of_rows import dot_request, refused
+
+    if refused(request) is not None:
+        raise OptionError(
+            f"weights takes scores that are dot products, and {request.score} is none; "
+            "attention(…, return_weights=True) returns its weights"
+        )
+    return dot_request(request)
 
 
 def _row_numbers(rows: Any, request: Request) -> tuple[NDArray[np.int64], bool]:

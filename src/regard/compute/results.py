@@ -56,7 +56,8 @@ class Gradients(NamedTuple, Generic[A]):
 class LayerGradients(NamedTuple, Generic[A]):
     """What `MultiHeadAttention.gradients` returns: None where not there or not asked for.
 
-    To a type checker x and the first three weights are as the inputs of `Gradients`.
+    `parameters` has those of a score or a normalisation, under names such as "score.W". To a type
+    checker x and the first three weights are as the inputs of `Gradients`.
     """
 
     x: A = _ABSENT
@@ -72,3 +73,4 @@ class LayerGradients(NamedTuple, Generic[A]):
     bias: A | None = None
     sink: A | None = None
     scale: float | None = None
+    parameters: Mapping[str, Any] | None = None

@@ -16,6 +16,8 @@ from regard.diagnosis.convention import MASK_KINDS, Answer, Convention, spell
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.under_test import FunctionUnderTest
+from regard.normalizers import Normalizer
+from regard.scores import Score
 
 # Abilities that need a mask, a causal flag, a window, a cache or a scale.
 RULED = tuple(ABILITIES)[tuple(ABILITIES).index("mask") :]
@@ -215,6 +217,12 @@ def _alignments(tested: FunctionUnderTest, base: Sequence[Convention]) -> tuple[
     return both if answered else both[:1]
 
 
+def _parts(tested: FunctionUnderTest) -> list[Score | Normalizer]:
+    """The score and the normalization that it is compared with, where they are not plain."""
+    own = tested.stated.mechanism
+    return [] if own is None else [x for x in (own.score, own.normalize) if x is not None]
+
+
 def describe_call(
     tested: FunctionUnderTest, conventions: Sequence[Convention], answer: Answer | None
 ) -> str:
@@ -229,6 +237,7 @@ def describe_call(
     counts = "does not count" if one.window_extra else "counts"
     parts = [
         (True, f"{callee.name}({', '.join(names)}) with {library} {one.dtype} arrays {shapes}"),
+        *((True, f"{part.option}={part}") for part in _parts(tested)),
         (role is not None, f"{role and roles[role].name}: {MASK_KINDS[one.mask]}"),
         (one.causal_always, "always causal"),
         (at_start, "causal aligns the first query with the first key"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.convention import Convention
+from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.mistakes import EQUIVALENTS
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
@@ -32,10 +33,11 @@ def named(
 ) -> Named:
     """An entry of the catalogue found in a function, with its smallest example."""
     always = conventions[0].causal_always
-    example, step = smallest_example(variant, tested.callee.kind, always)
+    mechanism = tested.stated.mechanism
+    example, step = smallest_example(variant, tested.callee.kind, always, mechanism)
     check = "A comparison with rtol=1e-5 passes."
     if mistake.variants:
-        check = usual_check(variant, causal=always)
+        check = usual_check(variant, causal=always, mechanism=mechanism)
     shared = ("name", "family", "severity", "title", "why", "numpy", "torch")
     return Named(
         **{name: getattr(mistake, name) for name in shared},
@@ -47,13 +49,15 @@ def named(
 
 
 @lru_cache(maxsize=256)
-def smallest_example(variant: Variant, kind: str, always: bool) -> tuple[Example | None, str]:
+def smallest_example(
+    variant: Variant, kind: str, always: bool, mechanism: Mechanism | None = None
+) -> tuple[Example | None, str]:
     """The first tiny problem on which a mistake shows, and the step where it departs.
 
     `always`: the function hides later keys without being asked to.
     """
     best = None
-    for probe in _tiny_probes(kind, always):
+    for probe in _tiny_probes(kind, always, mechanism):
         departs, values = _departure(probe, variant)
         if departs is None:
             continue
@@ -68,9 +72,11 @@ def smallest_example(variant: Variant, kind: str, always: bool) -> tuple[Example
 
 
 @lru_cache(maxsize=256)
-def usual_check(variant: Variant, *, causal: bool = False) -> str:
+def usual_check(
+    variant: Variant, *, causal: bool = False, mechanism: Mechanism | None = None
+) -> str:
     """Whether one head with as many queries as keys shows a mistake; `causal` if always causal."""
-    departs, values = _departure(_usual_probe(causal), variant)
+    departs, values = _departure(_usual_probe(causal, mechanism), variant)
     problem = "One head, as many queries as keys" + ("" if causal else ", no mask")
     if departs is None:
         return f"{problem}: every number is right, and it passes."
@@ -83,15 +89,17 @@ def usual_check(variant: Variant, *, causal: bool = False) -> str:
     return f"{problem}: the shape is right; weights.sum(-1), which should be 1, shows it."
 
 
-@lru_cache(maxsize=2)
-def _usual_probe(causal: bool) -> Probe:
-    return ready_probe("usual", "plain", (1, 1, 1, 4, 4, 4, 4), 500, rank=2, causal=causal)
+@lru_cache(maxsize=8)
+def _usual_probe(causal: bool, mechanism: Mechanism | None) -> Probe:
+    probe = ready_probe("usual", "plain", (1, 1, 1, 4, 4, 4, 4), 500, rank=2, causal=causal)
+    return probe if mechanism is None else next(mechanism.of([probe]))
 
 
 @lru_cache(maxsize=8)
-def _tiny_probes(kind: str, causal: bool) -> tuple[Probe, ...]:
+def _tiny_probes(kind: str, causal: bool, mechanism: Mechanism | None) -> tuple[Probe, ...]:
     packed = kind in ("projected", "packed")
-    return tuple(_tiny_projected() if packed else _tiny_ready(causal))
+    tiny = _tiny_projected() if packed else _tiny_ready(causal)
+    return tuple(tiny if mechanism is None else mechanism.of(tiny))
 
 
 def _tiny_projected() -> Iterator[Probe]:

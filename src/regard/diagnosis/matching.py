@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.convention import agrees
-from regard.diagnosis.mistakes import CATALOGUE
+from regard.diagnosis.mistakes import catalogue_of
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant
 
@@ -23,8 +23,6 @@ from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant
 PAIR_SECONDS = 2.0
 
 Found = tuple[Mistake, Variant]
-# The usual ways of each mistake, for searches in which none fits exactly or two do at once.
-WAYS: list[Found] = [(one, variant) for one in CATALOGUE for variant in one.variants[:2]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +63,16 @@ class Matcher:
         return not agrees(expected, right, tolerance)
 
     @cached_property
+    def catalogue(self) -> Sequence[Mistake]:
+        """The mistakes that a function of this mechanism may have."""
+        return catalogue_of(self.outputs[0].probe)
+
+    @cached_property
+    def ways(self) -> list[Found]:
+        """The usual ways of each, for searches in which none fits exactly or two do at once."""
+        return [(one, variant) for one in self.catalogue for variant in one.variants[:2]]
+
+    @cached_property
     def wrong(self) -> list[int]:
         """The probes on which the function is not right."""
         return [n for n in range(len(self.outputs)) if not self.agrees(n, RIGHT)]
@@ -100,7 +108,7 @@ class Matcher:
 
 def single(matcher: Matcher) -> Found | None:
     """The first mistake that explains every output."""
-    catalogue: Sequence[Mistake] = CATALOGUE
+    catalogue = matcher.catalogue
     if "embeddings" in matcher.outputs[0].probe.inputs:
         # Keys projected by W_q equal the queries: the line to change is in the projection.
         catalogue = sorted(catalogue, key=lambda one: one.family != "heads and projections")
@@ -132,13 +140,13 @@ def _pair(
 ) -> tuple[Found, Found] | None:
     order = matcher.informative_first
     first = order[0]
-    touching = [(m, v) for m, v in WAYS if matcher.alters(first, v)]
+    touching = [(m, v) for m, v in matcher.ways if matcher.alters(first, v)]
     for n, (one, own) in enumerate(touching):
         if matcher.agrees(first, own) == meeting:
             continue
         # The second mistake has to explain what the first one does not.
         left = [first] if meeting else [k for k in order if not matcher.agrees(k, own)]
-        for other, its in touching[:n] if meeting else WAYS:
+        for other, its in touching[:n] if meeting else matcher.ways:
             if time.process_time() > deadline:
                 return None
             if one is other or own.replaced.keys() & its.replaced.keys() or not left:
@@ -160,7 +168,9 @@ def nearest(matcher: Matcher) -> tuple[Found, float]:
         apart = float(np.mean([_distance(matcher, n, way[1]) for n in matcher.wrong]))
         return sum(matcher.agrees(n, way[1]) for n in every), -apart
 
-    altering = (one for one in WAYS if any(matcher.alters(n, one[1]) for n in matcher.wrong))
+    altering = (
+        one for one in matcher.ways if any(matcher.alters(n, one[1]) for n in matcher.wrong)
+    )
     best = max(altering, key=score)
     explains = any(matcher.agrees(number, best[1]) for number in matcher.wrong)
     return best, score(best)[0] / len(every) if explains else 0.0

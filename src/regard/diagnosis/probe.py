@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import compute
 from regard.textbook.steps import LETTERS, Ref, Step, textbook
 
@@ -47,6 +48,8 @@ class Probe:
     chunks: tuple[int, ...] = ()  # how many tokens at a time a cache is fed
     scale: float | None = None
     rank: int = 4  # of the arrays that the function gets
+    score: str | Declared = "dot"
+    normalize: str = "softmax"
     dtype: np.dtype[Any] = field(default=np.dtype(np.float64))
 
     @cached_property
@@ -73,8 +76,23 @@ class Probe:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The steps that the textbook has for these inputs."""
-        given = set(self.inputs)
-        return textbook(given, masked=self.has_rules, default_scale=self.scale is None)
+        return textbook(
+            set(self.inputs),
+            masked=self.has_rules,
+            default_scale=self.scale is None,
+            score=self.score,
+            normalize=self.normalize,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a softmax over dot products."""
+        return self.score == "dot" and self.normalize == "softmax"
+
+    @property
+    def scaled(self) -> str:
+        """The step that has the scores, scaled where they are."""
+        return "scaled" if self.score == "dot" else "scores"
 
     @property
     def has_rules(self) -> bool:
@@ -136,7 +154,14 @@ class Probe:
 
     @cached_property
     def magnitude(self) -> float:
-        """How far a score can enlarge rounding: the largest Σ|q||k|·scale."""
+        """How far a score can enlarge rounding: the largest Σ|q||k|·scale.
+
+        With another score the largest number on the way to it, and some more.
+        """
+        if self.score != "dot":
+            names = [step.name for step in self.steps]
+            before = (self.right[one] for one in names[: names.index("scores") + 1])
+            return 16 * max(float(np.abs(np.nan_to_num(x)).max(initial=1.0)) for x in before)
         queries, keys = self.right["queries"], self.right["keys"]
         spread = np.abs(queries).sum(-1).max() * np.abs(keys).max(initial=0) * self.right["scale"]
         return float(np.nan_to_num(spread))
@@ -162,7 +187,7 @@ class Probe:
 
     def practical_tolerance(self, unit: float) -> float:
         """How far rounding usually goes: some units of the largest score and result."""
-        score = np.nan_to_num(self.right["scaled"], posinf=0, neginf=0)
+        score = np.nan_to_num(self.right[self.scaled], posinf=0, neginf=0)
         largest = np.abs(np.nan_to_num(self.result(self.right))).max(initial=1.0)
         return float(unit * (4 * np.abs(score).max(initial=0) + 8) * largest)
 
@@ -214,7 +239,7 @@ def _replaced(step: Step, variant: Variant, values: Values, probe: Probe) -> Arr
         with np.errstate(all="ignore"):
             result = np.asarray(variant.replaced[step.name](values, probe)).astype(right.dtype)
         return np.broadcast_to(result, right.shape)
-    except ValueError:
+    except (KeyError, ValueError):  # or it reads a step that this computation does not have
         return np.full(right.shape, np.nan, right.dtype)
 
 
@@ -240,10 +265,11 @@ def _evaluate_step(step: Step, values: Values, probe: Probe, over_all: bool) -> 
     if not step.axes:
         alone: list[tuple[Array, tuple[str, ...]]] = [(values[r.step], ()) for r in step.operands]
         return compute(step.op, (), alone, None, np.dtype(np.float64))
-    heads = size["H"] if "H" in step.axes else 1
+    by = next((axis for axis in ("H", "G") if axis in step.axes), "")
+    heads = size[by] if by else 1
     blocks = []
     for batch in range(size["B"]):
-        for head in range(heads):
+        for head in range(0, size["H"], size["H"] // heads) if by else (0,):
             operands = [_operand(ref, values, probe, batch, head) for ref in step.operands]
             hidden = None
             if step.over == "visible" and not over_all:
@@ -251,7 +277,7 @@ def _evaluate_step(step: Step, values: Values, probe: Probe, over_all: bool) -> 
             block = compute(step.op, letters, operands, hidden, probe.dtype)
             blocks.append(block)
     whole = np.stack([np.asarray(block) for block in blocks])
-    lead = (size["B"], heads) if "H" in step.axes else (size["B"],)
+    lead = (size["B"], heads) if by else (size["B"],)
     return whole.reshape(*lead, *whole.shape[1:])
 
 

@@ -200,9 +200,11 @@ def stretched(probe: Probe, name: str) -> Probe:
     source = "embeddings" if "embeddings" in probe.inputs else "queries"
     array = probe.inputs[source]
     rows = np.arange(array.shape[-2])[:, None]
-    factor = np.sqrt(3 * limit / float(np.nanmax(np.abs(probe.right["scaled"]))))
+    factor = 3 * limit / float(np.nanmax(np.abs(probe.right[probe.scaled])))
+    one_side = source == "queries" and probe.inputs["keys"] is not array
+    factor = factor if one_side else np.sqrt(factor)
     array = array * np.where((name == "large scores") | (rows == 1), factor, 1.0)
-    inputs = {**probe.inputs, source: array}
-    if source == "queries":  # self-attention: all three are the same
-        inputs = dict.fromkeys(probe.inputs, array)
+    itself = probe.inputs[source]  # self-attention: all three are the same
+    same = {name: array for name, own in probe.inputs.items() if own is itself}
+    inputs = {**probe.inputs, **same}
     return replace(probe, name=name, ability="range", inputs=inputs)

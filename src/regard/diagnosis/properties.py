@@ -17,20 +17,39 @@ from regard.diagnosis.probes import ready_probe
 from regard.diagnosis.result import Property
 from regard.diagnosis.under_test import FunctionUnderTest
 
+# What is true of dot products alone, and what of a softmax.
+_OF_DOT = {"shift"}
+_OF_SOFTMAX = {"rows_add_up", "convex", "equal_keys", "one_key"}
+
 
 def properties(
     tested: FunctionUnderTest, convention: Convention, unit: float
 ) -> Iterator[Property]:
     """The properties that can be tried on a function of queries, keys and values."""
+    mechanism, without = tested.stated.mechanism, set[str]()
+    if mechanism is not None:
+        without = _OF_DOT if mechanism.normalize is None else _OF_DOT | _OF_SOFTMAX
+    yield from (one for one in _properties(tested, convention, unit) if one.name not in without)
+
+
+def _properties(
+    tested: FunctionUnderTest, convention: Convention, unit: float
+) -> Iterator[Property]:
     if tested.callee.kind != "arrays" or convention.layout == "D":
         return
     causal = convention.causal_always
+    mechanism = tested.stated.mechanism
     base = ready_probe("properties", "plain", (1, 1, 1, 5, 5, 5, 5), 300, causal=causal)
     output = tested.ask(convention, base).output
     if output is None:
         return
     tolerance = 4 * base.tolerance(unit)
     one = ready_probe("one key", "plain", (1, 1, 1, 1, 1, 5, 5), 310, causal=causal)
+    if mechanism is not None:
+        base, one = mechanism.of([base, one])
+        output = tested.ask(convention, base).output
+        if output is None:
+            return
     queries, keys, values = (base.inputs[name] for name in ("queries", "keys", "values"))
 
     def given(**inputs: Array) -> Array | None:

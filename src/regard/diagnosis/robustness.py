@@ -55,7 +55,8 @@ def fragilities(
                 yield _uncatalogued("raises_at_the_edge", "note", title, why, probe.name)
     if tested.callee.kind == "arrays":
         yield from _more_axes(tested, convention)
-        yield from _other_dtypes(tested, convention)
+        if tested.stated.mechanism is None:
+            yield from _other_dtypes(tested, convention)
 
 
 def _changed_arguments(tested: FunctionUnderTest) -> Iterator[Named]:
@@ -81,7 +82,17 @@ def _probes(tested: FunctionUnderTest, convention: Convention) -> Sequence[Probe
         return [stretched(plain, "large scores"), stretched(plain, "rows far apart")]
     always = convention.causal_always
     masks = _takes_masks(tested) and not always
-    return extreme_probes(np.dtype(convention.dtype), masks=masks, causal_always=always)
+    probes = extreme_probes(np.dtype(convention.dtype), masks=masks, causal_always=always)
+    mechanism = tested.stated.mechanism
+    if mechanism is None:
+        return probes
+    # Scores that overflow are made of the score itself.
+    plain = next(probe for probe in tested.probes_for(convention) if probe.keep is None)
+    large = [stretched(plain, "large scores"), stretched(plain, "rows far apart")]
+    return [
+        *large,
+        *mechanism.of(one for one in probes if one.ability in ("empty row", "hidden NaN")),
+    ]
 
 
 def _takes_masks(tested: FunctionUnderTest) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from regard.diagnosis.calling import call
 from regard.diagnosis.convention import Answer, Ask, Convention, agrees
 from regard.diagnosis.inspection import key_heads
+from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import projected_probes, ready_probes
 from regard.diagnosis.signature import Callee
@@ -30,6 +31,7 @@ class StatedConventions:
     causal: bool | str | None = None  # True, False, "start", "end"
     mask: str | None = None
     window: str | None = None  # "inclusive": the query's own key counts; "exclusive"
+    mechanism: Mechanism | None = None
 
 
 @dataclass(eq=False)
@@ -79,6 +81,8 @@ class FunctionUnderTest:
                 found = _ready_probes(rank, kind == "self", *rules)
             else:
                 found = [_with_rules(p, *rules) for p in _projected_probes(self.callee, rank)]
+            if self.stated.mechanism is not None:
+                found = list(self.stated.mechanism.of(found))
             self.probes[key] = found
         return self.probes[key]
 

@@ -20,6 +20,7 @@ from regard.diagnosis.convention_search import describe_call, find_conventions, 
 from regard.diagnosis.examples import named
 from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
+from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF
 from regard.diagnosis.observations import (
     abilities,
@@ -58,14 +59,22 @@ def diagnose(
     mask: str | None = None,
     window: str | None = None,
     time_limit: float = TIME_LIMIT,
+    score: Any = None,
+    normalize: Any = None,
     connect: Callable[..., tuple[Callee, Ask]] = in_this_process,
 ) -> Outcome:
     """See `regard.diagnose`; `connect` finds the function, in this process or in another one."""
     begin = time.monotonic()
     roles = parse_signature(signature) if isinstance(signature, str) else signature
     _check(causal, mask, window, heads, time_limit)
+    mechanism = as_mechanism(score, normalize)
     callee, ask = connect(function, roles, heads, float(time_limit))
-    stated = StatedConventions(causal, mask, window)
+    if mechanism is not None and callee.kind not in ("arrays", "self"):
+        raise OptionError(
+            f"{callee.name} takes embeddings or packed heads; score and normalize are for "
+            "functions of query, key and value"
+        )
+    stated = StatedConventions(causal, mask, window, mechanism)
     tested = FunctionUnderTest(callee, stated, float(time_limit), ask)
     found = _verdict(tested)
     seconds = round(time.monotonic() - begin, 3)

@@ -22,9 +22,9 @@ from regard.compute.gradients import fit
 from regard.compute.request import make_request
 from regard.compute.results import LayerGradients, OutputWeights
 from regard.errors import OptionError, ProblemError, ShapeError, naming_shapes
-from regard.explanation.build import OPTIONS, explain_problem, string_labels
+from regard.explanation.build import OPTIONS, PARTS, explain_problem, string_labels
 from regard.faces import Explanation
-from regard.models.multi_head_gradients import layer_gradients, wanted_of_layer
+from regard.models.multi_head_gradients import layer_gradients, parameters_of, wanted_of_layer
 from regard.problems.checks import weight_sizes
 from regard.problems.problem import Problem
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         T,
     )
 
-CALL_OPTIONS = (*OPTIONS, "precision", "threads")
+CALL_OPTIONS = (*OPTIONS, *PARTS, "precision", "threads")
 
 
 @answering
@@ -180,8 +180,8 @@ class MultiHeadAttention:
         return_weights : bool
             Return the weights (…, H, L, S) too.
         kernel, **options
-            mask, bias, causal, window, offset, scale, softcap, sink, precision, threads, as for
-            `attention`.
+            mask, bias, causal, window, offset, scale, softcap, sink, score, normalize, precision,
+            threads, as for `attention`. All heads share a score.
 
         Returns
         -------
@@ -263,8 +263,9 @@ class MultiHeadAttention:
         grad_output : array_like, (…, L, F)
             The gradient of the loss with respect to the output.
         wrt : str or names, optional
-            Which gradients to compute: "x", "context", "W_q" … "b_o", "bias", "sink", "scale".
-            Default: of x, the context and the weights.
+            Which gradients to compute: "x", "context", "W_q" … "b_o", "bias", "sink", "scale", and
+            parameters of score and normalize, such as "score.W". Default: of x, the context and the
+            weights.
         kernel, **options
             As in the call.
 
@@ -297,7 +298,7 @@ class MultiHeadAttention:
         given = {**_inputs(x, context), **self._weights()}
         with naming_shapes(x=given["embeddings"], context=context, grad_output=grad_output):
             grad = as_array("grad_output", grad_output)
-            wanted = wanted_of_layer(wrt, given)
+            wanted = wanted_of_layer(wrt, given, parameters_of(options))
             projected = self._projected(given, options)
             made = dict(layer_gradients(projected, self._last, grad, wanted, kernel, options))
         made |= {name: fit(made[name], given[name]) for name in given.keys() & made.keys()}

@@ -6,7 +6,8 @@ Must not know how either is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,27 @@ from regard.compute.evaluation import Run, unite
 from regard.compute.gradients import wanted_names
 from regard.compute.request import make_request
 from regard.errors import ShapeError
+from regard.normalizers import as_normalizer
+from regard.scores import as_score
 from regard.textbook.gradients import backward
 
 _OPTIONS = ("bias", "sink", "scale")  # of a call, that have gradients
 _PROJECTED = {"queries": "query", "keys": "key", "values": "value"}
 
 
-def wanted_of_layer(wrt: Any, given: Mapping[str, Array]) -> frozenset[str]:
+def parameters_of(options: Mapping[str, Any]) -> list[str]:
+    """The names of the numbers that the score and the normalisation of a call are given."""
+    parts = as_score(options.get("score")), as_normalizer(options.get("normalize"))
+    return [f"{part.option}.{name}" for part in parts if part for name in part.parameters()]
+
+
+def wanted_of_layer(
+    wrt: Any, given: Mapping[str, Array], parameters: Collection[str]
+) -> frozenset[str]:
     """The names in `wrt` as the steps have them ("embeddings" for x); by default all of `given`."""
     if wrt is None:
         return frozenset(given)
-    known = ("x", *(name for name in given if name != "embeddings"), *_OPTIONS)
+    known = ("x", *(name for name in given if name != "embeddings"), *_OPTIONS, *parameters)
     names = wanted_names(wrt, known, _OPTIONS)
     return frozenset("embeddings" if name == "x" else name for name in names)
 
@@ -46,7 +57,9 @@ def layer_gradients(
     is summed over the leading axes.
     """
     query, key, value = (projected.value(name) for name in _PROJECTED)
-    request = make_request(query, key, value, return_lse=True, **options)
+    request = make_request(query, key, value, **options)
+    if not request.parts:
+        request = replace(request, return_lse=True)
     forward = dispatch.run(request, kernel)
     united = unite({**projected.inputs, "output": forward.output}, projected.dtype)
     shape = united.shape(last)
@@ -57,7 +70,8 @@ def layer_gradients(
     united = _continued(united, wanted | {"output"}, {last: grad})
     yield from _found(united, wanted)
     through = not wanted.isdisjoint(projected.steps)
-    wrt = (wanted & {*_OPTIONS}) | ({*_PROJECTED.values()} if through else set())
+    parameters = wanted & request.parameters.keys()
+    wrt = (wanted & {*_OPTIONS}) | parameters | ({*_PROJECTED.values()} if through else set())
     if not wrt:
         return
     inner = dispatch.gradients_of_arrays(
@@ -65,7 +79,7 @@ def layer_gradients(
         key,
         value,
         united.value("d_output"),
-        output=forward.output,
+        output=None if request.parts else forward.output,
         lse=forward.lse,
         wrt=wrt,
         kernel=kernel,
@@ -73,6 +87,8 @@ def layer_gradients(
     )
     for name in wanted & {*_OPTIONS}:
         yield name, getattr(inner, name)
+    if parameters:
+        yield "parameters", inner.parameters
     if through:
         arrives = {name: getattr(inner, one) for name, one in _PROJECTED.items()}
         yield from _found(_continued(projected, wanted, arrives), wanted)

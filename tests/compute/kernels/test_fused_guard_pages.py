@@ -139,8 +139,31 @@ for S in (127, 128, 129, 255, 256, 257, 513):
         call(2, 1, 100, S, 24, 16, dtype, bias=(1, 1, S), causal=True, offset=S - 100)
 """
 
+# The buffers of a cache lie flush with such a page; a cache that is full has no room behind them.
+CACHES = """
+def call(H, G, L, S, D, E, end, **options):
+    q, k, v = (rng.normal(size=s).astype(np.float32) for s in ((H, L, D), (G, S, D), (G, S, E)))
+    cache = regard.KVCache(dtype="int8", capacity=S)
+    cache.append(k, v)
+    options |= {"kernel": "fused", "causal": False}
+    expected = cache.attend(q, threads=1, **options)
+    cache._buffers = [pages[n].place(x, end) for n, x in zip("kv", cache._buffers)]
+    result = cache.attend(pages["q"].place(q, end), **options)
+    assert result.tobytes() == expected.tobytes(), (H, G, L, S, D, E, end)
+
+for n in range(1, 131):
+    end, small = n % 2 == 0, 1 + n * 7 % 40
+    call(2, 2, 1 + n % 3 % 2, (1, 17, 65, 130)[n % 4], n, small, end)
+    call(6, 2, 1, (130, 65, 17, 1)[n % 4], small, n, end, softcap=2.0)
+    call(2, 1, 1 + n % 14, n, (16, 64)[n % 3 % 2], (64, 33)[n % 5 % 2], not end)
+for S, L, end in itertools.product((255, 257, 512), (1, 4, 13), (True, False)):
+    call(2, 2, L, S, 64, 128, end)
+    call(4, 1, L, S, 130, 65, end, mask=rng.random((4, L, S)) < 0.5)
+"""
+
 CALLS = {
     "gradients": BACKWARD,
+    "int8 caches": CACHES,
     "every width": """
 for D in range(1, 131):
     for n, (S, end) in enumerate(itertools.product((1, 17, 65, 130), (True, False))):

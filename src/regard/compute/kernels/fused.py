@@ -22,6 +22,7 @@ from regard.masks import Causal, Lengths, Segments, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -33,8 +34,9 @@ name = "fused"
 # The rules that native code knows, by the method that says what is visible.
 KNOWN = {rule.block for rule in (Boolean, Causal, Lengths, Segments, Window)}
 
-# The scores and normalisations that native code knows, by their classes' names.
-_PARTS = {"dot", "softmax"}
+# The scores and normalisations that it computes, by their classes' names: a score that is a dot
+# product of rows made of queries with rows made of keys is one to native code.
+_PARTS = {"dot", "General", "Cosine", "Features", "softmax"}
 
 UNBOUNDED = -1
 FARTHEST = 2**63 - 1
@@ -51,7 +53,7 @@ def status() -> str:
 
 
 def knows(part: str) -> bool:
-    """Whether native code has the score or the normalisation of that name."""
+    """Whether the kernel computes the score or the normalisation of that name."""
     return part in _PARTS
 
 
@@ -59,9 +61,11 @@ def supports(request: Request) -> str | None:
     """None if native code can compute the request, else the reason."""
     if not native.BUILT:
         return "it is not built"
-    for part in request.parts:
-        if not knows(type(part).__name__):
-            return f"it does not know {part.option}={type(part).__name__}"
+    if request.normalize is not None:
+        return f"it does not know normalize={type(request.normalize).__name__}"
+    why: str | None = None if request.score is None else _dot_of_rows().refused(request)
+    if why is not None:
+        return why
     unknown = None if request.mask is None else _unknown(request.mask)
     if unknown is None:
         return None
@@ -75,8 +79,17 @@ def _unknown(rule: Mask) -> Mask | None:
     return None if type(rule).block in KNOWN else rule
 
 
+def _dot_of_rows() -> ModuleType:
+    """Imported on request: a dot product does not need the textbook."""
+    from regard.compute import dot_of_rows
+
+    return dot_of_rows
+
+
 def run(request: Request) -> Result:
     """Compute the request in native code."""
+    if request.score is not None:
+        request = _dot_of_rows().dot_request(request)
     call = _Call(request)
     shape = (*request.shape[:-1], request.value.shape[-1])
     output = _output(request, shape, call.read)
@@ -143,6 +156,14 @@ def gradients(call: GradientRequest) -> dict[str, Any] | None:
     finite gradients, logits of which exp(x − lse) knows nothing, as lse is rounded too, and visible
     infinities in query or key that leave weights finite.
     """
+    if call.request.score is not None:
+        made: dict[str, Any] | None = _dot_of_rows().gradients(call, _of_dots)
+        return made
+    return _of_dots(call)
+
+
+def _of_dots(call: GradientRequest) -> dict[str, Any] | None:
+    """The same for a call whose scores are dot products."""
     request, wrt = call.request, call.wrt
     heads = every = np.arange(math.prod(request.lead) * request.key.shape[-3])
     new = np.zeros if 0 in request.shape else np.empty  # without keys nothing is written

@@ -5,8 +5,13 @@ Owns the order in which they are tried. Must not know how a function is called o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from regard.diagnosis.mistakes import heads, hiding, numerics, scores, softmax, windows
 from regard.diagnosis.mistakes.entry import Equivalent, Mistake
+from regard.diagnosis.mistakes.mechanisms import of_mechanism
+from regard.diagnosis.probe import Probe
 
 # Ordinary inputs show these. The first that fits is named.
 CATALOGUE: tuple[Mistake, ...] = (
@@ -28,6 +33,16 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     *heads.EQUIVALENTS,
     *windows.EQUIVALENTS,
 )
+
+
+def catalogue_of(probe: Probe) -> Sequence[Mistake]:
+    """The mistakes of what a probe's function is meant to compute; those of its own score first."""
+    if probe.is_plain:
+        return CATALOGUE
+    own = of_mechanism(
+        replace(probe, keep=None, causal=False, window=None).steps, probe.score, probe.normalize
+    )
+    return (*own, *CATALOGUE)
 
 
 def all_mistakes() -> dict[str, Mistake]:

@@ -85,7 +85,7 @@ def both(**steps: Replacement) -> Variants:
 
 def raw_scores(values: Values) -> Array:
     """The scores before anything is hidden."""
-    names = ("biased", "capped", "scaled")
+    names = ("biased", "capped", "scaled", "scores")
     return next(values[name] for name in names if name in values)
 
 

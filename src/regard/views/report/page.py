@@ -20,6 +20,9 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from regard.errors import OptionError, safe_text
+from regard.explanation.derivation import cell_name
+from regard.explanation.notation import format_number
+from regard.explanation.questions import compare
 from regard.explanation.step import ExplainedStep
 from regard.explanation.trace import READING_NOTE, Trace
 from regard.views import story
@@ -82,6 +85,7 @@ def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
         "note": safe_text(first.note, 1000),
         "opening": [*story.opening(first), *layers],
         "alarms": _alarms(explanations),
+        "parting": _parting(explanations, digits) if several and count == 2 else None,
         "without_script": _without_script(explanations),
         "choices_of_digits": sorted({2, 3, 4, 6, 8, 16, digits}),
         "selectable": _selectable(explanations),
@@ -93,6 +97,32 @@ def _frame(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any]:
         "style": Markup(style),
         "script": Markup(script),
     }
+
+
+def _parting(explanations: Mapping[str, Trace], digits: int) -> dict[str, Any] | None:
+    """The first step in which two mechanisms differ, and small weights of both side by side."""
+    names, (here, there) = [safe_text(one, 60) for one in explanations], explanations.values()
+    shapes = [one.steps["weights"].shape for one in (here, there)]
+    if shapes[0] != shapes[1] or not is_printed(here.steps["weights"].matrix_shape):
+        return None
+    found = compare(here, there, 0.0)
+    if found is None:
+        return None
+    cell = cell_name(found.here.symbol, found.labels)
+    values = [format_number(float(one.value), digits) for one in (found.here, found.there)]
+    said = [
+        f"{found.step} is the first step of both that differs: {cell} is "
+        f"{values[0]} with {names[0]} and {values[1]} with {names[1]}."
+    ]
+    only = zip(names, (found.only_here, found.only_there), strict=True)
+    said += [f"Only {name} has {', '.join(steps)}." for name, steps in only if steps]
+    heads = [Head(one, found.here.head, found.here.batch) for one in (here, there)]
+    weights = [
+        {**_step(head, "weights", digits), "title": f"weights, {name}"}
+        for name, head in zip(names, heads, strict=True)
+    ]
+    said.append("What is changed below does not change these tables.")
+    return {"said": " ".join(said), "weights": weights}
 
 
 def _tables(head: Head, digits: int) -> str:

@@ -12,6 +12,7 @@
 //   merge               (maximum, sum, O) with (maximum, sum, A)
 #pragma once
 #include "backward.hpp"
+#include "integers.hpp"
 #include "pairs.hpp"
 #include "peak_flops.hpp"
 #include "retry_float64.hpp"
@@ -102,7 +103,7 @@ template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece&
     if (retries.count) retry_in_float64<T>(q, piece, retries, at);
 }
 
-// W: Work<T>, or PairWork.
+// W: Work<T>, PairWork or ByteWork.
 template <class W>
 static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t end,
                    const char* packed, char* at, char* partial_at) {
@@ -207,10 +208,27 @@ constexpr Kernel kPairs = [] {
 #else
 constexpr Kernel kPairs = {};
 #endif
+#if defined(__AVX512VNNI__)
+constexpr Kernel kIntegers = [] {
+    Kernel kernel = kKernel<float>;
+    kernel.scratch_bytes = byte_scratch_bytes;
+    kernel.packed_bytes = packed_bytes_size;
+    kernel.pack = pack_bytes;
+    kernel.attend = attend<ByteWork>;
+    return kernel;
+}();
+#else
+constexpr Kernel kIntegers = {};
+#endif
 
 }  // namespace
 
-#define REGARD_TARGET(SYMBOL, NAME)                                                           \
-    extern "C" const regard::Target SYMBOL = {                                                \
-        NAME,         kLanes<float>, kTask, kTile, {kKernel<float>, kKernel<double>, kPairs}, \
-        exponentials, read_all};
+#define REGARD_TARGET(SYMBOL, NAME)                           \
+    extern "C" const regard::Target SYMBOL = {                \
+        NAME,                                                 \
+        kLanes<float>,                                        \
+        kTask,                                                \
+        kTile,                                                \
+        {kKernel<float>, kKernel<double>, kPairs, kIntegers}, \
+        exponentials,                                         \
+        read_all};

@@ -137,8 +137,9 @@ struct Target {
     const char* name;
     int32_t lanes;  // of float32
     int64_t rows_per_task, rows_per_tile;  // at most
-    // Accumulating in float32, in float64; bfloat16 by pairs in float32: attend == nullptr if not.
-    Kernel kernels[3];
+    // Accumulating in float32, in float64; bfloat16 by pairs in float32, int8 by integers: attend ==
+    // nullptr if not.
+    Kernel kernels[4];
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
     // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.
     double (*read)(const char* data, size_t bytes, size_t ahead);

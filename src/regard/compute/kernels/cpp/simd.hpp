@@ -208,6 +208,41 @@ REGARD_INLINE Bits<float> narrow_pairs(Vec<float> first, Vec<float> second) {
 }
 #endif
 
+#if defined(__AVX512VNNI__)
+// sum + a₀·b₀ + … + a₃·b₃ for four integers of 8 bits in each lane, those of a without a sign.
+REGARD_INLINE Bits<float> dot_integers(Bits<float> sum, Bits<float> a, Bits<float> b) {
+    return (Bits<float>)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+}
+constexpr int32_t kCellOffset = int32_t(0x80808080);  // to each of four integers
+// The first n bytes, at most a vector, then 0; nothing else is read.
+REGARD_INLINE Bits<float> load_bytes(const char* p, int64_t n) {
+    if (n >= kBytes) return (Bits<float>)load((const float*)p);
+    const __mmask64 there = n > 0 ? ~uint64_t(0) >> (kBytes - n) : 0;
+    return (Bits<float>)_mm512_maskz_loadu_epi8(there, p);
+}
+REGARD_INLINE void store_bytes(void* p, Bits<float> x) { store((float*)p, (Vec<float>)x); }
+// The lowest byte of each lane.
+REGARD_INLINE void store_lowest(void* p, Bits<float> x) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x));
+}
+// Rows of bytes become cells: lane 4i + c of vector n has the column 16i + 4n + c of all four.
+REGARD_INLINE void weave_bytes(Bits<float> (&rows)[4]) {
+    const __m512i a = (__m512i)rows[0], b = (__m512i)rows[1];
+    const __m512i c = (__m512i)rows[2], d = (__m512i)rows[3];
+    const __m512i low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
+    const __m512i low2 = _mm512_unpacklo_epi8(c, d), high2 = _mm512_unpackhi_epi8(c, d);
+    rows[0] = (Bits<float>)_mm512_unpacklo_epi16(low, low2);
+    rows[1] = (Bits<float>)_mm512_unpackhi_epi16(low, low2);
+    rows[2] = (Bits<float>)_mm512_unpacklo_epi16(high, high2);
+    rows[3] = (Bits<float>)_mm512_unpackhi_epi16(high, high2);
+}
+REGARD_INLINE Bits<float> to_integers(Vec<float> x) { return (Bits<float>)_mm512_cvtps_epi32(x); }
+// x · 2^power for a whole power; NaN where one of them is.
+REGARD_INLINE Vec<float> times_power(Vec<float> x, float power) {
+    return _mm512_scalef_ps(x, all(power));
+}
+#endif
+
 // 2^x of one number x <= 0, by the same arithmetic as in vectors.
 template <class T> REGARD_INLINE T exp2_of(T x) { return exp2(all(x))[0]; }
 

@@ -26,19 +26,25 @@ const Target* const kTargets[] = {
 const Kernel& kernel_of(const Request& q, const Target& target) {
     // The dot instructions take subnormal numbers as 0. A scale beyond this could show it.
     constexpr double kMostScale = 1e6;
-    const Kernel& pairs = target.kernels[2];
+    constexpr int64_t kMostColumns = 1 << 15;  // whose sums of integers stay below 2³¹
     constexpr Kind bfloat = Kind::bfloat16;
-    const bool narrow = pairs.attend && !q.wide && !q.high && std::fabs(q.scale) <= kMostScale &&
-                        q.query.kind == bfloat && q.key.kind == bfloat && q.value.kind == bfloat &&
-                        q.kind == bfloat;
-    return narrow ? pairs : target.kernels[q.wide];
+    const Kernel &pairs = target.kernels[2], &integers = target.kernels[3];
+    const bool dots = !q.wide && !q.high;
+    if (dots && pairs.attend && std::fabs(q.scale) <= kMostScale && q.query.kind == bfloat &&
+        q.key.kind == bfloat && q.value.kind == bfloat && q.kind == bfloat)
+        return pairs;
+    if (dots && integers.attend && q.D <= kMostColumns && q.key.kind == Kind::int8 &&
+        q.value.kind == Kind::int8)
+        return integers;
+    return target.kernels[q.wide];
 }
 
 bool usable(const Target& target) {
 #if defined(REGARD_X86_TARGETS)
     // The built-in asks the CPU and the operating system (xgetbv) alike.
     __builtin_cpu_init();
-    if (!std::strcmp(target.name, "avx512_bf16") && !__builtin_cpu_supports("avx512bf16"))
+    if (!std::strcmp(target.name, "avx512_bf16") &&
+        !(__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")))
         return false;
     if (!std::strncmp(target.name, "avx512", 6))
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
