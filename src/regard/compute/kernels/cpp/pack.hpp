@@ -212,7 +212,7 @@ template <class T> static void pack_keys(const Request& q, const Chunk& c, T* to
 // R rows of queries against W keys that are not packed: each lane adds as in a panel.
 template <class T, int R, Kind K>
 static __attribute__((noinline)) void meet_rows(const T* queries, const KeyRows<T>& from,
-                                                T* strip) {
+                                                const char* values, T* strip) {
     const int64_t D = from.columns;
     Vec<T> whole[R], sum[R];
     for (int r = 0; r < R; r++) whole[r] = sum[r] = Vec<T>{};
@@ -222,6 +222,9 @@ static __attribute__((noinline)) void meet_rows(const T* queries, const KeyRows<
                 whole[r] = d == kDepth ? sum[r] : whole[r] + sum[r];
                 sum[r] = Vec<T>{};
             }
+        // Half types: a line of values for two columns.
+        if (size_of(K) == 2 && i.value % 2 == 0)
+            __builtin_prefetch(values + 32 * (d + i.value), 0, 2);
         for (int r = 0; r < R; r++) sum[r] = fma(all(queries[r * D + d + i.value]), column, sum[r]);
     });
     for (int r = 0; r < R; r++)
@@ -236,8 +239,10 @@ static void scores_unpacked(const Request& q, const Chunk& c, const T* queries, 
     for (int64_t j = keys.low / W * W; j < keys.high; j += W) {
         ask_for<R>(ahead, j, W);
         const KeyRows<T> from(q.key, q.D, c, j, rows);
-        with_kind_of(
-            from, [&](auto of) { meet_rows<T, R, decltype(of)::kind>(queries, from, strip + j); });
+        const char* values = q.value.at(c.b, c.g, c.k0 + j);
+        with_kind_of(from, [&](auto of) {
+            meet_rows<T, R, decltype(of)::kind>(queries, from, values, strip + j);
+        });
     }
 }
 

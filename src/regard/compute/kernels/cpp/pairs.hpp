@@ -274,6 +274,7 @@ static void scores_of_rows(const PairWork& w, const Chunk& c, const uint32_t* qu
         Vec<float> sum[R];
         for (int r = 0; r < R; r++) sum[r] = Vec<float>{};
         for_turned_pairs(w.q, c, j, w.key_rows, [&](int64_t d, Two pairs) REGARD_INLINED {
+            ask_for_line(w.q.value, c, j, d);
             for (int r = 0; r < R; r++)
                 sum[r] = dot(sum[r], pairs, all_pairs(queries + r * half + d));
         });
@@ -362,7 +363,8 @@ static __attribute__((noinline)) void blend_pairs(const uint32_t* weights, const
 
 // The same for values that a few rows read where they lie, an even number of vectors.
 template <int R, int N>
-static __attribute__((noinline)) void blend_rows(const uint32_t* weights, const PairValues& values,
+static __attribute__((noinline)) void blend_rows(const Request& q, const Chunk& c,
+                                                 const uint32_t* weights, const PairValues& values,
                                                  KeyRange keys, int64_t e, float* out) {
     constexpr int W = kPairLanes;
     constexpr LanesOf<float> lanes;
@@ -373,6 +375,7 @@ static __attribute__((noinline)) void blend_rows(const uint32_t* weights, const 
     const int64_t last = values.count % 2 && keys.high == values.count ? keys.high / 2 : -1;
     for (int64_t m = keys.low / 2; m < pairs_of(keys.high); m++) {
         const char* row = values.rows + 2 * m * values.stride + 2 * e;
+        for (int n = 0; n < N; n++) ask_for_line(q.key, c, kChunk + 2 * m, e / W + n);
         for (int64_t at = 0; at < bytes; at += 64) {
             __builtin_prefetch(row + ahead * values.stride + at, 0, 2);
             __builtin_prefetch(row + (ahead + 1) * values.stride + at, 0, 2);
@@ -407,7 +410,7 @@ REGARD_INLINE void accumulate_values(const PairWork& w, const Tile& t, const Pai
         const auto in_rows = [&](auto vectors) {
             constexpr int N = decltype(vectors)::value;
             for (; e + N * W <= w.wide; e += N * W)
-                blend_rows<R, N>(weights, use.values, t.visible.keys, e, out);
+                blend_rows<R, N>(w.q, t.chunk, weights, use.values, t.visible.keys, e, out);
         };
         if constexpr (R <= kFew)
             if (!use.values.packed) {
