@@ -1,7 +1,8 @@
 """Attention on NumPy arrays that can show where every number came from.
 
 - `attention` computes scaled dot-product attention; rules for its mask are in `masks`, other
-  mechanisms than the dot product and the softmax in `scores` and `normalizers`.
+  mechanisms than the dot product and the softmax in `scores` and `normalizers`, and ways to
+  use positions in `positions`.
 - `gradients` computes its backward pass; `linear_attention` is attention without a softmax.
 - `explain` shows every step with labels, and its result says why a number is what it is.
 - `diagnose` finds the mistake in a function that computes attention; `testing` asserts it has none.
@@ -20,7 +21,7 @@ from regard.api import attention, diagnose, explain, gradients, linear_attention
 from regard.errors import DtypeError, LabelError, OptionError, ProblemError, ShapeError
 
 if TYPE_CHECKING:
-    from regard import masks, models, normalizers, scores, testing, textbook
+    from regard import masks, models, normalizers, positions, scores, testing, textbook
     from regard.compute.config import set_threads, show_config
     from regard.compute.kv_cache import KVCache
     from regard.compute.results import (
@@ -70,6 +71,7 @@ __all__ = [
     "merge",
     "models",
     "normalizers",
+    "positions",
     "save_problem",
     "scores",
     "set_threads",
@@ -104,12 +106,14 @@ _LAZY = {
 }
 
 
+_MODULES = ("masks", "models", "normalizers", "positions", "scores", "testing", "textbook")
+
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
 
     def __getattr__(name: str) -> Any:
         if name in _LAZY:
             value = getattr(import_module(f"regard.{_LAZY[name]}"), name)
-        elif name in ("masks", "models", "normalizers", "scores", "testing", "textbook"):
+        elif name in _MODULES:
             value = import_module(f"regard.{name}")
         elif name == "__version__":
             from importlib.metadata import PackageNotFoundError, version

@@ -83,7 +83,7 @@ def attention(
 def attention(
     query: T, key: T | Numbers, value: T | Numbers, **options: Unpack[ForBoth[T]]
 ) -> OutputWeightsLse[T]: ...
-@taking_names(score="dot", normalize="softmax")
+@taking_names(score="dot", normalize="softmax", positions=None)
 def attention(
     query: Any,
     key: Any,
@@ -156,6 +156,9 @@ def attention(
     normalize : "softmax" or an object of `regard.normalizers`
         How logits become weights. `regard.show_config` lists the kernels that know each score and
         normalization; the reference computes those that are not plain in float64, rounded once.
+    positions : object of `regard.positions`, optional
+        Where queries and keys are: `Rotary` turns them, `Alibi` and `RelativeBias` are added after
+        scale and softcap. Query i is at i + offset, so that offset is required when L ≠ S.
 
     Returns
     -------
@@ -193,7 +196,7 @@ def attention(
     """
     # fmt: off
     if more is not NOTHING or unknown:
-        if more is not NOTHING or unknown.keys() - {"score", "normalize"}:
+        if more is not NOTHING or unknown.keys() - {"score", "normalize", "positions"}:
             args = (query, key, value, *([] if more is NOTHING else [more]))
             raise refused(attention, args, unknown)
     elif type(query) is ndarray:
@@ -250,6 +253,7 @@ def weights(
     kernel: str | None = None,
     threads: int | None = None,
     score: Any = "dot",
+    positions: Any = None,
 ) -> Any:
     r"""The weights of some rows of an earlier call: exp(scores − lse), 0 where hidden.
 
@@ -264,7 +268,7 @@ def weights(
         `merge` returns, the weights are these keys' share of the whole.
     rows : int, slice or (rows,) ints, optional
         The queries, in any order; negative numbers count from the end. None: all.
-    mask, bias, causal, window, offset, scale, softcap, sink, kernel, threads
+    mask, bias, causal, window, offset, scale, softcap, sink, kernel, threads, positions
         As for `attention`; give what that call was given.
     score
         As for `attention`: "dot", or one that is a dot product of rows, such as General or Cosine.
@@ -311,6 +315,7 @@ def weights(
             query, key, lse, rows=rows, kernel=kernel, mask=mask, bias=bias, causal=causal,
             window=window, offset=offset, scale=scale, softcap=softcap, sink=sink, threads=threads,
             score=score,
+            positions=positions,
         )
     # fmt: on
     return give_back(result)
@@ -372,6 +377,7 @@ def gradients(
     threads: int | None = None,
     score: Any = "dot",
     normalize: Any = "softmax",
+    positions: Any = None,
 ) -> Any:
     r"""The gradients of attention: how a loss changes with each number of its inputs.
 
@@ -396,12 +402,13 @@ def gradients(
         The gradient of the loss with respect to lse, where the loss depends on it.
     wrt : str or names, optional
         Which gradients to compute: "query", "key", "value", "bias", "sink", "scale", and what a
-        score or a normalization is given, such as "score.W" or "normalize.bias".
+        score, a normalization or positions are given, such as "score.W", "normalize.bias" or
+        "positions.table".
     precision : {"working", "high", "exact"}
         "exact" accumulates float32 and half inputs in float64 and rounds once; "high" is "working".
     kernel, threads
         As for `attention`. The result does not depend on the number of threads.
-    score, normalize
+    score, normalize, positions
         As for `attention`: those of its call.
 
     Returns
@@ -409,7 +416,8 @@ def gradients(
     Gradients
         A named tuple (query, key, value, bias, sink, scale, parameters), None where not asked for.
         Each has the shape and dtype of its input, summed over axes along which the input was
-        broadcast; scale is a float, and parameters a dictionary of those of score and normalize.
+        broadcast; scale is a float, and parameters a dictionary of those of score, normalize and
+        positions.
 
     Raises
     ------
@@ -470,6 +478,7 @@ def gradients(
             threads=threads,
             score=score,
             normalize=normalize,
+            positions=positions,
         )
     return give_back(result)
 

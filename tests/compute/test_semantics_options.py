@@ -445,7 +445,7 @@ def test_every_parameter_of_attention_is_known_to_these_tests():
     assert names == [
         *("query", "key", "value", "mask", "bias", "causal", "window", "offset", "scale"),
         *("softcap", "sink", "precision", "return_weights", "return_lse", "out", "kernel"),
-        *("threads", "score", "normalize"),
+        *("threads", "score", "normalize", "positions"),
     ]
     parameters = inspect.signature(regard.attention).parameters.values()
     assert [p.name for p in parameters if p.kind is p.KEYWORD_ONLY] == names[3:]

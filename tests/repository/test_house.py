@@ -34,10 +34,11 @@ errors _fused
 boundary.elsewhere
 boundary boundary.arrays boundary.dataframe boundary.files
 boundary.arguments compute.native
-boundary.parse compute.visibility compute.part
-masks scores normalizers compute.quantized compute.results
+boundary.parse compute.visibility compute.part compute.rotary
+masks scores normalizers positions compute.quantized compute.results
 compute.options
 textbook compute.request
+compute.positioned
 compute.extended_range compute.evaluation
 compute.gradients compute.softmax compute.linear problems
 compute.dot_of_rows

@@ -155,7 +155,8 @@ def test_every_operation_hands_its_gradient_on():
     settings = {name for name, one in OPERATIONS.items() if not any(one.adjoint)}
     # Those of a second gradient, which only a dot product and a softmax have, and of a sparsemax.
     ends = {"tanh_sum", "tanh_slope_sum", "pull", "elu_slope", "positive", "threshold", "above"}
-    assert settings == {"given", "visible", "inverse_root", "at_maximum", "first_at", *ends}
+    ends |= {"given", "visible", "inverse_root", "at_maximum", "first_at", "apart"}
+    assert settings == ends
     for operation in OPERATIONS.values():
         for template in filter(None, operation.adjoint):
             for op, *operands in map(str.split, template.split(", ")):

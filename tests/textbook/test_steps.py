@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from regard.textbook.gradients import backward
+from regard.textbook.loss import continued
 from regard.textbook.operations import OPERATIONS, compute
+from regard.textbook.positions import GIVEN as POSITIONS
 from regard.textbook.scalar_check import RECOMPUTE
 from regard.textbook.steps import (
     INDEX_MAPS,
@@ -30,13 +32,13 @@ PROJECTED = frozenset({"embeddings", "W_q", "W_k", "W_v"})
 OPTIONS = ("bias", "softcap", "sink")
 # A query head more than there are key heads, and no two axes equally long that may be confused.
 SIZES = {"H": 4, "G": 2, "R": 2, "L": 3, "S": 5, "D": 2, "E": 3, "M": 7, "N": 11, "F": 6}
-SIZES |= {"K": SIZES["D"], "U": 13}
+SIZES |= {"K": SIZES["D"], "U": 13, "T": 17, "P": 1, "Q": 2, "W": 2}
 PACKED = {"HD": ("H", "D"), "GD": ("G", "D"), "GE": ("G", "E"), "HE": ("H", "E")}
 
 # Operations that run along one letter which their cell does not have.
 REDUCING = {
     *("dot", "row_dot", "sum", "max", "length", "threshold", "first_at"),
-    *("tanh_dot", "tanh_sum", "tanh_slope_sum", "squared_distance", "pull"),
+    *("tanh_dot", "tanh_sum", "tanh_slope_sum", "squared_distance", "pull", "pick"),
 }
 OPERAND_COUNTS = {
     "given": {0},
@@ -80,6 +82,12 @@ OPERAND_COUNTS = {
     "threshold": {1},
     "above": {2},
     "positive": {1},
+    "cos": {1},
+    "sin": {1},
+    "rotate": {4},
+    "rotate_back": {4},
+    "apart": {2},
+    "pick": {3},
 }
 
 
@@ -118,7 +126,7 @@ def books() -> list[tuple[str, tuple[Step, ...]]]:
             parts.append((f"projecting {sorted(given)}", projecting(given, heads=axes["heads"])))
             united = given & {"embeddings", "W_o", "b_o"}
             parts.append((f"merging {sorted(united)}", merging(united)))
-    return whole + parts + list(backward_books())
+    return whole + parts + list(backward_books()) + list(positioned_books())
 
 
 def backward_books() -> Iterator[tuple[str, tuple[Step, ...]]]:
@@ -133,6 +141,15 @@ def backward_books() -> Iterator[tuple[str, tuple[Step, ...]]]:
         arrives = {last, "lse"} if masked else {last}
         steps = backward(forward, wrt, arrives, compact=compact)
         yield f"backward of {sorted(given)} {axes} {masked=} {compact=}", forward + steps
+
+
+def positioned_books() -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """Textbooks with positions, and their backward passes."""
+    for (kind, own), heads, rows in itertools.product(
+        POSITIONS.items(), (True, False), (True, False)
+    ):
+        forward = textbook(READY | own, masked=rows, heads=heads, rows=rows)
+        yield f"{kind} {heads=} {rows=}", (*forward, *continued(forward))
 
 
 class Declared(NamedTuple):

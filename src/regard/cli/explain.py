@@ -122,6 +122,10 @@ def explain(  # more than 80 lines, because a signature declares the options of 
     normalize: str | None = option(
         "NAME", "Make weights so: sigmoid, sigmoid:bias=-1, hard, sparsemax, proportional."
     ),
+    positions: str | None = option(
+        "NAME",
+        "Use positions: rotary, rotary:base=10000,interleaved=true, alibi, alibi:slopes=0.5.",
+    ),
     gradients: bool = flag("--gradients", "Show only the loss and the gradients."),
     digits: int | None = option("N", "Decimals to print (8).", min=0, max=17),
     as_json: bool = flag("--json", "Print JSON and nothing else."),
@@ -170,7 +174,7 @@ def explain(  # more than 80 lines, because a signature declares the options of 
         wanted = wanted._replace(head=None)  # the problem has the one head, or all are shown
     if target is not None:
         problem = with_target(problem, target)
-    problem = with_mechanism(problem, score, normalize)
+    problem = with_mechanism(problem, score=score, normalize=normalize, positions=positions)
     if save is not None:
         from regard.problems.files import save_problem
 

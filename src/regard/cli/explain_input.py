@@ -110,12 +110,12 @@ def with_target(problem: Problem, path: str) -> Problem:
     return load_target(problem, path)
 
 
-def with_mechanism(problem: Problem, score: str | None, normalize: str | None) -> Problem:
-    """The problem with another score or normalisation, as the command spells it."""
+def with_mechanism(problem: Problem, **given: str | None) -> Problem:
+    """The problem with another score, normalisation or positions, as the command spells them."""
     from regard.problems.mechanisms import spelled
 
     changes: dict[str, Any] = {}
-    for name, text in (("score", score), ("normalize", normalize)):
+    for name, text in given.items():
         if text is not None:
             changes[name] = spelled(name, text)
     if changes:

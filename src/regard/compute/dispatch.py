@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -78,7 +79,16 @@ def choose(request: Request, name: Any = None) -> Kernel:
 
 def run(request: Request, kernel: str | None = None) -> Result:
     """Compute the request with the chosen kernel."""
-    return choose(request, kernel).run(request)
+    return choose(request, kernel).run(without_positions(request))
+
+
+def without_positions(request: Request) -> Request:
+    """The same call for a kernel: its positions are in the arrays."""
+    if request.positions is None:
+        return request
+    from regard.compute.positioned import lowered
+
+    return lowered(request)
 
 
 # The options of `regard.attention` in its order, in which the fast path takes them too.
@@ -93,8 +103,8 @@ def run_arrays(
 ) -> Any:
     """Attention on NumPy arrays, with the OPTIONS by position.
 
-    `parts` are score and normalize, and whether keys and values are `quantized`. The fast path
-    answers if it can, unless it has `declined` already; else a kernel does.
+    `parts` are score, normalize and positions, and whether keys and values are `quantized`. The
+    fast path answers if it can, unless it has `declined` already; else a kernel does.
     """
     answer = None if declined else native.fast_path(query, key, value, *options)
     if answer is None:
@@ -108,17 +118,23 @@ def gradients_of_arrays(
     query: Any, key: Any, value: Any, grad_output: Any, *, kernel: Any, **options: Any
 ) -> Gradients[Array]:
     """The gradients of attention on NumPy arrays, with the options of `make_gradient_request`."""
-    from regard.compute.gradients import make_gradient_request
+    from regard.compute.gradients import make_gradient_request, with_positions
 
     call = make_gradient_request(query, key, value, grad_output, **options)
     if "sink" in call.wrt:
         call = replace(call, grad_output=_of_rows_that_see(call))
-    made = choose(call.request, kernel).gradients(call)
+    chosen = choose(call.request, kernel)
+    return call.fitted(with_positions(call, partial(_gradients, chosen)))
+
+
+def _gradients(kernel: Kernel, call: GradientRequest) -> dict[str, Any]:
+    """What the kernel makes, or the reference where that one cannot."""
+    made = kernel.gradients(call) if call.request.positions is None else None
     if made is None:
         from regard.compute.kernels import reference
 
         made = reference.gradients(call)
-    return call.fitted(made)
+    return made
 
 
 def _of_rows_that_see(call: GradientRequest) -> Array:

@@ -14,11 +14,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.compute.positioned import given_positions
 from regard.compute.request import Request
 from regard.compute.visibility import Block, Mask
 from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import compute
-from regard.textbook.steps import LETTERS, Ref, Step, letters_of, merging, projecting, textbook
+from regard.textbook.positions import OTHER
+from regard.textbook.steps import (
+    INDEX_MAPS,
+    LETTERS,
+    Ref,
+    Step,
+    letters_of,
+    merging,
+    projecting,
+    textbook,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,6 +125,10 @@ class Run:
         if request.sink is not None:
             inputs["sink"] = request.sink if has_heads else request.sink[..., 0]
         inputs |= {name.replace(".", "_"): own for name, own in request.parameters.items()}
+        if request.positions is not None:
+            own, sizes = given_positions(request, has_heads=has_heads, has_rows=has_rows)
+            inputs |= own
+            heads = {**heads, **sizes}
         score, normalize = mechanism_of(request)
         if normalize.startswith("hard"):
             inputs["key_numbers"] = np.arange(float(request.shape[-1]))
@@ -142,7 +157,7 @@ class Run:
         return Run(
             (*self.steps.values(), *steps),
             {**self.inputs, **inputs},
-            {axis: size for axis, size in self.sizes.items() if axis in ("H", "G")},
+            {axis: size for axis, size in self.sizes.items() if axis in ("H", "G", *"PQW")},
             dtype=self.dtype,
             lead=self.lead,
             rules=self.rules,
@@ -290,6 +305,10 @@ class Run:
         block = self.block(ref.step, batch, head, taken)
         if index.get("S") == "i" and rows is not None:
             block = block.take(rows, letters.index("i"))
+        if OTHER in letters:
+            axis = letters.index(OTHER)
+            places = [INDEX_MAPS[OTHER]({"d": d}, self.sizes) for d in range(self.sizes["D"])]
+            block, letters = block.take(places, axis), (*letters[:axis], "d", *letters[axis + 1 :])
         return block, letters
 
     def _given_block(

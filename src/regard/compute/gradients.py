@@ -7,17 +7,19 @@ backward passes are in kernels/reference.py and kernels/cpp/backward.hpp.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.boundary.arguments import as_array, is_float, round_once
 from regard.boundary.arrays import Array
+from regard.compute.positioned import Rotation, lowered
 from regard.compute.request import Request, make_request
 from regard.compute.results import Gradients
 from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
+from regard.positions import Rotary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +38,7 @@ class GradientRequest:
     output: Array | None = None  # (…, H, L, E)
     lse: Array | None = None  # (…, H, L)
     grad_lse: NDArray[np.float64] | None = None  # (…, H, L)
+    turned: bool = False  # whether those of query and key are turned back before they are rounded
 
     def whole(self, name: str) -> tuple[int, ...]:
         """The shape of an input's gradient before sums over its broadcast axes."""
@@ -54,6 +57,7 @@ class GradientRequest:
         given = self.inputs[name]
         summed = given.size != math.prod(self.whole(name))
         summed |= name == "bias" or not given.dtype.isnative
+        summed |= self.turned and name in ("query", "key")
         return self.request.accumulator if summed else given.dtype
 
     def deviations(self, output: Array, lse: Array) -> Array:
@@ -126,6 +130,22 @@ class GradientRequest:
         return Gradients(**fitted, scale=scale, parameters=own or None)
 
 
+def with_positions(
+    call: GradientRequest, of_kernel: Callable[[GradientRequest], dict[str, Any]]
+) -> dict[str, Any]:
+    """The gradients of a call with positions: a kernel's, those of query and key turned back."""
+    request, positions = call.request, call.request.positions
+    if positions is None or call.wrt & {f"positions.{name}" for name in positions.parameters()}:
+        return of_kernel(call)  # by the declared steps
+    turned = isinstance(positions, Rotary)
+    made = of_kernel(replace(call, request=lowered(request), turned=turned))
+    if isinstance(positions, Rotary):
+        turn = Rotation.of(positions, request)
+        for name in call.wrt & {"query", "key"}:
+            made[name] = turn.back(made[name], name)
+    return made
+
+
 def fit(whole: Array, given: Array) -> Array:
     """A gradient in its input's shape and dtype: summed over broadcast axes, then rounded once."""
     if whole.size == given.size and whole.dtype == given.dtype:
@@ -191,8 +211,13 @@ def make_gradient_request(
     return GradientRequest(request, grad, wanted, inputs, output, lse, grad_lse)
 
 
-def _check_parts(request: Request, wanted: Container[str], output: Any, grad_lse: Any) -> None:
+def _check_parts(request: Request, wanted: Collection[str], output: Any, grad_lse: Any) -> None:
     """What other scores and normalisations do not have."""
+    positioned = [name for name in wanted if name.startswith("positions.")]
+    if positioned and output is not None:
+        raise OptionError(
+            f"output and lse save work that the gradient of {positioned[0]} needs; leave them out"
+        )
     if not request.parts:
         return
     part = request.parts[-1]

@@ -17,6 +17,7 @@ from regard.compute import quantized
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import Lengths
+from regard.positions import Positions, Rotary, as_positions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -192,6 +193,23 @@ def tokens_of(rows: Array, count: Count) -> Array:
     whole = np.zeros_like(rows[..., :most, :])
     move(rows, 0, whole, 0, count)
     return whole
+
+
+def checked_positions(positions: Any) -> Positions | None:
+    """Positions that a cache can have: a key, once turned, stays as it is."""
+    found = as_positions(positions)
+    if isinstance(found, Rotary):
+        if found.query_positions is not None or found.key_positions is not None:
+            raise OptionError(
+                "positions has query_positions or key_positions, but a cache counts its tokens; "
+                "leave them out"
+            )
+        if found.depends_on_length:
+            raise OptionError(
+                "positions has a scaling that turns the first tokens of a longer text by other "
+                "angles, but a cache turns each key once; pass the frequencies= of one length"
+            )
+    return found
 
 
 def with_room(

@@ -23,6 +23,7 @@ from regard.compute.kv_buffers import (
     as_rows,
     check_lengths,
     check_pair,
+    checked_positions,
     most_of,
     move,
     numbers_of,
@@ -33,6 +34,7 @@ from regard.compute.kv_buffers import (
 )
 from regard.compute.request import check_window
 from regard.errors import OptionError, naming_shapes
+from regard.positions import Rotary
 
 if TYPE_CHECKING:
     import os
@@ -69,6 +71,9 @@ class KVCache:
         What keys and values are converted to when they are appended. If not given, the first
         `append` decides, and nothing is converted. int8 has one float32 scale per token and head;
         docs/cache.md has its error bound.
+    positions : object of `regard.positions`, optional
+        As for `attention`. `Rotary` turns each key once, when it is appended, to the place of its
+        token; `keys` are turned ones.
 
     Raises
     ------
@@ -102,11 +107,13 @@ class KVCache:
         capacity: int | None = None,
         window: tuple[int | None, int | None] | None = None,
         dtype: Any = None,
+        positions: Any = None,
     ) -> None:
         otherwise = " (leave it out to let the room grow)"
         self._fixed = None if capacity is None else as_int("capacity", capacity, 1, otherwise)
         self._window = None if window is None else check_window(window)
         self._dtype = as_dtype(dtype)
+        self._positions = None if positions is None else checked_positions(positions)
         self._buffers: tuple[Array, Array] | None = None
         self._end: Count = 0  # how many keys were appended
         self._start: Count = 0  # the position of the first slot
@@ -142,6 +149,7 @@ class KVCache:
             check_pair(arrays, self._buffers or (), converts=self._dtype is not None)
             tokens = arrays["key"].shape[-2]
             count = check_lengths(lengths, tokens, arrays["key"].shape[:-3])
+            arrays["key"] = self._turned(arrays["key"], "key", self._end)
             rows = [as_rows(name, array, self._dtype, count) for name, array in arrays.items()]
             buffers, start = self._with_room(rows, count)
         for buffer, array in zip(buffers, rows, strict=True):
@@ -273,8 +281,10 @@ class KVCache:
             positioned = window is not None or (rules is not None and rules.uses_position)
             if causal or positioned:
                 self._check_positions(position, count)
+            query = self._turned(query, "query", position)
+            placed = None if self._rotates else self._positions
             aligned = rules is None and not positioned and (not causal or position == 0)
-            offset = None if aligned else position - self._start
+            offset = None if aligned and placed is None else position - self._start
             integers = key.dtype == np.int8
             texts = isinstance(score, str) and isinstance(normalize, str)
             plain = texts and (score, normalize) == ("dot", "softmax")
@@ -282,8 +292,9 @@ class KVCache:
             result = dispatch.run_arrays(query, key, value, rules, bias, causal, window, offset,
                                          scale, softcap, sink, precision, return_weights,
                                          return_lse, out, kernel, threads,
-                                         declined=integers or not plain, quantized=integers,
-                                         score=score, normalize=normalize)
+                                         declined=integers or not plain or placed is not None,
+                                         quantized=integers, score=score, normalize=normalize,
+                                         positions=placed)
             # fmt: on
         return give_back(result)
 
@@ -306,12 +317,17 @@ class KVCache:
         ProblemError
             If the file cannot be written, or the cache has more than 4 GiB.
         OptionError
-            If the cache was never appended to.
+            If the cache was never appended to, or has positions, which the file does not keep.
         """
         from regard.compute import kv_files
 
         if self._buffers is None:
             raise OptionError("the cache was never appended to; there is nothing to save")
+        if self._positions is not None:
+            raise OptionError(
+                f"the file of a cache does not keep positions, and this one has {self._positions}; "
+                "save its keys and values with numpy.save"
+            )
         held = self._end - self._start
         key, value = (tokens_of(buffer, held) for buffer in self._buffers)
         window = None if self._window is None else (self._window.left, self._window.right)
@@ -399,18 +415,31 @@ class KVCache:
 
     def __repr__(self) -> str:
         window = "" if self._window is None else f", window {self._window.left, self._window.right}"
+        placed = "" if self._positions is None else f", {self._positions}"
         if self._buffers is None:
             room = "" if self._fixed is None else f", capacity {self._fixed}"
             dtype = "" if self._dtype is None else f", {self._dtype.name}"
-            return f"KVCache(empty{dtype}{room}{window})"
+            return f"KVCache(empty{dtype}{room}{window}{placed})"
         dtypes = dict.fromkeys(str(buffer.dtype) for buffer in self._buffers)
         ends = "" if isinstance(self._end, int) else f", lengths {shown(self._end)}"
         return (
             f"KVCache(keys {self.keys.shape}, values {self.values.shape}, {'/'.join(dtypes)}"
-            f"{ends}, capacity {self.capacity}{window}, {self.nbytes:,} bytes)"
+            f"{ends}, capacity {self.capacity}{window}{placed}, {self.nbytes:,} bytes)"
         )
 
     # --- inside --------------------------------------------------------------------------------
+
+    @property
+    def _rotates(self) -> bool:
+        return isinstance(self._positions, Rotary)
+
+    def _turned(self, rows: Array, side: str, first: Count) -> Array:
+        """Queries or keys as the tokens from `first` on have them."""
+        if not isinstance(self._positions, Rotary):
+            return rows
+        from regard.compute.positioned import Rotation
+
+        return Rotation.of_tokens(self._positions, rows, side, first)
 
     @property
     def _lead(self) -> tuple[int, ...]:

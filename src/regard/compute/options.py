@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from regard.compute.visibility import Mask
 from regard.normalizers import Normalizer
+from regard.positions import Positions
 from regard.scores import Score
 
 
@@ -100,6 +101,12 @@ class Parts(TypedDict, total=False):
     normalize: Normalizer | Literal["softmax"]
 
 
+class Placed(TypedDict, total=False):
+    """Where queries and keys are."""
+
+    positions: Positions | None
+
+
 class LayerOptions(Options, Computed, Parts, total=False):
     """Options of `MultiHeadAttention`."""
 
@@ -123,6 +130,7 @@ class WeightsOptions(Options, total=False):
     score: Score | Literal["dot"]
     kernel: str | None
     threads: int | None
+    positions: Positions | None
 
 
 class LinearOptions(TypedDict, total=False):
@@ -133,7 +141,7 @@ class LinearOptions(TypedDict, total=False):
     offset: Ints | Literal["end"] | None
 
 
-class GradientOptions(Options, Computed, Parts, total=False):
+class GradientOptions(Options, Computed, Parts, Placed, total=False):
     """Options of `gradients`, for query, key and value."""
 
     output: ArrayIn | None
@@ -155,7 +163,7 @@ class StepsOptions(Options, Parts, total=False):
     softmax: Literal["shifted", "unshifted"]
 
 
-class ProblemOptions(StepsOptions, total=False):
+class ProblemOptions(StepsOptions, Placed, total=False):
     """What replaces a problem's own when it is explained."""
 
     title: str
@@ -173,7 +181,7 @@ class LabelledOptions(ProblemOptions, total=False):
 # Options of `attention`, by what is returned.
 
 
-class Plain(Options, Computed, Parts, Generic[A], total=False):
+class Plain(Options, Computed, Parts, Placed, Generic[A], total=False):
     """The output alone."""
 
     return_weights: Literal[False]
@@ -181,7 +189,7 @@ class Plain(Options, Computed, Parts, Generic[A], total=False):
     out: A | None
 
 
-class ForWeights(Options, Computed, Parts, Generic[A], total=False):
+class ForWeights(Options, Computed, Parts, Placed, Generic[A], total=False):
     """Output and weights."""
 
     return_weights: Required[Literal[True]]
@@ -189,7 +197,7 @@ class ForWeights(Options, Computed, Parts, Generic[A], total=False):
     out: A | None
 
 
-class ForLse(Options, Computed, Parts, Generic[A], total=False):
+class ForLse(Options, Computed, Parts, Placed, Generic[A], total=False):
     """Output and log-sum-exp."""
 
     return_weights: Literal[False]
@@ -197,7 +205,7 @@ class ForLse(Options, Computed, Parts, Generic[A], total=False):
     out: A | None
 
 
-class ForBoth(Options, Computed, Parts, Generic[A], total=False):
+class ForBoth(Options, Computed, Parts, Placed, Generic[A], total=False):
     """Output, weights and log-sum-exp."""
 
     return_weights: Required[Literal[True]]

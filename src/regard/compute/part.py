@@ -1,4 +1,4 @@
-"""What `score=` and `normalize=` take: a kind that the textbook declares, and its own numbers.
+"""What `score=`, `normalize=` and `positions=` take: a kind in the textbook, and its own numbers.
 
 Owns how their parameters are read. Must not know steps.
 """
@@ -17,9 +17,9 @@ from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 
 class Part:
-    """One way to score queries against keys, or to make weights of scores.
+    """One way to score queries against keys, to make weights of scores, or to use positions.
 
-    `option` is "score" or "normalize".
+    `option` is "score", "normalize" or "positions".
     """
 
     option: ClassVar[str]
@@ -44,17 +44,27 @@ class Part:
         if type(other) is not type(self):
             return NotImplemented
         mine, theirs = vars(self), vars(other)
-        return all(np.array_equal(mine[name], theirs[name]) for name in mine)
+        return all(_same(mine[name], theirs[name]) for name in mine)
 
     def __hash__(self) -> int:
         return hash(repr(self))
 
     def __repr__(self) -> str:
         given = ", ".join(
-            f"{name}={one!r}" if np.ndim(one) == 0 else f"{name} {np.shape(one)}"
-            for name, one in vars(self).items()
+            f"{name} {one.shape}" if isinstance(one, np.ndarray) and one.ndim else f"{name}={one!r}"
+            for name, one in self._stated().items()
         )
         return f"{type(self).__name__}({given})"
+
+    def _stated(self) -> dict[str, Any]:
+        """What its repr shows."""
+        return vars(self)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
 
 
 def own_array(name: str, value: Any, axes: int, wanted: str) -> Array:

@@ -81,7 +81,7 @@ def _request(query: Any, key: Any, lse: Any, options: dict[str, Any]) -> tuple[R
             f"lse has shape {logs.shape} but the rows of this call have {wanted}; "
             "pass the lse of all rows, as attention returned it"
         )
-    return request, logs.reshape(request.shape[:-1])
+    return dispatch.without_positions(request), logs.reshape(request.shape[:-1])
 
 
 def _as_dot(request: Request) -> Request:

@@ -30,6 +30,7 @@ from regard.compute.visibility import AllowedByBias, Mask, all_of, as_mask, rows
 from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
 from regard.masks import Causal, Window
 from regard.normalizers import Normalizer, as_normalizer
+from regard.positions import Positions, as_positions
 from regard.scores import Score, as_score
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Request:
     quantized: bool = False  # key and value are the integers of `quantized` rows
     score: Score | None = None  # None: the dot product
     normalize: Normalizer | None = None  # None: the softmax
+    positions: Positions | None = None
 
     @property
     def parts(self) -> tuple[Score | Normalizer, ...]:
@@ -78,7 +80,7 @@ class Request:
         """What these were given, under names such as "score.W"."""
         return {
             f"{part.option}.{name}": array
-            for part in self.parts
+            for part in (*self.parts, *([] if self.positions is None else [self.positions]))
             for name, array in part.parameters().items()
         }
 
@@ -205,6 +207,8 @@ def make_request(
         )
     if checked["score"] is not None:
         checked["score"].check(q.shape[-1])
+    if checked["positions"] is not None:
+        checked["positions"].fits(q.shape[-1], shape)
     if checked["normalize"] is not None and as_flag("return_lse", return_lse):
         raise OptionError(
             "return_lse asks for the logarithm of a softmax's sum of exponentials, which "
@@ -348,6 +352,7 @@ def check_options(
     sink: Any = None,
     score: Any = None,
     normalize: Any = None,
+    positions: Any = None,
 ) -> dict[str, Any]:
     """Fields of the `Request` with scores (…, H, L, S), of which the caller sees `shown` axes."""
     rules = _rules(
@@ -355,13 +360,15 @@ def check_options(
     )
     if rules is not None:
         rules.check(shape, shown)
+    positions = as_positions(positions)
     if bias is not None:
         bias = as_added("bias", bias)
         check_broadcast("bias", bias.shape, shape, shown)
     return {
         "mask": rules,
         "bias": bias,
-        "offset": _position(offset, rules, shape),
+        "offset": _position(offset, rules, positions, shape),
+        "positions": positions,
         "scale": None if scale is None else _scale(scale),
         "softcap": None if softcap is None else _softcap(softcap),
         "sink": None if sink is None else _sink(sink, shape[:-2]),
@@ -416,12 +423,16 @@ def check_window(window: Any) -> Window:
     return Window(*window)
 
 
-def _position(offset: Any, rules: Mask | None, shape: tuple[int, ...]) -> NDArray[np.int64]:
+def _position(
+    offset: Any, rules: Mask | None, positions: Positions | None, shape: tuple[int, ...]
+) -> NDArray[np.int64]:
     *lead, _, queries, keys = shape
-    if offset is None and queries != keys and rules is not None and rules.uses_position:
+    what = "causal and window compare" if rules is not None and rules.uses_position else ""
+    if not what and positions is not None and positions.query_positions is None:
+        what = f"positions={type(positions).__name__} compares"
+    if offset is None and queries != keys and what:
         raise OptionError(
-            f"causal and window compare positions, but there are {queries} queries and {keys} "
-            "keys: pass ",
+            f"{what} positions, but there are {queries} queries and {keys} keys: pass ",
             Setting("offset", 0),
             " (query 0 aligned with key 0) or ",
             Setting("offset", "end"),

@@ -29,6 +29,7 @@ AXIS_NAMES = {
     "F": "output features",
     "K": "key features",
     "U": "hidden features",
+    "T": "buckets",
     "HD": "packed features",
     "GD": "packed features",
     "GE": "packed features",

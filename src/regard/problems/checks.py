@@ -266,11 +266,13 @@ def _check_options(given: dict[str, Any], sizes: Sizes) -> None:
     elif given["key_segments"] is not None:
         raise ProblemError.of("query_segments", "is missing; key_segments is given")
     check_choice("softmax", given["softmax"], ("shifted", "unshifted"))
-    _check_parts(given, sizes, check)
+    _check_parts(given, sizes, shape, check)
 
 
-def _check_parts(given: dict[str, Any], sizes: Sizes, check: Callable[..., None]) -> None:
-    """Score and normalisation: that each fits, and then that they go with the other options."""
+def _check_parts(
+    given: dict[str, Any], sizes: Sizes, shape: tuple[int, ...], check: Callable[..., None]
+) -> None:
+    """Score, normalisation, positions: that each fits, and goes with the other options."""
     for name in ("score", "normalize"):
         if given[name] in ("dot", "softmax"):
             given[name] = None
@@ -283,6 +285,12 @@ def _check_parts(given: dict[str, Any], sizes: Sizes, check: Callable[..., None]
             given["score"].check(sizes["D"][0])
         except ShapeError as error:
             raise ProblemError(*error.args, field="score") from None
+    if given["positions"] is not None:
+        check("positions", positions=given["positions"], offset=given["offset"])
+        try:
+            given["positions"].fits(sizes["D"][0], shape)
+        except ShapeError as error:
+            raise ProblemError(*error.args, field="positions") from None
 
 
 def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:

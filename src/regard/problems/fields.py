@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 
 from regard.compute.options import ArrayIn, Booleans, Ints
 from regard.normalizers import Normalizer
+from regard.positions import Positions
 from regard.problems.parts import Expectation, RandomMatrices
 from regard.scores import Score
 
@@ -56,6 +57,7 @@ class Fields(TypedDict, total=False):
     softmax: Literal["shifted", "unshifted"]
     score: Score | Literal["dot"] | None
     normalize: Normalizer | Literal["softmax"] | None
+    positions: Positions | None
     target: ArrayIn | None
     grad_output: ArrayIn | None
     random: RandomMatrices | None

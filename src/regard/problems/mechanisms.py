@@ -1,4 +1,4 @@
-"""Scores and normalisations as a file and a command spell them.
+"""Scores, normalisations and positions as a file and a command spell them.
 
 A file has the name alone, such as ``score = "cosine"``, or a table with its kind and what it is
 given. Must not know the other keys of a file.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from regard import normalizers, scores
+from regard import normalizers, positions, scores
 from regard.boundary.parse import as_number, check_text, shown
 from regard.compute.part import Part
 from regard.errors import DtypeError, OptionError, ProblemError, ShapeError
@@ -22,8 +22,9 @@ from regard.problems.tables import WORDS, read_numbers
 _KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "score": {name.lower(): one for name, one in scores.KNOWN.items()},
     "normalize": {name.lower(): one for name, one in normalizers.KNOWN.items()},
+    "positions": {name.lower(): one for name, one in positions.KNOWN.items()},
 }
-_PLAIN = {"score": "dot", "normalize": "softmax"}
+_PLAIN = {"score": "dot", "normalize": "softmax", "positions": "none"}
 
 
 def _read(option: str, name: str, value: Any) -> Part | None:
@@ -60,9 +61,17 @@ def _read(option: str, name: str, value: Any) -> Part | None:
 
 
 def _value(name: str, value: Any, default: Any) -> Any:
-    """A parameter's value; its default says whether it is a flag, a text, a number or an array."""
-    if isinstance(default, (bool, str)):
-        return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+    """A parameter's value; its default says whether it is a flag, a text, a number or an array.
+
+    None: a number, an array, or a table of these.
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
+    single = isinstance(value, (bool, str, int, float))
+    if isinstance(default, (bool, str, int)) or (default is None and single):
+        return value
+    if default is None and isinstance(value, Mapping):
+        return {key: _value(f"{name}.{key}", one, None) for key, one in value.items()}
     return (as_number if isinstance(default, float) else read_numbers)(name, value, words=WORDS)
 
 
@@ -84,8 +93,17 @@ def write(part: Part) -> Any:
     for name, parameter in signature(type(part)).parameters.items():
         own = getattr(part, name)
         if isinstance(own, np.ndarray) or own != parameter.default:
-            given[name] = own.astype(np.float64) if isinstance(own, np.ndarray) else own
+            given[name] = _written(own)
     return {"kind": kind, **given} if given else kind
+
+
+def _written(own: Any) -> Any:
+    if isinstance(own, dict):
+        return {name: _written(one) for name, one in own.items()}
+    if isinstance(own, (np.ndarray, tuple)):
+        numbers = np.array(own, np.float64)
+        return numbers if numbers.ndim else float(numbers)
+    return own
 
 
 def spelled(option: str, text: str) -> Part | None:
@@ -101,7 +119,8 @@ def spelled(option: str, text: str) -> Part | None:
             )
         words = {"true": True, "false": False}
         try:
-            table[name] = words[value] if value in words else float(value)
+            number = int if value.isdecimal() else float
+            table[name] = words[value] if value in words else number(value)
         except ValueError:
             table[name] = value
     try:

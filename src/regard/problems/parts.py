@@ -30,6 +30,7 @@ from regard.boundary.parse import (
 from regard.errors import ProblemError, safe_text
 from regard.textbook.loss import continued
 from regard.textbook.mechanisms import NORMALIZATIONS, SCORES
+from regard.textbook.positions import GIVEN as POSITIONS
 from regard.textbook.steps import PROJECTED, textbook
 
 # What a problem may start from, in place of embeddings and weights.
@@ -196,6 +197,9 @@ def step_axes() -> dict[str, tuple[str, ...]]:
     for score, normalize in _mechanisms():
         for step in textbook(given, masked=True, score=score, normalize=normalize):
             found.setdefault(step.name, step.axes)
+    for own in POSITIONS.values():
+        for step in textbook(everything | own):
+            found.setdefault(step.name, step.axes)
     return found
 
 
@@ -227,6 +231,9 @@ def backward_axes() -> dict[str, tuple[str, ...]]:
     for heads, (score, normalize) in product((True, False), _mechanisms()):
         forward = textbook(given, heads=heads, masked=True, score=score, normalize=normalize)
         for step in continued(forward):
+            found.setdefault(step.name, step.axes)
+    for heads, own in product((True, False), POSITIONS.values()):
+        for step in continued(textbook({*READY, *own}, heads=heads)):
             found.setdefault(step.name, step.axes)
     return found
 

@@ -16,6 +16,7 @@ from regard.boundary.arrays import Array
 from regard.compute.request import LOSS
 from regard.errors import safe_text
 from regard.normalizers import Normalizer
+from regard.positions import Positions
 from regard.problems.checks import checked
 from regard.problems.parts import (
     READY,
@@ -74,8 +75,8 @@ class Problem:
         A query sees only keys of its own segment.
     softmax : {"shifted", "unshifted"}
         Whether the maximum of each row is subtracted before exp.
-    score, normalize
-        As in `regard.attention`; None for the dot product and the softmax.
+    score, normalize, positions
+        As in `regard.attention`; None for the dot product, the softmax, and no positions.
     target : array, the shape of the result
         What the result should be: the loss is half the squared distance to it, and the explanation
         goes on with its gradients.
@@ -142,6 +143,7 @@ class Problem:
     softmax: Literal["shifted", "unshifted"] = "shifted"
     score: Score | None = None
     normalize: Normalizer | None = None
+    positions: Positions | None = None
     target: Array | None = None
     grad_output: Array | None = None
     random: RandomMatrices | None = None
@@ -214,7 +216,8 @@ def _summary(problem: Problem) -> str:
         if (value := getattr(problem, name)) is not None:
             options.append(f"{name} {np.shape(value) or value}")
     options += ["segments"] if problem.query_segments is not None else []
-    options += [repr(one) for one in (problem.score, problem.normalize) if one is not None]
+    parts = (problem.score, problem.normalize, problem.positions)
+    options += [repr(one) for one in parts if one is not None]
     options += ["softmax unshifted"] if problem.softmax == "unshifted" else []
     add("options", "  ".join(options))
     if problem.random is not None:

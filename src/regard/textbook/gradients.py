@@ -9,6 +9,7 @@ is 0 whatever its numbers are. Must not know arrays.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from regard.textbook.operations import OPERATIONS
@@ -217,6 +218,8 @@ def _through(book: _Book, step: Step, gradient: Step, position: int) -> None:
         own = Ref(gradient.name, ("h//(H//G)", *step.index[1:]), *_symbols(gradient))
         to = book.forward[step.operands[position].step]
         book.contribute(to, step.name, "same", [own], to.axes)
+    elif step.op in ("rotate", "rotate_back"):
+        _through_rotation(book, step, gradient)
     elif step.op in ("split", "merge"):
         _through_move(book, step, gradient)
     else:
@@ -334,6 +337,15 @@ def _through_move(book: _Book, step: Step, gradient: Step) -> None:
     own = Ref(gradient.name, index, *_symbols(gradient))
     op = OPERATIONS[step.op].adjoint[0].split()[0]
     book.contribute(to, step.name, op, [own], to.axes)
+
+
+def _through_rotation(book: _Book, step: Step, gradient: Step) -> None:
+    """A rotation of pairs: the gradient is turned back, what both operands add in one step."""
+    own, cosine, other, sine = step.operands
+    d = Ref(gradient.name, step.index, *_symbols(gradient))
+    operands = [d, cosine, replace(d, index=other.index), sine]
+    op = OPERATIONS[step.op].adjoint[0]
+    book.contribute(book.forward[own.step], step.name, op, operands, step.axes)
 
 
 def _through_softmax(book: _Book, gradient: Step) -> None:

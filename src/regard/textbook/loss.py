@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from regard.textbook.gradients import backward
+from regard.textbook.positions import SETTINGS
 from regard.textbook.steps import LETTERS, Step, result_of
 
 # Settings that are given but have no gradient.
-_SETTINGS = ("width", "softcap", "key_numbers")
+_SETTINGS = {"width", "softcap", "key_numbers", *SETTINGS}
 
 
 def continued(
@@ -46,7 +47,7 @@ def continued(
     """
     own = {step.name: step for step in steps}
     last = own[result_of(own)]
-    wanted = {step.name for step in steps if step.op == "given"} - {*_SETTINGS}
+    wanted = {step.name for step in steps if step.op == "given"} - _SETTINGS
     back = backward(steps, wanted, (last.name,), grouped=grouped)
     if not target:
         return back

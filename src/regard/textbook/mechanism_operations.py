@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TERMS_AT_ONCE = 2**18
 
 
-def _sum_of(term: Callable[..., Array]) -> Callable[..., Array]:
+def sum_of(term: Callable[..., Array]) -> Callable[..., Array]:
     """The value of an operation that adds up terms, from left to right whatever the block is."""
 
     def value(visible: NDArray[np.bool_] | None, *operands: Array) -> Array:
@@ -98,7 +98,7 @@ def _elu_plus_one(x: Array) -> Array:
 
 # Σ v·tanh(a + b): the score of additive attention, v along the hidden width.
 _TANH_DOT = Operation(
-    value=_sum_of(lambda v, a, b: v * np.tanh(a + b)),
+    value=sum_of(lambda v, a, b: v * np.tanh(a + b)),
     formula="Σ_$k0 $0·tanh($1 + $2)",
     latex=r"\sum_$k0 $0 \tanh($1 + $2)",
     term="$0 × tanh($1 + $b2)",
@@ -151,7 +151,7 @@ MECHANISM_OPERATIONS: dict[str, Operation] = {
     "tanh_sum": replace(_TANH_DOT, adjoint=("",)),
     "tanh_slope_sum": replace(
         _TANH_DOT,
-        value=_sum_of(lambda d, v, a, b: d * v * _bent(a + b)),
+        value=sum_of(lambda d, v, a, b: d * v * _bent(a + b)),
         formula="Σ_$k0 $0·$1·(1 − tanh²($2 + $3))",
         latex=r"\sum_$k0 $0 \cdot $1 \cdot (1 - \tanh^2($2 + $3))",
         term="$0 × $1 × (1 − tanh²($2 + $b3))",
@@ -161,7 +161,7 @@ MECHANISM_OPERATIONS: dict[str, Operation] = {
     ),
     "squared_distance": replace(
         _TANH_DOT,
-        value=_sum_of(lambda a, b: np.square(a - b)),
+        value=sum_of(lambda a, b: np.square(a - b)),
         formula="Σ_$k0 ($0 − $1)²",
         latex=r"\sum_$k0 ($0 - $1)^2",
         term="($0 − $b1)²",
@@ -172,7 +172,7 @@ MECHANISM_OPERATIONS: dict[str, Operation] = {
     # The adjoint of a squared distance: the slope of (a − b)² is 2·(a − b).
     "pull": replace(
         _TANH_DOT,
-        value=_sum_of(lambda d, a, b: 2 * d * (a - b)),
+        value=sum_of(lambda d, a, b: 2 * d * (a - b)),
         formula="Σ_$k0 2·$0·($1 − $2)",
         latex=r"\sum_$k0 2 \cdot $0 \cdot ($1 - $2)",
         term="2 × $0 × ($1 − $b2)",

@@ -3,7 +3,8 @@
 The page has the values in JavaScript (views/report/operations.js) and gets every template from
 here; `scalar_check.py` recomputes each value from plain floats, as an independent check. A test
 holds the three tables complete. mechanism_operations.py has the entries of other scores and
-normalisations than the dot product and the softmax. Must not know which steps there are.
+normalisations than the dot product and the softmax, position_operations.py those of positions. Must
+not know which steps there are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.textbook.mechanism_operations import MECHANISM_OPERATIONS
 from regard.textbook.operation import Operation, wide
+from regard.textbook.position_operations import POSITION_OPERATIONS
 from regard.textbook.special_values import sum_of_special
 
 if TYPE_CHECKING:
@@ -312,6 +314,7 @@ OPERATIONS: dict[str, Operation] = {
         adjoint=("split d",),
     ),
     **MECHANISM_OPERATIONS,
+    **POSITION_OPERATIONS,
 }
 
 

@@ -81,6 +81,7 @@ TERMS: dict[str, Callable[..., float]] = {
     "tanh_slope_sum": lambda d, v, a, b: d * v * _softcap_slope(a + b, 1),
     "squared_distance": lambda a, b: (a - b) * (a - b),
     "pull": lambda d, a, b: 2 * d * (a - b),
+    "pick": lambda number, place, wanted: number if place == wanted else 0.0,
     "first_at": lambda x, most, number: (
         math.nan if math.isnan(most) else number if x == most else math.inf
     ),
@@ -125,6 +126,12 @@ RECOMPUTE: dict[str, Callable[[Sequence[float], bool], float]] = {
     "one_hot_straight": _one_hot,
     "zero": lambda x, hidden: 0.0,
     "threshold": lambda terms, _: _threshold(terms),
+    "cos": lambda x, _: math.cos(x[0]) if math.isfinite(x[0]) else math.nan,
+    "sin": lambda x, _: math.sin(x[0]) if math.isfinite(x[0]) else math.nan,
+    "rotate": lambda x, _: x[0] * x[1] + (x[2] * x[3] if x[3] else 0.0),
+    "rotate_back": lambda x, _: x[0] * x[1] - (x[2] * x[3] if x[3] else 0.0),
+    "apart": lambda x, _: abs(x[0] - x[1]),
+    "pick": lambda terms, hidden: 0.0 if hidden else _total(terms),
     "above": lambda x, hidden: 0.0 if hidden else _largest((x[0] - x[1], 0.0)),
     "positive": lambda x, hidden: 0.0 if hidden else x[0] if math.isnan(x[0]) else float(x[0] > 0),
 }

@@ -7,10 +7,10 @@ not know arrays' origin, labels or views.
 
 The shape alphabet: H query heads, G key heads, L queries, S keys, D key width, E value width,
 M and N embedding widths of the queries' and the keys' side, K the width that a general score gives
-a query, U the hidden width of an additive one, HD, GD, GE, HE the packed widths of
-all heads side by side, F the width of the projected output, R = H / G the query heads of a key
-head. The textbook describes one batch
-element: it does not know leading batch axes.
+a query, U the hidden width of an additive one, T the buckets of a table of distances, HD, GD, GE,
+HE the packed widths of all heads side by side, F the width of the projected output, R = H / G the
+query heads of a key head. The textbook describes one batch element: it does not know leading batch
+axes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Literal
 from regard.textbook.mechanisms import NORMALIZATIONS, Declared, declare_score
 from regard.textbook.operation import fill
 from regard.textbook.operations import OPERATIONS
+from regard.textbook.positions import OTHER, declare_distances, declare_rotation
 
 # The letter that runs along each axis in a cell's index.
 LETTERS = {
@@ -42,6 +43,7 @@ LETTERS = {
     "R": "r",
     "K": "k",
     "U": "u",
+    "T": "t",
 }
 
 # Every way in which an operand's index follows from a cell's, besides the letter itself.
@@ -52,6 +54,9 @@ INDEX_MAPS: dict[str, Callable[[Mapping[str, int], Mapping[str, int]], int]] = {
     "g*E+e": lambda at, size: at["g"] * size["E"] + at["e"],
     "c//E": lambda at, size: at["c"] // size["E"],
     "c%E": lambda at, size: at["c"] % size["E"],
+    OTHER: lambda at, size: (
+        (at["d"] // size["Q"] * size["Q"] + (at["d"] + size["P"]) % size["Q"]) % size["W"]
+    ),
     # Those below are for gradients alone.
     "h*E+e": lambda at, size: at["h"] * size["E"] + at["e"],
     "c//D": lambda at, size: at["c"] // size["D"],
@@ -179,7 +184,7 @@ def textbook(
     ----------
     given : collection of str
         The names of the inputs: embeddings, context, W_q … b_o or queries, keys, values; bias,
-        softcap, sink.
+        softcap, sink; what positions are made of.
     heads, rows : bool
         Whether there is a head axis (H, G) and a query axis (L): neither for a single query (D,).
     masked : bool
@@ -214,6 +219,7 @@ def _textbook(
     score, normalize = forms
     book = _Book(given, heads, rows)
     _declare_inputs(book)
+    book.instead = declare_rotation(book)
     last, own = declare_score(book, score), score == "dot"
     last = _declare_logits(book, last, own and default_scale, own or "scale" in given)
     other = NORMALIZATIONS.get(normalize)
@@ -251,6 +257,7 @@ class _Book:
         self.given, self.heads = given, heads
         self.over: Literal["all", "visible"] = "all"
         self.steps: dict[str, Step] = {}
+        self.instead: dict[str, str] = {}  # the step that takes another one's place from now on
         self._gone: set[str] = set()  # axes that the call does not have, and their indices
         if not heads:
             self._gone |= {"H", "G", "h", "g", "h//(H//G)"}
@@ -279,7 +286,8 @@ class _Book:
         """
         refs = []
         for operand in operands:
-            own = self.steps[operand if isinstance(operand, str) else operand[0]]
+            named = operand if isinstance(operand, str) else operand[0]
+            own = self.steps[self.instead.get(named, named)]
             index = own.index if isinstance(operand, str) else self._kept(operand[1])
             refs.append(Ref(own.name, index, own.symbol, own.latex_symbol))
         self.steps[name] = Step(
@@ -356,6 +364,7 @@ def _declare_logits(book: _Book, last: str, default_scale: bool, scaled: bool) -
         last = book.step("scaled", "A_s", cells, "multiply", last, "scale", written=written)
     if book.give("softcap", "c", ""):
         last = book.step("capped", "A_c", cells, "softcap", last, "softcap")
+    last = declare_distances(book, last)
     if book.give("bias", "bias", cells, latex=r"\mathrm{bias}", absent=True):
         last = book.step("biased", "A_b", cells, "add", last, "bias", absent=True)
     return last

@@ -39,7 +39,32 @@ _MEANINGS = {
     "sees no key has none: ∞.",
     "threshold": "The number that is taken away from each row so that what is left above 0 adds "
     "up to 1. A row that sees no key has none: −∞.",
+    "query_positions": "Where each query is in the text.",
+    "key_positions": "Where each key is in the text.",
+    "frequencies": "By how much each feature is turned from one position to the next, in radians; "
+    "the two features of a pair have opposite signs. A feature with 0 is not turned.",
+    "rotary_factors": "What cosines and sines are multiplied by; a longer context asks for more.",
+    "positions_slopes": "How much a logit is lowered for each position between query and key: one "
+    "number for each head.",
+    "apart": "How many positions lie between each query and each key.",
+    "penalties": "What is taken away from each logit: the further apart, the more.",
+    "positions_table": "The number for each bucket of distances; in a model it is learned.",
+    "bucket_numbers": "The number of each bucket, from 0.",
+    "buckets": "The bucket of each query and key: what their distance is, for far ones about.",
+    "relative_bias": "The number from the table for each query and key.",
+    "positioned": "The logits with what the distance of query and key does to them.",
 }
+for _one, _plural in (("query", "queries"), ("key", "keys")):
+    _MEANINGS |= {
+        f"{_one}_angles": f"The angle by which each feature of a {_one} is turned, in radians.",
+        f"{_one}_cosines": "The cosine of each angle.",
+        f"{_one}_sines": "The sine of each angle.",
+        f"scaled_{_one}_cosines": "The cosines, times the factor.",
+        f"scaled_{_one}_sines": "The sines, times the factor.",
+        f"rotated_{_plural}": f"Each {_one} with its pairs of features turned by the angles of its "
+        "position; ⊥ is the other feature of a pair. A score of two turned vectors depends on how "
+        "far apart they are.",
+    }
 
 _SCORES = {
     "general": "How well each query (row) matches each key (column), with the matrix between them.",

@@ -30,6 +30,7 @@ from regard.compute.visibility import Block
 from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.normalizers import Hard, Proportional, Sigmoid, Sparsemax
+from regard.positions import Alibi, RelativeBias, Rotary
 from regard.problems.files import example_names, load_problem
 from regard.scores import Additive, Cosine, Distance, Features, General
 from regard.textbook.operations import OPERATIONS
@@ -229,6 +230,28 @@ DESIGNED = {
     ),
     "features, proportional": lambda: regard.explain(
         *PLAIN, score=Features(), normalize=Proportional(), mask=COINS, target=numbers(4, 3, 3)
+    ),
+    "rotary": lambda: regard.explain(
+        *(numbers(8, 4, 3, 6), numbers(9, 2, 3, 6), numbers(7, 2, 3, 2)),
+        positions=Rotary(base=50.0, width=4, attention_factor=1.5),
+        causal=True,
+        target=numbers(5, 4, 3, 2),
+    ),
+    "rotary of neighbours, cosine": lambda: regard.explain(
+        *PLAIN,
+        positions=Rotary(interleaved=True, query_positions=[2, 0, 5]),
+        score=Cosine(0.5),
+        mask=COINS,
+        target=numbers(4, 3, 3),
+    ),
+    "slopes": lambda: regard.explain(
+        *HEADS, positions=Alibi(), causal=True, target=numbers(5, 4, 3, 2)
+    ),
+    "a table of distances": lambda: regard.explain(
+        *PLAIN,
+        positions=RelativeBias(numbers(3, 1, 6), bidirectional=False, max_distance=4),
+        offset=1,
+        target=numbers(4, 3, 3),
     ),
     "left out": lambda: regard.explain(*PLAIN, causal=True, offset=1).without(1),
     "a bias that hides": lambda: regard.explain(

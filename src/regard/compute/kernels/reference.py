@@ -147,7 +147,7 @@ def gradients(call: GradientRequest) -> dict[str, Array]:
     A head whose numbers leave the range of the working dtype is computed again in float64.
     """
     request = call.request
-    if request.parts:
+    if request.parts or request.positions is not None:
         return _of_steps(call)
     shapes = {name: () if name == "scale" else call.whole(name) for name in call.wrt}
     made = {name: np.zeros(shape) for name, shape in shapes.items()}
@@ -180,7 +180,7 @@ def gradients(call: GradientRequest) -> dict[str, Array]:
 
 
 def _of_steps(call: GradientRequest) -> dict[str, Array]:
-    """The gradients of a call with another score or normalisation, in float64."""
+    """The gradients by all declared steps of a call, in float64."""
     call = _without_unseen(call)
     run = _backward_run(call, _FLOAT64)
     made = {}

@@ -16,6 +16,7 @@
 #include "pairs.hpp"
 #include "peak_flops.hpp"
 #include "retry_float64.hpp"
+#include "rotate.hpp"
 
 namespace {
 
@@ -231,4 +232,5 @@ constexpr Kernel kIntegers = {};
         kTile,                                                \
         {kKernel<float>, kKernel<double>, kPairs, kIntegers}, \
         exponentials,                                         \
+        turn,                                                 \
         read_all};

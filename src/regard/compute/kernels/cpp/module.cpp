@@ -421,6 +421,30 @@ PyMethodDef fast_path_method = {"fast_path",
                                 reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_path)),
                                 METH_FASTCALL, nullptr};
 
+// Turns rows (…, H, L, D) by angles (L, pairs) or (…, L, pairs); the result has their kind.
+void rotate(const nb::object& rows, const nb::object& output, const nb::object& cosines,
+            const nb::object& sines, bool interleaved, const std::string& target) {
+    const DefaultArithmetic arithmetic;
+    PyArrayObject *in = array_of(rows), *angles = array_of(cosines);
+    const int axes = PyArray_NDIM(in), own = PyArray_NDIM(angles);
+    Turn turn{};
+    turn.B = 1;
+    for (int axis = 0; axis < axes - 3; axis++) turn.B *= PyArray_DIM(in, axis);
+    turn.H = PyArray_DIM(in, axes - 3), turn.L = PyArray_DIM(in, axes - 2);
+    turn.D = PyArray_DIM(in, axes - 1), turn.pairs = PyArray_DIM(angles, own - 1);
+    turn.apart = own > 2 ? turn.L * turn.pairs : 0;
+    turn.cosines = numbers<double>(cosines), turn.sines = numbers<double>(sines);
+    turn.interleaved = interleaved;
+    turn.output = numbers<char>(output);
+    std::vector<int64_t> offsets(size_t(std::max<int64_t>(turn.B, 1)));
+    describe(in, turn.rows, offsets.data(), turn.B);
+    std::vector<double> scratch(size_t(4 * turn.D));
+    turn.scratch = reinterpret_cast<char*>(scratch.data());
+    const Target& chosen = target_named(target);
+    Unlocked unlocked;
+    chosen.turn(turn, 0, turn.B * turn.H * turn.L);
+}
+
 nb::object exponential(const nb::object& x, const std::string& target) {
     PyArrayObject* in = array_of(x);
     const npy_intp n = PyArray_SIZE(in);
@@ -453,6 +477,7 @@ NB_MODULE(_fused, module) {
                "threads"_a, "target"_a);
     module.def("use", &use);
     module.attr("fast_path") = nb::steal(PyCFunction_New(&fast_path_method, nullptr));
+    module.def("rotate", &rotate);
     module.def("exponential", &exponential);
     module.def("usable_cpus", &usable_cpus);
     module.def("cpu_quota", &cpu_quota, nb::arg("groups"), nb::arg("membership"));

@@ -104,6 +104,17 @@ struct Backward {
     void (*idle)(void* state);  // called while a block waits for its turn
 };
 
+// Rows (B, H, L, D) to turn by the angles of their positions, and where they go: the same kind,
+// contiguous. Cosines and sines are (B, L, pairs), `apart` numbers between two batch elements; 0: all
+// have the same. Scratch for 4·D doubles.
+struct Turn {
+    int64_t B, H, L, D, pairs, apart;
+    Array rows;
+    const double *cosines, *sines;
+    bool interleaved;
+    char *output, *scratch;
+};
+
 // One CPU target's functions that accumulate in one type.
 struct Kernel {
     // Bytes of scratch that one thread needs, and bytes of a packed key head.
@@ -141,6 +152,7 @@ struct Target {
     // nullptr if not.
     Kernel kernels[4];
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
+    void (*turn)(const Turn&, int64_t begin, int64_t end);  // rows, counted from the first
     // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.
     double (*read)(const char* data, size_t bytes, size_t ahead);
 };

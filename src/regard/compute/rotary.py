@@ -1,0 +1,211 @@
+"""The angles of rotary positions: frequencies under each way of scaling, cosines and sines.
+
+Owns the names and the formulas of scalings, as transformers' configurations have them. Must not
+know calls. All of it is computed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.boundary.arguments import as_flag, as_number, read_array
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+_LENGTH = "original_max_position_embeddings"
+
+# For each kind of scaling what it needs, and what it may have besides.
+_NAMES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "ntk": (("factor",), ()),
+    "dynamic": (("factor", _LENGTH), ()),
+    "yarn": (
+        ("factor", _LENGTH),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": (("short_factor", "long_factor", _LENGTH), ("factor", "attention_factor")),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", _LENGTH), ()),
+}
+# What a model's configuration also has there: it goes to the base and to the width.
+BESIDE = ("rope_theta", "partial_rotary_factor")
+
+Scaling = tuple[tuple[str, Any], ...]  # (name, value) for each entry, the kind first
+
+
+def read_scaling(given: Any) -> Scaling:
+    """The entries of `scaling=`, checked; a value of None is left out, as in a configuration."""
+    if not isinstance(given, Mapping):
+        raise DtypeError(
+            "positions.scaling must be a mapping with rope_type, such as a model's rope_parameters,"
+            f" not {safe_text(repr(given), 60)}"
+        )
+    entries = {name: value for name, value in given.items() if value is not None}
+    names = [name for name in ("rope_type", "type") if name in entries]
+    kind = entries.pop(names[0]) if names else "default"
+    entries.pop("type", None)  # an older spelling beside the newer one
+    if not isinstance(kind, str) or kind not in _NAMES:
+        raise OptionError(
+            f"positions.scaling has rope_type {safe_text(repr(kind), 60)}; it must be one of "
+            f"{', '.join(_NAMES)}"
+        )
+    needed, also = _NAMES[kind]
+    for name in needed:
+        if name not in entries:
+            hint = ""
+            if name == _LENGTH:
+                hint = "; it is max_position_embeddings of the model before it was extended"
+            raise OptionError(f'positions.scaling of type "{kind}" needs {name}{hint}')
+    known = (*needed, *also, *BESIDE)
+    for name in entries:
+        if name not in known:
+            raise OptionError(
+                f"positions.scaling has {safe_text(repr(name), 60)}, which {kind} does not take; "
+                f"it takes {', '.join(known)}"
+            )
+    return (("rope_type", kind), *((name, _read(name, one)) for name, one in entries.items()))
+
+
+def _read(name: str, value: Any) -> Any:
+    name = f"positions.scaling[{name!r}]"
+    if name.endswith("truncate']"):
+        return as_flag(name, value)
+    if name.endswith(("short_factor']", "long_factor']")):
+        array = read_array(name, value, "a list of numbers")
+        if array.ndim != 1 or array.dtype.kind not in "iuf":
+            raise ShapeError(f"{name} must be a list of numbers, one for each pair of features")
+        return tuple(_positive(name, one) for one in array.tolist())
+    return _positive(name, value)
+
+
+def _positive(name: str, value: Any) -> float:
+    number = as_number(name, value)
+    if not (math.isfinite(number) and number > 0):
+        raise OptionError(f"{name} is {number}; it must be positive and finite")
+    return number
+
+
+def depends_on_length(scaling: Scaling) -> bool:
+    """Whether the frequencies of a longer text are others, those of its first tokens included."""
+    return dict(scaling)["rope_type"] in ("dynamic", "longrope")
+
+
+@lru_cache(maxsize=64)
+def frequencies(base: float, width: int, scaling: Scaling, length: int) -> NDArray[np.float64]:
+    """Radians per position of each pair of features, (width / 2,).
+
+    `length` is that of the text, which two kinds of scaling look at: its largest position + 1.
+    """
+    entries = dict(scaling)
+    kind, factor = entries["rope_type"], entries.get("factor", 1.0)
+    trained = entries.get(_LENGTH, 0.0)
+    if kind == "dynamic":
+        factor = factor * max(length, trained) / trained - (factor - 1)
+    if kind in ("dynamic", "ntk") and width > 2:
+        base = base * factor ** (width / (width - 2))
+    exponents = np.arange(0, width, 2) / width
+    plain = 1.0 / base**exponents
+    match kind:
+        case "linear":
+            plain = plain / factor
+        case "longrope":
+            name = "long_factor" if length > trained else "short_factor"
+            own = np.array(entries[name])
+            if own.shape != plain.shape:
+                raise ShapeError(
+                    f"positions.scaling[{name!r}] has {own.size} numbers but {width} features are "
+                    f"rotated; it must have {plain.size}, one for each pair"
+                )
+            plain = plain / own
+        case "llama3":
+            plain = _between(plain, factor, trained, entries)
+        case "yarn":
+            plain = _by_ramp(plain, base, width, entries)
+    plain.setflags(write=False)
+    return plain
+
+
+def _between(
+    plain: NDArray[np.float64], factor: float, trained: float, entries: Mapping[str, Any]
+) -> NDArray[np.float64]:
+    """Llama 3: slow frequencies are divided by the factor, fast ones stay, others blend."""
+    low, high = entries["low_freq_factor"], entries["high_freq_factor"]
+    turns = trained * plain / (2 * math.pi)  # whole turns over the text of training
+    if high == low:
+        kept = (turns > high).astype(np.float64)
+    else:
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return np.asarray((1 - kept) * plain / factor + kept * plain)
+
+
+def _by_ramp(
+    plain: NDArray[np.float64], base: float, width: int, entries: Mapping[str, Any]
+) -> NDArray[np.float64]:
+    """YaRN: pairs of few turns are divided by the factor, those of many stay, a ramp between."""
+    trained = entries[_LENGTH]
+
+    def pair_of(turns: float) -> float:
+        """The number of the pair that makes so many turns over the text of training."""
+        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair_of(entries.get("beta_fast", 32.0)), pair_of(entries.get("beta_slow", 1.0))
+    if entries.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    span = high - low if high != low else 0.001
+    divided = np.clip((np.arange(width // 2) - low) / span, 0.0, 1.0)
+    return np.asarray(plain / entries["factor"] * divided + plain * (1 - divided))
+
+
+def attention_factor(scaling: Scaling) -> float:
+    """What cosines and sines are multiplied by: 1, but for YaRN and LongRoPE."""
+    entries = dict(scaling)
+    kind, factor = entries["rope_type"], entries.get("factor", 1.0)
+    if "attention_factor" in entries:
+        return float(entries["attention_factor"])
+    if kind == "yarn":
+
+        def grown(by: float) -> float:
+            return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+        if "mscale" in entries and "mscale_all_dim" in entries:
+            return grown(entries["mscale"]) / grown(entries["mscale_all_dim"])
+        return grown(1.0)
+    if kind == "longrope" and factor > 1:
+        return math.sqrt(1 + math.log(factor) / math.log(entries[_LENGTH]))
+    return 1.0
+
+
+# Tables of at most so many bytes are kept: those of a model's layers are all the same.
+_KEPT_BYTES = 2**23
+
+
+def table(
+    own: NDArray[np.float64], factor: float, start: int, count: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosines and sines (count, pairs) of the positions from `start` on."""
+    make = _kept if 16 * count * own.size <= _KEPT_BYTES else _kept.__wrapped__
+    return make(own.tobytes(), factor, start, count)
+
+
+@lru_cache(maxsize=8)
+def _kept(
+    own: bytes, factor: float, start: int, count: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return turned(np.arange(start, start + count), np.frombuffer(own), factor)
+
+
+def turned(
+    positions: NDArray[Any], own: NDArray[np.float64], factor: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosines and sines (…, pairs) of any positions, times the attention factor."""
+    angles = np.multiply.outer(positions.astype(np.float64), own)
+    return np.cos(angles) * factor, np.sin(angles) * factor
