@@ -384,7 +384,7 @@ def _floats(array: Array) -> Array:
     return array.astype(np.float64) if array.dtype.kind in "iu" else array
 
 
-# By name; `regard info` says which kernels know them.
+# By name.
 KNOWN = {one.__name__: one for one in (Rotary, Alibi, RelativeBias)}
 
 

@@ -196,7 +196,7 @@ def tokens_of(rows: Array, count: Count) -> Array:
 
 
 def checked_positions(positions: Any) -> Positions | None:
-    """Positions that a cache can have: a key, once turned, stays as it is."""
+    """Positions that a cache can have: it turns a key once, for good."""
     found = as_positions(positions)
     if isinstance(found, Rotary):
         if found.query_positions is not None or found.key_positions is not None:

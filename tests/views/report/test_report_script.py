@@ -34,6 +34,7 @@ from regard.positions import Alibi, RelativeBias, Rotary
 from regard.problems.files import example_names, load_problem
 from regard.scores import Additive, Cosine, Distance, Features, General
 from regard.textbook.operations import OPERATIONS
+from regard.textbook.positions import SETTINGS
 from regard.views.report.json_data import page_data
 from regard.views.report.plan import make_plan
 from regard.views.report.whatif import BITS, MASKED, form_of, variants
@@ -402,7 +403,7 @@ def given_cells(problem: regard.Problem, explanation: Explanation) -> list[tuple
     cells = [
         (name, flat)
         for name, step in explanation.steps.items()
-        if step.given and name != "width"
+        if step.given and name not in ("width", *SETTINGS)  # those follow from a few parameters
         for flat in range(step.value.size)
     ]
     mask = () if problem.mask is None else range(problem.mask.size)
@@ -420,6 +421,8 @@ def edited(problem: regard.Problem, explanation: Explanation, changes: dict[Any,
     if own:
         given = {name.removeprefix("score_"): fields.pop(name) for name in own}
         fields["score"] = type(problem.score)(**{**vars(problem.score), **given})
+    if "positions_slopes" in fields:
+        fields["positions"] = Alibi(fields.pop("positions_slopes"))
     return regard.explain(problem.replace(**fields))
 
 

@@ -86,14 +86,14 @@ export const OPERATIONS = {
   one_hot_straight: { value: oneHot, hidden: 0 },
   zero: { value: () => 0, hidden: 0 },
   threshold: { all: threshold },
+  above: { value: (x, threshold) => larger(x - threshold, 0), hidden: 0 },
+  positive: { value: (x) => (Number.isNaN(x) ? NaN : Number(x > 0)), hidden: 0 },
   cos: { value: Math.cos },
   sin: { value: Math.sin },
   rotate: { value: (x, cosine, other, sine) => x * cosine + (sine ? other * sine : 0) },
   rotate_back: { value: (x, cosine, other, sine) => x * cosine - (sine ? other * sine : 0) },
   apart: { value: (a, b) => Math.abs(a - b) },
   pick: terms((number, place, wanted) => (place === wanted ? number : 0)),
-  above: { value: (x, threshold) => larger(x - threshold, 0), hidden: 0 },
-  positive: { value: (x) => (Number.isNaN(x) ? NaN : Number(x > 0)), hidden: 0 },
 };
 
 // A further part of a sum or a list; a negative number is subtracted, not added.
