@@ -307,7 +307,8 @@ def test_a_cache_attends_with_every_score_and_normalization(kinds, dtype):
     cache = regard.KVCache(dtype=dtype)
     for j in range(5):
         cache.append(key[:, :, j : j + 1], value[:, :, j : j + 1])
-    last = cache.attend(query, **made(kinds))
+    # Over int8, only the arithmetic of float32 has the bytes of `attention`.
+    last = cache.attend(query, precision="high", **made(kinds))
     held = [np.asarray(x, np.float32) for x in (cache.keys, cache.values)]
     call = {"causal": True, "offset": "end", **made(kinds)}
     np.testing.assert_array_equal(last, regard.attention(query, *held, **call))
