@@ -106,7 +106,7 @@ _LAZY = {
 }
 
 
-_MODULES = ("masks", "models", "normalizers", "positions", "scores", "testing", "textbook")
+_MODULES = "interop masks models normalizers positions scores testing textbook".split()
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
 

@@ -85,9 +85,9 @@ def attention(
 ) -> OutputWeightsLse[T]: ...
 @taking_names(score="dot", normalize="softmax", positions=None)
 def attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Any = NOTHING,
+    key: Any = NOTHING,
+    value: Any = NOTHING,
     more: Any = NOTHING,
     mask: Any = None,
     bias: Any = None,
@@ -197,8 +197,7 @@ def attention(
     # fmt: off
     if more is not NOTHING or unknown:
         if more is not NOTHING or unknown.keys() - {"score", "normalize", "positions"}:
-            args = (query, key, value, *([] if more is NOTHING else [more]))
-            raise refused(attention, args, unknown)
+            raise _refusal(query, key, value, more, unknown)
     elif type(query) is ndarray:
         answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,
                            sink, precision, return_weights, return_lse, out, kernel, threads)
@@ -209,10 +208,21 @@ def attention(
     # fmt: on
 
 
+def _refusal(query: Any, key: Any, value: Any, more: Any, unknown: dict[str, Any]) -> TypeError:
+    """What to raise for arguments that `attention` does not take, or that it lacks."""
+    if more is not NOTHING:
+        return refused(attention, (query, key, value, more), unknown)
+    inputs = {"query": query, "key": key, "value": value, **unknown}
+    given = {name: array for name, array in inputs.items() if array is not NOTHING}
+    return refused(attention, (), given)
+
+
 def _answer(query: Any, key: Any, value: Any, *options: Any, **parts: Any) -> Any:
     # Imports deferred: the fast path does not need them, and `import regard` stays quick.
     from regard.compute.dispatch import run_arrays
 
+    if value is NOTHING or key is NOTHING or query is NOTHING:
+        raise _refusal(query, key, value, NOTHING, {})
     *most, out, kernel, threads = options
     declined = type(query) is ndarray or bool(parts)
     (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
@@ -566,7 +576,7 @@ def explain(
 ) -> Explanation: ...
 @answering
 def explain(
-    query: Any,
+    query: Any = None,
     key: Any = None,
     value: Any = None,
     *,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,11 +43,12 @@ def refusal(call) -> str:
         ({"key_value_seq_lengths": X}, "pass mask=regard.masks.Lengths(key_value_seq_lengths)"),
         ({"enable_gqa": True}, "enable_gqa: leave it out: H query heads read G key heads"),
         ({"num_heads": 2}, "num_heads: leave it out: heads are an axis"),
-        ({"key_padding_mask": X}, "pass mask=~key_padding_mask[:, None, None, :], because True"),
+        ({"key_padding_mask": X}, "pass mask=~key_padding_mask, because True"),
         ({"key_padding_mask": None}, "key_padding_mask: leave it out"),
         ({"attn_mask": None}, "attn_mask: leave it out"),
         ({"dim": -1}, "dim: for regard.softmax pass axis=-1"),
         ({"capacity": 3}, "capacity: it is an argument of regard.KVCache"),
+        ({"head": 1}, "head: leave it out: every head is computed; why and the views take head"),
         ({"casual": True}, "casual: did you mean causal=True?"),
         ({"Mask": FLAGS}, "Mask: did you mean mask=?"),
         ({"dropout_pp": 0.1}, "what others call dropout_p, leave it out: there is no dropout"),
@@ -76,8 +79,43 @@ def test_all_arguments_that_a_call_does_not_have_are_answered_at_once():
 
 
 @pytest.mark.parametrize(
+    ("shape", "index"),
+    [((3, 4), ""), ((2, 3, 4), "[:, None, :]"), ((2, 1, 3, 4), "[:, None, None, :]")],
+)
+def test_a_mask_of_keys_is_answered_with_the_axes_that_the_query_has(shape, index):
+    x, key_padding_mask = np.ones(shape), np.zeros((2, 3), bool)[: len(shape) - 1]
+    message = refusal(lambda: regard.attention(x, x, x, key_padding_mask=key_padding_mask))
+    expression = f"~key_padding_mask{index}"
+    assert f"pass mask={expression}, because" in message
+    mask = eval(expression, {"key_padding_mask": key_padding_mask})
+    np.testing.assert_array_equal(regard.attention(x, x, x, mask=mask), x)
+
+
+@pytest.mark.parametrize(
     ("call", "answer"),
     [
+        (
+            lambda: regard.attention(Q=X, K=X, V=X),
+            "Q: pass query=Q; nor K: pass key=K; nor V: pass",
+        ),
+        (lambda: regard.attention(X, keys=X, value=X), "keys: did you mean key=?"),
+        (lambda: regard.attention(X), "attention() needs key and value too"),
+        (lambda: regard.attention(key=X, value=X), "attention() needs query too"),
+        (lambda: regard.attention(X, X, normalize="softmax"), "attention() needs value too"),
+        (lambda: regard.explain(q=X, k=X, v=X), "explain() has no argument q: pass query=q"),
+        (lambda: regard.explain(X, X, X, head=1), "explain() has no argument head: leave it out"),
+        (
+            lambda: regard.KVCache().attend(X, X, X),
+            "give keys and values to append(key, value) first",
+        ),
+        (
+            lambda: regard.MultiHeadAttention(8, 2),
+            "needs W_v too: MultiHeadAttention(W_q, W_k, W_v), the arrays of weights",
+        ),
+        (
+            lambda: regard.attention(X, X, X, mask=[masks.Causal(), masks.Window(1, 0)]),
+            "first & second",
+        ),
         (lambda: regard.weights(X, X, X[0], sm_scale=0.5), "sm_scale: pass scale=0.5"),
         (lambda: regard.explain(X, X, X, is_causal=True), "is_causal: pass causal=True"),
         (lambda: regard.explain(X, X, X, tokens="abc"), "pass query_labels='abc' and key_labels="),
@@ -122,7 +160,7 @@ def test_the_other_functions_answer_too(call, answer):
         (lambda: regard.attention(X, X, X, True), "pass the next as causal="),
         (lambda: regard.explain(X, X, X, ["a", "b", "c"]), "pass the next as query_labels="),
         (lambda: regard.KVCache(100), "takes nothing by position"),
-        (lambda: regard.KVCache(100), "pass the next as capacity=, window= or dtype="),
+        (lambda: regard.KVCache(100), "pass the next as capacity=, window=, dtype= or positions="),
         (lambda: LAYER(X, X, X), "takes only x and context by position"),
         (lambda: regard.set_threads(1, 2), "takes only threads by position"),
     ],
@@ -160,7 +198,40 @@ def test_a_function_of_another_library_is_answered_with_the_one_of_regard():
         _ = regard.torch
     with pytest.raises(AttributeError, match=r"has no attribute 'numbers'$"):
         _ = regard.numbers
+    with pytest.raises(AttributeError, match=r"use regard\.attention$"):
+        _ = regard.sdpa
+    with pytest.raises(AttributeError, match=r"use regard\.gradients\(…\)\.query$"):
+        _ = regard.grad_query
     assert not hasattr(regard, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "answer"),
+    [
+        (
+            regard.KVCache(),
+            "update",
+            "KVCache has no attribute update; use append(key, value), then",
+        ),
+        (regard.KVCache(), "atend", "KVCache has no attribute atend; did you mean attend?"),
+        (regard.KVCache(), "_atend", "KVCache has no attribute _atend"),
+    ],
+)
+def test_an_attribute_that_is_not_there_is_answered_with_the_one_that_is(owner, name, answer):
+    with pytest.raises(AttributeError, match=re.escape(answer)):
+        getattr(owner, name)
+
+
+def test_the_modules_of_other_libraries_are_reached_as_the_hints_spell_them():
+    program = """
+import sys, regard
+assert not [name for name in sys.modules if name.startswith("regard.interop")]
+assert regard.interop.onnx is sys.modules["regard.interop.onnx"]
+assert not {"torch", "jax"} & {*sys.modules}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(AttributeError, match=r"regard\.interop' has no attribute 'tensorflow'"):
+        _ = regard.interop.tensorflow
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text("utf-8")
@@ -220,8 +291,8 @@ def test_every_argument_of_regard_that_the_table_names_exists():
     functions = (regard.attention, regard.softmax, regard.KVCache, regard.MultiHeadAttention)
     functions += (regard.explain,)
     taken = {name for one in functions for name in inspect.signature(one).parameters}
-    texts = [*TRIED.values()]
-    for names in ELSEWHERE.values():
+    texts = []
+    for names in (TRIED, *ELSEWHERE.values()):
         texts += [
             text for one in names.values() for text in ([one] if isinstance(one, str) else one)
         ]

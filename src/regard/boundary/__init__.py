@@ -44,6 +44,13 @@ def refused(
     return misfit(function, args, options)
 
 
+def absent(owner: Any, name: str) -> Any:
+    """A `__getattr__` that says which attribute to use in place of one that is not there."""
+    from regard.boundary.elsewhere import no_such_attribute
+
+    raise no_such_attribute(owner, name)
+
+
 NOTHING = object()
 
 
@@ -60,6 +67,9 @@ def taking_names(**more: Any) -> Callable[[F], F]:
     def shown(function: F) -> F:
         whole = signature(function)
         parameters = [p for p in whole.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        parameters = [
+            p.replace(default=Parameter.empty) if p.default is NOTHING else p for p in parameters
+        ]
         at = list(whole.parameters).index("more")
         named = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters[at + 1 :]]
         rare = [Parameter(n, Parameter.KEYWORD_ONLY, default=own) for n, own in more.items()]

@@ -177,7 +177,7 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
 }
 
 # Names that no library has and people try.
-TRIED: dict[str, str] = {
+TRIED: dict[str, str | tuple[str, ...]] = {
     "q": "`query={}`",
     "k": "`key={}`",
     "v": "`value={}`",
@@ -193,6 +193,7 @@ TRIED: dict[str, str] = {
     "tokens": "`query_labels={}` and `key_labels={}`",
     "words": "`query_labels={}` and `key_labels={}`",
     "labels": "`query_labels={}` and `key_labels={}`",
+    "head": ("`heads={}`", "leave it out: every head is computed; `why` and the views take head"),
 }
 
 # What regard calls the functions of others.
@@ -202,17 +203,28 @@ FUNCTIONS: dict[str, str] = {
     "dot_product_attention": "regard.attention, or regard.interop.jax.dot_product_attention with "
     "JAX's arguments",
     "flex_attention": "regard.attention",
+    "sdpa": "regard.attention",
     "flash_attn_func": "regard.attention",
     "memory_efficient_attention": "regard.attention",
     "MultiheadAttention": "regard.MultiHeadAttention",
     "logsumexp": "regard.attention(…, return_lse=True)",
     "merge_attentions": "regard.merge",
+    "grad": "regard.gradients",
+    **{
+        f"grad_{name}": f"regard.gradients(…).{name}"
+        for name in ("query", "key", "value", "bias", "sink")
+    },
     "DynamicCache": "regard.KVCache",
     "StaticCache": "regard.KVCache",
     "torch": "regard.interop.torch",
     "jax": "regard.interop.jax",
     "onnx": "regard.interop.onnx",
     "transformers": "regard.interop.transformers",
+}
+
+# What the objects of regard have in place of attributes that people try.
+ATTRIBUTES: dict[str, dict[str, str]] = {
+    "KVCache": {"update": "append(key, value), then attend(query)", "clear": "reset()"},
 }
 
 
@@ -231,12 +243,15 @@ def misfit(
     unknown = {name: value for name, value in options.items() if name not in taken}
     kinds = {p.kind for p in parameters}
     if unknown and Parameter.VAR_KEYWORD not in kinds:
-        return no_such_argument(call, unknown, taken)
+        query = options.get("query", args[0] if args and by_position[:1] == ["query"] else None)
+        return no_such_argument(call, unknown, taken, query)
     if len(args) > len(by_position) and Parameter.VAR_POSITIONAL not in kinds:
         meant = _meant_by(args[len(by_position)])
         names = [meant] if meant in by_name else by_name
         only = f"only {_listed(by_position)}" if by_position else "nothing"
         mend = f"; pass the next as {_either(names)}" if names else ""
+        if call == "KVCache.attend()" and len(args) > 2:
+            mend = "; give keys and values to append(key, value) first"
         return TypeError(f"{call} takes {only} by position{mend}")
     given = by_position[: len(args)]
     for name in given:
@@ -244,18 +259,38 @@ def misfit(
             return TypeError(f"{call} was given {name} twice, by position and by name")
     needed = [p.name for p in parameters if p.default is Parameter.empty and p.name in taken]
     missing = [name for name in needed if name not in given and name not in options]
-    source = {"lse", "lses"} & {*missing} and "; attention(…, return_lse=True) returns it as .lse"
+    source = ""
+    if {"lse", "lses"} & {*missing}:
+        source = "; attention(…, return_lse=True) returns it as .lse"
+    elif by_position[:1] == ["W_q"] and args and isinstance(args[0], int):
+        source = ", the arrays of weights themselves, whose shapes tell the sizes"
     return TypeError(
-        f"{call} needs {_listed(missing)} too: {call[:-1]}{', '.join(needed)}){source or ''}"
+        f"{call} needs {_listed(missing)} too: {call[:-1]}{', '.join(needed)}){source}"
     )
 
 
-def no_such_argument(call: str, unknown: Mapping[str, Any], taken: Sequence[str]) -> TypeError:
+def no_such_argument(
+    call: str, unknown: Mapping[str, Any], taken: Sequence[str], query: Any = None
+) -> TypeError:
     """What to raise for arguments that are not among those that a call takes."""
     answers = (
         f"{safe_text(name, 40)}: {_answer(name, value, taken)}" for name, value in unknown.items()
     )
-    return TypeError(f"{call} has no argument {'; nor '.join(answers)}")
+    answer = "; nor ".join(answers)
+    # A mask of keys needs an axis for the queries, and for heads where there are any.
+    fitting = {2: "", 3: "[:, None, :]"}.get(getattr(query, "ndim", 4), "[:, None, None, :]")
+    return TypeError(f"{call} has no argument {answer.replace('[:, None, None, :]', fitting)}")
+
+
+def no_such_attribute(owner: object, name: str, hint: str = "") -> AttributeError:
+    """What to raise for an attribute that an object does not have."""
+    kind = type(owner).__name__
+    if instead := ATTRIBUTES.get(kind, {}).get(name):
+        hint = f"use {instead}"
+    elif not hint and not name.startswith("_") and (near := _nearest(name, dir(owner))):
+        hint = f"did you mean {near}?"
+    text = f"{kind} has no attribute {safe_text(name, 60)}{'; ' * bool(hint)}{hint}"
+    return AttributeError(text, name=name, obj=owner)
 
 
 def no_such_name(name: str, names: Iterable[str]) -> str:
@@ -272,7 +307,7 @@ def _answer(name: str, value: Any, taken: Sequence[str]) -> str:
     known = [(library, names[name]) for library, names in ELSEWHERE.items() if name in names]
     if known and value is None:
         return "leave it out: None is no mask and no number here"
-    known += [("", TRIED[name])] if name in TRIED else []
+    known += [("", texts) for texts in [TRIED.get(name)] if texts]
     answers: dict[str, str] = {}
     for library, texts in known:
         for text in (texts,) if isinstance(texts, str) else texts:
@@ -297,8 +332,7 @@ def _answer(name: str, value: Any, taken: Sequence[str]) -> str:
 
 
 def _texts() -> Iterable[str]:
-    yield from TRIED.values()
-    for names in ELSEWHERE.values():
+    for names in (TRIED, *ELSEWHERE.values()):
         for texts in names.values():
             yield from (texts,) if isinstance(texts, str) else texts
 

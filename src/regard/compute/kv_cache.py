@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
-from regard.boundary import answering
+from regard.boundary import absent, answering
 from regard.boundary.arguments import as_int, read_array
 from regard.boundary.arrays import Array, lend
 from regard.compute import dispatch, quantized
@@ -375,6 +375,9 @@ class KVCache:
             key, value = self._buffers
             other._buffers = key.copy(), value.copy()
         return other
+
+    if not TYPE_CHECKING:  # a checker names what is missing by itself
+        __getattr__ = absent
 
     def __len__(self) -> int:
         """The number of tokens of the longest batch element."""

@@ -373,6 +373,9 @@ def as_mask(value: Any) -> Mask:
         raise DtypeError(f"mask is the class {value.__name__}, not a rule; pass {call}")
     if isinstance(value, str) and value == "causal":
         raise DtypeError("mask must be booleans or rules, not the text 'causal'; pass causal=True")
+    if isinstance(value, (list, tuple)) and any(isinstance(part, Mask) for part in value):
+        kind = "list" if isinstance(value, list) else "tuple"
+        raise DtypeError(f"mask is a {kind} of rules; join them: first & second where both hold")
     return Boolean(value)
 
 

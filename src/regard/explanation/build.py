@@ -51,12 +51,14 @@ def explain_call(
                     f"{name} comes from the problem; use problem.replace to change it"
                 )
         return explain_problem(query, **options)
-    if key is None or value is None:
-        raise OptionError("explain needs query, key and value, or a Problem alone")
     takes = (*OPTIONS, *PARTS, *LOSS, "softmax", "title")
     unknown = {name: one for name, one in options.items() if name not in takes}
     if unknown:
-        raise no_such_argument("explain()", unknown, ("query", "key", "value", *takes, *names))
+        raise no_such_argument(
+            "explain()", unknown, ("query", "key", "value", *takes, *names), query
+        )
+    if query is None or key is None or value is None:
+        raise OptionError("explain needs query, key and value, or a Problem alone")
     axes = {NAMED_AXES[name]: own for name, own in names.items()}
     with naming_shapes(query=query, key=key, value=value):
         return explain_arrays(query, key, value, labels=axes, **options)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.boundary import answering
 from regard.boundary.arrays import Array
+from regard.boundary.elsewhere import no_such_attribute
 from regard.compute.visibility import Mask
 from regard.errors import safe_text
 from regard.explanation.derivation import Derivation, Values, derive
@@ -88,10 +89,8 @@ class Trace:
             # Asked only where there is no such attribute.
             known = () if name.startswith("_") or "source" not in self.__dict__ else self.steps
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            hint = f'; for the step write explanation["{near[0]}"]' if near else ""
-            raise AttributeError(
-                f"{type(self).__name__} has no attribute {name}{hint}", name=name, obj=self
-            )
+            hint = f'for the step write explanation["{near[0]}"]' if near else ""
+            raise no_such_attribute(self, name, hint)
 
     @property
     def output(self) -> Array:
