@@ -106,7 +106,16 @@ _LAZY = {
 }
 
 
-_MODULES = "interop masks models normalizers positions scores testing textbook".split()
+_MODULES = (
+    "interop",
+    "masks",
+    "models",
+    "normalizers",
+    "positions",
+    "scores",
+    "testing",
+    "textbook",
+)
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
 
