@@ -256,6 +256,15 @@ REFUSED = {
     ),
     "mask_of_another_dtype": (lambda: {"attn_mask": torch.ones(5, 5).half()}, "float16"),
     "no_tensor": (lambda: {"query": np.ones((2, 4, 5, 8))}, "query must be a Tensor"),
+    "mask_of_the_batch": (
+        lambda: {"attn_mask": torch.ones(3, 5, dtype=torch.bool)},
+        r"5 queries and 5 keys; if .* pass attn_mask\[:, None",
+    ),
+    "mask_is_a_rule": (lambda: {"attn_mask": regard.masks.Causal()}, "this call is_causal=True"),
+    "mask_is_a_class": (
+        lambda: {"attn_mask": regard.masks.Causal},
+        "not the class Causal; .* this",
+    ),
     "mask_is_no_tensor": (lambda: {"attn_mask": np.ones((5, 5), bool)}, "attn_mask must be"),
     "one_axis": (lambda: {"query": torch.ones(8)}, "query has 1 axes"),
     "heads": (
@@ -282,9 +291,23 @@ def test_what_cannot_be_answered_is_refused_by_name(case):
         scaled_dot_product_attention(**(good() | options()))
 
 
-def test_a_mistyped_argument_is_answered_with_the_one_that_was_meant():
-    with pytest.raises(TypeError, match=r"did you mean is_causal=True\?"):
-        scaled_dot_product_attention(**good(), is_casual=True)
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"is_casual": True}, r"did you mean is_causal=True\?"),
+        ({"causal": True}, "causal: pass is_causal=True$"),
+        ({"mask": torch.ones(5, 5)}, "mask: pass attn_mask=mask$"),
+        ({"bias": torch.ones(5, 5)}, "bias: pass attn_mask=bias$"),
+    ],
+)
+def test_an_argument_that_is_not_there_is_answered_with_the_one_that_was_meant(given, answer):
+    with pytest.raises(TypeError, match=answer):
+        scaled_dot_product_attention(**good(), **given)
+
+
+def test_patched_takes_nothing():
+    with pytest.raises(TypeError, match=r"patched\(\) takes nothing by position"):
+        patched(True)
 
 
 # --- autocast ------------------------------------------------------------------------------------

@@ -318,6 +318,9 @@ def _answer(name: str, value: Any, taken: Sequence[str]) -> str:
         return next(iter(answers))
     if answers:
         return "; ".join(f"coming from {library}, {text}" for text, library in answers.items())
+    for theirs in taken:  # regard's own name, in a call with the arguments of another library
+        if theirs not in TRIED and name in _arguments(*_texts(theirs)):
+            return f"pass {theirs}={_spelled(value, name)}"
     takes = f"it takes {_listed(taken)}" if taken else "it takes none"
     if known:
         text = known[0][1] if isinstance(known[0][1], str) else known[0][1][0]
@@ -331,8 +334,10 @@ def _answer(name: str, value: Any, taken: Sequence[str]) -> str:
     return takes
 
 
-def _texts() -> Iterable[str]:
-    for names in (TRIED, *ELSEWHERE.values()):
+def _texts(only: str | None = None) -> Iterable[str]:
+    """What the tables answer, to one name or to any."""
+    for table in (TRIED, *ELSEWHERE.values()):
+        names = table if only is None else {only: table.get(only, ())}
         for texts in names.values():
             yield from (texts,) if isinstance(texts, str) else texts
 

@@ -21,6 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from regard.api import attention
 from regard.boundary import answering
 from regard.boundary.arrays import lent, untraced
+from regard.compute.visibility import Mask
 from regard.errors import DtypeError, OptionError, ShapeError
 from regard.interop import torch_gradients
 
@@ -118,6 +119,7 @@ class Calls:
 
 
 @contextmanager
+@answering
 def patched() -> Iterator[Calls]:
     """Run calls of ``torch.nn.functional.scaled_dot_product_attention`` on regard.
 
@@ -218,13 +220,23 @@ def _visible(mask: Any, causal: bool, query: Any, key: Any) -> dict[str, Any]:
         at_the_end = mask.variant == CausalVariant.LOWER_RIGHT
         return {"causal": True, "offset": "end" if at_the_end else 0}
     if not isinstance(mask, torch.Tensor):
-        raise DtypeError(f"attn_mask must be a Tensor, not {type(mask).__name__}")
+        kind = mask if isinstance(mask, type) else type(mask)
+        rule = "; regard.attention takes rules as mask=, this call is_causal=True"
+        hint = rule if issubclass(kind, Mask) else ""
+        what = f"the class {kind.__name__}" if kind is mask else kind.__name__
+        raise DtypeError(f"attn_mask must be a Tensor, not {what}{hint}")
     if mask.is_nested:
         raise DtypeError("attn_mask is a nested tensor; pad it to one shape")
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise DtypeError(
             f"attn_mask has dtype {mask.dtype}; it must be torch.bool (True = attend), or "
             f"torch.float32 or the query's {query.dtype}, which is added"
+        )
+    if mask.ndim == 2 and mask.shape[0] not in (1, sizes[0]) and query.ndim > 2:
+        axes = "[:, None, None, :]" if query.ndim > 3 else "[:, None, :]"
+        raise ShapeError(
+            f"attn_mask has shape {tuple(mask.shape)} but there are {sizes[0]} queries and "
+            f"{sizes[1]} keys; if it has a row for each batch element, pass attn_mask{axes}"
         )
     options["mask" if mask.dtype == torch.bool else "bias"] = mask
     return options
