@@ -214,12 +214,30 @@ def test_a_function_of_another_library_is_answered_with_the_one_of_regard():
             "KVCache has no attribute update; use append(key, value), then",
         ),
         (regard.KVCache(), "atend", "KVCache has no attribute atend; did you mean attend?"),
+        (TOLD, "save", "Explanation has no attribute save; use to_html(path), to_npz(path) or"),
+        (TOLD, "to_dict", "use {name: explanation[name].value for name in explanation.steps}"),
+        (TOLD, "to_csv", "use to_dataframe(step).to_csv(path)"),
+        (TOLD["weights"], "values", "ExplainedStep has no attribute values; use value, the array"),
+        (TOLD["weights"], "to_pandas", "use to_dataframe()"),
         (regard.KVCache(), "_atend", "KVCache has no attribute _atend"),
     ],
 )
 def test_an_attribute_that_is_not_there_is_answered_with_the_one_that_is(owner, name, answer):
     with pytest.raises(AttributeError, match=re.escape(answer)):
         getattr(owner, name)
+
+
+def test_a_step_by_index_is_answered_with_its_array_and_with_why():
+    with pytest.raises(TypeError, match=r'step\.value\[…\] .* explanation\.why\("weights", …\)'):
+        TOLD["weights"]["she", "coffee"]
+
+
+def test_an_explanation_is_no_problem_that_can_be_saved(tmp_path):
+    told = regard.explain(regard.load_problem("the-cat-sat"))
+    with pytest.raises(regard.DtypeError, match=r"not Explanation; pass its \.problem$"):
+        regard.save_problem(told, tmp_path / "x.toml")
+    with pytest.raises(regard.DtypeError, match=r"not Explanation; make one: regard\.Problem"):
+        regard.save_problem(TOLD, tmp_path / "x.toml")
 
 
 def test_the_modules_of_other_libraries_are_reached_as_the_hints_spell_them():

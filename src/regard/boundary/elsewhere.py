@@ -225,6 +225,19 @@ FUNCTIONS: dict[str, str] = {
 # What the objects of regard have in place of attributes that people try.
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "KVCache": {"update": "append(key, value), then attend(query)", "clear": "reset()"},
+    "Explanation": {
+        "save": "to_html(path), to_npz(path) or, for a Problem, regard.save_problem(problem, path)",
+        "to_dict": "{name: explanation[name].value for name in explanation.steps}",
+        "to_csv": "to_dataframe(step).to_csv(path)",
+        "to_pandas": "to_dataframe(step)",
+    },
+    "ExplainedStep": {
+        "values": "value, the array",
+        "numpy": "value, the array",
+        "to_numpy": "value, the array",
+        "to_pandas": "to_dataframe()",
+        "to_csv": "to_dataframe().to_csv(path)",
+    },
 }
 
 

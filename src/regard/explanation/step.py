@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.boundary import answering
+from regard.boundary import absent, answering
 from regard.boundary.arrays import Array
 from regard.boundary.dataframe import Level, dataframe
 from regard.errors import LabelError, Setting, safe_text
@@ -195,6 +195,15 @@ class ExplainedStep:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """The array `value`, for `numpy.asarray` and for NumPy's functions."""
         return np.array(self.value, dtype, copy=copy)
+
+    if not TYPE_CHECKING:  # a checker names what is missing by itself
+        __getattr__ = absent
+
+        def __getitem__(self, where: Any) -> Any:
+            raise TypeError(
+                "a step has no cells by index: take step.value[…] with positions, or "
+                f'explanation.why("{self.name}", …) with labels'
+            )
 
     # --- one head of it ----------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.boundary import files
 from regard.boundary.parse import shown
-from regard.errors import ProblemError, safe_text
+from regard.errors import DtypeError, ProblemError, safe_text
 from regard.problems import npz
 from regard.problems.problem import Problem
 from regard.problems.schema import about, mapping_from_problem, problem_from_mapping, target_from
@@ -112,6 +112,10 @@ def save_problem(problem: Problem, path: str | os.PathLike[str], *, force: bool 
 
     A file that is there already is replaced only with `force`, and only as a whole.
     """
+    if not isinstance(problem, Problem):
+        made_from = isinstance(getattr(problem, "problem", None), Problem)
+        hint = "; pass its .problem" if made_from else "; make one: regard.Problem(…)"
+        raise DtypeError(f"problem must be a Problem, not {type(problem).__name__}{hint}")
     place = file_name(path)
     suffix = os.path.splitext(place)[1].lower()
     with about(place):
