@@ -210,6 +210,21 @@ def test_a_given_gradient_has_no_loss_and_says_so():
         explanation["loss"]
 
 
+@pytest.mark.parametrize("name", ["d_loss", "d_target"])
+def test_a_loss_with_a_target_does_not_ask_for_one(name):
+    explanation = regard.explain([[1.0]], [[2.0]], [[3.0]], target=[[2.0]])
+    with pytest.raises(LabelError, match="those of the output, and of what it is computed from"):
+        explanation[name]
+
+
+def test_a_target_that_a_problem_states_gives_way_to_a_gradient():
+    problem = regard.Problem(queries=[[1.0]], keys=[[2.0]], values=[[3.0]], target=[[2.0]])
+    with pytest.raises(ProblemError, match="target=None"):
+        regard.explain(problem, grad_output=[[5.0]])
+    explanation = regard.explain(problem, target=None, grad_output=[[5.0]])
+    np.testing.assert_array_equal(explanation["d_output"].value, [[5.0]])
+
+
 def test_each_batch_element_has_a_loss_and_gradients_of_its_own():
     rng = np.random.default_rng(0)
     arrays, target = rng.normal(size=(3, 2, 1, 3, 2)), rng.normal(size=(2, 1, 3, 2))

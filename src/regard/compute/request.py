@@ -246,7 +246,7 @@ def check_loss(given: Mapping[str, Array], shape: tuple[int, ...]) -> None:
     if len(given) > 1:
         raise OptionError(
             "target and grad_output are both given; a target says what the loss is, grad_output "
-            "what its gradient is: keep one of them"
+            "what its gradient is: keep one of them (target=None takes away what a problem states)"
         )
     for name, array in given.items():
         if array.dtype == np.bool_:

@@ -49,6 +49,7 @@ class Values(Protocol):
     steps: dict[str, Step]
     sizes: dict[str, int]
     lead: tuple[int, ...]
+    inputs: Mapping[str, Array]
     rules: Mask | None
     offset: NDArray[np.int64]
 

@@ -101,6 +101,8 @@ def _no_gradient(name: str, present: Mapping[str, object]) -> str | None:
         return _WITHOUT_GRADIENT[name]
     if "d_output" not in present:
         return "without a loss there are no gradients; give explain a target, or grad_output"
+    if name in ("target", "loss") and "loss" in present:
+        return "the gradients are those of the output, and of what it is computed from"
     if name in ("target", "loss"):
         return "grad_output is the gradient of a loss that only the caller knows; give a target"
     return None if name.startswith("d_") else _reason(name, present)

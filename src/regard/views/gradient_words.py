@@ -14,8 +14,8 @@ _LOSS = {
     "cell_losses": "Half the square of how far each number of the output is from its target.",
     "row_losses": "Added up for each row.",
     "head_losses": "Added up for each head.",
-    "loss": "All of it added up: 0 where the output is the target. Each gradient below says how "
-    "this number changes with one of those above.",
+    "loss": "All of it added up: 0 where the output is the target. Each gradient says how this "
+    "number changes with the number it belongs to.",
 }
 
 # What is added to the meaning of a gradient, by the step that it belongs to.

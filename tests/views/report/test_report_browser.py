@@ -977,6 +977,8 @@ def test_steps_run_by_keys_bring_the_loss_down_and_can_be_undone(open_page: Open
     page.get_by_role("button", name="Start over").click()
     assert loss_of(page) == losses[0]
     assert page.locator(".status").text_content() == ""
+    assert page.locator(".learn .said").text_content() == "Back at the start."
+    assert page.evaluate("document.activeElement.textContent") == "One step"
     page.goto("about:blank")
     page.goto(link)  # which holds what was learned
     np.testing.assert_allclose(loss_of(page), losses[2], rtol=1e-15)

@@ -779,6 +779,30 @@ def test_after_each_gradient_step_the_page_has_what_python_computes(name: str, s
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (2, 1, 4), (3, 1), (4,)])
+def test_a_gradient_step_keeps_a_bias_and_a_sink_shared_that_were_given_once(
+    shape: tuple[int, ...],
+) -> None:
+    q, k, v, target = (numbers(30 + n, 2, m, 3) for n, m in enumerate((3, 4, 4, 3)))
+    bias = numbers(16, *shape)
+    explanation = regard.explain(q, k, v, bias=bias, sink=0.3, target=target)
+    asked = {"task": "learn", "rate": 0.05, "steps": 1, "only": ["bias", "sink"]}
+    _, ((edits, _),) = ask({**asked, **carried(explanation)})[0]
+    given = {"bias": bias, "sink": np.array(0.3)}
+    slopes = regard.gradients(
+        q, k, v, grad_output=explanation["d_output"].value, bias=bias, sink=0.3, wrt=[*given]
+    )
+    for name, was in given.items():
+        moved = np.broadcast_to(was, explanation[name].value.shape).copy()
+        for key, flat, value in edits:
+            _, own, part = key.split("|")
+            if own == name:
+                head = int(part.split("/")[1])
+                moved[head : head + 1].flat[flat] = received(value)
+        wanted = np.broadcast_to(was - 0.05 * getattr(slopes, name), moved.shape)
+        np.testing.assert_allclose(moved, wanted, rtol=CHAIN, atol=CHAIN)
+
+
 def test_a_gradient_step_moves_the_chosen_inputs_alone_and_keeps_what_was_changed() -> None:
     page = carried(regard.explain(PROJECTED))
     edit = ["0|W_o|-/-", 3, 0.5]

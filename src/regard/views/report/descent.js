@@ -48,6 +48,25 @@ export const learnable = (run) =>
     .filter(({ op, name }) => op === "given" && name !== "scale" && gradientOf(run, name))
     .map(({ name }) => name);
 
+// The gradient of each number of an input, by head and row. Numbers that were given once for all
+// heads, rows or columns have the sum of theirs, so that they stay equal.
+function slopesOf(run, name, shared) {
+  const slope = gradientOf(run, name).name;
+  const head = run.steps.get(name).axes.find(isHead);
+  const heads = [...Array(head ? run.sizes[head] : 1).keys()];
+  const each = heads.map((own) =>
+    Array.from({ length: run.block(name, own).rows }, (_, row) => run.row(slope, own, row)),
+  );
+  if (!shared) return each;
+  const once = [head, "L", "S"].map((axis) => shared.includes(axis));
+  const place = (...index) => index.map((k, axis) => (once[axis] ? 0 : k)).join();
+  const sums = new Map();
+  const over = (use) =>
+    each.map((rows, own) => rows.map((row, k) => [...row].map((x, at) => use(place(own, k, at), x))));
+  over((key, x) => sums.set(key, (sums.get(key) ?? 0) + x));
+  return over((key) => sums.get(key));
+}
+
 // What is edited after each number of these inputs moved against its gradient, by `rate` times it;
 // null if none of them moves.
 export function descended(carried, { layer, batch, edits }, run, names, rate) {
@@ -55,16 +74,16 @@ export function descended(carried, { layer, batch, edits }, run, names, rate) {
   let moves = false;
   for (const name of names) {
     const head = run.steps.get(name).axes.find(isHead);
-    const slope = gradientOf(run, name).name;
-    for (let own = 0; own < (head ? run.sizes[head] : 1); own++) {
+    const slopes = slopesOf(run, name, carried.layers[layer].shared[name]);
+    for (let own = 0; own < slopes.length; own++) {
       const part = carried.partKey(layer, "given", name, batch, head ? own : null);
       const given = carried.decode(carried.editable(String(layer), name, part));
       const moved = new Map();
       const { rows, width } = run.block(name, own);
       for (let row = 0; row < rows; row++) {
-        const [values, slopes] = [name, slope].map((step) => run.row(step, own, row));
+        const values = run.row(name, own, row);
         for (let k = 0, flat = row * width; k < width; k++, flat++) {
-          const value = values[k] - rate * slopes[k];
+          const value = values[k] - rate * slopes[own][row][k];
           moves ||= !Object.is(value, values[k]);
           if (!Object.is(value, given[flat])) moved.set(flat, value);
         }

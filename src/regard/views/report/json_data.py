@@ -209,7 +209,11 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
         ],
         "lanes": {step: story.lane(step) for step in shown.steps if story.lane(step)},
         "aside": list(aside(shown)),
-        **({"beside": beside(shown)} if has_gradients(shown) else {}),
+        **(
+            {"beside": beside(shown), "shared": _shared(explanation)}
+            if has_gradients(shown)
+            else {}
+        ),
         "countable": countable(shown),
         "scaleWords": scale_words(shown) if layer.exact else "",
         "expect": _expectations(data, explanation) if len(layer.exact) == len(layer.every) else [],
@@ -218,6 +222,22 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             for batch, head in (layer.every if plan.overview else ())
         },
     }
+
+
+def _shared(explanation: Trace) -> dict[str, str]:
+    """Along which axes a bias and a sink were given once, for all their places."""
+    source = explanation.source
+    found: dict[str, str] = {}
+    for name in {"bias", "sink"} & {*source.inputs}:
+        axes, array = source.steps[name].axes, source.inputs[name]
+        at = zip(axes, array.shape[array.ndim - len(axes) :], strict=True)
+        strides = array.strides[array.ndim - len(axes) :]
+        found[name] = "".join(
+            axis
+            for (axis, size), stride in zip(at, strides, strict=True)
+            if size > 1 and not stride
+        )
+    return found
 
 
 def _exported(explanation: Trace, axis: str) -> tuple[str, ...] | None:

@@ -80,12 +80,19 @@ function undo() {
     losses.pop();
   });
   said = "";
-  halt();
+  landed();
 }
 
 function startOver() {
   show(first, restart);
+  landed();
+}
+
+// After going back: where no step is left to undo, the focus leaves the buttons that undo.
+function landed() {
+  if (losses.length === 1) said = "Back at the start.";
   halt();
+  if (!before.length) parts.one.focus();
 }
 
 // --- on the page ----------------------------------------------------------------------------
