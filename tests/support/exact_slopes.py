@@ -149,6 +149,7 @@ TERMS: dict[str, Callable[..., Any]] = {
     "tanh_dot": lambda v, a, b: v * mpmath.tanh(a + b),
     "squared_distance": lambda a, b: (a - b) ** 2,
     "length": lambda x: x * x,
+    "pick": lambda number, place, wanted: number if place == wanted else mpmath.mpf(0),
 }
 
 
@@ -169,6 +170,10 @@ ELEMENTARY: dict[str, Callable[..., Any]] = {
     "keep": lambda _, x: x,
     "elu_plus_one": lambda x: x + 1 if x > 0 else mpmath.exp(x),
     "half_square": lambda a, b: (a - b) ** 2 / 2,
+    "cos": mpmath.cos,
+    "sin": mpmath.sin,
+    "rotate": lambda x, cosine, other, sine: x * cosine + other * sine,
+    "apart": lambda a, b: abs(a - b),
     "inverse_root": lambda x: 1 / mpmath.sqrt(x),
     "split": lambda x: x,
     "merge": lambda x: x,
