@@ -336,3 +336,23 @@ def test_two_objects_with_the_same_parameters_are_equal():
                             Rotary(scaling={"rope_type": "linear", "factor": 2}))  # fmt: skip
     assert Rotary() != Rotary(base=5.0)
     np.testing.assert_equal(repr(Rotary(width=4)), "Rotary(width=4)")
+
+
+@pytest.mark.parametrize("positions", [Rotary(), Alibi()], ids=repr)
+def test_a_layer_takes_positions_and_so_do_its_gradients(positions):
+    rng = np.random.default_rng(5)
+    x, grad, *weights = (
+        rng.normal(size=(5, 4)),
+        rng.normal(size=(5, 8)),
+        *rng.normal(size=(3, 4, 8)),
+    )
+    layer = regard.MultiHeadAttention(*weights, heads=2)
+    call = {"causal": True, "positions": positions}
+    packed = [(x @ one).reshape(5, 2, 4).swapaxes(0, 1) for one in weights]
+    heads = regard.attention(*packed, **call)
+    np.testing.assert_allclose(layer(x, **call), heads.swapaxes(0, 1).reshape(5, 8), 1e-12)
+    np.testing.assert_allclose(layer.explain(x, **call).output, layer(x, **call), 1e-12)
+    way = 1e-6 * rng.normal(size=x.shape)
+    slope = ((layer(x + way, **call) - layer(x - way, **call)) * grad).sum() / 2
+    found = layer.gradients(x, grad, **call)
+    np.testing.assert_allclose((found[0] * way).sum(), slope, 1e-6)

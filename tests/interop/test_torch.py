@@ -296,8 +296,8 @@ def test_what_cannot_be_answered_is_refused_by_name(case):
     [
         ({"is_casual": True}, r"did you mean is_causal=True\?"),
         ({"causal": True}, "causal: pass is_causal=True$"),
-        ({"mask": torch.ones(5, 5)}, "mask: pass attn_mask=mask$"),
-        ({"bias": torch.ones(5, 5)}, "bias: pass attn_mask=bias$"),
+        ({"mask": np.ones((5, 5))}, "mask: pass attn_mask=mask$"),
+        ({"bias": np.ones((5, 5))}, "bias: pass attn_mask=bias$"),
     ],
 )
 def test_an_argument_that_is_not_there_is_answered_with_the_one_that_was_meant(given, answer):

@@ -107,7 +107,7 @@ class Placed(TypedDict, total=False):
     positions: Positions | None
 
 
-class LayerOptions(Options, Computed, Parts, total=False):
+class LayerOptions(Options, Computed, Parts, Placed, total=False):
     """Options of `MultiHeadAttention`."""
 
 
@@ -155,7 +155,7 @@ class SomeGradientOptions(GradientOptions, total=False):
     wrt: Required[str | Iterable[str]]
 
 
-class StepsOptions(Options, Parts, total=False):
+class StepsOptions(Options, Parts, Placed, total=False):
     """Options of an explanation of a layer."""
 
     target: ArrayIn | None
@@ -163,7 +163,7 @@ class StepsOptions(Options, Parts, total=False):
     softmax: Literal["shifted", "unshifted"]
 
 
-class ProblemOptions(StepsOptions, Placed, total=False):
+class ProblemOptions(StepsOptions, total=False):
     """What replaces a problem's own when it is explained."""
 
     title: str

@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["-O0", pytest.param("-O3", marks=pytest.mark.full)])
+@pytest.fixture(scope="session", params=["-O0", pytest.param("-O3", marks=pytest.mark.full)])
 def elsewhere(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Module]:
