@@ -189,6 +189,8 @@ def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name):
         pytest.param("openvino", marks=pytest.mark.needs("openvino")),
     ],
 )
+# JAX, where other tests have imported it, warns of every fork, and libraries fork when they load.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_arrays_whose_memory_a_library_shares_live_as_long_as_its_work(name):
     library = next(one for one in PEERS if one.name == name)
     inputs = make_inputs(TINY[0])

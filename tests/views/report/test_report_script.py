@@ -547,7 +547,13 @@ def assert_same_figures(found: list[Any], explanation: Explanation) -> None:
             np.testing.assert_allclose(
                 page_rows[:, column], np.ravel(array), rtol=CHAIN, atol=spread_error
             )
-        assert page_rows[:, 3].tolist() == np.ravel(own.largest_key).tolist()
+        # Of two weights that differ by less than their errors, either is the largest.
+        place = batches[batch] + ((head,) if explanation.heads else ())
+        weights = explanation["weights"].value[place].reshape(len(page_rows), -1)
+        keys = np.ravel(own.largest_key)
+        for row in np.flatnonzero(page_rows[:, 3] != keys):
+            theirs, largest = weights[row, [int(page_rows[row, 3]), keys[row]]]
+            np.testing.assert_allclose(theirs, largest, rtol=CHAIN)
 
 
 @pytest.mark.parametrize("name", [name for name in DESIGNED if name != "overflow"])
