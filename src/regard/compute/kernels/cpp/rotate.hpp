@@ -15,9 +15,9 @@ template <class T, bool Half> REGARD_INLINE T on_its_way(double x) {
 
 // The numbers of all pairs, the first ones and then the second ones.
 template <class T, bool Half>
-static void turn_pairs(const T* __restrict x, const T* __restrict y, const double* __restrict cosine,
-                       const double* __restrict sine, T* __restrict first, T* __restrict second,
-                       int64_t pairs) {
+static void turn_pairs(const T* __restrict x, const T* __restrict y,
+                       const double* __restrict cosine, const double* __restrict sine,
+                       T* __restrict first, T* __restrict second, int64_t pairs) {
     for (int64_t p = 0; p < pairs; p++) {
         const double a = double(x[p]), b = double(y[p]), c = cosine[p], s = sine[p];
         const double from_b = s == 0 ? 0.0 : b * -s, from_a = s == 0 ? 0.0 : a * s;
@@ -26,7 +26,8 @@ static void turn_pairs(const T* __restrict x, const T* __restrict y, const doubl
     }
 }
 
-template <class T, bool Half> static void turn_row(const Turn& t, const double* c, const double* s) {
+template <class T, bool Half> static void turn_row(const Turn& t, const double* c,
+                                                   const double* s) {
     T* const in = (T*)t.scratch;
     T* const out = in + t.D;
     const int64_t n = t.pairs;
