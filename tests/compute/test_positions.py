@@ -356,3 +356,19 @@ def test_a_layer_takes_positions_and_so_do_its_gradients(positions):
     slope = ((layer(x + way, **call) - layer(x - way, **call)) * grad).sum() / 2
     found = layer.gradients(x, grad, **call)
     np.testing.assert_allclose((found[0] * way).sum(), slope, 1e-6)
+
+
+@pytest.mark.parametrize("own", [(1, 5, 8), (2, 1, 8), (2, 5, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("positions", [Rotary(), Rotary(interleaved=True, width=4)], ids=repr)
+def test_broadcast_arrays_are_turned_as_copies_of_them(positions, own):
+    rng = np.random.default_rng(6)
+    wide = np.broadcast_to(rng.normal(size=own), (2, 5, 8))
+    value, grad = rng.normal(size=(2, 2, 5, 8))
+    call = {"positions": positions, "causal": True}
+    whole = wide.copy()
+    assert_same_bytes(
+        regard.attention(wide, wide, value, **call), regard.attention(whole, whole, value, **call)
+    )
+    ours, theirs = (regard.gradients(x, x, value, grad, **call) for x in (wide, whole))
+    assert_same_bytes(ours.query, theirs.query)
+    assert_same_bytes(ours.key, theirs.key)

@@ -164,9 +164,8 @@ def _pair(array: Array, pairs: int, interleaved: bool) -> tuple[Array, Array]:
 def _turned(array: Array, tables: Tables, interleaved: bool, dtype: np.dtype[Any]) -> Array:
     """Rows (…, H, L, D) turned by angles (L, pairs) or (…, L, pairs)."""
     shape = array.shape
-    if tables[0].ndim == 2:  # what is the same for all batch elements is turned once
-        sizes = zip(array.strides, shape, strict=True)
-        array = array[tuple(slice(0, 1) if not by and n > 1 else slice(None) for by, n in sizes)]
+    if tables[0].ndim == 2:  # what is the same for all batch elements or heads is turned once
+        array = array[tuple(slice(0, None if by else 1) for by in array.strides[:-2])]
     if not is_float(array.dtype) or not array.dtype.isnative:
         array = array.astype(dtype)
     made = np.empty(array.shape, dtype)
