@@ -4,7 +4,8 @@
                                   [--keys 1024,…,65536] [--types float32,…] [--threads N]
 
 A token is one query for each of 32 heads, which share 8 key heads, against a `KVCache` of float32,
-bfloat16, float16 or int8: one layer, so a model of 32 layers makes a 32nd of it. GB/s are the bytes
+bfloat16, float16 or int8: one layer, so a model of 32 layers makes a 32nd of it. The query has the
+type of the cache, and bfloat16 for int8. GB/s are the bytes
 of keys and values, each read once. There are as many caches of a type as exceed 128 MB, and calls
 take them in turns, so that none is left in the CPU's own caches. Every answer is compared with
 that of float32 before any is timed. The types take turns in five rounds, three where a call takes
@@ -89,7 +90,7 @@ def measured(names: list[str], heads: int, key_heads: int, width: int, keys: int
             cache = regard.KVCache(capacity=keys, dtype=None if name == "float32" else name)
             cache.append(key, value)
             caches.append(cache)
-        own = query if name == "int8" else query.astype(dtype_of(name))
+        own = query.astype(dtype_of("bfloat16" if name == "int8" else name))
         answer = np.asarray(caches[0].attend(own), np.float32)
         right = regard.attention(query, key, value)
         off = np.abs(answer - right).max() / np.abs(right).max()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import regard
 from bounds import assert_within, error_bounds
-from calls import answer_of, check_result, every_kernel, result_dtype, run
+from calls import answer_of, arithmetic_of, check_result, every_kernel, result_dtype, run
 from drawn_calls import calls, for_the_oracle
 from oracle import attend_exactly
 from regard.masks import Lengths
@@ -109,6 +109,7 @@ def test_equal_values_come_out_as_they_are(kernel, call, number):
         v,
         answer,
         dtype=result_dtype(q, k, v),
+        arithmetic=arithmetic_of(kernel, q, k, v, **options),
         **{name: options[name] for name in ("scale", "softcap", "bias") if name in options},
     )
     some = answer.visible.any(axis=-1)[..., np.newaxis]

@@ -71,6 +71,7 @@ WHOLE_ROWS = Arithmetic(
 )  # 2.6 ulp: the worst known of NumPy's float32 exp is 2.52
 FUSED = Arithmetic(exp_roundings=2.0, chunk=256, merge_roundings=4)
 INTEGERS = FUSED._replace(digit=1.01 * 2.0**-23)
+SHORT_INTEGERS = FUSED._replace(digit=1.01 * 2.0**-15)  # for results of half types
 PAIRS = FUSED._replace(weight_error=2.0**-8 / (1 - 2.0**-8), least=2.0**-126)
 
 

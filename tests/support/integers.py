@@ -21,19 +21,22 @@ def _powers(numbers: np.ndarray, bits: int, room: float) -> np.ndarray:
     return bits - np.maximum(np.frexp(most)[1], SMALLEST)
 
 
-def _digits(numbers: np.ndarray, powers: np.ndarray, signed: bool) -> list[np.ndarray]:
+def _digits(numbers: np.ndarray, powers: np.ndarray, places: int, signed: bool) -> list[np.ndarray]:
     integers = np.rint(np.ldexp(numbers.astype(np.float64), powers)).astype(np.int64)
     if not signed:
-        return [integers >> 8 * place & 255 for place in range(3)]
-    integers = (integers + 0x808080) ^ 0x808080
-    return [(integers >> 8 * place).astype(np.int8).astype(np.int64) for place in range(3)]
+        return [integers >> 8 * place & 255 for place in range(places)]
+    borrow = 0x808080 >> 8 * (3 - places)
+    integers = (integers + borrow) ^ borrow
+    return [(integers >> 8 * n).astype(np.int8).astype(np.int64) for n in range(places)]
 
 
 def _joined(sums: list[np.ndarray], powers: np.ndarray) -> np.ndarray:
     """Sums of digits put together, each step rounded to float32 once."""
-    low, middle, high = (x.astype(np.float32).astype(np.float64) for x in sums)
-    both = (middle * 2**8 + low).astype(np.float32)
-    return np.ldexp((high * 2**16 + both).astype(np.float32), -powers)
+    whole = sums[0].astype(np.float32)
+    for place, one in enumerate(sums[1:], 1):
+        digits = one.astype(np.float32).astype(np.float64)
+        whole = (digits * 2 ** (8 * place) + whole).astype(np.float32)
+    return np.ldexp(whole, -powers)
 
 
 def _exponentials(numbers: np.ndarray) -> np.ndarray:
@@ -60,17 +63,18 @@ def attend_in_integers(
     query: np.ndarray,
     key: tuple[np.ndarray, np.ndarray],
     value: tuple[np.ndarray, np.ndarray],
+    places: int,
 ) -> np.ndarray:
-    """The output (L, E) of one head: a float32 query, at most 256 keys and values, each as
-    integers (S, D) and scales (S, 1)."""
+    """The output (L, E) of one head, not rounded to a half type: a float32 query, at most 256 keys and
+    values, each as integers (S, D) and scales (S, 1), and how many digits make a number."""
     integers, scales = key[0].astype(np.int64), key[1][:, 0]
-    powers = _powers(query, 23, 1.004)
-    digits = _digits(query, powers, signed=True)
+    powers = _powers(query, 8 * places - 1, 1.004)
+    digits = _digits(query, powers, places, signed=True)
     scores = _joined([one @ integers.T for one in digits], powers) * scales
     unit = np.float32(LOG2_E / np.sqrt(query.shape[1]))
     weights = _exponentials((scores - scores.max(axis=1, keepdims=True)) * unit)
     scaled = weights * value[1][:, 0]
-    powers = _powers(scaled, 24, 1)
-    digits = _digits(scaled, powers, signed=False)
+    powers = _powers(scaled, 8 * places, 1 if places == 3 else 1.0001)
+    digits = _digits(scaled, powers, places, signed=False)
     output = _joined([one @ value[0].astype(np.int64) for one in digits], powers)
     return output / _sums(weights)

@@ -111,6 +111,8 @@ class Module(types.ModuleType):
     def fast_path(self, *arguments: Any) -> None:
         return None
 
+    fast_path_of_bytes = fast_path
+
     def usable_cpus(self) -> int:
         return 1
 

@@ -99,15 +99,27 @@ OPTIONS = (
 
 
 def run_arrays(
-    query: Any, key: Any, value: Any, *options: Any, declined: bool = False, **parts: Any
+    query: Any,
+    key: Any,
+    value: Any,
+    *options: Any,
+    declined: bool = False,
+    rows: tuple[Array, Array] | None = None,
+    **parts: Any,
 ) -> Any:
     """Attention on NumPy arrays, with the OPTIONS by position.
 
-    `parts` are score, normalize and positions, and whether keys and values are `quantized`. The
-    fast path answers if it can, unless it has `declined` already; else a kernel does.
+    `rows` are those of an int8 cache if key and value are their integers; `parts` are score,
+    normalize and positions. The fast path answers if it can, unless it has `declined` already;
+    else a kernel does.
     """
-    answer = None if declined else native.fast_path(query, key, value, *options)
+    answer = None
+    if rows is not None and not declined:
+        answer = native.fast_path_of_bytes(query, *rows, *options)
+    elif not declined:
+        answer = native.fast_path(query, key, value, *options)
     if answer is None:
+        parts["quantized"] = rows is not None
         named = dict(zip(OPTIONS, options, strict=True))
         kernel = named.pop("kernel")
         answer = run(make_request(query, key, value, **named, **parts), kernel).returned

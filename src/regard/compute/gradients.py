@@ -89,6 +89,13 @@ class GradientRequest:
             scale = 1 / math.sqrt(request.query.shape[-1] or 1)
         group = request.shape[-3] // request.key.shape[-3]
         with np.errstate(all="ignore"):
+            # Nearly every result is far within the least that the bounds below can be.
+            least = np.sqrt(np.min(squares["grad_output"]) * np.min(squares["value"]))
+            terms_at_least = unit * (request.shape[-1] + 16)
+            grads_at_least = 4 * (terms_at_least + unit * 4 * request.value.shape[-1]) * least
+            largest = np.abs(deviations).max(axis=tuple(range(deviations.ndim - 1)))
+            if (largest <= (terms_at_least, grads_at_least)).all():
+                return
             key, value = (
                 np.repeat(np.sqrt(squares[name]), group, axis=-1)[..., None]
                 for name in ("key", "value")

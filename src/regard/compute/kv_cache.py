@@ -268,7 +268,8 @@ class KVCache:
             raise OptionError("the cache was never appended to; append the keys and values first")
         held = self._end - self._start
         slots = most_of(held)
-        key, value = (numbers_of(buffer[..., :slots, :]) for buffer in self._buffers)
+        held_rows = self._buffers[0][..., :slots, :], self._buffers[1][..., :slots, :]
+        key, value = map(numbers_of, held_rows)
         (query, out), give_back = lend(query=query, out=out)
         query = read_array("query", query)
         with naming_shapes(query=query, key=key, value=value):
@@ -285,16 +286,15 @@ class KVCache:
             placed = None if self._rotates else self._positions
             aligned = rules is None and not positioned and (not causal or position == 0)
             offset = None if aligned and placed is None else position - self._start
-            integers = key.dtype == np.int8
+            rows = held_rows if key.dtype == np.int8 else None
             texts = isinstance(score, str) and isinstance(normalize, str)
             plain = texts and (score, normalize) == ("dot", "softmax")
             # fmt: off
             result = dispatch.run_arrays(query, key, value, rules, bias, causal, window, offset,
                                          scale, softcap, sink, precision, return_weights,
                                          return_lse, out, kernel, threads,
-                                         declined=integers or not plain or placed is not None,
-                                         quantized=integers, score=score, normalize=normalize,
-                                         positions=placed)
+                                         declined=not plain or placed is not None, rows=rows,
+                                         score=score, normalize=normalize, positions=placed)
             # fmt: on
         return give_back(result)
 

@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 
 import regard
-from bounds import INTEGERS, assert_within, error_bounds
-from calls import TARGETS, assert_same_bytes, inputs, numbers, on_path
+from bounds import INTEGERS, SHORT_INTEGERS, assert_within, error_bounds
+from calls import BFLOAT16, TARGETS, assert_same_bytes, every_target, inputs, numbers, on_path
 from integers import attend_in_integers
 from oracle import attend
+from regard.compute import native
 from regard.compute.quantized import parts, quantized
 
 pytestmark = [pytest.mark.needs("fused")]
 
 WHOLE = "avx512_bf16"
 needs_dots = pytest.mark.skipif(WHOLE not in TARGETS, reason="this CPU has no AVX512-VNNI")
+
+BFLOAT = pytest.param(BFLOAT16, id="bfloat16", marks=pytest.mark.needs("ml_dtypes"))
+DTYPES = [np.float32, np.float16, BFLOAT]
 
 # L, S, D, E: few rows and tiles, odd ends, more than a vector of columns, all keys of a chunk.
 SIZES = [(1, 1, 1, 1), (2, 31, 7, 3), (1, 77, 64, 64), (5, 33, 8, 48), (13, 256, 40, 20)]
@@ -43,19 +47,56 @@ def rows_of_all_sizes(length: int, width: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_an_emulation_in_integers_is_within_the_bound_and_has_the_bytes_of_the_target(sizes):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_emulation_in_integers_is_within_the_bound_and_has_the_bytes_of_the_target(sizes, dtype):
     rows, keys, width, columns = sizes
+    how, places = (INTEGERS, 3) if dtype == np.float32 else (SHORT_INTEGERS, 2)
     q = numbers((rows, width), seed=width) * 3
     k, v = (rows_of_all_sizes(keys, n, seed=n) for n in (width, columns))
     q[0, ::3] *= 2.0**-20  # far below the largest of its row
+    q = q.astype(dtype)
     cache = cache_of(k, v)
-    emulated = attend_in_integers(q, parts(quantized(k)), parts(quantized(v)))
-    exact = attend(q, cache.keys, cache.values)
-    bound = error_bounds(q, cache.keys, cache.values, exact, dtype=np.float32, arithmetic=INTEGERS)
+    wide = q.astype(np.float32)
+    emulated = attend_in_integers(wide, parts(quantized(k)), parts(quantized(v)), places)
+    exact = attend(wide, cache.keys, cache.values)
+    bound = error_bounds(wide, cache.keys, cache.values, exact, dtype=np.float32, arithmetic=how)
     assert_within(emulated, exact.output, bound.output)
     if WHOLE in TARGETS:
+        emulated = emulated.astype(dtype)
         assert_same_bytes(answer(WHOLE, cache, q), emulated)
         assert_same_bytes(answer(WHOLE, cache, q[-1:]), emulated[-1:], "a row alone")
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+@pytest.mark.parametrize("dtype", [*DTYPES, np.float64])
+@every_target
+def test_plain_steps_take_the_fast_path_and_have_the_bytes_of_the_general_way(
+    target, dtype, rows, monkeypatch
+):
+    q, k, v = inputs((2, 4, rows, 24), (2, 2, 300, 24), (2, 2, 300, 40))
+    q, cache = q.astype(dtype), cache_of(k, v)
+    answered: list[bool] = []
+
+    def recorded(*arguments: Any) -> Any:
+        found = fast(*arguments)
+        answered.append(found is not None)
+        return found
+
+    fast = native.fast_path_of_bytes
+    monkeypatch.setattr(native, "fast_path_of_bytes", recorded)
+    out = np.empty((2, 4, rows, 40), dtype)
+    plain: dict[str, Any] = {"causal": False}
+    for options in (plain, plain | {"threads": 1, "scale": 0.25}, plain | {"out": out}):
+        here = cache.attend(q, **options)
+        there = cache.attend(q, kernel="fused", **options | {"out": None})
+        assert_same_bytes(here, there)
+    np.testing.assert_equal(answered, [dtype != np.float64, False] * 3)
+    for more in ({"softcap": 2.0}, {"return_lse": True}, {"precision": "high"}):
+        there = cache.attend(q, kernel="fused", **plain, **more)
+        assert_same_bytes(np.asarray(cache.attend(q, **plain, **more)[0]), np.asarray(there[0]))
+    assert not any(answered[6:])
+    with pytest.raises(regard.ShapeError, match="must match"):
+        cache.attend(q[..., :-1])
 
 
 @needs_dots

@@ -1,10 +1,10 @@
 // int8 by dot instructions, for targets that have them: the passes of tile.hpp over integers.
 //
 // A row of keys or of values is integers times one scale. A query, and the exponentials of a chunk
-// times their values' scales, are rounded to integers of 24 bits relative to the largest of the row:
-// three digits of 8 bits. Products of digits and integers are added exactly, whatever the order; the
-// scales come last. Four neighbours share 32 bits: along D in queries and keys, along keys in
-// weights and values.
+// times their values' scales, are rounded to integers relative to the largest of the row: 24 bits, or
+// 16 if the result is of a half type. They are P digits of 8 bits. Products of digits and integers are
+// added exactly, whatever the order; the scales come last. Four neighbours share 32 bits: along D in
+// queries and keys, along keys in weights and values.
 #pragma once
 #include "finish.hpp"
 #include "tile.hpp"
@@ -14,7 +14,6 @@ namespace {
 
 typedef Bits<float> Cells;  // of four integers
 
-constexpr int kDigits = 3;
 constexpr int kCellLanes = kLanes<float>;
 constexpr int64_t kCellPanel = kPanel<float>;
 constexpr int64_t kByteStrip = kStrip<float>;
@@ -24,10 +23,12 @@ REGARD_INLINE Cells all_cells(const void* p) { return number_at<int32_t>(p) - Ce
 REGARD_INLINE constexpr int64_t cells_of(int64_t n) { return (n + 3) / 4; }
 
 // Sums of digits times integers, the digits put together.
-REGARD_INLINE Vec<float> joined(const Cells (&sums)[kDigits]) {
-    const auto number = [](Cells x)
-                            REGARD_INLINED { return __builtin_convertvector(x, Vec<float>); };
-    return fma(number(sums[2]), all(0x1p16f), fma(number(sums[1]), all(0x1p8f), number(sums[0])));
+template <int P> REGARD_INLINE Vec<float> joined(const Cells (&sums)[P]) {
+    const auto number = [&](int p)
+                            REGARD_INLINED { return __builtin_convertvector(sums[p], Vec<float>); };
+    Vec<float> whole = fma(number(1), all(0x1p8f), number(0));
+    if constexpr (P > 2) whole = fma(number(2), all(0x1p16f), whole);
+    return whole;
 }
 
 // The power of two that makes integers of at most `bits` bits of numbers up to the one with these
@@ -50,8 +51,8 @@ REGARD_INLINE uint32_t largest_bits(const float* x, int64_t from, int64_t to) {
 }
 
 // A query as digits: their sums, and the power of two that they are multiplied by.
-struct Digits {
-    int32_t sums[kDigits];
+template <int P> struct Digits {
+    int32_t sums[P];
     float power;
 };
 
@@ -68,10 +69,10 @@ struct ByteOperands {
     bool known() const { return values; }
 };
 
-struct ByteWork : Work<float> {
+template <int P> struct ByteWork : Work<float> {
     typedef ByteOperands Use;
     int32_t* query_digits;  // of kFew rows: cell by cell, those of each row
-    Digits* digits;
+    Digits<P>* digits;
     uint32_t* key_cells;
     float *key_scales, *value_scales, *scaled;
     uint8_t* weight_digits;
@@ -89,10 +90,10 @@ struct ByteWork : Work<float> {
         take(key_scales, kChunk);
         take(value_scales, kByteStrip);
         take(scaled, kByteStrip);
-        take(weight_digits, kTile * kDigits * kByteStrip);
+        take(weight_digits, kTile * P * kByteStrip);
     }
 
-    int64_t query_size() const { return kDigits * cells_of(q.D); }
+    int64_t query_size() const { return P * cells_of(q.D); }
 };
 
 // A packed key head: keys in panels, and their scales.
@@ -161,14 +162,15 @@ static void pack_bytes(const Request& q, int64_t b, int64_t g, int64_t number, c
     pack_key_cells(q, chunk, packed.keys + chunk.k0 * cells_of(q.D), packed.scales + chunk.k0);
 }
 
-static size_t byte_scratch_bytes(const Request& q) {
-    const size_t own = ByteWork(q, 0, 0, 0, nullptr).size;
+template <int P> static size_t byte_scratch_bytes(const Request& q) {
+    const size_t own = ByteWork<P>(q, 0, 0, 0, nullptr).size;
     const size_t retry = Scratch<double>(q, nullptr, true).size;
     return (own > retry ? own : retry) + 64;
 }
 static size_t packed_bytes_size(const Request& q) { return PackedBytes(q, nullptr).size; }
 
-REGARD_INLINE ByteOperands operands_of(const ByteWork& w, const Chunk& chunk, const char* packed,
+template <int P>
+REGARD_INLINE ByteOperands operands_of(const ByteWork<P>& w, const Chunk& chunk, const char* packed,
                                        bool few) {
     const Request& q = w.q;
     KeyPanels panels = {};
@@ -183,32 +185,34 @@ REGARD_INLINE ByteOperands operands_of(const ByteWork& w, const Chunk& chunk, co
 }
 
 // A query as digits. The first one is at most 127, as the others are, so a little must be left.
-static void write_digits(const ByteWork& w, int64_t r) {
+template <int P> static void write_digits(const ByteWork<P>& w, int64_t r) {
+    constexpr int32_t borrow = P == 3 ? 0x808080 : 0x8080;
     const int64_t D = w.q.D, wide = padded(D, kCellLanes);
     float* const x = w.s.rows;  // whole vectors
     clear(x, wide);
     __builtin_memcpy(x, w.s.queries + r * D, size_t(D) * sizeof(float));
     uint32_t most = 0;
     for (int64_t d = 0; d < D; d++) most = larger_of(bits_of(x[d]) & 0x7fffffff, most);
-    Digits& own = w.digits[r];
-    own = {{}, power_for(most, 23, 1.004f)};
-    int32_t* const to = w.query_digits + r / kFew * kFew * w.query_size() + r % kFew * kDigits;
+    Digits<P>& own = w.digits[r];
+    own = {{}, power_for(most, 8 * P - 1, 1.004f)};
+    int32_t* const to = w.query_digits + r / kFew * kFew * w.query_size() + r % kFew * P;
     for (int64_t d = 0; d < wide; d += kCellLanes) {
         const Cells number = to_integers(times_power(load(x + d), own.power));
         // From −128 to 127: 128 is added to all but the first, and subtracted without a carry.
-        const Cells all_digits = (number + 0x808080) ^ 0x808080;
-        for (int p = 0; p < kDigits; p++) {
+        const Cells all_digits = (number + borrow) ^ borrow;
+        for (int p = 0; p < P; p++) {
             int8_t digits[kCellLanes];
             store_lowest(digits, all_digits >> 8 * p);
             for (int i = 0; i < kCellLanes; i++) own.sums[p] += digits[i];
             for (int64_t c = d / 4; c < smaller_of(d / 4 + 4, cells_of(D)); c++)
-                to[c * kFew * kDigits + p] = number_at<int32_t>(digits + 4 * c - d);
+                to[c * kFew * P + p] = number_at<int32_t>(digits + 4 * c - d);
         }
     }
 }
 
 // Sets rows and states; returns the queries as digits.
-REGARD_INLINE const int32_t* start_rows(const ByteWork& w, const Piece& piece) {
+template <int P>
+REGARD_INLINE const int32_t* start_rows(const ByteWork<P>& w, const Piece& piece) {
     for_rows(w.q, piece, [&](int64_t r, Row row) {
         w.s.row[r] = row;
         w.s.states[r] = kNothing<float>;  // and an output that is not written yet
@@ -219,51 +223,50 @@ REGARD_INLINE const int32_t* start_rows(const ByteWork& w, const Piece& piece) {
 }
 
 // Sums that make up for the offset of keys.
-template <int R>
-REGARD_INLINE void start_sums(const Digits* digits, Cells (&sums)[R][kDigits]) {
+template <int R, int P>
+REGARD_INLINE void start_sums(const Digits<P>* digits, Cells (&sums)[R][P]) {
     each<R>([&](auto r) REGARD_INLINED {
-        for (int p = 0; p < kDigits; p++)
-            sums[r.value][p] = -128 * digits[r.value].sums[p] - Cells{};
+        for (int p = 0; p < P; p++) sums[r.value][p] = -128 * digits[r.value].sums[p] - Cells{};
     });
 }
-template <int R>
-REGARD_INLINE void store_scores(const Digits* digits, const Cells (&sums)[R][kDigits],
+template <int R, int P>
+REGARD_INLINE void store_scores(const Digits<P>* digits, const Cells (&sums)[R][P],
                                 Vec<float> scale, float* strip) {
     each<R>([&](auto r) REGARD_INLINED {
         store(strip + r.value * kByteStrip,
               times_power(joined(sums[r.value]), -digits[r.value].power) * scale);
     });
 }
-template <int R>
-REGARD_INLINE void add_cells(const int32_t* queries, int64_t c, Cells cells,
-                             Cells (&sums)[R][kDigits]) {
+template <int R, int P>
+REGARD_INLINE void add_cells(const int32_t* queries, int64_t c, Cells cells, Cells (&sums)[R][P]) {
     for (int r = 0; r < R; r++)
-        for (int p = 0; p < kDigits; p++)
+        for (int p = 0; p < P; p++)
             sums[r][p] = dot_integers(sums[r][p], cells,
-                                      all_cells(queries + (c * kFew + r) * kDigits + p));
+                                      all_cells(queries + (c * kFew + r) * P + p));
 }
 
 // Queries against keys, a panel at a time.
-template <int R>
-static __attribute__((noinline)) void scores_of_panels(const ByteWork& w, const int32_t* queries,
-                                                       const Digits* digits, KeyPanels panels,
+template <int R, int P>
+static __attribute__((noinline)) void scores_of_panels(const ByteWork<P>& w, const int32_t* queries,
+                                                       const Digits<P>* digits, KeyPanels panels,
                                                        KeyRange keys, float* strip,
                                                        const Ahead* ahead) {
-    constexpr int64_t W = kCellLanes, P = kCellPanel;
+    constexpr int64_t W = kCellLanes;
     const int64_t cells = cells_of(w.q.D);
-    for (int64_t j = keys.low / P * P; j < keys.high; j += W) {
+    for (int64_t j = keys.low / kCellPanel * kCellPanel; j < keys.high; j += W) {
         ask_for<R>(ahead, j, W);
-        const uint32_t* panel = panels.cells + j / P * P * cells + j % P;
-        Cells sums[R][kDigits];
-        start_sums<R>(digits, sums);
-        for (int64_t c = 0; c < cells; c++) add_cells<R>(queries, c, cells_at(panel + c * P), sums);
-        store_scores<R>(digits, sums, load(panels.scales + j), strip + j);
+        const uint32_t* panel = panels.cells + j / kCellPanel * kCellPanel * cells + j % kCellPanel;
+        Cells sums[R][P];
+        start_sums(digits, sums);
+        for (int64_t c = 0; c < cells; c++)
+            add_cells(queries, c, cells_at(panel + c * kCellPanel), sums);
+        store_scores(digits, sums, load(panels.scales + j), strip + j);
     }
 }
 
 // The same from keys that are not packed.
-template <int R>
-static __attribute__((noinline)) void scores_of_bytes(const ByteWork& w, const Chunk& chunk,
+template <int R, int P>
+static __attribute__((noinline)) void scores_of_bytes(const ByteWork<P>& w, const Chunk& chunk,
                                                       const int32_t* queries, KeyRange keys,
                                                       const Ahead* ahead) {
     constexpr int64_t W = kCellLanes;
@@ -271,8 +274,8 @@ static __attribute__((noinline)) void scores_of_bytes(const ByteWork& w, const C
     load_scales(w.q.key, w.q.D, chunk, first, padded(keys.high, W), w.key_scales);
     for (int64_t j = first; j < keys.high; j += W) {
         ask_for<R>(ahead, j, W);
-        Cells sums[R][kDigits];
-        start_sums<R>(w.digits, sums);
+        Cells sums[R][P];
+        start_sums(w.digits, sums);
         const auto soon = [&](int64_t line) REGARD_INLINED {
             ask_for_line(w.q.key, chunk, kChunk + j, line);
             ask_for_line(w.q.value, chunk, j, line);
@@ -280,13 +283,14 @@ static __attribute__((noinline)) void scores_of_bytes(const ByteWork& w, const C
         soon(cells_of(w.q.D));  // 16 rows have a line for each cell, and one for their scales
         for_turned_cells(w.q, chunk, j, [&](int64_t c, Cells cells) REGARD_INLINED {
             soon(c);
-            add_cells<R>(queries, c, cells, sums);
+            add_cells(queries, c, cells, sums);
         });
-        store_scores<R>(w.digits, sums, load(w.key_scales + j), w.s.strip + j);
+        store_scores(w.digits, sums, load(w.key_scales + j), w.s.strip + j);
     }
 }
 
-REGARD_INLINE void score_tile(const ByteWork& w, const Tile& t, const int32_t* queries,
+template <int P>
+REGARD_INLINE void score_tile(const ByteWork<P>& w, const Tile& t, const int32_t* queries,
                               KeyPanels panels) {
     Ahead ahead[kTile];
     bias_ahead(w, t, ahead);
@@ -304,7 +308,8 @@ REGARD_INLINE void score_tile(const ByteWork& w, const Tile& t, const int32_t* q
 
 // A row's exponentials times the values' scales as digits; returns the power of two that they are
 // multiplied by, NaN where the row sees a value that is no number.
-static float weigh(const ByteWork& w, const Tile& t, int64_t r, const float* exponentials,
+template <int P>
+static float weigh(const ByteWork<P>& w, const Tile& t, int64_t r, const float* exponentials,
                    uint8_t* digits) {
     const KeyRange keys = whole_vectors<float>(t.visible.keys);
     float* const x = w.scaled;
@@ -317,23 +322,24 @@ static float weigh(const ByteWork& w, const Tile& t, int64_t r, const float* exp
             if (!seen(j)) x[j] = 0;
         most = largest_bits(x, keys.low, keys.high);
     }
-    const float power = power_for(most, 24, 1);
+    // Rounding to fewer digits than float32 has must not need one more.
+    const float power = power_for(most, 8 * P, P == 3 ? 1 : 1.0001f);
     for (int64_t j = keys.low; j < keys.high; j += kCellLanes) {
         const Cells number = to_integers(times_power(load(x + j), power));
-        for (int p = 0; p < kDigits; p++)
-            store_lowest(digits + p * kByteStrip + j, number >> 8 * p);
+        for (int p = 0; p < P; p++) store_lowest(digits + p * kByteStrip + j, number >> 8 * p);
     }
     return power;
 }
 
 // Weights times the columns e … of values, four rows of memory at a time.
-template <int R>
-static __attribute__((noinline)) void blend_bytes(const ByteWork& w, const Chunk& chunk, bool once,
-                                                  const uint8_t* weights, const float* powers,
-                                                  const ByteOperands& use, KeyRange keys, int64_t e,
-                                                  int64_t columns, float* out, int64_t wide) {
+template <int R, int P>
+static __attribute__((noinline)) void blend_bytes(const ByteWork<P>& w, const Chunk& chunk,
+                                                  bool once, const uint8_t* weights,
+                                                  const float* powers, const ByteOperands& use,
+                                                  KeyRange keys, int64_t e, int64_t columns,
+                                                  float* out, int64_t wide) {
     constexpr int N = 4;
-    Cells sums[R][kDigits][N] = {};
+    Cells sums[R][P][N] = {};
     for (int64_t j = keys.low / N * N; j < keys.high; j += N) {
         for (int64_t line = 0; once && 16 * line < w.q.E + 4; line++) {
             ask_for_line(w.q.key, chunk, kChunk + j, line);
@@ -345,15 +351,16 @@ static __attribute__((noinline)) void blend_bytes(const ByteWork& w, const Chunk
         Cells cells[N] = {row(j), row(j + 1), row(j + 2), row(j + 3)};
         weave_bytes(cells);
         for (int r = 0; r < R; r++)
-            for (int p = 0; p < kDigits; p++) {
-                const Cells digit = all_cells(weights + (r * kDigits + p) * kByteStrip + j);
+            for (int p = 0; p < P; p++) {
+                const Cells digit = all_cells(weights + (r * P + p) * kByteStrip + j);
                 for (int n = 0; n < N; n++)
                     sums[r][p][n] = dot_integers(sums[r][p][n], digit, cells[n]);
             }
     }
     each<R * N>([&](auto place) REGARD_INLINED {
         constexpr int r = place.value / N, n = place.value % N;
-        const Cells of[kDigits] = {sums[r][0][n], sums[r][1][n], sums[r][2][n]};
+        Cells of[P];
+        for (int p = 0; p < P; p++) of[p] = sums[r][p][n];
         const Vec<float> x = times_power(joined(of), -powers[r]);
         // Four columns of every sixteen.
         for (int64_t at = 0; at < kCellLanes && e + N * at < wide; at += N)
@@ -362,7 +369,8 @@ static __attribute__((noinline)) void blend_bytes(const ByteWork& w, const Chunk
     });
 }
 
-REGARD_INLINE void accumulate_values(const ByteWork& w, const Tile& t, const ByteOperands& use,
+template <int P>
+REGARD_INLINE void accumulate_values(const ByteWork<P>& w, const Tile& t, const ByteOperands& use,
                                      float* part) {
     constexpr int64_t most = 2;  // rows whose sums fit registers
     const Request& q = w.q;
@@ -371,19 +379,20 @@ REGARD_INLINE void accumulate_values(const ByteWork& w, const Tile& t, const Byt
     float powers[kTile];
     for (int64_t r = 0; r < t.height; r++)
         powers[r] = weigh(w, t, r, w.s.strip + r * kByteStrip,
-                          w.weight_digits + r * kDigits * kByteStrip);
+                          w.weight_digits + r * P * kByteStrip);
     for (int64_t e = 0; e < q.E; e += kBytes)
         for (int64_t r = 0; r < t.height; r += most)
             with_number<most>(smaller_of(most, t.height - r), [&](auto rows) {
                 const bool once = !use.panels.cells && e == 0 && r == 0;
                 blend_bytes<decltype(rows)::value>(
-                    w, t.chunk, once, w.weight_digits + r * kDigits * kByteStrip, powers + r, use,
-                    keys, e, q.E - e, part + r * w.wide, w.wide);
+                    w, t.chunk, once, w.weight_digits + r * P * kByteStrip, powers + r, use, keys,
+                    e, q.E - e, part + r * w.wide, w.wide);
             });
 }
 
 // Hidden values have met no weight.
-REGARD_INLINE void leave_out_hidden(const ByteWork&, const Tile&, const State<float>*,
+template <int P>
+REGARD_INLINE void leave_out_hidden(const ByteWork<P>&, const Tile&, const State<float>*,
                                     const ByteOperands&, float*) {}
 
 }  // namespace

@@ -104,7 +104,7 @@ template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece&
     if (retries.count) retry_in_float64<T>(q, piece, retries, at);
 }
 
-// W: Work<T>, PairWork or ByteWork.
+// W: Work<T>, PairWork or ByteWork<P>.
 template <class W>
 static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t end,
                    const char* packed, char* at, char* partial_at) {
@@ -210,27 +210,27 @@ constexpr Kernel kPairs = [] {
 constexpr Kernel kPairs = {};
 #endif
 #if defined(__AVX512VNNI__)
-constexpr Kernel kIntegers = [] {
+template <int P> constexpr Kernel kIntegers = [] {
     Kernel kernel = kKernel<float>;
-    kernel.scratch_bytes = byte_scratch_bytes;
+    kernel.scratch_bytes = byte_scratch_bytes<P>;
     kernel.packed_bytes = packed_bytes_size;
     kernel.pack = pack_bytes;
-    kernel.attend = attend<ByteWork>;
+    kernel.attend = attend<ByteWork<P>>;
     return kernel;
 }();
 #else
-constexpr Kernel kIntegers = {};
+template <int P> constexpr Kernel kIntegers = {};
 #endif
 
 }  // namespace
 
-#define REGARD_TARGET(SYMBOL, NAME)                           \
-    extern "C" const regard::Target SYMBOL = {                \
-        NAME,                                                 \
-        kLanes<float>,                                        \
-        kTask,                                                \
-        kTile,                                                \
-        {kKernel<float>, kKernel<double>, kPairs, kIntegers}, \
-        exponentials,                                         \
-        turn,                                                 \
+#define REGARD_TARGET(SYMBOL, NAME)                                            \
+    extern "C" const regard::Target SYMBOL = {                                 \
+        NAME,                                                                  \
+        kLanes<float>,                                                         \
+        kTask,                                                                 \
+        kTile,                                                                 \
+        {kKernel<float>, kKernel<double>, kPairs, kIntegers<3>, kIntegers<2>}, \
+        exponentials,                                                          \
+        turn,                                                                  \
         read_all};

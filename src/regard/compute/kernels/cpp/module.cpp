@@ -322,25 +322,28 @@ bool read_options(PyObject* const* args, Request& q, int& threads) {
 }
 
 // Whether query, key and value are aligned arrays of one type whose shapes fit without broadcasting,
-// and have no size of 0; sets the sizes.
+// and have no size of 0; sets the sizes. Bytes: keys and values are the rows of an int8 cache.
+template <bool Bytes>
 bool read_inputs(PyObject* const* args, Request& q, PyArrayObject* (&arrays)[3]) {
     for (int n = 0; n < 3; n++) {
         if (!PyArray_CheckExact(args[n])) return false;
         arrays[n] = reinterpret_cast<PyArrayObject*>(args[n]);
         if (!PyArray_ISBEHAVED_RO(arrays[n]) ||
-            PyArray_TYPE(arrays[n]) != PyArray_TYPE(arrays[0]) ||
+            PyArray_TYPE(arrays[n]) != (Bytes && n ? int(NPY_BYTE) : PyArray_TYPE(arrays[0])) ||
             PyArray_NDIM(arrays[n]) != PyArray_NDIM(arrays[0]))
             return false;
     }
     const int type = PyArray_TYPE(arrays[0]), axes = PyArray_NDIM(arrays[0]);
     if (axes < 2 || axes > kMostAxes) return false;
-    if (type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_HALF && !is_bfloat(arrays[0]))
+    if (type != NPY_FLOAT && (Bytes || type != NPY_DOUBLE) && type != NPY_HALF &&
+        !is_bfloat(arrays[0]))
         return false;
     const npy_intp *qs = PyArray_DIMS(arrays[0]), *ks = PyArray_DIMS(arrays[1]),
                    *vs = PyArray_DIMS(arrays[2]);
     for (int axis = 0; axis < axes - 3; axis++)
         if (ks[axis] != qs[axis] || vs[axis] != qs[axis]) return false;
-    if (ks[axes - 1] != qs[axes - 1] || vs[axes - 2] != ks[axes - 2]) return false;
+    const npy_intp width = qs[axes - 1] + (Bytes ? npy_intp(sizeof(float)) : 0);
+    if (ks[axes - 1] != width || vs[axes - 2] != ks[axes - 2]) return false;
     if (axes > 2 && vs[axes - 3] != ks[axes - 3]) return false;
     read_sizes(q, arrays);
     return q.B && q.H && q.G && q.L && q.S && q.D && q.E && q.H % q.G == 0 &&
@@ -348,11 +351,11 @@ bool read_inputs(PyObject* const* args, Request& q, PyArrayObject* (&arrays)[3])
 }
 
 // A new array, or `out` if the kernel can write into it; else nullptr.
-PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3]) {
+PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3], int64_t columns) {
     const int axes = PyArray_NDIM(arrays[0]);
     npy_intp shape[kMostAxes];
     std::copy_n(PyArray_DIMS(arrays[0]), axes - 1, shape);
-    shape[axes - 1] = PyArray_DIM(arrays[2], axes - 1);
+    shape[axes - 1] = npy_intp(columns);
     if (out == Py_None) {
         PyArray_Descr* type = PyArray_DESCR(arrays[0]);
         Py_INCREF(type);
@@ -372,15 +375,16 @@ PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3]) {
 // Takes regard.attention's arguments, all by position. Answers a call with three aligned arrays of
 // one type and default options (causal, scale, threads and an `out` beside the inputs allowed).
 // Returns None for every other call and for every error, so that one place says what is wrong.
+template <bool Bytes>
 PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const DefaultArithmetic arithmetic;
     Request q{};
     PyArrayObject* arrays[3];
     int threads = default_threads;
     if (count != Count || !active) Py_RETURN_NONE;
-    if (!read_options(args, q, threads) || !read_inputs(args, q, arrays)) Py_RETURN_NONE;
+    if (!read_options(args, q, threads) || !read_inputs<Bytes>(args, q, arrays)) Py_RETURN_NONE;
     if (std::isnan(q.scale)) q.scale = 1 / std::sqrt(double(q.D));
-    PyObject* output = output_for(args[Out], arrays);
+    PyObject* output = output_for(args[Out], arrays, q.E);
     if (!output) {
         if (PyErr_Occurred()) return nullptr;
         Py_RETURN_NONE;
@@ -417,9 +421,11 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
 }
 
-PyMethodDef fast_path_method = {"fast_path",
-                                reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_path)),
-                                METH_FASTCALL, nullptr};
+template <bool Bytes>
+PyMethodDef fast_path_method = {
+    Bytes ? "fast_path_of_bytes" : "fast_path",
+    reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_path<Bytes>)), METH_FASTCALL,
+    nullptr};
 
 // Turns rows (…, H, L, D) by angles (L, pairs) or (…, L, pairs); the result has their kind.
 void rotate(const nb::object& rows, const nb::object& output, const nb::object& cosines,
@@ -476,7 +482,8 @@ NB_MODULE(_fused, module) {
                "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "wide"_a, "high"_a,
                "threads"_a, "target"_a);
     module.def("use", &use);
-    module.attr("fast_path") = nb::steal(PyCFunction_New(&fast_path_method, nullptr));
+    for (PyMethodDef* method : {&fast_path_method<false>, &fast_path_method<true>})
+        module.attr(method->ml_name) = nb::steal(PyCFunction_New(method, nullptr));
     module.def("rotate", &rotate);
     module.def("exponential", &exponential);
     module.def("usable_cpus", &usable_cpus);

@@ -148,9 +148,9 @@ struct Target {
     const char* name;
     int32_t lanes;  // of float32
     int64_t rows_per_task, rows_per_tile;  // at most
-    // Accumulating in float32, in float64; bfloat16 by pairs in float32, int8 by integers: attend ==
-    // nullptr if not.
-    Kernel kernels[4];
+    // Accumulating in float32, in float64; bfloat16 by pairs in float32, int8 by integers, and the same
+    // for results of half types: attend == nullptr if not.
+    Kernel kernels[5];
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
     void (*turn)(const Turn&, int64_t begin, int64_t end);  // rows, counted from the first
     // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.

@@ -28,7 +28,8 @@ const Kernel& kernel_of(const Request& q, const Target& target) {
     constexpr double kMostScale = 1e6;
     constexpr int64_t kMostColumns = 1 << 15;  // whose sums of integers stay below 2³¹
     constexpr Kind bfloat = Kind::bfloat16;
-    const Kernel &pairs = target.kernels[2], &integers = target.kernels[3];
+    const bool half = q.kind == Kind::float16 || q.kind == bfloat;
+    const Kernel &pairs = target.kernels[2], &integers = target.kernels[half ? 4 : 3];
     const bool dots = !q.wide && !q.high;
     if (dots && pairs.attend && std::fabs(q.scale) <= kMostScale && q.query.kind == bfloat &&
         q.key.kind == bfloat && q.value.kind == bfloat && q.kind == bfloat)
