@@ -65,8 +65,11 @@ def attend_in_integers(
     value: tuple[np.ndarray, np.ndarray],
     places: int,
 ) -> np.ndarray:
-    """The output (L, E) of one head, not rounded to a half type: a float32 query, at most 256 keys and
-    values, each as integers (S, D) and scales (S, 1), and how many digits make a number."""
+    """The output (L, E) of one head, not rounded to a half type.
+
+    The query is float32; at most 256 keys and values are integers (S, D) and scales (S, 1) each; a
+    number has so many `places` of 8 bits.
+    """
     integers, scales = key[0].astype(np.int64), key[1][:, 0]
     powers = _powers(query, 8 * places - 1, 1.004)
     digits = _digits(query, powers, places, signed=True)
