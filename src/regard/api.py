@@ -664,6 +664,8 @@ def diagnose(
     time_limit: float = 10.0,
     score: Any = "dot",
     normalize: Any = "softmax",
+    layout: str | None = None,
+    library: Literal["numpy", "torch", "jax"] | None = None,
 ) -> Diagnosis:
     """Find the mistake in an attention function.
 
@@ -697,6 +699,11 @@ def diagnose(
         key and value.
     normalize : "softmax" or an object of `regard.normalizers`
         How it is meant to make weights of logits.
+    layout : str, optional
+        The axes of its arrays in their order, such as ``"(B, L, H, D)"``: B batch, H heads, L rows,
+        D their width, M the width of embeddings. Found out if None.
+    library : {"numpy", "torch", "jax"}, optional
+        Whose arrays it takes. If None, the library that its code uses, or else the next one.
 
     Returns
     -------
@@ -736,5 +743,7 @@ def diagnose(
             time_limit=time_limit,
             score=score,
             normalize=normalize,
+            layout=layout,
+            library=library,
         )
     )

@@ -41,8 +41,10 @@ def test_a_signature_says_what_names_do_not():
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
-        (lambda one, two: one, {}, "role of parameter one is not known"),
-        (lambda q, k, v, fancy: q, {}, "role of parameter fancy is not known"),
+        (lambda q, k, v, r, s, u: q, {}, "state them with signature='r=mask, s=mask, u=mask'"),
+        (lambda mask, k: k, {}, "no parameter takes the queries"),
+        (lambda q, k, v: q, {"layout": "(L, Q)"}, "it must be one of LD, DL"),
+        (lambda q, k, v: q, {"library": "tensorflow"}, "library is 'tensorflow'"),
         (lambda q, k, v: q, {"signature": "q"}, "write parameter=role"),
         (lambda q, k, v: q, {"signature": "q=question"}, "must be one of"),
         (lambda q, k, v: q, {"signature": "z=query"}, "not a parameter"),
@@ -388,3 +390,76 @@ def test_a_function_that_remembers_is_told():
         return right(q, k, v) * (1 if len(calls) < 4 else 2)
 
     assert "random" in found_names(regard.diagnose(f))
+
+
+# --- arguments that a function needs -------------------------------------------------------------
+
+
+def scores_of(q, k):
+    return q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+
+
+def needs_a_mask(q, k, v, mask):
+    return wrong.plain_softmax(np.where(mask, scores_of(q, k), -np.inf)) @ v
+
+
+def needs_ones_to_hide(q, k, v, mask):
+    return wrong.plain_softmax(scores_of(q, k) - 1e9 * mask) @ v
+
+
+def needs_padding(q, k, v, pad):
+    return wrong.plain_softmax(np.where(pad[:, None, None, :], -1e9, scores_of(q, k))) @ v
+
+
+def needs_lengths(queries, keys, values, valid_lens):
+    scores = scores_of(queries, keys)
+    seen = np.arange(scores.shape[-1]) < valid_lens[:, None, None]
+    return wrong.plain_softmax(np.where(seen, scores, -1e6)) @ values
+
+
+def needs_what_no_name_tells(q, k, v, fancy):
+    return wrong.plain_softmax(scores_of(q, k) + fancy) @ v
+
+
+def needs_a_temperature(q, k, v, tau):
+    return wrong.plain_softmax(q @ np.swapaxes(k, -1, -2) * tau) @ v
+
+
+def has_a_window(q, k, v, window=3):
+    rows, keys = np.indices((q.shape[-2], k.shape[-2]))
+    rows += k.shape[-2] - q.shape[-2]
+    seen = (keys <= rows) & (rows - keys < window)
+    return wrong.plain_softmax(np.where(seen, scores_of(q, k), -np.inf)) @ v
+
+
+def has_columns(Q, K, V):
+    return V @ wrong.plain_softmax(Q.T @ K / np.sqrt(len(Q))).T
+
+
+def takes_steps(v_new, k_new, q_new):
+    return right(q_new, k_new, v_new)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (needs_a_mask, "mask: True = attend"),
+        (needs_ones_to_hide, "mask: True = hide"),
+        (needs_padding, "(B, H, L, D); pad: True = hide"),
+        (needs_lengths, "valid_lens: the number of visible keys"),
+        (needs_what_no_name_tells, "fancy: 0 and"),
+        (needs_a_temperature, "tau"),
+        (has_a_window, "counts the query's own key"),
+        (has_columns, "arrays (D, L)"),
+        (takes_steps, "takes_steps(v_new, k_new, q_new)"),
+    ],
+)
+def test_what_a_function_needs_is_given_before_it_is_judged(function, said):
+    found = regard.diagnose(function)
+    assert found.verdict == "right", found
+    assert said in found.called
+
+
+def test_a_layout_and_a_library_may_be_stated():
+    found = regard.diagnose(right, layout="(L, D)", library="numpy")
+    assert "NumPy float64 arrays (L, D);" in found.called

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -232,7 +233,7 @@ def message(made):
 
 
 def readers():
-    return [protocol.as_callee, protocol.as_error, lambda one: protocol.as_results(one, QUESTION)]
+    return [protocol.as_callees, protocol.as_error, lambda one: protocol.as_results(one, QUESTION)]
 
 
 def test_what_one_side_writes_the_other_reads():
@@ -242,9 +243,12 @@ def test_what_one_side_writes_the_other_reads():
     (back,) = protocol.as_results(message(protocol.results_frame(KEY, 2, [RETURNED])), QUESTION)
     np.testing.assert_array_equal(back.arrays[0].numbers, RETURNED.arrays[0].numbers)
     assert (back.printed, back.changed, back.arrays[0].dtype) == ("hello", ("q",), "float64")
-    callee = protocol.as_callee(message(protocol.callee_frame(KEY, 3, CALLEE)))
+    readings = [CALLEE, replace(CALLEE, heads=3)]
+    callee, other = protocol.as_callees(message(protocol.callees_frame(KEY, 3, readings)))
+    assert (callee.number, other.number, other.heads) == (0, 1, 3)
     assert (callee.name, callee.parameters) == (CALLEE.name, CALLEE.parameters)
     np.testing.assert_array_equal(callee.weights["W_k"], CALLEE.weights["W_k"])
+    np.testing.assert_array_equal(other.weights["W_v"], CALLEE.weights["W_v"])
     error = message(protocol.error_frame(KEY, 4, "OptionError", "no\x1b"))
     assert protocol.as_error(error) == ("OptionError", r"no\x1b")
 
@@ -290,7 +294,7 @@ ODD = [None, True, -1, 2**70, 0.5, "x", "\x1b" * 5000, [], [[]], [-1], [2**62, 2
 def test_any_value_in_any_place_is_junk_or_harmless():
     rng = random.Random(0)
     made = {
-        "callee": message(protocol.callee_frame(KEY, 1, CALLEE)),
+        "callee": message(protocol.callees_frame(KEY, 1, [CALLEE])),
         "returned": message(protocol.results_frame(KEY, 1, [RETURNED, RETURNED])),
         "error": message(protocol.error_frame(KEY, 1, "OptionError", "no")),
     }
@@ -343,7 +347,7 @@ def test_any_valid_answers_give_a_verdict():
 
     for _ in range(4):
         callee = Callee("f", parameters if rng.random() < 0.5 else (*parameters, mask))
-        found = diagnose(None, connect=lambda *_, one=callee: (one, answer))
+        found = diagnose(None, connect=lambda *_, one=callee: ([one], answer))
         assert found.verdict in ("right", "fragile", "mistaken", "unknown", "unusable")
         assert json.dumps(found.to_json(), allow_nan=False)
 

@@ -43,6 +43,8 @@ def diagnose(
     normalize: str | None = option(
         "NAME", "Normalization that is meant: sigmoid, sigmoid:bias=-1, hard, sparsemax."
     ),
+    layout: str | None = option("AXES", "Axes of its arrays, such as BLHD, LD or DL."),
+    library: str | None = option("numpy|torch|jax", "Whose arrays it takes."),
     strict: bool = flag("--strict", "Exit with 1 for fragile as for mistaken."),
     in_process: bool = flag("--in-process", "Call it in this process, not in a child process."),
     as_json: bool = flag("--json", "Print JSON and nothing else."),
@@ -67,6 +69,8 @@ def diagnose(
         "mask": mask,
         "window": window,
         "time_limit": time_limit,
+        "layout": layout,
+        "library": library,
     }
     for name, text in (("score", score), ("normalize", normalize)):
         if text is not None:

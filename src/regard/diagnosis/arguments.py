@@ -5,6 +5,7 @@ Must not call the function, nor know mistakes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,17 @@ ALL = slice(None)
 MASK_PARTS = {
     "cells": (0, 0),
     "batch cells": (ALL, 0),
+    "batch 1 cells": (ALL, slice(1)),
     "batch 1 1 keys": (ALL, slice(1), slice(1)),
+    "batch 1 keys": (ALL, 0, slice(1)),
     "batch keys": (ALL, 0, 0),
     "keys": (0, 0, 0),
 }
-KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys")
+KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys", "batch 1 keys")
 WIDER_THAN_ANY_PROBE = 10**6
+# The roles of parameters that hide keys: those of padded keys, and all.
+OF_KEYS = ("key_mask", "key_keep", "key_hide", "lengths")
+MASKS = ("mask", "keep", "hide", "bias", *OF_KEYS)
 
 
 class NotOfferedError(Exception):
@@ -45,15 +51,42 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
         elif parameter.role in by_role:
             arguments[parameter.name] = by_role[parameter.role]
         elif parameter.required:
-            window = parameter.role == "window"
-            arguments[parameter.name] = WIDER_THAN_ANY_PROBE if window else None
+            arguments[parameter.name] = _neutral(parameter.role, callee, convention, probe)
+        elif parameter.role == "window" and type(parameter.default) is int and parameter.default:
+            arguments[parameter.name] = WIDER_THAN_ANY_PROBE  # its default hides keys
     return arguments
+
+
+def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Probe) -> Any:
+    """What changes nothing, for a required parameter that a probe does not use."""
+    sizes, dtype = probe.sizes, np.dtype(convention.dtype)
+    match role:
+        case "window":
+            return WIDER_THAN_ANY_PROBE
+        case "scale":
+            return sizes["D"] ** (0.5 if convention.scale_divides else -0.5)
+        case "block":
+            return 1
+        case "pos":
+            return 0
+        case "model":
+            return sizes["D"] * sizes["H"]
+        case "softcap":
+            return 1e9
+        case "sink":
+            return np.full(sizes["H"], -np.inf, dtype if dtype.kind == "f" else np.float64)
+    if role in MASKS:
+        everything = replace(probe, keep=np.ones((sizes["B"], 1, 1, sizes["S"]), bool))
+        if role != mask_role(callee):  # a second mask: of keys beside one of cells
+            kind = {"key_hide": "hide", "lengths": "lengths"}.get(role or "", "keep")
+            convention = replace(convention, mask=kind, mask_shape="batch keys")
+        return _mask(everything, convention)
+    return None
 
 
 def mask_role(callee: Callee, *, keys: bool = False) -> str | None:
     """The role of the parameter that takes a mask; with `keys`, one of padded keys."""
-    order: tuple[str, ...] = ("mask", "key_mask", "keep", "hide", "bias")
-    order = ("key_mask", *order) if keys else order
+    order = (*OF_KEYS, *MASKS) if keys else MASKS
     return next((role for role in order if role in callee.roles), None)
 
 
@@ -62,9 +95,11 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
     if "queries" in probe.inputs:
         q, k, v = (probe.inputs[name].astype(dtype) for name in ("queries", "keys", "values"))
         query, of_keys = to_layout(q, READY, layout), "LD" if layout == "D" else layout
-        return {
+        sink = {"sink": probe.inputs["sink"].astype(dtype)} if "sink" in probe.inputs else {}
+        return sink | {
             "query": query,
             "key": to_layout(k, READY, of_keys),
+            "key_t": to_layout(k, READY, of_keys).swapaxes(-1, -2).copy(),
             "value": to_layout(v, READY, of_keys),
             "x": query.copy(),
         }
@@ -95,6 +130,7 @@ def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, 
     options: dict[str, Any] = {
         "heads": sizes["H"],
         "width": sizes["D"],
+        "key_heads": sizes["G"],
         "causal": probe.causal,
         "grouped": sizes["G"] < sizes["H"],
     }
@@ -126,13 +162,15 @@ def _mask(probe: Probe, convention: Convention) -> Array:
     keep, shape, dtype = probe.keep, convention.mask_shape, np.dtype(convention.dtype)
     assert keep is not None
     of_keys = keep.ndim == 4
-    if of_keys and probe.sizes["B"] > 1 and shape in ("keys", "cells"):
+    if of_keys and probe.sizes["B"] > 1 and shape in ("keys", "cells") and not keep.all():
         raise NotOfferedError("its mask is the same for every batch element")
-    if not of_keys and shape in KEYS_ONLY:
+    if not of_keys and (shape in KEYS_ONLY or convention.mask == "lengths"):
         raise NotOfferedError("its mask hides keys for all queries alike")
     full = tuple(ALL if axis in convention.layout else 0 for axis in "BHL")
     kept = np.array(probe.rule("mask")[MASK_PARTS.get(shape, full)], bool, order="C")
     kind = convention.mask
+    if kind == "lengths":
+        return np.asarray(kept.sum(-1))
     if kind == "add":
         return np.where(kept, 0, -np.inf).astype(dtype)
     kept = ~kept if kind in ("hide", "hide01") else kept

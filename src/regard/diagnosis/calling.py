@@ -37,10 +37,10 @@ def call(callee: Callee, convention: Convention, probe: Probe, ask: Ask) -> Answ
         arguments = arguments_for(callee, convention, probe)
     except NotOfferedError as error:
         return Answer(problem=str(error), kind="refused")
-    question = Question(probe.name, (arguments,))
+    question = Question(probe.name, (arguments,), reading=callee.number)
     if probe.chunks:
-        cache = callee.roles["cache"].name
-        question = Question(probe.name, _chunks(callee, convention, probe, arguments), cache)
+        calls, cache = _chunks(callee, convention, probe, arguments), callee.roles["cache"].name
+        question = replace(question, calls=calls, cache=cache)
     begin = time.perf_counter()
     result = _joined(convention, ask(question))
     return _answer(result, convention, probe, time.perf_counter() - begin)
@@ -108,8 +108,8 @@ def _answer(result: CallResult, convention: Convention, probe: Probe, seconds: f
 
 
 def _output_shape(convention: Convention, probe: Probe) -> tuple[int, ...]:
-    width = probe.result(probe.right).shape[-1]
-    return (*(probe.sizes[axis] for axis in convention.layout[:-1]), width)
+    sizes = probe.sizes | dict.fromkeys("DM", int(probe.result(probe.right).shape[-1]))
+    return tuple(sizes[axis] for axis in convention.layout)
 
 
 def _as_output(found: ReturnedArray, convention: Convention, probe: Probe) -> Array | None:

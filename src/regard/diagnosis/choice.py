@@ -97,7 +97,7 @@ def _nodes(place: str) -> Iterator[ast.stmt]:
 
 def _definition(name: str, arguments: ast.arguments) -> _Definition:
     try:
-        roles = frozenset(one.role for one in with_roles(_parameters(arguments), {}))
+        roles = frozenset(one.role for one in with_roles(_parameters(arguments), {})[0])
     except OptionError:
         roles = frozenset()
     return _Definition(name, safe_text(f"{name}({ast.unparse(arguments)})", 100), roles)

@@ -20,6 +20,7 @@ MASK_KINDS = {
     "add": "0 and −inf, to be added",
     "keep01": "1 = attend",
     "hide01": "1 = hide",
+    "lengths": "the number of visible keys",
 }
 # The axes of ready arrays and of embeddings in a probe. A layout names those that a function
 # takes, in its order: LHD has the rows before the heads.
@@ -75,6 +76,7 @@ class Question:
     name: str  # of the probe, for messages
     calls: tuple[Mapping[str, Any], ...]  # NumPy arrays, numbers, True, False and None
     cache: str = ""  # the parameter that takes what the call before returned beside the output
+    reading: int = 0  # which reading of the function is called
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,29 +7,43 @@ know mistakes.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 
-from regard.diagnosis.arguments import KEYS_ONLY, mask_role
+from regard.diagnosis.arguments import KEYS_ONLY, OF_KEYS, mask_role
 from regard.diagnosis.convention import MASK_KINDS, Answer, Convention, spell
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.under_test import FunctionUnderTest
+from regard.errors import OptionError, safe_text
 from regard.normalizers import Normalizer
 from regard.scores import Score
 
 # Abilities that need a mask, a causal flag, a window, a cache or a scale.
 RULED = tuple(ABILITIES)[tuple(ABILITIES).index("mask") :]
-MASK_SHAPES = ("full", "cells", "batch cells")
-KEY_MASK_SHAPES = (*KEYS_ONLY, "full", "batch cells", "cells")
+MASK_SHAPES = ("full", "cells", "batch cells", "batch 1 cells")
+KEY_MASK_SHAPES = (*KEYS_ONLY, "full", "batch cells", "batch 1 cells", "cells")
 # Kinds of masks that a parameter of this role takes, if none is called just mask.
 KINDS_BY_ROLE = {
     "bias": ("add",),
     "keep": ("keep", "keep01"),
     "hide": ("hide", "hide01"),
     "key_mask": ("keep", "hide", "keep01", "hide01"),
+    "key_keep": ("keep", "keep01"),
+    "key_hide": ("hide", "hide01"),
+    "lengths": ("lengths",),
 }
+ANY_KIND = tuple(kind for kind in MASK_KINDS if kind != "lengths")
+# Orders of the axes that are tried, for each number of axes: the usual one first.
+READY_LAYOUTS: tuple[tuple[str, ...], ...] = (
+    ("LD", "DL"),
+    ("HLD", "LHD", "BLD", "LBD", "BDL"),
+    ("BHLD", "BLHD", "HBLD", "LBHD", "BHDL"),
+    ("D",),
+)
+EMBEDDED_LAYOUTS: tuple[tuple[str, ...], ...] = (("LM",), ("BLM", "LBM"))
 
 
 def find_conventions(tested: FunctionUnderTest) -> list[list[Convention]]:
@@ -38,41 +52,145 @@ def find_conventions(tested: FunctionUnderTest) -> list[list[Convention]]:
     Each is a list of conventions, one for each layout that the function takes.
     """
     layouts = _layouts(tested)
-    callee, causal = tested.callee, tested.stated.causal
-    always: tuple[bool, ...] = (False,)
-    if "causal" not in callee.roles and causal is not False:
-        always = (True,) if causal else (False, True)
+    callee = tested.callee
     # F.linear takes weights as (out, in); a function on NumPy arrays has no reason to.
     projects = callee.kind == "projected" and not callee.weights
     transposed = (False, True) if projects and callee.framework == "torch" else (False,)
     hypotheses = []
+    always = always_causal(tested)
+    if not projects:
+        right = [
+            one
+            for one in always
+            if any(_is_plainly_right(tested, replace(c, causal_always=one)) for c in layouts)
+        ]
+        always = tuple(right[:1]) or always
     for causal_always, turn in itertools.product(always, transposed) if layouts else ():
         base = [replace(one, causal_always=causal_always, transposed=turn) for one in layouts]
         hypotheses += _with_masks(tested, base)
     return [found for one in hypotheses for found in _with_details(tested, one)]
 
 
+def as_layout(text: str) -> str:
+    """A layout as its axes: "(B, L, H, D)", "b l h d" and "BLHD" are the same; or an OptionError.
+
+    >>> as_layout("(B, L, H, D)")
+    'BLHD'
+    """
+    axes = "".join(re.findall("[a-z]", str(text).lower())).upper().replace("T", "L")
+    every = [axes for orders in (*READY_LAYOUTS, *EMBEDDED_LAYOUTS) for axes in orders]
+    if axes not in every:
+        raise OptionError(
+            f"layout is {safe_text(repr(text), 40)}; it must be one of {', '.join(every)}: B "
+            "batch, H heads, L rows, D their width, M the width of embeddings"
+        )
+    return axes
+
+
+def likely_readings(readings: Sequence[FunctionUnderTest]) -> list[FunctionUnderTest]:
+    """The readings of a function that answer, the best first; the right one alone if there is one.
+
+    A later library is tried only if no reading in an earlier one answers.
+    """
+    if len(readings) == 1:
+        return list(readings)
+    found: list[tuple[float, FunctionUnderTest]] = []
+    for tested in readings:
+        if found and tested.callee.framework != found[0][1].callee.framework:
+            break
+        share = max((_share_right(tested, one) for one in find_conventions(tested)), default=None)
+        if share == 1 or tested.hung or tested.out_of_time:
+            return [tested]
+        if share is not None:
+            found.append((share, tested))
+    found.sort(key=lambda one: -one[0])
+    return [tested for _, tested in found] or list(readings[:1])
+
+
+def _share_right(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> float:
+    """How many of the answers under one hypothesis are right."""
+    asked = [(one, probe) for one in conventions for probe in tested.probes_for(one)]
+    answered = [pair for pair in asked if tested.ask(*pair).output is not None]
+    return sum(tested.is_right(*pair) for pair in answered) / max(1, len(answered))
+
+
+def always_causal(tested: FunctionUnderTest) -> tuple[bool, ...]:
+    """Whether it may hide later keys without being asked to: as stated, or both."""
+    causal = tested.stated.causal
+    if "causal" in tested.callee.roles or causal is False:
+        return (False,)
+    return (True,) if causal else (False, True)
+
+
+def _is_plainly_right(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether a result without a mask, a window, a cache or a scale is right."""
+    return any(
+        probe.ability not in RULED and tested.is_right(convention, probe)
+        for probe in tested.probes_for(convention)
+    )
+
+
 def _layouts(tested: FunctionUnderTest) -> list[Convention]:
     """Every layout that gives an output of the right shape, in the first dtype that does."""
     dtypes = ("float32",) if tested.callee.framework == "jax" else ("float64", "float32")
-    orders: tuple[tuple[str, ...], ...] = (("LM",), ("BLM", "LBM"))
-    if tested.callee.kind in ("arrays", "self"):
-        orders = (("LD",), ("HLD", "LHD"), ("BHLD", "BLHD"), ("D",))
+    ready = tested.callee.kind in ("arrays", "self")
     for dtype in dtypes:
         found = []
-        for layouts in orders:
-            tried = [Convention(layout=layout, dtype=dtype) for layout in layouts]
-            fits = [(one, _fit(tested, one)) for one in tried]
+        for layouts in READY_LAYOUTS if ready else EMBEDDED_LAYOUTS:
+            if tested.stated.layout is not None:
+                layouts = tuple(one for one in layouts if one == tested.stated.layout)
+            fits: list[tuple[Convention, Fit]] = []
+            if mask_role(tested.callee) in OF_KEYS:  # one for each batch element
+                layouts = tuple(sorted(layouts, key=lambda one: "B" not in one))
+            for layout in layouts:
+                bare = Convention(layout=layout, dtype=dtype)
+                fits += [(one, _fit(tested, one)) for one in _with_required_mask(tested, bare)]
+                if fits and fits[-1][1] is Fit.RIGHT:
+                    break
             # The first of the best: square arrays fit more orders than the one that is meant.
-            best = max(fits, key=lambda one: one[1].value)
-            if best[1] is not Fit.NONE:
+            best = max(fits, key=lambda one: one[1].value, default=None)
+            if best is not None and best[1] is not Fit.NONE:
                 found.append(best)
         # If one layout takes more keys than queries, one that refuses them was not meant.
         if any(fit in (Fit.RECTANGULAR, Fit.RIGHT) for _, fit in found):
             found = [one for one in found if one[1] is not Fit.SQUARE]
+        # A function that is right on more axes was not written for fewer, where it is not.
+        if found and max(found, key=lambda one: len(one[0].layout))[1] is Fit.RIGHT:
+            found = [one for one in found if one[1] is Fit.RIGHT]
         if found:
             return [_with_output_position(tested, convention) for convention, _ in found]
     return []
+
+
+def _with_required_mask(tested: FunctionUnderTest, bare: Convention) -> list[Convention]:
+    """The same with a kind and shape of an all-visible mask that it takes, if it needs a mask."""
+    role = mask_role(tested.callee)
+    if role is None or not tested.callee.roles[role].required:
+        return [bare]
+    shapes = KEYS_ONLY if role in OF_KEYS else MASK_SHAPES + KEY_MASK_SHAPES
+    kinds = _mask_kinds(tested)
+    running = None
+    for shape, kind in itertools.product(dict.fromkeys(shapes), kinds):
+        one = replace(bare, mask=kind, mask_shape=shape)
+        for always in always_causal(tested):
+            own = replace(one, causal_always=always)
+            probe = next(p for p in tested.probes_for(own) if p.ability not in RULED)
+            if tested.ask(own, probe).output is None:
+                break
+            running = running or one
+            if tested.is_right(own, probe):
+                return [one]
+    return [] if running is None else [running]
+
+
+def _mask_kinds(tested: FunctionUnderTest) -> tuple[str, ...]:
+    """The kinds of masks that its parameter may take: as stated, by its name, or any."""
+    roles = tested.callee.roles
+    if tested.stated.mask is not None:
+        return (tested.stated.mask,)
+    if "mask" in roles:
+        return ANY_KIND
+    return next((own for role, own in KINDS_BY_ROLE.items() if role in roles), ANY_KIND)
 
 
 class Fit(Enum):
@@ -82,20 +200,23 @@ class Fit(Enum):
 
 
 def _fit(tested: FunctionUnderTest, convention: Convention) -> Fit:
-    if tested.stated.causal is True:
-        convention = replace(convention, causal_always=True)
-    answered = [
-        probe
-        for probe in tested.probes_for(convention)
-        if probe.ability not in (*RULED, "grouped")
-        and not probe.name.startswith("cube")
-        and tested.ask(convention, probe).output is not None
-    ]
-    if any(tested.is_right(convention, probe) for probe in answered):
-        return Fit.RIGHT
-    if any(probe.sizes["L"] != probe.sizes["S"] for probe in answered):
-        return Fit.RECTANGULAR
-    return Fit.SQUARE if answered else Fit.NONE
+    fit = Fit.NONE
+    for always in always_causal(tested):
+        own = replace(convention, causal_always=always)
+        answered = [
+            probe
+            for probe in tested.probes_for(own)
+            if probe.ability not in (*RULED, "grouped")
+            and not probe.name.startswith("cube")
+            and tested.ask(own, probe).output is not None
+        ]
+        if any(tested.is_right(own, probe) for probe in answered):
+            return Fit.RIGHT
+        if any(probe.sizes["L"] != probe.sizes["S"] for probe in answered):
+            fit = Fit.RECTANGULAR
+        elif answered and fit is Fit.NONE:
+            fit = Fit.SQUARE
+    return fit
 
 
 def _with_output_position(tested: FunctionUnderTest, convention: Convention) -> Convention:
@@ -111,15 +232,16 @@ def _with_output_position(tested: FunctionUnderTest, convention: Convention) -> 
 
 def _with_masks(tested: FunctionUnderTest, base: list[Convention]) -> list[list[Convention]]:
     """The same with every kind of mask that runs, or with the first that gives right results."""
-    roles, stated = tested.callee.roles, tested.stated.mask
     if mask_role(tested.callee) is None:
         return [base]
-    kinds = tuple(MASK_KINDS)
-    for role, own in KINDS_BY_ROLE.items():
-        if role in roles and "mask" not in roles:
-            kinds = own
-    if stated is not None:
-        kinds = (stated,)
+    kinds = _mask_kinds(tested)
+    if tested.callee.roles[mask_role(tested.callee) or ""].required:
+        right = (
+            kind
+            for kind in kinds
+            if any(_is_plainly_right(tested, replace(one, mask=kind)) for one in base)
+        )
+        kinds = tuple(right) or kinds
     running, by_kind = [], {}
     for kind in kinds:
         found = [_mask_shape(tested, replace(one, mask=kind)) for one in base]
@@ -133,7 +255,8 @@ def _with_masks(tested: FunctionUnderTest, base: list[Convention]) -> list[list[
 
 def _mask_shape(tested: FunctionUnderTest, base: Convention) -> tuple[Convention, bool, bool]:
     """The shape of mask that is right, or the first that runs; whether it is right, and runs."""
-    for ability, shapes in (("mask", MASK_SHAPES), ("key mask", KEY_MASK_SHAPES)):
+    of_cells = ("mask", MASK_SHAPES), ("key mask", KEY_MASK_SHAPES)
+    for ability, shapes in of_cells[1:] if mask_role(tested.callee) in OF_KEYS else of_cells:
         probe = next((one for one in tested.probes_for(base) if one.ability == ability), None)
         if probe is None:
             continue
@@ -160,9 +283,10 @@ def key_mask_convention(
     tested: FunctionUnderTest, convention: Convention, probe: Probe
 ) -> Convention:
     """How a mask of padded keys is taken."""
-    own_parameter = {"key_mask", "mask"} <= tested.callee.roles.keys()
-    any_kind = own_parameter and tested.stated.mask is None
-    kinds = tuple(MASK_KINDS) if any_kind else (convention.mask,)
+    own = mask_role(tested.callee, keys=True)
+    kinds: tuple[str, ...] = (convention.mask,)
+    if own != mask_role(tested.callee) and tested.stated.mask is None:
+        kinds = KINDS_BY_ROLE.get(own or "", ANY_KIND)
     conventions = [
         replace(convention, mask=kind, mask_shape=shape)
         for kind, shape in itertools.product(kinds, KEY_MASK_SHAPES)

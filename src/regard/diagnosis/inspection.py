@@ -6,8 +6,10 @@ Owns the names of layers that hold weights. Must not call the function, nor know
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,10 +33,16 @@ PACKED = ("inproj", "cattn", "qkv", "qkvproj", "toqkv", "wqkv", "queryvaluekey")
 BIASES = ("b_q", "b_k", "b_v")
 
 
+LIBRARIES = ("numpy", "torch", "jax")
+
+
 def inspect_function(
-    function: Any, roles: Mapping[str, str] | None, heads: int | None
-) -> tuple[Callable[..., Any], Callee]:
-    """What to call, and what is known of it before the first call, or an OptionError."""
+    function: Any, roles: Mapping[str, str] | None, heads: int | None, library: str | None
+) -> list[tuple[Callable[..., Any], Callee]]:
+    """What to call, and what is known of it before the first call, or an OptionError.
+
+    Every reading of the function, the likeliest first.
+    """
     name = safe_text(getattr(function, "__name__", type(function).__name__), 60)
     framework = "numpy"
     weights: Mapping[str, Array] = {}
@@ -64,7 +72,21 @@ def inspect_function(
         if not inspect.isroutine(function):
             weights = array_weights(function)
             heads = heads or _head_count(function)
-    return function, Callee(name, parameters_of(called, roles), framework, weights, heads)
+    framework = library or framework
+    others = [] if library or framework != _framework_of(called) else _other_libraries(called)
+    readings = parameters_of(called, roles)
+    return [
+        (function, Callee(name, parameters, one, weights, heads, number))
+        for number, (one, parameters) in enumerate(
+            itertools.product((framework, *others), readings)
+        )
+    ]
+
+
+def _other_libraries(function: Any) -> list[str]:
+    """The libraries besides the likeliest that a function may work on: what is loaded, or NumPy."""
+    first = _framework_of(function)
+    return [name for name in LIBRARIES if name != first and name in sys.modules]
 
 
 def _is_module(kind: type) -> bool:

@@ -135,15 +135,21 @@ class _Process:
         return "", 0
 
     def _connect(
-        self, target: str, roles: Mapping[str, str] | None, heads: int | None, limit: float
-    ) -> tuple[Callee, Ask]:
+        self,
+        target: str,
+        roles: Mapping[str, str] | None,
+        heads: int | None,
+        library: str | None,
+        limit: float,
+    ) -> tuple[list[Callee], Ask]:
         request = {"target": target, "roles": roles and dict(roles), "heads": heads, "limit": limit}
+        request["library"] = library
 
-        def read(message: protocol.Message) -> Callee:
+        def read(message: protocol.Message) -> list[Callee]:
             if (error := protocol.as_error(message)) is not None:
                 kind, text = error
                 raise (OptionError if kind == "OptionError" else ProblemError)(text)
-            return protocol.as_callee(message)
+            return protocol.as_callees(message)
 
         def ask(question: Question) -> list[CallResult]:
             return self._exchange(
@@ -154,14 +160,14 @@ class _Process:
                 MAX_BYTES * len(question.calls),
             )
 
-        callee = self._exchange(
+        callees = self._exchange(
             lambda number: self._key + protocol.frame(self._key, number, request),
             read,
             "loading the file",
             LOADING_SECONDS,
             protocol.MAX_WEIGHTS,
         )
-        return callee, ask
+        return callees, ask
 
     def _exchange(
         self,

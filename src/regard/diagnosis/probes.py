@@ -77,9 +77,12 @@ def _padding(batch: int, keys: int) -> Array:
     return keep
 
 
-def ready_probes(rank: int) -> Iterator[Probe]:
-    """Ordinary probes for arrays of this rank: 1 one query, 2 one head, 3 heads, 4 a batch."""
-    batch, heads = {1: (1, 1), 2: (1, 1), 3: (1, 4), 4: (2, 4)}[rank]
+def ready_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
+    """Ordinary probes for arrays of this rank: 1 one query, 2 one head, 3 heads, 4 a batch.
+
+    With `of_batch` the first of three axes is the batch.
+    """
+    batch, heads = {1: (1, 1), 2: (1, 1), 3: (4, 1) if of_batch else (1, 4), 4: (2, 4)}[rank]
     plain = "plain" if rank < 3 else "heads"
 
     def sized(name: str, ability: str, shape: tuple[int, int, int, int], **more: Any) -> Probe:
@@ -93,9 +96,11 @@ def ready_probes(rank: int) -> Iterator[Probe]:
     yield sized("square, wide values", plain, (5, 5, 6, 7))
     yield sized("rectangle", "rectangular", (3, 5, 6, 7))
     if rank > 2:
-        cube = (3 if rank == 4 else 1, 3, 3, 3, 3, 3, 3)
+        cube_heads = 1 if of_batch else 3
+        cube = (3 if rank == 4 or of_batch else 1, cube_heads, cube_heads, 3, 3, 3, 3)
         yield ready_probe(f"cube {rank}-D", plain, cube, 70 + rank, rank=rank)
-        yield sized("grouped", "grouped", (5, 5, 6, 6), groups=2)
+        if heads > 1:
+            yield sized("grouped", "grouped", (5, 5, 6, 6), groups=2)
     keep = _keep(rank, 5, 5)
     yield sized("mask", "mask", (5, 5, 6, 6), keep=keep)
     yield sized("mask, rectangle", "mask", (3, 5, 6, 7), keep=_keep(rank + 5, 3, 5))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import wraps
 from hashlib import blake2b
 from json import JSONDecoder, JSONEncoder
@@ -32,6 +32,8 @@ MAX_WORDS = 4000  # characters of one text in it
 MAX_WEIGHTS = 2**30  # bytes of the weights that an object carries
 MAX_HEADS = 1024
 MAX_PARAMETERS = 256
+MAX_READINGS = 64
+MAX_COUNT = 10**6  # a default that may be passed on: the size of a window or a block
 HEAD = struct.Struct("<16sIIQ")
 CALL_FIELDS = {one.name for one in fields(CallResult)}
 
@@ -104,7 +106,12 @@ def question_frame(key: bytes, number: int, question: Question) -> bytes:
 
     calls = [{name: described(value) for name, value in call.items()} for call in question.calls]
     values = (value for call in question.calls for value in call.values())
-    content = {"name": question.name, "calls": calls, "cache": question.cache}
+    content = {
+        "name": question.name,
+        "calls": calls,
+        "cache": question.cache,
+        "reading": question.reading,
+    }
     return frame(key, number, content, (one for one in values if isinstance(one, np.ndarray)))
 
 
@@ -123,7 +130,7 @@ def as_question(message: Message) -> Question:
             else:
                 call[name] = value
         calls.append(call)
-    return Question(content["name"], tuple(calls), content["cache"])
+    return Question(content["name"], tuple(calls), content["cache"], content["reading"])
 
 
 def as_request(message: Message) -> dict[str, Any]:
@@ -153,20 +160,26 @@ def _checked(
     return read
 
 
-def callee_frame(key: bytes, number: int, callee: Callee) -> bytes:
-    """What is known of a function, as bytes."""
-    weights = {name: _wide(array) for name, array in callee.weights.items()}
-    content = {
-        "name": callee.name,
-        "framework": callee.framework,
-        "heads": callee.heads,
-        "parameters": [
-            [one.name, one.role, one.required, one.keyword, _kind_of_default(one.default)]
-            for one in callee.parameters
-        ],
-        "weights": {name: array.shape for name, array in weights.items()},
-    }
-    return frame(key, number, content, weights.values())
+def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
+    """What is known of every reading of a function, as bytes; the weights of all in order."""
+    content: list[dict[str, Any]] = []
+    arrays: list[Array] = []
+    for callee in callees:
+        weights = {name: _wide(array) for name, array in callee.weights.items()}
+        arrays += weights.values()
+        content.append(
+            {
+                "name": callee.name,
+                "framework": callee.framework,
+                "heads": callee.heads,
+                "parameters": [
+                    [one.name, one.role, one.required, one.keyword, _kind_of_default(one.default)]
+                    for one in callee.parameters
+                ],
+                "weights": {name: array.shape for name, array in weights.items()},
+            }
+        )
+    return frame(key, number, {"readings": content}, arrays)
 
 
 def _wide(array: Array) -> Array:
@@ -174,13 +187,26 @@ def _wide(array: Array) -> Array:
 
 
 def _kind_of_default(default: Any) -> bool | int | None:
-    """None, True, or 0 for anything else: a call depends on no more."""
-    return default if default is None or default is True else 0
+    """None, True, a count, or 0 for anything else: a call depends on no more."""
+    if default is None or default is True:
+        return default
+    return default if type(default) is int and 0 < default <= MAX_COUNT else 0
 
 
 @_checked
-def as_callee(content: dict[str, Any], data: bytes) -> Callee:
-    """What `callee_frame` wrote, checked."""
+def as_callees(content: dict[str, Any], data: bytes) -> list[Callee]:
+    """What `callees_frame` wrote, checked."""
+    _need(content.keys() == {"readings"} and type(content["readings"]) is list)
+    _need(0 < len(content["readings"]) <= MAX_READINGS)
+    callees, start = [], 0
+    for number, one in enumerate(content["readings"]):
+        callee, start = _as_callee(one, data, start)
+        callees.append(replace(callee, number=number))
+    _need(start == len(data))
+    return callees
+
+
+def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee, int]:
     _need(content.keys() == {"name", "framework", "heads", "parameters", "weights"})
     heads = content["heads"]
     _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
@@ -191,18 +217,19 @@ def as_callee(content: dict[str, Any], data: bytes) -> Callee:
         _need(type(name) is str and name.isidentifier() and len(name) <= 200)
         _need(role is None or (type(role) is str and role in ROLES))
         _need(type(required) is bool and type(keyword) is bool)
-        _need(default is None or default is True or (type(default) is int and default == 0))
+        count = type(default) is int and 0 <= default <= MAX_COUNT
+        _need(default is None or default is True or count)
         parameters.append(Parameter(name, role, required, keyword, default))
     _need(any(one.role in ("x", "query") for one in parameters))
     _need(len({one.name for one in parameters}) == len(parameters))
     _need(type(content["weights"]) is dict)
-    weights, start = {}, 0
+    weights = {}
     for role, shape in content["weights"].items():
         _need(role in ROLES and role[:2] in ("W_", "b_"))
         weights[role], start = _numbers(data, start, _shape(shape))
-    _need(start == len(data) and (not weights or set(PROJECTIONS) <= weights.keys()))
+    _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
-    return Callee(name, tuple(parameters), content["framework"], weights, heads)
+    return Callee(name, tuple(parameters), content["framework"], weights, heads), start
 
 
 def results_frame(key: bytes, number: int, results: list[CallResult]) -> bytes:

@@ -12,7 +12,7 @@ import itertools
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -35,10 +35,14 @@ class LimitExceeded(BaseException):
     """Raised inside the function, which cannot catch it with `except Exception`."""
 
 
+Reading = tuple[Callable[..., Any], Callee]  # what to call, and what is known of it
+
+
 def answer_question(
-    function: Callable[..., Any], callee: Callee, question: Question, limit: float
+    readings: Sequence[Reading], question: Question, limit: float
 ) -> list[CallResult]:
     """All calls of one question, up to the first that has a problem."""
+    function, callee = readings[question.reading]
     results = []
     cache: Any = None
     for call in question.calls:

@@ -6,8 +6,9 @@ Owns the names that people give them. Must not call the function, nor know any p
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,24 +17,51 @@ from regard.errors import OptionError, safe_text
 
 # Role -> names of parameters that have it, in lower case without underscores.
 NAMES = {
-    "query": "q query queries querys xq qs qin",
-    "key": "k key keys xk ks kin",
-    "value": "v value values val vals xv vs vin",
-    "x": "x xs input inputs hiddenstates hidden embeddings embedding tokens sequence src emb",
-    "context": "context memory encoderhiddenstates kv encoderoutput y",
-    "mask": "mask attnmask attentionmask m masks causalmask",
-    "key_mask": "keypaddingmask paddingmask padmask keymask padding",
-    "keep": "keep attend visible keepmask allowed attendmask",
-    "hide": "hide ignore hidemask ignoremask blocked forbidden",
-    "bias": "bias attnbias attentionbias additivemask scorebias",
+    "query": "q query queries querys xq qs qin qq queryseq target tgt inputsq inputq latents",
+    "key": "k key keys xk ks kin keyseq",
+    "key_t": "kt ktransposed keytransposed keyst keyt transposedkey transposedkeys",
+    "value": "v value values val vals xv vs vin valueseq",
+    "x": "x xs input inputs hiddenstates hiddenstate hidden embeddings embedding tokens sequence "
+    "src emb embeds inputembeds seq xin inp features feats data xt",
+    "context": "context memory encoderhiddenstates kv encoderoutput encoderoutputs encoded y ctx "
+    "encoderstates encoderout encout enc memories source cond inputskv inputkv xkv kvinput "
+    "crossstates other contextstates mem keyvalue keyvaluestates",
+    "mask": "mask attnmask attentionmask m masks causalmask srcmask tgtmask trgmask selfmask "
+    "lookaheadmask attnmasks amask",
+    "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "
+    "tokenmask seqmask sequencemask inputmask keypadmask kpm",
+    "key_hide": "pad padding ispad ispadding padded padtokens paddings iskeypad keyispad padtoken",
+    "key_keep": "keyisreal isreal real valid isvalid validkeys keyvalid nonpad notpad keyvisible "
+    "realtokens validmask istoken realkeys keykeep keepkeys live alive",
+    "lengths": "lengths lens validlens validlen validlength validlengths seqlens seqlengths kvlens "
+    "keylens keylengths kvlengths length nvalid numvalid actuallengths kvseqlens cachelens",
+    "keep": "keep attend visible keepmask allowed attendmask cansee see allow",
+    "hide": "hide ignore hidemask ignoremask blocked forbidden disallowed future",
+    "bias": "bias attnbias attentionbias additivemask scorebias relbias relposbias positionbias "
+    "relativepositionbias relativebias logitbias pairbias biases rpb",
+    "sink": "sink sinks saux attnsink attnsinks sinklogit sinklogits attentionsinks sinkscores",
+    "softcap": "softcap cap logitcap softcapping attnlogitsoftcapping logitssoftcap",
     "causal": "causal iscausal usecausalmask autoregressive masked usecausal",
     "scale": "scale scaling scalefactor smscale softmaxscale",
-    "heads": "h heads numheads nheads nhead numberofheads headcount nh numhead",
-    "width": "dk d dim dhead headdim dimk width headsize",
+    "heads": "h heads numheads nheads nhead numberofheads headcount nh numhead numattentionheads "
+    "nqheads numqueryheads qheads nheadq numqheads hq attentionheads nattnheads",
+    "key_heads": "numkvheads nkvheads kvheads numkeyvalueheads nkvhead hkv numgroups ngroups "
+    "numquerygroups nheadskv groups nkv",
+    "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
+    "model": "dmodel embeddim hiddensize modeldim hiddendim nembd embdim modelsize",
     "window": "window windowsize slidingwindow localwindow attentionwindow",
-    "cache": "cache kvcache past pastkv pastkeyvalue pastkeyvalues layerpast state",
-    "no": "dropout dropoutp pdropout dropoutrate pdrop training train istraining",
+    "block": "block blocksize chunk chunksize tile tilesize blockq blockk blockkv chunkq chunkk bq "
+    "bk br bc blockm blockn kvchunk qchunk keychunksize querychunksize kvblock qblock nchunks "
+    "numchunks nsplits numsplits slicesize nblocks numblocks splits",
+    "cache": "cache kvcache past pastkv pastkeyvalue pastkeyvalues layerpast state carry prevkv",
+    "cache_k": "pastk kcache cachek keycache pastkey pastkeys kpast prevk cachedk cachedkeys",
+    "cache_v": "pastv vcache cachev valuecache pastvalue pastvalues vpast prevv cachedv "
+    "cachedvalues",
+    "pos": "pos position startpos offset inputpos cachepos cacheposition step startposition",
+    "no": "dropout dropoutp pdropout dropoutrate pdrop training train istraining attndropout "
+    "dropoutprob",
     "yes": "deterministic needweights returnweights returnattention returnattn outputattentions",
+    "none": "rng prngkey dropoutrng dropoutkey generator",
     "grouped": "enablegqa gqa",
 }
 for _part in "qkvo":
@@ -41,8 +69,12 @@ for _part in "qkvo":
     NAMES[f"W_{_part}"] = " ".join(
         f"w{name} {name}weight {name}weights weight{name} weights{name} {name}proj {name}w "
         f"{name}projection {name}matrix {name}linear proj{name} fc{name} linear{name} lin{name} "
-        f"{name}lin to{name}"
-        for name in (_part, _word, *(("out", "0", "project") if _part == "o" else ()))
+        f"{name}lin to{name} proj{name}s {name}dense dense{name} {name}layer {name}map"
+        for name in (
+            _part,
+            _word,
+            *(("out", "0", "project") if _part == "o" else (f"{_word}s",)),
+        )
     )
     NAMES[f"b_{_part}"] = " ".join(
         f"b{name} {name}bias bias{name}"
@@ -53,6 +85,22 @@ _ROLE_OF = {name: role for role, names in NAMES.items() for name in names.split(
 ROLES = {*NAMES, "keep01", "hide01", "add"}
 ARRAYS = ("query", "key", "value")
 PROJECTIONS = ("W_q", "W_k", "W_v")
+# Words around q, k, v, x and others that say nothing about the role: k_new, query_states, q_heads.
+_AROUND = re.compile(
+    r"_?(new|next|cur|curr|current|states|state|tensor|vectors|vector|vec|layer|heads|in|seq|arr|"
+    r"array|input|proj|token|tokens|step|t|i|all|full)_|"
+    r"_(new|next|cur|curr|current|states|state|tensor|vectors|vector|vec|layer|heads|in|seq|arr|"
+    r"array|input|token|tokens|step|i|all|full|list)$",
+    re.IGNORECASE,
+)
+# What a required parameter may be whose name and position say nothing, by its annotation.
+GUESSES = {
+    "int": ("heads", "block", "window", "width", "key_heads", "pos"),
+    "float": ("scale", "no", "softcap"),
+    "bool": ("causal", "no", "yes"),
+    "": ("mask", "key_mask", "bias", "lengths", "sink", "heads", "scale", "none", "no", "block"),
+}
+MOST_GUESSES = 24
 
 
 @dataclass(frozen=True)
@@ -64,6 +112,7 @@ class Parameter:
     required: bool = True
     keyword: bool = False
     default: Any = None
+    kind: str = ""  # what its annotation says: int, float, bool, or nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +124,7 @@ class Callee:
     framework: str = "numpy"
     weights: Mapping[str, Array] = field(default_factory=dict)  # used as x @ W
     heads: int | None = None
+    number: int = 0  # of this reading: a function may be read in several ways
 
     @property
     def roles(self) -> dict[str, Parameter]:
@@ -94,8 +144,11 @@ class Callee:
 
 def parameters_of(
     function: Callable[..., Any], roles: Mapping[str, str] | None
-) -> tuple[Parameter, ...]:
-    """The parameters with roles as stated or by name; an OptionError if one stays unknown."""
+) -> list[tuple[Parameter, ...]]:
+    """The parameters with roles as stated or by name: every reading, the likeliest first.
+
+    An OptionError if the role of one stays unknown.
+    """
     return with_roles(_parameters(function), dict(roles or {}))
 
 
@@ -114,8 +167,14 @@ def _parameters(function: Callable[..., Any]) -> list[Parameter]:
             keyword = one.kind is kinds.KEYWORD_ONLY
             keyword |= not required and one.kind is not kinds.POSITIONAL_ONLY
             default = None if required else one.default
-            parameters.append(Parameter(one.name, None, required, keyword, default))
+            kind = next((k for k in ("int", "float", "bool") if k in _annotation(one)), "")
+            parameters.append(Parameter(one.name, None, required, keyword, default, kind))
     return parameters
+
+
+def _annotation(parameter: inspect.Parameter) -> list[str]:
+    """The words of an annotation: Optional[int], int | None and "int" all have int."""
+    return re.findall(r"\w+", inspect.formatannotation(parameter.annotation))
 
 
 def _documented(function: Any) -> list[Parameter]:
@@ -132,8 +191,8 @@ def _documented(function: Any) -> list[Parameter]:
     ]
 
 
-def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> tuple[Parameter, ...]:
-    """Each parameter with its role: as stated, by its name, or by its position."""
+def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tuple[Parameter, ...]]:
+    """Each parameter with its role: as stated, by its name, by its position, or by a guess."""
     for name, role in stated.items():
         if role not in ROLES:
             raise OptionError(
@@ -143,24 +202,65 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> tuple[Par
         if name not in {parameter.name for parameter in parameters}:
             raise OptionError(f"signature names {safe_text(name, 40)}, which is not a parameter")
     found = [replace(one, role=stated.get(one.name) or _role_by_name(one)) for one in parameters]
-    required = [n for n, parameter in enumerate(found) if parameter.required]
     if not stated and not _takes_queries(found):
-        # Names that say nothing: query, key, value and a mask in their usual order, or X alone.
-        by_position = {1: ("x",), 3: ARRAYS, 4: (*ARRAYS, "mask")}.get(len(required), ())
-        for n, role in zip(required, by_position, strict=False):
-            found[n] = replace(found[n], role=role)
-    for parameter in found:
-        if parameter.required and parameter.role is None:
-            name = safe_text(parameter.name, 40)
-            raise OptionError(
-                f"the role of parameter {name} is not known; state it with signature, such as "
-                f"{name}=query; it must be one of {', '.join(sorted(ROLES))}"
-            )
+        found = _by_position(found)
+    _settle(found, stated)
+    unknown = [one for one in found if one.required and one.role is None]
     if not _takes_queries(found):
+        name = safe_text(found[0].name, 40) if found else "x"
         raise OptionError(
-            "no parameter takes the queries; state which one with signature, such as x=query"
+            f"no parameter takes the queries; state which one with signature={name + '=query'!r}"
         )
-    return tuple(found)
+    if len(unknown) > 2:
+        names = [safe_text(one.name, 40) for one in unknown]
+        stated_as = ", ".join(f"{name}=mask" for name in names)
+        raise OptionError(
+            f"the roles of parameters {', '.join(names)} are not known; state them with "
+            f"signature={stated_as!r}, each as one of {', '.join(sorted(ROLES))}"
+        )
+    choices = [GUESSES[one.kind] for one in unknown]
+    readings = itertools.islice(itertools.product(*choices), MOST_GUESSES)
+    return [_with_guesses(found, roles) for roles in readings]
+
+
+def _by_position(found: list[Parameter]) -> list[Parameter]:
+    """Names that say nothing: query, key, value and a mask in their usual order, or X alone."""
+    required = [n for n, one in enumerate(found) if one.required]
+    untold = [n for n in required if found[n].role is None]
+    usual = {1: ("x",), 3: ARRAYS, 4: (*ARRAYS, "mask")}
+    places, roles = required, usual.get(len(required), ())
+    if not (roles and (len(untold) == len(required) or len(required) == 1)):
+        known = {one.role for one in found}
+        places = untold
+        if {"key", "value"} <= known or "context" in known:
+            roles = ("query",)
+        else:
+            roles = {1: ("x",), 2: ("x", "context")}.get(len(untold), ARRAYS if untold else ())
+    for n, role in zip(places, roles, strict=False):
+        found[n] = replace(found[n], role=role)
+    return found
+
+
+def _settle(found: list[Parameter], stated: Mapping[str, str]) -> None:
+    """Roles that depend on those of other parameters."""
+    roles = {one.role for one in found}
+    for n, one in enumerate(found):
+        if one.name in stated:
+            continue
+        if one.role == "x" and "query" in roles and "context" not in roles:
+            found[n] = replace(one, role=None if "key" in roles else "context")
+        elif one.role == "query" and not roles & {"key", "key_t", "value", "context", "x"}:
+            found[n] = replace(one, role="x")
+        elif one.role == "key" and "x" in roles and "value" not in roles:
+            found[n] = replace(one, role="none")  # JAX's random key
+
+
+def _with_guesses(found: list[Parameter], roles: Sequence[str]) -> tuple[Parameter, ...]:
+    guesses = iter(roles)
+    return tuple(
+        replace(one, role=next(guesses)) if one.required and one.role is None else one
+        for one in found
+    )
 
 
 def _takes_queries(parameters: list[Parameter]) -> bool:
@@ -169,7 +269,8 @@ def _takes_queries(parameters: list[Parameter]) -> bool:
 
 def _role_by_name(parameter: Parameter) -> str | None:
     role = role_of(parameter.name)
-    if role in ("scale", "window", "cache") and isinstance(parameter.default, bool):
+    switches = ("scale", "window", "cache", "bias", "cache_k", "context", "x")
+    if role in switches and (isinstance(parameter.default, bool) or parameter.kind == "bool"):
         return None  # a switch: whether to scale, not by how much
     if role == "width" and not parameter.required:
         return None  # dim=-1 is an axis
@@ -178,7 +279,10 @@ def _role_by_name(parameter: Parameter) -> str | None:
 
 def role_of(name: str) -> str | None:
     """The role that people mean by a name, or None."""
-    return _ROLE_OF.get(plain(name))
+    role = _ROLE_OF.get(plain(name))
+    if role is None and (stripped := _AROUND.sub("", name)) and stripped != name:
+        role = _ROLE_OF.get(plain(stripped))
+    return role
 
 
 def plain(name: str) -> str:

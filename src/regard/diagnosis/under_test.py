@@ -32,6 +32,7 @@ class StatedConventions:
     mask: str | None = None
     window: str | None = None  # "inclusive": the query's own key counts; "exclusive"
     mechanism: Mechanism | None = None
+    layout: str | None = None  # BHLD: the axes of the arrays, in their order
 
 
 @dataclass(eq=False)
@@ -74,15 +75,18 @@ class FunctionUnderTest:
         """The ordinary probes for one way of calling, made once."""
         key = (convention.layout, convention.causal_always, convention.aligned)
         if key not in self.probes:
-            kind, roles, rank = self.callee.kind, self.callee.roles, len(convention.layout)
+            kind, roles, layout = self.callee.kind, self.callee.roles, convention.layout
+            rank, of_batch = len(layout), "B" in layout and "H" not in layout
             both_ways = "window" in roles and "causal" not in roles
             rules = (convention.causal_always, both_ways, convention.aligned)
             if kind in ("arrays", "self"):
-                found = _ready_probes(rank, kind == "self", *rules)
+                found = _ready_probes(rank, of_batch, kind == "self", *rules)
             else:
                 found = [_with_rules(p, *rules) for p in _projected_probes(self.callee, rank)]
             if self.stated.mechanism is not None:
                 found = list(self.stated.mechanism.of(found))
+            if "sink" in roles:
+                found = [_with_sink(probe) for probe in found]
             self.probes[key] = found
         return self.probes[key]
 
@@ -98,12 +102,12 @@ class FunctionUnderTest:
         return agrees(answer.output, probe.result(probe.right), probe.tolerance(unit))
 
 
-@lru_cache(maxsize=16)  # with what candidates return for them: some megabytes
+@lru_cache(maxsize=32)  # with what candidates return for them: some megabytes
 def _ready_probes(
-    rank: int, itself: bool, always: bool, both_ways: bool, aligned: str
+    rank: int, of_batch: bool, itself: bool, always: bool, both_ways: bool, aligned: str
 ) -> list[Probe]:
     """The same probes in every diagnosis of a function of arrays; `itself`: of a single one."""
-    probes = ready_probes(rank)
+    probes = ready_probes(rank, of_batch=of_batch)
     if itself:
         probes = (_self_attention(probe) for probe in probes if _is_square(probe))
     return [_with_rules(probe, always, both_ways, aligned) for probe in probes]
@@ -163,6 +167,12 @@ def _packed_probes(heads: int, batch: int, rank: int) -> Iterator[Probe]:
             if rows == keys or not probe.has_rules:
                 name = f"{probe.name} {rows}×{keys}"
                 yield replace(probe, inputs=inputs, name=name, ability=ability)
+
+
+def _with_sink(probe: Probe) -> Probe:
+    """With a sink of each head, of the size of the scores."""
+    sink = 0.4 + 0.7 * np.arange(probe.sizes["H"])
+    return replace(probe, inputs={**probe.inputs, "sink": sink})
 
 
 def _is_square(probe: Probe) -> bool:

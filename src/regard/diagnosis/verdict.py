@@ -16,9 +16,15 @@ import numpy as np
 from regard.diagnosis import matching
 from regard.diagnosis.arguments import KEYS_ONLY
 from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
-from regard.diagnosis.convention_search import describe_call, find_conventions, key_mask_convention
+from regard.diagnosis.convention_search import (
+    as_layout,
+    describe_call,
+    find_conventions,
+    key_mask_convention,
+    likely_readings,
+)
 from regard.diagnosis.examples import named
-from regard.diagnosis.inspection import inspect_function
+from regard.diagnosis.inspection import LIBRARIES, inspect_function
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF
@@ -43,11 +49,15 @@ FAR = "it explains none of the wrong answers, but comes closest to them"
 
 
 def in_this_process(
-    function: Any, roles: Mapping[str, str] | None, heads: int | None, limit: float
-) -> tuple[Callee, Ask]:
+    function: Any,
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    library: str | None,
+    limit: float,
+) -> tuple[list[Callee], Ask]:
     """What is known of a function in this process, and how to put questions to it."""
-    called, callee = inspect_function(function, roles, heads)
-    return callee, lambda question: answer_question(called, callee, question, limit)
+    found = inspect_function(function, roles, heads, library)
+    return [callee for _, callee in found], lambda question: answer_question(found, question, limit)
 
 
 def diagnose(
@@ -61,24 +71,35 @@ def diagnose(
     time_limit: float = TIME_LIMIT,
     score: Any = None,
     normalize: Any = None,
-    connect: Callable[..., tuple[Callee, Ask]] = in_this_process,
+    layout: str | None = None,
+    library: str | None = None,
+    connect: Callable[..., tuple[list[Callee], Ask]] = in_this_process,
 ) -> Outcome:
     """See `regard.diagnose`; `connect` finds the function, in this process or in another one."""
     begin = time.monotonic()
     roles = parse_signature(signature) if isinstance(signature, str) else signature
-    _check(causal, mask, window, heads, time_limit)
+    _check(causal, mask, window, library, heads, time_limit)
     mechanism = as_mechanism(score, normalize)
-    callee, ask = connect(function, roles, heads, float(time_limit))
+    axes = None if layout is None else as_layout(layout)
+    callees, ask = connect(function, roles, heads, library, float(time_limit))
+    callee = callees[0]
     if mechanism is not None and callee.kind not in ("arrays", "self"):
         raise OptionError(
             f"{callee.name} takes embeddings or packed heads; score and normalize are for "
             "functions of query, key and value"
         )
-    stated = StatedConventions(causal, mask, window, mechanism)
-    tested = FunctionUnderTest(callee, stated, float(time_limit), ask)
-    found = _verdict(tested)
+    stated = StatedConventions(causal, mask, window, mechanism, axes)
+    all_tested = [FunctionUnderTest(one, stated, float(time_limit), ask) for one in callees]
+    found = None
+    for tested in likely_readings(all_tested):
+        own = _verdict(tested)
+        found = found or own
+        if own.verdict not in ("unknown", "unusable"):
+            found = own
+            break
+    assert found is not None
     seconds = round(time.monotonic() - begin, 3)
-    return replace(found, calls=tested.calls, seconds=seconds)
+    return replace(found, calls=sum(one.calls for one in all_tested), seconds=seconds)
 
 
 def parse_signature(text: str) -> dict[str, str]:
@@ -99,11 +120,12 @@ def parse_signature(text: str) -> dict[str, str]:
     return roles
 
 
-def _check(causal: Any, mask: Any, window: Any, heads: Any, time_limit: Any) -> None:
+def _check(causal: Any, mask: Any, window: Any, library: Any, heads: Any, time_limit: Any) -> None:
     choices = (
         ("causal", causal, (None, True, False, "start", "end")),
         ("mask", mask, (None, *MASK_KINDS)),
         ("window", window, (None, "inclusive", "exclusive")),
+        ("library", library, (None, *LIBRARIES)),
     )
     for name, value, allowed in choices:
         if value not in allowed:

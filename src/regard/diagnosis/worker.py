@@ -39,8 +39,8 @@ def serve(key: bytes) -> None:
     target = request["target"]
     try:
         loaded = load(target)
-        function, callee = inspect_function(loaded, request["roles"], request["heads"])
-        reply = protocol.callee_frame(key, message.number, callee)
+        readings = inspect_function(loaded, request["roles"], request["heads"], request["library"])
+        reply = protocol.callees_frame(key, message.number, [callee for _, callee in readings])
     except BaseException as error:
         kind = "OptionError" if isinstance(error, OptionError) else "ProblemError"
         answer(protocol.error_frame(key, message.number, kind, _why(error, target)))
@@ -51,7 +51,7 @@ def serve(key: bytes) -> None:
         message = next_message()
         question = protocol.as_question(message)
         try:
-            results = answer_question(function, callee, question, request["limit"])
+            results = answer_question(readings, question, request["limit"])
         except KeyboardInterrupt as error:  # raised by the function: no terminal is attached
             results = [CallResult(problem=describe_error(error), kind="raised")]
         except BaseException as error:
