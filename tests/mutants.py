@@ -385,7 +385,7 @@ MUTANTS = [
     Mutant(
         "G6",
         "a call on the fast path computes float64 in float32",
-        CPP + "module.cpp",
+        CPP + "fast_path.hpp",
         "q.wide = PyArray_TYPE(arrays[0]) == NPY_DOUBLE;",
         "q.wide = false;",
         "test_fused_fast_path.py::test_a_fast_call_has_the_bytes_of_the_general_way",
@@ -545,7 +545,7 @@ MUTANTS = [
     Mutant(
         "G9",
         "the fast path ignores window",
-        CPP + "module.cpp",
+        CPP + "fast_path.hpp",
         "{Mask, Bias, Window, Offset,",
         "{Mask, Bias, Offset,",
         "test_fused_fast_path.py::test_options_that_the_fast_path_leaves_come_out_as_the_general_way_has_them",
@@ -695,7 +695,7 @@ MUTANTS = [
     Mutant(
         "G10",
         "the fast path does not compare the widths of query and key",
-        CPP + "module.cpp",
+        CPP + "fast_path.hpp",
         "ks[axes - 1] != width || ",
         "",
         "test_fused_fast_path.py::test_inputs_that_the_fast_path_leaves_come_out_as_the_general_way_has_them",
@@ -806,7 +806,7 @@ MUTANTS = [
     Mutant(
         "G12",
         "the fast path writes into out while it still reads what out overlaps",
-        CPP + "module.cpp",
+        CPP + "fast_path.hpp",
         "if (may_overlap(array, input)) return nullptr;",
         "if (false && may_overlap(array, input)) return nullptr;",
         "test_fused_fast_path.py::test_out_that_lies_on_an_input_is_left_to_the_general_way",
@@ -815,7 +815,7 @@ MUTANTS = [
     Mutant(
         "G13",
         "the fast path keeps the lock of the interpreter",
-        CPP + "module.cpp",
+        CPP + "fast_path.hpp",
         "            Unlocked unlocked;\n            // 0: as many",
         "            // 0: as many",
         "test_fused_process.py::test_other_python_threads_run_during_a_call",

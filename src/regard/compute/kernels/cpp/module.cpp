@@ -1,75 +1,23 @@
-// The native module: `run` for a checked request (kernels/fused.py), and the fast path.
-#include <nanobind/nanobind.h>
+// The native module: `run` for a checked request (kernels/fused.py), and what measures and tests need.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-
-#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
-#include <numpy/arrayobject.h>
-
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <deque>
-#include <functional>
 #include <iterator>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "arrays.hpp"
 #include "cpus.hpp"
-#include "driver.hpp"
+#include "fast_path.hpp"
 #include "measure.hpp"
 
-namespace nb = nanobind;
 using namespace nanobind::literals;
-using namespace regard;
 
 namespace {
-
-PyArrayObject* array_of(const nb::object& object) {
-    if (!PyArray_Check(object.ptr())) throw nb::type_error("an ndarray is needed here");
-    return reinterpret_cast<PyArrayObject*>(object.ptr());
-}
-
-Kind kind_of(PyArrayObject* array) {
-    switch (PyArray_TYPE(array)) {
-        case NPY_HALF: return Kind::float16;
-        case NPY_FLOAT: return Kind::float32;
-        case NPY_DOUBLE: return Kind::float64;
-        case NPY_BYTE: return Kind::int8;
-        default: return Kind::bfloat16;  // the only other type that fused.py lets through
-    }
-}
-
-// Fills in an array (…, heads, rows, columns) and the offset of each of its B batch elements.
-void describe(PyArrayObject* array, Array& a, int64_t* offsets, int64_t B) {
-    const int axes = PyArray_NDIM(array);
-    const npy_intp *shape = PyArray_DIMS(array), *strides = PyArray_STRIDES(array);
-    a = {PyArray_BYTES(array), offsets,           axes > 2 ? strides[axes - 3] : 0,
-         strides[axes - 2],    strides[axes - 1], kind_of(array)};
-    // The last of the leading axes runs fastest. An empty axis before longer ones leaves none.
-    int64_t known = 1;
-    offsets[0] = 0;
-    for (int axis = axes - 4; axis >= 0 && known < B; known *= shape[axis--])
-        for (int64_t b = known; b < known * shape[axis]; b++)
-            offsets[b] = offsets[b - known] + strides[axis];
-}
-
-// The sizes of a call, from arrays whose shapes fit each other.
-void read_sizes(Request& q, PyArrayObject* const (&arrays)[3]) {
-    const auto size = [&](int array, int from_end) -> int64_t {
-        const int axis = PyArray_NDIM(arrays[array]) - from_end;
-        return axis < 0 ? 1 : PyArray_DIM(arrays[array], axis);
-    };
-    q.B = 1;
-    for (int axis = 4; axis <= PyArray_NDIM(arrays[0]); axis++) q.B *= size(0, axis);
-    q.H = size(0, 3), q.L = size(0, 2), q.D = size(0, 1);
-    q.G = size(1, 3), q.S = size(1, 2), q.E = size(2, 1);
-    if (kind_of(arrays[2]) == Kind::int8) q.E -= int64_t(sizeof(float));  // the scale
-}
 
 // A Request and what it points to, which must live as long as the call.
 struct Call {
@@ -124,40 +72,6 @@ void read_program(Call& call, const nb::list& rules) {
         call.program.push_back(node);
     }
     take_program(call.request, call.program, call.tables);
-}
-
-// Signals arrive on this thread only; others must not ask for the lock while the interpreter ends.
-unsigned long main_thread = 0;
-
-bool finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-    return Py_IsFinalizing();
-#else
-    return _Py_IsFinalizing();
-#endif
-}
-
-// Without the lock while in scope. A thread that outlives the interpreter stays here for ever.
-class Unlocked {
-  public:
-    Unlocked() : state_(PyEval_SaveThread()) {}
-    ~Unlocked() {
-        while (finalizing()) pause();
-        PyEval_RestoreThread(state_);
-    }
-
-  private:
-    PyThreadState* state_;
-};
-
-std::function<bool()> interruption() {
-    if (PyThread_get_thread_ident() != main_thread) return nullptr;
-    return [] {
-        const PyGILState_STATE held = PyGILState_Ensure();
-        const bool signalled = PyErr_CheckSignals() != 0;
-        PyGILState_Release(held);
-        return signalled;
-    };
 }
 
 // The arguments of a call up to `rules`, and its scale, softcap and accumulating type.
@@ -255,177 +169,10 @@ void run_backward(const nb::object& query, const nb::object& key, const nb::obje
     if (!complete) throw nb::python_error();
 }
 
-// What the fast path uses; set from Python. Without a target it answers no call.
-const Target* active = nullptr;
-int default_threads = 0;
-
 void use(const std::string& target, int threads) {
     active = target.empty() ? nullptr : &target_named(target);
     default_threads = threads;
 }
-
-// Below so many multiply-adds a call is over before another Python thread could use the lock.
-constexpr double kWorthReleasing = 2e6;
-
-// bfloat16 is not NumPy's own; it is recognised by its name.
-bool is_bfloat(PyArrayObject* array) {
-    if (PyArray_TYPE(array) < NPY_USERDEF || PyArray_ITEMSIZE(array) != 2) return false;
-    const char* name = PyArray_DESCR(array)->typeobj->tp_name;
-    const char* dot = std::strrchr(name, '.');
-    return std::strcmp(dot ? dot + 1 : name, "bfloat16") == 0;
-}
-
-// Whether two arrays might have bytes in common: whether the stretches that they lie in do.
-bool may_overlap(PyArrayObject* one, PyArrayObject* other) {
-    const auto stretch = [](PyArrayObject* array, const char*& low, const char*& high) {
-        low = high = PyArray_BYTES(array);
-        for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
-            const npy_intp reach = (PyArray_DIM(array, axis) - 1) * PyArray_STRIDE(array, axis);
-            (reach < 0 ? low : high) += reach;
-        }
-        high += PyArray_ITEMSIZE(array);
-    };
-    const char *low, *high, *other_low, *other_high;
-    stretch(one, low, high);
-    stretch(other, other_low, other_high);
-    return low < other_high && other_low < high;
-}
-
-// clang-format off
-enum Argument { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink,
-                Precision, Weights, Lse, Out, KernelName, Threads, Count };
-// clang-format on
-constexpr int kMostAxes = 8;
-
-// Whether the options are those of the fast path; sets the window, the scale and the threads.
-bool read_options(PyObject* const* args, Request& q, int& threads) {
-    static PyObject* const working = PyUnicode_InternFromString("working");
-    for (const int none : {Mask, Bias, Window, Offset, Softcap, Sink, KernelName})
-        if (args[none] != Py_None) return false;
-    if (args[Precision] != working) return false;
-    if (args[Weights] != Py_False || args[Lse] != Py_False) return false;
-    if (args[Causal] != Py_True && args[Causal] != Py_False) return false;
-    q.left = -1;
-    q.right = args[Causal] == Py_True ? 0 : -1;
-    q.scale = NAN;
-    if (args[Scale] != Py_None) {
-        if (!PyFloat_CheckExact(args[Scale])) return false;
-        q.scale = PyFloat_AS_DOUBLE(args[Scale]);
-        const double size = std::fabs(q.scale);
-        if (!(size > 1e-30 && size < 1e30)) return false;
-    }
-    if (args[Threads] == Py_None) return true;
-    const long stated = PyLong_CheckExact(args[Threads]) ? PyLong_AsLong(args[Threads]) : 0;
-    if (PyErr_Occurred()) PyErr_Clear();
-    threads = int(stated);
-    return stated >= 1 && stated <= kMostThreads;
-}
-
-// Whether query, key and value are aligned arrays of one type whose shapes fit without broadcasting,
-// and have no size of 0; sets the sizes. Bytes: keys and values are the rows of an int8 cache.
-template <bool Bytes>
-bool read_inputs(PyObject* const* args, Request& q, PyArrayObject* (&arrays)[3]) {
-    for (int n = 0; n < 3; n++) {
-        if (!PyArray_CheckExact(args[n])) return false;
-        arrays[n] = reinterpret_cast<PyArrayObject*>(args[n]);
-        if (!PyArray_ISBEHAVED_RO(arrays[n]) ||
-            PyArray_TYPE(arrays[n]) != (Bytes && n ? int(NPY_BYTE) : PyArray_TYPE(arrays[0])) ||
-            PyArray_NDIM(arrays[n]) != PyArray_NDIM(arrays[0]))
-            return false;
-    }
-    const int type = PyArray_TYPE(arrays[0]), axes = PyArray_NDIM(arrays[0]);
-    if (axes < 2 || axes > kMostAxes) return false;
-    if (type != NPY_FLOAT && (Bytes || type != NPY_DOUBLE) && type != NPY_HALF &&
-        !is_bfloat(arrays[0]))
-        return false;
-    const npy_intp *qs = PyArray_DIMS(arrays[0]), *ks = PyArray_DIMS(arrays[1]),
-                   *vs = PyArray_DIMS(arrays[2]);
-    for (int axis = 0; axis < axes - 3; axis++)
-        if (ks[axis] != qs[axis] || vs[axis] != qs[axis]) return false;
-    const npy_intp width = qs[axes - 1] + (Bytes ? npy_intp(sizeof(float)) : 0);
-    if (ks[axes - 1] != width || vs[axes - 2] != ks[axes - 2]) return false;
-    if (axes > 2 && vs[axes - 3] != ks[axes - 3]) return false;
-    read_sizes(q, arrays);
-    return q.B && q.H && q.G && q.L && q.S && q.D && q.E && q.H % q.G == 0 &&
-           (q.right < 0 || q.L == q.S);
-}
-
-// A new array, or `out` if the kernel can write into it; else nullptr.
-PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3], int64_t columns) {
-    const int axes = PyArray_NDIM(arrays[0]);
-    npy_intp shape[kMostAxes];
-    std::copy_n(PyArray_DIMS(arrays[0]), axes - 1, shape);
-    shape[axes - 1] = npy_intp(columns);
-    if (out == Py_None) {
-        PyArray_Descr* type = PyArray_DESCR(arrays[0]);
-        Py_INCREF(type);
-        return PyArray_NewFromDescr(&PyArray_Type, type, axes, shape, nullptr, nullptr, 0, nullptr);
-    }
-    if (!PyArray_CheckExact(out)) return nullptr;
-    PyArrayObject* array = reinterpret_cast<PyArrayObject*>(out);
-    if (!PyArray_ISCARRAY(array) || PyArray_TYPE(array) != PyArray_TYPE(arrays[0]) ||
-        PyArray_NDIM(array) != axes || !PyArray_CompareLists(PyArray_DIMS(array), shape, axes))
-        return nullptr;
-    for (PyArrayObject* input : arrays)
-        if (may_overlap(array, input)) return nullptr;
-    Py_INCREF(out);
-    return out;
-}
-
-// Takes regard.attention's arguments, all by position. Answers a call with three aligned arrays of
-// one type and default options (causal, scale, threads and an `out` beside the inputs allowed).
-// Returns None for every other call and for every error, so that one place says what is wrong.
-template <bool Bytes>
-PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    const DefaultArithmetic arithmetic;
-    Request q{};
-    PyArrayObject* arrays[3];
-    int threads = default_threads;
-    if (count != Count || !active) Py_RETURN_NONE;
-    if (!read_options(args, q, threads) || !read_inputs<Bytes>(args, q, arrays)) Py_RETURN_NONE;
-    if (std::isnan(q.scale)) q.scale = 1 / std::sqrt(double(q.D));
-    PyObject* output = output_for(args[Out], arrays, q.E);
-    if (!output) {
-        if (PyErr_Occurred()) return nullptr;
-        Py_RETURN_NONE;
-    }
-    q.output = PyArray_BYTES(reinterpret_cast<PyArrayObject*>(output));
-    q.wide = PyArray_TYPE(arrays[0]) == NPY_DOUBLE;
-    q.kind = q.lse_kind = kind_of(arrays[0]);
-    const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
-    const Target& target = *active;
-    bool complete = false;
-    try {
-        constexpr int64_t kSmallBatch = 32;
-        int64_t small[4 * kSmallBatch];
-        std::vector<int64_t> large(q.B > kSmallBatch ? size_t(4 * q.B) : 0);
-        // In bytes; the last are positions.
-        int64_t* offsets = large.empty() ? small : large.data();
-        Array* const places[3] = {&q.query, &q.key, &q.value};
-        for (int n = 0; n < 3; n++, offsets += q.B) describe(arrays[n], *places[n], offsets, q.B);
-        std::fill_n(offsets, q.B, 0);
-        q.offset = offsets;
-        if (work < kWorthReleasing) {
-            complete = answer(q, target, 1, nullptr);
-        } else {
-            const std::function<bool()> interrupted = interruption();
-            Unlocked unlocked;
-            // 0: as many as there are now; affinity may have changed since the last call.
-            complete = answer(q, target, threads ? threads : usable_cpus(), interrupted);
-        }
-    } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
-    }
-    if (complete) return output;
-    Py_DECREF(output);
-    return nullptr;
-}
-
-template <bool Bytes>
-PyMethodDef fast_path_method = {
-    Bytes ? "fast_path_of_bytes" : "fast_path",
-    reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_path<Bytes>)), METH_FASTCALL,
-    nullptr};
 
 // Turns rows (…, H, L, D) by angles (L, pairs) or (…, L, pairs); the result has their kind.
 void rotate(const nb::object& rows, const nb::object& output, const nb::object& cosines,
