@@ -601,9 +601,10 @@ def explain(
         Whether each row's maximum is subtracted before exp. Textbooks often leave it out; then
         scores above 709 overflow.
     query_labels, key_labels : sequence of str, optional
-        Names of the rows of query and of key and value; numbers if not given.
+        Names of the rows of query and of key and value; if not given, the labels of DataFrames,
+        or numbers.
     key_features, value_features : sequence of str, optional
-        Names of the columns.
+        Names of the columns, found likewise.
     title : str, optional
         Shown with every view.
     target : array_like, the shape of the output, optional

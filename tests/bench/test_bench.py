@@ -10,6 +10,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -923,7 +924,11 @@ def tiny_command(monkeypatch, tmp_path):
 
 def test_the_command_prints_a_table_and_saves_everything(tiny_command):
     done = tiny_command("--against", "numpy", "--threads", "1", "--json", "results.json")
-    np.testing.assert_equal((done.exit_code, done.stderr), (0, ""))
+    np.testing.assert_equal(done.exit_code, 0)
+    announced, *told = done.stderr.splitlines()
+    assert announced.startswith(f"{len(TINY)} cases with regard, numpy: about ")
+    for number, (one, line) in enumerate(zip(TINY, told, strict=True), 1):
+        assert re.fullmatch(rf"{number}/{len(TINY)}  {re.escape(one.name)}(, \d+ s left)?", line)
     assert "decode" not in done.stdout.split("\n")[0]
     for one in TINY:
         assert one.name in done.stdout

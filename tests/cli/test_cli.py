@@ -778,6 +778,21 @@ def test_a_shell_can_complete_commands_examples_files_and_steps(tmp_path: Path) 
     assert "--statistics" in options
 
 
+def test_a_shell_can_complete_the_labels_of_the_problem_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.replace('"b"', '"of course"'))
+    rows, columns, gradients, unread = completed(
+        tmp_path,
+        "explain the-cat-sat --why weights s",
+        "explain small.toml --why weights a ",
+        "explain look-back --why d_queries ",
+        "explain - --why weights s",
+    )
+    np.testing.assert_equal(rows, {"sat"})
+    np.testing.assert_equal(columns, {"a", "1"})  # the other one has a blank
+    np.testing.assert_equal(gradients, {"the", "cat", "sat", "down"})
+    np.testing.assert_equal(unread, set())
+
+
 # --- attention -----------------------------------------------------------------------------------
 
 

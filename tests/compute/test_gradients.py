@@ -433,6 +433,9 @@ def test_results_of_another_call_are_noticed(path, name, dtype, factor, size, op
     ("change", "error", "words"),
     [
         ({"wrt": "keys"}, regard.OptionError, "wrt has 'keys'; it may have"),
+        ({"wrt": "mask"}, regard.OptionError, "'mask', which has no gradient: a key is visible or"),
+        ({"wrt": "labels"}, regard.OptionError, "'labels', which has no gradient: names are no"),
+        ({"wrt": "weights"}, regard.OptionError, "no input; explain.* has the gradients on the"),
         (
             {"wrt": ("query", "bias")},
             regard.OptionError,

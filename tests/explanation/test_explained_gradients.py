@@ -356,7 +356,7 @@ def test_a_loss_that_makes_no_sense_is_refused_by_name(kind, options, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("d_mask", "a key is visible or not.*d_bias"),
+        ("d_mask", "a key is visible or not.*a bias has"),
         ("d_causal", "a key is visible or not"),
         ("d_labels", "names are no numbers"),
         ("d_softcap", "it is a setting"),
@@ -364,6 +364,11 @@ def test_a_loss_that_makes_no_sense_is_refused_by_name(kind, options, message):
         ("d_quries", "did you mean d_queries"),
         ("d_bias", "this call has no bias"),
         ("d_W_q", "queries, keys and values were given ready"),
+        ("d_row_sums", "the way back passes over it, in one formula from d_weights"),
+        ("d_scale", "it follows from settings such as the width"),
+        ("d_cell_losses", "the gradients are those of the output"),
+        ("d_delta", "the gradients are those of the output"),
+        ("d_d_scores", "the gradients are those of the output"),
     ],
 )
 def test_what_has_no_gradient_says_why(name, message):

@@ -231,6 +231,24 @@ def test_a_step_as_a_dataframe_has_its_labels_and_exact_numbers():
 
 
 @pytest.mark.needs("pandas")
+def test_the_labels_of_dataframes_name_rows_and_columns_unless_others_are_given():
+    from pandas import DataFrame
+
+    words, counted = DataFrame(X, WORDS, [*"abcd"]), DataFrame(X)
+    values, named = words.set_axis([3, 4, 5]), {"value_features": [*"efgh"]}
+    explanation = regard.explain(words, counted, values, **named)
+    queries, values = (explanation[name].to_dataframe() for name in ("queries", "values"))
+    assert [*map(list, (queries.index, queries.columns))] == [WORDS, [*"abcd"]]
+    assert [*map(list, (values.index, values.columns))] == [["3", "4", "5"], [*"efgh"]]
+    weights = dict.fromkeys(("W_q", "W_k", "W_v"), np.eye(4))
+    problem = regard.Problem(embeddings=words, **weights)
+    assert (problem.query_labels, problem.embedding_features) == (tuple(WORDS), tuple("abcd"))
+    given = regard.Problem(embeddings=words, query_labels=("a", "b", "c"), **weights)
+    assert given.query_labels == ("a", "b", "c")
+    assert regard.Problem(embeddings=counted, **weights).query_labels is None
+
+
+@pytest.mark.needs("pandas")
 def test_heads_and_batch_elements_are_levels_of_the_index():
     explanation = regard.explain(*BATCH)
     for name in ("weights", "lse", "keys"):

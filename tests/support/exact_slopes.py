@@ -172,6 +172,7 @@ ELEMENTARY: dict[str, Callable[..., Any]] = {
     "half_square": lambda a, b: (a - b) ** 2 / 2,
     "cos": mpmath.cos,
     "sin": mpmath.sin,
+    "angle": lambda a, b: a * b,
     "rotate": lambda x, cosine, other, sine: x * cosine + other * sine,
     "apart": lambda a, b: abs(a - b),
     "inverse_root": lambda x: 1 / mpmath.sqrt(x),

@@ -155,7 +155,7 @@ def test_every_operation_hands_its_gradient_on():
     settings = {name for name, one in OPERATIONS.items() if not any(one.adjoint)}
     # Those of a second gradient, which only a dot product and a softmax have, and of a sparsemax.
     ends = {"tanh_sum", "tanh_slope_sum", "pull", "elu_slope", "positive", "threshold", "above"}
-    ends |= {"given", "visible", "inverse_root", "at_maximum", "first_at", "apart"}
+    ends |= {"given", "visible", "inverse_root", "at_maximum", "first_at", "apart", "angle"}
     assert settings == ends
     for operation in OPERATIONS.values():
         for template in filter(None, operation.adjoint):

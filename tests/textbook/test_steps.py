@@ -86,6 +86,7 @@ OPERAND_COUNTS = {
     "sin": {1},
     "rotate": {4},
     "rotate_back": {4},
+    "angle": {2},
     "apart": {2},
     "pick": {3},
 }

@@ -9,13 +9,14 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from regard.bench import compare
 from regard.bench.cases import Case, grid
-from regard.bench.libraries import peers
+from regard.bench.libraries import REGARD, Library, peers
 from regard.bench.machine import description
 from regard.bench.measure import Report, as_data, measure_cases
 from regard.bench.timing import Budget
@@ -55,8 +56,10 @@ def bench(
     if earlier is not None:
         compare.check_comparable(earlier, description(count), cases)
 
+    budget = BUDGETS[grid_name]
+    _announce(cases, libraries, budget)
+
     def measure(watch: Callable[[Case], None]) -> Report:
-        budget = BUDGETS[grid_name]
         return measure_cases(cases, libraries, count, grid=grid_name, budget=budget, watch=watch)
 
     report = _with_progress(cases, measure)
@@ -109,12 +112,37 @@ def _check_files(files: Mapping[str, str | None]) -> None:
         raise OptionError('--plot needs matplotlib; pip install "regard[plot]"')
 
 
+def _announce(cases: Sequence[Case], libraries: Sequence[Library], budget: Budget) -> None:
+    """Say what is measured and about how long that takes; loading and checking come on top."""
+    names = [REGARD.name, *(one.name for one in libraries if one.missing() is None)]
+    words = f"{len(cases)} cases with {', '.join(names)}"
+    _say(f"{words}: about {_spoken(len(cases) * len(names) * budget.seconds)}")
+
+
+def _spoken(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _say(words: str) -> None:
+    if sys.stderr is not None:
+        print(words, file=sys.stderr, flush=True)
+
+
 def _with_progress(
     cases: Sequence[Case], measure: Callable[[Callable[[Case], None]], Report]
 ) -> Report:
-    """Measure with a progress bar on a terminal, silently elsewhere."""
-    if not sys.stderr.isatty():
-        return measure(lambda _: None)
+    """Measure with a progress bar on a terminal, and a line for each case elsewhere."""
+    done = -1
+    if sys.stderr is None or not sys.stderr.isatty():
+        begin = time.monotonic()
+
+        def tell(case: Case) -> None:
+            nonlocal done
+            done += 1
+            left = (time.monotonic() - begin) / max(done, 1) * (len(cases) - done)
+            _say(f"{done + 1}/{len(cases)}  {case.name}" + f", {_spoken(left)} left" * bool(done))
+
+        return measure(tell)
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from regard.views.screen import console
@@ -125,7 +153,6 @@ def _with_progress(
         *columns, console=console(stderr=True), transient=True, auto_refresh=False
     ) as progress:
         task = progress.add_task("peaks of the machine", total=len(cases))
-        done = -1
 
         def watch(case: Case) -> None:
             nonlocal done

@@ -107,6 +107,14 @@ def as_array(name: str, value: Any, instead: str = "{}.data") -> Array:
     )
 
 
+def labels_of(value: Any) -> Iterator[tuple[str, ...] | None]:
+    """The labels of a DataFrame's rows, then of its columns; None where they only count."""
+    named = belongs_to("pandas", value) and hasattr(value, "columns")
+    for labels in (value.index, value.columns) if named else ((), ()):
+        own = tuple(map(str, labels))
+        yield None if own == tuple(map(str, range(len(own)))) else own
+
+
 def as_added(name: str, value: Any) -> Array:
     """An array of numbers that are added to the scores."""
     array = as_array(name, value)

@@ -1,11 +1,15 @@
-"""What the shell offers to complete: sources, steps and kernels."""
+"""What the shell offers to complete: sources, steps, labels and kernels."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from glob import escape, glob
 
-from regard.errors import safe_text
+import typer
+
+from regard import api
+from regard.errors import RegardError, safe_text
 
 
 def complete_example(incomplete: str) -> list[str]:
@@ -34,6 +38,31 @@ def complete_step(incomplete: str) -> list[str]:
     from regard.views.all_steps import declared
 
     return [name for name in (*declared(), *backward_axes()) if name.startswith(incomplete)]
+
+
+def complete_cell(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What follows --why: a step, then labels of its rows and columns in the problem named before.
+
+    A label that a shell would have to quote is offered as its position.
+    """
+    from regard.cli.explain_input import with_target
+    from regard.problems.files import load_problem
+
+    step, *where = ctx.params.get("why") or ("-",)
+    if step == "-":
+        return complete_step(incomplete)
+    source, target = ctx.params.get("source"), ctx.params.get("target")
+    if source in (None, "-"):  # standard input is not there yet
+        return []
+    try:
+        problem = load_problem(source)
+        explanation = api.explain(with_target(problem, target) if target else problem)
+        axes = [axis for axis in explanation.steps[step].axes if axis not in ("H", "G")]
+        labels = explanation.names.along(axes[sum(word != "-" for word in where)])
+    except (RegardError, IndexError):
+        return []
+    words = [label if shlex.quote(label) == label else str(k) for k, label in enumerate(labels)]
+    return [word for word in words if word.startswith(incomplete)]
 
 
 def complete_kernel(incomplete: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from regard import api
-from regard.cli.completion import complete_source, complete_step
+from regard.cli.completion import complete_cell, complete_source, complete_step
 from regard.cli.explain_input import (
     files_read,
     read_model,
@@ -107,7 +107,7 @@ def explain(  # more than 80 lines, because a signature declares the options of 
         "STEP ROW COL",
         "Derive one number. A row or column is a label or a position from 0; - for an axis that "
         "the step does not have.",
-        autocompletion=complete_step,
+        autocompletion=complete_cell,
     ),
     head: int | None = option(
         "N", "Query head, from 0; of keys and values, the key head that it uses."

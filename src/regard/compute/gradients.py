@@ -253,13 +253,27 @@ def wanted_names(wrt: Any, known: Sequence[str], given: Container[str]) -> froze
     names = tuple(names)
     for name in names:
         if name not in known:
-            listed = ", ".join(f'"{one}"' for one in known)
-            raise OptionError(f"wrt has {safe_text(repr(name), 60)}; it may have {listed}")
+            raise OptionError(f"wrt has {safe_text(repr(name), 60)}{_why_not(name, known)}")
         if name in INPUTS and name not in given:
             raise OptionError(
                 f'wrt has "{name}", but the call has no {name}; pass one, or leave it out'
             )
     return frozenset(names)
+
+
+def _why_not(name: Any, known: Sequence[str]) -> str:
+    """Why something that is no input has no gradient here."""
+    from regard.textbook.loss import WITHOUT_GRADIENT
+    from regard.textbook.steps import textbook
+
+    steps = textbook({"queries", "keys", "values"}, heads=False)
+    reason = ""
+    if isinstance(name, str) and name in WITHOUT_GRADIENT:
+        reason = f", which has no gradient: {WITHOUT_GRADIENT[name]}"
+    elif name in [step.name for step in steps if step.op != "given"]:
+        reason = ", which is no input; explain(…, grad_output=…) has the gradients on the way"
+    listed = ", ".join(f'"{one}"' for one in known)
+    return f"{reason}; it may have {listed}"
 
 
 def _result(

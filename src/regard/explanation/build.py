@@ -24,7 +24,7 @@ from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
-from regard.problems.parts import NAMED_AXES
+from regard.problems.parts import NAMED_AXES, labels_in
 from regard.problems.problem import Problem
 from regard.textbook.loss import continued
 from regard.textbook.steps import PROJECTED, projecting, result_of
@@ -59,7 +59,9 @@ def explain_call(
         )
     if query is None or key is None or value is None:
         raise OptionError("explain needs query, key and value, or a Problem alone")
-    axes = {NAMED_AXES[name]: own for name, own in names.items()}
+    found = labels_in({"queries": query, "keys": key, "values": value})
+    given = {name: own for name, own in names.items() if own is not None}
+    axes = {NAMED_AXES[name]: own for name, own in (found | given).items()}
     with naming_shapes(query=query, key=key, value=value):
         return explain_arrays(query, key, value, labels=axes, **options)
 

@@ -22,6 +22,7 @@ from regard.errors import LabelError, Setting, safe_text
 from regard.explanation.derivation import Values, verdict
 from regard.explanation.labels import AXIS_NAMES, Batch, batch_position, head_position, own_head
 from regard.explanation.table import Table, caption, counting, shown_of
+from regard.textbook.loss import WITHOUT_GRADIENT
 from regard.textbook.steps import Step
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ def matrix_axes(step: Step) -> tuple[str | None, str | None]:
     return None, axes[0] if axes else None
 
 
-def _reason(name: str, present: Mapping[str, object]) -> str | None:
+def _reason(name: str, present: Mapping[str, ExplainedStep]) -> str | None:
     """Why a step that other calls have is not there."""
     if name.startswith("d_") or name in ("target", "loss", "delta"):
-        return _no_gradient(name.removeprefix("d_"), present)
+        return _no_gradient(name, present)
     ready = "queries, keys and values were given ready"
     if "W_q" not in present and (
         name in ("embeddings", "context", "W_o", "output_products", "projected_output")
@@ -79,33 +80,28 @@ def _reason(name: str, present: Mapping[str, object]) -> str | None:
     }.get(name, "no such weights were given" if name.startswith(("W_", "b_")) else None)
 
 
-_WITHOUT_GRADIENT = {
-    **dict.fromkeys(
-        ("visible", "mask", "causal", "window", "lengths", "segments"),
-        "a key is visible or not, with nothing in between; the gradients of a bias are d_bias",
-    ),
-    **dict.fromkeys(
-        ("labels", "tokens", "query_labels", "key_labels", "title"),
-        "names are no numbers; the gradients of the vectors are d_queries or d_embeddings",
-    ),
-    **dict.fromkeys(("softcap", "width", "offset"), "it is a setting, not an input"),
-    **dict.fromkeys(
-        ("log_sums", "lse"), "the output is made of the weights, so the loss does not depend on it"
-    ),
-}
-
-
-def _no_gradient(name: str, present: Mapping[str, object]) -> str | None:
+def _no_gradient(name: str, present: Mapping[str, ExplainedStep]) -> str | None:
     """Why a step has no gradient here, or the explanation none at all."""
-    if name in _WITHOUT_GRADIENT:
-        return _WITHOUT_GRADIENT[name]
+    own = name.removeprefix("d_")
+    if own in WITHOUT_GRADIENT:
+        return WITHOUT_GRADIENT[own]
     if "d_output" not in present:
         return "without a loss there are no gradients; give explain a target, or grad_output"
-    if name in ("target", "loss") and "loss" in present:
-        return "the gradients are those of the output, and of what it is computed from"
-    if name in ("target", "loss"):
+    if own in ("target", "loss") and own not in present:
         return "grad_output is the gradient of a loss that only the caller knows; give a target"
-    return None if name.startswith("d_") else _reason(name, present)
+    if own not in present:
+        return None if own == "delta" or own.startswith("d_") else _reason(own, present)
+    if present[own].declared.phase != "forward":
+        return "the gradients are those of the output, and of what it is computed from"
+    if not _moved(own, present):
+        return "it follows from settings such as the width, not from an input"
+    return "the way back passes over it, in one formula from d_weights to the scores' gradient"
+
+
+def _moved(name: str, present: Mapping[str, ExplainedStep]) -> bool:
+    """Whether a step depends on one that has a gradient."""
+    operands = {ref.step for ref in present[name].declared.operands}
+    return any(f"d_{one}" in present or _moved(one, present) for one in operands)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -413,8 +409,10 @@ class Steps(Mapping[str, ExplainedStep]):
                 )
         reason = _reason(str(name), self._steps)
         if reason is None:
-            near = difflib.get_close_matches(str(name), self._steps, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self._steps)}"
+            sort = str(name).startswith("d_")
+            alike = [one for one in self._steps if not sort or one.startswith("d_")]
+            near = difflib.get_close_matches(str(name), alike, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(alike)}"
             raise LabelError(f"there is no step {safe_text(name, 60)}; {hint}")
         raise LabelError(f"there is no step {safe_text(name, 60)}: {reason}")
 

@@ -35,6 +35,7 @@ from regard.problems.parts import (
     RandomMatrices,
     backward_axes,
     check_step,
+    labels_in,
     step_axes,
 )
 from regard.textbook.steps import PROJECTED
@@ -46,6 +47,7 @@ Sizes = dict[str, tuple[int, str]]
 def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a problem in their exact form, or a ProblemError that names the wrong one."""
     given = dict(fields)
+    given |= {name: own for name, own in labels_in(given).items() if given[name] is None}
     check_text("title", given["title"])
     check_text("note", given["note"])
     _draw(given)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from regard.boundary.arguments import labels_of
 from regard.boundary.arrays import Array
 from regard.boundary.parse import (
     MAX_AXES,
@@ -46,6 +47,21 @@ NAMED_AXES = {
     "value_features": "E",
     "output_features": "F",
 }
+
+# The axes of what may be a DataFrame, whose labels name them.
+_AXES = {"embeddings": "LM", "context": "SN", "queries": "LD", "keys": "SD", "values": "SE"}
+
+
+def labels_in(arrays: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """For each field of labels, those that the DataFrames among these arrays have."""
+    fields = {axis: field for field, axis in NAMED_AXES.items()}
+    found: dict[str, tuple[str, ...]] = {}
+    for name, axes in _AXES.items():
+        for axis, labels in zip(axes, labels_of(arrays.get(name)), strict=True):
+            if labels is not None:
+                found.setdefault(fields[axis], labels)
+    return found
+
 
 # What one recipe of random matrices may draw, and what one text file may come to hold.
 MAX_NUMBERS = 10_000_000

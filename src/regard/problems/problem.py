@@ -64,7 +64,8 @@ class Problem:
     query_labels, key_labels : tuple of str
         Names of the rows. In self-attention the keys have the names of the queries.
     embedding_features, context_features, key_features, value_features, output_features
-        Names of the columns. Keys and queries share theirs.
+        Names of the columns. Keys and queries share theirs. Where no labels are given, those of
+        the index and columns of a DataFrame are taken.
     row_notes : mapping of str to tuple of str
         For the name of a step, one remark per row.
     mask, bias, causal, window, offset, scale, softcap, sink

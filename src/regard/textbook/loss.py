@@ -16,6 +16,21 @@ from regard.textbook.steps import LETTERS, Step, result_of
 
 # Settings that are given but have no gradient.
 _SETTINGS = {"width", "softcap", "key_numbers", *SETTINGS}
+# What never has one, and why.
+WITHOUT_GRADIENT = {
+    **dict.fromkeys(
+        ("visible", "mask", "causal", "window", "lengths", "segments"),
+        "a key is visible or not, with nothing in between; a bias has a gradient",
+    ),
+    **dict.fromkeys(
+        ("labels", "tokens", "query_labels", "key_labels", "title"),
+        "names are no numbers; the vectors that they name have gradients",
+    ),
+    **dict.fromkeys(("offset", *sorted(_SETTINGS)), "it is a setting, not an input"),
+    **dict.fromkeys(
+        ("log_sums", "lse"), "the output is made of the weights, so the loss does not depend on it"
+    ),
+}
 
 
 def continued(

@@ -57,6 +57,17 @@ POSITION_OPERATIONS: dict[str, Operation] = {
         numpy="np.sin($0)",
         adjoint=("cos 0, multiply d _",),
     ),
+    # A product that is 0, not −0, at position 0 where a frequency is negative.
+    "angle": Operation(
+        value=lambda position, frequency: position * frequency + 0.0,
+        formula="$0·$1",
+        latex=r"$0 \cdot $1",
+        names="$n0 · $n1",
+        numbers="$0 × $1",
+        latex_numbers=r"$b0 \cdot $b1",
+        numpy="$0 * $1 + 0.0",
+        overflows=True,
+    ),
     "rotate": _ROTATE,
     # Its gradient, by the opposite angle; the two are each other's adjoint.
     "rotate_back": replace(

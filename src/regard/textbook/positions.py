@@ -39,7 +39,7 @@ def _turned(book: Book, one: str, symbol: str, row: str, place: str, factors: bo
     short = one[0]
     angles, axes = f"{one}_angles", f"{row} D"
     origin = f"{one}_positions", "frequencies"
-    book.step(angles, f"θ_{short}", axes, "multiply", *origin, latex=rf"\theta_{{{short}}}")
+    book.step(angles, f"θ_{short}", axes, "angle", *origin, latex=rf"\theta_{{{short}}}")
     sides = []
     for op, name in (("cos", "cosines"), ("sin", "sines")):
         step, latex = f"{one}_{name}", rf"\{op}_{{{short}}}"

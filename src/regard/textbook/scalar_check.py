@@ -128,6 +128,7 @@ RECOMPUTE: dict[str, Callable[[Sequence[float], bool], float]] = {
     "threshold": lambda terms, _: _threshold(terms),
     "cos": lambda x, _: math.cos(x[0]) if math.isfinite(x[0]) else math.nan,
     "sin": lambda x, _: math.sin(x[0]) if math.isfinite(x[0]) else math.nan,
+    "angle": lambda x, _: x[0] * x[1] + 0.0,
     "rotate": lambda x, _: x[0] * x[1] + (x[2] * x[3] if x[3] else 0.0),
     "rotate_back": lambda x, _: x[0] * x[1] - (x[2] * x[3] if x[3] else 0.0),
     "apart": lambda x, _: abs(x[0] - x[1]),

@@ -221,6 +221,21 @@ def test_a_click_opens_a_number_and_lights_up_what_made_it(open_page: Open) -> N
     assert page.locator("#why h2").text_content() == "P[she, likes]"
 
 
+def test_on_a_phone_an_opened_number_is_in_sight_above_its_explanation(open_page: Open) -> None:
+    page = open_page(example("look-back"), width=390, has_touch=True)
+    places = "['td.open', '#why'].map((one) => document.querySelector(one).getBoundingClientRect())"
+    for number, name in enumerate(("weights", "d_W_v", "scaled", "d_scores", "output")):
+        cell = page.locator(f"[data-step={name}] [role=gridcell]").first
+        if number % 2:
+            cell.press("Enter")
+        else:
+            cell.tap()
+        for _ in range(2):  # then the last of those that made it: of scaled, one folded away
+            opened, sheet = page.evaluate(places)
+            assert 0 <= opened["top"] < opened["bottom"] <= sheet["top"], name
+            page.locator("#why .operand").last.press("Enter")
+
+
 def test_arrow_keys_stay_in_the_table_and_home_and_end_go_to_its_sides(open_page: Open) -> None:
     page = open_page(example("she-likes-coffee"))
     page.evaluate("""document.querySelector('[data-step="scores"] td[tabindex="0"]').focus()""")
@@ -371,7 +386,11 @@ def test_a_hidden_number_is_shown_by_a_click_and_the_link_keeps_that(open_page: 
     page.get_by_text("Show this key").click()
     expected = masked_edit(problem, 2, 0)
     assert_same_numbers(page, expected)
-    assert page.locator("#why .was").text_content().startswith("was 0, +0.")
+    assert (
+        page.locator("#why .was")
+        .text_content()
+        .startswith("It was 0 before the changes; it rose by 0.")
+    )
     link = page.url
     assert "mask%7C0%7C8%7C1" in link
     page.goto("about:blank")
@@ -439,14 +458,21 @@ def test_what_should_come_out_follows_what_is_changed(open_page: Open) -> None:
     summary = page.locator(".checks summary")
     assert summary.text_content() == "What should come out: all 7 come out"
     assert page.locator("#why .expected").text_content() == "0.30004505 is expected: right"
-    page.evaluate("regard.edit('embeddings', [0, 0], 5)")
-    assert summary.text_content() == "What should come out: 7 of 7 differ"
+    page.get_by_label("without the scale").check()
+    assert summary.text_content() == "What should come out: 5 of 7 differ"
     assert page.locator("#why .expected").text_content() == "0.30004505 is expected: wrong"
     summary.click()
     first = page.locator(".checks li.wrong").first
-    assert "Q[she, 0]: 0.33000000000000007 is expected, " in first.text_content()
+    assert "A_s[she, she]: " in first.text_content()
     first.get_by_text("open it").click()
-    assert page.locator("#why h2").text_content() == "Q[she, 0]"
+    assert page.locator("#why h2").text_content() == "As[she, she]"
+    page.locator("[name=reset]").click()
+    page.evaluate("regard.edit('embeddings', [0, 0], 5)")  # what is expected is of the old numbers
+    assert summary.text_content() == "What should come out of the numbers given: all 7 come out"
+    assert page.locator(".wrong, .alarm").count() == 0
+    page.locator("#steps [data-step=weights] [role=gridcell]").nth(1).click()
+    said = page.locator("#why .expected").text_content()
+    assert said == "0.30004505 is expected for the numbers given"
     page.locator("[name=reset]").click()
     page.get_by_label("softmax over the wrong axis").check()
     said = page.locator(".checks li.absent").all_text_contents()
@@ -517,7 +543,9 @@ def test_a_number_is_changed_by_typing_and_what_follows_is_marked(open_page: Ope
     page.fill("#edit", "-1,5")
     page.keyboard.press("Enter")
     assert_same_numbers(page, edited(problem, "embeddings", (0, 1), -1.5))
-    assert page.locator("#why .was").text_content() == "was 0.9, −2.4"
+    assert (
+        page.locator("#why .was").text_content() == "It was 0.9 before the changes; it fell by 2.4"
+    )
     shown = tables(page)
     assert shown["embeddings"][0][1] == "−1.5"
     changed = page.evaluate(

@@ -51,14 +51,17 @@ export function table(caption, heads, rows, ends = []) {
 export const scrolled = (words, kind, made) =>
   h(kind, { tabindex: 0, role: "region", "aria-label": words }, made);
 
+// Variables, and what is below one: q of W_q, V of dX_V, K_n of dK_K_n. The d of dX is upright.
+const LETTERS =
+  /((?:(?<![A-Za-z_])(?!d[α-ω‖])|(?<=\bd))[A-Zb-z](?![A-Za-z])|_(?:[a-z]|[A-Z](?:_[a-z])?[*′]*|‖[A-Z]‖))/;
+
 // A formula with its letters as letters of mathematics.
-export function typeset(formula) {
-  const parts = formula.split(/((?<![A-Za-z_])[A-Zb-z](?![A-Za-z])|_[a-z])/);
-  return parts.filter(Boolean).map((part) => {
-    if (/^_[a-z]$/.test(part)) return h("sub", part[1]);
-    return /^[A-Zb-z]$/.test(part) ? h("var", part) : part;
+export const typeset = (formula) =>
+  formula.split(LETTERS).map((part, k) => {
+    if (k % 2 === 0) return part;
+    const [letter, ...below] = part.split("_");
+    return letter ? h("var", letter) : below.reduceRight((more, one) => h("sub", one, more), "");
   });
-}
 
 export function nameOf(symbol, labels) {
   const name = cut(labels.join(", "), 120);

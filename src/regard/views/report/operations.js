@@ -90,6 +90,7 @@ export const OPERATIONS = {
   positive: { value: (x) => (Number.isNaN(x) ? NaN : Number(x > 0)), hidden: 0 },
   cos: { value: Math.cos },
   sin: { value: Math.sin },
+  angle: { value: (position, frequency) => position * frequency + 0 },
   rotate: { value: (x, cosine, other, sine) => x * cosine + (sine ? other * sine : 0) },
   rotate_back: { value: (x, cosine, other, sine) => x * cosine - (sine ? other * sine : 0) },
   apart: { value: (a, b) => Math.abs(a - b) },

@@ -44,6 +44,11 @@ SCRIPTS = (
 )
 GRADIENT_SCRIPTS = ("descent", "nudging", "curve", "learn")
 LAST_SCRIPT = "report"
+# Variables, and what is below one; elements.js has the same.
+_LETTERS = re.compile(
+    r"((?:(?<![A-Za-z_])(?!d[α-ω‖])|(?<=\bd))[A-Zb-z](?![A-Za-z])"
+    r"|_(?:[a-z]|[A-Z](?:_[a-z])?[*′]*|‖[A-Z]‖))"
+)
 
 
 def render(explanations: Mapping[str, Trace], budget: int, digits: int) -> str:
@@ -222,18 +227,17 @@ def _digest(text: str) -> str:
 
 
 def _typeset(formula: str) -> Markup:
-    """A formula as HTML: single letters as variables, _i as a subscript."""
-    parts = re.split(r"((?<![A-Za-z_])[A-Zb-z](?![A-Za-z])|_[a-z])", formula)
-    made = (
-        Markup("<sub>{}</sub>").format(part[1])
-        if re.fullmatch("_[a-z]", part)
-        else Markup("<var>{}</var>").format(part)
-        if re.fullmatch("[A-Zb-z]", part)
-        else escape(part)
-        for part in parts
-        if part
-    )
-    return Markup("").join(made)
+    """A formula as HTML: single letters as variables, _i as a subscript, the d of dX upright."""
+
+    def marked(part: str) -> Markup:
+        letter, *below = part.split("_")
+        found = Markup("<var>{}</var>").format(letter) if letter else Markup("")
+        for one in reversed(below):
+            found = Markup("<sub>{}{}</sub>").format(one, found)
+        return found
+
+    parts = _LETTERS.split(formula)
+    return Markup("").join(marked(part) if k % 2 else escape(part) for k, part in enumerate(parts))
 
 
 # --- what the page says and prints ---------------------------------------------------------------

@@ -20,7 +20,7 @@ import {
   shown,
   state,
 } from "./shown.js";
-import { fillTable, focusCell, placeOf, viewOf } from "./tables.js";
+import { bringIntoSight, fillTable, focusCell, placeOf, viewOf } from "./tables.js";
 import { editPlace } from "./change.js";
 import { recall, remember } from "./link.js";
 import { mark, showWhy } from "./why.js";
@@ -52,6 +52,7 @@ function open(cell, { fresh = false, focus = "", push = true } = {}) {
   const place = placeOf(cell);
   if (place && !place.view.small) setRow(place.view.letter, place.row);
   showWhy(focus);
+  bringIntoSight(placeOf(cell)?.td);
   if (push) remember();
 }
 
@@ -343,12 +344,7 @@ function start() {
   const place = state.cell && placeOf(state.cell);
   if (place && !place.view.small) setRow(place.view.letter, place.row);
   showWhy();
-  const td = state.cell && placeOf(state.cell)?.td;
-  if (td) {
-    const details = td.closest("details");
-    if (details) details.open = true;
-    td.scrollIntoView({ block: "center", inline: "nearest" });
-  }
+  if (state.cell) bringIntoSight(placeOf(state.cell)?.td, "center");
 }
 
 Object.assign(doing, { open, back, close, change, changeAll, choose, recompute, show: showWhy });

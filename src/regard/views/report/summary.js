@@ -101,16 +101,20 @@ function expectations() {
   return decoded.list;
 }
 
-// What is expected of one cell, and whether it comes out; undefined if nothing is.
+// A problem expects results of the numbers that it gives: where some are changed, it is checked with
+// those, not with the changed ones.
+const checked = () => (state.edits.size ? runs.plain : runs.now);
+
+// What is expected of one cell, and whether it comes out, "" if given numbers are changed; undefined
+// if nothing is expected.
 export function expectedOf({ step, index }) {
   for (const one of expectations()) {
     if (one.step !== step || !one.values || missed(runs.now, one) === null) continue;
     const cell = wantedCells(runs.now, one).find((cell) => cell.index.join() === index.join());
-    if (cell)
-      return {
-        wanted: exactly(cell.wanted),
-        right: meets(one, runs.now.value(step, index), cell.wanted),
-      };
+    if (!cell) continue;
+    const right = meets(one, runs.now.value(step, index), cell.wanted);
+    const verdict = state.edits.size ? "" : right ? "right" : "wrong";
+    return { wanted: exactly(cell.wanted), verdict };
   }
   return undefined;
 }
@@ -123,7 +127,7 @@ function exactly(value) {
 // The sentences about one expectation: [whether it is right, words, the cell that they are about].
 function judged(one) {
   if (one.unfit) return [[false, one.unfit]];
-  const found = missed(runs.now, one);
+  const found = missed(checked(), one);
   if (found === null) return [[null, `${one.step} is not part of what is shown`]];
   if (!found.length) return [[true, one.right]];
   const lines = found.slice(0, MOST_MISSED).map(({ index, expected, got }) => {
@@ -136,7 +140,7 @@ function judged(one) {
 }
 
 function nameOf(name, index) {
-  const { step, labels: names } = derive(runs.now, labels, name, index);
+  const { step, labels: names } = derive(checked(), labels, name, index);
   return cut(cellName(step.symbol, names), 80);
 }
 
@@ -156,7 +160,8 @@ function checks() {
     const link = cell && [" ", button("open it", open)];
     return h(`li.${name}`, h("b", name), " ", h("span", bdi(words), link));
   });
-  return { words: `What should come out: ${said(all)}`, list: h("ul", items) };
+  const of = state.edits.size ? " of the numbers given" : "";
+  return { words: `What should come out${of}: ${said(all)}`, list: h("ul", items) };
 }
 
 // --- on the page ----------------------------------------------------------------------------

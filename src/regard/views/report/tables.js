@@ -190,8 +190,13 @@ export function focusCell(view, row, column) {
   const before = find("[tabindex='0']", view.table);
   if (before) before.tabIndex = -1;
   td.tabIndex = 0;
-  const details = td.closest("details");
+  bringIntoSight(td);
+  td.focus({ preventScroll: true });
+}
+
+// Scroll to a cell, unless it is in sight, and open what it is folded into.
+export function bringIntoSight(td, block = "nearest") {
+  const details = td?.closest("details");
   if (details) details.open = true;
-  td.focus({ preventScroll: false });
-  td.scrollIntoView({ block: "nearest", inline: "nearest" });
+  td?.scrollIntoView({ block, inline: "nearest" });
 }

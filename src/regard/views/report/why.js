@@ -124,8 +124,9 @@ function heading(found) {
 function expected({ step, index }) {
   const found = expectedOf({ step: step.name, index });
   if (!found) return [];
-  const verdict = found.right ? "right" : "wrong";
-  return h(`p.expected.${verdict}`, `${found.wanted} is expected: `, h("b", verdict));
+  const { wanted, verdict } = found;
+  if (!verdict) return h("p.expected", `${wanted} is expected for the numbers given`);
+  return h(`p.expected.${verdict}`, `${wanted} is expected: `, h("b", verdict));
 }
 
 // The number before anything was changed.
@@ -134,9 +135,9 @@ function was({ step, index, value }) {
   const before = runs.plain.value(step.name, index);
   if (Object.is(before, value)) return [];
   const apart = value - before;
-  const words = `${apart > 0 ? "+" : ""}${formatNumber(apart, DIGITS)}`;
-  const change = Number.isFinite(apart) && `, ${words}`;
-  return h("p.was", `was ${formatNumber(before, DIGITS)}`, change);
+  const words = `; it ${apart > 0 ? "rose" : "fell"} by ${formatNumber(Math.abs(apart), DIGITS)}`;
+  const change = Number.isFinite(apart) && words;
+  return h("p.was", `It was ${formatNumber(before, DIGITS)} before the changes`, change);
 }
 
 function body(found) {
