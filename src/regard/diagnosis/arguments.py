@@ -12,6 +12,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.convention import EMBEDDED, READY, Convention, to_layout
+from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.signature import Callee
 
@@ -96,13 +97,17 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         q, k, v = (probe.inputs[name].astype(dtype) for name in ("queries", "keys", "values"))
         query, of_keys = to_layout(q, READY, layout), "LD" if layout == "D" else layout
         sink = {"sink": probe.inputs["sink"].astype(dtype)} if "sink" in probe.inputs else {}
-        return sink | {
-            "query": query,
-            "key": to_layout(k, READY, of_keys),
-            "key_t": to_layout(k, READY, of_keys).swapaxes(-1, -2).copy(),
-            "value": to_layout(v, READY, of_keys),
-            "x": query.copy(),
-        }
+        return (
+            sink
+            | _of_backward(convention, probe)
+            | {
+                "query": query,
+                "key": to_layout(k, READY, of_keys),
+                "key_t": to_layout(k, READY, of_keys).swapaxes(-1, -2).copy(),
+                "value": to_layout(v, READY, of_keys),
+                "x": query.copy(),
+            }
+        )
     embeddings = probe.inputs["embeddings"]
     context = probe.inputs.get("context", embeddings)
     x, context = (to_layout(a.astype(dtype), EMBEDDED, layout) for a in (embeddings, context))
@@ -122,6 +127,24 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
                     array.T if convention.transposed else array, dtype, order="C"
                 )
     return by_role
+
+
+def _of_backward(convention: Convention, probe: Probe) -> dict[str, Any]:
+    """What a backward pass takes besides: the gradient of the output, and what forward has kept."""
+    if not isinstance(probe, GradientProbe):
+        return {}
+    layout, dtype = convention.layout, np.dtype(convention.dtype)
+    right = {name: one.astype(dtype) for name, one in probe.right.items()}
+    in_rows = "".join(axis for axis in READY if axis in layout)
+    rows = in_rows.removesuffix("D")
+    delta = (right["d_output"] * right["output"]).sum(-1)
+    return {
+        "d_output": to_layout(right["d_output"], READY, layout),
+        "output": to_layout(right["output"], READY, layout),
+        "weights": to_layout(right["weights"], READY, in_rows),
+        "lse": to_layout(right["lse"], READY[:-1], rows),
+        "delta": to_layout(delta, READY[:-1], rows),
+    }
 
 
 def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:

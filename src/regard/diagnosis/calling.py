@@ -26,17 +26,30 @@ from regard.diagnosis.convention import (
     ReturnedArray,
     from_layout,
 )
+from regard.diagnosis.gradient_answers import gradients
+from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
 
 
-def call(callee: Callee, convention: Convention, probe: Probe, ask: Ask) -> Answer:
-    """Put one probe to the function and read the answer."""
+def call(
+    callee: Callee, convention: Convention, probe: Probe, ask: Ask, forward: Answer | None = None
+) -> Answer:
+    """Put one probe to the function and read the answer.
+
+    `forward` is the answer to the forward pass of a probe of gradients, unless that is given.
+    """
     try:
         arguments = arguments_for(callee, convention, probe)
     except NotOfferedError as error:
         return Answer(problem=str(error), kind="refused")
+    if isinstance(probe, GradientProbe):
+        upstream = None if forward is None else _as_returned(convention, probe, forward)
+        if upstream is None and not callee.is_backward:
+            return Answer(problem="its forward pass gave no output", kind="refused")
+        place = 0 if forward is None else forward.position
+        return gradients(callee, convention, probe, arguments, ask, upstream, place)
     question = Question(probe.name, (arguments,), reading=callee.number)
     if probe.chunks:
         calls, cache = _chunks(callee, convention, probe, arguments), callee.roles["cache"].name
@@ -103,6 +116,7 @@ def _answer(result: CallResult, convention: Convention, probe: Probe, seconds: f
         weights=weights,
         returned=("a list: " if result.a_list else "") + ", ".join(names),
         position=place,
+        shape=arrays[place].shape,
         dtype=arrays[place].dtype,
     )
 
@@ -129,6 +143,20 @@ def _as_output(found: ReturnedArray, convention: Convention, probe: Probe) -> Ar
     ):
         return array.reshape(rows_first).swapaxes(1, 2)
     return None
+
+
+def _as_returned(convention: Convention, probe: GradientProbe, forward: Answer) -> Array | None:
+    """The given gradient with the axes that the output was returned with."""
+    if forward.output is None or probe.forward is None:
+        return None
+    count = int(np.prod(forward.shape))
+    numbers = np.arange(float(count)).reshape(forward.shape)
+    places = _as_output(ReturnedArray(forward.shape, "", numbers), convention, probe.forward)
+    if places is None:
+        return None
+    upstream = np.empty(count)
+    upstream[places.astype(int).ravel()] = probe.inputs[f"d_{probe.forward.result_step}"].ravel()
+    return upstream.reshape(forward.shape)
 
 
 def _as_weights(found: ReturnedArray, probe: Probe) -> Array | None:

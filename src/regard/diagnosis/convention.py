@@ -69,6 +69,10 @@ def from_layout(array: Array, axes: str, layout: str, shape: tuple[int, ...]) ->
     return array.transpose([layout.index(axis) for axis in axes if axis in layout]).reshape(shape)
 
 
+# The name, which no parameter can have, of the gradient of the output that is given.
+UPSTREAM = "d output"
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """One probe as calls of the function: arguments by the names of its parameters."""
@@ -77,6 +81,8 @@ class Question:
     calls: tuple[Mapping[str, Any], ...]  # NumPy arrays, numbers, True, False and None
     cache: str = ""  # the parameter that takes what the call before returned beside the output
     reading: int = 0  # which reading of the function is called
+    wrt: tuple[str, ...] = ()  # the parameters whose gradients are asked for instead of a result
+    place: int = 0  # the result that they are gradients of; UPSTREAM in `calls` is its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +99,7 @@ class CallResult:
     """What one call returned, or what went wrong, in words."""
 
     arrays: tuple[ReturnedArray, ...] = ()
+    names: tuple[str, ...] = ()  # of the arrays, where they came by name
     a_list: bool = False
     problem: str = ""
     kind: str = ""  # one of PROBLEMS
@@ -103,7 +110,7 @@ class CallResult:
 # Calls the function, in this process or in another: one result for each call, up to the first
 # that has a problem.
 Ask = Callable[[Question], "list[CallResult]"]
-PROBLEMS = ("raised", "hung", "prints", "nothing", "type")
+PROBLEMS = ("raised", "hung", "prints", "nothing", "type", "detached")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +123,7 @@ class Answer:
     kind: str = ""  # one of PROBLEMS, shape, or refused
     returned: str = ""
     position: int = 0  # of the output among what was returned
+    shape: tuple[int, ...] = ()  # the output's, as it was returned
     dtype: str = ""
     printed: str = ""
     changed: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.convention import Convention
+from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.mistakes import EQUIVALENTS
 from regard.diagnosis.mistakes.entry import Mistake
@@ -34,10 +35,11 @@ def named(
     """An entry of the catalogue found in a function, with its smallest example."""
     always = conventions[0].causal_always
     mechanism = tested.stated.mechanism
-    example, step = smallest_example(variant, tested.callee.kind, always, mechanism)
+    own = tested.of_gradients
+    example, step = smallest_example(variant, tested.callee.kind, always, mechanism, gradients=own)
     check = "A comparison with rtol=1e-5 passes."
     if mistake.variants:
-        check = usual_check(variant, causal=always, mechanism=mechanism)
+        check = usual_check(variant, causal=always, mechanism=mechanism, gradients=own)
     shared = ("name", "family", "severity", "title", "why", "numpy", "torch")
     return Named(
         **{name: getattr(mistake, name) for name in shared},
@@ -50,14 +52,19 @@ def named(
 
 @lru_cache(maxsize=256)
 def smallest_example(
-    variant: Variant, kind: str, always: bool, mechanism: Mechanism | None = None
+    variant: Variant,
+    kind: str,
+    always: bool,
+    mechanism: Mechanism | None = None,
+    *,
+    gradients: bool = False,
 ) -> tuple[Example | None, str]:
     """The first tiny problem on which a mistake shows, and the step where it departs.
 
-    `always`: the function hides later keys without being asked to.
+    `always`: the function hides later keys without being asked to. `gradients`: it returns them.
     """
     best = None
-    for probe in _tiny_probes(kind, always, mechanism):
+    for probe in _tiny_probes(kind, always, mechanism, gradients):
         departs, values = _departure(probe, variant)
         if departs is None:
             continue
@@ -73,13 +80,20 @@ def smallest_example(
 
 @lru_cache(maxsize=256)
 def usual_check(
-    variant: Variant, *, causal: bool = False, mechanism: Mechanism | None = None
+    variant: Variant,
+    *,
+    causal: bool = False,
+    mechanism: Mechanism | None = None,
+    gradients: bool = False,
 ) -> str:
     """Whether one head with as many queries as keys shows a mistake; `causal` if always causal."""
-    departs, values = _departure(_usual_probe(causal, mechanism), variant)
+    probe = _usual_probe(causal, mechanism)
+    departs, values = _departure(with_gradients(probe) if gradients else probe, variant)
     problem = "One head, as many queries as keys" + ("" if causal else ", no mask")
     if departs is None:
         return f"{problem}: every number is right, and it passes."
+    if gradients:
+        return f"{problem}: the shapes are right; torch.autograd.gradcheck shows it."
     weights = values["weights"]
     if np.allclose(weights.sum(-1), 1, atol=1e-6) and (weights >= -1e-9).all():
         return (
@@ -96,10 +110,19 @@ def _usual_probe(causal: bool, mechanism: Mechanism | None) -> Probe:
 
 
 @lru_cache(maxsize=8)
-def _tiny_probes(kind: str, causal: bool, mechanism: Mechanism | None) -> tuple[Probe, ...]:
+def _tiny_probes(
+    kind: str, causal: bool, mechanism: Mechanism | None, gradients: bool
+) -> tuple[Probe, ...]:
     packed = kind in ("projected", "packed")
     tiny = _tiny_projected() if packed else _tiny_ready(causal)
-    return tuple(tiny if mechanism is None else mechanism.of(tiny))
+    made = tuple(tiny if mechanism is None else mechanism.of(tiny))
+    if not gradients:
+        return made
+    return tuple(with_gradients(one) for one in made if not (one.chunks or _is_extreme(one)))
+
+
+def _is_extreme(probe: Probe) -> bool:
+    return probe.ability in ("range", "hiding", "empty row", "hidden NaN")
 
 
 def _tiny_projected() -> Iterator[Probe]:
@@ -152,8 +175,8 @@ def _departure(probe: Probe, variant: Variant) -> tuple[str | None, dict[str, Ar
     values = evaluate(probe, variant)
     if _equal(probe.result(values), probe.result(probe.right)):
         return None, values
-    names = (step.name for step in probe.steps)
-    return next((n for n in names if not _equal(values[n], probe.right[n])), None), values
+    gone = (name for name, right in probe.right.items() if not _equal(values[name], right))
+    return next(gone, None), values
 
 
 def _equal(first: Array, second: Array, rtol: float = 1e-9, atol: float = 1e-12) -> bool:
@@ -163,13 +186,16 @@ def _equal(first: Array, second: Array, rtol: float = 1e-9, atol: float = 1e-12)
 def _example(probe: Probe, departs: str, values: Values) -> Example:
     """The head and batch element with the largest difference, in numbers."""
     right, result = probe.right, probe.result_step
+    if isinstance(probe, GradientProbe):
+        names = [f"d_{name}" for names in probe.groups_of_inputs for name in names]
+        result = next((n for n in names if not _equal(values[n], right[n])), names[0])
     with np.errstate(all="ignore"):
         apart = np.nan_to_num(np.abs(values[result] - right[result]), nan=np.inf)
     batch = int(apart.reshape(len(apart), -1).max(-1).argmax())
     head = 0
     if apart.ndim == 4:
         head = int(apart[batch].reshape(apart.shape[1], -1).max(-1).argmax())
-    declared = {step.name: step for step in probe.steps}
+    declared = probe.declared
 
     def matrix(values: Values, name: str) -> Matrix:
         array = np.atleast_1d(probe.part(values[name], declared[name].axes, batch, head))
@@ -180,7 +206,8 @@ def _example(probe: Probe, departs: str, values: Values) -> Example:
         step = declared[name]
         return Shown(name, step.symbol, step.formula, matrix(right, name), wrong)
 
-    inputs = [name for name in ("embeddings", "queries", "keys", "values") if name in probe.inputs]
+    given = ("embeddings", "queries", "keys", "values", f"d_{probe.result_step}")
+    inputs = [name for name in given if name in probe.inputs]
     names = [departs, *(name for name in ("weights", result) if name != departs)]
     steps = [shown(name, matrix(values, name)) for name in names]
     steps = [replace(step, departs=step.step == departs) for step in steps]

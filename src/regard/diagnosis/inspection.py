@@ -16,6 +16,13 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.differentiation import (
+    Applied,
+    Pair,
+    is_autograd_function,
+    pair_of,
+    returned_gradients,
+)
 from regard.diagnosis.signature import PROJECTIONS, Callee, parameters_of, plain, role_of
 from regard.errors import OptionError, ProblemError, safe_text
 from regard.problems.checks import weight_sizes
@@ -43,6 +50,10 @@ def inspect_function(
 
     Every reading of the function, the likeliest first.
     """
+    if (pair := pair_of(function)) is not None:
+        function = pair
+    elif is_autograd_function(function):
+        function = Applied(function)
     name = safe_text(getattr(function, "__name__", type(function).__name__), 60)
     framework = "numpy"
     weights: Mapping[str, Array] = {}
@@ -67,16 +78,25 @@ def inspect_function(
             f"{name} is a class; diagnose needs one of its objects, with weights in it"
         )
     else:
-        called = function
+        called, holder = function, function
         framework = _framework_of(function)
-        if not inspect.isroutine(function):
-            weights = array_weights(function)
-            heads = heads or _head_count(function)
+        if isinstance(function, Pair):
+            called, holder, name = function.forward, function.holder, safe_text(function.name, 60)
+            framework = _framework_of(called)
+        elif isinstance(function, Applied):
+            framework = library = "torch"
+        if not inspect.isroutine(holder):
+            weights = array_weights(holder)
+            heads = heads or _head_count(holder)
     framework = library or framework
     others = [] if library or framework != _framework_of(called) else _other_libraries(called)
     readings = parameters_of(called, roles)
+    written = function.backward if isinstance(function, Pair) else function
+    of_gradients = isinstance(function, Pair) or any(one.role == "d_output" for one in readings[0])
+    returns = returned_gradients(written) if of_gradients else ()
+    paired = isinstance(function, Pair)
     return [
-        (function, Callee(name, parameters, one, weights, heads, number))
+        (function, Callee(name, parameters, one, weights, heads, number, returns, paired))
         for number, (one, parameters) in enumerate(
             itertools.product((framework, *others), readings)
         )

@@ -49,12 +49,16 @@ class Matcher:
         """Whether a candidate returns what the function did."""
         own = self.outputs[number]
         expected = self.expected(number, variant)
-        bound = own.probe.practical_tolerance if self.practical else own.probe.tolerance
+        return agrees(own.output, expected, self.tolerance(own.probe, expected))
+
+    def tolerance(self, probe: Probe, expected: Array) -> float:
+        """How far an output may be from what a candidate returns."""
+        bound = probe.practical_tolerance if self.practical else probe.tolerance
         tolerance = bound(self.unit)
         if np.isfinite(expected).any():
             # A wrong result may be larger than any right one, and so is its rounding.
             tolerance *= max(1.0, float(np.abs(expected[np.isfinite(expected)]).max()))
-        return agrees(own.output, expected, tolerance)
+        return tolerance
 
     def alters(self, number: int, variant: Variant) -> bool:
         """Whether a candidate differs from the right attention on a probe."""

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from regard.diagnosis.convention import Answer, Convention, agrees
 from regard.diagnosis.convention_search import describe_call
+from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.matching import Matcher
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.result import Ability, Finding, Outcome
 from regard.diagnosis.under_test import FunctionUnderTest
 
+_GRADIENTS = {
+    "queries": "dQ, the gradient of the queries",
+    "keys": "dK, the gradient of the keys",
+    "values": "dV, the gradient of the values",
+    "embeddings": "dX, the gradient of the embeddings",
+    "context": "dC, the gradient of the context",
+}
 # Not reported if there is no mask, causal flag or window at all.
 FINER = ("key mask", "causal rectangular", "causal and mask", "window rectangular")
 
@@ -46,6 +55,32 @@ def abilities(
                 yield Ability(name, title, "refused", failed.problem)
             elif name not in FINER:
                 yield Ability(name, title, "not offered", answers[0].problem)
+
+
+def parts(matcher: Matcher) -> Iterator[Ability]:
+    """The outcome for the gradient of each input."""
+    wrong: dict[str, list[str]] = {}
+    for one in matcher.outputs:
+        assert isinstance(one.probe, GradientProbe)
+        tolerance = matcher.tolerance(one.probe, one.probe.result(one.probe.right))
+        for name, place in one.probe.places.items():
+            right = one.probe.result(one.probe.right)[place]
+            bad = wrong.setdefault(name, [])
+            if not agrees(one.output[place], right, tolerance):
+                bad.append(one.probe.name)
+    for name, bad in wrong.items():
+        count = len(matcher.outputs)
+        text = f"{len(bad)} of {count} probes: {', '.join(bad[:3])}{', …' if len(bad) > 3 else ''}"
+        state: Literal["wrong", "right"] = "wrong" if bad else "right"
+        yield Ability(name, _GRADIENTS[name], state, text if bad else f"{count} probes")
+
+
+def no_gradients(tested: FunctionUnderTest) -> Iterator[Finding]:
+    """Why a function that works on tensors gave no gradients."""
+    problems = (one for one in tested.answers.values() if one.kind in ("raised", "detached"))
+    if (first := next(problems, None)) is not None:
+        text = f"{tested.callee.name} was not differentiated: {first.problem}"
+        yield Finding("no_gradients", text)
 
 
 def findings(tested: FunctionUnderTest) -> Iterator[Finding]:

@@ -84,6 +84,11 @@ class Probe:
             normalize=self.normalize,
         )
 
+    @cached_property
+    def declared(self) -> dict[str, Step]:
+        """The steps by their names."""
+        return {step.name: step for step in self.steps}
+
     @property
     def is_plain(self) -> bool:
         """Whether it is a softmax over dot products."""
@@ -196,7 +201,8 @@ class Probe:
 class Variant:
     """One way of computing attention: the textbook with some steps replaced.
 
-    With `absent=False` the steps after the mask do not skip hidden keys but use their scores.
+    A replacement that returns None leaves the step as the textbook has it. With `absent=False` the
+    steps after the mask do not skip hidden keys but use their scores.
     """
 
     replaced: Mapping[str, Callable[[Values, Probe], Array]] = field(default_factory=dict)
@@ -220,9 +226,10 @@ def evaluate(probe: Probe, variant: Variant = RIGHT) -> dict[str, Array]:
     changed: set[str] = set()
     for step in probe.steps:
         hides = not variant.absent and step.over == "visible" and step.name != "masked"
-        dirty = hides or any(ref.step in changed for ref in step.operands)
-        if step.name in variant.replaced:
-            values[step.name] = _replaced(step, variant, values, probe)
+        seen = ("visible",) if step.over == "visible" else ()
+        dirty = hides or any(one in changed for one in (*seen, *(r.step for r in step.operands)))
+        if (own := _replaced(step, variant, values, probe)) is not None:
+            values[step.name] = own
             changed.add(step.name)
         elif step.name in known and not dirty:
             values[step.name] = known[step.name]
@@ -232,12 +239,17 @@ def evaluate(probe: Probe, variant: Variant = RIGHT) -> dict[str, Array]:
     return values
 
 
-def _replaced(step: Step, variant: Variant, values: Values, probe: Probe) -> Array:
+def _replaced(step: Step, variant: Variant, values: Values, probe: Probe) -> Array | None:
     """The value of a replaced step; NaN if its shapes do not fit, where a function would raise."""
+    if step.name not in variant.replaced:
+        return None
     right = probe.right[step.name]
     try:
         with np.errstate(all="ignore"):
-            result = np.asarray(variant.replaced[step.name](values, probe)).astype(right.dtype)
+            value = variant.replaced[step.name](values, probe)
+            if value is None:
+                return None
+            result = np.asarray(value).astype(right.dtype)
         return np.broadcast_to(result, right.shape)
     except (KeyError, ValueError):  # or it reads a step that this computation does not have
         return np.full(right.shape, np.nan, right.dtype)
@@ -284,6 +296,9 @@ def _evaluate_step(step: Step, values: Values, probe: Probe, over_all: bool) -> 
 def _operand(
     ref: Ref, values: Values, probe: Probe, batch: int, head: int
 ) -> tuple[Array, tuple[str, ...]]:
-    axes = next(step.axes for step in probe.steps if step.name == ref.step)
+    axes = probe.declared[ref.step].axes
+    if ref.index[:1] == ("g*R+r",):  # every query head of a key head
+        shared = slice(head, head + probe.sizes["H"] // probe.sizes["G"])
+        return values[ref.step][batch, shared], ("r", *ref.index[1:])
     letters = ref.index[1:] if axes[:1] in (("H",), ("G",)) else ref.index
     return probe.part(values[ref.step], axes, batch, head), letters

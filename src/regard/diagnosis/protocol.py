@@ -106,11 +106,13 @@ def question_frame(key: bytes, number: int, question: Question) -> bytes:
 
     calls = [{name: described(value) for name, value in call.items()} for call in question.calls]
     values = (value for call in question.calls for value in call.values())
-    content = {
+    content: dict[str, Any] = {
         "name": question.name,
         "calls": calls,
         "cache": question.cache,
         "reading": question.reading,
+        "wrt": question.wrt,
+        "place": question.place,
     }
     return frame(key, number, content, (one for one in values if isinstance(one, np.ndarray)))
 
@@ -130,7 +132,9 @@ def as_question(message: Message) -> Question:
             else:
                 call[name] = value
         calls.append(call)
-    return Question(content["name"], tuple(calls), content["cache"], content["reading"])
+    wrt = tuple(content["wrt"])
+    asked = content["cache"], content["reading"], wrt, content["place"]
+    return Question(content["name"], tuple(calls), *asked)
 
 
 def as_request(message: Message) -> dict[str, Any]:
@@ -177,6 +181,8 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                     for one in callee.parameters
                 ],
                 "weights": {name: array.shape for name, array in weights.items()},
+                "returns": callee.returns,
+                "paired": callee.paired,
             }
         )
     return frame(key, number, {"readings": content}, arrays)
@@ -207,7 +213,8 @@ def as_callees(content: dict[str, Any], data: bytes) -> list[Callee]:
 
 
 def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee, int]:
-    _need(content.keys() == {"name", "framework", "heads", "parameters", "weights"})
+    known = {"name", "framework", "heads", "parameters", "weights", "returns", "paired"}
+    _need(content.keys() == known and type(content["paired"]) is bool)
     heads = content["heads"]
     _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
     _need(content["framework"] in ("numpy", "torch", "jax"))
@@ -229,7 +236,10 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         weights[role], start = _numbers(data, start, _shape(shape))
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
-    return Callee(name, tuple(parameters), content["framework"], weights, heads), start
+    _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
+    own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"]))}
+    own |= {"weights": weights, "heads": heads, "paired": content["paired"]}
+    return Callee(name, tuple(parameters), content["framework"], **own), start
 
 
 def results_frame(key: bytes, number: int, results: list[CallResult]) -> bytes:
@@ -254,6 +264,8 @@ def as_results(content: dict[str, Any], data: bytes, question: Question) -> list
     for call in content["calls"]:
         _need(call.keys() == CALL_FIELDS and type(call["a_list"]) is bool)
         _need(type(call["arrays"]) is list and len(call["arrays"]) <= MAX_ARRAYS)
+        names = call["names"]
+        _need(type(names) is list and len(names) in (0, len(call["arrays"])))
         arrays = []
         for shape, dtype, sent in call["arrays"]:
             own, numbers = _shape(shape), None
@@ -269,6 +281,7 @@ def as_results(content: dict[str, Any], data: bytes, question: Question) -> list
         _need(type(changed) is list)
         _need(all(type(one) is str and one in question.calls[0] for one in changed))
         given = call | {"arrays": tuple(arrays), "problem": problem, "changed": tuple(changed)}
+        given |= {"names": tuple(map(_text, names))}
         results.append(CallResult(**given | {"printed": _text(call["printed"])}))
     _need(start == len(data) and 0 < len(results) <= len(question.calls))
     _need(len(results) == len(question.calls) or bool(results[-1].problem))

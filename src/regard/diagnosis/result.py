@@ -99,6 +99,7 @@ class Outcome:
     abilities: tuple[Ability, ...] = ()
     findings: tuple[Finding, ...] = ()
     properties: tuple[Property, ...] = ()
+    gradients: tuple[Ability, ...] = ()  # of each input, where the function has them
     calls: int = 0
     seconds: float = 0.0
 
@@ -124,7 +125,8 @@ class Outcome:
         for one in self.nearest:
             lines.append(f"  nearest: {one.title}")
         lines += [f"  fragile: {one.title} ({one.breaks_on})" for one in self.fragilities]
-        lines += [f"  {one.title}: {one.detail}" for one in self.abilities if one.state == "wrong"]
+        tried = (*self.gradients, *self.abilities)
+        lines += [f"  {one.title}: {one.detail}" for one in tried if one.state == "wrong"]
         lines += [f"  {one.text}" for one in self.findings]
         return "\n".join(lines)
 
@@ -146,7 +148,7 @@ class Outcome:
         """Everything that was observed as a pandas DataFrame, one row each.
 
         Its columns are kind, name, title, state and detail. A kind is mistake, nearest, fragility,
-        ability, property or finding.
+        gradient, ability, property or finding.
 
         Raises
         ------
@@ -158,6 +160,7 @@ class Outcome:
             *(("mistake", m.name, m.title, m.severity, m.why) for m in self.mistakes),
             *(("nearest", m.name, m.title, m.severity, m.why) for m in self.nearest),
             *(("fragility", m.name, m.title, m.severity, m.breaks_on) for m in self.fragilities),
+            *(("gradient", a.name, a.title, a.state, a.detail) for a in self.gradients),
             *(("ability", a.name, a.title, a.state, a.detail) for a in self.abilities),
             *(("property", p.name, p.title, held[p.holds], p.evidence) for p in self.properties),
             *(("finding", f.name, f.text, "", "") for f in self.findings),

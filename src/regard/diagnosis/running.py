@@ -14,12 +14,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.convention import CallResult, Question, ReturnedArray, agrees
+from regard.diagnosis.convention import UPSTREAM, CallResult, Question, ReturnedArray, agrees
+from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
 from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
 
@@ -47,7 +49,7 @@ def answer_question(
     cache: Any = None
     for call in question.calls:
         arguments = {**call, question.cache: cache} if question.cache else call
-        returned, result = _guarded(function, callee, arguments, limit)
+        returned, result = _guarded(function, callee, arguments, question, limit)
         if question.cache and not result.problem:
             if isinstance(returned, tuple | list) and len(returned) > 1:
                 cache = returned[1] if len(returned) == 2 else returned[1:]
@@ -60,13 +62,20 @@ def answer_question(
 
 
 def _guarded(
-    function: Callable[..., Any], callee: Callee, arguments: Mapping[str, Any], limit: float
+    function: Callable[..., Any],
+    callee: Callee,
+    arguments: Mapping[str, Any],
+    question: Question,
+    limit: float,
 ) -> tuple[Any, CallResult]:
     """What one call returned, and what is known of that."""
     passed = {name: _converted(value, callee.framework) for name, value in arguments.items()}
     known = [parameter for parameter in callee.parameters if parameter.name in passed]
-    positional = [passed[parameter.name] for parameter in known if not parameter.keyword]
-    keyword = {parameter.name: passed[parameter.name] for parameter in known if parameter.keyword}
+
+    def call(own: Mapping[str, Any], made: Callable[..., Any] = function) -> Any:
+        positional = [own[parameter.name] for parameter in known if not parameter.keyword]
+        return made(*positional, **{one.name: own[one.name] for one in known if one.keyword})
+
     printed = _Printed()
     returned, result = None, CallResult()
     try:
@@ -80,10 +89,19 @@ def _guarded(
         ):
             warnings.simplefilter("ignore")
             try:
-                returned = function(*positional, **keyword)
+                if not question.wrt:
+                    returned = call(passed)
+                elif isinstance(function, Pair):
+                    returned = call(passed, partial(function.gradients, passed[UPSTREAM]))
+                else:
+                    derive = by_torch if callee.framework == "torch" else by_jax
+                    given = question.wrt, arguments[UPSTREAM], question.place
+                    returned = derive(call, passed, *given)
                 result = _read(returned)  # what is returned may run code of its own
             except (LimitExceeded, KeyboardInterrupt):
                 raise
+            except NoGradientError as error:
+                result = CallResult(problem=str(error), kind="detached")
             except BaseException as error:
                 result = CallResult(problem=describe_error(error), kind="raised")
     except LimitExceeded as error:
@@ -194,13 +212,19 @@ def _read(result: Any) -> CallResult:
         return CallResult(problem="it is asynchronous: it returned a coroutine", kind="type")
     if result is None:
         return CallResult(problem="it returned nothing (None)", kind="nothing")
-    room, found = MAX_BYTES, []
+    room, found, names = MAX_BYTES, list[ReturnedArray](), list[str]()
+    if isinstance(result, Mapping):
+        values = list(result.values())
+        keys = itertools.islice(result, len(values))
+        named_values = zip(keys, values, strict=False)
+        names = [safe_text(name, 80) for name, one in named_values if hasattr(one, "shape")]
     for array, dtype in itertools.islice(_arrays(result), MAX_ARRAYS):
         numbers = array.astype(np.float64) if array.size * 8 <= room else None
         room -= 0 if numbers is None else numbers.nbytes
         found.append(ReturnedArray(array.shape, safe_text(dtype, 40), numbers))
     if found:
-        return CallResult(tuple(found), a_list=isinstance(result, list))
+        named = tuple(names) if len(names) == len(found) else ()
+        return CallResult(tuple(found), named, isinstance(result, list))
     if hasattr(result, "dtype"):
         text = f"it returned an array of {safe_text(result.dtype, 40)}, not of real numbers"
     else:

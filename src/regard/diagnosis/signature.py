@@ -80,9 +80,23 @@ for _part in "qkvo":
         f"b{name} {name}bias bias{name}"
         for name in (_part, _word, *(("out",) if _part == "o" else ()))
     )
+# What backward passes take besides. A function is one if it needs the first of them.
+BACKWARD_NAMES = {
+    "d_output": "doutput doutputs dout douts do gradoutput gradoutputs gradout grad grads g gout "
+    "dy upstream upstreamgrad upstreamgradient outputgrad outgrad gradient gradients dz cotangent "
+    "ct dcontext dattn dattnoutput dldo dldout dloss dlossdo dlossdout go gradientoutput dres",
+    "output": "o out output outputs attnout attnoutput attentionoutput y context",
+    "lse": "lse l logsumexp softmaxlse logsum logz",
+    "weights": "p weights attn attention probs attnweights attentionweights attnprobs a w "
+    "probabilities",
+    "delta": "delta deltas rowdot di",
+}
+_BACKWARD_ROLE_OF = {name: role for role, names in BACKWARD_NAMES.items() for name in names.split()}
+# The roles of arguments that have a gradient.
+DIFFERENTIATED = ("query", "key", "value", "x", "context")
 _ROLE_OF = {name: role for role, names in NAMES.items() for name in names.split()}
 # Every role that a user may state.
-ROLES = {*NAMES, "keep01", "hide01", "add"}
+ROLES = {*NAMES, *BACKWARD_NAMES, "keep01", "hide01", "add"}
 ARRAYS = ("query", "key", "value")
 PROJECTIONS = ("W_q", "W_k", "W_v")
 # Words around q, k, v, x and others that say nothing about the role: k_new, query_states, q_heads.
@@ -125,6 +139,13 @@ class Callee:
     weights: Mapping[str, Array] = field(default_factory=dict)  # used as x @ W
     heads: int | None = None
     number: int = 0  # of this reading: a function may be read in several ways
+    returns: tuple[str, ...] = ()  # the names of gradients in a backward pass's last return
+    paired: bool = False  # whether it has a backward pass beside its forward pass
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it returns gradients: it takes that of the output."""
+        return "d_output" in self.roles
 
     @property
     def roles(self) -> dict[str, Parameter]:
@@ -201,7 +222,12 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
             )
         if name not in {parameter.name for parameter in parameters}:
             raise OptionError(f"signature names {safe_text(name, 40)}, which is not a parameter")
-    found = [replace(one, role=stated.get(one.name) or _role_by_name(one)) for one in parameters]
+    backward = any(one.required and is_upstream(one.name) for one in parameters)
+    more = _BACKWARD_ROLE_OF if backward and not stated else {}
+    found = [
+        replace(one, role=stated.get(one.name) or more.get(plain(one.name)) or _role_by_name(one))
+        for one in parameters
+    ]
     if not stated and not _takes_queries(found):
         found = _by_position(found)
     _settle(found, stated)
@@ -275,6 +301,11 @@ def _role_by_name(parameter: Parameter) -> str | None:
     if role == "width" and not parameter.required:
         return None  # dim=-1 is an axis
     return role
+
+
+def is_upstream(name: str) -> bool:
+    """Whether a name is one that people give the gradient of an output."""
+    return _BACKWARD_ROLE_OF.get(plain(name)) == "d_output"
 
 
 def role_of(name: str) -> str | None:

@@ -5,7 +5,7 @@ Must not know mistakes, nor how a convention is found out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 from regard.diagnosis.calling import call
 from regard.diagnosis.convention import Answer, Ask, Convention, agrees
+from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.inspection import key_heads
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.probe import UNITS, Probe
@@ -47,6 +48,8 @@ class FunctionUnderTest:
     probes: dict[tuple[Any, ...], list[Probe]] = field(default_factory=dict)
     hung: bool = False
     spent: float = 0.0  # seconds inside the function
+    # The answers of the forward pass whose gradients are asked for; None: its results are.
+    forward: Mapping[tuple[Convention, Probe], Answer] | None = None
 
     def ask(self, convention: Convention, probe: Probe) -> Answer:
         """The answer to one probe; the function is called once for each."""
@@ -56,7 +59,10 @@ class FunctionUnderTest:
                 return Answer(problem="it has not returned from an earlier call", kind="hung")
             if self.out_of_time:
                 return Answer(problem="no time was left for it", kind="refused")
-            self.answers[key] = call(self.callee, convention, probe, self.put)
+            before = None
+            if self.forward is not None and isinstance(probe, GradientProbe):
+                before = self.forward.get((convention, probe.forward or probe))
+            self.answers[key] = call(self.callee, convention, probe, self.put, before)
             self.spent += self.answers[key].seconds
             self.hung = self.answers[key].kind == "hung"
         return self.answers[key]
@@ -65,6 +71,11 @@ class FunctionUnderTest:
     def out_of_time(self) -> bool:
         """Whether the function has taken more than all calls may take together."""
         return self.spent > CALLS_IN_ALL * self.limit
+
+    @property
+    def of_gradients(self) -> bool:
+        """Whether gradients are asked for."""
+        return self.callee.is_backward or self.forward is not None
 
     @property
     def calls(self) -> int:
@@ -87,6 +98,8 @@ class FunctionUnderTest:
                 found = list(self.stated.mechanism.of(found))
             if "sink" in roles:
                 found = [_with_sink(probe) for probe in found]
+            if self.of_gradients:
+                found = [with_gradients(probe) for probe in found if not probe.chunks]
             self.probes[key] = found
         return self.probes[key]
 

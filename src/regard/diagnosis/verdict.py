@@ -33,6 +33,8 @@ from regard.diagnosis.observations import (
     findings,
     is_random,
     nan_throughout,
+    no_gradients,
+    parts,
     unusable,
 )
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
@@ -187,13 +189,13 @@ def _verdict(tested: FunctionUnderTest) -> Outcome:
         own, exact_to = match.hypothesis, match.exact_to
         found = match.mistakes or _lost_digits(dtype, own.conventions[0].dtype, exact_to)
         mistakes = tuple(named(*one, tested, own.conventions) for one in found)
-        if not mistakes:
+        if not mistakes and not tested.of_gradients:
             fragile = tuple(fragilities(tested, own.conventions[0], exact_to))
         breaks = any(one.severity == "fragile" for one in fragile)
         verdict = "mistaken" if mistakes else "fragile" if breaks else "right"
     first = own.conventions[0]
     answer = tested.ask(first, tested.probes_for(first)[0])
-    return Outcome(
+    outcome = Outcome(
         name,
         verdict,
         _summary(name, verdict, exact_to, (*mistakes, *near, *fragile)),
@@ -204,8 +206,38 @@ def _verdict(tested: FunctionUnderTest) -> Outcome:
         fragile,
         tuple(abilities(tested, own.conventions, own.matcher)),
         tuple(findings(tested)),
-        tuple(properties(tested, first, UNITS[exact_to])),
+        () if tested.of_gradients else tuple(properties(tested, first, UNITS[exact_to])),
+        tuple(parts(own.matcher)) if tested.of_gradients else (),
     )
+    return _with_gradients(tested, own.conventions, outcome) if outcome.ok else outcome
+
+
+def _with_gradients(
+    tested: FunctionUnderTest, conventions: Sequence[Convention], outcome: Outcome
+) -> Outcome:
+    """The same with a verdict on the gradients of a function whose output is right."""
+    callee = tested.callee
+    if callee.is_backward or not (callee.paired or callee.framework in ("torch", "jax")):
+        return outcome
+    own = replace(tested, forward=tested.answers, answers={}, probes={})
+    widest = max(conventions, key=lambda one: len(one.layout))
+    outputs = _outputs(own, [widest])
+    if not outputs:
+        return replace(outcome, findings=(*outcome.findings, *no_gradients(own)))
+    match, best = _match([([widest], outputs)], _units(_returned_dtype(own)))
+    matcher = best.matcher if match is None else match.hypothesis.matcher
+    found = replace(outcome, gradients=tuple(parts(matcher)))
+    if match is not None and not match.mistakes:
+        return found
+    found = replace(found, fragilities=())
+    begin = f"{outcome.function}'s output is right, its gradients"
+    if match is None:
+        near = (_nearest(own, best),)
+        text = f"{begin} differ in a way that the catalogue does not know"
+        return replace(found, verdict="unknown", summary=text, nearest=near)
+    mistakes = tuple(named(*one, own, [widest]) for one in match.mistakes)
+    text = f"{begin} are mistaken: {', and '.join(one.title for one in mistakes)}"
+    return replace(found, verdict="mistaken", summary=text, mistakes=mistakes)
 
 
 def _match(views: Sequence[View], units: Sequence[str]) -> tuple[Match | None, Hypothesis]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from regard.diagnosis.mistakes import heads, hiding, numerics, scores, softmax, windows
+from regard.diagnosis.gradient_probe import GradientProbe
+from regard.diagnosis.mistakes import gradients, heads, hiding, numerics, scores, softmax, windows
 from regard.diagnosis.mistakes.entry import Equivalent, Mistake
 from regard.diagnosis.mistakes.mechanisms import of_mechanism
 from regard.diagnosis.probe import Probe
@@ -24,6 +25,8 @@ CATALOGUE: tuple[Mistake, ...] = (
 )
 # Only inputs at the edge show these, or how many digits come out.
 FRAGILE: tuple[Mistake, ...] = (*numerics.FRAGILE, *hiding.FRAGILE)
+# Backward passes have these, and those above in the weights that they compute again.
+GRADIENTS: tuple[Mistake, ...] = gradients.MISTAKES
 BY_DIGITS = (numerics.COMPUTED_IN_FLOAT32, numerics.COMPUTED_IN_HALF)
 BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT)
 EQUIVALENTS: tuple[Equivalent, ...] = (
@@ -37,6 +40,8 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
 
 def catalogue_of(probe: Probe) -> Sequence[Mistake]:
     """The mistakes of what a probe's function is meant to compute; those of its own score first."""
+    if isinstance(probe, GradientProbe):
+        return (*GRADIENTS, *CATALOGUE)
     if probe.is_plain:
         return CATALOGUE
     own = of_mechanism(
@@ -51,5 +56,5 @@ def all_mistakes() -> dict[str, Mistake]:
     >>> all_mistakes()["scale_by_model_width"].title
     'the scores are divided by √d_model instead of √d_k'
     """
-    every = (*CATALOGUE, *FRAGILE, *BY_DIGITS, *BY_KIND)
+    every = (*CATALOGUE, *GRADIENTS, *FRAGILE, *BY_DIGITS, *BY_KIND)
     return {mistake.name: mistake for mistake in every}

@@ -14,7 +14,9 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant
 
-Family = Literal["one head", "hiding", "numerics", "heads and projections", "caching and windows"]
+Family = Literal[
+    "one head", "hiding", "numerics", "heads and projections", "caching and windows", "gradients"
+]
 # wrong: ordinary inputs give wrong numbers. fragile: some inputs do, others do not. note: a choice
 # that others make differently, or a habit worth knowing.
 Severity = Literal["wrong", "fragile", "note"]
