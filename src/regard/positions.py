@@ -1,8 +1,9 @@
 """Where a query and a key are: positions for `attention(positions=…)`.
 
-`Rotary` turns queries and keys, `Alibi` and `RelativeBias` add a number to each logit. Query i is
-at position i + offset, key j at position j. Angles are computed in float64, and each number of a
-turned row is rounded once, to the dtype of its array.
+`Rotary` turns queries and keys, `Alibi` and `RelativeBias` add a number to each logit, `Learned`
+and `Sinusoidal` a vector to each embedding. Query i is at position i + offset, key j at position j.
+Angles are computed in float64, and each number of a turned row is rounded once, to the dtype of its
+array.
 
 >>> import numpy as np, regard
 >>> x = np.ones((3, 2))
@@ -14,23 +15,21 @@ array([[0.665, 0.245, 0.09 ],
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.boundary import answering
-from regard.boundary.arguments import as_array, as_flag, as_int
+from regard.boundary.arguments import as_flag, as_int
 from regard.boundary.arrays import Array
-from regard.compute import rotary
-from regard.compute.part import Part, as_part, own_array, own_number
-from regard.errors import DtypeError, OptionError, ShapeError
+from regard.compute import distances, rotary
+from regard.compute.part import Part, as_part, own_array, own_finite, own_number
+from regard.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Alibi", "Positions", "RelativeBias", "Rotary"]
+__all__ = ["Alibi", "Learned", "Positions", "RelativeBias", "Rotary", "Sinusoidal"]
 
 
 def __dir__() -> list[str]:
@@ -111,7 +110,7 @@ class Rotary(Positions):
         self.scaling = None if scaling is None else dict(rotary.read_scaling(scaling))
         self.frequencies = None
         if frequencies is not None:
-            self.frequencies = _finite("positions.frequencies", frequencies)
+            self.frequencies = own_finite("positions.frequencies", frequencies)
             if self.frequencies.ndim != 1:
                 raise ShapeError(
                     f"positions.frequencies has shape {self.frequencies.shape} but must be "
@@ -122,7 +121,7 @@ class Rotary(Positions):
             self.attention_factor = own_number("positions.attention_factor", attention_factor)
         places = {"query_positions": query_positions, "key_positions": key_positions}
         for name, given in places.items():
-            found = None if given is None else _finite(f"positions.{name}", given)
+            found = None if given is None else own_finite(f"positions.{name}", given)
             if found is not None and not found.ndim:
                 raise ShapeError(f"positions.{name} is one number; it must have one for each row")
             setattr(self, name, found)
@@ -233,17 +232,6 @@ def _odd(name: str, width: int) -> str:
     )
 
 
-def _finite(name: str, given: Any) -> Array:
-    """Numbers of one's own, all finite."""
-    array = np.array(as_array(name, given))
-    if array.dtype == np.bool_:
-        raise DtypeError(f"{name} has booleans; it must be numbers")
-    if not np.isfinite(array.astype(np.float64)).all():
-        raise OptionError(f"{name} has a number that is not finite")
-    array.setflags(write=False)
-    return array
-
-
 @answering
 class Alibi(Positions):
     """Each logit is lowered by slope·|i − j|, where i and j are the positions of query and key.
@@ -272,7 +260,7 @@ class Alibi(Positions):
     def __init__(self, slopes: Any = None) -> None:
         self.slopes = None
         if slopes is not None:
-            self.slopes = _floats(_finite("positions.slopes", slopes))
+            self.slopes = own_finite("positions.slopes", slopes)
             if self.slopes.ndim > 1:
                 raise ShapeError(
                     f"positions.slopes has shape {self.slopes.shape} but must be (H,), one for "
@@ -292,17 +280,9 @@ class Alibi(Positions):
 
     def slopes_of(self, heads: int) -> Array:
         """The slope of each query head, (H,)."""
-        return np.broadcast_to(_slopes(heads) if self.slopes is None else self.slopes, (heads,))
-
-
-@lru_cache(maxsize=64)
-def _slopes(heads: int) -> NDArray[np.float64]:
-    power = 2 ** max(0, heads.bit_length() - 1)
-    slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
-    between = 2.0 ** (-4.0 * np.arange(1, 2 * (heads - power), 2) / power)
-    slopes = np.concatenate([slopes, between])[:heads]
-    slopes.setflags(write=False)
-    return slopes
+        return np.broadcast_to(
+            distances.slopes(heads) if self.slopes is None else self.slopes, (heads,)
+        )
 
 
 @answering
@@ -338,8 +318,8 @@ class RelativeBias(Positions):
     """
 
     def __init__(self, table: Any, bidirectional: bool = True, max_distance: int = 128) -> None:
+        table = own_finite("positions.table", table)
         self.table = own_array("positions.table", table, 2, "(H, buckets), a row for each head")
-        _finite("positions.table", self.table)
         self.bidirectional = as_flag("positions.bidirectional", bidirectional)
         least = 4 if self.bidirectional else 2
         buckets = self.table.shape[1]
@@ -365,27 +345,101 @@ class RelativeBias(Positions):
 
     def buckets(self, ahead: Array) -> NDArray[np.int64]:
         """The bucket of each difference between the position of a key and that of a query."""
-        count = self.table.shape[1]
-        first: Any = 0
-        if self.bidirectional:
-            count //= 2
-            first = np.where(ahead > 0, count, 0)
-            distance = np.abs(ahead)
-        else:
-            distance = np.maximum(-ahead, 0)
-        exact = count // 2
-        grown = math.log(self.max_distance / exact)
-        far = np.log(np.maximum(distance, exact) / exact) / grown * (count - exact)
-        far = np.minimum(exact + far.astype(np.int64), count - 1)
-        return np.asarray(first + np.where(distance < exact, distance, far), np.int64)
+        return distances.buckets(ahead, self.table.shape[1], self.bidirectional, self.max_distance)
 
 
-def _floats(array: Array) -> Array:
-    return array.astype(np.float64) if array.dtype.kind in "iu" else array
+class Absolute(Positions):
+    """The base of positions that are added to embeddings: the vector of place i to row i."""
+
+    def fits(self, width: int, shape: tuple[int, ...]) -> None:
+        raise OptionError(
+            f"positions={type(self).__name__} adds vectors to embeddings, which are not here; pass "
+            "it to MultiHeadAttention or to a Problem with embeddings"
+        )
+
+    def given(self, rows: int, width: int) -> dict[str, Array]:
+        """What their declared steps are given, for embeddings of this shape."""
+        raise NotImplementedError
+
+
+@answering
+class Learned(Absolute):
+    """A learned vector is added to the embedding of each token, before any projection.
+
+    For `MultiHeadAttention` and problems with embeddings; a context is left alone.
+
+    Parameters
+    ----------
+    vectors : array_like, (L, M)
+        One for each token, as wide as embeddings; pass the first L rows of a longer table.
+
+    References
+    ----------
+    Gehring et al., "Convolutional Sequence to Sequence Learning" (2017); Radford et al., GPT-2.
+
+    Examples
+    --------
+    >>> import numpy as np, regard
+    >>> layer = regard.MultiHeadAttention(np.eye(2), np.eye(2), np.eye(2))
+    >>> layer(np.zeros((2, 2)), positions=Learned([[0.0, 1.0], [2.0, 3.0]]), causal=True).round(3)
+    array([[0.   , 1.   ],
+           [1.998, 2.998]])
+    """
+
+    def __init__(self, vectors: Any) -> None:
+        vectors = own_finite("positions.vectors", vectors)
+        self.vectors = own_array("positions.vectors", vectors, 2, "(L, M), a row for each token")
+
+    def given(self, rows: int, width: int) -> dict[str, Array]:
+        if self.vectors.shape != (rows, width):
+            longer = len(self.vectors) > rows and self.vectors.shape[1] == width
+            raise ShapeError(
+                f"positions.vectors has shape {self.vectors.shape} but embeddings have "
+                f"{(rows, width)}; they must match{f': pass vectors[:{rows}]' if longer else ''}"
+            )
+        return {"positions_vectors": self.vectors}
+
+
+@answering
+class Sinusoidal(Absolute):
+    """Waves of the position are added to embeddings: sin(i·f) to even features, cos(i·f) to odd.
+
+    Features 2p and 2p + 1 of embeddings that are M wide have f = base^(−2p / M); `base` is a float.
+    Taken where `Learned` is.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need" (2017), section 3.5.
+
+    Examples
+    --------
+    >>> import numpy as np, regard
+    >>> layer = regard.MultiHeadAttention(np.eye(2), np.eye(2), np.eye(2))
+    >>> layer(np.zeros((2, 2)), positions=Sinusoidal(), causal=True).round(3)
+    array([[0.   , 1.   ],
+           [0.489, 0.733]])
+    """
+
+    def __init__(self, base: float = 10000.0) -> None:
+        self.base = own_number("positions.base", base)
+        if self.base <= 0:
+            raise OptionError(f"positions.base is {self.base}; it must be above 0")
+
+    def parameters(self) -> dict[str, Array]:
+        """None: waves are not differentiated."""
+        return {}
+
+    def given(self, rows: int, width: int) -> dict[str, Array]:
+        features = np.arange(width)
+        return {
+            "embedding_positions": np.arange(float(rows)),
+            "wave_frequencies": self.base ** (-(features // 2 * 2) / width),
+            "wave_starts": np.where(features % 2, np.pi / 2, 0.0),  # a cosine is ahead of a sine
+        }
 
 
 # By name.
-KNOWN = {one.__name__: one for one in (Rotary, Alibi, RelativeBias)}
+KNOWN = {one.__name__: one for one in (Rotary, Alibi, RelativeBias, Learned, Sinusoidal)}
 
 
 def as_positions(value: Any) -> Positions | None:

@@ -32,6 +32,7 @@ from regard.bench import command
 from regard.bench.cases import (
     GRIDS,
     MASKS,
+    POSITIONS,
     SHAPES,
     Case,
     case,
@@ -41,7 +42,7 @@ from regard.bench.cases import (
 )
 from regard.bench.command import checked_threads
 from regard.bench.correctness import accuracy, truth
-from regard.bench.libraries import PEERS, Library, Prepare, Work, peers, prepared
+from regard.bench.libraries import NO_ROTATION, PEERS, Library, Prepare, Work, peers, prepared
 from regard.bench.machine import READ_BYTES, Limits, Meter, Peak
 from regard.bench.measure import (
     CaseResult,
@@ -85,7 +86,7 @@ def library_that(load: Any, name: str = "numpy") -> Library:
 def test_the_full_grid_has_every_shape_of_the_promises_both_full_and_causal():
     shapes = {(c.B, c.H, c.L, c.S, c.D, c.causal) for c in grid("full")}
     assert {(*shape, causal) for shape in SHAPES for causal in (False, True)} <= shapes
-    assert {c.mask for c in grid("full")} == {None, *MASKS}
+    assert {c.mask for c in grid("full")} == {None, *MASKS, *POSITIONS}
     assert {c.dtype for c in grid("full")} == {"float16", "bfloat16", "float32", "float64"}
     assert any(c.E != c.D for c in grid("full"))
     assert any(c.G != c.H for c in grid("full"))
@@ -101,7 +102,7 @@ def test_the_quick_grid_is_part_of_the_full_one():
     assert {one.name for one in grid("quick")} <= {one.name for one in grid("full")}
 
 
-@pytest.mark.parametrize("mask", [None, *MASKS])
+@pytest.mark.parametrize("mask", [None, *MASKS, *POSITIONS])
 @pytest.mark.parametrize("causal", [False, True])
 def test_useful_work_counts_the_visible_scores(mask, causal):
     one = case("masks", 2, 3, 300, 300, 4, E=8, mask=mask, causal=causal)
@@ -144,6 +145,8 @@ ANSWERED = [
         for dtype in ("float16", "bfloat16", "float32", "float64")
         for mask in (None, *MASKS)
     ),
+    *(case("positions", 2, 2, 300, 300, 8, mask=name, causal=True) for name in POSITIONS),
+    case("positions", 1, 2, 70, 70, 8, mask="rotary", direction="both"),
     case("full", 1, 2, 5, 9, 8),
     case("decode", 2, 4, 1, 40, 8, G=2),
     case("backward", 2, 2, 70, 70, 8, causal=True, direction="backward"),
@@ -174,8 +177,11 @@ def test_every_side_is_given_every_mask_in_a_form_that_means_the_same(name):
         if reason is not None:
             wrong[one] = reason
     side.close()
+    if name != "regard":
+        rotary = {one for one in ANSWERED if one.mask == "rotary"}
+        np.testing.assert_equal({wrong.pop(one) for one in rotary}, {NO_ROTATION})
     # Not every peer has gradients, or other types, or computes them as they are.
-    backward = {one for one in ANSWERED if one.direction != "forward"}
+    backward = {one for one in ANSWERED if one.direction != "forward" and one.mask != "rotary"}
     if name in ("onnxruntime", "openvino"):
         np.testing.assert_equal({wrong.pop(one) for one in backward}, {"has no gradients"})
     if name not in ("regard", "torch", "numpy"):
@@ -218,7 +224,10 @@ def test_a_check_of_some_rows_has_both_ends_and_agrees_with_a_check_of_all(monke
     np.testing.assert_allclose(few, every[:, :, rows], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("more", [{"causal": True}, {"mask": "bias"}, {"mask": "dense"}, {"G": 2}])
+@pytest.mark.parametrize(
+    "more",
+    [{"causal": True}, *({"mask": name} for name in ("bias", "dense", *POSITIONS)), {"G": 2}],
+)
 def test_gradients_are_checked_with_those_of_the_reference(more, monkeypatch):
     one = case("both", 1, 4, 30, 30, 8, E=6, dtype="float64", direction="both", **more)
     inputs = make_inputs(one)

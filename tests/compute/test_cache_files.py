@@ -132,6 +132,12 @@ def test_a_file_that_is_cut_off_or_damaged_is_refused_or_has_the_same_content(tm
         ({"end": np.array([5, 5])}, r"end must be integers of shape \(\)"),
         ({"end": np.array(2**63, np.uint64)}, "no number of tokens"),
         ({"more": np.array(1)}, ".more. has no place in it"),
+        ({"positions": np.array("[]")}, "positions is no JSON object of positions alone"),
+        ({"positions": np.array('{"positions": "rope"}')}, "positions is .rope.; the kinds are"),
+        (
+            {"positions": np.array('{"positions": {"kind": "rotary", "key_positions": [1]}}')},
+            "a cache counts its tokens",
+        ),
     ],
 )  # fmt: skip
 def test_what_a_file_says_must_fit_together(change, words, tmp_path):

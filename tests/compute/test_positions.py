@@ -11,7 +11,10 @@ import pytest
 import regard
 from calls import assert_same_bytes
 from regard import DtypeError, OptionError, ShapeError
-from regard.positions import Alibi, RelativeBias, Rotary
+from regard.boundary.arrays import bfloat16
+from regard.compute import native
+from regard.compute.positioned import Rotation
+from regard.positions import Alibi, Learned, RelativeBias, Rotary, Sinusoidal
 
 RNG = np.random.default_rng(0)
 QUERY, KEY, VALUE = (RNG.normal(size=n) for n in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 3)))
@@ -188,6 +191,17 @@ def test_each_number_of_a_turned_row_is_rounded_once(dtype, interleaved):
         assert_same_bytes(found.lse, wanted.lse)
 
 
+def turned_rows(rows, rotary, places, **given):
+    return Rotation(rotary, {"key": places}, rows.shape[-1]).turned({"key": rows}, **given)["key"]
+
+
+def in_numpy(*given, **named):
+    """What `turned_rows` makes without native code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "BUILT", False)
+        return turned_rows(*given, **named)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
     "dtype",
@@ -198,23 +212,36 @@ def test_each_number_of_a_turned_row_is_rounded_once(dtype, interleaved):
         pytest.param("bfloat16", marks=pytest.mark.needs("ml_dtypes")),
     ],
 )
-def test_without_native_code_rows_are_turned_to_the_same_bytes(dtype, interleaved, monkeypatch):
-    from regard.boundary.arrays import bfloat16
-    from regard.compute import native, positioned, rotary
-
-    rows = RNG.normal(size=(2, 3, 40, 38)).astype(
-        bfloat16("rows") if dtype == "bfloat16" else dtype
-    )
+def test_every_target_and_numpy_turn_rows_to_the_same_bytes(dtype, interleaved, monkeypatch):
+    dtype = bfloat16("rows") if dtype == "bfloat16" else np.dtype(dtype)
+    sizes = np.exp2(RNG.uniform(-140, 130, size=(2, 3, 40, 1)))  # subnormal and infinite ones too
+    with np.errstate(over="ignore"):
+        rows = (RNG.normal(size=(2, 3, 40, 38)) * np.where(sizes > 1e3, sizes, 1)).astype(dtype)
+        rows[1] = (RNG.normal(size=(3, 40, 38)) * sizes[1]).astype(dtype)
     rows[0, 0, :3, :5] = [[0.0, -0.0, np.inf, np.nan, -np.inf]] * 3
-    own = rotary.frequencies(100.0, 34, (("rope_type", "default"),), 0)
-    for places in (np.arange(40), np.stack([np.arange(40), np.arange(40)[::-1] / 2])):
-        tables = rotary.turned(places, own, 1.5)
+    rotary = Rotary(100.0, 34, interleaved, attention_factor=1.5)
+    targets = [name for name, runs in native.targets().items() if runs]
+    for places in (range(40), np.stack([np.arange(40), np.arange(40)[::-1] / 2])):
         for array in (rows, rows[..., ::-1], rows.swapaxes(1, 2).copy().swapaxes(1, 2)):
-            made = positioned._turned(array, tables, interleaved, rows.dtype)
-            with monkeypatch.context() as patch:
-                patch.setattr(native, "BUILT", False)
-                plain = positioned._turned(array, tables, interleaved, rows.dtype)
-            assert_same_bytes(made, plain)
+            for back in (False, True):
+                plain = in_numpy(array.copy(), rotary, places, back=back)
+                for target in targets:
+                    monkeypatch.setattr(native, "target", target)
+                    own = array.copy() if back else array  # turned back in place
+                    made = turned_rows(own, rotary, places, back=back)
+                    assert_same_bytes(made, plain, target)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rows_are_turned_to_the_same_bytes_by_any_number_of_threads(interleaved):
+    rows = RNG.normal(size=(2, 8, 450, 36)).astype(np.float32)
+    rotary, places = Rotary(interleaved=interleaved), range(3, 453)
+    wanted = turned_rows(rows, rotary, places, threads=1)
+    for threads in (2, 5):
+        assert_same_bytes(turned_rows(rows, rotary, places, threads=threads), wanted)
+    parts = [turned_rows(rows[:, :, i : i + 30], rotary, range(3 + i, 33 + i))
+             for i in range(0, 450, 30)]  # fmt: skip
+    assert_same_bytes(np.concatenate(parts, axis=2), wanted)
 
 
 def test_scores_of_turned_rows_depend_on_how_far_apart_they_are():
@@ -294,7 +321,7 @@ def test_parameters_that_make_no_sense_are_refused():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own"])
-def test_a_cache_with_positions_has_the_bytes_of_one_call(kind):
+def test_a_cache_with_positions_has_the_bytes_of_one_call_also_after_its_file(kind, tmp_path):
     text = [RNG.normal(size=(4 if n == "query" else 2, 9, 8)).astype(np.float32)
             for n in ("query", "key", "value")]  # fmt: skip
     positions, parts = made(kind), []
@@ -303,10 +330,12 @@ def test_a_cache_with_positions_has_the_bytes_of_one_call(kind):
         query, key, value = (one[:, start:stop] for one in text)
         cache.append(key, value)
         parts.append(cache.attend(query))
+        if stop == 6:
+            cache.save(tmp_path / "cache.npz")
+            cache = regard.KVCache.load(tmp_path / "cache.npz")
     whole = regard.attention(*text, positions=positions, window=(6, 0))
     assert_same_bytes(np.concatenate(parts, axis=1), whole)
-    with pytest.raises(OptionError, match="does not keep positions, and this one has"):
-        cache.save("cache.npz")
+    np.testing.assert_equal(cache._positions, positions)
 
 
 def test_a_cache_of_texts_of_several_lengths_turns_each_key_to_its_own_place():
@@ -338,7 +367,11 @@ def test_two_objects_with_the_same_parameters_are_equal():
     np.testing.assert_equal(repr(Rotary(width=4)), "Rotary(width=4)")
 
 
-@pytest.mark.parametrize("positions", [Rotary(), Alibi()], ids=repr)
+@pytest.mark.parametrize(
+    "positions",
+    [Rotary(), Alibi(SLOPES[:2]), RelativeBias(TABLE[:2], max_distance=6)],
+    ids=lambda one: one.kind,
+)
 def test_a_layer_takes_positions_and_so_do_its_gradients(positions):
     rng = np.random.default_rng(5)
     x, grad, *weights = (
@@ -356,6 +389,81 @@ def test_a_layer_takes_positions_and_so_do_its_gradients(positions):
     slope = ((layer(x + way, **call) - layer(x - way, **call)) * grad).sum() / 2
     found = layer.gradients(x, grad, **call)
     np.testing.assert_allclose((found[0] * way).sum(), slope, 1e-6)
+    for name, own in positions.parameters().items():
+        way = 1e-6 * rng.normal(size=own.shape)
+        sides = [
+            layer(x, causal=True, positions=type(positions)(**{**vars(positions), name: moved}))
+            for moved in (own + way, own - way)
+        ]
+        found = layer.gradients(x, grad, wrt=["x", f"positions.{name}"], **call).parameters
+        slope = ((sides[0] - sides[1]) * grad).sum() / 2
+        np.testing.assert_allclose((found[f"positions.{name}"] * way).sum(), slope, 1e-6)
+
+
+WIDE = 5  # an odd width: the last wave is a sine
+VECTORS = RNG.normal(size=(4, WIDE))
+
+
+@pytest.mark.parametrize("positions", [Learned(VECTORS), Sinusoidal(50.0)], ids=lambda p: p.kind)
+def test_a_vector_for_each_place_is_added_to_embeddings(positions, tmp_path):
+    rng = np.random.default_rng(8)
+    x, grad, W_o = (rng.normal(size=size) for size in ((4, WIDE), (4, 3), (6, 3)))
+    weights = {name: rng.normal(size=(WIDE, 6)) for name in ("W_q", "W_k", "W_v")} | {"W_o": W_o}
+    added = VECTORS
+    if isinstance(positions, Sinusoidal):
+        waves = [(math.sin, math.cos)[m % 2] for m in range(WIDE)]
+        angles = [[i * 50.0 ** (-(m // 2 * 2) / WIDE) for m in range(WIDE)] for i in range(4)]
+        added = np.array([[f(a) for f, a in zip(waves, row, strict=True)] for row in angles])
+    layer, call = regard.MultiHeadAttention(**weights, heads=2), {"causal": True}
+    wanted = layer(x + added, **call)
+    np.testing.assert_allclose(layer(x, positions=positions, **call), wanted, 1e-13, 1e-14)
+    narrow = regard.MultiHeadAttention(**{n: w.astype("f") for n, w in weights.items()}, heads=2)
+    assert narrow(x.astype("f"), positions=positions).dtype == np.float32
+
+    names, own = ["x", "W_k"], [f"positions.{name}" for name in positions.parameters()]
+    theirs = layer.gradients(x + added, grad, wrt=names, **call)
+    batch = np.stack([x, x])
+    ours = layer.gradients(batch, np.stack([grad, grad]), wrt=[*names, *own], positions=positions,
+                           **call)  # fmt: skip
+    np.testing.assert_allclose(ours.x, [theirs.x] * 2, 1e-12, 1e-14)
+    np.testing.assert_allclose(ours.W_k, 2 * theirs.W_k, 1e-12, 1e-14)
+    if own:
+        np.testing.assert_allclose(ours.parameters[own[0]], 2 * theirs.x, 1e-12, 1e-14)
+
+    problem = regard.Problem(embeddings=x, **weights, heads=2, causal=True, positions=positions)
+    regard.save_problem(problem, tmp_path / "problem.toml")
+    again = regard.load_problem(tmp_path / "problem.toml")
+    np.testing.assert_equal(again.positions, positions)
+    explanation = regard.explain(again, grad_output=grad)
+    np.testing.assert_allclose(explanation.steps["projected_output"].value, wanted, 1e-13, 1e-14)
+    np.testing.assert_allclose(explanation.steps["d_embeddings"].value, theirs.x, 1e-12, 1e-14)
+    for name, step in explanation.steps.items():
+        of_head = {"head": 1} if {"H", "G"} & {*step.axes} else {}
+        sizes = step.value.shape[len(of_head) :]
+        cell = explanation.why(name, *(size - 1 for size in sizes), **of_head)
+        np.testing.assert_allclose(cell.recompute(), cell.value, 1e-13, 1e-15, err_msg=name)
+        line = eval(cell.numpy(), {"np": np})
+        np.testing.assert_allclose(line, cell.value, 1e-13, 1e-15, err_msg=name)
+
+
+def test_a_vector_for_each_place_is_refused_where_there_are_no_embeddings_or_others():
+    x = np.ones((3, 4))
+    says = "positions=Sinusoidal adds vectors to embeddings, which are not here; pass it to Multi"
+    for refused in (
+        lambda: regard.attention(x, x, x, positions=Sinusoidal()),
+        lambda: regard.KVCache(positions=Sinusoidal()),
+        lambda: regard.Problem(queries=x, keys=x, values=x, positions=Sinusoidal()),
+    ):
+        with pytest.raises((OptionError, regard.ProblemError), match=says):
+            refused()
+    layer = regard.MultiHeadAttention(*np.ones((3, 4, 4)))
+    with pytest.raises(ShapeError, match=r"\(9, 4\) but embeddings have \(3.*pass vectors\[:3"):
+        layer(x, positions=Learned(np.ones((9, 4))))
+    weights = {name: np.ones((4, 4)) for name in ("W_q", "W_k", "W_v")}
+    with pytest.raises(regard.ProblemError, match=r"vectors has shape \(3, 5\) but"):
+        regard.Problem(embeddings=x, **weights, positions=Learned(np.ones((3, 5))))
+    with pytest.raises(OptionError, match=r"base is -1\.0; it must be above 0"):
+        Sinusoidal(-1)
 
 
 @pytest.mark.parametrize("own", [(1, 5, 8), (2, 1, 8), (2, 5, 1), (1, 1, 1)], ids=str)

@@ -22,7 +22,7 @@ from regard import Derivation, Explanation, Problem
 from regard.explanation.notation import format_number, latex_number, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.normalizers import Hard, Proportional, Sigmoid, Sparsemax
-from regard.positions import Alibi, RelativeBias, Rotary
+from regard.positions import Alibi, RelativeBias, Rotary, Sinusoidal
 from regard.scores import Additive, Cosine, Distance, Features, General
 from regard.textbook.operations import OPERATIONS
 
@@ -302,6 +302,15 @@ DESIGNED: dict[str, Callable[[], Explanation]] = {
         positions=RelativeBias(numbers(3, 1, 6), bidirectional=False, max_distance=4),
         offset=1,
         target=numbers(4, 3, 3),
+    ),
+    "waves": lambda: regard.explain(
+        regard.Problem(
+            embeddings=numbers(17, 3, 4),
+            **{name: numbers(18, 4, 4) for name in ("W_q", "W_k", "W_v")},
+            heads=2,
+            positions=Sinusoidal(30.0),
+            target=numbers(5, 3, 4),
+        )
     ),
 }
 every_design = pytest.mark.parametrize(

@@ -34,7 +34,7 @@ errors _fused
 boundary.elsewhere
 boundary boundary.arrays boundary.dataframe boundary.files
 boundary.arguments compute.native
-boundary.parse compute.visibility compute.part compute.rotary
+boundary.parse compute.visibility compute.part compute.distances compute.rotary
 masks scores normalizers positions compute.quantized compute.results
 compute.options
 textbook compute.request

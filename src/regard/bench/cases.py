@@ -15,8 +15,10 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.errors import OptionError, safe_text
 from regard.masks import Lengths
+from regard.positions import Alibi, Rotary
 
 MASKS = ("padding", "dense", "bias", "window", "lengths", "blocks")
+POSITIONS = ("rotary", "alibi")  # named in the place of a mask, and compared with none like one
 # The work of each direction in that of a forward pass: five products to its two, then all seven.
 DIRECTIONS = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 WINDOW = 256  # keys to the left in the window case
@@ -68,7 +70,9 @@ class Case:
         sizes += [math.prod(shape) for shape in self.answers.values()]
         if self.direction != "forward":
             sizes.append(B * H * L * self.E)
-        mask = {"bias": H * self.S * L * 4, None: 0}.get(self.mask, self.S * L)
+        numbers = H * self.S * L * 4
+        masks = {"bias": numbers, "alibi": numbers, "rotary": 0, None: 0}
+        mask = masks.get(self.mask, self.S * L)
         return sum(sizes) * dtype_of(self.dtype).itemsize + mask
 
     @property
@@ -94,7 +98,8 @@ class Inputs:
     """The arrays of a case: query (B, H, L, D), key (B, G, S, D), value (B, G, S, E).
 
     `keep` (True = attend, broadcastable to (B, H, L, S)) is the mask of the case as booleans,
-    without causal; `bias` is added to the scores. `options` are regard's preferred form of them.
+    without causal; `bias` is added to the scores. `options` are regard's preferred form of them:
+    for the bias of Alibi, and for Rotary, which others have no form of, the positions.
     `grad_output` (B, H, L, E) is there unless the direction is forward.
     """
 
@@ -182,6 +187,12 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         case "bias":
             bias = _normal(rng, (1, H, L, S), case.dtype)
             options["bias"] = bias
+        case "alibi":
+            options["positions"] = Alibi()
+            apart = np.abs(np.arange(L)[:, None] - np.arange(S))
+            bias = (-Alibi().slopes_of(H)[:, None, None] * apart)[None].astype(case.dtype)
+        case "rotary":
+            options["positions"] = Rotary()
         case "window":
             distance = np.arange(L)[:, None] - np.arange(S)
             keep = ((distance <= WINDOW) & (distance >= 0))[None, None]
@@ -259,6 +270,15 @@ def _masked(names: tuple[str, ...]) -> list[Case]:
     ]
 
 
+def _positioned() -> list[Case]:
+    return [
+        case("positions", 1, 8, L, L, 64, mask=name, causal=True, unit="ms", direction=direction)
+        for direction in ("forward", "both")
+        for name in POSITIONS
+        for L in (512, 2048)
+    ]
+
+
 def _full() -> list[Case]:
     kinds = ("float16", "bfloat16", "float64")
     odd = [(1, 8, 1024, 1024, D) for D in (40, 80, 96)] + [
@@ -269,6 +289,7 @@ def _full() -> list[Case]:
         *(case("full", *sizes) for sizes in SHAPES),
         *(case("causal", *sizes, causal=True) for sizes in SHAPES),
         *_masked(MASKS),
+        *_positioned(),
         *_decode(),
         *(case("types", *MIDDLE, dtype=kind, causal=c) for kind in kinds for c in (False, True)),
         case("types", 1, 8, 2048, 2048, 128, dtype="bfloat16"),

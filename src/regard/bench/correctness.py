@@ -14,6 +14,7 @@ import numpy as np
 
 from regard.api import attention
 from regard.boundary.arrays import Array
+from regard.positions import Rotary
 
 if TYPE_CHECKING:
     from regard.bench.cases import Case, Inputs
@@ -94,6 +95,7 @@ def _output(inputs: Inputs, rng: np.random.Generator) -> Right:
         inputs.value.astype(np.float64),
         mask=inputs.visible_keys(rows),
         bias=None if bias is None else bias[:, :, rows].astype(np.float64),
+        positions=Rotary(query_positions=rows) if case.mask == "rotary" else None,
         kernel="reference",
     )
     return Right((slice(None), slice(None), rows), output, np.linalg.norm(output, axis=-1))
@@ -132,6 +134,9 @@ def _gradients_of_head(inputs: Inputs, b: int, head: int, group: int) -> dict[st
     assert inputs.grad_output is not None
     query, grad = (x[b, head].astype(np.float64) for x in (inputs.query, inputs.grad_output))
     key, value = (array[b, group].astype(np.float64) for array in (inputs.key, inputs.value))
+    rotary = inputs.case.mask == "rotary"
+    if rotary:
+        query, key = _turned(query, 1), _turned(key, 1)
     scale = 1 / math.sqrt(inputs.case.D)
     scores = query @ key.T * scale
     if inputs.bias is not None:
@@ -145,12 +150,21 @@ def _gradients_of_head(inputs: Inputs, b: int, head: int, group: int) -> dict[st
     by_weights = grad @ value.T
     delta = (weights * by_weights).sum(-1, keepdims=True)
     by_scores = weights * (by_weights - delta)
+    by_query, by_key = by_scores @ key * scale, by_scores.T @ query * scale
     return {
-        "query": by_scores @ key * scale,
-        "key": by_scores.T @ query * scale,
+        "query": _turned(by_query, -1) if rotary else by_query,
+        "key": _turned(by_key, -1) if rotary else by_key,
         "value": weights.T @ grad,
         "bias": by_scores,
     }
+
+
+def _turned(rows: Array, way: int) -> Array:
+    """Rows (L, D) as Rotary() turns them, in complex numbers."""
+    half = rows.shape[-1] // 2
+    angles = np.arange(len(rows))[:, None] * 10000.0 ** (-np.arange(half) / half)
+    numbers = (rows[:, :half] + 1j * rows[:, half:]) * np.exp(way * 1j * angles)
+    return np.concatenate([numbers.real, numbers.imag], axis=-1)
 
 
 def tolerance(case: Case) -> float:

@@ -21,6 +21,7 @@ from regard.errors import OptionError, safe_text
 
 MOST_SCORES = 2**28
 NO_GRADIENTS = "has no gradients"
+NO_ROTATION = "does not turn queries and keys"
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def prepared(library: Library, prepare: Prepare, inputs: Inputs) -> Work | str:
     case = inputs.case
     if library.materialises and case.scores > MOST_SCORES:
         return f"its matrix of scores would have {case.scores:.2g} numbers"
+    if case.mask == "rotary" and library.load is not _load_regard:
+        return NO_ROTATION
     try:
         given = _folded(inputs) if library.folds else inputs
         work = prepare(given)

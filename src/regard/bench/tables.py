@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from regard.bench.cases import POSITIONS
 from regard.bench.compare import Change, EarlierRun
 from regard.bench.correctness import HALF
 from regard.bench.libraries import REGARD
@@ -118,7 +119,8 @@ def _cell(result: CaseResult, outcome: LibraryResult) -> Text:
 
 def _beside(result: CaseResult) -> str:
     if result.cost_of_mask is not None:
-        return f"{result.cost_of_mask:.2f} × the time without mask"
+        what = "positions" if result.case.mask in POSITIONS else "mask"
+        return f"{result.cost_of_mask:.2f} × the time without {what}"
     if result.share is None:
         return ""
     return f"{result.share:.0%} of {'reading' if result.case.unit == 'GB/s' else 'peak'}"

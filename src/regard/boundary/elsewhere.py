@@ -104,8 +104,7 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
         "causal": '`causal={}, offset="end"`',
         "window_size": "`window={pair}`, None instead of -1",
         "softcap": "`softcap={}`; leave it out instead of 0",
-        "alibi_slopes": "`bias=-{}[:, None, None] * abs(np.arange(S - L, S)[:, None] -"
-        " np.arange(S))`",
+        "alibi_slopes": '`positions=regard.positions.Alibi({})`, with `offset="end"` where L ≠ S',
         "deterministic": "leave it out: results are always the same bytes",
         "return_attn_probs": "`return_weights={}`",
         "return_softmax_lse": "`return_lse={}`",

@@ -17,6 +17,7 @@ from regard.boundary.arrays import Array
 from regard.compute.positioned import given_positions
 from regard.compute.request import Request
 from regard.compute.visibility import Block, Mask
+from regard.positions import Absolute
 from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import compute
 from regard.textbook.positions import OTHER
@@ -47,6 +48,16 @@ def project(inputs: Mapping[str, Array], heads: Mapping[str, int], dtype: np.dty
     """A run of the steps from embeddings to queries, keys and values."""
     lead = inputs["embeddings"].shape[:-2]
     return Run(projecting(set(inputs)), inputs, heads, lead=lead, dtype=dtype)
+
+
+def added_vectors(positions: Absolute, embeddings: Array) -> Array:
+    """What positions add to embeddings (…, L, M): (L, M), in float64."""
+    rows, width = embeddings.shape[-2:]
+    given = positions.given(rows, width)
+    steps = projecting({"embeddings", *given})
+    inputs = {"embeddings": np.zeros((rows, width)), **given}
+    run = Run(steps, inputs, {}, dtype=np.dtype(np.float64))
+    return run.value(run.steps["placed_embeddings"].operands[1].step)
 
 
 def unite(inputs: Mapping[str, Array], dtype: np.dtype[Any]) -> Run:

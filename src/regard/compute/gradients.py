@@ -147,9 +147,8 @@ def with_positions(
     turned = isinstance(positions, Rotary)
     made = of_kernel(replace(call, request=lowered(request), turned=turned))
     if isinstance(positions, Rotary):
-        turn = Rotation.of(positions, request)
-        for name in call.wrt & {"query", "key"}:
-            made[name] = turn.back(made[name], name)
+        arrays: dict[str, Any] = {name: made[name] for name in ("query", "key") if name in call.wrt}
+        made |= Rotation.of(positions, request).turned(arrays, request.threads, back=True)
     return made
 
 

@@ -17,7 +17,7 @@ from regard.compute import quantized
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import Lengths
-from regard.positions import Positions, Rotary, as_positions
+from regard.positions import Absolute, Positions, Rotary, as_positions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -198,6 +198,8 @@ def tokens_of(rows: Array, count: Count) -> Array:
 def checked_positions(positions: Any) -> Positions | None:
     """Positions that a cache can have: it turns a key once, for good."""
     found = as_positions(positions)
+    if isinstance(found, Absolute):
+        found.fits(0, ())
     if isinstance(found, Rotary):
         if found.query_positions is not None or found.key_positions is not None:
             raise OptionError(

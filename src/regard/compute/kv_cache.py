@@ -315,25 +315,21 @@ class KVCache:
         Raises
         ------
         ProblemError
-            If the file cannot be written, or the cache has more than 4 GiB.
+            If the file cannot be written, the cache has more than 4 GiB, or its positions are of a
+            class of your own.
         OptionError
-            If the cache was never appended to, or has positions, which the file does not keep.
+            If the cache was never appended to.
         """
         from regard.compute import kv_files
 
         if self._buffers is None:
             raise OptionError("the cache was never appended to; there is nothing to save")
-        if self._positions is not None:
-            raise OptionError(
-                f"the file of a cache does not keep positions, and this one has {self._positions}; "
-                "save its keys and values with numpy.save"
-            )
         held = self._end - self._start
         key, value = (tokens_of(buffer, held) for buffer in self._buffers)
         window = None if self._window is None else (self._window.left, self._window.right)
         dtype = None if self._dtype is None else self._dtype.name
         counts = self._start, self._needed, self._end
-        stored = kv_files.Stored(dtype, self._fixed, window, (key, value), *counts)
+        stored = kv_files.Stored(dtype, self._fixed, window, (key, value), *counts, self._positions)
         kv_files.save(path, stored, force=force)
 
     @classmethod
@@ -360,7 +356,12 @@ class KVCache:
         from regard.compute import kv_files
 
         stored = kv_files.load(path)
-        cache = cls(capacity=stored.capacity, window=stored.window, dtype=stored.dtype)
+        cache = cls(
+            capacity=stored.capacity,
+            window=stored.window,
+            dtype=stored.dtype,
+            positions=stored.positions,
+        )
         cache._buffers = stored.buffers
         cache._start, cache._needed, cache._end = stored.start, stored.needed, stored.end
         return cache

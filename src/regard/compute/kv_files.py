@@ -15,15 +15,16 @@ from regard.boundary.arrays import Array, bfloat16
 from regard.boundary.files import open_file, write_file
 from regard.boundary.parse import shown
 from regard.compute import quantized
-from regard.compute.kv_buffers import CHUNK, alike
-from regard.errors import ProblemError
-from regard.problems import npz
+from regard.compute.kv_buffers import CHUNK, alike, checked_positions
+from regard.errors import OptionError, ProblemError
+from regard.problems import mechanisms, npz, toml_json
 from regard.problems.files import about, file_name
 
 if TYPE_CHECKING:
     import os
 
     from regard.compute.kv_buffers import Count
+    from regard.positions import Positions
 
 FORMAT, VERSION = "regard.KVCache", 1
 MAX_BYTES = 2**32 - 2**24  # an archive of the plain ZIP kind has fewer than 2^32
@@ -42,6 +43,7 @@ class Stored(NamedTuple):
     start: Count
     needed: Count
     end: Count
+    positions: Positions | None = None
 
 
 def save(path: str | os.PathLike[str], stored: Stored, *, force: bool) -> None:
@@ -57,6 +59,10 @@ def save(path: str | os.PathLike[str], stored: Stored, *, force: bool) -> None:
     if stored.window is not None:
         sides = [_NONE if side is None else min(side, _MOST) for side in stored.window]
         arrays["window"] = np.array(sides)
+    if stored.positions is not None:  # as a problem's file spells them
+        with about(place):
+            spelled = {"positions": mechanisms.write(stored.positions)}
+            arrays["positions"] = np.array(toml_json.spell(spelled, "json"))
     for name in ("start", "needed", "end"):
         arrays[name] = np.full(lead, getattr(stored, name), np.int64)
     for name, rows in zip(("key", "value"), stored.buffers, strict=True):
@@ -93,6 +99,12 @@ def load(path: str | os.PathLike[str]) -> Stored:
         if "window" in arrays:
             left, right = (int(side) for side in _integers(arrays, "window", (2,)))
             window = (None if left == _NONE else left, None if right == _NONE else right)
+        positions = None
+        if "positions" in arrays:
+            spelled = toml_json.parse(_text(arrays, "positions"), "json", "positions")
+            if not isinstance(spelled, dict) or spelled.keys() != {"positions"}:
+                raise ProblemError("positions is no JSON object of positions alone")
+            positions = _positions(spelled["positions"])
         key, value = _rows(arrays, "key"), _rows(arrays, "value")
         if key.ndim < 2 or key.shape[:-1] != value.shape[:-1]:
             raise ProblemError(f"key has shape {key.shape} and value {value.shape}")
@@ -116,7 +128,14 @@ def load(path: str | os.PathLike[str]) -> Stored:
             raise ProblemError(f"capacity is {capacity} but there are {slots} keys")
         counts = (alike(start), alike(needed), alike(end))
         kept = None if capacity == _NONE else capacity
-        return Stored(dtype or None, kept, window, (key, value), *counts)
+        return Stored(dtype or None, kept, window, (key, value), *counts, positions)
+
+
+def _positions(spelled: Any) -> Positions | None:
+    try:
+        return checked_positions(mechanisms.READ["positions"]("positions", spelled))
+    except OptionError as error:
+        raise ProblemError(str(error)) from None
 
 
 def _take(arrays: dict[str, Array], name: str) -> Array:

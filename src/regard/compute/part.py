@@ -78,6 +78,19 @@ def own_array(name: str, value: Any, axes: int, wanted: str) -> Array:
     return array
 
 
+def own_finite(name: str, value: Any) -> Array:
+    """Numbers of its own, all finite; integers as float64."""
+    array = np.array(as_array(name, value))
+    if array.dtype == np.bool_:
+        raise DtypeError(f"{name} has booleans; it must be numbers")
+    if not np.isfinite(array.astype(np.float64)).all():
+        raise OptionError(f"{name} has a number that is not finite")
+    if array.dtype.kind in "iu":
+        array = array.astype(np.float64)
+    array.setflags(write=False)
+    return array
+
+
 def own_number(name: str, value: Any) -> float:
     """A parameter as a finite number."""
     number = as_number(name, value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.boundary.arguments import is_float, round_once
+from regard.boundary.arguments import is_float, round_once, spread
 from regard.boundary.arrays import Array
 from regard.compute import native, rotary
 from regard.compute.request import Request
@@ -21,20 +21,21 @@ from regard.positions import Alibi, RelativeBias, Rotary
 from regard.textbook.operations import OPERATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
 Tables = tuple["NDArray[np.float64]", "NDArray[np.float64]"]
+Places = range | Array  # consecutive positions, or any
 
 
 def lowered(request: Request) -> Request:
     """The call that a kernel answers: without positions, which are in its arrays."""
     positions = request.positions
     if isinstance(positions, Rotary):
-        turn = Rotation.of(positions, request)
-        query, key = turn.forward(request.query, "query"), turn.forward(request.key, "key")
-        return replace(request, query=query, key=key, positions=None)
+        arrays = {"query": request.query, "key": request.key}
+        turned = Rotation.of(positions, request).turned(arrays, request.threads)
+        return replace(request, query=turned["query"], key=turned["key"], positions=None)
     if positions is None:
         return request
     bias = _along_diagonals(request, positions)
@@ -47,7 +48,7 @@ def lowered(request: Request) -> Request:
 class Rotation:
     """How the rows of one call are turned."""
 
-    def __init__(self, positions: Rotary, places: Mapping[str, Array], width: int) -> None:
+    def __init__(self, positions: Rotary, places: Mapping[str, Places], width: int) -> None:
         self.positions = positions
         self.places = places
         self.width = width
@@ -63,34 +64,45 @@ class Rotation:
         """Turned rows (…, H, L, D), (L, D) or (D,) of consecutive tokens from each `first` on."""
         positions.fits(rows.shape[-1], (0, 0, 0))
         whole = rows if rows.ndim > 2 else rows.reshape((1,) * (3 - rows.ndim) + rows.shape)
-        places = np.asarray(first)[..., None] + np.arange(whole.shape[-2])
-        turn = cls(positions, {side: places}, rows.shape[-1])
-        return turn.forward(whole, side).reshape(rows.shape)
+        turn = cls(positions, {side: _consecutive(first, whole.shape[-2])}, rows.shape[-1])
+        return turn.turned({side: whole})[side].reshape(rows.shape)
 
     @cached_property
     def frequencies(self) -> NDArray[np.float64]:
         """Radians per position of each pair."""
-        length = max((float(x.max(initial=0)) for x in self.places.values()), default=0.0)
-        return self.positions.frequencies_of(self.width, math.floor(length) + 1)
+        length = 0
+        if self.positions.depends_on_length:
+            length = math.floor(max(map(_largest, self.places.values()))) + 1
+        return self.positions.frequencies_of(self.width, length)
 
-    def forward(self, array: Array, side: str) -> Array:
-        """Turned rows (…, H, L, D), each number rounded once to the array's dtype."""
-        floats = is_float(array.dtype)
-        dtype = array.dtype.newbyteorder("=") if floats else np.dtype(np.float64)
-        return _turned(array, self._table(side), self.positions.interleaved, dtype)
+    def turned(
+        self, arrays: Mapping[str, Array], threads: int | None = None, *, back: bool = False
+    ) -> dict[str, Array]:
+        """Turned rows (…, H, L, D) of each side, each number rounded once to the array's dtype.
 
-    def back(self, array: Array, side: str) -> Array:
-        """Rows turned the other way, as their gradients go."""
-        cosines, sines = self._table(side)
-        return _turned(array, (cosines, -sines), self.positions.interleaved, array.dtype)
+        With `back` they are turned the other way, as gradients go, in place where that is possible.
+        """
+        made, turns = {}, []
+        for side, array in arrays.items():
+            cosines, sines = self._table(side)
+            rows = array
+            if cosines.ndim == 2:  # what batch elements or heads share is turned once
+                rows = rows[tuple(slice(0, None if by else 1) for by in rows.strides[:-2])]
+            if not is_float(rows.dtype):
+                rows = rows.astype(np.float64)
+            elif not rows.dtype.isnative:
+                rows = rows.astype(rows.dtype.newbyteorder("="))
+            result = rows if back and rows.flags.carray else np.empty(rows.shape, rows.dtype)
+            made[side] = spread(result, array.shape)
+            turns.append((rows, result, cosines, sines))
+        turn_rows(turns, interleaved=self.positions.interleaved, back=back, threads=threads)
+        return made
 
     def _table(self, side: str) -> Tables:
         """Cosines and sines (…, rows, pairs)."""
-        places, own = self.places[side], self.frequencies
-        factor = self.positions.factor
-        regular = places.ndim == 1 and places.dtype == np.int64 and places.size > 0
-        if regular and getattr(self.positions, f"{side}_positions") is None:
-            return rotary.table(own, factor, int(places[0]), places.size)
+        places, own, factor = self.places[side], self.frequencies, self.positions.factor
+        if isinstance(places, range):
+            return rotary.table(own, factor, places)
         return rotary.turned(places, own, factor)
 
     def given(self) -> tuple[dict[str, Array], dict[str, int]]:
@@ -111,7 +123,7 @@ def given_positions(
 ) -> tuple[dict[str, Array], dict[str, int]]:
     """What the declared steps of a call's positions are given, by step, and their sizes."""
     positions = request.positions
-    query, key = _query_places(request), _key_places(request)
+    query, key = _numbers(_query_places(request)), _numbers(_key_places(request))
     given = {"query_positions": query, "key_positions": key}
     sizes: dict[str, int] = {}
     if isinstance(positions, Rotary):
@@ -134,24 +146,66 @@ def given_positions(
     return given, sizes
 
 
-def _query_places(request: Request) -> Array:
-    """The positions of the queries, (L,), or (…, L) if batch elements differ."""
+def _query_places(request: Request) -> Places:
+    """The positions of the queries: consecutive ones, (L,), or (…, L) if batch elements differ."""
     given = request.positions.query_positions if request.positions else None
     rows = request.shape[-2]
     if given is not None:
         return given if given.ndim == 1 else np.broadcast_to(given, (*request.lead, rows))
-    offset = request.offset
-    if offset.size and (offset == offset.flat[0]).all():
-        return np.arange(rows) + offset.flat[0]
-    return np.asarray(offset[..., None] + np.arange(rows))
+    return _consecutive(_first(request), rows)
 
 
-def _key_places(request: Request) -> Array:
+def _key_places(request: Request) -> Places:
     given = request.positions.key_positions if request.positions else None
     rows = request.shape[-1]
     if given is not None:
         return given if given.ndim == 1 else np.broadcast_to(given, (*request.lead, rows))
-    return np.arange(rows)
+    return range(rows)
+
+
+def _first(request: Request) -> Any:
+    """The position of the first query: one number, or (…) of them if batch elements differ."""
+    offset = request.offset
+    if offset.size and (offset == offset.flat[0]).all():
+        return int(offset.flat[0])
+    return offset
+
+
+def _consecutive(first: Any, rows: int) -> Places:
+    """So many positions from `first` on, or from each number of it."""
+    if np.ndim(first):
+        return np.asarray(first)[..., None] + np.arange(rows)
+    return range(first, first + rows)
+
+
+def _largest(places: Places) -> float:
+    if isinstance(places, range):
+        return max(0, places.stop - 1)
+    return float(places.max(initial=0))
+
+
+def _numbers(places: Places) -> Array:
+    return np.arange(places.start, places.stop) if isinstance(places, range) else places
+
+
+def turn_rows(
+    turns: Sequence[tuple[Array, Array, Array, Array]],
+    *,
+    interleaved: bool,
+    back: bool = False,
+    threads: int | None = None,
+) -> None:
+    """Turn rows (…, H, L, D), each number rounded once; `turns` has (rows, result, cosines, sines).
+
+    Cosines and sines are float64, (L, pairs) or (…, L, pairs), and contiguous. So is the result, of
+    the dtype of the rows; it may be the rows themselves.
+    """
+    if native.BUILT:
+        threads = min(threads or native.default_threads(), native.MOST_THREADS)
+        native.module.rotate(turns, interleaved, back, threads, native.usable_target())
+        return
+    for turn in turns:
+        _turn_in_numpy(*turn, interleaved, -1 if back else 1)
 
 
 def _pair(array: Array, pairs: int, interleaved: bool) -> tuple[Array, Array]:
@@ -161,24 +215,10 @@ def _pair(array: Array, pairs: int, interleaved: bool) -> tuple[Array, Array]:
     return array[..., :pairs], array[..., pairs : 2 * pairs]
 
 
-def _turned(array: Array, tables: Tables, interleaved: bool, dtype: np.dtype[Any]) -> Array:
-    """Rows (…, H, L, D) turned by angles (L, pairs) or (…, L, pairs)."""
-    shape = array.shape
-    if tables[0].ndim == 2:  # what is the same for all batch elements or heads is turned once
-        array = array[tuple(slice(0, None if by else 1) for by in array.strides[:-2])]
-    if not is_float(array.dtype) or not array.dtype.isnative:
-        array = array.astype(dtype)
-    made = np.empty(array.shape, dtype)
-    if native.BUILT:
-        angles = (np.ascontiguousarray(one) for one in tables)
-        native.module.rotate(array, made, *angles, interleaved, native.usable_target())
-    else:
-        _turn_in_numpy(array, made, tables, interleaved)
-    return np.broadcast_to(made, shape)
-
-
-def _turn_in_numpy(array: Array, made: Array, tables: Tables, interleaved: bool) -> None:
-    cosines, sines = (one[..., None, :, :] for one in tables)
+def _turn_in_numpy(
+    array: Array, made: Array, cosines: Array, sines: Array, interleaved: bool, sign: int
+) -> None:
+    cosines, sines = cosines[..., None, :, :], sign * sines[..., None, :, :]
     pairs, rotate = cosines.shape[-1], OPERATIONS["rotate"].value
     assert rotate is not None
     made[..., 2 * pairs :] = array[..., 2 * pairs :]
@@ -198,8 +238,9 @@ def _along_diagonals(request: Request, positions: Any) -> Array:
     heads, rows, keys = shape[-3:]
     if not (rows and keys):
         return np.broadcast_to(np.zeros((), dtype), shape)
-    offset = _query_places(replace(request, positions=None))[..., :1, None]
-    ahead = np.arange(rows + keys - 1) - (rows - 1) - (offset if offset.ndim > 2 else offset[0])
+    first = _first(request)
+    ahead = np.arange(rows + keys - 1) - (rows - 1)
+    ahead = ahead - (first[..., None, None] if np.ndim(first) else first)
     if isinstance(positions, Alibi):
         numbers = -positions.slopes_of(heads)[:, None] * np.abs(ahead)
     else:

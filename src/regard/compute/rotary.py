@@ -184,28 +184,30 @@ def attention_factor(scaling: Scaling) -> float:
     return 1.0
 
 
-# Tables of at most so many bytes are kept: those of a model's layers are all the same.
-_KEPT_BYTES = 2**23
+# Tables of at most so many bytes are kept: those of a model's layers are all the same, and those of
+# one token more are a row more of them.
+_KEPT_BYTES, _LEAST_ROWS = 2**23, 256
 
 
 def table(
-    own: NDArray[np.float64], factor: float, start: int, count: int
+    own: NDArray[np.float64], factor: float, places: range
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosines and sines (count, pairs) of the positions from `start` on."""
-    make = _kept if 16 * count * own.size <= _KEPT_BYTES else _kept.__wrapped__
-    return make(own.tobytes(), factor, start, count)
+    """Cosines and sines (count, pairs) of consecutive positions."""
+    rows = max(_LEAST_ROWS, 1 << max(0, places.stop - 1).bit_length())
+    if places.start < 0 or 16 * rows * own.size > _KEPT_BYTES:
+        return turned(np.arange(places.start, places.stop), own, factor)
+    cosines, sines = _kept(own.tobytes(), factor, rows)
+    return cosines[places.start : places.stop], sines[places.start : places.stop]
 
 
 @lru_cache(maxsize=8)
-def _kept(
-    own: bytes, factor: float, start: int, count: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    return turned(np.arange(start, start + count), np.frombuffer(own), factor)
+def _kept(own: bytes, factor: float, rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return turned(np.arange(rows), np.frombuffer(own), factor)
 
 
 def turned(
     positions: NDArray[Any], own: NDArray[np.float64], factor: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Cosines and sines (…, pairs) of any positions, times the attention factor."""
-    angles = np.multiply.outer(positions.astype(np.float64), own)
+    angles = np.multiply.outer(np.ascontiguousarray(positions, np.float64), own)
     return np.cos(angles) * factor, np.sin(angles) * factor

@@ -24,6 +24,7 @@ from regard.compute.visibility import Boolean, Mask, all_of, as_mask
 from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, safe_text
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
+from regard.positions import Absolute
 from regard.problems.parts import NAMED_AXES, labels_in
 from regard.problems.problem import Problem
 from regard.textbook.loss import continued
@@ -173,8 +174,11 @@ def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     heads = {}
     if given and problem.heads is not None:
         heads = {"H": problem.heads, "G": problem.key_heads or problem.heads}
-    queries, keys, values = _ready(problem, given, heads)
     options = {name: getattr(problem, name) for name in (*OPTIONS, *PARTS) if name != "mask"}
+    if problem.embeddings is not None and isinstance(problem.positions, Absolute):
+        given |= problem.positions.given(*problem.embeddings.shape)
+        options["positions"] = None
+    queries, keys, values = _ready(problem, given, heads)
     request = make_request(queries, keys, values, mask=_problem_rules(problem, rule), **options)
     labels = {axis: getattr(problem, field) for field, axis in NAMED_AXES.items()}
     return _traced(

@@ -24,6 +24,7 @@ from regard.boundary import answering
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.evaluation import Run
+from regard.compute.positioned import turn_rows
 from regard.compute.request import Request, make_request
 from regard.errors import OptionError, ShapeError, safe_text
 from regard.masks import Boolean, Lengths, Mask
@@ -290,7 +291,7 @@ def rotary_embedding(
     Returns
     -------
     ndarray, shaped like X
-        In its dtype; half types are computed in float32 and rounded once.
+        In its dtype; computed in float64 and rounded once.
 
     Examples
     --------
@@ -307,18 +308,13 @@ def rotary_embedding(
         )
     if position_ids is not None:
         cos_cache, sin_cache = cos_cache[position_ids], sin_cache[position_ids]
-    working = np.dtype(np.float64 if X.dtype == np.float64 else np.float32)
     expected = (by_heads.shape[0], by_heads.shape[2], turned // 2)
     for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
         if cache.shape != expected:
             raise ShapeError(f"{name} gives {cache.shape} but X needs {expected}: (B, L, pairs)")
-    cos, sin = (cache[:, None].astype(working) for cache in (cos_cache, sin_cache))
-    output = by_heads.astype(working)
-    pairs, half = output[..., :turned], turned // 2
-    first = pairs[..., 0::2] if interleaved else pairs[..., :half]
-    second = pairs[..., 1::2] if interleaved else pairs[..., half:]
-    first[...], second[...] = first * cos - second * sin, first * sin + second * cos
-    output = output.astype(X.dtype)
+    cos, sin = (np.ascontiguousarray(one, np.float64) for one in (cos_cache, sin_cache))
+    output = np.empty(by_heads.shape, X.dtype)
+    turn_rows([(by_heads, output, cos, sin)], interleaved=bool(interleaved))
     return output if X.ndim == 4 else output.swapaxes(1, 2).reshape(X.shape)
 
 

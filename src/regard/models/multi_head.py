@@ -17,7 +17,7 @@ from regard.boundary.arguments import as_array, as_int, result_dtype
 from regard.boundary.arrays import Array, lend
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
-from regard.compute.evaluation import Run, project, unite
+from regard.compute.evaluation import Run, added_vectors, project, unite
 from regard.compute.gradients import fit
 from regard.compute.request import make_request
 from regard.compute.results import LayerGradients, OutputWeights
@@ -25,6 +25,7 @@ from regard.errors import OptionError, ProblemError, ShapeError, naming_shapes
 from regard.explanation.build import OPTIONS, PARTS, explain_problem, string_labels
 from regard.faces import Explanation
 from regard.models.multi_head_gradients import layer_gradients, parameters_of, wanted_of_layer
+from regard.positions import Absolute, as_positions
 from regard.problems.checks import weight_sizes
 from regard.problems.problem import Problem
 
@@ -180,8 +181,8 @@ class MultiHeadAttention:
         return_weights : bool
             Return the weights (…, H, L, S) too.
         kernel, **options
-            mask, bias, causal, window, offset, scale, softcap, sink, score, normalize, precision,
-            threads, as for `attention`. All heads share a score.
+            mask, bias, causal, window, offset, scale, softcap, sink, score, normalize, positions,
+            precision, threads, as for `attention`. All heads share a score.
 
         Returns
         -------
@@ -264,8 +265,8 @@ class MultiHeadAttention:
             The gradient of the loss with respect to the output.
         wrt : str or names, optional
             Which gradients to compute: "x", "context", "W_q" … "b_o", "bias", "sink", "scale", and
-            parameters of score and normalize, such as "score.W". Default: of x, the context and the
-            weights.
+            parameters of score, normalize and positions, such as "score.W" and "positions.table".
+            Default: of x, the context and the weights.
         kernel, **options
             As in the call.
 
@@ -299,9 +300,13 @@ class MultiHeadAttention:
         with naming_shapes(x=given["embeddings"], context=context, grad_output=grad_output):
             grad = as_array("grad_output", grad_output)
             wanted = wanted_of_layer(wrt, given, parameters_of(options))
+            positions = as_positions(options.get("positions"))
             projected = self._projected(given, options)
             made = dict(layer_gradients(projected, self._last, grad, wanted, kernel, options))
         made |= {name: fit(made[name], given[name]) for name in given.keys() & made.keys()}
+        if positions is not None and "positions_vectors" in made:
+            vectors = fit(made.pop("positions_vectors"), positions.parameters()["vectors"])
+            made["parameters"] = {**(made.get("parameters") or {}), "positions.vectors": vectors}
         return give_back(LayerGradients(x=made.pop("embeddings", None), **made))
 
     @answering
@@ -351,6 +356,11 @@ class MultiHeadAttention:
             working = np.dtype(np.float64)
             del options["precision"]
         self._check_input(inputs)
+        positions = as_positions(options.get("positions"))
+        if isinstance(positions, Absolute):  # rounded to the type of the sums, and deciding none
+            vectors = added_vectors(positions, inputs["embeddings"])
+            inputs = {**inputs, "positions_vectors": vectors}
+            del options["positions"]
         heads = {"H": self.heads, "G": self.key_heads or self.heads}
         return project(self._broadcast(inputs), heads, working)
 

@@ -19,6 +19,7 @@ from regard.compute.gradients import wanted_names
 from regard.compute.request import make_request
 from regard.errors import ShapeError
 from regard.normalizers import as_normalizer
+from regard.positions import as_positions
 from regard.scores import as_score
 from regard.textbook.gradients import backward
 
@@ -27,8 +28,12 @@ _PROJECTED = {"queries": "query", "keys": "key", "values": "value"}
 
 
 def parameters_of(options: Mapping[str, Any]) -> list[str]:
-    """The names of the numbers that the score and the normalisation of a call are given."""
-    parts = as_score(options.get("score")), as_normalizer(options.get("normalize"))
+    """The names of the numbers that score, normalisation and positions of a call are given."""
+    parts = (
+        as_score(options.get("score")),
+        as_normalizer(options.get("normalize")),
+        as_positions(options.get("positions")),
+    )
     return [f"{part.option}.{name}" for part in parts if part for name in part.parameters()]
 
 
@@ -40,7 +45,8 @@ def wanted_of_layer(
         return frozenset(given)
     known = ("x", *(name for name in given if name != "embeddings"), *_OPTIONS, *parameters)
     names = wanted_names(wrt, known, _OPTIONS)
-    return frozenset("embeddings" if name == "x" else name for name in names)
+    steps = {"x": "embeddings", "positions.vectors": "positions_vectors"}
+    return frozenset(steps.get(name, name) for name in names)
 
 
 def layer_gradients(
@@ -58,7 +64,9 @@ def layer_gradients(
     """
     query, key, value = (projected.value(name) for name in _PROJECTED)
     request = make_request(query, key, value, **options)
-    if not request.parts:
+    # What was computed here saves work where dot products and a softmax alone have gradients.
+    saves = not request.parts and not any(name.startswith("positions.") for name in wanted)
+    if saves:
         request = replace(request, return_lse=True)
     forward = dispatch.run(request, kernel)
     united = unite({**projected.inputs, "output": forward.output}, projected.dtype)
@@ -79,7 +87,7 @@ def layer_gradients(
         key,
         value,
         united.value("d_output"),
-        output=None if request.parts else forward.output,
+        output=forward.output if saves else None,
         lse=forward.lse,
         wrt=wrt,
         kernel=kernel,

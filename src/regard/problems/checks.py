@@ -28,6 +28,7 @@ from regard.boundary.parse import (
 from regard.compute.request import LOSS, check_arrays, check_loss, check_options
 from regard.errors import DtypeError, OptionError, ProblemError, ShapeError
 from regard.masks import Lengths, Segments, Window
+from regard.positions import Absolute
 from regard.problems.parts import (
     NAMED_AXES,
     READY,
@@ -290,8 +291,11 @@ def _check_parts(
     if given["positions"] is not None:
         check("positions", positions=given["positions"], offset=given["offset"])
         try:
-            given["positions"].fits(sizes["D"][0], shape)
-        except ShapeError as error:
+            if given["embeddings"] is not None and isinstance(given["positions"], Absolute):
+                given["positions"].given(*given["embeddings"].shape)
+            else:
+                given["positions"].fits(sizes["D"][0], shape)
+        except (ShapeError, OptionError) as error:
             raise ProblemError(*error.args, field="positions") from None
 
 

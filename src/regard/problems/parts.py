@@ -31,6 +31,7 @@ from regard.boundary.parse import (
 from regard.errors import ProblemError, safe_text
 from regard.textbook.loss import continued
 from regard.textbook.mechanisms import NORMALIZATIONS, SCORES
+from regard.textbook.positions import ABSOLUTE
 from regard.textbook.positions import GIVEN as POSITIONS
 from regard.textbook.steps import PROJECTED, textbook
 
@@ -213,7 +214,7 @@ def step_axes() -> dict[str, tuple[str, ...]]:
     for score, normalize in _mechanisms():
         for step in textbook(given, masked=True, score=score, normalize=normalize):
             found.setdefault(step.name, step.axes)
-    for own in POSITIONS.values():
+    for own in (*POSITIONS.values(), *ABSOLUTE.values()):
         for step in textbook(everything | own):
             found.setdefault(step.name, step.axes)
     return found
@@ -248,8 +249,10 @@ def backward_axes() -> dict[str, tuple[str, ...]]:
         forward = textbook(given, heads=heads, masked=True, score=score, normalize=normalize)
         for step in continued(forward):
             found.setdefault(step.name, step.axes)
-    for heads, own in product((True, False), POSITIONS.values()):
-        for step in continued(textbook({*READY, *own}, heads=heads)):
+    placed = [{*READY, *own} for own in POSITIONS.values()]
+    placed += [{"embeddings", "W_q", "W_k", "W_v", *own} for own in ABSOLUTE.values()]
+    for heads, given in product((True, False), placed):
+        for step in continued(textbook(given, heads=heads)):
             found.setdefault(step.name, step.axes)
     return found
 

@@ -1,7 +1,7 @@
-"""Positions, each declared as steps: rotations before the scores, additions after them.
+"""Positions, each declared as steps: vectors added to embeddings, rotations, additions to logits.
 
-Which of them a call has follows from what it is given: frequencies, slopes, or a table. Must not
-know arrays.
+Which of them a call has follows from what it is given, such as frequencies, slopes or a table. Must
+not know arrays.
 """
 
 from __future__ import annotations
@@ -18,8 +18,31 @@ GIVEN = {
     "alibi": _PLACES | {"positions_slopes"},
     "relativebias": {"positions_table", "bucket_numbers", "buckets"},
 }
+# The same for those that are added to embeddings.
+ABSOLUTE = {
+    "sinusoidal": {"embedding_positions", "wave_frequencies", "wave_starts"},
+    "learned": {"positions_vectors"},
+}
 # What has no gradient.
-SETTINGS = set().union(*GIVEN.values()) - {"positions_slopes", "positions_table"}
+_ALL = set().union(*GIVEN.values(), *ABSOLUTE.values())
+SETTINGS = {name for name in _ALL if not name.startswith("positions_")}
+
+
+def declare_absolute(book: Book) -> dict[str, str]:
+    """Declare embeddings with a vector for each place added; for each step the one in its place."""
+    cells, vectors = "L M", "positions_vectors"
+    if book.give("embedding_positions", "p_x", "L", latex="p_{x}"):
+        book.give("wave_frequencies", "f_x", "M", latex="f_{x}")
+        book.give("wave_starts", "φ", "M", latex=r"\varphi")
+        pair = "embedding_positions", "wave_frequencies"
+        angles = book.step("wave_angles", "θ_x", cells, "multiply", *pair, latex=r"\theta_{x}")
+        pair = angles, "wave_starts"
+        phases = book.step("wave_phases", "θ_φ", cells, "add", *pair, latex=r"\theta_{\varphi}")
+        vectors = book.step("waves", "V_p", cells, "sin", phases, latex="V_{p}")
+    elif not book.give(vectors, "V_p", cells, latex="V_{p}"):
+        return {}
+    pair = "embeddings", vectors
+    return {"embeddings": book.step("placed_embeddings", "X_p", cells, "add", *pair, latex="X_{p}")}
 
 
 def declare_rotation(book: Book) -> dict[str, str]:

@@ -23,7 +23,12 @@ from typing import Literal
 from regard.textbook.mechanisms import NORMALIZATIONS, Declared, declare_score
 from regard.textbook.operation import fill
 from regard.textbook.operations import OPERATIONS
-from regard.textbook.positions import OTHER, declare_distances, declare_rotation
+from regard.textbook.positions import (
+    OTHER,
+    declare_absolute,
+    declare_distances,
+    declare_rotation,
+)
 
 # The letter that runs along each axis in a cell's index.
 LETTERS = {
@@ -219,7 +224,7 @@ def _textbook(
     score, normalize = forms
     book = _Book(given, heads, rows)
     _declare_inputs(book)
-    book.instead = declare_rotation(book)
+    book.instead |= declare_rotation(book)
     last, own = declare_score(book, score), score == "dot"
     last = _declare_logits(book, last, own and default_scale, own or "scale" in given)
     other = NORMALIZATIONS.get(normalize)
@@ -314,8 +319,10 @@ class _Book:
 
 def _declare_inputs(book: _Book) -> None:
     """Embeddings, and queries, keys and values: given, or projected from the embeddings."""
-    book.give("embeddings", "X", "L M")
+    embedded = book.give("embeddings", "X", "L M")
     book.give("context", "C", "S N")
+    if embedded:
+        book.instead |= declare_absolute(book)
     source = ("context", "N") if "context" in book.given else ("embeddings", "M")
     _declare_projection(book, "queries", ("embeddings", "M"), "L", "H", "D")
     _declare_projection(book, "keys", source, "S", "G", "D")

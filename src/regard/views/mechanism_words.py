@@ -44,6 +44,17 @@ _MEANINGS = {
     "frequencies": "By how much each feature is turned from one position to the next, in radians; "
     "the two features of a pair have opposite signs. A feature with 0 is not turned.",
     "rotary_factors": "What cosines and sines are multiplied by; a longer context asks for more.",
+    "embedding_positions": "Where each token is in the text.",
+    "wave_frequencies": "How fast the wave of each feature is, in radians from one position to the "
+    "next: the later the feature, the slower.",
+    "wave_starts": "Where each wave begins, in radians: the sine of π / 2 more is a cosine.",
+    "wave_angles": "How far each wave has come at each position, in radians.",
+    "wave_phases": "The same from where each wave begins.",
+    "waves": "What is added to each embedding: for each position a pattern of its own.",
+    "positions_vectors": "What is added to the embedding at each position; in a model it is "
+    "learned.",
+    "placed_embeddings": "Each embedding with the vector of its position added, so that the same "
+    "word at two places is two vectors.",
     "positions_slopes": "How much a logit is lowered for each position between query and key: one "
     "number for each head.",
     "apart": "How many positions lie between each query and each key.",

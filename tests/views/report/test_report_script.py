@@ -30,7 +30,7 @@ from regard.compute.visibility import Block
 from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.normalizers import Hard, Proportional, Sigmoid, Sparsemax
-from regard.positions import Alibi, RelativeBias, Rotary
+from regard.positions import Alibi, RelativeBias, Rotary, Sinusoidal
 from regard.problems.files import example_names, load_problem
 from regard.scores import Additive, Cosine, Distance, Features, General
 from regard.textbook.operations import OPERATIONS
@@ -253,6 +253,15 @@ DESIGNED = {
         positions=RelativeBias(numbers(3, 1, 6), bidirectional=False, max_distance=4),
         offset=1,
         target=numbers(4, 3, 3),
+    ),
+    "waves": lambda: regard.explain(
+        regard.Problem(
+            embeddings=numbers(17, 3, 4),
+            **{name: numbers(18, 4, 4) for name in ("W_q", "W_k", "W_v")},
+            heads=2,
+            positions=Sinusoidal(30.0),
+            target=numbers(5, 3, 4),
+        )
     ),
     "left out": lambda: regard.explain(*PLAIN, causal=True, offset=1).without(1),
     "a bias that hides": lambda: regard.explain(

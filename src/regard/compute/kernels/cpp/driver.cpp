@@ -1,6 +1,7 @@
 // Cuts a call into pieces: a block of rows of one key head, against all keys or some chunks of them.
 // Every cut gives the same bytes, so how to cut is a question of speed alone.
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <numeric>
 #include <thread>
@@ -13,6 +14,7 @@ namespace {
 
 // Multiply-adds below which waking another thread costs more than it brings (about 50 µs).
 constexpr double kWorthAThread = 2e6;
+constexpr double kPairsOfAThread = 1e5;  // the same for pairs that are turned
 
 // Rows of a block: enough to use keys well, and the same number of blocks for every thread.
 int64_t rows_of_a_piece(const Target& target, int64_t rows, int64_t heads, int threads) {
@@ -193,6 +195,27 @@ void take_program(Request& q, std::vector<Node>& program,
     }
     q.program = program.empty() ? nullptr : program.data();
     q.program_size = int32_t(program.size());
+}
+
+void turn_rows(const std::vector<Turn>& turns, const Target& target, int threads) {
+    const Nested call;
+    std::vector<int64_t> ends;  // the number of pieces up to the end of each
+    double numbers = 0;
+    for (const Turn& turn : turns) {
+        ends.push_back((ends.empty() ? 0 : ends.back()) + turn.pieces());
+        numbers += double(turn.B) * double(turn.H) * double(turn.L) * double(turn.pairs);
+    }
+    threads = int(std::min<double>(call.inner() ? 1 : threads, 1 + numbers / kPairsOfAThread));
+    std::atomic<int64_t> next{0};
+    const auto work = [&](int) {
+        const DefaultArithmetic arithmetic;
+        for (int64_t n; (n = next++) < (ends.empty() ? 0 : ends.back());) {
+            const auto end = std::upper_bound(ends.begin(), ends.end(), n);
+            const Turn& turn = turns[size_t(end - ends.begin())];
+            target.turn(turn, n - (*end - turn.pieces()));
+        }
+    };
+    run_on_threads(threads, work, nullptr);
 }
 
 bool answer(Request request, const Target& target, int threads,

@@ -52,6 +52,9 @@ void extended_range_row(const Request& q, int64_t b, int64_t h, int64_t i, bool 
 bool answer(Request request, const Target& target, int threads,
             const std::function<bool()>& interrupted);
 
+// Turns rows by the angles of their positions.
+void turn_rows(const std::vector<Turn>& turns, const Target& target, int threads);
+
 // Computes the backward pass of a call; everything else as `answer`.
 bool answer_backward(Backward work, const Target& target, int threads,
                      const std::function<bool()>& interrupted);

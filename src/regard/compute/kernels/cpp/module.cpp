@@ -174,28 +174,34 @@ void use(const std::string& target, int threads) {
     default_threads = threads;
 }
 
-// Turns rows (…, H, L, D) by angles (L, pairs) or (…, L, pairs); the result has their kind.
-void rotate(const nb::object& rows, const nb::object& output, const nb::object& cosines,
-            const nb::object& sines, bool interleaved, const std::string& target) {
-    const DefaultArithmetic arithmetic;
-    PyArrayObject *in = array_of(rows), *angles = array_of(cosines);
-    const int axes = PyArray_NDIM(in), own = PyArray_NDIM(angles);
-    Turn turn{};
-    turn.B = 1;
-    for (int axis = 0; axis < axes - 3; axis++) turn.B *= PyArray_DIM(in, axis);
-    turn.H = PyArray_DIM(in, axes - 3), turn.L = PyArray_DIM(in, axes - 2);
-    turn.D = PyArray_DIM(in, axes - 1), turn.pairs = PyArray_DIM(angles, own - 1);
-    turn.apart = own > 2 ? turn.L * turn.pairs : 0;
-    turn.cosines = numbers<double>(cosines), turn.sines = numbers<double>(sines);
-    turn.interleaved = interleaved;
-    turn.output = numbers<char>(output);
-    std::vector<int64_t> offsets(size_t(std::max<int64_t>(turn.B, 1)));
-    describe(in, turn.rows, offsets.data(), turn.B);
-    std::vector<double> scratch(size_t(4 * turn.D));
-    turn.scratch = reinterpret_cast<char*>(scratch.data());
+// Turns rows (…, H, L, D) by angles (L, pairs) or (…, L, pairs), for each (rows, output, cosines,
+// sines); the output has the kind of the rows and may be these themselves.
+void rotate(const nb::list& sides, bool interleaved, bool back, int threads,
+            const std::string& target) {
+    std::vector<Turn> turns;
+    std::deque<std::vector<int64_t>> offsets;
+    for (const nb::handle& handle : sides) {
+        const nb::tuple side = nb::borrow<nb::tuple>(handle);
+        const nb::object rows = side[0], output = side[1], cosines = side[2], sines = side[3];
+        PyArrayObject *in = array_of(rows), *angles = array_of(cosines);
+        const int axes = PyArray_NDIM(in), own = PyArray_NDIM(angles);
+        Turn turn{};
+        turn.B = 1;
+        for (int axis = 0; axis < axes - 3; axis++) turn.B *= PyArray_DIM(in, axis);
+        turn.H = PyArray_DIM(in, axes - 3), turn.L = PyArray_DIM(in, axes - 2);
+        turn.D = PyArray_DIM(in, axes - 1), turn.pairs = PyArray_DIM(angles, own - 1);
+        turn.apart = own > 2 ? turn.L * turn.pairs : 0;
+        turn.cosines = numbers<double>(cosines), turn.sines = numbers<double>(sines);
+        turn.sign = back ? -1 : 1;
+        turn.interleaved = interleaved;
+        turn.output = numbers<char>(output);
+        offsets.emplace_back(size_t(std::max<int64_t>(turn.B, 1)));
+        describe(in, turn.rows, offsets.back().data(), turn.B);
+        turns.push_back(turn);
+    }
     const Target& chosen = target_named(target);
     Unlocked unlocked;
-    chosen.turn(turn, 0, turn.B * turn.H * turn.L);
+    turn_rows(turns, chosen, threads);
 }
 
 nb::object exponential(const nb::object& x, const std::string& target) {

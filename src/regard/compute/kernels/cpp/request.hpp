@@ -104,15 +104,20 @@ struct Backward {
     void (*idle)(void* state);  // called while a block waits for its turn
 };
 
+constexpr int64_t kTurned = 16;  // positions whose rows are turned together: angles stay in a cache
+
 // Rows (B, H, L, D) to turn by the angles of their positions, and where they go: the same kind,
-// contiguous. Cosines and sines are (B, L, pairs), `apart` numbers between two batch elements; 0: all
-// have the same. Scratch for 4·D doubles.
+// contiguous, or these rows themselves. Cosines and sines are (B, L, pairs), `apart` numbers between
+// two batch elements; 0: all have the same. Sign −1: the other way.
 struct Turn {
     int64_t B, H, L, D, pairs, apart;
     Array rows;
     const double *cosines, *sines;
+    double sign;
     bool interleaved;
-    char *output, *scratch;
+    char* output;
+
+    int64_t pieces() const { return B * ((L + kTurned - 1) / kTurned); }
 };
 
 // One CPU target's functions that accumulate in one type.
@@ -152,7 +157,7 @@ struct Target {
     // for results of half types: attend == nullptr if not.
     Kernel kernels[5];
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
-    void (*turn)(const Turn&, int64_t begin, int64_t end);  // rows, counted from the first
+    void (*turn)(const Turn&, int64_t piece);
     // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.
     double (*read)(const char* data, size_t bytes, size_t ahead);
 };

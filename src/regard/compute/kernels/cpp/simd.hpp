@@ -72,6 +72,24 @@ template <class V, class B> REGARD_INLINE V select(B bits, V a, V b) {
     return (V)((bits & (B)a) | (~bits & (B)b));
 }
 
+template <int... I> using Indices = std::integer_sequence<int, I...>;
+template <class T> using LanesOf = std::make_integer_sequence<int, kLanes<T>>;
+
+// The numbers of a vector as vectors of double, in order, and back.
+template <int First, int... I> REGARD_INLINE Vec<double> wide_part(Vec<float> x, Indices<I...>) {
+    return __builtin_convertvector(__builtin_shufflevector(x, x, (First + I)...), Vec<double>);
+}
+REGARD_INLINE void widen(Vec<double> x, Vec<double> (&to)[1]) { to[0] = x; }
+REGARD_INLINE void widen(Vec<float> x, Vec<double> (&to)[2]) {
+    to[0] = wide_part<0>(x, LanesOf<double>{});
+    to[1] = wide_part<kLanes<double>>(x, LanesOf<double>{});
+}
+typedef float Few __attribute__((vector_size(kBytes / 2)));
+template <int... I> REGARD_INLINE Vec<float> joined(Few low, Few high, Indices<I...>) {
+    return __builtin_shufflevector(low, high, I...);
+}
+REGARD_INLINE Few narrow(Vec<double> x) { return __builtin_convertvector(x, Few); }
+
 // Whole vectors of zeros over n numbers.
 template <class T> REGARD_INLINE void clear(T* p, int64_t n) {
     for (int64_t i = 0; i < n; i += kLanes<T>) store(p + i, Vec<T>{});
@@ -103,9 +121,6 @@ template <class V, class... C> REGARD_INLINE V polynomial(V x, V p, C... coeffic
 #endif
 REGARD_INLINE Vec<float> larger(Vec<float> a, Vec<float> b) { return REGARD_LARGER(ps); }
 REGARD_INLINE Vec<double> larger(Vec<double> a, Vec<double> b) { return REGARD_LARGER(pd); }
-
-template <int... I> using Indices = std::integer_sequence<int, I...>;
-template <class T> using LanesOf = std::make_integer_sequence<int, kLanes<T>>;
 
 // Reductions: the upper half onto the lower, then quarters, …: in a fixed order on every path.
 template <int Width, class V, int... I> REGARD_INLINE V upper(V v, Indices<I...>) {
@@ -279,6 +294,16 @@ REGARD_INLINE float to_odd(double x) {
     const float near = float(x);
     if (double(near) == x || x != x) return near;
     return float_of((bits_of(near) - (__builtin_fabs(double(near)) > __builtin_fabs(x))) | 1);
+}
+// The same for a vector of them.
+REGARD_INLINE Few to_odd(Vec<double> x) {
+    typedef int32_t FewBits __attribute__((vector_size(kBytes / 2)));
+    const Few near = __builtin_convertvector(x, Few);
+    const Vec<double> back = __builtin_convertvector(near, Vec<double>);
+    const Bits<double> inexact = (back != x) & (x == x), size = (Bits<double>)all(-0.0);
+    const Bits<double> beyond = (~size & (Bits<double>)back) > (~size & (Bits<double>)x);  // −1
+    const FewBits odd = ((FewBits)near + __builtin_convertvector(beyond, FewBits)) | 1;
+    return select(__builtin_convertvector(inexact, FewBits), (Few)odd, near);
 }
 REGARD_INLINE float from_bfloat(uint16_t h) { return float_of(uint32_t(h) << 16); }
 REGARD_INLINE uint16_t to_bfloat(float x) {
