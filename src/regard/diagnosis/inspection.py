@@ -40,6 +40,8 @@ PACKED = ("inproj", "cattn", "qkv", "qkvproj", "toqkv", "wqkv", "queryvaluekey")
 BIASES = ("b_q", "b_k", "b_v")
 
 
+# Where an object that is made here keeps what it was made with.
+_MADE = "regard_made_with"
 LIBRARIES = ("numpy", "torch", "jax")
 
 
@@ -94,9 +96,9 @@ def inspect_function(
     written = function.backward if isinstance(function, Pair) else function
     of_gradients = isinstance(function, Pair) or any(one.role == "d_output" for one in readings[0])
     returns = returned_gradients(written) if of_gradients else ()
-    paired = isinstance(function, Pair)
+    paired, made = isinstance(function, Pair), str(getattr(function, _MADE, ""))
     return [
-        (function, Callee(name, parameters, one, weights, heads, number, returns, paired))
+        (function, Callee(name, parameters, one, weights, heads, number, returns, paired, made))
         for number, (one, parameters) in enumerate(
             itertools.product((framework, *others), readings)
         )
@@ -149,7 +151,9 @@ def _constructed(module: Any, heads: int | None) -> Any:
             raise OptionError(
                 f"{module.__name__} needs {safe_text(parameter.name, 40)}; give an object of it"
             )
-    return module(**arguments)
+    made = module(**arguments)
+    setattr(made, _MADE, ", ".join(f"{name}={value!r}" for name, value in arguments.items()))
+    return made
 
 
 def _head_count(thing: Any) -> int | None:

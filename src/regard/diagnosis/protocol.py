@@ -183,6 +183,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "weights": {name: array.shape for name, array in weights.items()},
                 "returns": callee.returns,
                 "paired": callee.paired,
+                "made": callee.made,
             }
         )
     return frame(key, number, {"readings": content}, arrays)
@@ -213,7 +214,7 @@ def as_callees(content: dict[str, Any], data: bytes) -> list[Callee]:
 
 
 def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee, int]:
-    known = {"name", "framework", "heads", "parameters", "weights", "returns", "paired"}
+    known = {"name", "framework", "heads", "parameters", "weights", "returns", "paired", "made"}
     _need(content.keys() == known and type(content["paired"]) is bool)
     heads = content["heads"]
     _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
@@ -239,6 +240,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"]))}
     own |= {"weights": weights, "heads": heads, "paired": content["paired"]}
+    own |= {"made": _text(content["made"])}
     return Callee(name, tuple(parameters), content["framework"], **own), start
 
 

@@ -102,6 +102,7 @@ class Outcome:
     gradients: tuple[Ability, ...] = ()  # of each input, where the function has them
     calls: int = 0
     seconds: float = 0.0
+    script: str = ""  # lines of Python that show a wrong number
 
     @property
     def ok(self) -> bool:
@@ -131,6 +132,19 @@ class Outcome:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def reproduce(self) -> str:
+        """About ten lines of Python that print a wrong number of the function beside the right one.
+
+        They import the function, draw arrays, call it as it was called here, and regard. For calls
+        that regard's functions have no equal of, such as a cache, they are a comment that says so.
+
+        Examples
+        --------
+        >>> print(Outcome("f", "right", "f is right", "f(q, k, v)").reproduce())
+        # f is right
+        """
+        return self.script or f"# {self.summary}"
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as data for JSON; NaN and infinity are strings.

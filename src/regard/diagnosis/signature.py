@@ -141,6 +141,7 @@ class Callee:
     number: int = 0  # of this reading: a function may be read in several ways
     returns: tuple[str, ...] = ()  # the names of gradients in a backward pass's last return
     paired: bool = False  # whether it has a backward pass beside its forward pass
+    made: str = ""  # the arguments with which an object was made of a class
 
     @property
     def is_backward(self) -> bool:

@@ -5,7 +5,7 @@ Must not know mistakes, nor how a convention is found out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -48,8 +48,9 @@ class FunctionUnderTest:
     probes: dict[tuple[Any, ...], list[Probe]] = field(default_factory=dict)
     hung: bool = False
     spent: float = 0.0  # seconds inside the function
-    # The answers of the forward pass whose gradients are asked for; None: its results are.
-    forward: Mapping[tuple[Convention, Probe], Answer] | None = None
+    # Where the forward pass is asked, whose gradients are asked for here; None: its results are.
+    forward: FunctionUnderTest | None = None
+    origin: tuple[str, ...] = ()  # the lines of Python that import it
 
     def ask(self, convention: Convention, probe: Probe) -> Answer:
         """The answer to one probe; the function is called once for each."""
@@ -61,7 +62,7 @@ class FunctionUnderTest:
                 return Answer(problem="no time was left for it", kind="refused")
             before = None
             if self.forward is not None and isinstance(probe, GradientProbe):
-                before = self.forward.get((convention, probe.forward or probe))
+                before = self.forward.ask(convention, probe.forward or probe)
             self.answers[key] = call(self.callee, convention, probe, self.put, before)
             self.spent += self.answers[key].seconds
             self.hung = self.answers[key].kind == "hung"

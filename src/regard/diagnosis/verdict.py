@@ -39,6 +39,7 @@ from regard.diagnosis.observations import (
 )
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.properties import properties
+from regard.diagnosis.reproduction import origin, script
 from regard.diagnosis.result import DiagnosisVerdict, Named, Outcome
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.running import answer_question
@@ -91,7 +92,10 @@ def diagnose(
             "functions of query, key and value"
         )
     stated = StatedConventions(causal, mask, window, mechanism, axes)
-    all_tested = [FunctionUnderTest(one, stated, float(time_limit), ask) for one in callees]
+    found_at = origin(function)
+    all_tested = [
+        FunctionUnderTest(one, stated, float(time_limit), ask, origin=found_at) for one in callees
+    ]
     found = None
     for tested in likely_readings(all_tested):
         own = _verdict(tested)
@@ -208,8 +212,16 @@ def _verdict(tested: FunctionUnderTest) -> Outcome:
         tuple(findings(tested)),
         () if tested.of_gradients else tuple(properties(tested, first, UNITS[exact_to])),
         tuple(parts(own.matcher)) if tested.of_gradients else (),
+        script=_script(tested, own),
     )
     return _with_gradients(tested, own.conventions, outcome) if outcome.ok else outcome
+
+
+def _script(tested: FunctionUnderTest, own: Hypothesis) -> str:
+    """Lines that show a wrong number, for the last of the layouts that have one."""
+    wrong = [own.matcher.outputs[number].probe for number in own.matcher.wrong]
+    written = (script(tested, convention, wrong) for convention in own.conventions)
+    return next((lines for lines in written if lines), "")
 
 
 def _with_gradients(
@@ -219,7 +231,7 @@ def _with_gradients(
     callee = tested.callee
     if callee.is_backward or not (callee.paired or callee.framework in ("torch", "jax")):
         return outcome
-    own = replace(tested, forward=tested.answers, answers={}, probes={})
+    own = replace(tested, forward=tested, answers={}, probes={})
     widest = max(conventions, key=lambda one: len(one.layout))
     outputs = _outputs(own, [widest])
     if not outputs:
@@ -229,7 +241,8 @@ def _with_gradients(
     found = replace(outcome, gradients=tuple(parts(matcher)))
     if match is not None and not match.mistakes:
         return found
-    found = replace(found, fragilities=())
+    lines = _script(own, best if match is None else match.hypothesis)
+    found = replace(found, fragilities=(), script=lines)
     begin = f"{outcome.function}'s output is right, its gradients"
     if match is None:
         near = (_nearest(own, best),)

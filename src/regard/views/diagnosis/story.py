@@ -119,15 +119,16 @@ class Story:
 
 def tell(diagnosis: Outcome) -> Story:
     """Everything that a diagnosis says."""
-    tried = [
-        State(one.state, ABILITIES[one.state], _text(one.title), _text(one.detail))
-        for one in diagnosis.abilities
-    ]
+    gradients, tried = (
+        [State(o.state, ABILITIES[o.state], _text(o.title), _text(o.detail)) for o in outcomes]
+        for outcomes in (diagnosis.gradients, diagnosis.abilities)
+    )
     properties = [
         State(HOLDS[one.holds], PROPERTIES[HOLDS[one.holds]], _text(one.title), _text(one.evidence))
         for one in diagnosis.properties
     ]
     states = (
+        ("Gradients", _ordered(gradients, ABILITIES)),
         ("What was tried", _ordered(tried, ABILITIES)),
         ("What holds of every attention", _ordered(properties, PROPERTIES)),
     )
