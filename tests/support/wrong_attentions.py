@@ -248,6 +248,62 @@ def padded(wrong):
     return f
 
 
+def padded_and_causal(wrong):
+    """Always causal, with a mask that may be added."""
+
+    def f(q, k, v, mask=None):
+        s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        n, m = s.shape[-2:]
+        causal = np.arange(m) <= np.arange(n)[:, None] + m - n
+        see = causal
+        if mask is not None:
+            see = causal & mask
+            if wrong == "masks_joined_by_or":
+                see = causal | mask
+            if wrong == "mask_replaces_causal":
+                see = mask
+            if wrong == "causal_replaces_mask":
+                see = causal
+        return plain_softmax(np.where(see, s, -np.inf)) @ v
+
+    return f
+
+
+def mask_or_causal(wrong):
+    """A causal flag and a mask, of which the flag may win."""
+
+    def f(q, k, v, mask=None, causal=False):
+        late = "causal_replaces_mask" in wrong and causal
+        return attention((), q, k, v, None if late else mask, causal)
+
+    return f
+
+
+JOINED = ["masks_joined_by_or", "mask_replaces_causal"]
+
+
+def mixed(wrong):
+    """Four axes (B, H, L, D), one of them taken for another."""
+
+    def one(q, k, v):
+        return plain_softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+
+    def f(q, k, v):
+        b, h, n, _ = q.shape
+        if wrong == "batch_flattened":
+            q, k, v = (np.moveaxis(a, 1, 0).reshape(h, -1, a.shape[-1]) for a in (q, k, v))
+            return np.moveaxis(one(q, k, v).reshape(h, b, n, -1), 1, 0)
+        if wrong == "heads_flattened":
+            q, k, v = (a.reshape(b, -1, a.shape[-1]) for a in (q, k, v))
+            return one(q, k, v).reshape(b, h, n, -1)
+        axis = {"attention_over_heads": 1, "attention_over_batch": 0}[wrong]
+        return one(*(a.swapaxes(axis, 2) for a in (q, k, v))).swapaxes(axis, 2)
+
+    return f
+
+
+MIXED = ["batch_flattened", "heads_flattened", "attention_over_heads", "attention_over_batch"]
+
 # --- grouped heads -------------------------------------------------------------------------------
 
 
@@ -296,6 +352,25 @@ def multihead(*wrong):
             W_v = W_k
         if "keys_and_values_swapped" in wrong:
             W_k, W_v = W_v, W_k
+        if "values_projected_by_W_q" in wrong:
+            W_v = W_q
+        if "one_projection_for_all" in wrong:
+            W_k = W_v = W_q
+            b_k = b_v = b_q
+        if "W_q_and_W_k_swapped" in wrong:
+            W_q, W_k, b_q, b_k = W_k, W_q, b_k, b_q
+        if "W_q_and_W_v_swapped" in wrong:
+            W_q, W_v, b_q, b_v = W_v, W_q, b_v, b_q
+        if "projections_rotated" in wrong:
+            W_q, W_k, W_v, b_q, b_k, b_v = W_k, W_v, W_q, b_k, b_v, b_q
+        if "b_q_and_b_k_swapped" in wrong:
+            b_q, b_k = b_k, b_q
+        if "b_k_and_b_v_swapped" in wrong:
+            b_k, b_v = b_v, b_k
+        if "b_q_for_all" in wrong:
+            b_k = b_v = b_q
+        if "b_o_twice" in wrong:
+            b_o = 2 * b_o
         lost = {
             "b_q_lost": "q",
             "b_k_lost": "k",
@@ -365,6 +440,15 @@ PROJECTED = [
     "queries_projected_by_W_k",
     "values_projected_by_W_k",
     "keys_and_values_swapped",
+    "values_projected_by_W_q",
+    "one_projection_for_all",
+    "W_q_and_W_k_swapped",
+    "W_q_and_W_v_swapped",
+    "projections_rotated",
+    "b_q_and_b_k_swapped",
+    "b_k_and_b_v_swapped",
+    "b_q_for_all",
+    "b_o_twice",
     "values_not_projected",
     "nothing_projected",
 ]

@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.built_in import PLAIN, BuiltIn
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.mechanism import Mechanism
@@ -20,8 +21,10 @@ from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.probes import extreme_probes, projected_probes, ready_probe
 from regard.diagnosis.result import Example, Matrix, Named, Shown
-from regard.diagnosis.under_test import FunctionUnderTest
+from regard.diagnosis.under_test import FunctionUnderTest, as_always_causal
 
+# What a function computes besides attention over dot products, or instead.
+Besides = Mechanism | BuiltIn
 # Smaller differences do not show in the printed digits.
 VISIBLE = 0.005
 
@@ -31,15 +34,15 @@ def named(
     variant: Variant,
     tested: FunctionUnderTest,
     conventions: Sequence[Convention],
+    built_in: BuiltIn = PLAIN,
 ) -> Named:
     """An entry of the catalogue found in a function, with its smallest example."""
     always = conventions[0].causal_always
-    mechanism = tested.stated.mechanism
-    own = tested.of_gradients
-    example, step = smallest_example(variant, tested.callee.kind, always, mechanism, gradients=own)
+    besides, own = tested.stated.mechanism or built_in, tested.of_gradients
+    example, step = smallest_example(variant, tested.callee.kind, always, besides, gradients=own)
     check = "A comparison with rtol=1e-5 passes."
     if mistake.variants:
-        check = usual_check(variant, causal=always, mechanism=mechanism, gradients=own)
+        check = usual_check(variant, causal=always, besides=besides, gradients=own)
     shared = ("name", "family", "severity", "title", "why", "numpy", "torch")
     return Named(
         **{name: getattr(mistake, name) for name in shared},
@@ -55,7 +58,7 @@ def smallest_example(
     variant: Variant,
     kind: str,
     always: bool,
-    mechanism: Mechanism | None = None,
+    besides: Besides = PLAIN,
     *,
     gradients: bool = False,
 ) -> tuple[Example | None, str]:
@@ -64,7 +67,7 @@ def smallest_example(
     `always`: the function hides later keys without being asked to. `gradients`: it returns them.
     """
     best = None
-    for probe in _tiny_probes(kind, always, mechanism, gradients):
+    for probe in _tiny_probes(kind, always, besides, gradients):
         departs, values = _departure(probe, variant)
         if departs is None:
             continue
@@ -80,14 +83,10 @@ def smallest_example(
 
 @lru_cache(maxsize=256)
 def usual_check(
-    variant: Variant,
-    *,
-    causal: bool = False,
-    mechanism: Mechanism | None = None,
-    gradients: bool = False,
+    variant: Variant, *, causal: bool = False, besides: Besides = PLAIN, gradients: bool = False
 ) -> str:
     """Whether one head with as many queries as keys shows a mistake; `causal` if always causal."""
-    probe = _usual_probe(causal, mechanism)
+    probe = _usual_probe(causal, besides)
     departs, values = _departure(with_gradients(probe) if gradients else probe, variant)
     problem = "One head, as many queries as keys" + ("" if causal else ", no mask")
     if departs is None:
@@ -104,18 +103,15 @@ def usual_check(
 
 
 @lru_cache(maxsize=8)
-def _usual_probe(causal: bool, mechanism: Mechanism | None) -> Probe:
+def _usual_probe(causal: bool, besides: Besides) -> Probe:
     probe = ready_probe("usual", "plain", (1, 1, 1, 4, 4, 4, 4), 500, rank=2, causal=causal)
-    return probe if mechanism is None else next(mechanism.of([probe]))
+    return next(besides.of([probe]))
 
 
 @lru_cache(maxsize=8)
-def _tiny_probes(
-    kind: str, causal: bool, mechanism: Mechanism | None, gradients: bool
-) -> tuple[Probe, ...]:
-    packed = kind in ("projected", "packed")
-    tiny = _tiny_projected() if packed else _tiny_ready(causal)
-    made = tuple(tiny if mechanism is None else mechanism.of(tiny))
+def _tiny_probes(kind: str, always: bool, besides: Besides, gradients: bool) -> tuple[Probe, ...]:
+    tiny = _tiny_projected() if kind in ("projected", "packed") else _tiny_ready()
+    made = tuple(besides.of(map(as_always_causal, tiny) if always else tiny))
     if not gradients:
         return made
     return tuple(with_gradients(one) for one in made if not (one.chunks or _is_extreme(one)))
@@ -133,17 +129,17 @@ def _tiny_projected() -> Iterator[Probe]:
             yield from projected_probes(shapes, heads, rows=rows)
 
 
-def _tiny_ready(always: bool) -> Iterator[Probe]:
+def _tiny_ready() -> Iterator[Probe]:
     """One head, masks, causal, several heads, a window and a cache; sizes (B, H, G, L, S, D, E)."""
     keep = np.array([[True, False, True], [True, True, False], [False, True, True]])
     last = np.array([True, True, False])[None, None, None]
     two = np.array([[True, False], [True, True]])
-    texts, mine, late = two[:, None, None], dict(causal=always), dict(causal=True, offset=1)
+    texts, late = two[:, None, None], dict(causal=True, offset=1)
     window, chunks = dict(causal=True, window=2), dict(causal=True, chunks=(2, 2))
     later = window | dict(offset=2)
     for name, ability, sizes, seed, rank, more in (
-        ("2 queries, 2 keys", "plain", (1, 1, 1, 2, 2, 2, 2), 501, 2, mine),
-        ("3 queries, 3 keys", "plain", (1, 1, 1, 3, 3, 2, 2), 504, 2, mine),
+        ("2 queries, 2 keys", "plain", (1, 1, 1, 2, 2, 2, 2), 501, 2, {}),
+        ("3 queries, 3 keys", "plain", (1, 1, 1, 3, 3, 2, 2), 504, 2, {}),
         ("1 query, 3 keys", "rectangular", (1, 1, 1, 1, 3, 2, 2), 505, 2, {}),
         ("2 queries, 3 keys", "rectangular", (1, 1, 1, 2, 3, 2, 1), 505, 2, {}),
         ("a mask", "mask", (1, 1, 1, 3, 3, 2, 2), 506, 2, dict(keep=keep)),

@@ -14,13 +14,17 @@ from functools import cache, cached_property
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.built_in import BuiltIn, with_built_in
 from regard.diagnosis.convention import agrees
-from regard.diagnosis.mistakes import catalogue_of
+from regard.diagnosis.mistakes import catalogue_of, mistakes_of_built_in
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant
+from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, evaluate
 
-# Processor time that the search for two mistakes at once may take.
-PAIR_SECONDS = 2.0
+# Time that the search for two mistakes at once may take.
+PAIR_SECONDS = 0.8
+
+# Wrong answers of which the nearest mistake explains one.
+MOST_WRONG = 6
 
 Found = tuple[Mistake, Variant]
 
@@ -40,6 +44,7 @@ class Matcher:
     outputs: Sequence[ProbeOutput]
     unit: float
     practical: bool = False  # below the precision of the dtype: the tolerance is then practical
+    order: Sequence[int] = ()  # in which outputs are compared, if that is known
 
     def expected(self, number: int, variant: Variant) -> Array:
         """What a candidate returns for one of the probes."""
@@ -74,7 +79,8 @@ class Matcher:
     @cached_property
     def ways(self) -> list[Found]:
         """The usual ways of each, for searches in which none fits exactly or two do at once."""
-        return [(one, variant) for one in self.catalogue for variant in one.variants[:2]]
+        several = (one for one in self.catalogue if one.family != "blocks of keys")
+        return [(one, variant) for one in several for variant in one.variants[:2]]
 
     @cached_property
     def wrong(self) -> list[int]:
@@ -82,8 +88,10 @@ class Matcher:
         return [n for n in range(len(self.outputs)) if not self.agrees(n, RIGHT)]
 
     @cached_property
-    def informative_first(self) -> list[int]:
+    def informative_first(self) -> Sequence[int]:
         """The wrong outputs before the right ones, small probes before large."""
+        if self.order:
+            return self.order
 
         def simplicity(number: int) -> tuple[bool, int]:
             own = self.outputs[number]
@@ -93,26 +101,49 @@ class Matcher:
         return sorted(self.wrong, key=simplicity) + right
 
     @cached_property
-    def without_single_queries(self) -> Matcher:
-        """Without probes of one query, if the function is wrong on others too.
+    def without_accidents(self) -> Matcher:
+        """Without outputs for calls that a function may not be made for, if it is wrong on others.
 
         A function for matrices may take (D,) by accident, and an axis that it counts from the left
-        (the 0 in sum(axis=0), in q.shape[0]) is then another one.
+        (the 0 in sum(axis=0), in q.shape[0]) is then another one. Fewer key heads may run too.
         """
-        outputs = [one for one in self.outputs if one.probe.rank > 1]
+        outputs = [
+            one for one in self.outputs if one.probe.rank > 1 and one.probe.ability != "grouped"
+        ]
         if not 0 < len(outputs) < len(self.outputs):
             return self
         fewer = Matcher(outputs, self.unit, self.practical)
         return fewer if fewer.wrong else self
+
+    def with_built_in(self, own: BuiltIn) -> Matcher | None:
+        """The same outputs as those of a computation that has this; None if it fits none.
+
+        The most informative come first, so that most candidates end at the first output.
+        """
+        outputs = (self.outputs[number] for number in self.informative_first)
+        probes = ((with_built_in(own, one.probe), one.output) for one in outputs)
+        found = [ProbeOutput(probe, output) for probe, output in probes if probe is not None]
+        in_order = range(len(found))
+        return Matcher(found, self.unit, self.practical, in_order) if found else None
+
+    def compute(self, number: int, variant: Variant) -> Array:
+        """What a candidate returns for one of the probes, not kept."""
+        probe = self.outputs[number].probe
+        return probe.result(evaluate(probe, variant))
+
+    @property
+    def is_right(self) -> bool:
+        """Whether every output is right."""
+        return self.fits(RIGHT)
 
     def fits(self, variant: Variant) -> bool:
         """Whether a candidate explains every output."""
         return all(self.agrees(number, variant) for number in self.informative_first)
 
 
-def single(matcher: Matcher) -> Found | None:
-    """The first mistake that explains every output."""
-    catalogue = matcher.catalogue
+def single(matcher: Matcher, *, whole: bool = True) -> Found | None:
+    """The first mistake that explains every output; without `whole`, one of what is built in."""
+    catalogue = matcher.catalogue if whole else mistakes_of_built_in(matcher.outputs[0].probe)
     if "embeddings" in matcher.outputs[0].probe.inputs:
         # Keys projected by W_q equal the queries: the line to change is in the projection.
         catalogue = sorted(catalogue, key=lambda one: one.family != "heads and projections")
@@ -126,7 +157,7 @@ def pair(matchers: Sequence[Matcher]) -> tuple[int, tuple[Found, Found]] | None:
     First pairs of which one mistake alone explains the simplest output, then those that both
     change it.
     """
-    deadline = time.process_time() + PAIR_SECONDS
+    deadline = time.monotonic() + PAIR_SECONDS
     both = cache(Variant.__or__)
     for meeting in (False, True):
         for number, matcher in enumerate(matchers):
@@ -151,7 +182,7 @@ def _pair(
         # The second mistake has to explain what the first one does not.
         left = [first] if meeting else [k for k in order if not matcher.agrees(k, own)]
         for other, its in touching[:n] if meeting else matcher.ways:
-            if time.process_time() > deadline:
+            if time.monotonic() > deadline:
                 return None
             if one is other or own.replaced.keys() & its.replaced.keys() or not left:
                 continue
@@ -161,28 +192,15 @@ def _pair(
     return None
 
 
-def nearest(matcher: Matcher) -> tuple[Found, float]:
-    """The mistake that explains most answers, then the one whose numbers are closest.
+def nearest(matcher: Matcher) -> tuple[Found, float] | None:
+    """The mistake that explains most answers, and the share of the answers that it explains.
 
-    With it the share of the answers that it explains; 0 if none of those is a wrong one.
+    None if none explains a wrong answer.
     """
     every = range(len(matcher.outputs))
-
-    def score(way: Found) -> tuple[int, float]:
-        apart = float(np.mean([_distance(matcher, n, way[1]) for n in matcher.wrong]))
-        return sum(matcher.agrees(n, way[1]) for n in every), -apart
-
-    altering = (
-        one for one in matcher.ways if any(matcher.alters(n, one[1]) for n in matcher.wrong)
-    )
-    best = max(altering, key=score)
-    explains = any(matcher.agrees(number, best[1]) for number in matcher.wrong)
-    return best, score(best)[0] / len(every) if explains else 0.0
-
-
-def _distance(matcher: Matcher, number: int, variant: Variant) -> float:
-    got, expected = matcher.outputs[number].output, matcher.expected(number, variant)
-    right = matcher.expected(number, RIGHT)
-    with np.errstate(all="ignore"):
-        apart = np.abs(got - expected).max() / max(float(np.abs(right).max()), 1e-30)
-    return float(np.nan_to_num(min(apart, 10.0), nan=10.0))
+    best, most = None, 0
+    for way in matcher.ways:
+        if any(matcher.agrees(number, way[1]) for number in matcher.wrong[:MOST_WRONG]):
+            explained = sum(matcher.agrees(number, way[1]) for number in every)
+            best, most = (way, explained) if explained > most else (best, most)
+    return None if best is None else (best, most / len(every))

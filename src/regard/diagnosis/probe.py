@@ -100,6 +100,11 @@ class Probe:
         return "scaled" if self.score == "dot" else "scores"
 
     @property
+    def interleaved(self) -> bool:
+        """Whether rotary positions turn features 0 and 1, 2 and 3, …, instead of two halves."""
+        return bool(self.inputs["frequencies"][1] > 0)
+
+    @property
     def has_rules(self) -> bool:
         """Whether a rule may hide keys."""
         return self.keep is not None or self.causal or self.window is not None
@@ -273,6 +278,9 @@ def _evaluate_step(step: Step, values: Values, probe: Probe, over_all: bool) -> 
         packed = values[step.operands[0].step]
         heads = size[step.axes[0]]
         return packed.reshape(*packed.shape[:2], heads, -1).swapaxes(1, 2)
+    if step.op == "rotate":
+        rows, cosines, _, sines = (values[ref.step] for ref in step.operands)
+        return turned(rows, cosines[:, None], sines[:, None], probe.interleaved)
     letters = tuple(LETTERS[axis] for axis in step.axes if axis not in ("H", "G"))
     if not step.axes:
         alone: list[tuple[Array, tuple[str, ...]]] = [(values[r.step], ()) for r in step.operands]
@@ -291,6 +299,13 @@ def _evaluate_step(step: Step, values: Values, probe: Probe, over_all: bool) -> 
     whole = np.stack([np.asarray(block) for block in blocks])
     lead = (size["B"], heads) if by else (size["B"],)
     return whole.reshape(*lead, *whole.shape[1:])
+
+
+def turned(rows: Array, cosines: Array, sines: Array, interleaved: bool) -> Array:
+    """Rows (…, D) by angles of which the first of each pair is negative."""
+    order = np.arange(rows.shape[-1])
+    other = order ^ 1 if interleaved else np.roll(order, len(order) // 2)
+    return np.asarray(rows * cosines + rows[..., other] * sines)
 
 
 def _operand(

@@ -31,7 +31,13 @@ ABILITIES = {
     "window rectangular": "a window with more keys than queries",
     "cache": "a cache, some tokens at a time",
     "scale": "a scale of the caller's",
+    "long": "hundreds of keys",
 }
+
+
+# Queries and keys of a text that several blocks make, the last of them not full. A function that
+# takes only as many queries as keys gets the second one.
+LONG = ((2, 300), (150, 150))
 
 
 def _draw(seed: int, *shape: int) -> Array:
@@ -58,6 +64,26 @@ def probe_with_scores(name: str, ability: str, scores: Array, seed: int, **more:
     queries = np.eye(rows) * np.sqrt(rows)
     inputs = {"queries": queries, "keys": scores.T, "values": _draw(seed, keys, rows)}
     return Probe(name, ability, {n: a[None, None] for n, a in inputs.items()}, **more)
+
+
+def _along(seed: int, *shape: int) -> Array:
+    """Rows in one direction, from far back to far ahead, and some noise.
+
+    As queries and keys they give some rows scores that rise from key to key, and others falling
+    ones: a running maximum then changes in every block, or never.
+    """
+    *lead, rows, width = shape
+    direction = np.where(np.arange(width) % 2, -1.0, 1.0)
+    ahead = np.linspace(-1.5, 1.5, rows)[:, None] * direction
+    return (ahead + 0.3 * np.random.default_rng(seed).normal(size=(*lead, rows, width))).round(2)
+
+
+def _rising(name: str, ability: str, sizes: tuple[int, ...], seed: int, **more: Any) -> Probe:
+    """A probe whose scores rise along some rows and fall along others."""
+    probe = ready_probe(name, ability, sizes, seed, **more)  # type: ignore[arg-type]
+    shapes = {one: probe.inputs[one].shape for one in ("queries", "keys")}
+    rows = {one: _along(seed + n, *shape) for n, (one, shape) in enumerate(shapes.items())}
+    return replace(probe, inputs={**probe.inputs, **rows})
 
 
 def _keep(seed: int, rows: int, keys: int) -> Array:
@@ -95,6 +121,11 @@ def ready_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
     yield sized("square", plain, (5, 5, 6, 6))
     yield sized("square, wide values", plain, (5, 5, 6, 7))
     yield sized("rectangle", "rectangular", (3, 5, 6, 7))
+    sizes = (batch, heads, heads, 6, 6, 8, 8)
+    yield _rising(f"rising and falling scores {rank}-D", plain, sizes, 60 + rank, rank=rank)
+    for rows, keys in LONG:
+        name = f"{keys} keys, {rows} quer{'ies' if rows > 1 else 'y'} {rank}-D"
+        yield _rising(name, "long", (1, 1, 1, rows, keys, 4, 4), 80 + rank, rank=rank)
     if rank > 2:
         cube_heads = 1 if of_batch else 3
         cube = (3 if rank == 4 or of_batch else 1, cube_heads, cube_heads, 3, 3, 3, 3)
@@ -145,6 +176,9 @@ def projected_probes(
         return Probe(label, ability, inputs, heads, groups or heads, rank=rank, **more)
 
     yield probe("embeddings", ability, inputs)
+    rising = _along(96, batch, 6, width)
+    yield probe("rising and falling scores", ability, {**inputs, "embeddings": rising})
+    yield probe("70 tokens", "long", {**inputs, "embeddings": _along(97, batch, 70, width)})
     if cross:
         context = _draw(95, batch, rows + 2, shapes["W_k"][0])
         yield probe("context", "rectangular", {**inputs, "context": context})

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from regard.diagnosis import matching
+from regard.diagnosis.built_in import PLAIN, BuiltIn, with_built_in
 from regard.diagnosis.convention import Convention, agrees
 from regard.diagnosis.examples import named
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
@@ -24,7 +25,7 @@ from regard.diagnosis.under_test import FunctionUnderTest
 
 
 def fragilities(
-    tested: FunctionUnderTest, convention: Convention, exact_to: str
+    tested: FunctionUnderTest, convention: Convention, exact_to: str, built_in: BuiltIn = PLAIN
 ) -> Iterator[Named]:
     """Everything that breaks a right function, the simplest first."""
     if convention.layout == "D":
@@ -38,7 +39,9 @@ def fragilities(
         # A constant such as −10⁹ that is added leaves seven digits of a score.
         unit = UNITS["float32"] if ability == "empty row" else UNITS[exact_to]
         outputs = [
-            ProbeOutput(p, a.output.astype(float)) for p, a in answers if a.output is not None
+            ProbeOutput(besides, a.output.astype(float))
+            for p, a in answers
+            if a.output is not None and (besides := with_built_in(built_in, p)) is not None
         ]
         matcher = Matcher(outputs, max(unit, UNITS[exact_to]))
         broken = [one for n, one in enumerate(outputs) if not matcher.agrees(n, base)]
@@ -48,12 +51,12 @@ def fragilities(
                 yield _unexplained(broken[0], names)
             else:
                 base = base | found[1] if ability == "range" else base
-                yield replace(named(*found, tested, [convention]), breaks_on=names)
+                yield replace(named(*found, tested, [convention], built_in), breaks_on=names)
         for probe, answer in answers:
             if answer.kind == "raised":
                 title, why = f"it raises {answer.problem}", "An error is better than wrong numbers."
                 yield _uncatalogued("raises_at_the_edge", "note", title, why, probe.name)
-    if tested.callee.kind == "arrays":
+    if tested.callee.kind == "arrays" and built_in == PLAIN:
         yield from _more_axes(tested, convention)
         if tested.stated.mechanism is None:
             yield from _other_dtypes(tested, convention)

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from regard.diagnosis import matching
-from regard.diagnosis.arguments import KEYS_ONLY
+from regard.diagnosis.built_in import PLAIN, BuiltIn
 from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
 from regard.diagnosis.convention_search import (
     as_layout,
     describe_call,
     find_conventions,
-    key_mask_convention,
     likely_readings,
 )
 from regard.diagnosis.examples import named
+from regard.diagnosis.hypotheses import Hypothesis, best_match, distinct_views
 from regard.diagnosis.inspection import LIBRARIES, inspect_function
-from regard.diagnosis.matching import Found, Matcher, ProbeOutput
+from regard.diagnosis.matching import Found
+from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF
 from regard.diagnosis.observations import (
@@ -37,10 +36,11 @@ from regard.diagnosis.observations import (
     parts,
     unusable,
 )
-from regard.diagnosis.probe import RIGHT, UNITS, Probe
+from regard.diagnosis.precision import HALF
+from regard.diagnosis.probe import RIGHT, UNITS
 from regard.diagnosis.properties import properties
 from regard.diagnosis.reproduction import origin, script
-from regard.diagnosis.result import DiagnosisVerdict, Named, Outcome
+from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.running import answer_question
 from regard.diagnosis.signature import Callee
@@ -48,7 +48,6 @@ from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
 
 TIME_LIMIT = 10.0
-FAR = "it explains none of the wrong answers, but comes closest to them"
 
 
 def in_this_process(
@@ -145,27 +144,6 @@ def _check(causal: Any, mask: Any, window: Any, library: Any, heads: Any, time_l
         raise OptionError(f"time_limit is {safe_text(repr(time_limit), 40)}; give seconds above 0")
 
 
-# Conventions under one hypothesis, and what the function returned under them.
-View = tuple[Sequence[Convention], list[ProbeOutput]]
-
-
-@dataclass(frozen=True, eq=False)
-class Hypothesis:
-    """One way of calling a function, and the comparison of what it then returned."""
-
-    conventions: Sequence[Convention]
-    matcher: Matcher
-
-
-@dataclass(frozen=True, eq=False)
-class Match:
-    """The hypothesis that explains all outputs, and with which mistakes; none if all are right."""
-
-    hypothesis: Hypothesis
-    mistakes: tuple[Found, ...]
-    exact_to: str
-
-
 def _verdict(tested: FunctionUnderTest) -> Outcome:
     hypotheses = find_conventions(tested)
     name = tested.callee.name
@@ -174,51 +152,51 @@ def _verdict(tested: FunctionUnderTest) -> Outcome:
     if (only_nan := nan_throughout(tested, hypotheses[0])) is not None:
         return only_nan
     dtype = _returned_dtype(tested)
-    views = _distinct([(one, _outputs(tested, one)) for one in hypotheses])
+    views = distinct_views(tested, hypotheses)
     if not views or tested.out_of_time:  # some of the probes alone prove nothing
         return unusable(tested)
     if (random := is_random(tested)) is not None:
         text = f"{name} gives another result each time it is called"
         called = describe_call(tested, hypotheses[0], None)
         return Outcome(name, "unusable", text, called, findings=(random, *findings(tested)))
-    match, best = _match(views, _units(dtype))
-    near: tuple[Named, ...] = ()
-    mistakes: tuple[Named, ...] = ()
-    fragile: tuple[Named, ...] = ()
-    verdict: DiagnosisVerdict = "unknown"
+    match, best = best_match(tested, views, _units(dtype))
     if match is None:
-        own, exact_to = best, _units(dtype)[0]
-        near = (_nearest(tested, best),)
-    else:
-        own, exact_to = match.hypothesis, match.exact_to
-        found = match.mistakes or _lost_digits(dtype, own.conventions[0].dtype, exact_to)
-        mistakes = tuple(named(*one, tested, own.conventions) for one in found)
-        if not mistakes and not tested.of_gradients:
-            fragile = tuple(fragilities(tested, own.conventions[0], exact_to))
-        breaks = any(one.severity == "fragile" for one in fragile)
-        verdict = "mistaken" if mistakes else "fragile" if breaks else "right"
-    first = own.conventions[0]
-    answer = tested.ask(first, tested.probes_for(first)[0])
+        return _unknown(tested, best, _units(dtype)[0])
+    own, exact_to = match.hypothesis, match.exact_to
+    first, given = own.conventions[0], own.conventions[0].dtype
+    found = match.mistakes or _lost_digits(dtype, given, exact_to)
+    mistakes = tuple(named(*one, tested, own.conventions, own.built_in) for one in found)
+    fragile: tuple[Named, ...] = ()
+    if not mistakes and not tested.of_gradients:
+        notes = _narrower(tested, own, dtype, exact_to)
+        fragile = (*notes, *fragilities(tested, own.conventions[0], exact_to, own.built_in))
+    breaks = any(one.severity == "fragile" for one in fragile)
+    verdict: DiagnosisVerdict = "mistaken" if mistakes else "fragile" if breaks else "right"
+    plain = own.built_in == PLAIN and not tested.of_gradients
     outcome = Outcome(
         name,
         verdict,
-        _summary(name, verdict, exact_to, (*mistakes, *near, *fragile)),
-        describe_call(tested, own.conventions, answer),
+        _summary(name, verdict, exact_to, own.built_in, (*mistakes, *fragile)),
+        _called(tested, own),
         exact_to,
         mistakes,
-        near,
+        (),
         fragile,
         tuple(abilities(tested, own.conventions, own.matcher)),
         tuple(findings(tested)),
-        () if tested.of_gradients else tuple(properties(tested, first, UNITS[exact_to])),
+        tuple(properties(tested, first, UNITS[exact_to])) if plain else (),
         tuple(parts(own.matcher)) if tested.of_gradients else (),
         script=_script(tested, own),
     )
-    return _with_gradients(tested, own.conventions, outcome) if outcome.ok else outcome
+    if own.built_in != PLAIN or not outcome.ok:
+        return outcome
+    return _with_gradients(tested, own.conventions, outcome)
 
 
 def _script(tested: FunctionUnderTest, own: Hypothesis) -> str:
     """Lines that show a wrong number, for the last of the layouts that have one."""
+    if own.built_in != PLAIN:  # the lines know plain attention alone
+        return ""
     wrong = [own.matcher.outputs[number].probe for number in own.matcher.wrong]
     written = (script(tested, convention, wrong) for convention in own.conventions)
     return next((lines for lines in written if lines), "")
@@ -233,10 +211,10 @@ def _with_gradients(
         return outcome
     own = replace(tested, forward=tested, answers={}, probes={})
     widest = max(conventions, key=lambda one: len(one.layout))
-    outputs = _outputs(own, [widest])
-    if not outputs:
+    views = distinct_views(own, [[widest]])
+    if not views:
         return replace(outcome, findings=(*outcome.findings, *no_gradients(own)))
-    match, best = _match([([widest], outputs)], _units(_returned_dtype(own)))
+    match, best = best_match(own, views, _units(_returned_dtype(own)))
     matcher = best.matcher if match is None else match.hypothesis.matcher
     found = replace(outcome, gradients=tuple(parts(matcher)))
     if match is not None and not match.mistakes:
@@ -245,7 +223,7 @@ def _with_gradients(
     found = replace(found, fragilities=(), script=lines)
     begin = f"{outcome.function}'s output is right, its gradients"
     if match is None:
-        near = (_nearest(own, best),)
+        near = tuple(one for one in [_nearest(own, best)] if one is not None)
         text = f"{begin} differ in a way that the catalogue does not know"
         return replace(found, verdict="unknown", summary=text, nearest=near)
     mistakes = tuple(named(*one, own, [widest]) for one in match.mistakes)
@@ -253,61 +231,64 @@ def _with_gradients(
     return replace(found, verdict="mistaken", summary=text, mistakes=mistakes)
 
 
-def _match(views: Sequence[View], units: Sequence[str]) -> tuple[Match | None, Hypothesis]:
-    """What explains every output, if anything does, and the hypothesis with most right ones.
-
-    Two mistakes are tried before half precision, within whose tolerance a small mistake is right.
-    """
-
-    def hypotheses(unit: str) -> list[Hypothesis]:
-        practical = unit != units[0]
-        return [
-            Hypothesis(conventions, Matcher(outputs, UNITS[unit], practical))
-            for conventions, outputs in views
-        ]
-
-    def share_wrong(one: Hypothesis) -> float:
-        return len(one.matcher.wrong) / len(one.matcher.outputs)
-
-    best_first = sorted(hypotheses(units[0]), key=share_wrong)
-
-    def right_or_one(units: Sequence[str]) -> Match | None:
-        matches = (_right_or_one(hypotheses(unit), unit) for unit in units)
-        return next((match for match in matches if match is not None), None)
-
-    match = right_or_one(units[:2]) or _two(best_first, units[0]) or right_or_one(units[2:])
-    return match, best_first[0]
+def _called(tested: FunctionUnderTest, own: Hypothesis) -> str:
+    first = own.conventions[0]
+    answer = tested.ask(first, tested.probes_for(first)[0])
+    text = describe_call(tested, own.conventions, answer)
+    return text if own.built_in == PLAIN else f"{text}; it computes {own.built_in} too"
 
 
-def _two(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
-    found = matching.pair([one.matcher.without_single_queries for one in hypotheses])
-    return None if found is None else Match(hypotheses[found[0]], found[1], unit)
+def _unknown(tested: FunctionUnderTest, best: Hypothesis, unit: str) -> Outcome:
+    """What was measured of a function that nothing explains, and the nearest mistake if any is."""
+    name, first = tested.callee.name, best.conventions[0]
+    plain = not tested.of_gradients
+    facts = tuple(measured(tested, first, UNITS[unit])) if plain else ()
+    near = _nearest(tested, best)
+    text = f"{name} differs in a way that the catalogue does not know"
+    if facts:
+        text += f"; measured: {facts[0]}"
+    elif near is not None:
+        text += f"; nearest: {near.title}"
+    return Outcome(
+        name,
+        "unknown",
+        text,
+        _called(tested, best),
+        unit,
+        (),
+        () if near is None else (near,),
+        (),
+        tuple(abilities(tested, best.conventions, best.matcher)),
+        (*(Finding("measured", fact) for fact in facts[1:]), *findings(tested)),
+        tuple(properties(tested, first, UNITS[unit])) if plain else (),
+        tuple(parts(best.matcher)) if tested.of_gradients else (),
+        script=_script(tested, best),
+    )
 
 
-def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
-    for one in hypotheses:
-        if not one.matcher.wrong:
-            return Match(one, (), unit)
-    fewer = [(one, one.matcher.without_single_queries) for one in hypotheses]
-    tried = [(one, one.matcher) for one in hypotheses]
-    tried += [(one, matcher) for one, matcher in fewer if matcher is not one.matcher]
-    for one, matcher in tried:
-        if (mistake := matching.single(matcher)) is not None:
-            return Match(one, (mistake,), unit)
-    return None
+def _narrower(
+    tested: FunctionUnderTest, own: Hypothesis, returned: str, exact_to: str
+) -> tuple[Named, ...]:
+    """A note if float64 comes back with the digits of float32, as after an upcast of the scores."""
+    if returned != own.conventions[0].dtype or returned != "float64" or exact_to != "float32":
+        return ()
+    found = named(COMPUTED_IN_FLOAT32, RIGHT, tested, own.conventions)
+    return (replace(found, severity="note", breaks_on="the digits of float64 alone"),)
 
 
 def _lost_digits(returned: str, given: str, exact_to: str) -> tuple[Found, ...]:
     """The mistake of a result with fewer correct digits than its dtype and the inputs have."""
-    if returned != given or returned == exact_to:
+    if returned != given or returned == exact_to or exact_to not in HALF:
         return ()
-    return ((COMPUTED_IN_FLOAT32 if exact_to == "float32" else COMPUTED_IN_HALF, RIGHT),)
+    return ((COMPUTED_IN_HALF, RIGHT),)
 
 
-def _nearest(tested: FunctionUnderTest, hypothesis: Hypothesis) -> Named:
-    found, share = matching.nearest(hypothesis.matcher)
-    text = f"it explains {share:.0%} of the outputs" if share else FAR
-    return replace(named(*found, tested, hypothesis.conventions), breaks_on=text)
+def _nearest(tested: FunctionUnderTest, hypothesis: Hypothesis) -> Named | None:
+    found = matching.nearest(hypothesis.matcher)
+    if found is None:
+        return None
+    text = f"it explains {found[1]:.0%} of the outputs"
+    return replace(named(*found[0], tested, hypothesis.conventions), breaks_on=text)
 
 
 def _units(dtype: str) -> tuple[str, ...]:
@@ -321,54 +302,18 @@ def _returned_dtype(tested: FunctionUnderTest) -> str:
     return kinds[0] if kinds and kinds[0] in UNITS else "float64"
 
 
-def _outputs(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> list[ProbeOutput]:
-    """Everything that ordinary probes gave under one hypothesis."""
-    outputs = []
-    for convention in conventions:
-        for probe in tested.probes_for(convention):
-            own = convention
-            if probe.ability == "key mask":
-                own = key_mask_convention(tested, convention, probe)
-            answer = tested.ask(own, probe)
-            if answer.output is not None and not _ran_by_accident(convention, probe):
-                outputs.append(ProbeOutput(probe, answer.output.astype(np.float64)))
-    return outputs
-
-
-def _ran_by_accident(convention: Convention, probe: Probe) -> bool:
-    """Whether a mask of keys was broadcast where the probe has a mask of cells."""
-    if probe.ability == "mask" and convention.mask_shape in KEYS_ONLY:
-        return True
-    return (
-        probe.keep is not None and probe.ability != "key mask" and convention.mask_shape == "keys"
-    )
-
-
-def _distinct(views: Sequence[View]) -> list[View]:
-    """Without hypotheses that have no outputs, or the same as an earlier one."""
-    kept: list[View] = []
-    for conventions, outputs in views:
-        if outputs and not any(_same_outputs(outputs, other) for _, other in kept):
-            kept.append((conventions, outputs))
-    return kept
-
-
-def _same_outputs(one: list[ProbeOutput], other: list[ProbeOutput]) -> bool:
-    return len(one) == len(other) and all(
-        a.probe is b.probe and np.array_equal(a.output, b.output, equal_nan=True)
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _summary(name: str, verdict: DiagnosisVerdict, exact_to: str, found: Sequence[Named]) -> str:
-    titles = [one.title for one in found]
+def _summary(
+    name: str,
+    verdict: DiagnosisVerdict,
+    exact_to: str,
+    built_in: BuiltIn,
+    found: Sequence[Named],
+) -> str:
+    beside = "" if built_in == PLAIN else f" with {built_in}"
     match verdict:
         case "right":
-            return f"{name} is right, to the last digits of {exact_to}"
+            return f"{name} is right{beside}, to the last digits of {exact_to}"
         case "fragile":
             worst = next(one.title for one in found if one.severity == "fragile")
-            return f"{name} is right on ordinary inputs, and fragile: {worst}"
-        case "mistaken":
-            return f"{name} is mistaken: {', and '.join(titles)}"
-    text = f"{name} differs in a way that the catalogue does not know"
-    return text if found[0].breaks_on == FAR else f"{text}; nearest: {titles[0]}"
+            return f"{name} is right on ordinary inputs{beside}, and fragile: {worst}"
+    return f"{name} is mistaken: {', and '.join(one.title for one in found)}"

@@ -5,11 +5,22 @@ Owns the order in which they are tried. Must not know how a function is called o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from regard.diagnosis.gradient_probe import GradientProbe
-from regard.diagnosis.mistakes import gradients, heads, hiding, numerics, scores, softmax, windows
+from regard.diagnosis.mistakes import (
+    blocks,
+    caps,
+    gradients,
+    heads,
+    hiding,
+    numerics,
+    positions,
+    scores,
+    softmax,
+    windows,
+)
 from regard.diagnosis.mistakes.entry import Equivalent, Mistake
 from regard.diagnosis.mistakes.mechanisms import of_mechanism
 from regard.diagnosis.probe import Probe
@@ -22,7 +33,15 @@ CATALOGUE: tuple[Mistake, ...] = (
     *heads.MISTAKES,
     *windows.MISTAKES,
     *numerics.MISTAKES,
+    *blocks.MISTAKES,
 )
+# By the input of a probe that says what is computed besides.
+OF_INPUT: Mapping[str, tuple[Mistake, ...]] = {
+    "frequencies": positions.ROTARY_MISTAKES,
+    "positions_slopes": positions.ALIBI_MISTAKES,
+    "softcap": caps.SOFTCAP_MISTAKES,
+    "sink": caps.SINK_MISTAKES,
+}
 # Only inputs at the edge show these, or how many digits come out.
 FRAGILE: tuple[Mistake, ...] = (*numerics.FRAGILE, *hiding.FRAGILE)
 # Backward passes have these, and those above in the weights that they compute again.
@@ -43,11 +62,17 @@ def catalogue_of(probe: Probe) -> Sequence[Mistake]:
     if isinstance(probe, GradientProbe):
         return (*GRADIENTS, *CATALOGUE)
     if probe.is_plain:
-        return CATALOGUE
+        return (*mistakes_of_built_in(probe), *CATALOGUE)
     own = of_mechanism(
         replace(probe, keep=None, causal=False, window=None).steps, probe.score, probe.normalize
     )
     return (*own, *CATALOGUE)
+
+
+def mistakes_of_built_in(probe: Probe) -> tuple[Mistake, ...]:
+    """The mistakes of what a probe's function computes besides: positions, a softcap, a sink."""
+    own = (one for name, one in OF_INPUT.items() if name in probe.inputs)
+    return tuple(mistake for mistakes in own for mistake in mistakes)
 
 
 def all_mistakes() -> dict[str, Mistake]:
@@ -56,5 +81,6 @@ def all_mistakes() -> dict[str, Mistake]:
     >>> all_mistakes()["scale_by_model_width"].title
     'the scores are divided by √d_model instead of √d_k'
     """
-    every = (*CATALOGUE, *GRADIENTS, *FRAGILE, *BY_DIGITS, *BY_KIND)
+    of_built_in = (one for mistakes in OF_INPUT.values() for one in mistakes)
+    every = (*CATALOGUE, *of_built_in, *GRADIENTS, *FRAGILE, *BY_DIGITS, *BY_KIND)
     return {mistake.name: mistake for mistake in every}

@@ -15,7 +15,14 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant
 
 Family = Literal[
-    "one head", "hiding", "numerics", "heads and projections", "caching and windows", "gradients"
+    "one head",
+    "hiding",
+    "numerics",
+    "heads and projections",
+    "caching and windows",
+    "blocks of keys",
+    "positions, softcap and sinks",
+    "gradients",
 ]
 # wrong: ordinary inputs give wrong numbers. fragile: some inputs do, others do not. note: a choice
 # that others make differently, or a habit worth knowing.
@@ -87,7 +94,7 @@ def both(**steps: Replacement) -> Variants:
 
 def raw_scores(values: Values) -> Array:
     """The scores before anything is hidden."""
-    names = ("biased", "capped", "scaled", "scores")
+    names = ("biased", "positioned", "capped", "scaled", "scores")
     return next(values[name] for name in names if name in values)
 
 
@@ -115,6 +122,7 @@ def grouped(array: Array, heads: int) -> Array:
 def heads_of(values: Values) -> tuple[Array, Array, Array]:
     """Queries, keys and values with as many heads as the queries."""
     queries, keys, own = (values[name] for name in ("queries", "keys", "values"))
+    queries, keys = values.get("rotated_queries", queries), values.get("rotated_keys", keys)
     return queries, grouped(keys, queries.shape[1]), grouped(own, queries.shape[1])
 
 

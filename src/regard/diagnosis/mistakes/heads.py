@@ -135,12 +135,35 @@ def _key_head(choose: Callable[[Array, int, int], Array]) -> Variants:
         return array[:, choose(np.arange(heads), heads, array.shape[1])]
 
     def scores(values: Values, probe: Probe) -> Array:
-        return values["queries"] @ transposed(chosen(values["keys"], probe.sizes["H"]))
+        queries = values.get("rotated_queries", values["queries"])
+        keys = values.get("rotated_keys", values["keys"])
+        return queries @ transposed(chosen(keys, probe.sizes["H"]))
 
     def output(values: Values, probe: Probe) -> Array:
         return np.asarray(values["weights"] @ chosen(values["values"], probe.sizes["H"]))
 
     return (*both(scores=scores, output=output), replacing(output=output))
+
+
+def _rearranged(
+    there: Callable[[Array], Array], back: Callable[[Array, tuple[int, ...]], Array]
+) -> Variants:
+    """Attention over other axes: arrays (B, H, L, D) go `there`, and the output comes `back`."""
+
+    def variant(hides: bool) -> Variant:
+        def output(values: Values, probe: Probe) -> Array:
+            shape = probe.right["output"].shape
+            queries, keys, own = map(there, heads_of(values))
+            scores = queries @ transposed(keys) * values["scale"]
+            if hides and probe.causal and scores.shape[-1] == scores.shape[-2]:
+                scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+            elif hides and probe.has_rules:
+                raise ValueError("a function would raise")
+            return back(softmax(scores) @ own, shape)
+
+        return replacing(output=output)
+
+    return variant(hides=False), variant(hides=True)
 
 
 TURNED = {
@@ -196,6 +219,38 @@ HEADS: Entries = {
         "What each head found is lost in the mean.",
         (replacing(merged=MERGED_AVERAGES),),
         MERGE,
+    ),
+}
+MIXED: Entries = {
+    "batch_flattened": (
+        "batch and rows are flattened together: queries attend to the keys of every text",
+        "The batch axis has to stay apart; every shape is right at the end.",
+        _rearranged(
+            lambda a: a.swapaxes(0, 1).reshape(1, a.shape[1], -1, a.shape[3]),
+            lambda out, shape: out.reshape(shape[1], shape[0], *shape[2:]).swapaxes(0, 1),
+        ),
+        SPLIT,
+    ),
+    "heads_flattened": (
+        "heads and rows are flattened together: queries attend to the keys of every head",
+        "Each head has a softmax of its own.",
+        _rearranged(
+            lambda a: a.reshape(a.shape[0], 1, -1, a.shape[3]),
+            lambda out, shape: out.reshape(shape),
+        ),
+        SPLIT,
+    ),
+    "attention_over_heads": (
+        "the heads attend to each other at every position, instead of the positions in every head",
+        "The axes of heads and rows are exchanged: softmax has to run over the keys of one head.",
+        _rearranged(lambda a: a.swapaxes(1, 2), lambda out, shape: out.swapaxes(1, 2)),
+        SPLIT,
+    ),
+    "attention_over_batch": (
+        "the texts of a batch attend to each other at every position",
+        "The axes of batch and rows are exchanged: (L, B, M) was meant, or batch_first=True.",
+        _rearranged(lambda a: a.swapaxes(0, 2), lambda out, shape: out.swapaxes(0, 2)),
+        SPLIT,
     ),
 }
 KEY_HEADS: Entries = {
@@ -256,26 +311,79 @@ PROJECTIONS: Entries = {
         HALF_OF_LINEAR,
         (_no_bias("b_q b_k b_v"),),
     ),
+    "b_q_and_b_k_swapped": (
+        "the biases of queries and keys are swapped",
+        "Each belongs to its own projection.",
+        _used_for(b_q="b_k", b_k="b_q"),
+    ),
+    "b_k_and_b_v_swapped": (
+        "the biases of keys and values are swapped",
+        "Each belongs to its own projection.",
+        _used_for(b_k="b_v", b_v="b_k"),
+    ),
+    "b_q_for_all": (
+        "the bias of the queries is used for keys and values too",
+        "Probably a copied line; b_k and b_v are never used.",
+        _used_for(b_k="b_q", b_v="b_q") + _used_for(b_v="b_q"),
+    ),
+    "b_o_twice": (
+        "the bias of the output projection is added twice",
+        "The layer has added it already.",
+        (_changed("b_o", lambda bias: 2 * bias),),
+        W_O,
+    ),
     "all_biases_lost": ("all biases are missing", HALF_OF_LINEAR, (_no_bias("b_q b_k b_v b_o"),)),
     "keys_projected_by_W_q": (
         "the keys are projected by W_q",
         "Probably a copied line; W_k is never used.",
-        _used_for(W_k="W_q"),
+        _used_for(W_k="W_q") + _used_for(W_k="W_q", b_k="b_q"),
     ),
     "queries_projected_by_W_k": (
         "the queries are projected by W_k",
         "Probably a copied line; W_q is never used.",
-        _used_for(W_q="W_k"),
+        _used_for(W_q="W_k") + _used_for(W_q="W_k", b_q="b_k"),
     ),
     "values_projected_by_W_k": (
         "the values are projected by W_k",
         "Probably a copied line; W_v is never used.",
-        _used_for(W_v="W_k"),
+        _used_for(W_v="W_k") + _used_for(W_v="W_k", b_v="b_k"),
     ),
     "keys_and_values_swapped": (
         "W_k and W_v are swapped",
         "The parts of a packed projection were unpacked in the wrong order.",
-        _used_for(W_k="W_v", W_v="W_k"),
+        _used_for(W_k="W_v", W_v="W_k") + _used_for(W_k="W_v", W_v="W_k", b_k="b_v", b_v="b_k"),
+    ),
+    "W_q_and_W_k_swapped": (
+        "W_q and W_k are swapped",
+        "The parts of a packed projection were unpacked in the wrong order.",
+        _used_for(W_q="W_k", W_k="W_q", b_q="b_k", b_k="b_q"),
+    ),
+    "W_q_and_W_v_swapped": (
+        "W_q and W_v are swapped",
+        "The parts of a packed projection were unpacked in the wrong order.",
+        _used_for(W_q="W_v", W_v="W_q", b_q="b_v", b_v="b_q"),
+    ),
+    "projections_rotated": (
+        "the three parts of a packed projection are in another order",
+        "The weights were trained as q, k, v.",
+        _used_for(W_q="W_k", W_k="W_v", W_v="W_q", b_q="b_k", b_k="b_v", b_v="b_q")
+        + _used_for(W_q="W_v", W_k="W_q", W_v="W_k", b_q="b_v", b_k="b_q", b_v="b_k"),
+    ),
+    "values_projected_by_W_q": (
+        "the values are projected by W_q",
+        "Probably a copied line; W_v is never used.",
+        _used_for(W_v="W_q") + _used_for(W_v="W_q", b_v="b_q"),
+    ),
+    "one_projection_for_all": (
+        "queries, keys and values are projected by the same weights",
+        "The layer is shared; two of the three projections are never used.",
+        tuple(
+            variant
+            for one in "qkv"
+            for variant in _used_for(
+                **{f"{kind}_{part}": f"{kind}_{one}" for kind in "Wb" for part in "qkv"}
+            )
+        ),
     ),
     "values_not_projected": (
         "the values are the embeddings themselves",
@@ -290,6 +398,7 @@ PROJECTIONS: Entries = {
 }
 MISTAKES = (
     *mistakes("heads and projections", SPLIT, HEADS),
+    *mistakes("heads and projections", SPLIT, MIXED),
     *mistakes("heads and projections", GROUPS, KEY_HEADS),
     *mistakes("heads and projections", LINEAR, PROJECTIONS),
 )

@@ -41,6 +41,10 @@ REPEATED = (
     "mask = np.repeat(mask, H, axis=0)  # not np.tile",
     "mask = mask.repeat_interleave(H, dim=0)  # not mask.repeat(H, 1, 1)",
 )
+JOINED = (
+    "keep = keep & np.tril(np.ones((L, S), bool), k=S - L)",
+    "keep = keep & torch.ones(L, S, dtype=torch.bool).tril(diagonal=S - L)",
+)
 EMPTY_ROW = (
     "P = np.where(keep.any(-1, keepdims=True), P, 0)",
     "weights = weights.masked_fill(~keep.any(-1, keepdim=True), 0)",
@@ -69,6 +73,17 @@ def _transposed_if_square(keep: Array) -> Array:
     return transposed(keep) if keep.shape[-1] == keep.shape[-2] else keep
 
 
+def _joined(join: Callable[[Array, Array], Array]) -> Variants:
+    """Where there are a mask and the causal rule, `join(mask, causal)` says what is seen."""
+
+    def joined(keep: Array, probe: Probe) -> Array:
+        if probe.keep is None or not probe.causal:
+            return keep
+        return join(probe.rule("mask"), probe.rule("causal"))
+
+    return other_visible(joined, "mask", "causal")
+
+
 def _first_head_only(keep: Array, probe: Probe) -> Array:
     return keep | (np.arange(keep.shape[1]) > 0)[:, None, None]
 
@@ -84,6 +99,10 @@ def _product(hidden: float | None = None) -> Variants:
     if hidden is None:
         return masked_scores(lambda scores, keep: scores * keep)
     return masked_scores(lambda scores, keep: np.where(scores * keep == 0, hidden, scores * keep))
+
+
+def _filled_by(constant: float) -> Variants:
+    return masked_scores(lambda scores, keep: np.where(keep, scores, constant))
 
 
 def _lowest_visible(scores: Array, keep: Array) -> Array:
@@ -174,7 +193,8 @@ MASKS: Entries = {
         "A score lowered by 10 or by 100 still has some weight; −∞ has none.",
         masked_scores(lambda scores, keep: np.where(keep, scores, scores - 10))
         + masked_scores(lambda scores, keep: np.where(keep, scores, -10))
-        + masked_scores(lambda scores, keep: np.where(keep, scores, -1.0)),
+        + tuple(variant for constant in (-1.0, -2.0, -5.0) for variant in _filled_by(constant))
+        + masked_scores(lambda scores, keep: np.where(keep, scores, scores - 5)),
     ),
     "mask_hides_zero_scores": (
         "scores are multiplied by the mask, and every 0 is then hidden",
@@ -185,6 +205,24 @@ MASKS: Entries = {
         "hidden keys get the score of the lowest visible one",
         "The lowest score is still a score; hidden keys keep some weight.",
         masked_scores(_lowest_visible),
+    ),
+    "masks_joined_by_or": (
+        "the causal mask and the other mask are joined by or instead of and",
+        "A key that either of them allows is seen, so padding and later keys are read.",
+        _joined(lambda mask, causal: mask | causal),
+        JOINED,
+    ),
+    "mask_replaces_causal": (
+        "where a mask is given, attention is no longer causal",
+        "Both rules have to hold.",
+        _joined(lambda mask, causal: mask),
+        JOINED,
+    ),
+    "causal_replaces_mask": (
+        "where attention is causal, the mask has no effect",
+        "Both rules have to hold.",
+        _joined(lambda mask, causal: causal),
+        JOINED,
     ),
     "mask_times_infinity": (
         "the mask is multiplied by infinity",

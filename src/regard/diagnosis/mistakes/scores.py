@@ -85,6 +85,10 @@ def _unit(vectors: Array) -> Array:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
 
 
+def _distances(q: Array, k: Array) -> Array:
+    return np.asarray(np.linalg.norm(q[..., :, None, :] - k[..., None, :, :], axis=-1))
+
+
 def _divided_output(w: Array, q: Array, k: Array, v: Array) -> Any:
     return w @ v / np.sqrt(q.shape[-1])
 
@@ -192,7 +196,15 @@ PRODUCTS: Entries = {
     "distance_scores": (
         "the scores are distances instead of dot products",
         "A distance ignores that long vectors should score higher.",
-        _scores(lambda q, k, v: -np.linalg.norm(q[..., :, None, :] - k[..., None, :, :], axis=-1)),
+        _scores(lambda q, k, v: -_distances(q, k))
+        + _scores(lambda q, k, v: -np.square(_distances(q, k)))
+        + _scores(lambda q, k, v: -np.square(_distances(q, k)) / 2)
+        + _scores(lambda q, k, v: _distances(q, k))
+        + tuple(
+            variant | replacing(scaled=lambda values, probe: values["scores"])
+            for power in (1, 2)
+            for variant in _scores(lambda q, k, v, power=power: -(_distances(q, k) ** power))
+        ),
     ),
 }
 OUTPUTS: Entries = {

@@ -1,0 +1,112 @@
+"""What a function may compute besides, without a parameter that says so.
+
+Positions, a softcap and a window: each turns a probe into that of the computation which has it.
+Must not know mistakes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.probe import Probe
+from regard.positions import Alibi
+
+Positions = Literal["", "rotary, halves", "rotary, pairs", "ALiBi"]
+POSITIONS: tuple[Positions, ...] = ("", "rotary, halves", "rotary, pairs", "ALiBi")
+BASES = (10000.0, 500000.0, 1000000.0)
+# Limits of models and of examples; those of a function's own parameters come first.
+SOFTCAPS = (30.0, 50.0, 20.0, 5.0, 10.0, 2.0, 15.0, 25.0, 100.0)
+WORDS = {
+    "rotary, halves": "rotary positions in halves",
+    "rotary, pairs": "rotary positions in interleaved pairs",
+    "ALiBi": "ALiBi",
+}
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """What is computed besides; without any, plain attention."""
+
+    positions: Positions = ""
+    base: float = BASES[0]
+    softcap: float | None = None
+    window: int | None = None
+    at_end: bool = False  # with more keys than queries, the last of both are at the same position
+
+    def __str__(self) -> str:
+        words = [WORDS[self.positions]] if self.positions else []
+        if self.positions.startswith("rotary") and self.base != BASES[0]:
+            words[-1] += f" of base {self.base:g}"
+        if self.softcap is not None:
+            words.append(f"a softcap of {self.softcap:g}")
+        if self.window is not None:
+            words.append(f"a window of {self.window} key{'s' if self.window > 1 else ''}")
+        return " and ".join(words)
+
+    @property
+    def is_combined(self) -> bool:
+        """Whether there are two of them."""
+        return bool(self.positions) and (self.softcap, self.window) != (None, None)
+
+    def of(self, probes: Iterable[Probe]) -> Iterator[Probe]:
+        """The probes of this computation; without those that it does not fit."""
+        return (one for probe in probes if (one := with_built_in(self, probe)) is not None)
+
+
+PLAIN = BuiltIn()
+
+
+@lru_cache(maxsize=4096)
+def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
+    """The probe of a computation that has this; None if it does not fit."""
+    if own == PLAIN:
+        return probe
+    sizes, inputs = probe.sizes, dict(probe.inputs)
+    if own.positions:
+        heads = sizes["H"]  # few have the slopes for a number that is no power of two
+        if heads & (heads - 1) if own.positions == "ALiBi" else sizes["D"] % 2:
+            return None
+        late = sizes["S"] - sizes["L"] if own.at_end else 0
+        inputs["query_positions"] = np.arange(float(sizes["L"])) + late
+        inputs["key_positions"] = np.arange(float(sizes["S"]))
+        if own.positions == "ALiBi":
+            inputs["positions_slopes"] = Alibi().slopes_of(sizes["H"])
+        else:
+            inputs["frequencies"] = _frequencies(own, sizes["D"])
+    if own.softcap is not None:
+        inputs["softcap"] = np.array(own.softcap)
+    window = probe.window if own.window is None or probe.window else own.window
+    return replace(probe, inputs=inputs, window=window)
+
+
+def _frequencies(own: BuiltIn, width: int) -> Array:
+    """Radians per position of each feature; the first one of a pair turns the other way."""
+    pairs = own.base ** (-np.arange(0, width, 2) / width)
+    if own.positions == "rotary, pairs":
+        return np.stack([-pairs, pairs], -1).ravel()
+    return np.concatenate([-pairs, pairs])
+
+
+def usual(defaults: Iterable[float], windows: Iterable[int]) -> Iterator[BuiltIn]:
+    """What functions often have, one at a time and then together; `defaults` are numbers of its."""
+    bases = [BASES[0]] + [base for base in BASES[1:] if base in set(defaults)]
+    caps = list(dict.fromkeys([*(x for x in defaults if 0.5 <= x <= 200), *SOFTCAPS]))
+    at_ends = (False, True)
+    positions = [
+        BuiltIn(one, base, at_end=at_end)
+        for one in POSITIONS[1:]
+        for base in (bases if one != "ALiBi" else bases[:1])
+        for at_end in at_ends
+    ]
+    capped = [BuiltIn(softcap=cap) for cap in caps]
+    windowed = [BuiltIn(window=window) for window in windows]
+    yield from (*positions, *windowed, *capped)
+    for one, other in itertools.product(positions, (*windowed, *capped)):
+        yield replace(one, softcap=other.softcap, window=other.window)

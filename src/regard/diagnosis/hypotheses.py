@@ -1,0 +1,208 @@
+"""Which hypothesis about a function explains everything that it returned.
+
+A hypothesis says how it is called and what it computes besides; with it go no mistake, one, or two.
+Must not know how findings are worded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from regard.diagnosis import matching
+from regard.diagnosis.arguments import KEYS_ONLY
+from regard.diagnosis.built_in import PLAIN, BuiltIn, usual
+from regard.diagnosis.convention import Convention
+from regard.diagnosis.convention_search import key_mask_convention
+from regard.diagnosis.fitted import fitted
+from regard.diagnosis.matching import Found, Matcher, ProbeOutput
+from regard.diagnosis.measured import order_matters
+from regard.diagnosis.precision import half_type
+from regard.diagnosis.probe import UNITS, Probe
+from regard.diagnosis.under_test import FunctionUnderTest
+
+# Windows of functions that have no parameter for one.
+WINDOWS = (2, 3, 4, 5)
+# Conventions under one hypothesis, and what the function returned under them.
+View = tuple[Sequence[Convention], list[ProbeOutput]]
+
+
+@dataclass(frozen=True, eq=False)
+class Hypothesis:
+    """One way of calling a function, what it computes besides, and the comparison of outputs."""
+
+    conventions: Sequence[Convention]
+    matcher: Matcher
+    built_in: BuiltIn = PLAIN
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """The hypothesis that explains all outputs, and with which mistakes; none if all are right."""
+
+    hypothesis: Hypothesis
+    mistakes: tuple[Found, ...]
+    exact_to: str
+
+
+def best_match(
+    tested: FunctionUnderTest, views: Sequence[View], units: Sequence[str]
+) -> tuple[Match | None, Hypothesis]:
+    """What explains every output, if anything does, and the hypothesis with most right ones.
+
+    Half precision comes last, and only with evidence of it: within its tolerance a small mistake
+    is right.
+    """
+
+    def hypotheses(unit: str) -> list[Hypothesis]:
+        practical = unit != units[0]
+        return [
+            Hypothesis(conventions, Matcher(outputs, UNITS[unit], practical))
+            for conventions, outputs in views
+        ]
+
+    def share_wrong(one: Hypothesis) -> float:
+        return len(one.matcher.wrong) / len(one.matcher.outputs)
+
+    best_first = sorted(hypotheses(units[0]), key=share_wrong)
+    match = None
+    for unit in units[:2]:
+        match = match or _right_or_one(hypotheses(unit), unit)
+    if not tested.of_gradients:
+        for unit in units[:2]:
+            match = match or _with_built_in(tested, hypotheses(unit), unit)
+        match = match or _fitted(best_first, units[0])
+    match = match or _two(best_first, units[0])
+    if match is None and len(units) > 1 and not tested.of_gradients:
+        half = half_type(tested, best_first[0].conventions[0])
+        for unit in () if half is None else (half, "bfloat16"):
+            match = match or _right_or_one(hypotheses(unit), unit)
+    return match, best_first[0]
+
+
+def _fitted(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
+    for one in hypotheses:
+        if (found := fitted(one.matcher.without_accidents)) is not None:
+            return Match(one, (found,), unit)
+    return None
+
+
+def _two(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
+    found = matching.pair([one.matcher.without_accidents for one in hypotheses])
+    return None if found is None else Match(hypotheses[found[0]], found[1], unit)
+
+
+def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
+    for one in hypotheses:
+        if not one.matcher.wrong:
+            return Match(one, (), unit)
+    fewer = [(one, one.matcher.without_accidents) for one in hypotheses]
+    tried = [(one, one.matcher) for one in hypotheses]
+    tried += [(one, matcher) for one, matcher in fewer if matcher is not one.matcher]
+    for one, matcher in tried:
+        if (mistake := matching.single(matcher)) is not None:
+            return Match(one, (mistake,), unit)
+    for one in hypotheses:
+        wrong = [one.matcher.outputs[n].probe.ability for n in one.matcher.wrong]
+        if set(wrong) == {"grouped"}:  # it ran by accident: nothing says that it is meant to
+            outputs = [x for x in one.matcher.outputs if x.probe.ability != "grouped"]
+            return Match(replace(one, matcher=replace(one.matcher, outputs=outputs)), (), unit)
+    return None
+
+
+def _with_built_in(
+    tested: FunctionUnderTest, plain: Sequence[Hypothesis], unit: str
+) -> Match | None:
+    """A function that computes positions, a softcap or a window besides: right, or one mistake."""
+    if tested.stated.mechanism is not None:
+        return None
+    every = [
+        replace(one, matcher=matcher, built_in=own)
+        for own in usual(*_numbers(tested))
+        for one in plain
+        if _agree_on_places(own, one.conventions[0])
+        and (matcher := one.matcher.with_built_in(own)) is not None
+    ]
+    for one in every:
+        if one.matcher.is_right:
+            return Match(one, (), unit)
+    for one in (one for one in every if not one.built_in.is_combined):
+        if (found := matching.single(one.matcher, whole=False)) is not None:
+            return Match(one, (found,), unit)
+    for one in every:
+        own = one.built_in
+        if own.is_combined or own.softcap is not None:
+            continue
+        if own.positions and order_matters(tested, one.conventions[0]) is False:
+            continue
+        if (found := matching.single(one.matcher)) is not None:
+            return Match(one, (found,), unit)
+    return None
+
+
+def _agree_on_places(own: BuiltIn, convention: Convention) -> bool:
+    """Whether positions and the causal rule place queries alike, if there are more keys."""
+    if not own.positions or not convention.causal_always:
+        return True
+    return own.at_end == (convention.aligned == "end")
+
+
+def _numbers(tested: FunctionUnderTest) -> tuple[list[float], list[int]]:
+    """Numbers that parameters have by default, and the windows that may be built in."""
+    defaults = [one.default for one in tested.callee.parameters]
+    numbers = [float(x) for x in defaults if isinstance(x, int | float) and x is not True]
+    hidden = tested.callee.kind in ("self", "projected") and "window" not in tested.callee.roles
+    return numbers, list(WINDOWS) if hidden else []
+
+
+def _outputs(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> list[ProbeOutput]:
+    """Everything that ordinary probes gave under one hypothesis."""
+    outputs: list[ProbeOutput] = []
+    for convention in conventions:
+        for probe in tested.probes_for(convention):
+            if _has_longer(outputs, probe):
+                continue
+            own = convention
+            if probe.ability == "key mask":
+                own = key_mask_convention(tested, convention, probe)
+            answer = tested.ask(own, probe)
+            if answer.output is not None and not _ran_by_accident(convention, probe):
+                outputs.append(ProbeOutput(probe, answer.output.astype(np.float64)))
+    return outputs
+
+
+def _ran_by_accident(convention: Convention, probe: Probe) -> bool:
+    """Whether a mask of keys was broadcast where the probe has a mask of cells."""
+    if probe.ability == "mask" and convention.mask_shape in KEYS_ONLY:
+        return True
+    return (
+        probe.keep is not None and probe.ability != "key mask" and convention.mask_shape == "keys"
+    )
+
+
+def _has_longer(outputs: Sequence[ProbeOutput], probe: Probe) -> bool:
+    """Whether a long probe has been answered at this rank already."""
+    return probe.ability == "long" and any(
+        one.probe.ability == "long" and one.probe.rank == probe.rank for one in outputs
+    )
+
+
+def distinct_views(
+    tested: FunctionUnderTest, hypotheses: Sequence[Sequence[Convention]]
+) -> list[View]:
+    """What a function returned, without hypotheses that give nothing, or the same as others."""
+    kept: list[View] = []
+    for conventions in hypotheses:
+        outputs = _outputs(tested, conventions)
+        if outputs and not any(_same_outputs(outputs, other) for _, other in kept):
+            kept.append((conventions, outputs))
+    return kept
+
+
+def _same_outputs(one: list[ProbeOutput], other: list[ProbeOutput]) -> bool:
+    return len(one) == len(other) and all(
+        a.probe is b.probe and np.array_equal(a.output, b.output, equal_nan=True)
+        for a, b in zip(one, other, strict=True)
+    )

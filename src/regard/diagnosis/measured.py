@@ -1,0 +1,233 @@
+"""What can be measured of a function that no mistake of the catalogue explains.
+
+The weights, from values of the identity; who influences whom; where a text becomes too long. Must
+not know mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.convention import Convention, agrees
+from regard.diagnosis.probe import UNITS, Probe
+from regard.diagnosis.probes import ready_probe
+from regard.diagnosis.under_test import FunctionUnderTest
+
+KEYS = 6
+LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 65, 128, 129)
+
+
+def measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> Iterator[str]:
+    """Facts about a function, the most telling first."""
+    if tested.callee.kind != "arrays":
+        yield from _of_tokens(tested, convention)
+        return
+    if convention.layout == "D":
+        return
+    probe = _square(convention, KEYS)
+    probe = replace(probe, inputs={**probe.inputs, "values": _identity(probe)})
+    weights = tested.ask(convention, probe).output
+    if weights is not None and np.isfinite(weights).all():
+        yield from _of_weights(weights, probe, 8 * probe.tolerance(unit))
+    yield from _mixing(tested, convention)
+    yield from _of_length(tested, convention)
+
+
+def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | None:
+    """Whether the order of the keys changes what the last query gets; None if it is not known."""
+    if tested.callee.kind in ("arrays", "self"):
+        if convention.layout == "D":
+            return None
+        probe = _square(convention, KEYS)
+        names = ("keys", "values") if tested.callee.kind == "arrays" else tuple(probe.inputs)
+        axis = -2
+    else:
+        probe = next(one for one in tested.probes_for(convention) if not one.keep is not None)
+        names, axis = ("embeddings",), 1
+    order = np.arange(probe.sizes["S"])
+    order[:-1] = np.roll(order[:-1], 2)
+    if tested.callee.kind == "self":
+        same = probe.inputs["queries"]
+        probe = replace(probe, inputs=dict.fromkeys(probe.inputs, same))
+    inputs = dict(probe.inputs)
+    inputs |= {name: np.take(probe.inputs[name], order, axis) for name in names}
+    moved = replace(probe, inputs=inputs)
+    one, other = tested.ask(convention, probe).output, tested.ask(convention, moved).output
+    if one is None or other is None:
+        return None
+    return not agrees(one[..., -1, :], other[..., -1, :], 1e-4 * max(1.0, float(np.abs(one).max())))
+
+
+def _square(convention: Convention, keys: int) -> Probe:
+    """As many queries as keys, in the layout of a convention."""
+    batch, heads = 2 if "B" in convention.layout else 1, 2 if "H" in convention.layout else 1
+    sizes = (batch, heads, heads, keys, keys, keys, keys)
+    rank = len(convention.layout)
+    name = f"{keys} keys measured"
+    return ready_probe(name, "plain", sizes, 600, rank=rank, causal=convention.causal_always)
+
+
+def _identity(probe: Probe) -> Array:
+    return np.broadcast_to(np.eye(probe.sizes["S"]), probe.inputs["values"].shape).copy()
+
+
+def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[str]:
+    """What the weights (B, H, L, S) of a function show."""
+    right = probe.right["weights"]
+    if agrees(weights, right, tolerance):
+        return
+    seen, visible = np.abs(weights) > tolerance, right > 0
+    never = np.flatnonzero(~seen.any((0, 1, 2)))
+    if never.size:
+        keys = ", ".join(map(str, never))
+        many = never.size > 1
+        yield (
+            f"key{'s' if many else ''} {keys} of {KEYS} never get{'' if many else 's'} weight: is "
+            "it the end of a loop or a slice that leaves them out?"
+        )
+    leaking = seen & ~visible
+    if leaking.any():
+        _, _, row, key = np.argwhere(leaking)[0]
+        yield f"query {row} gives weight to key {key}, which comes after it"
+    sums = weights.sum(-1)
+    off = np.abs(sums - 1) > tolerance
+    if off.any():
+        low, high = float(sums.min()), float(sums.max())
+        how = f"all to {low:.4g}" if high - low < tolerance else f"to {low:.4g} … {high:.4g}"
+        yield f"rows of weights do not add up to 1 but {how}: look at what divides them"
+        columns = weights.sum(-2)
+        if np.abs(columns - 1).max() < tolerance:
+            yield "columns of weights add up to 1: the softmax runs along the queries"
+    if weights.min() < -tolerance:
+        yield f"a weight is negative ({float(weights.min()):.4g}): it does not come from a softmax"
+        return
+    yield from _of_scores(weights, probe, seen)
+
+
+def _of_scores(weights: Array, probe: Probe, seen: Array) -> Iterator[str]:
+    """What the logarithms of the weights show of the scores, each row without its mean."""
+    cells = seen & (probe.right["weights"] > 0)
+    if cells.sum() < 8:
+        return
+
+    def centred(numbers: Array) -> Array:
+        counts = np.maximum(cells.sum(-1, keepdims=True), 1)
+        means = np.where(cells, numbers, 0).sum(-1, keepdims=True) / counts
+        return np.where(cells, numbers - means, 0)
+
+    with np.errstate(all="ignore"):
+        own = centred(np.where(cells, np.log(np.where(cells, weights, 1)), 0))
+    scores = centred(np.where(cells, probe.right["scaled"], 0))
+    factor = float((own * scores).sum() / max(float(np.square(scores).sum()), 1e-30))
+    rest = own - factor * scores
+    share = float(np.square(rest).sum() / max(float(np.square(own).sum()), 1e-30))
+    width = probe.sizes["D"]
+    if share < 1e-9:
+        if abs(factor - 1) > 1e-6:
+            yield (
+                f"the scores are multiplied by {factor / width**0.5:.4g} instead of 1/√D = "
+                f"{width**-0.5:.4g} for D = {width}"
+            )
+        return
+    if abs(factor) < 0.05:
+        yield "the weights hardly depend on q·k"
+        return
+    size, row = probe.sizes["L"], np.arange(probe.sizes["L"])[:, None]
+    apart = np.broadcast_to(row - np.arange(size), own.shape)
+    bias = [rest[:, :, apart[0, 0] == n] for n in range(1 - size, size)]
+    if all(np.ptp(np.round(one, 6), -1).max(initial=0) < 1e-5 for one in bias if one.size):
+        yield "something is added to the scores that depends on the distance of query and key alone"
+    elif factor < 0:
+        yield "scores count the wrong way round: the key that fits best gets least weight"
+
+
+def _mixing(tested: FunctionUnderTest, convention: Convention) -> Iterator[str]:
+    """Whether batch elements, heads, or queries influence each other."""
+    probe = _square(convention, KEYS)
+    before = tested.ask(convention, probe).output
+    if before is None:
+        return
+    size = float(np.abs(before).max()) + 1e-30
+    for axis, what in ((0, "batch elements"), (1, "heads")):
+        if before.shape[axis] < 2:
+            continue
+        first = (slice(None),) * axis + (0,)
+        changed = {name: array.copy() for name, array in probe.inputs.items()}
+        for name in ("keys", "values"):
+            changed[name][first] += 0.5
+        after = tested.ask(convention, replace(probe, inputs=changed)).output
+        if after is None:
+            continue
+        other = (slice(None),) * axis + (1,)
+        if np.abs(after[other] - before[other]).max() > 1e-4 * size:
+            yield f"{what} are mixed: keys and values of the first change the output of the second"
+    queries = probe.inputs["queries"].copy()
+    queries[..., -1, :] += 1.0
+    after = tested.ask(
+        convention, replace(probe, inputs={**probe.inputs, "queries": queries})
+    ).output
+    if after is not None and np.abs(after[..., 0, :] - before[..., 0, :]).max() > 1e-4 * size:
+        yield "queries influence each other: the last query changes the output of the first"
+    if not convention.causal_always and order_matters(tested, convention):
+        yield (
+            "the order of the keys matters: look for positions, a window, blocks, or a mask that "
+            "is always on"
+        )
+
+
+def _of_length(tested: FunctionUnderTest, convention: Convention) -> Iterator[str]:
+    """From how many keys on a function is wrong."""
+    right, unit = 0, UNITS["float32"]
+    for keys in LENGTHS:
+        probe = _square(convention, keys)
+        output = tested.ask(convention, probe).output
+        if output is None:
+            return
+        if not agrees(output, probe.result(probe.right), probe.tolerance(unit)):
+            if right > 1:
+                yield (
+                    f"it is right up to {right} keys and wrong for {keys}: is a block, a buffer or "
+                    f"a window {right} long?"
+                )
+            return
+        right = keys
+
+
+def _of_tokens(tested: FunctionUnderTest, convention: Convention) -> Iterator[str]:
+    """The same for a function of embeddings."""
+    probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
+    if probe is None or (before := tested.ask(convention, probe).output) is None:
+        return
+    size = float(np.abs(before).max()) + 1e-30
+    name = "embeddings" if "embeddings" in probe.inputs else "queries"
+    rows = probe.inputs[name]
+    if len(rows) > 1:
+        changed = rows.copy()
+        changed[0] += 0.5
+        after = tested.ask(convention, _with_rows(probe, name, changed)).output
+        if after is not None and np.abs(after[1] - before[1]).max() > 1e-4 * size:
+            yield "batch elements are mixed: tokens of the first change the output of the second"
+    changed = rows.copy()
+    changed[..., -1, :] += 0.5
+    after = tested.ask(convention, _with_rows(probe, name, changed)).output
+    if after is not None:
+        moved = np.abs(after - before).max(-1).reshape(-1, before.shape[-2]).max(0) > 1e-4 * size
+        if not moved[:-1].any() and not convention.causal_always:
+            yield "a later token changes no earlier one: it is causal"
+        elif moved[0] and convention.causal_always:
+            yield "the last token changes the output of the first"
+    if order_matters(tested, convention):
+        yield (
+            "the order of earlier tokens changes what the last one gets: look for positions, a "
+            "window, or tokens and heads that were reshaped instead of transposed"
+        )
+
+
+def _with_rows(probe: Probe, name: str, rows: Array) -> Probe:
+    own = probe.inputs[name]
+    same = {one: rows for one, array in probe.inputs.items() if array is own}
+    return replace(probe, inputs={**probe.inputs, **same})

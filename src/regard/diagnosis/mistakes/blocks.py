@@ -1,0 +1,341 @@
+"""Mistakes of attention that is computed some keys at a time: how blocks are cut and merged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.mistakes.entry import (
+    Entries,
+    Variants,
+    logits,
+    mistakes,
+    other_cells,
+    replacing,
+)
+from regard.diagnosis.probe import Probe, Values, Variant
+
+RESCALE = (
+    "m_new = np.maximum(m, s.max(-1, keepdims=True)); p = np.exp(s - m_new); a = np.exp(m - m_new)"
+    "; z = a * z + p.sum(-1, keepdims=True); out = a * out + p @ v; m = m_new  # at last out / z",
+    "m_new = torch.maximum(m, s.amax(-1, True)); p = (s - m_new).exp(); a = (m - m_new).exp()"
+    "; z = a * z + p.sum(-1, True); out = a * out + p @ v; m = m_new  # at last out / z",
+)
+MERGE = (
+    "share = np.exp(lse - lse.max(0)); out = (share * outs).sum(0) / share.sum(0)",
+    "out = (torch.softmax(lse, dim=0) * outs).sum(0)",
+)
+CUT = (
+    "for start in range(0, S, block): k_j = K[start:start + block]  # the last may be shorter",
+    "for k_j, v_j in zip(k.split(block, dim=-2), v.split(block, dim=-2)):",
+)
+KEYS = (
+    "for j in range(S):  # 0 … S − 1; K[:S] and V[:S] are all keys and values",
+    "for j in range(S):  # 0 … S − 1; k[..., :S, :] and v[..., :S, :] are all keys and values",
+)
+VISIBLE = (
+    "keep = j_of_keys <= i_of_queries[:, None]  # cell by cell in blocks on the diagonal",
+) * 2
+# How many keys there may be in a block, and in how many blocks keys may be cut.
+SMALL = (2, 4, 3)
+SIZES = (*SMALL, 1, 8, 16, 32, 64, 128, 256)
+COUNTS = (2, 3, 4)
+LOWEST = -1e30
+
+Cuts = Callable[[int], list[slice]]
+
+
+def _by_size(size: int) -> Cuts:
+    return lambda keys: [slice(start, start + size) for start in range(0, keys, size)]
+
+
+def _by_count(count: int) -> Cuts:
+    def cuts(keys: int) -> list[slice]:
+        edges = np.cumsum([0, *(len(part) for part in np.array_split(np.arange(keys), count))])
+        return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges) if a < b]
+
+    return cuts
+
+
+def _every_cut(
+    *, counts: tuple[int, ...] = COUNTS, sizes: tuple[int, ...] = SIZES, least: int = 1
+) -> Iterator[Cuts]:
+    yield from (_by_size(size) for size in sizes if size >= least)
+    yield from (_by_count(count) for count in counts)
+
+
+def _blocks(values: Values, probe: Probe, cuts: Cuts) -> Iterator[tuple[Array, Array]]:
+    """Scores and values of each block of keys, one after the other; −∞ is a very low number."""
+    scores = np.maximum(logits(values), LOWEST)
+    own = np.repeat(values["values"], scores.shape[1] // values["values"].shape[1], axis=1)
+    for cut in cuts(scores.shape[-1]):
+        yield scores[..., cut], own[..., cut, :]
+
+
+def _online(
+    *,
+    of_output: Callable[[Array, Array], Array] | None = None,
+    of_sum: Callable[[Array, Array], Array] | None = None,
+    shift: str = "running",
+    each: bool = False,
+) -> Variants:
+    """A running maximum, sum and output.
+
+    `of_output` and `of_sum` are the factors of what there is, from the maximum before and after;
+    `shift` is what the new exponentials are shifted by; `each` divides in each block.
+    """
+
+    def right(before: Array, after: Array) -> Array:
+        return np.asarray(np.exp(before - after))
+
+    output_by, sum_by = of_output or right, of_sum or right
+
+    def variant(cuts: Cuts) -> Variant:
+        def output(values: Values, probe: Probe) -> Array:
+            highest = total = out = None
+            for scores, own in _blocks(values, probe, cuts):
+                largest = scores.max(-1, keepdims=True)
+                if highest is None:
+                    exponentials = np.exp(scores - largest)
+                    highest, total = largest, exponentials.sum(-1, keepdims=True)
+                    out = exponentials @ own
+                    out = out / total if each else out
+                    continue
+                rising = np.maximum(highest, largest)
+                exponentials = np.exp(scores - (rising if shift == "running" else largest))
+                total = total * sum_by(highest, rising) + exponentials.sum(-1, keepdims=True)
+                out = out * output_by(highest, rising) + exponentials @ own
+                out = out / total if each else out
+                highest = rising
+            assert out is not None
+            return np.asarray(out if each else out / total)
+
+        return replacing(output=output)
+
+    return tuple(map(variant, _every_cut(counts=())))
+
+
+def _merged(
+    share: Callable[[Array, Array, Array], Array], *, divided: bool = True, least: int = 1
+) -> Variants:
+    """Outputs of blocks, each with a softmax of its own, merged by other shares.
+
+    `share(maxima, sums, lse)` are made of those of all blocks, (blocks, B, H, L, 1).
+    """
+
+    def variant(cuts: Cuts) -> Variant:
+        def output(values: Values, probe: Probe) -> Array:
+            parts = []
+            for scores, own in _blocks(values, probe, cuts):
+                largest = scores.max(-1, keepdims=True)
+                exponentials = np.exp(scores - largest)
+                sums = exponentials.sum(-1, keepdims=True)
+                parts.append((largest, sums, largest + np.log(sums), exponentials @ own / sums))
+            maxima, sums, lse, outs = (np.stack(one) for one in zip(*parts, strict=True))
+            shares = share(maxima, sums, lse)
+            whole = (shares * outs).sum(0)
+            return np.asarray(whole / shares.sum(0) if divided else whole)
+
+        return replacing(output=output)
+
+    return tuple(map(variant, _every_cut(least=least)))
+
+
+def _chosen(chosen: Callable[[list[slice], int], list[slice]], cuts: Iterator[Cuts]) -> Variants:
+    """A softmax over the keys of some blocks only."""
+
+    def variant(cuts: Cuts) -> Variant:
+        def output(values: Values, probe: Probe) -> Array:
+            keys = probe.sizes["S"]
+            kept = chosen(cuts(keys), keys)
+            if not kept:
+                return np.full(probe.right["output"].shape, np.nan)
+            blocks = list(_blocks(values, probe, lambda keys: kept))
+            scores = np.concatenate([one for one, _ in blocks], -1)
+            own = np.concatenate([one for _, one in blocks], -2)
+            exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+            return np.asarray(exponentials @ own / exponentials.sum(-1, keepdims=True))
+
+        return replacing(output=output)
+
+    return tuple(map(variant, cuts))
+
+
+def _whole_ones(cuts: list[slice], keys: int) -> list[slice]:
+    return [cut for cut in cuts if cut.stop <= keys]
+
+
+def _filled_up(size: int) -> Variant:
+    """The last block is filled up with keys of score 0 and value 0."""
+
+    def output(values: Values, probe: Probe) -> Array:
+        scores = logits(values)
+        missing = -scores.shape[-1] % size
+        highest = scores.max(-1, keepdims=True)
+        highest = np.maximum(highest, 0) if missing else highest
+        exponentials = np.exp(scores - highest)
+        own = np.repeat(values["values"], scores.shape[1] // values["values"].shape[1], axis=1)
+        total = exponentials.sum(-1, keepdims=True) + missing * np.exp(-highest)
+        return np.asarray(exponentials @ own / total)
+
+    return replacing(output=output)
+
+
+def _causal_by_block(sees: Callable[[Array, Array], Array]) -> Variants:
+    """Whole blocks are visible or hidden: `sees(block of the query, block of the key)`."""
+
+    def by_size(size: int) -> Variants:
+        return other_cells(
+            lambda row, key, probe: sees((row + probe.offset) // size, key // size),
+            "causal",
+            given=lambda probe: probe.causal,
+        )
+
+    return tuple(variant for size in SMALL for variant in by_size(size))
+
+
+def _one(before: Array, after: Array) -> Array:
+    return np.ones_like(before)
+
+
+def _inverted(before: Array, after: Array) -> Array:
+    return np.asarray(np.exp(after - before))
+
+
+BLOCKS: Entries = {
+    "block_output_not_rescaled": (
+        "the output so far is not rescaled when a block raises the maximum",
+        "Earlier blocks were shifted by a smaller maximum, so they count too much.",
+        _online(of_output=_one),
+    ),
+    "block_sum_not_rescaled": (
+        "the sum so far is not rescaled when a block raises the maximum",
+        "Earlier blocks were shifted by a smaller maximum, so their sum is too large.",
+        _online(of_sum=_one),
+    ),
+    "blocks_not_rescaled": (
+        "neither the output nor the sum so far is rescaled when a block raises the maximum",
+        "Earlier blocks were shifted by a smaller maximum, so they count too much.",
+        _online(of_output=_one, of_sum=_one),
+    ),
+    "block_correction_inverted": (
+        "the correction of earlier blocks is inverted: exp(new − old) for exp(old − new)",
+        "What was shifted by the smaller maximum has to become smaller, not larger.",
+        _online(of_output=_inverted, of_sum=_inverted),
+    ),
+    "block_output_correction_inverted": (
+        "the correction of the output so far is inverted: exp(new − old) for exp(old − new)",
+        "What was shifted by the smaller maximum has to become smaller, not larger.",
+        _online(of_output=_inverted),
+    ),
+    "block_shifted_by_own_maximum": (
+        "each block is shifted by its own maximum and never corrected to the common one",
+        "Exponentials of two blocks can be added only if both were shifted by the same number.",
+        _online(shift="own"),
+    ),
+    "block_divided_each_time": (
+        "the output is divided by the sum in every block, not only at the end",
+        "Divide once, after the last block, or multiply the sum before back in.",
+        _online(each=True),
+    ),
+    "blocks_averaged": (
+        "the outputs of the blocks are averaged",
+        "A block with a larger sum of exponentials must count more.",
+        _merged(lambda maxima, sums, lse: np.ones_like(lse)),
+        MERGE,
+    ),
+    "blocks_added": (
+        "the outputs of the blocks are added, each with a softmax of its own",
+        "The weights of all blocks together add up to the number of blocks instead of 1.",
+        _merged(lambda maxima, sums, lse: np.ones_like(lse), divided=False),
+        MERGE,
+    ),
+    "blocks_merged_by_lse": (
+        "the outputs of the blocks are merged in proportion to their log-sum-exp",
+        "A logarithm is no share: the shares are the softmax of the log-sum-exps.",
+        _merged(lambda maxima, sums, lse: lse),
+        MERGE,
+    ),
+    "blocks_merged_by_sum": (
+        "the outputs of the blocks are merged by sums that were shifted by different maxima",
+        "Each sum has to be multiplied by exp(m − largest m) first.",
+        _merged(lambda maxima, sums, lse: sums, least=2),
+        MERGE,
+    ),
+    "blocks_merged_by_maximum": (
+        "the outputs of the blocks are merged by exp of their maxima alone",
+        "The share of a block is exp(m) times its sum.",
+        _merged(lambda maxima, sums, lse: np.exp(maxima - maxima.max(0)), least=2),
+        MERGE,
+    ),
+    "blocks_merged_inverted": (
+        "blocks with a larger log-sum-exp count less instead of more",
+        "The shares are the softmax of the log-sum-exps, not of their negatives.",
+        _merged(lambda maxima, sums, lse: np.exp(lse.min(0) - lse)),
+        MERGE,
+    ),
+    "last_key_lost": (
+        "the last key never gets weight",
+        "A range or a slice ends one too early.",
+        _chosen(lambda cuts, keys: cuts[:-1], iter([_by_size(1)])),
+        KEYS,
+    ),
+    "first_key_lost": (
+        "the first key never gets weight",
+        "A range or a slice starts at 1.",
+        _chosen(lambda cuts, keys: cuts[1:], iter([_by_size(1)])),
+        KEYS,
+    ),
+    "last_block_lost": (
+        "the last block is lost if it is not full",
+        "S // block counts full blocks only; the keys after them get no weight.",
+        _chosen(_whole_ones, _every_cut(counts=(), least=2)),
+        CUT,
+    ),
+    "final_block_lost": (
+        "the last block of keys is always lost",
+        "The loop ends one block too early; its keys get no weight.",
+        _chosen(lambda cuts, keys: cuts[:-1], _every_cut(counts=(3, 4), sizes=SMALL)),
+        CUT,
+    ),
+    "first_block_skipped": (
+        "the first block of keys is skipped",
+        "Its keys get no weight.",
+        _chosen(lambda cuts, keys: cuts[1:], _every_cut(counts=(3, 4), least=2)),
+        CUT,
+    ),
+    "only_last_block": (
+        "only the last block of keys counts",
+        "Each block overwrites what the ones before it gave.",
+        _chosen(lambda cuts, keys: cuts[-1:], _every_cut(least=2)),
+        CUT,
+    ),
+    "only_first_block": (
+        "only the first block of keys counts",
+        "The loop ends after one block.",
+        _chosen(lambda cuts, keys: cuts[:1], _every_cut(least=2)),
+        CUT,
+    ),
+    "block_padding_counts": (
+        "the zeros that fill up the last block take part in the softmax",
+        "A score of 0 is an ordinary score; padded keys need −∞.",
+        tuple(_filled_up(size) for size in SIZES if size > 1),
+        CUT,
+    ),
+    "block_on_the_diagonal_not_masked": (
+        "in causal attention the blocks on the diagonal are not masked",
+        "A query sees the keys after its own that are in the same block.",
+        _causal_by_block(lambda row, key: key <= row),
+        VISIBLE,
+    ),
+    "block_on_the_diagonal_skipped": (
+        "in causal attention the blocks on the diagonal are skipped",
+        "A query then does not see its own key, nor others in the same block.",
+        _causal_by_block(lambda row, key: key < row),
+        VISIBLE,
+    ),
+}
+MISTAKES = mistakes("blocks of keys", RESCALE, BLOCKS)

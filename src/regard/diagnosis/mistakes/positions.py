@@ -1,0 +1,352 @@
+"""Mistakes with positions: rows that are turned by the wrong angles, slopes of ALiBi."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.mistakes.entry import (
+    Entries,
+    Family,
+    Replacement,
+    Variants,
+    mistakes,
+    replacing,
+)
+from regard.diagnosis.probe import Probe, Values, Variant, turned
+
+TURNED = (
+    "Q, K = turn(Q, positions), turn(K, positions)  # before the scores; V is not turned",
+    "q, k = apply_rotary_pos_emb(q, k, cos, sin)  # v is not turned",
+)
+HALVES = (
+    "angles = np.outer(positions, base ** (-np.arange(0, D, 2) / D)); "
+    "angles = np.concatenate([angles, angles], -1)  # with rotate_half",
+    "emb = torch.cat((angles, angles), dim=-1)  # with rotate_half; repeat_interleave with pairs",
+)
+FREQUENCIES = (
+    "frequencies = base ** (-np.arange(0, D, 2) / D)",
+    "inv_freq = 1.0 / base ** (torch.arange(0, D, 2).float() / D)",
+)
+PLACES = (
+    "Q = turn(Q, past + np.arange(L)); K = turn(K, np.arange(S))",
+    "position_ids = torch.arange(past, past + L)  # for the queries and for the new keys",
+)
+BIAS = (
+    "scores = Q @ K.swapaxes(-1, -2) / np.sqrt(D) - slopes[:, None, None] * np.abs(i - j)",
+    "scores = q @ k.transpose(-1, -2) / math.sqrt(D) - slopes[:, None, None] * (i - j).abs()",
+)
+SLOPES = (
+    "slopes = 2.0 ** (-8 * np.arange(1, H + 1) / H)",
+    "slopes = 2.0 ** (-8 * torch.arange(1, H + 1) / H)",
+)
+
+
+def _turn(rows: Array, places: Array, frequencies: Array, probe: Probe) -> Array:
+    angles = np.outer(places, frequencies)
+    return turned(rows, np.cos(angles), np.sin(angles), probe.interleaved)
+
+
+def _unturned(values: Values, side: str) -> Array:
+    return np.asarray(values["queries" if side == "query" else "keys"])
+
+
+def _rows(query: Callable[[Array], Array] | None, key: Callable[[Array], Array] | None) -> Variant:
+    """Queries and keys turned at other positions; None: not turned."""
+
+    def at(side: str, change: Callable[[Array], Array] | None) -> Replacement:
+        def rows(values: Values, probe: Probe) -> Array:
+            own, places = _unturned(values, side), values[f"{side}_positions"]
+            return (
+                own if change is None else _turn(own, change(places), values["frequencies"], probe)
+            )
+
+        return rows
+
+    return replacing(rotated_queries=at("query", query), rotated_keys=at("key", key))
+
+
+def _both_by(frequencies: Callable[[Array], Array]) -> Variant:
+    """Queries and keys turned by other angles."""
+
+    def by(side: str) -> Replacement:
+        def rows(values: Values, probe: Probe) -> Array:
+            places, own = values[f"{side}_positions"], frequencies(values["frequencies"])
+            return _turn(_unturned(values, side), places, own, probe)
+
+        return rows
+
+    return replacing(rotated_queries=by("query"), rotated_keys=by("key"))
+
+
+def _other_layout(frequencies: Array) -> Array:
+    """The frequencies of halves where the signs are those of pairs, and the reverse."""
+    half = len(frequencies) // 2
+    if half == 1 or frequencies[1] < 0:  # in halves
+        return np.asarray(np.repeat(-frequencies[:half], 2) * np.repeat([-1, 1], half))
+    return np.asarray(np.tile(-frequencies[::2], 2) * np.tile([-1, 1], half))
+
+
+def _by_power(power: float) -> Variant:
+    return _both_by(lambda f: np.sign(f) * np.abs(f) ** power)
+
+
+def _values_too(values: Values, probe: Probe) -> Array:
+    right = probe.right  # positions come after the values
+    return _turn(right["values"], right["key_positions"], right["frequencies"], probe)
+
+
+def _twice(side: str) -> Variant:
+    name = f"rotated_{'queries' if side == 'query' else 'keys'}"
+
+    def rows(values: Values, probe: Probe) -> Array:
+        return _turn(probe.right[name], values[f"{side}_positions"], values["frequencies"], probe)
+
+    return replacing(**{name: rows})
+
+
+def _same(places: Array) -> Array:
+    return places
+
+
+def _from_zero(places: Array) -> Array:
+    return np.arange(float(len(places)))
+
+
+ROTARY: Entries = {
+    "rotary_on_queries_only": (
+        "rotary positions turn the queries but not the keys",
+        "A score then depends on the position of the query, not on how far apart the two are.",
+        (_rows(_same, None),),
+    ),
+    "rotary_on_keys_only": (
+        "rotary positions turn the keys but not the queries",
+        "A score then depends on the position of the key, not on how far apart the two are.",
+        (_rows(None, _same),),
+    ),
+    "rotary_on_values_too": (
+        "rotary positions turn the values too",
+        "Only scores need positions; a turned value is another value.",
+        (replacing(values=_values_too),),
+    ),
+    "rotary_on_values_and_keys": (
+        "rotary positions turn keys and values instead of queries and keys",
+        "Queries are not turned, and a turned value is another value.",
+        (_rows(None, _same) | replacing(values=_values_too),),
+    ),
+    "rotary_on_values_and_queries": (
+        "rotary positions turn queries and values instead of queries and keys",
+        "Keys are not turned, and a turned value is another value.",
+        (_rows(_same, None) | replacing(values=_values_too),),
+    ),
+    "rotary_twice": (
+        "rotary positions are applied twice",
+        "Rows are turned by twice the angle: a distance counts as twice as far.",
+        (_twice("query") | _twice("key"),),
+    ),
+    "rotary_twice_on_keys": (
+        "the keys are turned twice",
+        "A cache of turned keys must not be turned again.",
+        (_twice("key"),),
+    ),
+    "rotary_twice_on_queries": (
+        "the queries are turned twice",
+        "A score then depends on the position of the query too.",
+        (_twice("query"),),
+    ),
+    "rotary_conventions_mixed": (
+        "rotary angles are laid out for one convention and rows turned by the other",
+        "With halves (rotate_half) feature p and p + D/2 have one angle; with interleaved pairs "
+        "features 2p and 2p + 1 do.",
+        (_both_by(_other_layout),),
+        HALVES,
+    ),
+    "rotary_opposite_directions": (
+        "queries and keys are turned in opposite directions",
+        "A score then depends on the sum of two positions instead of their difference.",
+        (_rows(_same, np.negative), _rows(np.negative, _same)),
+    ),
+    "rotary_sign_lost": (
+        "the minus of the rotation is missing",
+        "A pair (x, y) becomes (x·cos − y·sin, y·cos + x·sin): one of the two sines is negative.",
+        (_both_by(np.abs), _both_by(lambda f: -np.abs(f))),
+    ),
+    "rotary_position_of_query": (
+        "with more keys than queries, the first query is turned as if it were at position 0",
+        "With a cache, position i of a call is position past + i of the text.",
+        (_rows(_from_zero, _same),),
+        PLACES,
+    ),
+    "rotary_off_by_one": (
+        "queries and keys are turned at positions that differ by one",
+        "The first query and the first key have the same position.",
+        (_rows(lambda p: p + 1, _same), _rows(_same, lambda p: p + 1)),
+        PLACES,
+    ),
+    "rotary_reversed": (
+        "positions of the keys are counted from the end",
+        "Key 0 is at position 0, like query 0.",
+        (_rows(_same, lambda p: p[::-1]),),
+        PLACES,
+    ),
+    "rotary_frequencies_wrong": (
+        "the frequencies of rotary positions have another exponent",
+        "Pair p turns by base^(−2p/D) radians for each position.",
+        (_by_power(0.5), _by_power(2.0)),
+        FREQUENCIES,
+    ),
+    "rotary_frequencies_inverted": (
+        "the frequencies of rotary positions are inverted",
+        "Pair p turns by base^(−2p/D) radians for each position, not base^(2p/D).",
+        (_by_power(-1.0),),
+        FREQUENCIES,
+    ),
+    "rotary_one_frequency": (
+        "every pair of features turns at the same speed",
+        "Pair p turns by base^(−2p/D) radians for each position.",
+        (_by_power(0.0),),
+        FREQUENCIES,
+    ),
+    "rotary_frequencies_reversed": (
+        "the frequencies of rotary positions are in reverse order",
+        "Pair 0 turns fastest, by 1 radian for each position.",
+        (_both_by(lambda f: np.sign(f) * np.abs(f[::-1])),),
+        FREQUENCIES,
+    ),
+    "rotary_in_degrees": (
+        "angles are taken as degrees",
+        "Sines and cosines take radians.",
+        (_both_by(np.deg2rad), _both_by(np.rad2deg)),
+        FREQUENCIES,
+    ),
+}
+
+
+def _biased(bias: Callable[[Values, Probe], Array]) -> Variants:
+    """Something else is added to the scores than the penalties of the distances."""
+
+    def positioned(values: Values, probe: Probe) -> Array:
+        names = ("capped", "scaled")
+        before = next(values[name] for name in names if name in values)
+        return np.asarray(before + bias(values, probe))
+
+    return (replacing(positioned=positioned),)
+
+
+def _signed(values: Values, probe: Probe) -> Array:
+    """Slopes times the position of the key, less that of the query."""
+    ahead = values["key_positions"] - values["query_positions"][:, None]
+    return np.asarray(_by_head(values) * ahead)
+
+
+def _by_head(values: Values) -> Array:
+    return np.asarray(values["positions_slopes"][:, None, None])
+
+
+def _with_slopes(slopes: Callable[[Array], Array]) -> Variants:
+    """Other slopes, made of the numbers of the heads from 1."""
+
+    def bias(values: Values, probe: Probe) -> Array:
+        heads = np.arange(1.0, probe.sizes["H"] + 1)
+        apart = np.abs(values["key_positions"] - values["query_positions"][:, None])
+        return np.asarray(-np.broadcast_to(slopes(heads), heads.shape)[:, None, None] * apart)
+
+    return _biased(bias)
+
+
+ALIBI: Entries = {
+    "alibi_sign": (
+        "ALiBi is added with the wrong sign: far keys are favoured",
+        "slope·|i − j| is a penalty: it is subtracted.",
+        _biased(lambda values, probe: values["penalties"]),
+    ),
+    "alibi_not_absolute": (
+        "ALiBi grows with j − i instead of falling with |i − j|",
+        "Keys after the query are then favoured the more, the further away they are.",
+        _biased(_signed) + _biased(lambda values, probe: -_signed(values, probe)),
+    ),
+    "alibi_slopes_of_eight": (
+        "the slopes of ALiBi are 2^−1, 2^−2, … whatever the number of heads",
+        "That is right for 8 heads alone; with H heads slope n is 2^(−8n/H).",
+        _with_slopes(lambda n: 2.0**-n),
+        SLOPES,
+    ),
+    "alibi_slopes_from_zero": (
+        "the slopes of ALiBi are counted from 0: the first one is 1",
+        "Slope n of H is 2^(−8n/H) for n = 1 … H.",
+        _with_slopes(lambda n: 2.0 ** (-8 * (n - 1) / len(n)))
+        + _with_slopes(lambda n: 2 ** (1 - n)),
+        SLOPES,
+    ),
+    "alibi_slopes_reversed": (
+        "the slopes of ALiBi are in reverse order",
+        "The first head has the steepest slope.",
+        _with_slopes(lambda n: 2.0 ** (-8 * n[::-1] / len(n))),
+        SLOPES,
+    ),
+    "alibi_one_slope": (
+        "every head has the same slope of ALiBi",
+        "Heads look near or far because their slopes differ.",
+        _with_slopes(lambda n: np.ones(1))
+        + _with_slopes(lambda n: np.full(1, 0.5))
+        + _with_slopes(lambda n: np.full(1, 0.25))
+        + _with_slopes(lambda n: np.full(1, 0.1))
+        + _with_slopes(lambda n: 2.0 ** (-8 * n[:1] / len(n)))
+        + _with_slopes(lambda n: 2.0 ** (-8 * n[-1:] / len(n))),
+        SLOPES,
+    ),
+    "alibi_slopes_linear": (
+        "the slopes of ALiBi are not powers of two",
+        "Slope n of H is 2^(−8n/H).",
+        _with_slopes(lambda n: n / len(n))
+        + _with_slopes(lambda n: 1 / n)
+        + _with_slopes(lambda n: np.exp(-8 * n / len(n)))
+        + _with_slopes(lambda n: np.exp(-n)),
+        SLOPES,
+    ),
+    "alibi_scaled": (
+        "ALiBi is divided by √D like the scores",
+        "It is added after the scale.",
+        _biased(lambda values, probe: -values["penalties"] * probe.sizes["D"] ** -0.5),
+    ),
+    "alibi_unscaled_scores": (
+        "with ALiBi the scores are not scaled",
+        "The dot products are divided by √D before the penalty is subtracted.",
+        (
+            replacing(
+                positioned=lambda values, probe: np.asarray(values["scores"] - values["penalties"])
+            ),
+        ),
+    ),
+    "alibi_twice": (
+        "ALiBi is subtracted twice",
+        "slope·|i − j| is subtracted once.",
+        _biased(lambda values, probe: -2 * values["penalties"]),
+    ),
+    "alibi_multiplied": (
+        "the scores are multiplied by the distances instead of lowered by them",
+        "slope·|i − j| is subtracted from each score.",
+        (
+            replacing(
+                positioned=lambda values, probe: np.asarray(values["scaled"] * -values["penalties"])
+            ),
+        ),
+    ),
+    "alibi_squared": (
+        "ALiBi grows with the square of the distance",
+        "The penalty is slope·|i − j|.",
+        _biased(
+            lambda values, probe: (
+                -_by_head(values)
+                * np.square(values["key_positions"] - values["query_positions"][:, None])
+            )
+        ),
+    ),
+}
+
+
+FAMILY: Family = "positions, softcap and sinks"
+ROTARY_MISTAKES = mistakes(FAMILY, TURNED, ROTARY)
+ALIBI_MISTAKES = mistakes(FAMILY, BIAS, ALIBI)
