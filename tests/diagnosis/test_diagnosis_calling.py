@@ -321,7 +321,7 @@ def test_weights_that_cannot_be_recognised_are_asked_for():
     class Strange(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.two, self.three = (torch.nn.Linear(4, 4) for _ in range(3))
+            self.one, self.two = (torch.nn.Linear(4, 4) for _ in range(2))
 
         def forward(self, x):
             return self.one(x)
@@ -458,3 +458,102 @@ def test_what_a_function_needs_is_given_before_it_is_judged(function, said):
 def test_a_layout_and_a_library_may_be_stated():
     found = regard.diagnose(right, layout="(L, D)", library="numpy")
     assert "NumPy float64 arrays (L, D);" in found.called
+
+
+# --- dictionaries, classes, layers ---------------------------------------------------------------
+
+
+def takes_a_dictionary(inputs):
+    scores = scores_of(inputs["query"], inputs["key"])
+    if inputs.get("mask") is not None:
+        scores = np.where(inputs["mask"], scores, -np.inf)
+    return {"context": wrong.plain_softmax(scores) @ inputs["value"]}
+
+
+def has_weights_in_a_tree(params, x, num_heads=2):
+    query, key, value = (
+        (x @ params[one]["w"] + params[one]["b"]).reshape(len(x), num_heads, -1).swapaxes(0, 1)
+        for one in ("query", "key", "value")
+    )
+    heads = wrong.plain_softmax(scores_of(query, key)) @ value
+    return heads.swapaxes(0, 1).reshape(x.shape) @ params["out"]["w"] + params["out"]["b"]
+
+
+def has_one_packed_weight(x, params):
+    query, key, value = np.split(x @ params["c_attn"], 3, axis=-1)
+    return wrong.plain_softmax(scores_of(query, key)) @ value @ params["c_proj"]
+
+
+class Layer:
+    """Stores weights as (out, in), and does not name its number of heads."""
+
+    def __init__(self, dim, parts=2):
+        rng = np.random.default_rng(0)
+        self.parts = parts
+        self.wq, self.wk, self.wv, self.wo = rng.normal(0, 0.02, (4, dim, dim))
+
+    def __call__(self, x):
+        def split(weight):
+            return (x @ weight.T).reshape(*x.shape[:-1], self.parts, -1).swapaxes(-2, -3)
+
+        heads = right(split(self.wq), split(self.wk), split(self.wv))
+        return heads.swapaxes(-2, -3).reshape(x.shape) @ self.wo.T
+
+
+class Decoder:
+    """Keeps the keys and values of every token that it has seen."""
+
+    def __init__(self):
+        self.keys, self.values = [], []
+
+    def step(self, q, k, v):
+        self.keys.append(k)
+        self.values.append(v)
+        weights = wrong.plain_softmax(np.stack(self.keys) @ q / np.sqrt(len(q)))
+        return weights @ np.stack(self.values)
+
+
+class Preallocated:
+    """The same, in arrays of a fixed length."""
+
+    def __init__(self, n_heads, head_dim, max_len=128):
+        self.k, self.v = np.zeros((2, n_heads, max_len, head_dim))
+        self.at = 0
+
+    def step(self, q, k, v):
+        self.k[:, self.at], self.v[:, self.at] = k, v
+        self.at += 1
+        seen = self.k[:, : self.at], self.v[:, : self.at]
+        return right(q[:, None], *seen)[:, 0]
+
+
+def one_token(q, k, v, cache):
+    keys, values = [*cache["keys"], k], [*cache["values"], v]
+    weights = wrong.plain_softmax(np.stack(keys) @ q / np.sqrt(len(q)))
+    return weights @ np.stack(values), {"keys": keys, "values": values}
+
+
+def takes_the_past_apart(q, k, v, past_k=None, past_v=None):
+    if past_k is not None:
+        k, v = np.concatenate([past_k, k], axis=-2), np.concatenate([past_v, v], axis=-2)
+    return wrong.with_causal()(q, k, v, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (takes_a_dictionary, "inputs_query"),
+        (has_weights_in_a_tree, "weights W_k, W_o, W_q, W_v, b_k"),
+        (has_one_packed_weight, "weights W_k, W_o, W_q, W_v read"),
+        (Layer, "2 heads"),
+        (Layer(6, 3), "3 heads"),
+        (Decoder, "always causal"),
+        (Preallocated, "(H, L, D)"),
+        (one_token, "always causal"),
+        (takes_the_past_apart, "past_k"),
+    ],
+)
+def test_whatever_form_an_attention_has_it_is_called(function, said):
+    found = regard.diagnose(function)
+    assert found.verdict == "right", found
+    assert said in found.called

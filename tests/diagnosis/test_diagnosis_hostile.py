@@ -362,7 +362,7 @@ def test_any_valid_answers_give_a_verdict():
         ),
         ({"W_q": (6, 6), "W_k": (6, 4), "W_v": (6, 6)}, "W_k has 4 columns but needs 6: W_q has"),
         (
-            {"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "W_o": (5, 6)},
+            {"W_q": (6, 6), "W_k": (6, 6), "W_v": (6, 6), "W_o": (5, 4)},
             "W_o has 5 rows but needs 6",
         ),
         (

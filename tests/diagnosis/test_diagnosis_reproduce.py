@@ -100,7 +100,7 @@ def test_the_lines_for_functions_modules_and_classes_in_torch_run(tmp_path):
     place.write_text(IN_TORCH)
     found = check(place, ["unscaled", "detached", "Layer", "layer"])
     assert 'importlib.import_module("with-torch")' in found[0].reproduce().replace("'", '"')
-    assert "model = Layer(embed_dim=6, num_heads=2)" in found[2].reproduce()
+    assert "model = Layer(embed_dim=24, num_heads=4)" in found[2].reproduce()
 
 
 def test_what_is_right_or_was_defined_elsewhere_says_so():

@@ -40,6 +40,10 @@ class NotOfferedError(Exception):
 
 def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:
     """The arguments by the names of the parameters, as NumPy arrays, or a NotOfferedError."""
+    if callee.steps:
+        rules = probe.keep is not None or probe.window is not None or probe.scale is not None
+        if rules or not probe.causal or probe.sizes["L"] != probe.sizes["S"] or probe.rank == 1:
+            raise NotOfferedError("it takes one token at a time")
     by_role = _inputs(callee, convention, probe) | _options(callee, convention, probe)
     arguments: dict[str, Any] = {}
     for parameter in callee.parameters:
@@ -97,17 +101,18 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         q, k, v = (probe.inputs[name].astype(dtype) for name in ("queries", "keys", "values"))
         query, of_keys = to_layout(q, READY, layout), "LD" if layout == "D" else layout
         sink = {"sink": probe.inputs["sink"].astype(dtype)} if "sink" in probe.inputs else {}
-        return (
-            sink
-            | _of_backward(convention, probe)
-            | {
-                "query": query,
-                "key": to_layout(k, READY, of_keys),
-                "key_t": to_layout(k, READY, of_keys).swapaxes(-1, -2).copy(),
-                "value": to_layout(v, READY, of_keys),
-                "x": query.copy(),
-            }
-        )
+        key, value = to_layout(k, READY, of_keys), to_layout(v, READY, of_keys)
+        found = sink | _of_backward(convention, probe)
+        found |= {
+            "query": query,
+            "key": key,
+            "key_t": key.swapaxes(-1, -2).copy(),
+            "value": value,
+            "x": query.copy(),
+        }
+        if {"cache_k", "cache_v"} <= callee.roles.keys() and layout != "D":
+            found |= _with_past(callee, convention, probe, key, value)
+        return found
     embeddings = probe.inputs["embeddings"]
     context = probe.inputs.get("context", embeddings)
     x, context = (to_layout(a.astype(dtype), EMBEDDED, layout) for a in (embeddings, context))
@@ -116,9 +121,10 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         width = probe.inputs["W_k"].shape[1]
         return by_role | {"key": context[..., :width].copy(), "value": context[..., width:].copy()}
     by_role |= {"key": context, "value": context}
-    if "context" in probe.inputs:
-        if not {"context", "key"} & callee.roles.keys():
-            raise NotOfferedError("it takes no second array of embeddings")
+    has_context, own = "context" in probe.inputs, callee.roles
+    if has_context and not {"context", "key"} & own.keys():
+        raise NotOfferedError("it takes no second array of embeddings")
+    if has_context or ("context" in own and own["context"].required):
         by_role["context"] = context
     if not callee.weights:
         for name, array in probe.inputs.items():
@@ -147,6 +153,17 @@ def _of_backward(convention: Convention, probe: Probe) -> dict[str, Any]:
     }
 
 
+def _with_past(
+    callee: Callee, convention: Convention, probe: Probe, key: Array, value: Array
+) -> dict[str, Any]:
+    """The keys before those of the queries as the past, for a function that takes both apart."""
+    past, axis = probe.sizes["S"] - probe.sizes["L"], convention.token_axis
+    if past == 0 and not callee.roles["cache_k"].required:
+        return {}
+    (old_k, new_k), (old_v, new_v) = (np.split(one, [past], axis=axis) for one in (key, value))
+    return {"key": new_k, "value": new_v, "cache_k": old_k, "cache_v": old_v}
+
+
 def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:
     """Everything but the inputs: the mask, flags, sizes and the scale."""
     sizes = probe.sizes
@@ -168,11 +185,12 @@ def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, 
         options["cache"] = None
     if probe.scale is not None:
         options["scale"] = 1 / probe.scale if convention.scale_divides else probe.scale
-    causal = probe.causal and not convention.causal_always and not probe.chunks
+    one_by_one = bool(probe.chunks or callee.steps)
+    causal = probe.causal and not convention.causal_always and not one_by_one
     for role, needed, text in (
         ("causal", causal, "it has no causal flag"),
         ("window", "window" in options, "it takes no window"),
-        ("cache", "cache" in options, "it takes no cache"),
+        ("cache", "cache" in options and not callee.remembers, "it takes no cache"),
         ("scale", "scale" in options, "it takes no scale"),
     ):
         if needed and role not in callee.roles:

@@ -51,40 +51,52 @@ def call(
         place = 0 if forward is None else forward.position
         return gradients(callee, convention, probe, arguments, ask, upstream, place)
     question = Question(probe.name, (arguments,), reading=callee.number)
-    if probe.chunks:
-        calls, cache = _chunks(callee, convention, probe, arguments), callee.roles["cache"].name
+    chunks = (1,) * probe.sizes["L"] if callee.steps else probe.chunks
+    if chunks:
+        cache = callee.roles["cache"].name if "cache" in callee.roles else ""
+        calls = _chunks(callee, convention, arguments, chunks)
         question = replace(question, calls=calls, cache=cache)
     begin = time.perf_counter()
-    result = _joined(convention, ask(question))
+    result = _joined(convention, ask(question), by_token=callee.steps == "dropped")
     return _answer(result, convention, probe, time.perf_counter() - begin)
 
 
 def _chunks(
-    callee: Callee, convention: Convention, probe: Probe, arguments: Mapping[str, Any]
+    callee: Callee,
+    convention: Convention,
+    arguments: Mapping[str, Any],
+    chunks: Sequence[int],
 ) -> tuple[dict[str, Any], ...]:
     """The arguments of each call with a cache, some tokens at a time."""
     parts, start = [], 0
-    for length in probe.chunks:
-        part, rows = dict(arguments), range(start, start + length)
+    for length in chunks:
+        part = dict(arguments)
+        rows: Any = start if callee.steps == "dropped" else range(start, start + length)
         for role in ("query", "key", "value", "x"):
             if role in callee.roles and (name := callee.roles[role].name) in part:
                 part[name] = np.take(part[name], rows, axis=convention.token_axis)
+        if "pos" in callee.roles:
+            part[callee.roles["pos"].name] = start
         parts.append(part)
         start += length
     return tuple(parts)
 
 
-def _joined(convention: Convention, results: Sequence[CallResult]) -> CallResult:
-    """The outputs of all calls with a cache as one, or the first problem among them."""
+def _joined(convention: Convention, results: Sequence[CallResult], *, by_token: bool) -> CallResult:
+    """The outputs of all calls with a cache as one, or the first problem among them.
+
+    With `by_token` each is of one token and has no axis for it.
+    """
     last = results[-1]
-    if last.problem or len(results) == 1:
+    if last.problem or (len(results) == 1 and not by_token):
         return last
     outputs = [one.arrays[0] for one in results]
     try:
         if any(output.numbers is None for output in outputs):
             raise ValueError
         numbers = [output.numbers for output in outputs if output.numbers is not None]
-        whole = np.concatenate(numbers, axis=convention.token_axis)
+        join = np.stack if by_token else np.concatenate
+        whole = join(numbers, axis=convention.token_axis)
     except ValueError:
         shapes = safe_text(", ".join(str(output.shape) for output in outputs), 200)
         return CallResult(problem=f"with a cache it returned shapes {shapes}", kind="shape")

@@ -117,6 +117,8 @@ def _share_right(tested: FunctionUnderTest, conventions: Sequence[Convention]) -
 def always_causal(tested: FunctionUnderTest) -> tuple[bool, ...]:
     """Whether it may hide later keys without being asked to: as stated, or both."""
     causal = tested.stated.causal
+    if tested.callee.steps:
+        return (True,)
     if "causal" in tested.callee.roles or causal is False:
         return (False,)
     return (True,) if causal else (False, True)
@@ -137,6 +139,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
     for dtype in dtypes:
         found = []
         for layouts in READY_LAYOUTS if ready else EMBEDDED_LAYOUTS:
+            if not tested.callee.rows_first:
+                layouts = tuple(one for one in layouts if one != "LBM")
             if tested.stated.layout is not None:
                 layouts = tuple(one for one in layouts if one == tested.stated.layout)
             fits: list[tuple[Convention, Fit]] = []
@@ -152,11 +156,13 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             if best is not None and best[1] is not Fit.NONE:
                 found.append(best)
         # If one layout takes more keys than queries, one that refuses them was not meant.
-        if any(fit in (Fit.RECTANGULAR, Fit.RIGHT) for _, fit in found):
+        if ready and any(fit in (Fit.RECTANGULAR, Fit.RIGHT) for _, fit in found):
             found = [one for one in found if one[1] is not Fit.SQUARE]
         # A function that is right on more axes was not written for fewer, where it is not.
         if found and max(found, key=lambda one: len(one[0].layout))[1] is Fit.RIGHT:
             found = [one for one in found if one[1] is Fit.RIGHT]
+        elif not tested.callee.batched:
+            found = [one for one in found if one[1] is Fit.RIGHT] or found
         if found:
             return [_with_output_position(tested, convention) for convention, _ in found]
     return []

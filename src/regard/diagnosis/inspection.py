@@ -1,21 +1,21 @@
 """Functions and objects: what is called, in which library, and with which weights.
 
-Owns the names of layers that hold weights. Must not call the function, nor know any probe.
+Each way to read a function is one reading. Must not call the function, nor know any probe.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
-import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from regard.boundary.arrays import Array
+from regard.diagnosis.adapting import Remembering, from_dictionary, keeps_state, with_weights
+from regard.diagnosis.construction import as_written, constructed, fresh_weights, made_with
 from regard.diagnosis.differentiation import (
     Applied,
     Pair,
@@ -23,31 +23,35 @@ from regard.diagnosis.differentiation import (
     pair_of,
     returned_gradients,
 )
-from regard.diagnosis.signature import PROJECTIONS, Callee, parameters_of, plain, role_of
-from regard.errors import OptionError, ProblemError, safe_text
-from regard.problems.checks import weight_sizes
+from regard.diagnosis.signature import (
+    MOST_READINGS,
+    STEPS,
+    Callee,
+    Parameter,
+    parameters_of,
+    role_of,
+    with_roles,
+)
+from regard.diagnosis.weights import head_count, readings_of_weights
+from regard.errors import OptionError, safe_text
 
-# Layers that hold a weight under a name that would mean an array as a parameter.
-LAYERS = {
-    **dict.fromkeys(("query", "queries", "q"), "W_q"),
-    **dict.fromkeys(("key", "keys", "k"), "W_k"),
-    **dict.fromkeys(("value", "values", "v"), "W_v"),
-    **dict.fromkeys(("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout"), "W_o"),
-    **dict.fromkeys(("dense", "unifyheads"), "W_o"),
-}
-# Layers that hold W_q, W_k and W_v side by side.
-PACKED = ("inproj", "cattn", "qkv", "qkvproj", "toqkv", "wqkv", "queryvaluekey")
-BIASES = ("b_q", "b_k", "b_v")
-
-
-# Where an object that is made here keeps what it was made with.
-_MADE = "regard_made_with"
 LIBRARIES = ("numpy", "torch", "jax")
+# Methods that are called if an object has no __call__, in this order.
+METHODS = ("__call__", "forward", "attend", "attention", "apply", "call", "step", "decode")
+TREE_WIDTH = 24  # of the weights in a tree of parameters: 1, 2, 3, 4 and 6 heads fit
+# The length before the batch: L, B, E = x.shape; (seq_len, batch, dim); tgt_len, bsz; time-major.
+ROWS_FIRST = re.compile(
+    r"\b(l|t|s|n|seq\w*|\w*len\w*|time)\s*,\s*(b|n|bs|bsz|batch\w*)\s*,|"
+    r"(seq\w*|time|length|rows)[- _](first|major)|batch_first=False|\b[lts] b [dcemh]\b",
+    re.IGNORECASE,
+)
+BATCHED = re.compile(r"[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
+Reading = tuple[Callable[..., Any], Callee]
 
 
 def inspect_function(
     function: Any, roles: Mapping[str, str] | None, heads: int | None, library: str | None
-) -> list[tuple[Callable[..., Any], Callee]]:
+) -> list[Reading]:
     """What to call, and what is known of it before the first call, or an OptionError.
 
     Every reading of the function, the likeliest first.
@@ -57,194 +61,190 @@ def inspect_function(
     elif is_autograd_function(function):
         function = Applied(function)
     name = safe_text(getattr(function, "__name__", type(function).__name__), 60)
-    framework = "numpy"
+    if isinstance(function, Pair):
+        name = safe_text(function.name, 60)
+        found = _readings_in(function, function.forward, roles, heads, library, name)
+        if weighed := readings_of_weights(function.holder, heads):
+            weights, count = weighed[0]
+            found = [(one, replace(callee, weights=weights, heads=count)) for one, callee in found]
+    elif isinstance(function, Applied):
+        found = _readings_in(function, function, roles, heads, "torch", name)
+    elif inspect.isclass(function) or not _is_function(function):
+        found = _object_readings(function, roles, heads, library, name)
+    else:
+        found = _readings_in(function, function, roles, heads, library, name)
+    own: dict[str, Any] = {"batched": _may_be_batched(function)}
+    paired = isinstance(function, Pair)
+    if paired or found[0][1].is_backward:
+        written = function.backward if isinstance(function, Pair) else function
+        own |= {"returns": returned_gradients(written), "paired": paired}
+    return [
+        (called, replace(callee, number=number, **own))
+        for number, (called, callee) in enumerate(found[:MOST_READINGS])
+    ]
+
+
+def _is_function(thing: Any) -> bool:
+    """Whether something is a function, also one that a library has wrapped in an object."""
+    home = type(thing).__module__.partition(".")[0]
+    return inspect.isroutine(thing) or (
+        home in ("jax", "jaxlib", "functools", "numba") and callable(thing)
+    )
+
+
+def _readings_in(
+    function: Callable[..., Any],
+    described: Callable[..., Any],
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    library: str | None,
+    name: str,
+) -> list[Reading]:
+    """The readings in the library that the code uses, then in others; `described` has its names."""
+    framework = library or _framework_of(described)
+    others = [] if library else [x for x in LIBRARIES if x != framework and x in sys.modules]
+    found = []
+    for one in (framework, *others):
+        found += _function_readings(function, parameters_of(described), roles, heads, one, name)
+    return found
+
+
+def _function_readings(
+    function: Callable[..., Any],
+    known: Sequence[Parameter],
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    framework: str,
+    name: str,
+) -> list[Reading]:
+    """The readings of a function of arrays, or of a dictionary or a tree of weights."""
     weights: Mapping[str, Array] = {}
-    if not callable(function):
+    called, parameters = function, list(known)
+    if not roles and (adapted := from_dictionary(called, parameters)) is not None:
+        called, parameters = adapted
+    if not roles and (made := with_weights(called, parameters, TREE_WIDTH, framework)) is not None:
+        called, parameters, weights = made
+    counts: list[int | None] = [heads]
+    if weights and heads is None and not any(role_of(one.name) == "heads" for one in parameters):
+        counts = [1, 2, 3, 4]
+    found = []
+    for own, count in itertools.product(with_roles(parameters, dict(roles or {})), counts):
+        callee = Callee(name, own, framework, weights, count, adapted=called is not function)
+        if "cache" not in callee.roles:
+            found.append((called, callee))
+            continue
+        cache = callee.roles["cache"]
+        value = next((one.name for one in own if one.role in ("value", "x")), "")
+        stepping = Remembering(called, "", cache.name, value)
+        keyed = tuple(replace(one, keyword=True) for one in own)
+        steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
+        found += steps if cache.required else [(called, callee), *steps]
+    return found
+
+
+def _object_readings(
+    thing: Any,
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    library: str | None,
+    name: str,
+) -> list[Reading]:
+    """The readings of an object with its weights, or of objects made of a class."""
+    kind = thing if inspect.isclass(thing) else type(thing)
+    method = next((one for one in METHODS if _own_method(kind, one)), "")
+    if _is_module(kind):
+        method = "forward"
+    if not method:
         raise OptionError(
             f"diagnose needs a function, or an object that can be called, not "
-            f"{safe_text(repr(function), 60)}"
+            f"{safe_text(repr(thing), 60)}"
         )
-    if _is_module(function if inspect.isclass(function) else type(function)):
-        function = _own_module(function, heads)
-        framework, name = "torch", type(function).__name__
-        weights = torch_weights(function)
-        if not weights and next(function.parameters(), None) is not None:
+    found: list[Reading] = []
+    made = constructed(thing, heads) if inspect.isclass(thing) else [thing]
+    objects = [fresh_weights(one) for one in made]
+    if not inspect.isclass(thing) and not _is_module(kind):
+        objects.append(thing)  # its weights may have to agree with something else in it
+    for own in objects:
+        called = getattr(own, method)
+        framework = library or ("torch" if _is_module(kind) else _framework_of(called))
+        weighed = readings_of_weights(own, heads)
+        if not weighed and _has_matrices(own):
             raise OptionError(
                 f"the weights of {name} cannot be recognised; call the layers W_q, W_k, W_v (or "
                 "query, q_proj, to_q, qkv, …) and W_o, or give a function of embeddings and weights"
             )
-        heads = heads or _head_count(function)
-        called: Any = function.forward
-    elif inspect.isclass(function):
-        raise OptionError(
-            f"{name} is a class; diagnose needs one of its objects, with weights in it"
-        )
-    else:
-        called, holder = function, function
-        framework = _framework_of(function)
-        if isinstance(function, Pair):
-            called, holder, name = function.forward, function.holder, safe_text(function.name, 60)
-            framework = _framework_of(called)
-        elif isinstance(function, Applied):
-            framework = library = "torch"
-        if not inspect.isroutine(holder):
-            weights = array_weights(holder)
-            heads = heads or _head_count(holder)
-    framework = library or framework
-    others = [] if library or framework != _framework_of(called) else _other_libraries(called)
-    readings = parameters_of(called, roles)
-    written = function.backward if isinstance(function, Pair) else function
-    of_gradients = isinstance(function, Pair) or any(one.role == "d_output" for one in readings[0])
-    returns = returned_gradients(written) if of_gradients else ()
-    paired, made = isinstance(function, Pair), str(getattr(function, _MADE, ""))
-    return [
-        (function, Callee(name, parameters, one, weights, heads, number, returns, paired, made))
-        for number, (one, parameters) in enumerate(
-            itertools.product((framework, *others), readings)
-        )
-    ]
+        if not weighed:
+            weighed = [({}, heads or head_count(own))]
+        known = parameters_of(called)
+        remembers, rows_first = keeps_state(called), _may_have_rows_first(kind)
+        target: Callable[..., Any] = Remembering(own, method) if remembers else own
+        if not callable(target):
+            target = called
+        if not roles and (adapted := from_dictionary(called, known)) is not None:
+            target, known = adapted
+        for weights, count in weighed:
+            for parameters in with_roles(known, dict(roles or {})):
+                callee = replace(
+                    Callee(name, parameters, framework, weights, count, made=made_with(own)),
+                    remembers=remembers,
+                    rows_first=rows_first,
+                    adapted=target not in (own, called) or not as_written(own, thing),
+                )
+                steps = [(target, replace(callee, steps=one)) for one in STEPS if remembers]
+                plain_one = [(target, callee)]
+                is_step = method in ("step", "decode")
+                found += steps if is_step and remembers else [*plain_one, *steps]
+    return found
 
 
-def _other_libraries(function: Any) -> list[str]:
-    """The libraries besides the likeliest that a function may work on: what is loaded, or NumPy."""
-    first = _framework_of(function)
-    return [name for name in LIBRARIES if name != first and name in sys.modules]
+def _may_have_rows_first(kind: type) -> bool:
+    """Whether (L, B, M) may be meant: torch's own layers do, others if their code mentions it."""
+    if not _is_module(kind) or kind.__module__.startswith("torch."):
+        return True
+    try:
+        text = inspect.getsource(kind)
+    except (OSError, TypeError):
+        return True
+    return ROWS_FIRST.search(text) is not None
+
+
+def _may_be_batched(function: Any) -> bool:
+    """Whether the code of a function says that its arrays may have a batch, or counts from the end.
+
+    A function that does neither, and is right for (L, D), is not meant for more axes.
+    """
+    if _is_module(function if inspect.isclass(function) else type(function)):
+        return True
+    try:
+        text = inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError):
+        return True
+    return BATCHED.search(text) is not None
+
+
+def _own_method(kind: Any, name: str) -> bool:
+    return inspect.isfunction(getattr(kind, name, None)) or (
+        name == "__call__"
+        and "__call__" in dir(kind)
+        and kind.__call__ is not type.__call__
+        and not isinstance(kind.__call__, type(object().__str__))
+    )
+
+
+def _has_matrices(thing: Any) -> bool:
+    """Whether a torch module has weights with rows and columns."""
+    own = thing.parameters() if hasattr(thing, "state_dict") else ()
+    return any(parameter.ndim > 1 for parameter in own)
 
 
 def _is_module(kind: type) -> bool:
     return any(base.__module__.startswith("torch.nn") for base in kind.__mro__)
 
 
-def _own_module(module: Any, heads: int | None) -> Any:
-    """A copy in float64 without dropout, with random weights; the user's is not changed."""
-    import copy
-
-    import torch
-
-    if inspect.isclass(module):
-        module = _constructed(module, heads)
-    own = copy.deepcopy(module).double().eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in own.parameters():
-            parameter.uniform_(-0.9, 0.9, generator=generator)
-    return own
-
-
-def _constructed(module: Any, heads: int | None) -> Any:
-    """An object of a Module class: widths of 6, two heads unless stated, no dropout."""
-    count = heads or 2
-    arguments: dict[str, Any] = {}
-    for parameter in inspect.signature(module).parameters.values():
-        name = plain(parameter.name)
-        if name in ("dropout", "dropoutp", "attndropout", "dropoutrate", "pdrop"):
-            arguments[parameter.name] = 0.0
-        elif role_of(name) == "heads":
-            arguments[parameter.name] = count
-        elif parameter.default is not parameter.empty:
-            continue
-        elif re.search(r"len|block|context|max|seq", name):
-            arguments[parameter.name] = 16
-        elif name.startswith(("d", "emb", "in", "out", "hid", "dim", "model", "width")):
-            arguments[parameter.name] = 6
-        else:
-            raise OptionError(
-                f"{module.__name__} needs {safe_text(parameter.name, 40)}; give an object of it"
-            )
-    made = module(**arguments)
-    setattr(made, _MADE, ", ".join(f"{name}={value!r}" for name, value in arguments.items()))
-    return made
-
-
-def _head_count(thing: Any) -> int | None:
-    numbers = (value for name, value in _attributes(thing) if role_of(name) == "heads")
-    return next((n for n in numbers if isinstance(n, int) and n > 0), None)
-
-
-def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    own = getattr(thing, "__dict__", {})
-    yield from own.items()
-    yield from own.get("_modules", {}).items()
-    yield from own.get("_parameters", {}).items()
-
-
-def torch_weights(module: Any) -> dict[str, Array]:
-    """The projections of a module as x @ W, by the names of its layers or parameters."""
-    found: dict[str, Array] = {}
-    for attribute, thing in _attributes(module):
-        name = plain(attribute)
-        role = LAYERS.get(name) or role_of(name) or ""
-        thing = _only_layer(thing)
-        if hasattr(thing, "weight") and hasattr(thing.weight, "detach"):  # a Linear layer
-            weight = thing.weight.detach().numpy()
-            if weight.ndim != 2:
-                continue
-            weight = weight if type(thing).__name__ == "Conv1D" else weight.T
-            bias = getattr(thing, "bias", None)
-            arrays = [weight] if bias is None else [weight, bias.detach().numpy()]
-            if name in PACKED:
-                for names, array in zip((PROJECTIONS, BIASES), arrays, strict=False):
-                    found |= _unpacked(names, array)
-            elif role.startswith("W_"):
-                found |= zip((role, role.replace("W", "b")), arrays, strict=False)
-        elif hasattr(thing, "detach"):
-            array = thing.detach().numpy()
-            if name == "inprojweight":
-                found |= _unpacked(PROJECTIONS, array.T)
-            elif name == "inprojbias":
-                found |= _unpacked(BIASES, array)
-            elif role[:2] in ("W_", "b_"):
-                found[role] = array
-    return _if_complete(found)
-
-
-def array_weights(thing: Any) -> dict[str, Array]:
-    """The projections that an object carries as arrays: x @ W."""
-    found = {}
-    for name, value in _attributes(thing):
-        role = role_of(name) or ""
-        if role[:2] in ("W_", "b_") and isinstance(value, np.ndarray):
-            found[role] = value
-    return _if_complete(found)
-
-
-def _if_complete(found: dict[str, Array]) -> dict[str, Array]:
-    return found if set(PROJECTIONS) <= found.keys() else {}
-
-
-def _only_layer(thing: Any) -> Any:
-    """The one layer with a weight in a sequence of layers; anything else is itself."""
-    if hasattr(thing, "weight") or type(thing).__name__ != "Sequential":
-        return thing
-    own = [layer for layer in thing if hasattr(layer, "weight")]
-    return own[0] if len(own) == 1 else thing
-
-
-def _unpacked(names: tuple[str, ...], packed: Array) -> dict[str, Array]:
-    """The parts of an array that holds queries, keys and values side by side."""
-    if packed.shape[-1] % 3:
-        return {}
-    return dict(zip(names, np.split(packed, 3, axis=-1), strict=True))
-
-
-def key_heads(weights: Mapping[str, Array], heads: int) -> int:
-    """How many heads the keys have; an OptionError if the weights do not fit together."""
-    width, packed = (math.prod(weights[name].shape[-1:]) for name in ("W_q", "W_k"))
-    groups = max(1, packed * heads // max(1, width))
-    try:
-        weight_sizes({**weights, "heads": heads, "key_heads": groups}, {"N": "M"})
-    except ProblemError as error:
-        raise OptionError("the weights do not fit together: ", *error.args) from None
-    if heads % groups:
-        raise OptionError(
-            f"W_k has the columns of {groups} heads; {heads} heads must be a multiple of that"
-        )
-    return groups
-
-
 def _framework_of(function: Any) -> str:
     """The library whose arrays a function works on: the one that its code uses."""
     inner = inspect.unwrap(function)
+    inner = getattr(inner, "__func__", inner)  # of a method
     if not inspect.isfunction(inner):
         home = str(getattr(inner, "__module__", None) or type(inner).__module__)
         if home.partition(".")[0] in ("torch", "jax", "jaxlib"):

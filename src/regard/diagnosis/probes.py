@@ -169,6 +169,8 @@ def projected_probes(
         own.setdefault(name, 0.8 * _draw(100 + number, *shape))
     width = shapes["W_q"][0]
     inputs = {"embeddings": _draw(90 + rank, batch, rows, width), **own}
+    if shapes["W_k"][0] != width:  # keys of other embeddings alone
+        inputs["context"] = _draw(96, batch, rows, shapes["W_k"][0])
     ability = "plain" if batch == 1 else "heads"
 
     def probe(name: str, ability: str, inputs: Mapping[str, Array], **more: Any) -> Probe:

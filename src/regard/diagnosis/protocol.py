@@ -21,7 +21,14 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.convention import PROBLEMS, CallResult, Question, ReturnedArray
 from regard.diagnosis.running import MAX_ARRAYS
-from regard.diagnosis.signature import PROJECTIONS, ROLES, Callee, Parameter
+from regard.diagnosis.signature import (
+    MOST_READINGS,
+    PROJECTIONS,
+    ROLES,
+    STEPS,
+    Callee,
+    Parameter,
+)
 from regard.errors import safe_text
 
 T = TypeVar("T")
@@ -32,9 +39,9 @@ MAX_WORDS = 4000  # characters of one text in it
 MAX_WEIGHTS = 2**30  # bytes of the weights that an object carries
 MAX_HEADS = 1024
 MAX_PARAMETERS = 256
-MAX_READINGS = 64
 MAX_COUNT = 10**6  # a default that may be passed on: the size of a window or a block
 HEAD = struct.Struct("<16sIIQ")
+CALLEE_FIELDS = {one.name for one in fields(Callee)} - {"number"}
 CALL_FIELDS = {one.name for one in fields(CallResult)}
 
 # Bound here, so that a function that replaces them in their modules changes nothing.
@@ -176,6 +183,11 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "name": callee.name,
                 "framework": callee.framework,
                 "heads": callee.heads,
+                "steps": callee.steps,
+                "remembers": callee.remembers,
+                "rows_first": callee.rows_first,
+                "batched": callee.batched,
+                "adapted": callee.adapted,
                 "parameters": [
                     [one.name, one.role, one.required, one.keyword, _kind_of_default(one.default)]
                     for one in callee.parameters
@@ -204,7 +216,7 @@ def _kind_of_default(default: Any) -> bool | int | None:
 def as_callees(content: dict[str, Any], data: bytes) -> list[Callee]:
     """What `callees_frame` wrote, checked."""
     _need(content.keys() == {"readings"} and type(content["readings"]) is list)
-    _need(0 < len(content["readings"]) <= MAX_READINGS)
+    _need(0 < len(content["readings"]) <= MOST_READINGS)
     callees, start = [], 0
     for number, one in enumerate(content["readings"]):
         callee, start = _as_callee(one, data, start)
@@ -214,8 +226,10 @@ def as_callees(content: dict[str, Any], data: bytes) -> list[Callee]:
 
 
 def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee, int]:
-    known = {"name", "framework", "heads", "parameters", "weights", "returns", "paired", "made"}
-    _need(content.keys() == known and type(content["paired"]) is bool)
+    _need(content.keys() == CALLEE_FIELDS)
+    _need(content["steps"] in ("", *STEPS))
+    flags = ("paired", "remembers", "rows_first", "batched", "adapted")
+    _need(all(type(content[name]) is bool for name in flags))
     heads = content["heads"]
     _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
     _need(content["framework"] in ("numpy", "torch", "jax"))
@@ -238,8 +252,9 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
     _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
-    own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"]))}
-    own |= {"weights": weights, "heads": heads, "paired": content["paired"]}
+    how = {name: content[name] for name in ("steps", *flags)}
+    own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
+    own |= {"weights": weights, "heads": heads}
     own |= {"made": _text(content["made"])}
     return Callee(name, tuple(parameters), content["framework"], **own), start
 

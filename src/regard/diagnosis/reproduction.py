@@ -77,7 +77,10 @@ def script(tested: FunctionUnderTest, convention: Convention, wrong: Sequence[Pr
 
     `wrong` are the probes on which it is, `convention` is how it was called.
     """
-    if tested.callee.paired or not tested.origin or convention.layout not in _LAYOUTS:
+    callee = tested.callee
+    if callee.paired or callee.adapted or callee.steps or callee.remembers:
+        return ""
+    if not tested.origin or convention.layout not in _LAYOUTS:
         return ""
     size = {probe: sum(array.size for array in probe.inputs.values()) for probe in wrong}
     for probe in sorted(wrong, key=lambda one: (one.has_rules, size[one])):

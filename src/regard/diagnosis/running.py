@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.adapting import Remembering
 from regard.diagnosis.convention import UPSTREAM, CallResult, Question, ReturnedArray, agrees
 from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
 from regard.diagnosis.signature import Callee
@@ -47,6 +48,8 @@ def answer_question(
     function, callee = readings[question.reading]
     results = []
     cache: Any = None
+    if isinstance(function, Remembering):
+        function.begin()
     for call in question.calls:
         arguments = {**call, question.cache: cache} if question.cache else call
         returned, result = _guarded(function, callee, arguments, question, limit)

@@ -99,6 +99,8 @@ _ROLE_OF = {name: role for role, names in NAMES.items() for name in names.split(
 ROLES = {*NAMES, *BACKWARD_NAMES, "keep01", "hide01", "add"}
 ARRAYS = ("query", "key", "value")
 PROJECTIONS = ("W_q", "W_k", "W_v")
+STEPS = ("dropped", "kept")
+MOST_READINGS = 64
 # Words around q, k, v, x and others that say nothing about the role: k_new, query_states, q_heads.
 _AROUND = re.compile(
     r"_?(new|next|cur|curr|current|states|state|tensor|vectors|vector|vec|layer|heads|in|seq|arr|"
@@ -142,6 +144,11 @@ class Callee:
     returns: tuple[str, ...] = ()  # the names of gradients in a backward pass's last return
     paired: bool = False  # whether it has a backward pass beside its forward pass
     made: str = ""  # the arguments with which an object was made of a class
+    steps: str = ""  # called for one token at a time, whose axis is kept or dropped
+    remembers: bool = False  # an object that keeps keys and values between calls
+    rows_first: bool = True  # whether (L, B, M) may be meant, and not only (B, L, M)
+    batched: bool = True  # whether its code may be meant for more axes than it is right on
+    adapted: bool = False  # called in a way that a line of code does not say
 
     @property
     def is_backward(self) -> bool:
@@ -164,17 +171,8 @@ class Callee:
         return "packed" if "heads" in roles else "arrays"
 
 
-def parameters_of(
-    function: Callable[..., Any], roles: Mapping[str, str] | None
-) -> list[tuple[Parameter, ...]]:
-    """The parameters with roles as stated or by name: every reading, the likeliest first.
-
-    An OptionError if the role of one stays unknown.
-    """
-    return with_roles(_parameters(function), dict(roles or {}))
-
-
-def _parameters(function: Callable[..., Any]) -> list[Parameter]:
+def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
+    """The parameters of a function, without roles."""
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

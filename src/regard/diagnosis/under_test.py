@@ -15,11 +15,11 @@ import numpy as np
 from regard.diagnosis.calling import call
 from regard.diagnosis.convention import Answer, Ask, Convention, agrees
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
-from regard.diagnosis.inspection import key_heads
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import projected_probes, ready_probes
 from regard.diagnosis.signature import Callee
+from regard.diagnosis.weights import key_heads
 
 # All calls together may take this many times the limit of one call.
 CALLS_IN_ALL = 10

@@ -1,0 +1,293 @@
+"""Functions of arrays, made of functions that ask for something else: a dictionary, or a cache.
+
+Reads the code of the function for the names of entries. Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import inspect
+import itertools
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.signature import Parameter, plain, role_of
+from regard.diagnosis.weights import LAYERS, fused_order
+
+WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
+BIAS_LEAVES = ("bias", "b", "B")
+# Methods that change the list, dictionary or array that they belong to.
+CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
+TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws", "model", "layer")
+
+
+class Adapted:
+    """A function of arrays that calls another with some of them in a dictionary.
+
+    `__wrapped__` is the function itself, so that its library is found.
+    """
+
+    def __init__(self, function: Callable[..., Any], fixed: Mapping[str, Any], packed: str) -> None:
+        self.__wrapped__ = function
+        self.__name__ = getattr(function, "__name__", "function")
+        self._fixed, self._packed = fixed, packed
+
+    def __call__(self, **given: Any) -> Any:
+        """Call the function, with its fixed arguments."""
+        own = dict(self._fixed)
+        if self._packed:
+            prefix = f"{self._packed}_"
+            entries = [name for name in given if name.startswith(prefix)]
+            own[self._packed] = {name[len(prefix) :]: given.pop(name) for name in entries}
+        return self.__wrapped__(**given, **own)
+
+
+class Remembering:
+    """An object that keeps state between calls, or a function with a cache: each question anew.
+
+    `begin` makes a new copy of the object. If the function needs a cache, the first call tries what
+    an empty one may be, and keeps the first with which the output of one token is its value.
+    """
+
+    def __init__(self, thing: Any, method: str, cache: str = "", value: str = "") -> None:
+        self.__wrapped__ = thing if not method else getattr(thing, method)
+        self.__name__ = getattr(thing, "__name__", type(thing).__name__)
+        self._thing, self._method, self._cache, self._value = thing, method, cache, value
+        self._own = thing
+        self._kept: int | None = None
+
+    def begin(self) -> None:
+        """Forget every earlier call."""
+        if self._method:
+            self._own = copy.deepcopy(self._thing)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Call the function, with an empty cache for None."""
+        function = getattr(self._own, self._method) if self._method else self._own
+        if not self._cache or named.get(self._cache) is not None:
+            return function(*given, **named)
+        shapes = [*named.values()]
+        key = next(one for one in shapes if hasattr(one, "shape") and one.ndim)
+        empty = [*_empty_caches(self.__wrapped__, self._cache, key)]
+        if self._kept is None:
+            self._kept = self._first_that_fits(function, given, named, empty)
+        return function(*given, **{**named, self._cache: empty[self._kept]})
+
+    def _first_that_fits(
+        self,
+        function: Callable[..., Any],
+        given: Sequence[Any],
+        named: Mapping[str, Any],
+        empty: Sequence[Any],
+    ) -> int:
+        runs: list[int] = []
+        for number, cache in enumerate(empty):
+            with contextlib.suppress(Exception):
+                out = function(*given, **{**named, self._cache: copy.deepcopy(cache)})
+                runs.append(number)
+                output, value = np.asarray(out[0]), np.asarray(named[self._value])
+                if output.size == value.size and np.allclose(output.ravel(), value.ravel()):
+                    return number
+        return (*runs, 0)[0]
+
+
+LONGEST_CACHE = 16
+
+
+def _empty_caches(function: Callable[..., Any], name: str, like: Any) -> Iterator[Any]:
+    """What an empty cache may be, the likeliest first; `like` is an array of new tokens."""
+    shape, axes = tuple(like.shape), range(like.ndim + 1)
+    inserted = [(*shape[:n], LONGEST_CACHE, *shape[n:]) for n in axes[:-1] or axes]
+    longer = [(*shape[:n], LONGEST_CACHE, *shape[n + 1 :]) for n in range(max(1, like.ndim - 1))]
+    none = [(*one[:n], 0, *one[n + 1 :]) for one in (shape,) for n in range(max(1, like.ndim - 1))]
+    none += [(*shape[:n], 0, *shape[n:]) for n in axes[:-1]]
+
+    def zeros(size: tuple[int, ...]) -> Any:
+        return like.new_zeros(size) if hasattr(like, "new_zeros") else _zeros_like(like, size)
+
+    needed, asked = _entries(function, name)
+    if names := [*dict.fromkeys((*needed, *asked))]:
+        for size in (*inserted, *longer, *none):
+            yield {one: zeros(size) if _holds_tokens(one) else 0 for one in names}
+        yield {one: [] if _holds_tokens(one) else 0 for one in names}
+        yield {one: None if _holds_tokens(one) else 0 for one in names}
+    yield None
+    for size in none:
+        yield zeros(size), zeros(size)
+    yield [], []
+    yield {}
+    yield []
+    for size in (*inserted, *longer):
+        yield zeros(size), zeros(size)
+        yield zeros(size), zeros(size), 0
+
+
+def _zeros_like(like: Any, size: tuple[int, ...]) -> Any:
+    made = np.zeros(size, str(like.dtype))
+    return made if isinstance(like, np.ndarray) else like.__array_namespace__().asarray(made)
+
+
+def _holds_tokens(name: str) -> bool:
+    """Whether an entry of a cache has keys or values, and not a position."""
+    return plain(name)[:1] in "kvx" or "key" in name.lower() or "val" in name.lower()
+
+
+def from_dictionary(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> tuple[Callable[..., Any], list[Parameter]] | None:
+    """The function as one of arrays, if its only required parameter is a dictionary of them."""
+    required = [one for one in parameters if one.required]
+    if len(required) != 1:
+        return None
+    name = required[0].name
+    needed, asked = _entries(function, name)
+    if not needed or not any(role_of(one) in ("query", "x") for one in needed):
+        return None
+    inner = [
+        Parameter(f"{name}_{entry}", role_of(entry), entry in needed, keyword=True)
+        for entry in dict.fromkeys((*needed, *asked))
+        if entry.isidentifier()
+    ]
+    rest = [replace(one, keyword=True) for one in parameters if not one.required]
+    return Adapted(function, {}, name), [*inner, *rest]
+
+
+def with_weights(
+    function: Callable[..., Any], parameters: Sequence[Parameter], width: int, framework: str
+) -> tuple[Callable[..., Any], list[Parameter], dict[str, Array]] | None:
+    """The function with weights in the tree of parameters that it asks for, if it asks for one."""
+    tree = next((one for one in parameters if one.required and plain(one.name) in TREES), None)
+    if tree is None:
+        return None
+    texts = [*_texts(function)]
+    names = [one for one in texts if _projection(one)]
+    leaves = [one for one in texts if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
+    weights: dict[str, Array] = {}
+    entries: dict[str, Any] = {}
+    rng = np.random.default_rng(0)
+    for name in dict.fromkeys(names):
+        order = fused_order(name)
+        letters = order or _projection(name)[-1]
+        kind = "b_" if _projection(name)[:2] == "b_" else "W_"
+        parts = [rng.uniform(-0.9, 0.9, (width, width) if kind == "W_" else width) for _ in letters]
+        whole = np.concatenate(parts, axis=-1)
+        own = dict(zip((kind + letter for letter in letters), parts, strict=True))
+        if not leaves or kind == "b_":
+            entries[name] = whole
+            weights |= own
+            continue
+        bias = rng.uniform(-0.9, 0.9, whole.shape[-1])
+        entries[name] = {}
+        for leaf in dict.fromkeys(leaves):
+            entries[name][leaf] = whole if leaf in WEIGHT_LEAVES else bias
+        weights |= own
+        if any(leaf in BIAS_LEAVES for leaf in leaves):
+            split = np.split(bias, len(letters))
+            weights |= dict(zip((f"b_{letter}" for letter in letters), split, strict=True))
+    if not {"W_q", "W_k", "W_v"} <= weights.keys():
+        return None
+    if framework != "numpy":
+        weights = {role: array.astype(np.float32).astype(float) for role, array in weights.items()}
+    rest = [replace(one, keyword=True) for one in parameters if one is not tree]
+    return Adapted(function, {tree.name: _in_library(entries, framework)}, ""), rest, weights
+
+
+def _in_library(entries: Any, framework: str) -> Any:
+    if isinstance(entries, dict):
+        return {name: _in_library(value, framework) for name, value in entries.items()}
+    if framework == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(entries)
+    if framework == "torch":
+        import torch
+
+        return torch.from_numpy(np.array(entries))
+    return entries
+
+
+def keeps_state(method: Callable[..., Any]) -> bool:
+    """Whether a method reads an attribute of its object that it also changes."""
+    changed, read = set(), set()
+    for tree in itertools.islice(_trees(method), 1):
+        for node in ast.walk(tree):
+            targets: list[ast.expr] = []
+            if isinstance(node, ast.Assign):
+                targets = node.targets
+            elif isinstance(node, ast.AugAssign):
+                targets = [node.target]
+                read.add(_attribute(node.target))
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in CHANGING:
+                targets = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            for one in targets:
+                parts = one.elts if isinstance(one, ast.Tuple) else [one]
+                changed |= {_attribute(part) for part in parts}
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                read.add(_attribute(node))
+    return bool((changed & read) - {""})
+
+
+def _attribute(node: ast.expr) -> str:
+    """The name of an attribute of self, also where a part of it is meant; or nothing."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    own = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self"
+    return node.attr if own and isinstance(node, ast.Attribute) else ""
+
+
+def _projection(name: str) -> str:
+    """The role of a weight by its name, W_q for a fused one; or nothing."""
+    if fused_order(name):
+        return "W_q"
+    role = LAYERS.get(plain(name)) or role_of(name) or ""
+    return role if role[:2] in ("W_", "b_") else ""
+
+
+def _trees(function: Callable[..., Any]) -> Iterator[ast.AST]:
+    """The code of a function, and of those of its module that it names."""
+    inner = inspect.unwrap(function)
+    names = getattr(getattr(inner, "__code__", None), "co_names", ())
+    known = getattr(inner, "__globals__", {})
+    others = (known.get(name) for name in names)
+    for one in (inner, *(other for other in others if inspect.isfunction(other))):
+        try:
+            yield ast.parse(textwrap.dedent(inspect.getsource(one)))
+        except (OSError, TypeError, SyntaxError):
+            continue
+
+
+def _texts(function: Callable[..., Any]) -> Iterator[str]:
+    """Every text in the code, and the parameters of functions that a dictionary is spread over."""
+    for tree in _trees(function):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node, ast.Call) and any(one.arg is None for one in node.keywords):
+                called = getattr(node.func, "id", "")
+                inner = getattr(inspect.unwrap(function), "__globals__", {}).get(called)
+                if inspect.isfunction(inner):
+                    yield from inspect.signature(inner).parameters
+
+
+def _entries(function: Callable[..., Any], name: str) -> tuple[list[str], list[str]]:
+    """The entries of a parameter that the code reads, and those that it asks for with get."""
+    needed, asked = [], []
+    for tree in _trees(function):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == name:
+                if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+                    needed.append(node.slice.value)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr == "get" and getattr(node.func.value, "id", "") == name:
+                    asked += [one.value for one in node.args[:1] if isinstance(one, ast.Constant)]
+            elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant):
+                own = getattr(node.comparators[0], "id", "") == name  # "mask" in inputs
+                asked += [node.left.value] if own else []
+    return [one for one in needed if one not in asked], [str(one) for one in asked]

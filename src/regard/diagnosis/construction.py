@@ -1,0 +1,249 @@
+"""Making an object of a class: small sizes for the parameters of its constructor, by their names.
+
+Must not know what the object computes.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.signature import plain, role_of
+from regard.errors import OptionError, safe_text
+
+# Where an object that is made here keeps what it was made with.
+_MADE = "regard_made_with"
+HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
+LONGEST = 32  # of a sequence: more than any probe has
+CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
+# Names of sizes, where a role does not tell; the first pattern that matches decides.
+SIZES = (
+    (re.compile("len|block|context(?!dim)|positions|seq|maxpos|maxsteps|ntokens"), "length"),
+    (re.compile("batch|bsz"), "batch"),
+    (re.compile("layer|depth"), "layers"),
+    (re.compile("vocab"), "length"),
+    (re.compile("dropout|drop$|prob$|pdrop|attnpdrop|residpdrop"), "zero"),
+    (
+        re.compile(
+            "^(d|emb|in|out|hid|dim|model|width|embed|nembd|q|k|v|kv|query|key|value|feat|size)"
+        ),
+        "model",
+    ),
+)
+
+
+def constructed(kind: Any, heads: int | None) -> list[Any]:
+    """Objects of a class, the one with sizes chosen here first; an OptionError if there is none."""
+    name = safe_text(getattr(kind, "__name__", "it"), 60)
+    found, problem = [], ""
+    for own_sizes in (True, False):
+        try:
+            arguments = _arguments(kind, heads, own_sizes)
+            made = kind(**arguments)
+            with contextlib.suppress(AttributeError):
+                setattr(made, _MADE, ", ".join(f"{n}={value!r}" for n, value in arguments.items()))
+            found.append(made)
+        except OptionError as error:
+            problem = problem or str(error)
+        except Exception as error:
+            text = safe_text(f"{type(error).__name__}: {error}", 160)
+            problem = problem or f"{name} cannot be made: {text}; give an object of it"
+    if not found:
+        raise OptionError(problem)
+    return found
+
+
+def made_with(thing: Any) -> str:
+    """The arguments with which an object was made here, as code; nothing for another object."""
+    return str(getattr(thing, _MADE, ""))
+
+
+def as_written(own: Any, thing: Any) -> bool:
+    """Whether lines of code can say how an object was made of a class, or was another's copy."""
+    is_module = hasattr(own, "state_dict")
+    return own is thing or (is_module and _Configuration.__name__ not in made_with(own))
+
+
+def fresh_weights(thing: Any) -> Any:
+    """A copy of an object with random weights in float64 and without dropout; the rest is kept."""
+    own = copy.deepcopy(thing)
+    if hasattr(own, "state_dict") and hasattr(own, "parameters"):
+        import torch
+
+        own = own.double().eval()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in own.parameters():
+                parameter.uniform_(-0.9, 0.9, generator=generator)
+        return own
+    rng = np.random.default_rng(0)
+    for holder in (vars(own), *(one for one in vars(own).values() if isinstance(one, dict))):
+        for name, value in holder.items():
+            if (role_of(str(name)) or "")[:2] in ("W_", "b_") and _is_float(value):
+                drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
+                holder[name] = drawn if isinstance(value, np.ndarray) else _like(value, drawn)
+    return own
+
+
+def _is_float(value: Any) -> bool:
+    return hasattr(value, "shape") and str(getattr(value, "dtype", ""))[:5] == "float"
+
+
+def _like(value: Any, drawn: Array) -> Any:
+    library = sys.modules.get("jax.numpy")
+    return value if library is None else library.asarray(drawn)
+
+
+def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
+    """The arguments of a constructor: sizes by their names, the rest as its defaults say."""
+    parameters = [
+        one
+        for one in inspect.signature(kind).parameters.values()
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    sizes = _sizes([one.name for one in parameters], heads)
+    arguments: dict[str, Any] = {}
+    for one in parameters:
+        value = None if _is_seed(one.name) else _value(one.name, sizes)
+        required = one.default is one.empty
+        if required and CONFIGURATION.fullmatch(plain(one.name)):
+            arguments[one.name] = _configuration(kind, one, heads)
+        elif required and value is None:
+            value = _by_annotation(one, sizes)
+            if value is None:
+                raise OptionError(
+                    f"{safe_text(kind.__name__, 60)} needs {safe_text(one.name, 40)}; "
+                    "give an object of it"
+                )
+            arguments[one.name] = value
+        elif required or value == 0.0 or (own_sizes and _may_change(one.default, value)):
+            arguments[one.name] = value
+    return arguments
+
+
+def _may_change(default: Any, value: Any) -> bool:
+    return type(default) is int and type(value) is int and default > 0
+
+
+def _by_annotation(parameter: inspect.Parameter, sizes: Mapping[str, int]) -> Any:
+    words = re.findall(r"\w+", inspect.formatannotation(parameter.annotation))
+    if "dtype" in plain(parameter.name):
+        return np.float64
+    if _is_seed(parameter.name):
+        jax = sys.modules.get("jax")
+        if plain(parameter.name) == "seed":
+            return 0
+        return np.random.default_rng(0) if jax is None else jax.random.PRNGKey(0)
+    if "bool" in words:
+        return True
+    if "float" in words:
+        return 0.0
+    return sizes["model"] if "int" in words or len(sizes) == 0 else None
+
+
+def _is_seed(name: str) -> bool:
+    """Whether a parameter is meant to make random numbers."""
+    return plain(name) in ("key", "prngkey", "rngkey", "seed", "rng", "generator", "randomkey")
+
+
+def _sizes(names: list[str], heads: int | None) -> dict[str, int]:
+    """Sizes that fit together: heads of six columns each, and half as many key heads."""
+    named = any(role_of(name) in ("heads", "key_heads") for name in names)
+    count = heads or (HEADS if named else 1)
+    return {
+        "heads": count,
+        "key_heads": max(1, count // 2),
+        "width": HEAD_WIDTH,
+        "model": HEAD_WIDTH * count,
+        "length": LONGEST,
+        "block": LONGEST,
+        "window": 3,
+        "batch": 2,
+        "layers": 1,
+        "softcap": 3,
+    }
+
+
+def _value(name: str, sizes: Mapping[str, int]) -> Any:
+    """The size or number that a name asks for, or None."""
+    role = "model" if plain(name) in ("d", "dim", "width") else role_of(name) or ""
+    if role == "no":
+        return 0.0
+    if role in ("heads", "key_heads", "width", "model", "window", "softcap", "block"):
+        return sizes[role]
+    for pattern, size in SIZES:
+        if pattern.search(plain(name)):
+            return 0.0 if size == "zero" else sizes[size]
+    return None
+
+
+# --- configurations ------------------------------------------------------------------------------
+
+
+def _configuration(kind: Any, parameter: inspect.Parameter, heads: int | None) -> Any:
+    """A configuration with the attributes that the code of a class reads."""
+    annotated = parameter.annotation
+    module = sys.modules.get(kind.__module__)
+    if isinstance(annotated, str):
+        annotated = getattr(module, annotated, None)
+    names = [*_read_from(kind, parameter.name)]
+    if is_dataclass(annotated) and isinstance(annotated, type):
+        own = [one.name for one in fields(annotated) if one.init]
+        sizes = _sizes(own, heads)
+        values = ((name, _value(name, sizes)) for name in own)
+        return annotated(**{name: value for name, value in values if value is not None})
+    sizes = _sizes(names, heads)
+    return _Configuration(
+        {name: (0.0 if (value := _value(name, sizes)) is None else value) for name in names}
+        | {name: False for name in names if re.search("bias|flash|use|is_|gate|norm", name)}
+    )
+
+
+class _Configuration(SimpleNamespace):
+    """Its entries are attributes and items."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        super().__init__(**entries)
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An entry, or a default."""
+        return vars(self).get(name, default)
+
+
+def _read_from(kind: Any, name: str) -> Iterator[str]:
+    """The attributes and items of `name` that a class and the others of its module read."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(sys.modules[kind.__module__])))
+    except (OSError, TypeError, SyntaxError, KeyError):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+        except (OSError, TypeError, SyntaxError):
+            return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_name(node.value, name):
+            yield node.attr
+        elif isinstance(node, ast.Subscript) and _is_name(node.value, name):
+            entry = getattr(node.slice, "value", None)
+            if isinstance(entry, str):
+                yield entry
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    if isinstance(node, ast.Attribute):  # self.config.n_embd
+        return node.attr == name and isinstance(node.value, ast.Name)
+    return isinstance(node, ast.Name) and node.id == name

@@ -1,0 +1,302 @@
+"""The weights that an object carries: which of its layers or arrays project queries, keys, values.
+
+Owns the names of layers. Reads, and calls nothing. Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.signature import PROJECTIONS, plain, role_of
+from regard.errors import OptionError, ProblemError
+from regard.problems.checks import weight_sizes
+
+# Layers that hold a weight under a name that would mean an array as a parameter.
+LAYERS = {
+    **dict.fromkeys(("query", "queries", "q"), "W_q"),
+    **dict.fromkeys(("key", "keys", "k"), "W_k"),
+    **dict.fromkeys(("value", "values", "v"), "W_v"),
+    **dict.fromkeys(("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout"), "W_o"),
+    **dict.fromkeys(("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"), "W_o"),
+}
+PACKED = ("inproj", "cattn", "inprojweight", "inprojbias")  # as qkv
+OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
+# The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
+FUSED_ORDERS = ("PHD", "HPD", "HDP", "DPH")
+MOST_HEADS = 4  # numbers of heads that are tried
+
+Weights = dict[str, Array]
+# The weights, the number of heads, and in which of the ways above they were read.
+Read = tuple[Weights, "int | None"]
+
+
+def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
+    """Every way to read the weights of an object, as x @ W: the likeliest first."""
+    stated = heads or head_count(thing)
+    layers = [*_layers(thing)]
+    groups = _number(thing, "key_heads")
+    found: list[Weights] = []
+    per_head: list[int] = []
+    named = _named(layers, stated, groups, per_head)
+    if set(PROJECTIONS) <= named.keys():
+        found = [named]
+        raw = {role for path, role, _ in _raw(layers) if role in named}
+        if raw and all(named[one].ndim == 2 for one in raw):
+            turned = {role: array.T if role in raw else array for role, array in named.items()}
+            found.append({role: np.ascontiguousarray(array) for role, array in turned.items()})
+    else:
+        found = [*_in_order(layers, named)]
+    if not found:
+        return []
+    counts = [stated or (per_head[0] if per_head else None)]
+    if counts == [None]:
+        counts = [*_possible_heads(thing, found[0])] or [None]
+    fused = _fused_name(layers)
+    out: list[Read] = []
+    for weights, count in itertools.product(found, counts):
+        orders = FUSED_ORDERS if fused and count else FUSED_ORDERS[:1]
+        out += [(_reordered(weights, fused, order, count or 1), count) for order in orders]
+    return [one for one in out if _fits(*one)] or out[:1]
+
+
+def head_count(thing: Any) -> int | None:
+    """The number of heads that an object, or a part of it, says it has."""
+    return _number(thing, "heads")
+
+
+def _number(thing: Any, role: str) -> int | None:
+    for part in _parts(thing):
+        for name, value in vars(part).items():
+            if role_of(name) == role and type(value) is int and value > 0:
+                return value
+    return None
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    """The object, the parts of a torch module, and objects that it holds."""
+    if hasattr(thing, "modules") and hasattr(thing, "state_dict"):
+        yield from (part for part in thing.modules() if hasattr(part, "__dict__"))
+    elif hasattr(thing, "__dict__"):
+        yield thing
+
+
+Layer = tuple[str, Any, "Array", "Array | None"]  # path, the layer or None, weight, bias
+
+
+def _layers(thing: Any) -> Iterator[Layer]:
+    """Every weight of an object with its path, in the order in which it was defined."""
+    if hasattr(thing, "named_modules") and hasattr(thing, "state_dict"):
+        for path, part in thing.named_modules():
+            own = dict(part.named_parameters(recurse=False))
+            weight = own.get("weight")
+            if weight is not None and path:
+                array = _array(weight)
+                if array.ndim == 3 and array.shape[-1] == 1:  # a convolution of width 1
+                    array = array[..., 0]
+                if array.ndim == 2 and not OTHER_LAYERS.search(type(part).__name__):
+                    turned = array if type(part).__name__ == "Conv1D" else array.T
+                    bias = own.get("bias")
+                    yield path, part, turned, None if bias is None else _array(bias)
+                continue
+            for name, value in own.items():
+                yield f"{path}.{name}".lstrip("."), None, _array(value), None
+        return
+    for name, value in getattr(thing, "__dict__", {}).items():
+        if isinstance(value, dict):
+            for inner, array in value.items():
+                if _is_numbers(array):
+                    yield str(inner), None, np.asarray(array, float), None
+        elif _is_numbers(value):
+            yield name, None, np.asarray(value, float), None
+
+
+def _is_numbers(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and str(value.dtype)[:5] == "float"
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value.detach().numpy())
+
+
+def _raw(layers: list[Layer]) -> Iterator[tuple[str, str, Array]]:
+    """Weights that are arrays, not layers, with their roles."""
+    for path, layer, array, _ in layers:
+        role = _role(path)
+        if layer is None and role[:2] == "W_":
+            yield path, role, array
+
+
+def _role(path: str) -> str:
+    """What a layer or array projects, from its name or that of what holds it."""
+    parts = [part for part in path.split(".") if not part.isdigit()]
+    for part in reversed(parts[-2:]):
+        name = plain(part)
+        role = LAYERS.get(name) or role_of(part) or ""
+        if role[:2] in ("W_", "b_") or fused_order(part):
+            return role if role[:2] in ("W_", "b_") else part
+    return ""
+
+
+def fused_order(name: str) -> str:
+    """The projections that lie side by side in a layer: qkv, kv, kqv; or nothing."""
+    name = plain(name)
+    if name in PACKED:
+        return "qkv"
+    own = re.sub("^(to|w|fc|lin|linear|c|in|x)", "", name)
+    own = re.sub("(proj|projection|lin|linear|weight|w|layer)$", "", own)
+    own = own.replace("query", "q").replace("key", "k").replace("value", "v")
+    return own if sorted(own) in (["k", "q", "v"], ["k", "v"], ["q", "k"]) else ""
+
+
+def _fused_name(layers: list[Layer]) -> str:
+    names = (fused_order(path.split(".")[-1]) for path, *_ in layers)
+    return next((name for name in names if name), "")
+
+
+def _named(
+    layers: list[Layer], heads: int | None, groups: int | None, per_head: list[int]
+) -> Weights:
+    """The projections by the names of layers; those of single heads are put side by side."""
+    found: dict[str, list[Array]] = {}
+    for path, _, weight, bias in layers:
+        role = _role(path)
+        order = fused_order(path.split(".")[-1])
+        if order:
+            is_bias = weight.ndim == 1
+            weight = weight.T if path.endswith("in_proj_weight") else weight
+            for array, kind in ((weight, "b_" if is_bias else "W_"), (bias, "b_")):
+                if array is not None:
+                    for letter, part in _unpacked(order, array, heads, groups):
+                        found.setdefault(kind + letter, []).append(part)
+        elif role[:2] in ("W_", "b_"):
+            if weight.ndim == 3:
+                count, weight = _joined_heads(role, weight)
+                per_head.append(count)
+            elif role[:2] == "b_" and weight.ndim == 2:
+                weight = weight.reshape(-1)
+            found.setdefault(role, []).append(weight)
+            if bias is not None:
+                found.setdefault(role.replace("W", "b"), []).append(bias)
+    counts = {len(found[one]) for one in PROJECTIONS if one in found}
+    if max(counts, default=1) > 1 and len(counts) == 1:
+        per_head.append(counts.pop())
+    return {
+        role: np.concatenate(arrays, axis=-1) if len(arrays) > 1 else arrays[0]
+        for role, arrays in found.items()
+        if role not in ("W_o", "b_o") or len(arrays) == 1
+    }
+
+
+def _unpacked(
+    order: str, array: Array, heads: int | None, groups: int | None
+) -> Iterator[tuple[str, Array]]:
+    """The parts of an array that holds several projections side by side."""
+    width = array.shape[-1]
+    sizes = [width // len(order)] * len(order)
+    if heads and groups and len(order) == 3 and groups != heads:
+        one = width // (heads + 2 * groups)
+        sizes = [one * (heads if letter == "q" else groups) for letter in order]
+    if sum(sizes) == width:
+        yield from zip(order, np.split(array, np.cumsum(sizes)[:-1], axis=-1), strict=True)
+
+
+def _joined_heads(role: str, array: Array) -> tuple[int, Array]:
+    """Weights of each head, (H, M, D), (M, H, D) or for the output (H, D, M), side by side."""
+    if role == "W_o":
+        return len(array), array.reshape(-1, array.shape[-1])
+    if np.argmax(array.shape) == 0:
+        return array.shape[1], array.reshape(len(array), -1)
+    return len(array), array.swapaxes(0, 1).reshape(array.shape[1], -1)
+
+
+def _in_order(layers: list[Layer], named: Weights) -> Iterator[Weights]:
+    """Layers whose names say nothing: queries, keys, values and the output as they are defined."""
+    plain_layers = [
+        (weight, bias)
+        for path, layer, weight, bias in layers
+        if weight.ndim == 2 and (layer is not None or not OTHER_LAYERS.search(path))
+    ]
+    for count in (4, 3):
+        if len(plain_layers) == count:
+            for order in ("qkvo", "kqvo", "vkqo"):
+                own: Weights = {}
+                for letter, (weight, bias) in zip(order, plain_layers, strict=False):
+                    own[f"W_{letter}"] = weight
+                    own |= {} if bias is None else {f"b_{letter}": bias}
+                yield own
+            return
+    if len(plain_layers) in (1, 2):
+        weight, bias = plain_layers[0]
+        if weight.shape[1] % 3 == 0:
+            own = {f"W_{letter}": part for letter, part in _unpacked("qkv", weight, None, None)}
+            if bias is not None:
+                own |= {f"b_{x}": part for x, part in _unpacked("qkv", bias, None, None)}
+            for weight, bias in plain_layers[1:]:
+                own |= {"W_o": weight} | ({} if bias is None else {"b_o": bias})
+            yield own
+
+
+def _possible_heads(thing: Any, weights: Weights) -> Iterator[int]:
+    """The number of heads that a stated head width gives, or else those that the weights allow."""
+    columns = weights["W_q"].shape[-1]
+    width = _number(thing, "width")
+    if width and columns % width == 0 and width < columns:
+        yield columns // width
+        return
+    allowed = [n for n in range(1, columns + 1) if columns % n == 0 and columns // n > 1]
+    yield from allowed[:MOST_HEADS]
+
+
+def _reordered(weights: Weights, fused: str, order: str, heads: int) -> Weights:
+    """The weights if the columns of a fused layer lie in another order of part, head and width."""
+    parts = [one for one in "qkv" if one in fused]
+    if order == FUSED_ORDERS[0] or not parts:
+        return weights
+    found = dict(weights)
+    for kind in ("W_", "b_"):
+        own = [weights.get(kind + one) for one in fused]
+        if any(one is None or one.shape != own[0].shape for one in own):  # type: ignore[union-attr]
+            continue
+        packed = np.concatenate([one for one in own if one is not None], axis=-1)
+        lead, width = packed.shape[:-1], packed.shape[-1]
+        if width % (heads * len(fused)):
+            continue
+        sizes = {"P": len(fused), "H": heads, "D": width // heads // len(fused)}
+        split = packed.reshape(*lead, *(sizes[axis] for axis in order))
+        axes = [len(lead) + order.index(axis) for axis in "PHD"]
+        split = split.transpose(*range(len(lead)), *axes).reshape(*lead, len(fused), -1)
+        for number, letter in enumerate(fused):
+            found[kind + letter] = np.ascontiguousarray(split[..., number, :])
+    return found
+
+
+def _fits(weights: Weights, heads: int | None) -> bool:
+    try:
+        key_heads(weights, heads or 1)
+    except OptionError:
+        return False
+    return True
+
+
+def key_heads(weights: Mapping[str, Array], heads: int) -> int:
+    """How many heads the keys have; an OptionError if the weights do not fit together."""
+    width, packed = (math.prod(weights[name].shape[-1:]) for name in ("W_q", "W_k"))
+    groups = max(1, packed * heads // max(1, width))
+    cross = len(weights["W_k"]) == len(weights["W_v"]) != len(weights["W_q"])
+    try:
+        shared = {} if cross else {"N": "M"}
+        weight_sizes({**weights, "heads": heads, "key_heads": groups}, shared)
+    except ProblemError as error:
+        raise OptionError("the weights do not fit together: ", *error.args) from None
+    if heads % groups:
+        raise OptionError(
+            f"W_k has the columns of {groups} heads; {heads} heads must be a multiple of that"
+        )
+    return groups
