@@ -7,7 +7,7 @@ expectations. Reads an explanation block by block; must not know how it was made
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -125,15 +125,23 @@ class Mismatch:
     derivation: Derivation | None
 
 
-def statistics(trace: Trace, head: int | None = None, batch: Batch | None = None) -> Statistics:
+def statistics(
+    trace: Trace,
+    head: int | None = None,
+    batch: Batch | None = None,
+    only: Container[str] | None = None,
+) -> Statistics:
     """Statistics of every step that is more than one number, and of every row of weights.
 
-    Over all heads and batch elements, or those of one query head and of one batch element.
+    Over all heads and batch elements, or those of one query head and of one batch element. `only`:
+    of these steps, which include the weights.
     """
     head = None if head is None else trace.head_index(head)
     at = None if batch is None else trace.batch_index(batch)
     names = [
-        name for name, step in trace.steps.items() if step.axes and step.declared.op != "visible"
+        name
+        for name, step in trace.steps.items()
+        if step.axes and step.declared.op != "visible" and (only is None or name in only)
     ]
     moments = {name: _Moments() for name in names}
     rows = _Rows(trace)
@@ -185,7 +193,8 @@ def _blocks(
         own = own_head(source.sizes, step.declared, trace.head_index(head)) or 0
         heads = heads[own : own + 1]
     row_blocks = source.row_blocks() if "L" in step.axes else [range(1)]
-    for element in np.ndindex(*lead) if batch is None else [batch[: len(lead)]]:
+    every = itertools.product(*map(range, lead))
+    for element in every if batch is None else [batch[: len(lead)]]:
         for at, rows in itertools.product(heads, row_blocks):
             seen = None
             if step.hides:
@@ -206,7 +215,7 @@ class _Moments:
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
-        self.minimum, self.maximum = np.inf, -np.inf
+        self.minimum = self.maximum = np.nan
 
     def add(self, block: _Block) -> None:
         """Chan's update: means and squared deviations of blocks combine without cancellation."""
@@ -227,8 +236,10 @@ class _Moments:
                 self.mean = float(self.mean * share + own * (cells.size / total))
             else:
                 self.mean = own
-            self.minimum = float(np.minimum(self.minimum, low))
-            self.maximum = float(np.maximum(self.maximum, high))
+            if self.count:
+                low = float(np.minimum(self.minimum, low))
+                high = float(np.maximum(self.maximum, high))
+            self.minimum, self.maximum = low, high
         self.count = total
 
     def result(self) -> StepStatistics:

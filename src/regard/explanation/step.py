@@ -168,7 +168,7 @@ class ExplainedStep:
         """Whether these numbers were given, not computed."""
         return self.declared.op == "given"
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of `value`, leading axes included."""
         return self.source.shape(self.name)
@@ -250,7 +250,7 @@ class ExplainedStep:
         at, own = self.one(head, batch)
         return self.excerpt(range(self.matrix_shape[0]), own, at)
 
-    @property
+    @cached_property
     def matrix_shape(self) -> tuple[int, int]:
         """How many rows and columns a head has; a vector over the queries is a column."""
         rows, columns = matrix_axes(self.declared)
@@ -271,12 +271,13 @@ class ExplainedStep:
         self, wanted: Sequence[int], own: int, batch: tuple[int, ...], name: str = ""
     ) -> Array:
         """Some rows of a head, in ascending order; of the step `name` with the same cells."""
-        found = [np.empty((0, self.matrix_shape[1]), np.bool_)]
+        found = []
         for rows in self._row_blocks():
             here = [row - rows.start for row in wanted if row in rows]
             if here:
-                found.append(self._block(name or self.name, rows, own, batch)[here])
-        return np.concatenate(found)
+                block = self._block(name or self.name, rows, own, batch)
+                found.append(block if len(here) == len(rows) else block[here])
+        return np.concatenate(found) if found else np.empty((0, self.matrix_shape[1]), np.bool_)
 
     def excerpt(self, wanted: Sequence[int], own: int, batch: tuple[int, ...]) -> Table:
         """Some rows of a head, in ascending order, as a labelled table."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from regard.textbook.mechanisms import NORMALIZATIONS, Declared, declare_score
@@ -91,7 +91,7 @@ class Ref:
     latex_symbol: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """One declared step of attention."""
 
@@ -107,7 +107,7 @@ class Step:
     phase: Literal["forward", "loss", "backward"] = "forward"
     of: str = ""  # the forward step that this is the whole gradient of
 
-    @property
+    @cached_property
     def index(self) -> tuple[str, ...]:
         """The letters of one cell's index, such as ('h', 'i', 'j')."""
         return tuple(LETTERS[axis] for axis in self.axes)
@@ -117,14 +117,14 @@ class Step:
         """The cell at the same place, as an operand of another step."""
         return Ref(self.name, self.index, self.symbol, self.latex_symbol)
 
-    @property
+    @cached_property
     def running(self) -> str:
         """The letter that a dot, a sum or a maximum runs along; "" where nothing runs."""
         entries = (entry for ref in self.operands for entry in ref.index)
         letters = (letter for entry in entries for letter in letters_of(entry))
         return next((letter for letter in letters if letter not in self.index), "")
 
-    @property
+    @cached_property
     def formula(self) -> str:
         """Such as ``P = Y / z``."""
         if self.written:
@@ -134,7 +134,7 @@ class Step:
         symbols = [ref.symbol for ref in self.operands]
         return f"{self.symbol} = {self._filled(OPERATIONS[self.op].formula, symbols, 'ᵀ')}"
 
-    @property
+    @cached_property
     def latex(self) -> str:
         """The formula as LaTeX."""
         if self.written:

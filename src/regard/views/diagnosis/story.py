@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from regard.errors import safe_text
@@ -275,12 +275,12 @@ def _sheet(
 
     def dressed(i: int, j: int) -> PrintedCell:
         # A score of −∞ is expected: it hides a key.
-        cell = replace(cells[i][j], style="hidden") if matrix[i][j] == -math.inf else cells[i][j]
+        cell = cells[i][j]._replace(style="hidden") if matrix[i][j] == -math.inf else cells[i][j]
         if (i, j) not in differs:
             return cell
         style = f"{cell.style} differs".strip()
         hint = f"should be {rounded(_at(shown.right, i, j), digits)}"
-        return replace(cell, style=style, mark=DIFFERS, hint=hint)
+        return cell._replace(style=style, mark=DIFFERS, hint=hint)
 
     return Printed(
         tuple(f"{names[1]} {j}".strip() for j in columns),

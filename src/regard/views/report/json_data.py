@@ -10,7 +10,7 @@ import base64
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -169,7 +169,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
     source, layer = explanation.source, plan.layers[name]
     shown = layer.explanation
     own_rules = _without_bias(source.rules)
-    form = form_of(shown)
+    form, where = form_of(shown), arrangement(shown)
     declared, numbers = _declarations(form)
     places = [data.declarations.number(one) for one in declared]
     steps = shown.source.steps.values()
@@ -205,14 +205,12 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
             for batch, head in layer.exact
         },
         "sections": [
-            {"title": title, "steps": list(steps)} for title, steps in outline(shown).items()
+            {"title": title, "steps": list(steps)} for title, steps in where.sections.items()
         ],
         "lanes": {step: story.lane(step) for step in shown.steps if story.lane(step)},
-        "aside": list(aside(shown)),
+        "aside": list(where.aside),
         **(
-            {"beside": beside(shown), "shared": _shared(explanation)}
-            if has_gradients(shown)
-            else {}
+            {"beside": where.beside, "shared": _shared(explanation)} if has_gradients(shown) else {}
         ),
         "countable": countable(shown),
         "scaleWords": scale_words(shown) if layer.exact else "",
@@ -280,41 +278,35 @@ def _overview(data: Data, head: Head, plan: Plan) -> dict[str, Any]:
     }
 
 
-def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:
-    """The steps under their headings, gradients apart, which are shown beside them.
+class Arrangement(NamedTuple):
+    """Where the steps of an explanation are shown."""
 
-    A table of yes and no was given, so it is among them.
-    """
-    gradients = beside(explanation)
+    sections: dict[str, tuple[str, ...]]  # under their headings, gradients apart
+    beside: dict[str, str]  # for each gradient the step that it is shown beside
+    aside: tuple[str, ...]  # the steps that no heading names
+
+
+def arrangement(explanation: Trace) -> Arrangement:
+    """Where the steps are shown; a table of yes and no was given, so it is in a section."""
+    by_products = story.by_products(explanation)
+    beside: dict[str, str] = {}
+    for name, step in explanation.source.steps.items():
+        if step.of:
+            beside[name] = step.of
+        elif step.phase == "backward" and name not in by_products:  # δ: with the gradient before
+            beside[name] = [*beside.values()][-1]
     sections = {
         title: kept
         for title, steps in story.outline(explanation).items()
-        if (kept := tuple(name for name in steps if name not in gradients))
+        if (kept := tuple(name for name in steps if name not in beside))
     }
     if _has_table(explanation.source.rules):
         title = next(title for title, steps in sections.items() if "masked" in steps)
         at = sections[title].index("masked")
         sections[title] = (*sections[title][:at], "visible", *sections[title][at:])
-    return sections
-
-
-def beside(explanation: Trace) -> dict[str, str]:
-    """The step that each gradient is shown beside: its own; for δ, that of the gradient before."""
-    by_products = story.by_products(explanation)
-    found: dict[str, str] = {}
-    for name, step in explanation.source.steps.items():
-        if step.of:
-            found[name] = step.of
-        elif step.phase == "backward" and name not in by_products:
-            found[name] = [*found.values()][-1]
-    return found
-
-
-def aside(explanation: Trace) -> tuple[str, ...]:
-    """The steps that no heading names: they are shown apart."""
-    named = {name for steps in outline(explanation).values() for name in steps}
-    named |= {*beside(explanation)}
-    return tuple(name for name in story.by_products(explanation) if name not in named)
+    named = {*beside}.union(*sections.values())
+    aside = tuple(name for name in by_products if name not in named)
+    return Arrangement(sections, beside, aside)
 
 
 def _expectations(data: Data, explanation: Trace) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -27,7 +27,7 @@ from regard.explanation.step import ExplainedStep
 from regard.explanation.trace import READING_NOTE, Trace
 from regard.views import story
 from regard.views.head_view import Head
-from regard.views.report.json_data import Data, aside, beside, outline, page_data
+from regard.views.report.json_data import Data, arrangement, page_data
 from regard.views.report.plan import Plan, make_plan, without_numbers
 from regard.views.report.summary import checks, said, summary
 from regard.views.report.tables import is_printed, printed
@@ -226,6 +226,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{hashed}'"
 
 
+@lru_cache(maxsize=1024)
 def _typeset(formula: str) -> Markup:
     """A formula as HTML: single letters as variables, _i as a subscript, the d of dX upright."""
 
@@ -289,7 +290,7 @@ def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def _sections(head: Head, digits: int) -> list[dict[str, Any]]:
     """The steps of a head under their headings, side by side in lanes; by-products at the end."""
-    gradients = beside(head.explanation)
+    sections, gradients, others = arrangement(head.explanation)
 
     def lanes(names: Iterable[Sequence[str]]) -> list[list[list[dict[str, Any]]]]:
         """Every step with what is shown beside it."""
@@ -304,14 +305,10 @@ def _sections(head: Head, digits: int) -> list[dict[str, Any]]:
             for lane in names
         ]
 
-    sections = [
-        {"title": title, "lanes": lanes(_lanes(names))}
-        for title, names in outline(head.explanation).items()
-    ]
-    others = aside(head.explanation)
+    shown = [{"title": title, "lanes": lanes(_lanes(names))} for title, names in sections.items()]
     if others:
-        sections.append({"title": "", "lanes": lanes([name] for name in others)})
-    return sections
+        shown.append({"title": "", "lanes": lanes([name] for name in others)})
+    return shown
 
 
 def _checks(explanation: Trace) -> dict[str, Any] | None:

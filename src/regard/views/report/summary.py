@@ -6,7 +6,7 @@ what a reader changed. Must not know HTML, nor how a statistic is made.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from regard.errors import LabelError, OptionError, ShapeError, safe_text
 from regard.explanation import questions
 from regard.explanation.notation import exactly, format_number
-from regard.explanation.questions import Mismatch
+from regard.explanation.questions import Mismatch, StepStatistics
 from regard.explanation.trace import Trace
 from regard.views.head_view import Head
 from regard.views.report.tables import Printed, figures, is_printed
@@ -66,7 +66,7 @@ def summary(head: Head, digits: int) -> Summary | None:
         [found.rows.entropy.flat, found.rows.effective_keys.flat, found.rows.largest_weight.flat]
     )
     names = explanation.names.along("S")
-    steps = [_without_noise(*map(float, astuple(one))) for one in found.steps.values()]
+    steps = [_without_noise(one) for one in found.steps.values()]
     best = tuple(names[key] if key >= 0 else "" for key in keys[:shown].tolist())
     labels = weights.row_labels[:shown]
     return Summary(
@@ -77,14 +77,12 @@ def summary(head: Head, digits: int) -> Summary | None:
     )
 
 
-def _without_noise(
-    mean: float, variance: float, least: float, most: float, cells: float
-) -> list[float]:
+def _without_noise(one: StepStatistics) -> list[float]:
     """The statistics of a step; a mean or a variance that is only rounding is shown as 0."""
-    noise = max(abs(least), abs(most)) * NOISE
-    mean = 0.0 if abs(mean) < noise else mean
-    variance = 0.0 if variance < noise * noise else variance
-    return [mean, variance, least, most, cells]
+    noise = max(abs(one.minimum), abs(one.maximum)) * NOISE
+    mean = 0.0 if abs(one.mean) < noise else one.mean
+    variance = 0.0 if one.variance < noise * noise else one.variance
+    return [mean, variance, one.minimum, one.maximum, float(one.cells)]
 
 
 def countable(explanation: Trace) -> bool:
@@ -95,9 +93,10 @@ def countable(explanation: Trace) -> bool:
 def scale_words(explanation: Trace) -> str:
     """What the scale does to the variance of the scores, where there is one head to say it of."""
     several = explanation.batch_shape or (explanation.heads or 1) > 1
-    if several or not countable(explanation):
+    if several or not countable(explanation) or explanation.mechanism != ("dot", "softmax"):
         return ""
-    return why_the_scale(explanation, questions.statistics(explanation))
+    only = ("scores", "scaled", "weights")
+    return why_the_scale(explanation, questions.statistics(explanation, only=only))
 
 
 # --- what should come out ------------------------------------------------------------------------

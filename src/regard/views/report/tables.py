@@ -7,10 +7,10 @@ Must not know HTML.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil
-
-import numpy as np
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, isfinite
+from typing import NamedTuple
 
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
@@ -24,8 +24,7 @@ EXCERPT = 8  # rows and columns of a matrix that is too large to be printed
 LABEL_LENGTH = 60
 
 
-@dataclass(frozen=True)
-class PrintedCell:
+class PrintedCell(NamedTuple):
     """What one cell shows.
 
     `pad` follows it, unseen, so that decimal points align; `mark` precedes a wrong number.
@@ -68,8 +67,8 @@ def printed(head: Head, step: str, digits: int) -> Printed:
     table = head.table(step, range(shown[0]))
     largest = head.darkest(table)
     cells = [
-        [_cell(table, row, column, largest, digits) for column in range(shown[1])]
-        for row in range(shown[0])
+        [_cell(table, row, column, value, largest, digits) for column, value in enumerate(values)]
+        for row, values in enumerate(table.value[:, : shown[1]].tolist())
     ]
     return Printed(
         _labels(table.column_labels[: shown[1]]),
@@ -81,35 +80,37 @@ def printed(head: Head, step: str, digits: int) -> Printed:
     )
 
 
-def _labels(labels: Sequence[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=256)
+def _labels(labels: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(safe_text(label, LABEL_LENGTH) for label in labels)
 
 
 def figures(
     headers: tuple[str, ...],
-    labels: Sequence[str],
+    labels: tuple[str, ...],
     rows: Sequence[Sequence[float]],
     digits: int,
-    notes: Sequence[str] = (),
+    notes: tuple[str, ...] = (),
 ) -> Printed:
     """A plain table of numbers, without shades."""
     cells = tuple(map(tuple, shaded(rows, 0, digits)))
     return Printed(headers, _labels(labels), cells, _labels(notes))
 
 
-def _cell(table: Table, row: int, column: int, largest: float, digits: int) -> PrintedCell:
+def _cell(
+    table: Table, row: int, column: int, value: float, largest: float, digits: int
+) -> PrintedCell:
     if table.hidden is not None and table.hidden[row, column]:
         names = ", ".join(safe_text(name, 80) for name in table.hidden_by(row, column))
         return PrintedCell(table.rule(row, column), "hidden", hint=f"hidden by: {names}")
-    value = float(table.value[row, column])
-    if table.value.dtype == np.bool_ and not value:
+    if value is False:
         return PrintedCell("0", "off")
-    return _number_cell(value, largest, digits)
+    return _number_cell(float(value), largest, digits)
 
 
 def _number_cell(value: float, largest: float, digits: int) -> PrintedCell:
     """A number and its shade, a ninth darker for each ninth of the largest."""
-    if not np.isfinite(value):
+    if not isfinite(value):
         return PrintedCell(format_number(value), "odd")
     level = min(LEVELS, ceil(LEVELS * abs(value) / largest)) if largest else 0
     shade = f"{'n' if value < 0 else 'p'}{level}" if level else ""
@@ -128,10 +129,12 @@ def rounded(value: float, digits: int) -> str:
     ('0.3', '0.3000')
     """
     text = format_number(value, digits)
-    if "e" in text or not digits or text == format_number(value, max(digits, 8)):
-        return text
     whole, _, fraction = text.partition(".")
-    return f"{whole}.{fraction:0<{digits}}"
+    if value.is_integer() or "e" in text or len(fraction) >= digits:
+        return text
+    return (
+        text if text == format_number(value, max(digits, 8)) else f"{whole}.{fraction:0<{digits}}"
+    )
 
 
 def _aligned(rows: list[list[PrintedCell]]) -> list[list[PrintedCell]]:
@@ -140,12 +143,13 @@ def _aligned(rows: list[list[PrintedCell]]) -> list[list[PrintedCell]]:
         return rows
     columns = []
     for column in zip(*rows, strict=True):
-        width = max(len(_fraction(cell)) for cell in column)
+        fractions = [None if _is_word(cell) else _fraction(cell) for cell in column]
+        width = max(len(one or "") for one in fractions)
         full = "." + "0" * (width - 1) if width else ""
         columns.append(
             [
-                cell if _is_word(cell) else replace(cell, pad=full[len(_fraction(cell)) :])
-                for cell in column
+                cell if one is None or len(one) == width else cell._replace(pad=full[len(one) :])
+                for cell, one in zip(column, fractions, strict=True)
             ]
         )
     return list(map(list, zip(*columns, strict=True))) if columns else rows
@@ -159,4 +163,4 @@ def _is_word(cell: PrintedCell) -> bool:
 def _fraction(cell: PrintedCell) -> str:
     """The decimal point and what follows it."""
     _, point, digits = cell.text.partition(".")
-    return "" if _is_word(cell) else point + digits
+    return point + digits
