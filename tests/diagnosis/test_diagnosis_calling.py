@@ -41,7 +41,7 @@ def test_a_signature_says_what_names_do_not():
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
-        (lambda q, k, v, r, s, u: q, {}, "state them with signature='r=mask, s=mask, u=mask'"),
+        (lambda q, k, v, r, f, u: q, {}, "state them with signature='r=mask, f=mask, u=mask'"),
         (lambda mask, k: k, {}, "no parameter takes the queries"),
         (lambda q, k, v: q, {"layout": "(L, Q)"}, "it must be one of LD, DL"),
         (lambda q, k, v: q, {"library": "tensorflow"}, "library is 'tensorflow'"),
@@ -557,3 +557,34 @@ def test_whatever_form_an_attention_has_it_is_called(function, said):
     found = regard.diagnose(function)
     assert found.verdict == "right", found
     assert said in found.called
+
+
+def shares_keys(q, k, v):
+    """q is (H, B, L, D), k and v are (B, S, D)."""
+    weights = wrong.plain_softmax(np.einsum("hbld,bsd->hbls", q, k) / np.sqrt(q.shape[-1]))
+    return np.einsum("hbls,bsd->hbld", weights, v)
+
+
+def needs_whole_blocks(q, k, v, chunk=3):
+    scores = scores_of(q, np.concatenate(k.reshape(-1, chunk, k.shape[-1])))
+    return wrong.plain_softmax(scores) @ v
+
+
+def needs_a_transposed_key(q, k_t, v):
+    return wrong.plain_softmax(q @ k_t / np.sqrt(v.shape[-1])) @ v
+
+
+@pytest.mark.parametrize("function", [shares_keys, needs_whole_blocks, needs_a_transposed_key])
+def test_unusual_shapes_are_right_where_they_are_meant(function):
+    found = regard.diagnose(function)
+    assert found.verdict == "right", found
+
+
+def test_a_bias_that_is_scaled_with_the_scores_is_not_right():
+    def scaled(q, k, v, bias):
+        return wrong.plain_softmax((q @ np.swapaxes(k, -1, -2) + bias) / np.sqrt(q.shape[-1])) @ v
+
+    found = regard.diagnose(scaled)
+    assert not found.ok
+    states = {one.name: one.state for one in found.abilities}
+    assert (states["plain"], states["bias"]) == ("right", "wrong")

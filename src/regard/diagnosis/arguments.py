@@ -21,6 +21,8 @@ ALL = slice(None)
 MASK_PARTS = {
     "cells": (0, 0),
     "batch cells": (ALL, 0),
+    "head cells": (0,),
+    "1 head cells": (slice(1),),
     "batch 1 cells": (ALL, slice(1)),
     "batch 1 1 keys": (ALL, slice(1), slice(1)),
     "batch 1 keys": (ALL, 0, slice(1)),
@@ -101,6 +103,8 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         q, k, v = (probe.inputs[name].astype(dtype) for name in ("queries", "keys", "values"))
         query, of_keys = to_layout(q, READY, layout), "LD" if layout == "D" else layout
         sink = {"sink": probe.inputs["sink"].astype(dtype)} if "sink" in probe.inputs else {}
+        if convention.shared:
+            of_keys = of_keys.replace("H", "")
         key, value = to_layout(k, READY, of_keys), to_layout(v, READY, of_keys)
         found = sink | _of_backward(convention, probe)
         found |= {
@@ -179,6 +183,12 @@ def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, 
         if role is None:
             raise NotOfferedError("it takes no mask")
         options[role] = _mask(probe, convention)
+    if "bias" in probe.inputs:
+        role = mask_role(callee)
+        if role is None or convention.mask != "add" or convention.mask_shape in KEYS_ONLY:
+            raise NotOfferedError("it takes no bias")
+        bias = np.broadcast_to(probe.inputs["bias"], [sizes[axis] for axis in "BHLS"])
+        options[role] = _part_of(bias, convention).astype(convention.dtype)
     if probe.window is not None:
         options["window"] = probe.window - convention.window_extra
     if probe.chunks:
@@ -207,8 +217,7 @@ def _mask(probe: Probe, convention: Convention) -> Array:
         raise NotOfferedError("its mask is the same for every batch element")
     if not of_keys and (shape in KEYS_ONLY or convention.mask == "lengths"):
         raise NotOfferedError("its mask hides keys for all queries alike")
-    full = tuple(ALL if axis in convention.layout else 0 for axis in "BHL")
-    kept = np.array(probe.rule("mask")[MASK_PARTS.get(shape, full)], bool, order="C")
+    kept = _part_of(probe.rule("mask"), convention)
     kind = convention.mask
     if kind == "lengths":
         return np.asarray(kept.sum(-1))
@@ -216,3 +225,9 @@ def _mask(probe: Probe, convention: Convention) -> Array:
         return np.where(kept, 0, -np.inf).astype(dtype)
     kept = ~kept if kind in ("hide", "hide01") else kept
     return kept.astype(dtype) if kind in ("keep01", "hide01") else kept
+
+
+def _part_of(cells: Array, convention: Convention) -> Array:
+    """A copy of the part of (B, H, L, S) that a mask of this shape has."""
+    full = tuple(ALL if axis in convention.layout else 0 for axis in "BHL")
+    return np.array(cells[MASK_PARTS.get(convention.mask_shape, full)], order="C")

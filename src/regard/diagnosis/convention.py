@@ -40,6 +40,7 @@ class Convention:
     window_extra: int = 0  # 1 if the window does not count the query's own key
     scale_divides: bool = False
     transposed: bool = False  # weights stored as (out, in)
+    shared: bool = False  # keys and values have no axis of heads: all query heads read the same
     output_at: int | None = None  # position of the output among the results; None: first that fits
 
     @property

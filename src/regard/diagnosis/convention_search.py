@@ -23,7 +23,7 @@ from regard.scores import Score
 
 # Abilities that need a mask, a causal flag, a window, a cache or a scale.
 RULED = tuple(ABILITIES)[tuple(ABILITIES).index("mask") :]
-MASK_SHAPES = ("full", "cells", "batch cells", "batch 1 cells")
+MASK_SHAPES = ("full", "cells", "batch cells", "batch 1 cells", "head cells", "1 head cells")
 KEY_MASK_SHAPES = (*KEYS_ONLY, "full", "batch cells", "batch 1 cells", "cells")
 # Kinds of masks that a parameter of this role takes, if none is called just mask.
 KINDS_BY_ROLE = {
@@ -43,6 +43,7 @@ READY_LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("BHLD", "BLHD", "HBLD", "LBHD", "BHDL"),
     ("D",),
 )
+SHARED_LAYOUTS = ("BHLD", "HBLD", "BLHD", "HLD")  # of queries, with keys that have no heads
 EMBEDDED_LAYOUTS: tuple[tuple[str, ...], ...] = (("LM",), ("BLM", "LBM"))
 
 
@@ -96,7 +97,7 @@ def likely_readings(readings: Sequence[FunctionUnderTest]) -> list[FunctionUnder
         return list(readings)
     found: list[tuple[float, FunctionUnderTest]] = []
     for tested in readings:
-        if found and tested.callee.framework != found[0][1].callee.framework:
+        if found and _stage(tested) != _stage(found[0][1]):
             break
         share = max((_share_right(tested, one) for one in find_conventions(tested)), default=None)
         if share == 1 or tested.hung or tested.out_of_time:
@@ -105,6 +106,12 @@ def likely_readings(readings: Sequence[FunctionUnderTest]) -> list[FunctionUnder
             found.append((share, tested))
     found.sort(key=lambda one: -one[0])
     return [tested for _, tested in found] or list(readings[:1])
+
+
+def _stage(tested: FunctionUnderTest) -> tuple[str, bool]:
+    """What distinguishes readings of which a later kind is tried only if an earlier one fails."""
+    callee = tested.callee
+    return callee.framework, "block" in callee.roles and callee.roles["block"].required
 
 
 def _share_right(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> float:
@@ -163,6 +170,10 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             found = [one for one in found if one[1] is Fit.RIGHT]
         elif not tested.callee.batched:
             found = [one for one in found if one[1] is Fit.RIGHT] or found
+        if ready and not found:
+            shared = [Convention(one, dtype, shared=True) for one in SHARED_LAYOUTS]
+            fitting = ((one, _fit(tested, one)) for one in shared)
+            found = [one for one in fitting if one[1] is Fit.RIGHT][:1]
         if found:
             return [_with_output_position(tested, convention) for convention, _ in found]
     return []

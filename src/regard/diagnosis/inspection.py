@@ -9,7 +9,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -125,8 +125,9 @@ def _function_readings(
     if not roles and (made := with_weights(called, parameters, TREE_WIDTH, framework)) is not None:
         called, parameters, weights = made
     counts: list[int | None] = [heads]
-    if weights and heads is None and not any(role_of(one.name) == "heads" for one in parameters):
-        counts = [1, 2, 3, 4]
+    if weights and heads is None:
+        has_flag = any(role_of(one.name) == "heads" for one in parameters)
+        counts = [4] if has_flag else [1, 2, 3, 4]
     found = []
     for own, count in itertools.product(with_roles(parameters, dict(roles or {})), counts):
         callee = Callee(name, own, framework, weights, count, adapted=called is not function)
@@ -139,7 +140,14 @@ def _function_readings(
         keyed = tuple(replace(one, keyword=True) for one in own)
         steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
         found += steps if cache.required else [(called, callee), *steps]
-    return found
+    return found + [one for called, callee in found for one in _with_blocks_of_one(called, callee)]
+
+
+def _with_blocks_of_one(called: Callable[..., Any], callee: Callee) -> Iterator[Reading]:
+    """The same with blocks of one token, for a function whose default refuses other lengths."""
+    if any(one.role == "block" and not one.required for one in callee.parameters):
+        own = (replace(p, required=p.required or p.role == "block") for p in callee.parameters)
+        yield called, replace(callee, parameters=tuple(own))
 
 
 def _object_readings(

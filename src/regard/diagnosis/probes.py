@@ -31,6 +31,7 @@ ABILITIES = {
     "window rectangular": "a window with more keys than queries",
     "cache": "a cache, some tokens at a time",
     "scale": "a scale of the caller's",
+    "bias": "a bias that is added to the scores",
     "long": "hundreds of keys",
 }
 

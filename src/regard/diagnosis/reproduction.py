@@ -78,7 +78,9 @@ def script(tested: FunctionUnderTest, convention: Convention, wrong: Sequence[Pr
     `wrong` are the probes on which it is, `convention` is how it was called.
     """
     callee = tested.callee
-    if callee.paired or callee.adapted or callee.steps or callee.remembers:
+    if callee.paired or callee.adapted or callee.steps or callee.remembers or convention.shared:
+        return ""
+    if {"key_t", "cache_k"} & callee.roles.keys():
         return ""
     if not tested.origin or convention.layout not in _LAYOUTS:
         return ""

@@ -39,7 +39,7 @@ NAMES = {
     "hide": "hide ignore hidemask ignoremask blocked forbidden disallowed future",
     "bias": "bias attnbias attentionbias additivemask scorebias relbias relposbias positionbias "
     "relativepositionbias relativebias logitbias pairbias biases rpb",
-    "sink": "sink sinks saux attnsink attnsinks sinklogit sinklogits attentionsinks sinkscores",
+    "sink": "sink sinks s saux attnsink attnsinks sinklogit sinklogits attentionsinks sinkscores",
     "softcap": "softcap cap logitcap softcapping attnlogitsoftcapping logitssoftcap",
     "causal": "causal iscausal usecausalmask autoregressive masked usecausal",
     "scale": "scale scaling scalefactor smscale softmaxscale",

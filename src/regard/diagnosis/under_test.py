@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.diagnosis.arguments import mask_role
 from regard.diagnosis.calling import call
 from regard.diagnosis.convention import Answer, Ask, Convention, agrees
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
@@ -85,7 +86,7 @@ class FunctionUnderTest:
 
     def probes_for(self, convention: Convention) -> list[Probe]:
         """The ordinary probes for one way of calling, made once."""
-        key = (convention.layout, convention.causal_always, convention.aligned)
+        key = (convention.layout, convention.causal_always, convention.aligned, convention.shared)
         if key not in self.probes:
             kind, roles, layout = self.callee.kind, self.callee.roles, convention.layout
             rank, of_batch = len(layout), "B" in layout and "H" not in layout
@@ -97,6 +98,12 @@ class FunctionUnderTest:
                 found = [_with_rules(p, *rules) for p in _projected_probes(self.callee, rank)]
             if self.stated.mechanism is not None:
                 found = list(self.stated.mechanism.of(found))
+            if "key_t" in roles:  # it may read the width from the values alone
+                found = [probe for probe in found if probe.sizes["D"] == probe.sizes["E"]]
+            if convention.shared:
+                found = [_with_shared_keys(probe) for probe in found if probe.sizes["G"] > 1]
+            if mask_role(self.callee) is not None:
+                found += [_with_bias(probe) for probe in found if probe.name in BIASED]
             if "sink" in roles:
                 found = [_with_sink(probe) for probe in found]
             if self.of_gradients:
@@ -183,6 +190,23 @@ def _packed_probes(heads: int, batch: int, rank: int) -> Iterator[Probe]:
             if rows == keys or not probe.has_rules:
                 name = f"{probe.name} {rows}×{keys}"
                 yield replace(probe, inputs=inputs, name=name, ability=ability)
+
+
+def _with_shared_keys(probe: Probe) -> Probe:
+    """With one head of keys and values for all query heads."""
+    one = {name: probe.inputs[name][:, :1] for name in ("keys", "values")}
+    return replace(probe, inputs={**probe.inputs, **one}, groups=1)
+
+
+BIASED = {f"{name} {rank}-D" for name in ("square", "embeddings") for rank in (2, 3, 4)}
+
+
+def _with_bias(probe: Probe) -> Probe:
+    """With a finite number added to each score, the same in every head."""
+    sizes = [probe.sizes[axis] for axis in "HLS"]
+    drawn = np.random.default_rng(60).normal(size=sizes[1:]).round(2)
+    inputs = {**probe.inputs, "bias": np.broadcast_to(drawn, sizes)}
+    return replace(probe, inputs=inputs, name=f"bias {probe.name}", ability="bias")
 
 
 def _with_sink(probe: Probe) -> Probe:

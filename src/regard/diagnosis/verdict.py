@@ -48,6 +48,7 @@ from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
 
 TIME_LIMIT = 10.0
+READINGS_SECONDS = 5.0  # after these no other way of reading a function is judged
 
 
 def in_this_process(
@@ -95,12 +96,12 @@ def diagnose(
     all_tested = [
         FunctionUnderTest(one, stated, float(time_limit), ask, origin=found_at) for one in callees
     ]
-    found = None
+    found: Outcome | None = None
     for tested in likely_readings(all_tested):
         own = _verdict(tested)
-        found = found or own
-        if own.verdict not in ("unknown", "unusable"):
+        if found is None or (own.mistakes and not found.mistakes) or own.ok:
             found = own
+        if own.ok or time.monotonic() - begin > READINGS_SECONDS:
             break
     assert found is not None
     seconds = round(time.monotonic() - begin, 3)
