@@ -392,3 +392,41 @@ def test_the_fast_path_counts_its_arguments_and_survives_any_of_them():
         for x in odd:
             native.fast_path(*full[:place], x, *full[place + 1 :])
     assert_same_bytes(on_fast_path(q, k, v), regard.attention(q, k, v, kernel="fused"))
+
+
+# int8 caches --------------------------------------------------------------------------------------
+
+BFLOAT = pytest.param(BFLOAT16, id="bfloat16", marks=pytest.mark.needs("ml_dtypes"))
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT])
+@every_target
+def test_plain_steps_over_an_int8_cache_are_answered_and_have_the_bytes_of_the_general_way(
+    target, dtype, rows, monkeypatch
+):
+    q, k, v = inputs((2, 4, rows, 24), (2, 2, 300, 24), (2, 2, 300, 40))
+    q, cache = q.astype(dtype), regard.KVCache(dtype="int8")
+    cache.append(k, v)
+    answered: list[bool] = []
+
+    def recorded(*arguments: Any) -> Any:
+        found = fast(*arguments)
+        answered.append(found is not None)
+        return found
+
+    fast = native.fast_path_of_bytes
+    monkeypatch.setattr(native, "fast_path_of_bytes", recorded)
+    out = np.empty((2, 4, rows, 40), dtype)
+    plain: dict[str, Any] = {"causal": False}
+    for options in (plain, plain | {"threads": 1, "scale": 0.25}, plain | {"out": out}):
+        here = cache.attend(q, **options)
+        there = cache.attend(q, kernel="fused", **options | {"out": None})
+        assert_same_bytes(here, there)
+    np.testing.assert_equal(answered, [dtype != np.float64, False] * 3)
+    for more in ({"softcap": 2.0}, {"return_lse": True}, {"precision": "high"}):
+        there = cache.attend(q, kernel="fused", **plain, **more)
+        assert_same_bytes(np.asarray(cache.attend(q, **plain, **more)[0]), np.asarray(there[0]))
+    assert not any(answered[6:])
+    with pytest.raises(regard.ShapeError, match="must match"):
+        cache.attend(q[..., :-1])

@@ -9,10 +9,9 @@ import pytest
 
 import regard
 from bounds import INTEGERS, SHORT_INTEGERS, assert_within, error_bounds
-from calls import BFLOAT16, TARGETS, assert_same_bytes, every_target, inputs, numbers, on_path
+from calls import BFLOAT16, TARGETS, assert_same_bytes, inputs, numbers, on_path
 from integers import attend_in_integers
 from oracle import attend
-from regard.compute import native
 from regard.compute.quantized import parts, quantized
 
 pytestmark = [pytest.mark.needs("fused")]
@@ -65,38 +64,6 @@ def test_an_emulation_in_integers_is_within_the_bound_and_has_the_bytes_of_the_t
         emulated = emulated.astype(dtype)
         assert_same_bytes(answer(WHOLE, cache, q), emulated)
         assert_same_bytes(answer(WHOLE, cache, q[-1:]), emulated[-1:], "a row alone")
-
-
-@pytest.mark.parametrize("rows", [1, 30])
-@pytest.mark.parametrize("dtype", [*DTYPES, np.float64])
-@every_target
-def test_plain_steps_take_the_fast_path_and_have_the_bytes_of_the_general_way(
-    target, dtype, rows, monkeypatch
-):
-    q, k, v = inputs((2, 4, rows, 24), (2, 2, 300, 24), (2, 2, 300, 40))
-    q, cache = q.astype(dtype), cache_of(k, v)
-    answered: list[bool] = []
-
-    def recorded(*arguments: Any) -> Any:
-        found = fast(*arguments)
-        answered.append(found is not None)
-        return found
-
-    fast = native.fast_path_of_bytes
-    monkeypatch.setattr(native, "fast_path_of_bytes", recorded)
-    out = np.empty((2, 4, rows, 40), dtype)
-    plain: dict[str, Any] = {"causal": False}
-    for options in (plain, plain | {"threads": 1, "scale": 0.25}, plain | {"out": out}):
-        here = cache.attend(q, **options)
-        there = cache.attend(q, kernel="fused", **options | {"out": None})
-        assert_same_bytes(here, there)
-    np.testing.assert_equal(answered, [dtype != np.float64, False] * 3)
-    for more in ({"softcap": 2.0}, {"return_lse": True}, {"precision": "high"}):
-        there = cache.attend(q, kernel="fused", **plain, **more)
-        assert_same_bytes(np.asarray(cache.attend(q, **plain, **more)[0]), np.asarray(there[0]))
-    assert not any(answered[6:])
-    with pytest.raises(regard.ShapeError, match="must match"):
-        cache.attend(q[..., :-1])
 
 
 @needs_dots
