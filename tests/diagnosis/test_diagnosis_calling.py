@@ -588,3 +588,14 @@ def test_a_bias_that_is_scaled_with_the_scores_is_not_right():
     assert not found.ok
     states = {one.name: one.state for one in found.abilities}
     assert (states["plain"], states["bias"]) == ("right", "wrong")
+
+
+def test_a_function_that_cannot_be_called_says_what_its_own_layout_raises():
+    def f(q, k, v, table):
+        batch, heads, rows, width = q.shape
+        return q * table["missing"]
+
+    said = regard.diagnose(f).summary
+    assert "with arrays (B, H, L, D)" in said
+    assert "signature='q=query, k=key, v=value, table=mask'" in said
+    assert "unpack" not in said

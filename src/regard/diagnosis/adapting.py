@@ -98,7 +98,7 @@ class Remembering:
         return (*runs, 0)[0]
 
 
-LONGEST_CACHE = 16
+LONGEST_CACHE = 64  # tokens, more than a probe has
 
 
 def _empty_caches(function: Callable[..., Any], name: str, like: Any) -> Iterator[Any]:

@@ -44,6 +44,7 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
     """The arguments by the names of the parameters, as NumPy arrays, or a NotOfferedError."""
     if callee.steps:
         rules = probe.keep is not None or probe.window is not None or probe.scale is not None
+        rules |= probe.ability == "long"  # each token is a call
         if rules or not probe.causal or probe.sizes["L"] != probe.sizes["S"] or probe.rank == 1:
             raise NotOfferedError("it takes one token at a time")
     by_role = _inputs(callee, convention, probe) | _options(callee, convention, probe)

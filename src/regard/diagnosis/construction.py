@@ -26,7 +26,7 @@ from regard.errors import OptionError, safe_text
 # Where an object that is made here keeps what it was made with.
 _MADE = "regard_made_with"
 HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
-LONGEST = 32  # of a sequence: more than any probe has
+LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
 # Names of sizes, where a role does not tell; the first pattern that matches decides.
 SIZES = (

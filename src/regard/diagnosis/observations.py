@@ -5,13 +5,14 @@ Must not know mistakes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from regard.diagnosis.convention import Answer, Convention, agrees
+from regard.diagnosis.convention import Answer, Convention, agrees, spell
 from regard.diagnosis.convention_search import describe_call
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.matching import Matcher
@@ -29,6 +30,10 @@ _GRADIENTS = {
 }
 # Reported only if the function answered: nothing says that it is meant to do these.
 SILENT = ("grouped", "long")
+OF_AXES = re.compile(
+    "unpack|dimension|subscript|axes|axis|indices|Einstein|out of range|not aligned|matmul|shape",
+    re.IGNORECASE,
+)
 # Not reported if there is no mask, causal flag or window at all.
 FINER = ("key mask", "causal rectangular", "causal and mask", "window rectangular")
 
@@ -150,13 +155,25 @@ def unusable(tested: FunctionUnderTest) -> Outcome:
     """The diagnosis of a function that never returned an output: what it did instead."""
     name = tested.callee.name
     problems: dict[str, str] = {}
-    for (convention, _), answer in tested.answers.items():
+
+    # An exception about the number of axes says that another layout is meant.
+    def fitness(one: tuple[tuple[Convention, Probe], Answer]) -> tuple[bool, bool, int]:
+        (convention, _), answer = one
+        about_axes = OF_AXES.search(answer.problem) is not None
+        return "unpack" in answer.problem, about_axes, -len(convention.layout)
+
+    asked = sorted(tested.answers.items(), key=fitness)
+    for (convention, _), answer in asked:
         if answer.problem and answer.kind != "refused":
-            problems.setdefault(answer.kind, f"{answer.problem} ({convention.layout})")
+            arrays = spell(convention.layout)
+            problems.setdefault(answer.kind, f"{answer.problem} (with arrays {arrays})")
     order = ("hung", "prints", "nothing", "type", "shape", "raised")
     text = next((problems[kind] for kind in order if kind in problems), "it could not be called")
     if tested.out_of_time:
         text = "it is too slow; a higher time limit gives it more time"
+    elif "raised" in problems and text == problems["raised"]:
+        roles = ", ".join(f"{p.name}={p.role}" for p in tested.callee.parameters if p.role)
+        text += f"; its parameters are taken as signature={roles!r}: state what is another"
     instead = [Finding(kind, f"{name}: {problem}") for kind, problem in problems.items()]
     others = [one for one in findings(tested) if one.name not in problems]
     summary = f"{name} could not be diagnosed: {text}"

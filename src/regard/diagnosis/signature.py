@@ -93,7 +93,7 @@ BACKWARD_NAMES = {
 }
 _BACKWARD_ROLE_OF = {name: role for role, names in BACKWARD_NAMES.items() for name in names.split()}
 # The roles of arguments that have a gradient.
-DIFFERENTIATED = ("query", "key", "value", "x", "context")
+DIFFERENTIATED = ("query", "key", "key_t", "value", "x", "context", "cache_k", "cache_v")
 _ROLE_OF = {name: role for role, names in NAMES.items() for name in names.split()}
 # Every role that a user may state.
 ROLES = {*NAMES, *BACKWARD_NAMES, "keep01", "hide01", "add"}
