@@ -148,13 +148,18 @@ def _of_backward(convention: Convention, probe: Probe) -> dict[str, Any]:
     right = {name: one.astype(dtype) for name, one in probe.right.items()}
     in_rows = "".join(axis for axis in READY if axis in layout)
     rows = in_rows.removesuffix("D")
-    delta = (right["d_output"] * right["output"]).sum(-1)
+    lse, delta = (
+        to_layout(one, READY[:-1], rows)
+        for one in (right["lse"], (right["d_output"] * right["output"]).sum(-1))
+    )
+    if convention.keeps_axis:
+        lse, delta = lse[..., None], delta[..., None]
     return {
         "d_output": to_layout(right["d_output"], READY, layout),
         "output": to_layout(right["output"], READY, layout),
         "weights": to_layout(right["weights"], READY, in_rows),
-        "lse": to_layout(right["lse"], READY[:-1], rows),
-        "delta": to_layout(delta, READY[:-1], rows),
+        "lse": lse,
+        "delta": delta,
     }
 
 

@@ -41,6 +41,7 @@ class Convention:
     scale_divides: bool = False
     transposed: bool = False  # weights stored as (out, in)
     shared: bool = False  # keys and values have no axis of heads: all query heads read the same
+    keeps_axis: bool = False  # of a backward pass: lse and δ have an axis of length 1 at the end
     output_at: int | None = None  # position of the output among the results; None: first that fits
 
     @property

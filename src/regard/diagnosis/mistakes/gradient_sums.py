@@ -21,7 +21,7 @@ from regard.diagnosis.mistakes.entry import (
     mistakes,
     transposed,
 )
-from regard.diagnosis.probe import EVERY_RULE, Probe, Rule, Values, Variant
+from regard.diagnosis.probe import Probe, Rule, Values, Variant
 
 PARTS = ("return dQ, dK, dV", "return dq, dk, dv")
 SUMS = ("dQ += …; dK += …; dV += …  # once for each block", "dq += …  # once for each block")
@@ -116,8 +116,8 @@ def _only_softmax_masked() -> Variant:
     def visible(values: Values, probe: Probe) -> Array:
         return probe.keeps(())
 
-    def masked(values: Values, probe: Probe) -> Array:
-        return np.where(probe.keeps(EVERY_RULE), values["d_masked"], 0)
+    def masked(values: Values, probe: Probe) -> Any:
+        return np.where(probe.visible, values["d_masked"], 0) if probe.has_rules else None
 
     return Variant({"visible": visible, "d_scaled": masked})
 
@@ -221,6 +221,11 @@ RETURNED: Entries = {
         "A step along it then goes the wrong way.",
         _each(-1.0)[:4],
     ),
+    "gradient_of_another_shape": (
+        "a gradient has another shape than its input",
+        "The gradient of an array has its shape; one that is transposed or not summed has not.",
+        _each(np.nan)[1:],
+    ),
 }
 GROUPS: Entries = {
     "grouped_gradient_overwritten": (
@@ -266,6 +271,11 @@ BLOCKS: Entries = {
         "A loop over blocks adds each of them once.",
         tuple(_blocks(first=False, times=2.0)),
     ),
+    "block_overwritten": (
+        "each block overwrites the sum: only the last one counts",
+        "Gradients of blocks are added up: += instead of =.",
+        tuple(_last_block_alone()),
+    ),
     "first_block_counted_twice": (
         "the first block is added twice",
         "A loop over blocks adds each of them once.",
@@ -280,11 +290,6 @@ BLOCKS: Entries = {
         "the first block is missing in a sum over blocks",
         "A range that begins one block late loses it.",
         (*_blocks(first=True, times=0.0), *_never_reached("first")),
-    ),
-    "block_overwritten": (
-        "each block overwrites the sum: only the last one counts",
-        "Gradients of blocks are added up: += instead of =.",
-        tuple(_last_block_alone()),
     ),
 }
 MISTAKES = (

@@ -253,6 +253,27 @@ SOFTMAXES: Entries = {
         "The forward pass has softmax, not its logarithm.",
         _softmax(lambda p, dp, delta: dp - p * dp.sum(-1, keepdims=True)),
     ),
+    "exponentials_for_weights": (
+        "dS is made of exponentials that are not divided by their sum",
+        "dS = P·(dP − δ) with weights P that add up to 1.",
+        (
+            replacing(d_scores=lambda v, p: v["d_scaled"] * v["scale"] * v["row_sums"][..., None]),
+            replacing(
+                d_scores=lambda v, p: (
+                    v["d_scaled"] * v["scale"] * np.exp(np.nan_to_num(v["lse"]))[..., None]
+                )
+            ),
+        ),
+    ),
+    "softcap_slope_lost": (
+        "the slope of the softcap is left out: 1 − tanh²",
+        "The scores went through cap·tanh(s / cap), so their gradient is multiplied by its slope.",
+        (replacing(d_scaled=lambda v, p: v.get("d_capped")),),
+        (
+            "dS = dS * (1 - np.tanh(s / cap) ** 2)",
+            "ds = ds * (1 - torch.tanh(s / cap) ** 2)",
+        ),
+    ),
     "squared_weights": (
         "dS = P·P·(dP − δ): the weights count twice",
         "P multiplies dP − δ once.",
