@@ -56,7 +56,7 @@ def test_a_probe_of_embeddings_has_the_slope_of_its_output():
 
 # These need different ways of calling and matching; a sweep has them all.
 TELLING = {"delta_forgotten", "backward_not_masked", "grouped_gradient_not_summed"}
-TELLING |= {"keys_and_values_returned_swapped", "last_block_lost_backward"}
+TELLING |= {"softcap_slope_lost", "keys_and_values_returned_swapped", "last_block_lost_backward"}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_every_mistake_of_a_backward_pass_is_named(mistake):
     assert found.mistakes[0].example is not None
 
 
-@pytest.mark.parametrize("make", [wrong.backward, wrong.by_heads, wrong.by_blocks])
+@pytest.mark.parametrize("make", [wrong.backward, wrong.by_heads, wrong.by_blocks, wrong.capped])
 def test_backward_passes_without_a_mistake_are_right(make):
     found = regard.diagnose(make())
     assert found.verdict == "right", found

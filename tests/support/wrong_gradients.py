@@ -57,6 +57,7 @@ def backward(mistake: str = "") -> Any:
             "weights_for_their_gradient": lambda: p * (p - (p * p).sum(-1, keepdims=True)),
             "gradient_for_weights": lambda: dp * (dp - (dp * dp).sum(-1, keepdims=True)),
             "log_softmax_backward": lambda: dp - p * dp.sum(-1, keepdims=True),
+            "exponentials_for_weights": lambda: _exponentials(q, k, scale, causal) * (dp - delta),
             "squared_weights": lambda: p * p * (dp - delta),
         }.get(mistake, lambda: p * (dp - delta))()
         if mistake == "weights_for_scores_backward":
@@ -97,6 +98,7 @@ def backward(mistake: str = "") -> Any:
             "gradient_lost": lambda: (dq, 0 * dk, dv),
             "gradient_doubled": lambda: (dq, dk, dv + dv),
             "gradient_negated": lambda: (-dq, dk, dv),
+            "gradient_of_another_shape": lambda: (dq, dk.swapaxes(-1, -2), dv),
         }.get(mistake, lambda: (dq, dk, dv))()
 
     return attention_backward
@@ -152,7 +154,25 @@ def by_blocks(mistake: str = "", block: int = 1) -> Any:
     return flash_backward
 
 
+def capped(mistake: str = "") -> Any:
+    """(q, k, v, do) with a softcap that is on by default."""
+
+    def capped_backward(q, k, v, do, softcap=5.0):
+        scale = q.shape[-1] ** -0.5
+        bent = np.tanh(q @ k.swapaxes(-1, -2) * scale / softcap)
+        e = np.exp(softcap * bent)
+        p = e / e.sum(-1, keepdims=True)
+        dp = do @ v.swapaxes(-1, -2)
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+        if mistake != "softcap_slope_lost":
+            ds = ds * (1 - bent**2)
+        return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ do
+
+    return capped_backward
+
+
 WRITTEN = {
+    "softcap_slope_lost": capped,
     **dict.fromkeys(("grouped_gradient_overwritten", "grouped_gradient_of_first"), by_heads),
     **dict.fromkeys(("grouped_gradient_averaged", "grouped_gradient_tiled"), by_heads),
     **dict.fromkeys(("grouped_gradient_not_summed",), by_heads),

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.probe import Probe
 from regard.positions import Alibi
 
@@ -68,6 +69,9 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
     """The probe of a computation that has this; None if it does not fit."""
     if own == PLAIN:
         return probe
+    if isinstance(probe, GradientProbe):
+        forward = None if probe.forward is None else with_built_in(own, probe.forward)
+        return None if forward is None else with_gradients(forward)
     sizes, inputs = probe.sizes, dict(probe.inputs)
     if own.positions:
         heads = sizes["H"]  # few have the slopes for a number that is no power of two

@@ -143,6 +143,7 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
     """Every layout that gives an output of the right shape, in the first dtype that does."""
     dtypes = ("float32",) if tested.callee.framework == "jax" else ("float64", "float32")
     ready = tested.callee.kind in ("arrays", "self")
+    kept = (False, True) if {"lse", "delta"} & tested.callee.roles.keys() else (False,)
     for dtype in dtypes:
         found = []
         for layouts in READY_LAYOUTS if ready else EMBEDDED_LAYOUTS:
@@ -153,8 +154,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             fits: list[tuple[Convention, Fit]] = []
             if mask_role(tested.callee) in OF_KEYS:  # one for each batch element
                 layouts = tuple(sorted(layouts, key=lambda one: "B" not in one))
-            for layout in layouts:
-                bare = Convention(layout=layout, dtype=dtype)
+            for layout, keeps in itertools.product(layouts, kept):
+                bare = Convention(layout=layout, dtype=dtype, keeps_axis=keeps)
                 fits += [(one, _fit(tested, one)) for one in _with_required_mask(tested, bare)]
                 if fits and fits[-1][1] is Fit.RIGHT:
                     break

@@ -6,7 +6,7 @@ Must not know how findings are worded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,9 +70,9 @@ def best_match(
     match = None
     for unit in units[:2]:
         match = match or _right_or_one(hypotheses(unit), unit)
+    for unit in units[:2]:
+        match = match or _with_built_in(tested, hypotheses(unit), unit)
     if not tested.of_gradients:
-        for unit in units[:2]:
-            match = match or _with_built_in(tested, hypotheses(unit), unit)
         match = match or _fitted(best_first, units[0])
     match = match or _two(best_first, units[0])
     if match is None and len(units) > 1 and not tested.of_gradients:
@@ -120,7 +120,7 @@ def _with_built_in(
         return None
     every = [
         replace(one, matcher=matcher, built_in=own)
-        for own in usual(*_numbers(tested))
+        for own in _built_in(tested)
         for one in plain
         if _agree_on_places(own, one.conventions[0])
         and (matcher := one.matcher.with_built_in(own)) is not None
@@ -129,7 +129,7 @@ def _with_built_in(
         if one.matcher.is_right:
             return Match(one, (), unit)
     for one in (one for one in every if not one.built_in.is_combined):
-        if (found := matching.single(one.matcher, whole=False)) is not None:
+        if (found := matching.single(one.matcher, whole=tested.of_gradients)) is not None:
             return Match(one, (found,), unit)
     for one in every:
         own = one.built_in
@@ -140,6 +140,15 @@ def _with_built_in(
         if (found := matching.single(one.matcher)) is not None:
             return Match(one, (found,), unit)
     return None
+
+
+def _built_in(tested: FunctionUnderTest) -> Iterable[BuiltIn]:
+    """What it may compute besides; of a backward pass only the softcap that it has by default."""
+    if not tested.of_gradients:
+        return usual(*_numbers(tested))
+    cap = tested.callee.roles.get("softcap")
+    given = None if cap is None else cap.default
+    return [BuiltIn(softcap=float(given))] if isinstance(given, int | float) and given else []
 
 
 def _agree_on_places(own: BuiltIn, convention: Convention) -> bool:

@@ -67,6 +67,11 @@ def _times(factor: float, *parts: str) -> Variant:
     return Variant({f"d_{name}": replaced(name) for name in parts})
 
 
+def _turned(name: str) -> Variant:
+    """One gradient with its last two axes exchanged."""
+    return Variant({f"d_{name}": lambda v, p: transposed(_summed(v, p)[name])})
+
+
 def _each(factor: float) -> Variants:
     """All gradients times a factor, then each alone, then two of them."""
     every = ("queries", "keys", "values")
@@ -222,9 +227,9 @@ RETURNED: Entries = {
         _each(-1.0)[:4],
     ),
     "gradient_of_another_shape": (
-        "a gradient has another shape than its input",
+        "a gradient is transposed, or has another shape than its input",
         "The gradient of an array has its shape; one that is transposed or not summed has not.",
-        _each(np.nan)[1:],
+        (*(_turned(name) for name in ("queries", "keys", "values")), *_each(np.nan)[1:]),
     ),
 }
 GROUPS: Entries = {

@@ -65,6 +65,11 @@ def _delta(delta: Callable[[Values], Any]) -> Variants:
     return both(delta=lambda values, probe: delta(values))
 
 
+def _without_slope(values: Values, probe: Probe) -> Any:
+    """The gradient of the capped scores as that of the scaled ones, where there is a softcap."""
+    return values.get("d_capped")
+
+
 def _queries(gradient: Callable[..., Any]) -> Variant:
     """Another gradient of the queries, made of dS, scaled and not, queries, keys and values."""
     return replacing(d_queries=lambda values, probe: gradient(*_factors(values)))
@@ -268,7 +273,7 @@ SOFTMAXES: Entries = {
     "softcap_slope_lost": (
         "the slope of the softcap is left out: 1 − tanh²",
         "The scores went through cap·tanh(s / cap), so their gradient is multiplied by its slope.",
-        (replacing(d_scaled=lambda v, p: v.get("d_capped")),),
+        (replacing(d_scaled=_without_slope),),
         (
             "dS = dS * (1 - np.tanh(s / cap) ** 2)",
             "ds = ds * (1 - torch.tanh(s / cap) ** 2)",
