@@ -54,7 +54,7 @@ def test_a_probe_of_embeddings_has_the_slope_of_its_output():
     np.testing.assert_allclose(own.output(RIGHT) @ moved.ravel(), slope, rtol=1e-8)
 
 
-# These need different ways of calling and matching; a sweep has them all.
+# These need different ways of calling and matching.
 TELLING = {"delta_forgotten", "backward_not_masked", "grouped_gradient_not_summed"}
 TELLING |= {"softcap_slope_lost", "keys_and_values_returned_swapped", "last_block_lost_backward"}
 
@@ -62,7 +62,7 @@ TELLING |= {"softcap_slope_lost", "keys_and_values_returned_swapped", "last_bloc
 @pytest.mark.parametrize(
     "mistake",
     [
-        pytest.param(one.name, marks=() if one.name in TELLING else pytest.mark.sweep)
+        pytest.param(one.name, marks=() if one.name in TELLING else pytest.mark.full)
         for one in GRADIENTS
     ],
 )
