@@ -15,6 +15,7 @@ array([[0.665, 0.245, 0.09 ],
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,18 +126,14 @@ class Rotary(Positions):
             if found is not None and not found.ndim:
                 raise ShapeError(f"positions.{name} is one number; it must have one for each row")
             setattr(self, name, found)
-        self._check()
-
-    @property
-    def _entries(self) -> rotary.Scaling:
-        return tuple((self.scaling or {"rope_type": "default"}).items())
-
-    @property
-    def factor(self) -> float:
-        """What cosines and sines are multiplied by."""
+        self._entries: rotary.Scaling = tuple((self.scaling or {"rope_type": "default"}).items())
+        # What cosines and sines are multiplied by.
+        self.factor = rotary.attention_factor(self._entries)
         if self.attention_factor is not None:
-            return self.attention_factor
-        return rotary.attention_factor(self._entries)
+            self.factor = self.attention_factor
+        # Whether a longer text turns its first rows by other angles too.
+        self.depends_on_length = rotary.depends_on_length(self._entries)
+        self._check()
 
     def _check(self) -> None:
         entries = dict(self._entries)
@@ -214,14 +211,10 @@ class Rotary(Positions):
         length = length if self.depends_on_length else 0
         return rotary.frequencies(self.base, self.turned(width), self._entries, length)
 
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether a longer text turns its first rows by other angles too."""
-        return rotary.depends_on_length(self._entries)
-
     def _stated(self) -> dict[str, Any]:
         usual = {"base": 10000.0, "interleaved": False}
-        own = {name: x for name, x in vars(self).items() if x is not None}
+        names = list(signature(Rotary).parameters)
+        own = {name: x for name in names if (x := getattr(self, name)) is not None}
         return {name: x for name, x in own.items() if name not in usual or x != usual[name]}
 
 

@@ -176,7 +176,7 @@ def recording_fast_calls_too() -> Iterator[list[str]]:
 
 
 class Recorded:
-    """The native module, whose `run` takes the target as its last argument."""
+    """The native module, whose `run` takes the target as its last text."""
 
     def __init__(self, native: Any, ran: list[str]) -> None:
         self.native, self.ran = native, ran
@@ -185,7 +185,8 @@ class Recorded:
         return getattr(self.native, name)
 
     def run(self, *arguments: Any) -> None:
-        self.ran.append(f"fused:{arguments[-1]}")
+        target = next(one for one in reversed(arguments) if isinstance(one, str))
+        self.ran.append(f"fused:{target}")
         self.native.run(*arguments)
 
 

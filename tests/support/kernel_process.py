@@ -142,7 +142,9 @@ class Module(types.ModuleType):
         high: bool,
         threads: int,
         target: str,
+        turns: None,  # rows are turned by a kernel of this machine alone
     ) -> None:
+        assert turns is None
         inputs = query, key, value, bias, sink, offset, length, left, right, rules
         parts = self._request(RUN, *inputs, scale, softcap, wide, high, threads, target)
         parts += [integers(KINDS[output.dtype.name], weights is not None, lse is not None)]

@@ -79,7 +79,14 @@ def choose(request: Request, name: Any = None) -> Kernel:
 
 def run(request: Request, kernel: str | None = None) -> Result:
     """Compute the request with the chosen kernel."""
-    return choose(request, kernel).run(without_positions(request))
+    chosen = choose(request, kernel)
+    if chosen is fused and request.positions is not None:
+        from regard.compute.positioned import turns_of
+
+        turns = turns_of(request)
+        if turns is not None:
+            return fused.run(request, turns)
+    return chosen.run(without_positions(request))
 
 
 def without_positions(request: Request) -> Request:

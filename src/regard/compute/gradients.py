@@ -148,7 +148,8 @@ def with_positions(
     made = of_kernel(replace(call, request=lowered(request), turned=turned))
     if isinstance(positions, Rotary):
         arrays: dict[str, Any] = {name: made[name] for name in ("query", "key") if name in call.wrt}
-        made |= Rotation.of(positions, request).turned(arrays, request.threads, back=True)
+        dtypes = {name: call.dtype(name) for name in arrays}
+        made |= Rotation.of(positions, request).back(arrays, dtypes, request.threads)
     return made
 
 

@@ -45,6 +45,20 @@ def lowered(request: Request) -> Request:
     return replace(request, bias=bias, positions=None)
 
 
+def turns_of(request: Request) -> tuple[Array, Array, Array, Array, bool] | None:
+    """For a kernel that turns rows itself: cosines and sines of queries, then of keys, and whether
+    pairs are side by side. None if it cannot, or there is nothing to turn.
+    """
+    positions = request.positions
+    if not isinstance(positions, Rotary) or request.score is not None:
+        return None
+    for array in (request.query, request.key):
+        if not (is_float(array.dtype) and array.dtype.isnative):
+            return None
+    rotation = Rotation.of(positions, request)
+    return (*rotation.table("query"), *rotation.table("key"), positions.interleaved)
+
+
 class Rotation:
     """How the rows of one call are turned."""
 
@@ -75,16 +89,30 @@ class Rotation:
             length = math.floor(max(map(_largest, self.places.values()))) + 1
         return self.positions.frequencies_of(self.width, length)
 
-    def turned(
-        self, arrays: Mapping[str, Array], threads: int | None = None, *, back: bool = False
-    ) -> dict[str, Array]:
-        """Turned rows (…, H, L, D) of each side, each number rounded once to the array's dtype.
+    def turned(self, arrays: Mapping[str, Array], threads: int | None = None) -> dict[str, Array]:
+        """Turned rows (…, H, L, D) of each side, each number rounded once to the array's dtype."""
+        return self._turned(arrays, {}, threads, back=False)
 
-        With `back` they are turned the other way, as gradients go, in place where that is possible.
+    def back(
+        self, arrays: Mapping[str, Array], dtypes: Mapping[str, np.dtype[Any]], threads: int | None
+    ) -> dict[str, Array]:
+        """Rows turned the other way, as gradients go, in place where that is possible.
+
+        They are rounded to their dtype, and then to those given.
         """
+        return self._turned(arrays, dtypes, threads, back=True)
+
+    def _turned(
+        self,
+        arrays: Mapping[str, Array],
+        dtypes: Mapping[str, np.dtype[Any]],
+        threads: int | None,
+        *,
+        back: bool,
+    ) -> dict[str, Array]:
         made, turns = {}, []
         for side, array in arrays.items():
-            cosines, sines = self._table(side)
+            cosines, sines = self.table(side)
             rows = array
             if cosines.ndim == 2:  # what batch elements or heads share is turned once
                 rows = rows[tuple(slice(0, None if by else 1) for by in rows.strides[:-2])]
@@ -92,13 +120,18 @@ class Rotation:
                 rows = rows.astype(np.float64)
             elif not rows.dtype.isnative:
                 rows = rows.astype(rows.dtype.newbyteorder("="))
-            result = rows if back and rows.flags.carray else np.empty(rows.shape, rows.dtype)
+            dtype = dtypes.get(side, rows.dtype)
+            if rows.dtype == dtype and back and rows.flags.carray:
+                result = rows
+            else:
+                result = np.empty(rows.shape, dtype)
+                rows = rows if rows.dtype == dtype else np.ascontiguousarray(rows)
             made[side] = spread(result, array.shape)
             turns.append((rows, result, cosines, sines))
         turn_rows(turns, interleaved=self.positions.interleaved, back=back, threads=threads)
         return made
 
-    def _table(self, side: str) -> Tables:
+    def table(self, side: str) -> Tables:
         """Cosines and sines (…, rows, pairs)."""
         places, own, factor = self.places[side], self.frequencies, self.positions.factor
         if isinstance(places, range):
@@ -166,8 +199,8 @@ def _key_places(request: Request) -> Places:
 def _first(request: Request) -> Any:
     """The position of the first query: one number, or (…) of them if batch elements differ."""
     offset = request.offset
-    if offset.size and (offset == offset.flat[0]).all():
-        return int(offset.flat[0])
+    if offset.size == 1 or (offset.size and (offset == offset.flat[0]).all()):
+        return offset.item(0)
     return offset
 
 
@@ -198,7 +231,8 @@ def turn_rows(
     """Turn rows (…, H, L, D), each number rounded once; `turns` has (rows, result, cosines, sines).
 
     Cosines and sines are float64, (L, pairs) or (…, L, pairs), and contiguous. So is the result, of
-    the dtype of the rows; it may be the rows themselves.
+    the dtype of the rows, which it may be itself, or of a half type where these are float32 and
+    contiguous.
     """
     if native.BUILT:
         threads = min(threads or native.default_threads(), native.MOST_THREADS)
@@ -225,8 +259,9 @@ def _turn_in_numpy(
     x, y = (one.astype(np.float64) for one in _pair(array, pairs, interleaved))
     first, second = _pair(made, pairs, interleaved)
     with np.errstate(all="ignore"):
-        first[...] = round_once(rotate(x, cosines, y, -sines), made.dtype)
-        second[...] = round_once(rotate(y, cosines, x, sines), made.dtype)
+        # A half type of float32 is rounded twice, as gradients are that are not turned.
+        first[...] = round_once(rotate(x, cosines, y, -sines), array.dtype).astype(array.dtype)
+        second[...] = round_once(rotate(y, cosines, x, sines), array.dtype).astype(array.dtype)
 
 
 def _along_diagonals(request: Request, positions: Any) -> Array:
@@ -239,18 +274,22 @@ def _along_diagonals(request: Request, positions: Any) -> Array:
     if not (rows and keys):
         return np.broadcast_to(np.zeros((), dtype), shape)
     first = _first(request)
-    ahead = np.arange(rows + keys - 1) - (rows - 1)
-    ahead = ahead - (first[..., None, None] if np.ndim(first) else first)
+    if isinstance(first, int):
+        ahead = np.arange(1 - rows - first, keys - first)
+    else:
+        ahead = np.arange(1 - rows, keys) - first[..., None, None]
     if isinstance(positions, Alibi):
         numbers = -positions.slopes_of(heads)[:, None] * np.abs(ahead)
     else:
         numbers = positions.table[np.arange(heads)[:, None], positions.buckets(ahead)]
     numbers = np.ascontiguousarray(numbers, np.float64 if request.parts else dtype)
     *outer, step = numbers.strides
-    view = np.lib.stride_tricks.as_strided(
-        numbers[..., rows - 1 :],
+    view: Array = np.ndarray(
         (*numbers.shape[:-1], rows, keys),
+        numbers.dtype,
+        numbers,
+        (rows - 1) * step,
         (*outer, -step, step),
-        writeable=False,
     )
-    return np.broadcast_to(view, shape)
+    view.setflags(write=False)
+    return spread(view, shape)

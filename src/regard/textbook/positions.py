@@ -37,7 +37,7 @@ def declare_absolute(book: Book) -> dict[str, str]:
         pair = "embedding_positions", "wave_frequencies"
         angles = book.step("wave_angles", "θ_x", cells, "multiply", *pair, latex=r"\theta_{x}")
         pair = angles, "wave_starts"
-        phases = book.step("wave_phases", "θ_φ", cells, "add", *pair, latex=r"\theta_{\varphi}")
+        phases = book.step("wave_phases", "θ_s", cells, "add", *pair, latex=r"\theta_{s}")
         vectors = book.step("waves", "V_p", cells, "sin", phases, latex="V_{p}")
     elif not book.give(vectors, "V_p", cells, latex="V_{p}"):
         return {}

@@ -85,8 +85,6 @@ Array read_array(Memory& memory, bool returning = false) {
     return array;
 }
 
-size_t size_of(Kind kind) { return kind == Kind::float64 ? 8 : kind == Kind::float32 ? 4 : 2; }
-
 const Target& target_number(int64_t number) { return *kTargets[number]; }
 
 struct Call {
@@ -131,9 +129,9 @@ void run() {
     q.lse_kind = Kind(integer());
 
     const size_t rows = size_t(q.B * q.H * q.L);
-    const size_t sizes[] = {rows * size_t(q.E) * size_of(q.kind),
+    const size_t sizes[] = {rows * size_t(q.E) * size_t(size_of(q.kind)),
                             weights ? rows * size_t(q.S) * (q.wide ? 8 : 4) : 0,
-                            lse ? rows * size_of(q.lse_kind) : 0};
+                            lse ? rows * size_t(size_of(q.lse_kind)) : 0};
     char* results[3];
     for (int n = 0; n < 3; n++) {
         results[n] = memory.block(sizes[n]);

@@ -86,8 +86,8 @@ def _dot_of_rows() -> ModuleType:
     return dot_of_rows
 
 
-def run(request: Request) -> Result:
-    """Compute the request in native code."""
+def run(request: Request, turns: tuple[Any, ...] | None = None) -> Result:
+    """Compute the request in native code, where queries and keys are turned by `turns`."""
     if request.score is not None:
         request = _dot_of_rows().dot_request(request)
     call = _Call(request)
@@ -95,7 +95,7 @@ def run(request: Request) -> Result:
     output = _output(request, shape, call.read)
     weights = np.zeros(request.shape, call.accumulator) if request.return_weights else None
     lse = np.empty(shape[:-1], request.lse_dtype) if request.return_lse else None
-    native.module.run(*call.arrays, output, weights, lse, *call.options)
+    native.module.run(*call.arrays, output, weights, lse, *call.options, turns)
     output = request.natural(output)
     if request.out is not None:
         if not np.may_share_memory(output, request.out):
@@ -253,7 +253,7 @@ def _forward(call: GradientRequest, kernel: _Call) -> tuple[Array, NDArray[np.fl
     request = call.request
     output = np.empty((*request.shape[:-1], request.value.shape[-1]), accumulator)
     lse = np.empty(request.shape[:-1])
-    native.module.run(*kernel.arrays, output, None, lse, *kernel.options)
+    native.module.run(*kernel.arrays, output, None, lse, *kernel.options, None)
     return output, lse
 
 

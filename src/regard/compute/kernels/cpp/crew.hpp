@@ -41,7 +41,7 @@ class Buffer {
 };
 
 struct Buffers {
-    Buffer scratch, packed, partial, counters;
+    Buffer scratch, packed, partial, counters, turned;
 };
 
 // Pieces of work that threads take one by one, and those that are done; on a cache line of its own.

@@ -49,8 +49,12 @@ void take_program(Request& q, std::vector<Node>& program, std::deque<std::vector
 void extended_range_row(const Request& q, int64_t b, int64_t h, int64_t i, bool whole);
 
 // Computes a call; false if `interrupted` ended it. Throws std::bad_alloc.
+// `turns` says how queries and keys are turned meanwhile.
+struct Turns {
+    Turn query, key;
+};
 bool answer(Request request, const Target& target, int threads,
-            const std::function<bool()>& interrupted);
+            const std::function<bool()>& interrupted, const Turns* turns = nullptr);
 
 // Turns rows by the angles of their positions.
 void turn_rows(const std::vector<Turn>& turns, const Target& target, int threads);

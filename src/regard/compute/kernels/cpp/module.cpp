@@ -97,11 +97,28 @@ void read_call(Call& call, const nb::object& query, const nb::object& key, const
     q.high = high;
 }
 
+// How rows are turned, by cosines and sines (L, pairs) or (…, L, pairs).
+Turn turn_of(const Array& rows, const nb::object& cosines, const nb::object& sines,
+             bool interleaved) {
+    PyArrayObject* angles = array_of(cosines);
+    const int axes = PyArray_NDIM(angles);
+    Turn turn{};
+    turn.rows = rows;
+    turn.kind = rows.kind;
+    turn.cosines = numbers<double>(cosines), turn.sines = numbers<double>(sines);
+    turn.pairs = PyArray_DIM(angles, axes - 1);
+    turn.apart = axes > 2 ? PyArray_DIM(angles, axes - 2) * turn.pairs : 0;
+    turn.interleaved = interleaved;
+    return turn;
+}
+
+// `turns` is (cosines, sines) of queries, then of keys, and whether pairs are side by side; or None.
 void run(const nb::object& query, const nb::object& key, const nb::object& value,
          const nb::object& output, const nb::object& weights, const nb::object& lse,
          const nb::object& bias, const nb::object& sink, const nb::object& offset,
          const nb::object& length, int64_t left, int64_t right, const nb::list& rules, double scale,
-         double softcap, bool wide, bool high, int threads, const std::string& target) {
+         double softcap, bool wide, bool high, int threads, const std::string& target,
+         const nb::object& turns) {
     const DefaultArithmetic arithmetic;
     Call call;
     Request& q = call.request;
@@ -112,12 +129,20 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     q.weights = numbers<char>(weights);
     q.lse = numbers<char>(lse);
     q.lse_kind = lse.is_none() ? Kind::float32 : kind_of(array_of(lse));
+    Turns turned;
+    if (!turns.is_none()) {
+        const nb::tuple given = nb::borrow<nb::tuple>(turns);
+        const bool interleaved = nb::cast<bool>(given[4]);
+        turned.query = turn_of(q.query, nb::borrow(given[0]), nb::borrow(given[1]), interleaved);
+        turned.key = turn_of(q.key, nb::borrow(given[2]), nb::borrow(given[3]), interleaved);
+        turned.query.D = turned.key.D = q.D;
+    }
     const Target& chosen = target_named(target);
     bool complete;
     const std::function<bool()> interrupted = interruption();
     {
         Unlocked unlocked;
-        complete = answer(q, chosen, threads, interrupted);
+        complete = answer(q, chosen, threads, interrupted, turns.is_none() ? nullptr : &turned);
     }
     if (!complete) throw nb::python_error();
 }
@@ -174,29 +199,27 @@ void use(const std::string& target, int threads) {
     default_threads = threads;
 }
 
-// Turns rows (…, H, L, D) by angles (L, pairs) or (…, L, pairs), for each (rows, output, cosines,
-// sines); the output has the kind of the rows and may be these themselves.
+// Turns rows (…, H, L, D), for each (rows, output, cosines, sines); the output has the kind of the
+// rows, or a half type where these are float32, and may be the rows themselves.
 void rotate(const nb::list& sides, bool interleaved, bool back, int threads,
             const std::string& target) {
     std::vector<Turn> turns;
     std::deque<std::vector<int64_t>> offsets;
     for (const nb::handle& handle : sides) {
         const nb::tuple side = nb::borrow<nb::tuple>(handle);
-        const nb::object rows = side[0], output = side[1], cosines = side[2], sines = side[3];
-        PyArrayObject *in = array_of(rows), *angles = array_of(cosines);
-        const int axes = PyArray_NDIM(in), own = PyArray_NDIM(angles);
-        Turn turn{};
-        turn.B = 1;
-        for (int axis = 0; axis < axes - 3; axis++) turn.B *= PyArray_DIM(in, axis);
-        turn.H = PyArray_DIM(in, axes - 3), turn.L = PyArray_DIM(in, axes - 2);
-        turn.D = PyArray_DIM(in, axes - 1), turn.pairs = PyArray_DIM(angles, own - 1);
-        turn.apart = own > 2 ? turn.L * turn.pairs : 0;
-        turn.cosines = numbers<double>(cosines), turn.sines = numbers<double>(sines);
-        turn.sign = back ? -1 : 1;
-        turn.interleaved = interleaved;
-        turn.output = numbers<char>(output);
-        offsets.emplace_back(size_t(std::max<int64_t>(turn.B, 1)));
-        describe(in, turn.rows, offsets.back().data(), turn.B);
+        PyArrayObject *in = array_of(nb::borrow(side[0])), *out = array_of(nb::borrow(side[1]));
+        const int axes = PyArray_NDIM(in);
+        int64_t B = 1;
+        for (int axis = 0; axis < axes - 3; axis++) B *= PyArray_DIM(in, axis);
+        Array rows;
+        offsets.emplace_back(size_t(std::max<int64_t>(B, 1)));
+        describe(in, rows, offsets.back().data(), B);
+        Turn turn = turn_of(rows, nb::borrow(side[2]), nb::borrow(side[3]), interleaved);
+        turn.B = B, turn.H = PyArray_DIM(in, axes - 3), turn.L = PyArray_DIM(in, axes - 2);
+        turn.D = PyArray_DIM(in, axes - 1);
+        turn.back = back;
+        turn.kind = kind_of(out);
+        turn.output = PyArray_BYTES(out);
         turns.push_back(turn);
     }
     const Target& chosen = target_named(target);
@@ -226,7 +249,7 @@ NB_MODULE(_fused, module) {
     module.def("run", &run, "query"_a, "key"_a, "value"_a, "output"_a, optional("weights"),
                optional("lse"), optional("bias"), optional("sink"), "offset"_a, optional("length"),
                "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "wide"_a, "high"_a,
-               "threads"_a, "target"_a);
+               "threads"_a, "target"_a, optional("turns"));
     module.def("run_backward", &run_backward, "query"_a, "key"_a, "value"_a, "output"_a,
                "grad_output"_a, "lse"_a, optional("grad_lse"), optional("d_query"),
                optional("d_key"), optional("d_value"), optional("d_bias"), optional("d_scale"),

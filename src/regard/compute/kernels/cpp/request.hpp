@@ -10,6 +10,15 @@ constexpr int64_t kChunk = 256;  // the most keys of a chunk; chunks begin at mu
 // int8 is for keys and values alone: a float32 after the columns of a row is their scale.
 enum class Kind : int32_t { float16, bfloat16, float32, float64, int8 };
 
+__attribute__((always_inline)) inline constexpr int64_t size_of(Kind kind) {
+    switch (kind) {
+        case Kind::float64: return 8;
+        case Kind::float32: return 4;
+        case Kind::int8: return 1;
+        default: return 2;
+    }
+}
+
 // An array (B, heads, rows, columns), strides in bytes; `batch` has one offset per batch element.
 struct Array {
     const char* data = nullptr;
@@ -106,15 +115,15 @@ struct Backward {
 
 constexpr int64_t kTurned = 16;  // positions whose rows are turned together: angles stay in a cache
 
-// Rows (B, H, L, D) to turn by the angles of their positions, and where they go: the same kind,
-// contiguous, or these rows themselves. Cosines and sines are (B, L, pairs), `apart` numbers between
-// two batch elements; 0: all have the same. Sign −1: the other way.
+// Rows (B, H, L, D) to turn by the angles of their positions, and where they go, contiguous, or these
+// rows themselves. Cosines and sines are (B, L, pairs), `apart` numbers between two batch elements; 0:
+// all have the same.
 struct Turn {
     int64_t B, H, L, D, pairs, apart;
     Array rows;
     const double *cosines, *sines;
-    double sign;
-    bool interleaved;
+    bool interleaved, back;  // back: by the opposite angles
+    Kind kind;  // of the results: that of the rows, or a half type where these are float32
     char* output;
 
     int64_t pieces() const { return B * ((L + kTurned - 1) / kTurned); }
@@ -157,7 +166,8 @@ struct Target {
     // for results of half types: attend == nullptr if not.
     Kernel kernels[5];
     void (*exponential)(const float* x, float* y, int64_t n);  // for tests
-    void (*turn)(const Turn&, int64_t piece);
+    // Rows first … last − 1 of a head turned, one after the other.
+    void (*turn)(const Turn&, int64_t b, int64_t h, int64_t first, int64_t last, char* to);
     // For measurements: reads all bytes, a multiple of kReadBlock, prefetching so far ahead.
     double (*read)(const char* data, size_t bytes, size_t ahead);
 };

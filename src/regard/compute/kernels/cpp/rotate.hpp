@@ -8,13 +8,16 @@
 
 namespace {
 
-// One number of a pair: a·cosine + b·sine.
-REGARD_INLINE double turned(double a, double cosine, double b, double sine) {
-    return a * cosine + (sine == 0 ? 0.0 : b * sine);
+// A pair (a, b) becomes a·cosine − b·sine and b·cosine + a·sine. Without a difference: of one beside a
+// sum GCC 12 makes a fused multiply-add, whatever it is told.
+REGARD_INLINE void turn_pair(double& a, double& b, double cosine, double sine) {
+    const double from_b = sine == 0 ? 0.0 : b * -sine, from_a = sine == 0 ? 0.0 : a * sine;
+    a = a * cosine + from_b, b = b * cosine + from_a;
 }
-REGARD_INLINE Vec<double> turned(Vec<double> a, Vec<double> cosine, Vec<double> b,
-                                 Vec<double> sine) {
-    return a * cosine + select(sine == Vec<double>{}, Vec<double>{}, b * sine);
+REGARD_INLINE void turn_pair(Vec<double>& a, Vec<double>& b, Vec<double> cosine, Vec<double> sine) {
+    const Vec<double> from_b = sine == Vec<double>{} ? all(-0.0) : b * sine;
+    const Vec<double> from_a = sine == Vec<double>{} ? Vec<double>{} : a * sine;
+    a = a * cosine - from_b, b = b * cosine + from_a;
 }
 
 // The type whose vectors numbers of a kind are loaded into, and how many of double these make.
@@ -41,77 +44,71 @@ template <Kind K, class T> REGARD_INLINE void store_as(char* p, Vec<T> x) {
     else store((T*)p, x);
 }
 
-// A vector of pairs, of which the cosines and sines begin at c and s.
-template <Kind K, class T>
-REGARD_INLINE void turn_vectors(Vec<T>& x, Vec<T>& y, const double* c, const double* s,
-                                double sign) {
-    constexpr int W = kLanes<double>;
-    Vec<double> a[kParts<T>], b[kParts<T>], first[kParts<T>], second[kParts<T>];
-    widen(x, a), widen(y, b);
-    for (int part = 0; part < kParts<T>; part++) {
-        const Vec<double> cosine = load(c + part * W), sine = load(s + part * W) * all(sign);
-        first[part] = turned(a[part], cosine, b[part], -sine);
-        second[part] = turned(b[part], cosine, a[part], sine);
-    }
-    constexpr bool half = size_of(K) == 2;
-    x = rounded<half>(first), y = rounded<half>(second);
-}
-
-// A row of 2n numbers that are turned, in place or not: pairs p and n + p, or 2p and 2p + 1.
-template <Kind K, bool Interleaved>
-REGARD_INLINE void turn_row(const char* from, char* to, const double* c, const double* s,
-                            double sign, int64_t n) {
+// A row of 2n numbers that are turned, in place or not: pairs p and n + p, or 2p and 2p + 1. Turning
+// (a, b) back is turning (b, a).
+template <Kind K, Kind To, bool Interleaved, bool Back>
+static void turn_row(const char* from, char* to, const double* c, const double* s, int64_t n) {
     typedef Computed<K> T;
-    constexpr int W = kLanes<T>;
-    constexpr int64_t size = size_of(K);
+    constexpr int W = kLanes<T>, D = kLanes<double>;
+    constexpr int64_t size = size_of(K), wide = size_of(To);
+    constexpr bool half = size == 2;  // a half type from float32 is rounded to float32 first
     int64_t p = 0;
     for (; p + W <= n; p += W) {
         const int64_t one = Interleaved ? 2 * p : p, other = Interleaved ? 2 * p + W : n + p;
         Vec<T> x = load_as<T, K>(from + one * size), y = load_as<T, K>(from + other * size);
         if constexpr (Interleaved) part_pairs(x, y, LanesOf<T>{});
-        turn_vectors<K, T>(x, y, c + p, s + p, sign);
-        store_as<K, T>(to + one * size, Interleaved ? low(x, y, LanesOf<T>{}) : x);
-        store_as<K, T>(to + other * size, Interleaved ? high(x, y, LanesOf<T>{}) : y);
+        Vec<double> a[kParts<T>], b[kParts<T>];
+        widen(Back ? y : x, a), widen(Back ? x : y, b);
+        for (int part = 0; part < kParts<T>; part++)
+            turn_pair(a[part], b[part], load(c + p + part * D), load(s + p + part * D));
+        x = rounded<half>(Back ? b : a), y = rounded<half>(Back ? a : b);
+        store_as<To, T>(to + one * wide, Interleaved ? low(x, y, LanesOf<T>{}) : x);
+        store_as<To, T>(to + other * wide, Interleaved ? high(x, y, LanesOf<T>{}) : y);
     }
     for (; p < n; p++) {
         const int64_t one = Interleaved ? 2 * p : p, other = Interleaved ? 2 * p + 1 : n + p;
-        const double a = load_one<K>(from + one * size), b = load_one<K>(from + other * size);
-        const double sine = s[p] * sign;
-        store_one(to, one, K, turned(a, c[p], b, -sine));
-        store_one(to, other, K, turned(b, c[p], a, sine));
+        double x = load_one<K>(from + one * size), y = load_one<K>(from + other * size);
+        turn_pair(Back ? y : x, Back ? x : y, c[p], s[p]);
+        store_one(to, one, To, K == To ? x : double(T(x)));
+        store_one(to, other, To, K == To ? y : double(T(y)));
     }
 }
 
-// The rows of all heads at positions first … last − 1 of a batch element.
-template <Kind K, bool Interleaved>
-static void turn_rows(const Turn& t, int64_t b, int64_t first, int64_t last) {
-    constexpr int64_t size = size_of(K);
-    const int64_t turned = 2 * t.pairs * size, whole = t.D * size;
-    for (int64_t h = 0; h < t.H; h++)
-        for (int64_t i = first; i < last; i++) {
-            const char* from = t.rows.at(b, h, i);
-            char* const to = t.output + ((b * t.H + h) * t.L + i) * whole;
-            if (t.rows.column != size) {
-                for (int64_t d = 0; d < t.D; d++)
-                    __builtin_memcpy(to + d * size, from + d * t.rows.column, size_t(size));
-                from = to;
-            }
-            if (from != to) __builtin_memcpy(to + turned, from + turned, size_t(whole - turned));
-            const int64_t place = b * t.apart + i * t.pairs;
-            turn_row<K, Interleaved>(from, to, t.cosines + place, t.sines + place, t.sign, t.pairs);
+template <Kind K, Kind To, bool Interleaved, bool Back>
+static void turn_rows(const Turn& t, int64_t b, int64_t h, int64_t first, int64_t last, char* to) {
+    constexpr int64_t size = size_of(K), wide = size_of(To);
+    const int64_t n = t.pairs;
+    for (int64_t i = first; i < last; i++, to += t.D * wide) {
+        const char* from = t.rows.at(b, h, i);
+        if (K == To && t.rows.column != size) {
+            for (int64_t d = 0; d < t.D; d++)
+                __builtin_memcpy(to + d * size, from + d * t.rows.column, size_t(size));
+            from = to;
         }
+        const int64_t place = b * t.apart + i * n;
+        turn_row<K, To, Interleaved, Back>(from, to, t.cosines + place, t.sines + place, n);
+        if (from == to) continue;
+        for (int64_t d = 2 * n; d < t.D; d++)
+            store_one(to, d, To, double(load_one<K>(from + d * size)));
+    }
 }
 
-// Piece number n: some positions of a batch element, for all heads, which share angles.
-static void turn(const Turn& t, int64_t n) {
-    const int64_t blocks = (t.L + kTurned - 1) / kTurned, first = n % blocks * kTurned;
-    with_kind(t.rows.kind, [&](auto of) {
-        constexpr Kind K = decltype(of)::kind;
-        if constexpr (K != Kind::int8) {
-            const int64_t last = smaller_of(t.L, first + kTurned);
-            if (t.interleaved) turn_rows<K, true>(t, n / blocks, first, last);
-            else turn_rows<K, false>(t, n / blocks, first, last);
+// Rows first … last − 1 of a head, one after the other.
+static void turn(const Turn& t, int64_t b, int64_t h, int64_t first, int64_t last, char* to) {
+    const auto with = [&](auto of, auto result) {
+        constexpr Kind K = decltype(of)::kind, To = decltype(result)::kind;
+        auto* rows = turn_rows<K, To, false, false>;
+        if (t.interleaved)
+            rows = t.back ? turn_rows<K, To, true, true> : turn_rows<K, To, true, false>;
+        else if (t.back) rows = turn_rows<K, To, false, true>;
+        rows(t, b, h, first, last, to);
+    };
+    with_kind(t.kind, [&](auto to_kind) {
+        constexpr Kind To = decltype(to_kind)::kind;
+        if constexpr (size_of(To) == 2) {
+            if (t.rows.kind == Kind::float32) return with(Of<Kind::float32>{}, to_kind);
         }
+        if constexpr (To != Kind::int8) with(to_kind, to_kind);
     });
 }
 

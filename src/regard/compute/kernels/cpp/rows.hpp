@@ -85,14 +85,6 @@ template <class F> REGARD_INLINE void with_kind(Kind kind, F f) {
         case Kind::int8: return f(Of<Kind::int8>{});
     }
 }
-REGARD_INLINE constexpr int64_t size_of(Kind kind) {
-    switch (kind) {
-        case Kind::float64: return 8;
-        case Kind::float32: return 4;
-        case Kind::int8: return 1;
-        default: return 2;
-    }
-}
 // Whether a vector of T can be made from consecutive numbers of a kind.
 template <class T> constexpr bool loads(Kind kind) {
     return kind == kind_of<T>() || (sizeof(T) == 4 && (size_of(kind) == 2 || kind == Kind::int8));

@@ -297,6 +297,12 @@ REGARD_INLINE float to_odd(double x) {
 }
 // The same for a vector of them.
 REGARD_INLINE Few to_odd(Vec<double> x) {
+#if defined(__AVX512F__)
+    const __m256 cut = _mm512_cvt_roundpd_ps(x, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    const __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(cut), x, _CMP_NEQ_UQ);
+    const __m256i bits = _mm256_castps_si256(cut);
+    return (Few)_mm256_mask_or_epi32(bits, inexact, bits, _mm256_set1_epi32(1));
+#else
     typedef int32_t FewBits __attribute__((vector_size(kBytes / 2)));
     const Few near = __builtin_convertvector(x, Few);
     const Vec<double> back = __builtin_convertvector(near, Vec<double>);
@@ -304,6 +310,7 @@ REGARD_INLINE Few to_odd(Vec<double> x) {
     const Bits<double> beyond = (~size & (Bits<double>)back) > (~size & (Bits<double>)x);  // −1
     const FewBits odd = ((FewBits)near + __builtin_convertvector(beyond, FewBits)) | 1;
     return select(__builtin_convertvector(inexact, FewBits), (Few)odd, near);
+#endif
 }
 REGARD_INLINE float from_bfloat(uint16_t h) { return float_of(uint32_t(h) << 16); }
 REGARD_INLINE uint16_t to_bfloat(float x) {

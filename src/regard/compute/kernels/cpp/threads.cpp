@@ -41,6 +41,7 @@ class Pool {
             caller_ = current_cpu();
             work_ = &work;
             helpers_ = helpers;
+            begun_ = 0;
             running_ = helpers;
             generation_++;
         }
@@ -48,6 +49,12 @@ class Pool {
         work(0);
         // In a child the others are gone, and one of them may have held the lock.
         if (forks() != before) return true;
+        {
+            // Nothing is left for those that did not wake so far.
+            std::lock_guard<std::mutex> lock(mutex_);
+            running_ -= helpers - begun_;
+            helpers_ = 0;
+        }
         // The others are at most one piece of work behind.
         wait(kPatience, [&] { return running_.load(std::memory_order_acquire) == 0; });
         std::unique_lock<std::mutex> lock(mutex_);
@@ -126,6 +133,7 @@ class Pool {
                 wake_.wait(lock, [&] { return generation_ != seen; });
                 seen = generation_;
                 if (number > helpers_) continue;
+                begun_++;
                 work = work_;
                 caller = caller_;
             }
@@ -142,7 +150,7 @@ class Pool {
     const std::function<void(int)>* work_ = nullptr;
     std::atomic<int> running_{0};
     std::atomic<uint64_t> generation_{0};
-    int helpers_ = 0;
+    int helpers_ = 0, begun_ = 0;
     int caller_ = -1;  // the CPU that the call came from
 };
 
