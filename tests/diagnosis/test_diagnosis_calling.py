@@ -431,6 +431,13 @@ def has_columns(Q, K, V):
     return V @ wrong.plain_softmax(Q.T @ K / np.sqrt(len(Q))).T
 
 
+def needs_a_mask_of_four_axes(query, key, value, attention_mask, scaling, training=False):
+    assert training is False
+    assert attention_mask.ndim == 4
+    scores = query @ np.swapaxes(key, -1, -2) * scaling + attention_mask[..., : key.shape[-2]]
+    return (wrong.plain_softmax(scores) @ value).swapaxes(1, 2)
+
+
 def takes_steps(v_new, k_new, q_new):
     return right(q_new, k_new, v_new)
 
@@ -446,6 +453,7 @@ def takes_steps(v_new, k_new, q_new):
         (needs_a_temperature, "tau"),
         (has_a_window, "counts the query's own key"),
         (has_columns, "arrays (D, L)"),
+        (needs_a_mask_of_four_axes, "(B, H, L, D); attention_mask: 0 and"),
         (takes_steps, "takes_steps(v_new, k_new, q_new)"),
     ],
 )
@@ -593,7 +601,7 @@ def test_a_bias_that_is_scaled_with_the_scores_is_not_right():
 def test_a_function_that_cannot_be_called_says_what_its_own_layout_raises():
     def f(q, k, v, table):
         batch, heads, rows, width = q.shape
-        return q * table["missing"]
+        return q.reshape(batch, heads, rows, width) * table["missing"]
 
     said = regard.diagnose(f).summary
     assert "with arrays (B, H, L, D)" in said

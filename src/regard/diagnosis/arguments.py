@@ -52,7 +52,8 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
     for parameter in callee.parameters:
         if parameter.role == "no":  # dropout=None stays None: it may be meant to be a layer
             if parameter.required or parameter.default is not None:
-                arguments[parameter.name] = False if parameter.default is True else 0.0
+                is_flag = parameter.default is True or "train" in parameter.name
+                arguments[parameter.name] = False if is_flag else 0.0
         elif parameter.role == "yes":
             if parameter.required:
                 arguments[parameter.name] = True
@@ -167,7 +168,8 @@ def _with_past(
     callee: Callee, convention: Convention, probe: Probe, key: Array, value: Array
 ) -> dict[str, Any]:
     """The keys before those of the queries as the past, for a function that takes both apart."""
-    past, axis = probe.sizes["S"] - probe.sizes["L"], convention.token_axis
+    past = probe.sizes["S"] - probe.sizes["L"]
+    axis = convention.key_token_axis if convention.shared else convention.token_axis
     if past == 0 and not callee.roles["cache_k"].required:
         return {}
     (old_k, new_k), (old_v, new_v) = (np.split(one, [past], axis=axis) for one in (key, value))

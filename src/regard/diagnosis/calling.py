@@ -74,7 +74,9 @@ def _chunks(
         rows: Any = start if callee.steps == "dropped" else range(start, start + length)
         for role in ("query", "key", "value", "x"):
             if role in callee.roles and (name := callee.roles[role].name) in part:
-                part[name] = np.take(part[name], rows, axis=convention.token_axis)
+                of_keys = convention.shared and role in ("key", "value")
+                axis = convention.key_token_axis if of_keys else convention.token_axis
+                part[name] = np.take(part[name], rows, axis=axis)
         if "pos" in callee.roles:
             part[callee.roles["pos"].name] = start
         parts.append(part)
@@ -144,7 +146,7 @@ def _as_output(found: ReturnedArray, convention: Convention, probe: Probe) -> Ar
         return None
     expected, size, layout = _output_shape(convention, probe), probe.sizes, convention.layout
     axes = READY if "queries" in probe.inputs else EMBEDDED
-    if array.shape == expected:
+    if array.shape == expected and not convention.turned_output:
         return from_layout(array, axes, layout, probe.result(probe.right).shape)
     if axes != READY or len(expected) != 4:
         return None

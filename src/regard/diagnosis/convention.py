@@ -42,12 +42,19 @@ class Convention:
     transposed: bool = False  # weights stored as (out, in)
     shared: bool = False  # keys and values have no axis of heads: all query heads read the same
     keeps_axis: bool = False  # of a backward pass: lse and δ have an axis of length 1 at the end
+    turned_output: bool = False  # (B, H, L, D) goes in, and (B, L, H, D) comes out
     output_at: int | None = None  # position of the output among the results; None: first that fits
 
     @property
     def token_axis(self) -> int:
         """The axis of queries and keys, counted from the end."""
         return self.layout.index("L") - len(self.layout)
+
+    @property
+    def key_token_axis(self) -> int:
+        """The same in keys and values that all heads share."""
+        own = self.layout.replace("H", "")
+        return own.index("L") - len(own)
 
 
 def spell(layout: str) -> str:

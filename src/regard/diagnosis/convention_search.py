@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import Enum
 
 from regard.diagnosis.arguments import KEYS_ONLY, OF_KEYS, mask_role
-from regard.diagnosis.convention import MASK_KINDS, Answer, Convention, spell
+from regard.diagnosis.convention import MASK_KINDS, READY, Answer, Convention, spell
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.under_test import FunctionUnderTest
@@ -244,7 +244,9 @@ def _with_output_position(tested: FunctionUnderTest, convention: Convention) -> 
         for probe in tested.probes_for(own):
             answer = tested.ask(own, probe)
             if probe.sizes["E"] != probe.sizes["S"] and answer.output is not None:
-                return replace(convention, output_at=answer.position)
+                rows_first = tuple(probe.sizes[axis] for axis in "BLHE")
+                turned = own.layout == READY and answer.shape == rows_first
+                return replace(convention, output_at=answer.position, turned_output=turned)
     return convention
 
 

@@ -45,7 +45,7 @@ ROWS_FIRST = re.compile(
     r"(seq\w*|time|length|rows)[- _](first|major)|batch_first=False|\b[lts] b [dcemh]\b",
     re.IGNORECASE,
 )
-BATCHED = re.compile(r"[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
+BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
 Reading = tuple[Callable[..., Any], Callee]
 
 
@@ -221,10 +221,11 @@ def _may_be_batched(function: Any) -> bool:
 
     A function that does neither, and is right for (L, D), is not meant for more axes.
     """
-    if _is_module(function if inspect.isclass(function) else type(function)):
+    kind = function if inspect.isclass(function) else type(function)
+    if _is_module(kind):
         return True
     try:
-        text = inspect.getsource(inspect.unwrap(function))
+        text = inspect.getsource(inspect.unwrap(function) if _is_function(function) else kind)
     except (OSError, TypeError):
         return True
     return BATCHED.search(text) is not None
