@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import known_attentions as known
 import regard
 import wrong_attentions as wrong
 from regard.testing import assert_attention_correct
@@ -22,6 +23,36 @@ def test_a_right_attention_is_right_however_it_is_written(function):
     assert (found.verdict == "fragile") == (found.function in FRAGILE)
     failing = [one for one in found.properties if one.holds is False]
     assert failing == []
+
+
+SLOW = {known.gemma_softcap}  # a softcap is found after all else
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(one, marks=pytest.mark.full if one in SLOW else (), id=one.__name__)
+        for one in known.NUMPY
+    ],
+)
+def test_the_idioms_of_known_projects_are_not_accused(function):
+    found = regard.diagnose(function)
+    assert found.verdict == "right", found
+
+
+def test_an_attention_that_is_meant_without_a_scale_is_right_if_that_is_said():
+    meant = regard.scores.General(np.eye(6))
+    assert regard.diagnose(known.t5_unscaled, score=meant).verdict == "right"
+
+
+@pytest.mark.needs("torch")
+def test_the_layers_of_known_projects_are_not_accused():
+    import known_attentions_torch as in_torch
+
+    for make in in_torch.LAYERS:
+        found = regard.diagnose(make())
+        assert found.verdict == "right", found
+        assert {one.state for one in found.gradients} == {"right"}, found
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,9 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
         for one in parameters
     ]
     if not stated and not _takes_queries(found):
+        of_arrays = dict(zip(PROJECTIONS, ARRAYS, strict=True))  # query_layer is an array, then
+        found = [replace(one, role=of_arrays.get(one.role or "", one.role)) for one in found]
+    if not stated and not _takes_queries(found):
         found = _by_position(found)
     _settle(found, stated)
     unknown = [one for one in found if one.required and one.role is None]
