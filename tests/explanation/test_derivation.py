@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
+from designs import COINS, numbers, of_every_kind
 from regard import Derivation, Explanation, Problem
 from regard.explanation.notation import format_number, latex_number, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
-from regard.normalizers import Hard, Proportional, Sigmoid, Sparsemax
-from regard.positions import Alibi, RelativeBias, Rotary, Sinusoidal
-from regard.scores import Additive, Cosine, Distance, Features, General
+from regard.normalizers import Hard, Sigmoid, Sparsemax
+from regard.scores import Additive, Cosine, Distance
 from regard.textbook.operations import OPERATIONS
 
 INF, NAN = np.inf, np.nan
@@ -45,10 +45,6 @@ REDUCING = (*SUMS, "max")
 
 
 # problems -----------------------------------------------------------------------------------------
-
-
-def numbers(seed: int, *shape: int, size: float = 1.0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape) * size
 
 
 def ready(*shapes: tuple[int, ...], seed: int = 0, size: float = 1.0) -> tuple[np.ndarray, ...]:
@@ -77,7 +73,6 @@ def weights(
 PLAIN = ready((3, 2), (4, 2), (4, 3))
 SQUARE = ready((3, 2), (3, 2), (3, 2))
 HEADS = ready((4, 3, 2), (2, 3, 2), (2, 3, 2))
-COINS = np.array([[True, False, True, True], [False] * 4, [False, True, False, True]])
 
 DESIGNED: dict[str, Callable[[], Explanation]] = {
     "plain": lambda: regard.explain(*PLAIN),
@@ -245,13 +240,7 @@ DESIGNED: dict[str, Callable[[], Explanation]] = {
             target=numbers(7, 3, 2),
         )
     ),
-    "general, hard": lambda: regard.explain(
-        *HEADS,
-        score=General(numbers(4, 2, 2)),
-        normalize=Hard(),
-        causal=True,
-        target=numbers(5, 4, 3, 2),
-    ),
+    **of_every_kind(PLAIN, HEADS),
     "additive, sigmoid": lambda: regard.explain(
         *HEADS,
         score=Additive(numbers(4, 2, 3), numbers(5, 2, 3), numbers(6, 3)),
@@ -273,44 +262,6 @@ DESIGNED: dict[str, Callable[[], Explanation]] = {
         normalize=Hard(straight_through=True),
         scale=0.5,
         target=[1.0, 2.0],
-    ),
-    "features, proportional": lambda: regard.explain(
-        *PLAIN,
-        score=Features(),
-        normalize=Proportional(),
-        mask=COINS,
-        target=numbers(4, 3, 3),
-    ),
-    "rotary": lambda: regard.explain(
-        *(numbers(8, 4, 3, 6), numbers(9, 2, 3, 6), numbers(7, 2, 3, 2)),
-        positions=Rotary(base=50.0, width=4, attention_factor=1.5),
-        causal=True,
-        target=numbers(5, 4, 3, 2),
-    ),
-    "rotary of neighbours, cosine": lambda: regard.explain(
-        *PLAIN,
-        positions=Rotary(interleaved=True, query_positions=[2, 0, 5]),
-        score=Cosine(0.5),
-        mask=COINS,
-        target=numbers(4, 3, 3),
-    ),
-    "slopes": lambda: regard.explain(
-        *HEADS, positions=Alibi(), causal=True, target=numbers(5, 4, 3, 2)
-    ),
-    "a table of distances": lambda: regard.explain(
-        *PLAIN,
-        positions=RelativeBias(numbers(3, 1, 6), bidirectional=False, max_distance=4),
-        offset=1,
-        target=numbers(4, 3, 3),
-    ),
-    "waves": lambda: regard.explain(
-        regard.Problem(
-            embeddings=numbers(17, 3, 4),
-            **{name: numbers(18, 4, 4) for name in ("W_q", "W_k", "W_v")},
-            heads=2,
-            positions=Sinusoidal(30.0),
-            target=numbers(5, 3, 4),
-        )
     ),
 }
 every_design = pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import regard
+from designs import COINS, numbers, of_every_kind
 from places import SUPPORT
 from regard import Explanation
 from regard.compute import evaluation
@@ -29,10 +30,10 @@ from regard.compute.evaluation import Run
 from regard.compute.visibility import Block
 from regard.explanation.notation import format_number, is_rounded, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
-from regard.normalizers import Hard, Proportional, Sigmoid, Sparsemax
-from regard.positions import Alibi, RelativeBias, Rotary, Sinusoidal
+from regard.normalizers import Hard, Sigmoid, Sparsemax
+from regard.positions import Alibi
 from regard.problems.files import example_names, load_problem
-from regard.scores import Additive, Cosine, Distance, Features, General
+from regard.scores import Additive, Cosine, Distance
 from regard.textbook.operations import OPERATIONS
 from regard.textbook.positions import SETTINGS
 from regard.views.report.json_data import page_data
@@ -161,10 +162,6 @@ def test_what_a_reader_types_is_a_number_or_refused() -> None:
 # --- every cell ----------------------------------------------------------------------------------
 
 
-def numbers(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape)
-
-
 def with_odd_numbers() -> Explanation:
     query, key, value = numbers(1, 3, 2), numbers(2, 4, 2), numbers(3, 4, 2)
     key[1, 0], value[2, 1], value[0, 0], query[2, 1] = np.nan, np.inf, -0.0, 1e-300
@@ -183,7 +180,6 @@ def with_odd_value(array: np.ndarray) -> np.ndarray:
     return changed
 
 
-COINS = np.array([[True, False, True, True], [False] * 4, [False, True, False, True]])
 HEADS = (numbers(4, 4, 3, 2), numbers(5, 2, 3, 2), numbers(6, 2, 3, 2))
 PLAIN = (numbers(7, 3, 2), numbers(8, 4, 2), numbers(9, 4, 3))
 BATCH = (numbers(10, 2, 1, 3, 2), numbers(11, 2, 1, 3, 2), numbers(12, 2, 1, 3, 2))
@@ -205,13 +201,7 @@ DESIGNED = {
     "rules under not": lambda: regard.explain(*HEADS, mask=~(Causal() & Window(1, 0))),
     "a mask per head": lambda: regard.explain(*HEADS, mask=numbers(14, 4, 3, 3) > 0.4),
     "rows that see nothing": lambda: regard.explain(*PLAIN, mask=COINS, sink=-0.25),
-    "general, hard": lambda: regard.explain(
-        *HEADS,
-        score=General(numbers(4, 2, 2)),
-        normalize=Hard(),
-        causal=True,
-        target=numbers(5, 4, 3, 2),
-    ),
+    **of_every_kind(PLAIN, HEADS),
     "additive, sigmoid": lambda: regard.explain(
         *(array[:, :2] for array in HEADS),
         score=Additive(numbers(4, 2, 20), numbers(5, 2, 20), numbers(6, 20)),
@@ -228,40 +218,6 @@ DESIGNED = {
         normalize=Hard(straight_through=True),
         scale=0.5,
         target=numbers(5, 2, 1),
-    ),
-    "features, proportional": lambda: regard.explain(
-        *PLAIN, score=Features(), normalize=Proportional(), mask=COINS, target=numbers(4, 3, 3)
-    ),
-    "rotary": lambda: regard.explain(
-        *(numbers(8, 4, 3, 6), numbers(9, 2, 3, 6), numbers(7, 2, 3, 2)),
-        positions=Rotary(base=50.0, width=4, attention_factor=1.5),
-        causal=True,
-        target=numbers(5, 4, 3, 2),
-    ),
-    "rotary of neighbours, cosine": lambda: regard.explain(
-        *PLAIN,
-        positions=Rotary(interleaved=True, query_positions=[2, 0, 5]),
-        score=Cosine(0.5),
-        mask=COINS,
-        target=numbers(4, 3, 3),
-    ),
-    "slopes": lambda: regard.explain(
-        *HEADS, positions=Alibi(), causal=True, target=numbers(5, 4, 3, 2)
-    ),
-    "a table of distances": lambda: regard.explain(
-        *PLAIN,
-        positions=RelativeBias(numbers(3, 1, 6), bidirectional=False, max_distance=4),
-        offset=1,
-        target=numbers(4, 3, 3),
-    ),
-    "waves": lambda: regard.explain(
-        regard.Problem(
-            embeddings=numbers(17, 3, 4),
-            **{name: numbers(18, 4, 4) for name in ("W_q", "W_k", "W_v")},
-            heads=2,
-            positions=Sinusoidal(30.0),
-            target=numbers(5, 3, 4),
-        )
     ),
     "left out": lambda: regard.explain(*PLAIN, causal=True, offset=1).without(1),
     "a bias that hides": lambda: regard.explain(
