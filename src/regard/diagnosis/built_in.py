@@ -98,11 +98,16 @@ def _frequencies(own: BuiltIn, width: int) -> Array:
     return np.concatenate([-pairs, pairs])
 
 
-def usual(defaults: Iterable[float], windows: Iterable[int]) -> Iterator[BuiltIn]:
-    """What functions often have, one at a time and then together; `defaults` are numbers of its."""
+def usual(
+    defaults: Iterable[float], windows: Iterable[int], *, square: bool = False
+) -> Iterator[BuiltIn]:
+    """What functions often have, one at a time and then together.
+
+    `defaults` are numbers of the function's; `square`: it never has more keys than queries.
+    """
     bases = [BASES[0]] + [base for base in BASES[1:] if base in set(defaults)]
     caps = list(dict.fromkeys([*(x for x in defaults if 0.5 <= x <= 200), *SOFTCAPS]))
-    at_ends = (False, True)
+    at_ends = (False,) if square else (False, True)
     positions = [
         BuiltIn(one, base, at_end=at_end)
         for one in POSITIONS[1:]

@@ -53,6 +53,11 @@ class GradientProbe(Probe):
             start = stop
         return places
 
+    @property
+    def last_step(self) -> str:
+        """None before the end of the backward pass."""
+        return self.steps[-1].name
+
     def result(self, values: Values) -> Array:
         """The gradients of all inputs, one after the other, as one row of numbers."""
         parts = [sum(values[f"d_{name}"] for name in names) for names in self.groups_of_inputs]

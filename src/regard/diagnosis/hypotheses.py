@@ -18,9 +18,9 @@ from regard.diagnosis.convention import Convention
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.fitted import fitted
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
-from regard.diagnosis.measured import order_matters
+from regard.diagnosis.measured import is_causal, order_matters
 from regard.diagnosis.precision import half_type
-from regard.diagnosis.probe import UNITS, Probe
+from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.under_test import FunctionUnderTest
 
 # Windows of functions that have no parameter for one.
@@ -70,8 +70,8 @@ def best_match(
     match = None
     for unit in units[:2]:
         match = match or _right_or_one(hypotheses(unit), unit)
-    for unit in units[:2]:
-        match = match or _with_built_in(tested, hypotheses(unit), unit)
+    # Digits that are lost besides are told afterwards: a candidate is computed only once.
+    match = match or _with_built_in(tested, hypotheses(units[:2][-1]), units[:2])
     if not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
     match = match or _two(best_first, units[0])
@@ -113,39 +113,51 @@ def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
 
 
 def _with_built_in(
-    tested: FunctionUnderTest, plain: Sequence[Hypothesis], unit: str
+    tested: FunctionUnderTest, plain: Sequence[Hypothesis], units: Sequence[str]
 ) -> Match | None:
     """A function that computes positions, a softcap or a window besides: right, or one mistake."""
     if tested.stated.mechanism is not None:
         return None
+
+    def match(one: Hypothesis, *mistakes: Found) -> Match:
+        """To the first precision in which it holds."""
+        variant = mistakes[0][1] if mistakes else RIGHT
+        finer = replace(one.matcher, unit=UNITS[units[0]], practical=False)
+        return Match(one, mistakes, units[0] if finer.fits(variant) else units[-1])
+
+    asked = None if tested.of_gradients else plain[0].conventions[0]
+    causal = asked and is_causal(tested, asked)
+    if causal is not None and "causal" not in tested.callee.roles:
+        own = [one for one in plain if one.conventions[0].causal_always == causal]
+        plain = own or plain
+    ordered = asked is None or order_matters(tested, asked) is not False
+    square = tested.callee.kind != "arrays"
     every = [
         replace(one, matcher=matcher, built_in=own)
-        for own in _built_in(tested)
+        for own in _built_in(tested, square=square)
         for one in plain
-        if _agree_on_places(own, one.conventions[0])
-        and (matcher := one.matcher.with_built_in(own)) is not None
+        if (ordered or own.window is None)
+        if square or _agree_on_places(own, one.conventions[0])
+        if (matcher := one.matcher.with_built_in(own)) is not None
     ]
     for one in every:
         if one.matcher.is_right:
-            return Match(one, (), unit)
+            return match(one)
     for one in (one for one in every if not one.built_in.is_combined):
         if (found := matching.single(one.matcher, whole=tested.of_gradients)) is not None:
-            return Match(one, (found,), unit)
-    for one in every:
-        own = one.built_in
-        if own.is_combined or own.softcap is not None:
-            continue
-        if own.positions and order_matters(tested, one.conventions[0]) is False:
+            return match(one, found)
+    for one in every if ordered else ():
+        if one.built_in.is_combined or one.built_in.softcap is not None:
             continue
         if (found := matching.single(one.matcher)) is not None:
-            return Match(one, (found,), unit)
+            return match(one, found)
     return None
 
 
-def _built_in(tested: FunctionUnderTest) -> Iterable[BuiltIn]:
+def _built_in(tested: FunctionUnderTest, *, square: bool) -> Iterable[BuiltIn]:
     """What it may compute besides; of a backward pass only the softcap that it has by default."""
     if not tested.of_gradients:
-        return usual(*_numbers(tested))
+        return usual(*_numbers(tested), square=square)
     cap = tested.callee.roles.get("softcap")
     given = None if cap is None else cap.default
     return [BuiltIn(softcap=float(given))] if isinstance(given, int | float) and given else []

@@ -46,7 +46,7 @@ def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | N
         names = ("keys", "values") if tested.callee.kind == "arrays" else tuple(probe.inputs)
         axis = -2
     else:
-        probe = next(one for one in tested.probes_for(convention) if not one.keep is not None)
+        probe = next(one for one in tested.probes_for(convention) if one.keep is None)
         names, axis = ("embeddings",), 1
     order = np.arange(probe.sizes["S"])
     order[:-1] = np.roll(order[:-1], 2)
@@ -60,6 +60,27 @@ def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | N
     if one is None or other is None:
         return None
     return not agrees(one[..., -1, :], other[..., -1, :], 1e-4 * max(1.0, float(np.abs(one).max())))
+
+
+def is_causal(tested: FunctionUnderTest, convention: Convention) -> bool | None:
+    """Whether the last key or token leaves the output of the first alone; None if unknown."""
+    if tested.callee.kind == "arrays":
+        if convention.layout == "D":
+            return None
+        probe, names = _square(convention, KEYS), ("keys", "values")
+    else:
+        probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
+        names = ("embeddings" if probe and "embeddings" in probe.inputs else "queries",)
+    if probe is None or (before := tested.ask(convention, probe).output) is None:
+        return None
+    for name in names:
+        rows = probe.inputs[name].copy()
+        rows[..., -1, :] += 0.5
+        probe = _with_rows(probe, name, rows)
+    if (after := tested.ask(convention, probe).output) is None:
+        return None
+    apart = np.abs(after - before).max(-1).reshape(-1, before.shape[-2]).max(0)
+    return bool(apart[0] <= 1e-4 * (float(np.abs(before).max()) + 1e-30) < apart[-1])
 
 
 def _square(convention: Convention, keys: int) -> Probe:
@@ -211,15 +232,9 @@ def _of_tokens(tested: FunctionUnderTest, convention: Convention) -> Iterator[st
         after = tested.ask(convention, _with_rows(probe, name, changed)).output
         if after is not None and np.abs(after[1] - before[1]).max() > 1e-4 * size:
             yield "batch elements are mixed: tokens of the first change the output of the second"
-    changed = rows.copy()
-    changed[..., -1, :] += 0.5
-    after = tested.ask(convention, _with_rows(probe, name, changed)).output
-    if after is not None:
-        moved = np.abs(after - before).max(-1).reshape(-1, before.shape[-2]).max(0) > 1e-4 * size
-        if not moved[:-1].any() and not convention.causal_always:
-            yield "a later token changes no earlier one: it is causal"
-        elif moved[0] and convention.causal_always:
-            yield "the last token changes the output of the first"
+    causal = is_causal(tested, convention)
+    if causal is False and convention.causal_always:
+        yield "the last token changes the output of the first"
     if order_matters(tested, convention):
         yield (
             "the order of earlier tokens changes what the last one gets: look for positions, a "

@@ -148,6 +148,11 @@ class Probe:
         names = [step.name for step in self.steps]
         return next(name for name in ("projected_output", "merged", "output") if name in names)
 
+    @property
+    def last_step(self) -> str:
+        """The step after which nothing is needed for what a function returns."""
+        return self.result_step
+
     def result(self, values: Values) -> Array:
         """What a function returns, given the values of the steps."""
         return values[self.result_step]
@@ -155,7 +160,7 @@ class Probe:
     def output(self, variant: Variant) -> Array:
         """What a function that computes a variant returns; computed once while both exist."""
         if variant not in self._outputs:
-            self._outputs[variant] = self.result(evaluate(self, variant))
+            self._outputs[variant] = self.result(evaluate(self, variant, self.last_step))
         return self._outputs[variant]
 
     @cached_property
@@ -177,6 +182,16 @@ class Probe:
         return float(np.nan_to_num(spread))
 
     def tolerance(self, unit: float) -> float:
+        """How far two right computations that round to `unit` may differ, computed once."""
+        if unit not in self._tolerances:
+            self._tolerances[unit] = self._tolerance(unit)
+        return self._tolerances[unit]
+
+    @cached_property
+    def _tolerances(self) -> dict[float, float]:
+        return {}
+
+    def _tolerance(self, unit: float) -> float:
         """How far two right computations that round to `unit` may differ.
 
         A score is off by at most (D + 2) u Σ|q||k|·scale; projections add M roundings before it.
@@ -221,8 +236,8 @@ class Variant:
 RIGHT = Variant()
 
 
-def evaluate(probe: Probe, variant: Variant = RIGHT) -> dict[str, Array]:
-    """The value of every step under a variant, for all heads and batch elements.
+def evaluate(probe: Probe, variant: Variant = RIGHT, last: str = "") -> dict[str, Array]:
+    """The value of every step under a variant, or of those up to the `last`, for the whole batch.
 
     Steps that no replaced step reaches are taken from `probe.right`.
     """
@@ -241,6 +256,8 @@ def evaluate(probe: Probe, variant: Variant = RIGHT) -> dict[str, Array]:
         else:
             values[step.name] = _evaluate_step(step, values, probe, over_all=hides)
             changed.add(step.name)
+        if step.name == last:
+            break
     return values
 
 

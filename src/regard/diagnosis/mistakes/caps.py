@@ -46,14 +46,19 @@ def _before_scale(values: Values, probe: Probe) -> Array:
 
 
 def _after_mask(hidden: float) -> Variant:
-    """The softcap is taken of scores that hide keys by a finite number or −∞: they become −cap."""
+    """The softcap is taken of scores with the mask, which hides keys by a finite number or −∞."""
+
+    def capped(scores: Array, values: Values) -> Array:
+        scores = scores + values["bias"] if "bias" in values else scores
+        return np.asarray(values["softcap"] * np.tanh(scores / values["softcap"]))
 
     def masked(values: Values, probe: Probe) -> Array:
-        cap, scores = values["softcap"], values["scaled"]
-        scores = np.where(values["visible"], scores, hidden)
-        return np.asarray(cap * np.tanh(scores / cap))
+        return capped(np.where(values["visible"], values["scaled"], hidden), values)
 
-    return Variant({"masked": masked}, absent=False)
+    def biased(values: Values, probe: Probe) -> Array:
+        return capped(values["scaled"], values)
+
+    return Variant({"masked": masked, "biased": biased}, absent=False)
 
 
 SOFTCAP: Entries = {
