@@ -67,11 +67,12 @@ def is_causal(tested: FunctionUnderTest, convention: Convention) -> bool | None:
     if tested.callee.kind == "arrays":
         if convention.layout == "D":
             return None
-        probe, names = _square(convention, KEYS), ("keys", "values")
+        probe = _square(convention, KEYS)
+        names: tuple[str, ...] = ("keys", "values")
     else:
-        probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
-        names = ("embeddings" if probe and "embeddings" in probe.inputs else "queries",)
-    if probe is None or (before := tested.ask(convention, probe).output) is None:
+        probe = next(one for one in tested.probes_for(convention) if one.keep is None)
+        names = ("embeddings" if "embeddings" in probe.inputs else "queries",)
+    if (before := tested.ask(convention, probe).output) is None:
         return None
     for name in names:
         rows = probe.inputs[name].copy()
