@@ -224,7 +224,13 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
     backward = any(one.required and is_upstream(one.name) for one in parameters)
     more = _BACKWARD_ROLE_OF if backward and not stated else {}
     found = [
-        replace(one, role=stated.get(one.name) or more.get(plain(one.name)) or _role_by_name(one))
+        replace(
+            one,
+            role=stated.get(one.name)
+            or one.role
+            or more.get(plain(one.name))
+            or _role_by_name(one),
+        )
         for one in parameters
     ]
     if not stated and not _takes_queries(found):
