@@ -46,6 +46,8 @@ ROWS_FIRST = re.compile(
     re.IGNORECASE,
 )
 BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
+# What only matrices have: a transpose of all axes, a shape of two numbers.
+OF_MATRICES = re.compile(r"\.T\b|^\s*\w+, *\w+ *= *\w+\.shape *$", re.MULTILINE)
 Reading = tuple[Callable[..., Any], Callee]
 
 
@@ -217,9 +219,10 @@ def _may_have_rows_first(kind: type) -> bool:
 
 
 def _may_be_batched(function: Any) -> bool:
-    """Whether the code of a function says that its arrays may have a batch, or counts from the end.
+    """Whether a function may be meant for more axes than those of matrices.
 
-    A function that does neither, and is right for (L, D), is not meant for more axes.
+    It is not if its own code treats its arrays as matrices, mentions no batch, and does not count
+    axes from the end; what it computes by functions of its surroundings is not known.
     """
     kind = function if inspect.isclass(function) else type(function)
     if _is_module(kind):
@@ -228,7 +231,9 @@ def _may_be_batched(function: Any) -> bool:
         text = inspect.getsource(inspect.unwrap(function) if _is_function(function) else kind)
     except (OSError, TypeError):
         return True
-    return BATCHED.search(text) is not None
+    if getattr(function, "__closure__", None):
+        return True
+    return BATCHED.search(text) is not None or OF_MATRICES.search(text) is None
 
 
 def _own_method(kind: Any, name: str) -> bool:
