@@ -265,6 +265,8 @@ class DiagnoseOptions(TypedDict, total=False):
     causal: bool | Literal["start", "end"] | None
     mask: Literal["keep", "keep01", "add", "hide", "hide01"] | None
     window: Literal["inclusive", "exclusive"] | None
+    layout: str | None
+    library: Literal["numpy", "torch", "jax"] | None
     time_limit: float
     score: Score | Literal["dot"]
     normalize: Normalizer | Literal["softmax"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.boundary.files import read_file
-from regard.diagnosis.signature import ARRAYS, Parameter, with_roles
+from regard.diagnosis.signature import ARRAYS, Parameter, role_of, with_roles
 from regard.diagnosis.target import MAX_BYTES, code_cells, is_file
 from regard.errors import OptionError, ProblemError, safe_text
 from regard.problems.schema import about
@@ -96,8 +96,11 @@ def _nodes(place: str) -> Iterator[ast.stmt]:
 
 
 def _definition(name: str, arguments: ast.arguments) -> _Definition:
+    parameters = _parameters(arguments)
+    required = sum(one.required for one in parameters)
+    told = required in (1, 3, 4) or any(role_of(one.name) for one in parameters)
     try:
-        roles = frozenset(one.role for one in with_roles(_parameters(arguments), {})[0])
+        roles = frozenset(one.role for one in with_roles(parameters, {})[0] if told)
     except OptionError:
         roles = frozenset()
     return _Definition(name, safe_text(f"{name}({ast.unparse(arguments)})", 100), roles)

@@ -141,7 +141,7 @@ def _function_readings(
         stepping = Remembering(called, "", cache.name, value)
         keyed = tuple(replace(one, keyword=True) for one in own)
         steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
-        found += steps if cache.required else [(called, callee), *steps]
+        found += steps if cache.required else [(called, callee)]
     return found + [one for called, callee in found for one in _with_blocks_of_one(called, callee)]
 
 
