@@ -46,8 +46,8 @@ ROWS_FIRST = re.compile(
     re.IGNORECASE,
 )
 BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
-# What only matrices have: a transpose of all axes, a shape of two numbers.
-OF_MATRICES = re.compile(r"\.T\b|^\s*\w+, *\w+ *= *\w+\.shape *$", re.MULTILINE)
+# What only matrices have: a transpose of all axes, a length, a shape of two numbers.
+OF_MATRICES = re.compile(r"\.T\b|\blen\(\w+\)|^\s*\w+, *\w+ *= *\w+\.shape *$", re.MULTILINE)
 Reading = tuple[Callable[..., Any], Callee]
 
 
