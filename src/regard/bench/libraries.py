@@ -306,10 +306,14 @@ def _load_openvino(threads: int) -> Prepare:
         if inputs.case.direction != "forward":
             return NO_GRADIENTS
         arrays = [inputs.query, inputs.key, inputs.value]
-        if inputs.keep_or_bias is not None:
+        causal, bias, visible = inputs.case.causal, inputs.bias, inputs.visible_keys()
+        if causal and bias is not None and visible is not None:  # with `causal` it reads no mask
+            causal = False
+            arrays.append(np.where(visible, bias, bias.dtype.type(-np.inf)))
+        elif inputs.keep_or_bias is not None:
             arrays.append(np.ascontiguousarray(inputs.keep_or_bias))
         given = [opset13.parameter(list(a.shape), kinds[a.dtype.name]) for a in arrays]
-        node = opset13.scaled_dot_product_attention(*given, causal=inputs.case.causal)
+        node = opset13.scaled_dot_product_attention(*given, causal=causal)
         # Where the CPU has no instructions of float16, a hint of it means bfloat16: 8 units off.
         narrow = inputs.case.dtype == "bfloat16"
         has_float16 = "FP16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
