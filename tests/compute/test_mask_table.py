@@ -220,8 +220,7 @@ def test_the_page_lets_through_what_the_table_says_in_the_words_of_regard_masks(
             if head == 0 and (query + key) % 3 == 0:  # the words of every third cell
                 at = Block(shape, (batch,), head, np.array([query]), offset)
                 verdict = mask_of(rule).verdict(at, key)
-                words = [verdict.visible, verdict.detail, list(verdict.hidden_by())]
-                np.testing.assert_equal(cell, words)
+                assert cell == [verdict.visible, verdict.detail, list(verdict.hidden_by())]
 
 
 def parts(rule: Rule) -> list[Rule]:

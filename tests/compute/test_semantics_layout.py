@@ -285,13 +285,13 @@ def traced_without_caches() -> int:
     """Bytes that Python has allocated, without what the interpreter keeps for itself.
 
     It keeps up to 2000 tuples of each length and more, until a collection of everything empties
-    these lists, so what they hold says when that was last. Frozen objects are not collected.
+    these lists, so what they hold says when that was last. Frozen objects are not collected, and
+    stay frozen: a later collection would go through everything that pytest has collected.
     The cache of attributes keeps the last names looked up, up to 4096: NumPy makes a new string
     for each name that it looks up, so that this cache fills slowly over thousands of calls.
     """
     gc.freeze()
     gc.collect()
-    gc.unfreeze()
     sys._clear_type_cache()
     return tracemalloc.get_traced_memory()[0]
 

@@ -57,6 +57,9 @@ def differentiate(
     )
     exact = Gradients(*(np.zeros(shape, LONG) for shape in shapes))
     error = Gradients(*(np.zeros(shape, LONG) for shape in shapes))
+    every_key, every_value, every_grad = (
+        np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (key, value, grad_output)
+    )
     sums = (width + value.shape[-1] + size + length * heads // groups + 40) * unit
     for index, seen, row in cells(query, key, value, batch, **options):
         *b, h, _ = index
@@ -64,9 +67,8 @@ def differentiate(
         j = np.flatnonzero(seen)
         at = (*keys, j)
         q = np.array(row["q"], LONG)
-        k = np.array(row["keys"], LONG).reshape(size, width)[j]
-        v = np.array(row["values"], LONG).reshape(size, value.shape[-1])[j]
-        grad = np.broadcast_to(grad_output, (*batch, *grad_output.shape[-3:]))[index].astype(LONG)
+        k, v = (every[keys][j].astype(LONG) for every in (every_key, every_value))
+        grad = every_grad[index].astype(LONG)
         d_lse = LONG(0 if grad_lse is None else grad_lse[index])
         dots, sizes = k @ q, np.abs(k) @ np.abs(q) * abs(row["scale"])
         scaled = dots * row["scale"]

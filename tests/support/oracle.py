@@ -273,7 +273,7 @@ def _row_in_digits(
         # A logit of size 10**n needs n more digits, or its exponential has none that are right.
         largest = mp.mpf(1)
         for j in keys_seen:
-            largest += sum(abs(mp.mpf(a) * b * scale) for a, b in zip(q, keys[j], strict=True))
+            largest += mp.fdot(map(abs, q), map(abs, keys[j])) * abs(scale)
         if bias is not None:
             largest += sum((abs(mp.mpf(bias[j])) for j in keys_seen), mp.mpf(0))
         if sink is not None and sink != -math.inf:
@@ -282,7 +282,7 @@ def _row_in_digits(
     with mpmath.workdps(digits):
         logits = {}
         for j in keys_seen:
-            x = sum((mp.mpf(a) * b for a, b in zip(q, keys[j], strict=True)), mp.mpf(0)) * scale
+            x = mp.fdot(zip(q, keys[j], strict=True)) * scale
             if softcap is not None:
                 x = mp.mpf(softcap) * mp.tanh(x / mp.mpf(softcap))
             if bias is not None:
@@ -293,9 +293,7 @@ def _row_in_digits(
         if sink is not None and sink != -math.inf:
             row_sum += mp.exp(mp.mpf(sink))
         weights = [powers[j] / row_sum if seen[j] else mp.mpf(0) for j in range(len(keys))]
-        output = [
-            sum((weights[j] * values[j][d] for j in keys_seen), mp.mpf(0)) for d in range(width)
-        ]
+        output = [mp.fdot((weights[j], values[j][d]) for j in keys_seen) for d in range(width)]
         lse = mp.log(row_sum)
         return Row(
             [_float(x) for x in output],

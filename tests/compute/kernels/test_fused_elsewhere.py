@@ -2,6 +2,7 @@
 
 The program that makes that possible is compiled here for this CPU, and must give the bytes that the
 module gives: so it cannot go stale, and what the emulated tests say is said of the same kernel.
+Compiling it takes ten seconds, so all of it waits for `--full`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from regard.masks import Causal, Lengths, Segments, Window
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.needs("fused"),
     pytest.mark.skipif(
         COMPILER is None or not LISTED.exists(), reason="needs a compiler and the sources"
@@ -39,7 +41,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="session", params=["-O0", pytest.param("-O3", marks=pytest.mark.full)])
+@pytest.fixture(scope="session", params=["-O0", "-O3"])
 def elsewhere(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Module]:

@@ -78,15 +78,11 @@ def compiled(target: str, level: str) -> Path:
 
 
 each_target = pytest.mark.parametrize("target", units() if LISTED.exists() else [])
-# The baseline's unit, which other tests share; the others: `--full`.
-one_target = [
-    t if t == "baseline" else pytest.param(t, marks=pytest.mark.full)
-    for t in (units() if LISTED.exists() else [])
-]
 
 
+@pytest.mark.full  # compiling takes six seconds
 @needs_compiler
-@pytest.mark.parametrize("target", one_target)
+@each_target
 def test_a_unit_of_a_target_has_one_global_symbol_and_no_weak_one(target):
     # Unoptimised, nothing is inlined: whatever the linker might share shows.
     found = symbols(compiled(target, "-O0"), "--defined-only")
