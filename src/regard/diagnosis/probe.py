@@ -298,24 +298,20 @@ def _evaluate_step(step: Step, values: Values, probe: Probe, over_all: bool) -> 
     if step.op == "rotate":
         rows, cosines, _, sines = (values[ref.step] for ref in step.operands)
         return turned(rows, cosines[:, None], sines[:, None], probe.interleaved)
-    letters = tuple(LETTERS[axis] for axis in step.axes if axis not in ("H", "G"))
     if not step.axes:
         alone: list[tuple[Array, tuple[str, ...]]] = [(values[r.step], ()) for r in step.operands]
         return compute(step.op, (), alone, None, np.dtype(np.float64))
     by = next((axis for axis in ("H", "G") if axis in step.axes), "")
-    heads = size[by] if by else 1
-    blocks = []
-    for batch in range(size["B"]):
-        for head in range(0, size["H"], size["H"] // heads) if by else (0,):
-            operands = [_operand(ref, values, probe, batch, head) for ref in step.operands]
-            hidden = None
-            if step.over == "visible" and not over_all:
-                hidden = values["visible"][batch, head]
-            block = compute(step.op, letters, operands, hidden, probe.dtype)
-            blocks.append(block)
-    whole = np.stack([np.asarray(block) for block in blocks])
-    lead = (size["B"], heads) if by else (size["B"],)
-    return whole.reshape(*lead, *whole.shape[1:])
+    lead = ("b", LETTERS[by]) if by else ("b",)
+    letters = (*lead, *(LETTERS[axis] for axis in step.axes if axis != by))
+    operands = [_operand(ref, values, probe, by) for ref in step.operands]
+    hidden = None
+    if step.over == "visible" and not over_all:
+        hidden = _of_heads(values["visible"], "H", by, size)
+    whole = compute(step.op, letters, operands, hidden, probe.dtype, lead)
+    sizes = [size["B" if letter == "b" else by] for letter in lead]
+    # An operand that no batch element or head has its own of leaves an axis of length 1.
+    return np.broadcast_to(whole, (*sizes, *whole.shape[len(lead) :]))
 
 
 def turned(rows: Array, cosines: Array, sines: Array, interleaved: bool) -> Array:
@@ -325,12 +321,25 @@ def turned(rows: Array, cosines: Array, sines: Array, interleaved: bool) -> Arra
     return np.asarray(rows * cosines + rows[..., other] * sines)
 
 
-def _operand(
-    ref: Ref, values: Values, probe: Probe, batch: int, head: int
-) -> tuple[Array, tuple[str, ...]]:
-    axes = probe.declared[ref.step].axes
-    if ref.index[:1] == ("g*R+r",):  # every query head of a key head
-        shared = slice(head, head + probe.sizes["H"] // probe.sizes["G"])
-        return values[ref.step][batch, shared], ("r", *ref.index[1:])
-    letters = ref.index[1:] if axes[:1] in (("H",), ("G",)) else ref.index
-    return probe.part(values[ref.step], axes, batch, head), letters
+def _operand(ref: Ref, values: Values, probe: Probe, by: str) -> tuple[Array, tuple[str, ...]]:
+    """What a step with one block `by` head reads, and the letters of its axes."""
+    array, axes = values[ref.step], probe.declared[ref.step].axes
+    lead = ("b",) if array.ndim > len(axes) else ()
+    own = axes[0] if axes[:1] in (("H",), ("G",)) else ""
+    if not own:
+        return array, (*lead, *ref.index)
+    if ref.index[0] == "g*R+r":  # every query head of a key head
+        groups = array.reshape(*array.shape[: len(lead)], probe.sizes["G"], -1, *array.shape[-2:])
+        return groups, (*lead, "g", "r", *ref.index[1:])
+    array = _of_heads(array, own, by, probe.sizes, len(lead))
+    return array, (*lead, *((LETTERS[by],) if by else ()), *ref.index[1:])
+
+
+def _of_heads(array: Array, own: str, by: str, size: Mapping[str, int], axis: int = 1) -> Array:
+    """An array with the axis `own` of heads as one with the axis `by`: each reads its own."""
+    shared = size["H"] // size["G"]
+    if own == by or (by and shared == 1):
+        return array
+    if by == "H":
+        return array.repeat(shared, axis)
+    return array.take(range(0, size["H"], shared) if by else 0, axis)

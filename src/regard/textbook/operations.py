@@ -324,24 +324,26 @@ def compute(
     operands: Sequence[tuple[Array, tuple[str, ...]]],
     visible: NDArray[np.bool_] | None,
     dtype: np.dtype[Any],
+    lead: tuple[str, ...] = (),
 ) -> Array:
     """One block of a step from the blocks of its operands, in the working dtype.
 
     Each operand is an array and the letters of its axes; the block has the axes `letters`.
-    `visible` are the keys that count; None: all do.
+    `visible` are the keys that count; None: all do. `lead` are those of the letters that number
+    blocks which are computed at once; `visible` has these axes too.
     """
     operation = OPERATIONS[op]
     if operation.value is None:
         raise NotImplementedError(op)
     running = next((one for _, own in operands for one in own if one not in letters), "")
-    seen = None if visible is None else (visible, ("i", "j")[-visible.ndim :])
+    seen = None if visible is None else (visible, (*lead, *("i", "j")[len(lead) - visible.ndim :]))
     with np.errstate(all="ignore"):  # NaN and infinity are results here, not accidents
         if running:
             counted = None
             if seen and running in seen[1]:
                 rest = tuple(letter for letter in seen[1] if letter != running)
                 counted = _aligned(*seen, letters if operation.term else rest, running)
-            result = operation.value(counted, *_along(op, letters, running, operands))
+            result = operation.value(counted, *_along(op, letters, running, operands, lead))
         else:
             result = operation.value(*(_aligned(*one, letters) for one in operands))
         if seen and running not in seen[1] and operation.hidden is not None:
@@ -365,9 +367,16 @@ def _along(
     letters: tuple[str, ...],
     running: str,
     operands: Sequence[tuple[Array, tuple[str, ...]]],
+    lead: tuple[str, ...],
 ) -> list[Array]:
-    """The operands with the axis `running` last; of a product's second factor it is first."""
+    """The operands with the axis `running` last; in a product's second factor it is a row's."""
     if op != "dot":
         return [_aligned(*one, letters, running) for one in operands]
     (a, own), (b, other) = operands
-    return [a if own[-1] == running else a.T, b if other[0] == running else b.T]
+    if not lead:
+        return [a if own[-1] == running else a.T, b if other[0] == running else b.T]
+    row, column = ([one for one in letters if one in x and one not in lead] for x in (own, other))
+    return [
+        _aligned(a, own, (*lead, *row), running),
+        _aligned(b, other, (*lead, *column), running).swapaxes(-1, -2),
+    ]

@@ -22,16 +22,16 @@ def sum_of_special(
     values: Array,
     taken: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
-    """What NaN and infinite values (S, E) add to rows (L, S); 0 where there are none.
+    """What NaN and infinite values (…, S, E) add to rows (…, L, S); 0 where there are none.
 
     A row adds the values of the keys that it counts, subtracts those of the keys that are `taken`
     from it, and adds NaN for those of the keys that it lost: 0 · ∞ is NaN, and so is ∞ − ∞.
     """
     special = ~np.isfinite(values)
-    keys = np.flatnonzero(special.any(axis=-1))
+    keys = np.flatnonzero(special.any(axis=(*range(special.ndim - 2), -1)))
     counted, lost = counted[..., keys], lost[..., keys]
     taken = np.zeros_like(counted) if taken is None else taken[..., keys]
-    values, special = values[keys], special[keys]
+    values, special = values[..., keys, :], special[..., keys, :]
 
     def met(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
         if not (rows.any() and cells.any()):
