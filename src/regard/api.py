@@ -224,7 +224,7 @@ def _answer(query: Any, key: Any, value: Any, *options: Any, **parts: Any) -> An
     if value is NOTHING or key is NOTHING or query is NOTHING:
         raise _refusal(query, key, value, NOTHING, {})
     *most, out, kernel, threads = options
-    declined = type(query) is ndarray or bool(parts)
+    declined = bool(parts.keys() - {"positions"}) or (type(query) is ndarray and not parts)
     (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
     with naming_shapes(query=query, key=key, value=value):
         result = run_arrays(

@@ -124,7 +124,13 @@ def run_arrays(
     if rows is not None and not declined:
         answer = native.fast_path_of_bytes(query, *rows, *options)
     elif not declined:
-        answer = native.fast_path(query, key, value, *options)
+        placed = positions = parts.get("positions")
+        if positions is not None:
+            from regard.compute.positioned import fast
+
+            placed = fast(positions, query, key)
+        if positions is None or placed is not None:
+            answer = native.fast_path(query, key, value, *options, placed)
     if answer is None:
         parts["quantized"] = rows is not None
         named = dict(zip(OPTIONS, options, strict=True))

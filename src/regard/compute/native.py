@@ -94,7 +94,8 @@ def use_target(name: str) -> None:
     _tell()
 
 
-# Takes all arguments of regard.attention by position. Returns the output of a call with default
+# Takes all arguments of regard.attention by position, and what positions are to it
+# (compute/positioned.py). Returns the output of a call with default
 # options, and None for any other call.
 fast_path = module.fast_path if BUILT else lambda *_: None
 # The same, for a query of float32 or a half type and the rows of an int8 cache.

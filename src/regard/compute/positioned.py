@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.boundary.arguments import is_float, round_once, spread
 from regard.boundary.arrays import Array
-from regard.compute import native, rotary
+from regard.compute import distances, native, rotary
 from regard.compute.request import Request
+from regard.errors import ShapeError
 from regard.positions import Alibi, RelativeBias, Rotary
 from regard.textbook.operations import OPERATIONS
 
@@ -57,6 +58,36 @@ def turns_of(request: Request) -> tuple[Array, Array, Array, Array, bool] | None
             return None
     rotation = Rotation.of(positions, request)
     return (*rotation.table("query"), *rotation.table("key"), positions.interleaved)
+
+
+def fast(positions: Any, query: Any, key: Any) -> tuple[Array, Array, bool] | Array | None:
+    """What positions are to the fast path, in a call of L queries and L keys without an offset.
+
+    Cosines and sines (L, pairs) of both, and whether pairs are side by side; or a bias (H, L, L).
+    None where the general path has to answer, or to say what is wrong.
+    """
+    for array in (query, key):
+        if not isinstance(array, np.ndarray) or array.ndim < 2 or not array.size:
+            return None
+    rows, width = query.shape[-2:]
+    heads = query.shape[-3] if query.ndim > 2 else 1
+    if not isinstance(positions, _FAST) or key.shape[-2] != rows:
+        return None
+    if positions.query_positions is not None or positions.key_positions is not None:
+        return None
+    try:
+        positions.fits(width, (heads, rows, rows))
+    except ShapeError:
+        return None
+    if isinstance(positions, Rotary):
+        places = {"query": range(rows)}
+        return (*Rotation(positions, places, width).table("query"), positions.interleaved)
+    dtype = np.dtype(np.float64 if query.dtype == np.float64 else np.float32)
+    own, how = _own(positions, heads)
+    return _view(_between(own, how, 1 - rows, rows, dtype), rows, rows)
+
+
+_FAST = (Rotary, Alibi, RelativeBias)
 
 
 class Rotation:
@@ -274,15 +305,58 @@ def _along_diagonals(request: Request, positions: Any) -> Array:
     if not (rows and keys):
         return np.broadcast_to(np.zeros((), dtype), shape)
     first = _first(request)
+    made = np.dtype(np.float64) if request.parts else dtype
+    own, how = _own(positions, heads)
     if isinstance(first, int):
-        ahead = np.arange(1 - rows - first, keys - first)
+        numbers = _between(own, how, 1 - rows - first, keys - first, made)
     else:
         ahead = np.arange(1 - rows, keys) - first[..., None, None]
+        numbers = np.ascontiguousarray(_numbers_of(own, how, ahead), made)
+    return spread(_view(numbers, rows, keys), shape)
+
+
+def _own(positions: Any, heads: int) -> tuple[Array, tuple[Any, ...]]:
+    """Slopes (H,) of Alibi, or the table (H, buckets) of a relative bias and how it is read."""
     if isinstance(positions, Alibi):
-        numbers = -positions.slopes_of(heads)[:, None] * np.abs(ahead)
-    else:
-        numbers = positions.table[np.arange(heads)[:, None], positions.buckets(ahead)]
-    numbers = np.ascontiguousarray(numbers, np.float64 if request.parts else dtype)
+        return positions.slopes_of(heads), ()
+    return positions.table, (positions.bidirectional, positions.max_distance)
+
+
+def _numbers_of(own: Array, how: tuple[Any, ...], ahead: Array) -> Array:
+    """What is added, (…, H, n), where a key is so far ahead of its query, (n,) or (…, 1, n)."""
+    if own.ndim == 1:
+        return np.asarray(-own[:, None] * np.abs(ahead))
+    heads, buckets = own.shape
+    return np.asarray(own[np.arange(heads)[:, None], distances.buckets(ahead, buckets, *how)])
+
+
+# Numbers of at most so many bytes are kept: those of a model's layers are all the same.
+_KEPT_BYTES = 2**20
+
+
+def _between(own: Array, how: tuple[Any, ...], low: int, high: int, dtype: np.dtype[Any]) -> Array:
+    """The same, contiguous, for all differences from low to high."""
+    small = len(own) * (high - low) * dtype.itemsize <= _KEPT_BYTES
+    make = _kept if small else _kept.__wrapped__
+    return make(own.tobytes(), own.dtype, own.shape, how, low, high, dtype)
+
+
+@lru_cache(maxsize=8)
+def _kept(
+    own: bytes,
+    own_dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    how: tuple[Any, ...],
+    low: int,
+    high: int,
+    dtype: np.dtype[Any],
+) -> Array:
+    numbers = np.frombuffer(own, own_dtype).reshape(shape)
+    return np.ascontiguousarray(_numbers_of(numbers, how, np.arange(low, high)), dtype)
+
+
+def _view(numbers: Array, rows: int, keys: int) -> Array:
+    """Numbers (…, H, rows + keys − 1) of differences, as (…, H, rows, keys)."""
     *outer, step = numbers.strides
     view: Array = np.ndarray(
         (*numbers.shape[:-1], rows, keys),
@@ -292,4 +366,4 @@ def _along_diagonals(request: Request, positions: Any) -> Array:
         (*outer, -step, step),
     )
     view.setflags(write=False)
-    return spread(view, shape)
+    return view

@@ -19,7 +19,8 @@ import regard
 import regard.api
 from calls import BFLOAT16, assert_same_bytes, every_target, inputs, numbers, on_path
 from layouts import layouts
-from regard.compute import native
+from regard.compute import native, positioned
+from regard.positions import Alibi, RelativeBias, Rotary
 
 pytestmark = pytest.mark.needs("fused")
 
@@ -107,6 +108,87 @@ def test_a_fast_call_has_the_bytes_of_the_general_way(target, dtype, shapes):
                 general = regard.attention(*arrays, **options)
             assert_same_bytes(fast, general, f"{options}")
             assert_same_bytes(regard.attention(*arrays, **options), general, f"{options}, called")
+
+
+PLACED = {
+    "rotary": lambda heads: Rotary(),
+    "rotary, six of the features side by side": lambda heads: Rotary(width=6, interleaved=True),
+    "rotary that grows with the text": lambda heads: Rotary(
+        scaling={"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 50}
+    ),
+    "alibi": lambda heads: Alibi(),
+    "relative": lambda heads: RelativeBias(numbers((heads, 8), seed=4)),
+}
+
+
+@every_target
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("what", PLACED)
+def test_a_fast_call_with_positions_has_the_bytes_of_the_general_way(target, dtype, what):
+    shapes = [
+        ((7, 8), (7, 8)),
+        ((2, 3, 4, 60, 16), (2, 3, 2, 60, 16)),
+        ((4, 300, 64), (2, 300, 64)),
+    ]
+    with on_path(f"fused:{target}"):
+        for of_query, of_key in shapes:
+            arrays = inputs(of_query, of_key, of_key, dtype=dtype)
+            positions = PLACED[what](of_query[-3] if len(of_query) > 2 else 1)
+            placed = positioned.fast(positions, *arrays[:2])
+            for options in ({}, {"causal": True, "scale": 0.3}):
+                fast = on_fast_path(*arrays, **options, positions=placed)
+                assert fast is not None, f"{options}: not answered by the fast path"
+                options["positions"] = positions
+                with without_fast_path():
+                    general = regard.attention(*arrays, **options)
+                assert_same_bytes(fast, general, f"{options}")
+                assert_same_bytes(regard.attention(*arrays, **options), general, "called")
+
+
+def test_positions_of_other_sizes_are_left_by_the_fast_path():
+    q, k, v = inputs((4, 6, 8), (4, 6, 8), (4, 6, 8))
+    angles = np.zeros((6, 4))
+    bias = np.zeros((4, 6, 6), np.float32)
+    assert on_fast_path(q, k, v, positions=(angles, angles, False)) is not None
+    assert on_fast_path(q, k, v, positions=bias) is not None
+    for placed in (
+        (angles[:5], angles[:5], False),
+        (angles, angles[:, :3], False),
+        (np.zeros((6, 5)), np.zeros((6, 5)), False),
+        (angles.T.copy().T, angles, False),
+        (angles.astype(np.float32), angles, False),
+        (angles, None, False),
+        (angles, angles),
+        bias[:3],
+        bias[:, :5],
+        bias[..., :5],
+        bias[0],
+        bias.astype(np.float64),
+        "rotary",
+    ):
+        assert on_fast_path(q, k, v, positions=placed) is None, placed
+    assert on_fast_path(q[:, :5], k, v, positions=(angles[:5], angles[:5], False)) is None
+
+
+def test_numbers_of_earlier_calls_are_not_taken_for_those_of_other_positions():
+    q, k, v = inputs((2, 9, 8), (2, 9, 8), (2, 9, 8))
+    tables = numbers((2, 8), seed=1), numbers((2, 8), seed=2)
+    rules = [
+        Alibi(),
+        Alibi([0.5, 0.25]),
+        Rotary(),
+        Rotary(base=100.0),
+        Rotary(attention_factor=2.0),
+    ]
+    rules += [RelativeBias(table, two, far) for table in tables for two in (True, False)
+              for far in (5, 9)]  # fmt: skip
+    found = [regard.attention(q, k, v, positions=rule).tobytes() for rule in rules * 2]
+    assert found[: len(rules)] == found[len(rules) :]
+    assert len(set(found)) == len(rules)
+    positioned._kept.cache_clear()
+    for rule, before in zip(rules, found, strict=False):
+        positioned._kept.cache_clear()
+        assert regard.attention(q, k, v, positions=rule).tobytes() == before, rule
 
 
 @every_target

@@ -45,6 +45,22 @@ void describe(PyArrayObject* array, Array& a, int64_t* offsets, int64_t B) {
             offsets[b] = offsets[b - known] + strides[axis];
 }
 
+// How rows, D wide, are turned, by cosines and sines (L, pairs) or (…, L, pairs).
+Turn turn_of(const Array& rows, int64_t D, PyArrayObject* cosines, PyArrayObject* sines,
+             bool interleaved) {
+    const int axes = PyArray_NDIM(cosines);
+    Turn turn{};
+    turn.D = D;
+    turn.rows = rows;
+    turn.kind = rows.kind;
+    turn.cosines = static_cast<const double*>(PyArray_DATA(cosines));
+    turn.sines = static_cast<const double*>(PyArray_DATA(sines));
+    turn.pairs = PyArray_DIM(cosines, axes - 1);
+    turn.apart = axes > 2 ? PyArray_DIM(cosines, axes - 2) * turn.pairs : 0;
+    turn.interleaved = interleaved;
+    return turn;
+}
+
 // The sizes of a call, from arrays whose shapes fit each other.
 void read_sizes(Request& q, PyArrayObject* const (&arrays)[3]) {
     const auto size = [&](int array, int from_end) -> int64_t {

@@ -44,7 +44,8 @@ bool may_overlap(PyArrayObject* one, PyArrayObject* other) {
 
 // clang-format off
 enum Argument { Query, Key, Value, Mask, Bias, Causal, Window, Offset, Scale, Softcap, Sink,
-                Precision, Weights, Lse, Out, KernelName, Threads, Count };
+                Precision, Weights, Lse, Out, KernelName, Threads, Count,
+                Positions = Count };
 // clang-format on
 constexpr int kMostAxes = 8;
 
@@ -101,6 +102,36 @@ bool read_inputs(PyObject* const* args, Request& q, PyArrayObject* (&arrays)[3])
            (q.right < 0 || q.L == q.S);
 }
 
+// What positions are to a call of L queries and L keys: nothing, or a bias (H, L, L) of numbers of the
+// type that is computed in, or cosines and sines (L, pairs) of queries and keys alike.
+struct Placed {
+    PyArrayObject *bias = nullptr, *cosines = nullptr, *sines = nullptr;
+    bool interleaved = false;
+};
+bool read_positions(PyObject* given, const Request& q, Placed& to) {
+    const auto array = [&](PyObject* object, bool wide, int axes) {
+        if (!PyArray_CheckExact(object)) return (PyArrayObject*)nullptr;
+        PyArrayObject* one = reinterpret_cast<PyArrayObject*>(object);
+        const bool fits = PyArray_ISBEHAVED_RO(one) && PyArray_NDIM(one) == axes &&
+                          PyArray_TYPE(one) == (wide ? NPY_DOUBLE : NPY_FLOAT) &&
+                          PyArray_DIM(one, axes - 2) == q.L;
+        return fits ? one : nullptr;
+    };
+    if (given == Py_None) return true;
+    if (q.L != q.S) return false;
+    if (!PyTuple_CheckExact(given)) {
+        to.bias = array(given, q.wide, 3);
+        return to.bias && PyArray_DIM(to.bias, 0) == q.H && PyArray_DIM(to.bias, 2) == q.S;
+    }
+    if (PyTuple_GET_SIZE(given) != 3) return false;
+    to.cosines = array(PyTuple_GET_ITEM(given, 0), true, 2);
+    to.sines = array(PyTuple_GET_ITEM(given, 1), true, 2);
+    to.interleaved = PyTuple_GET_ITEM(given, 2) == Py_True;
+    return to.cosines && to.sines && PyArray_IS_C_CONTIGUOUS(to.cosines) &&
+           PyArray_IS_C_CONTIGUOUS(to.sines) && PyArray_SAMESHAPE(to.cosines, to.sines) &&
+           2 * PyArray_DIM(to.cosines, 1) <= q.D;
+}
+
 // A new array, or `out` if the kernel can write into it; else nullptr.
 PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3], int64_t columns) {
     const int axes = PyArray_NDIM(arrays[0]);
@@ -123,17 +154,20 @@ PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3], int64_t c
     return out;
 }
 
-// Takes regard.attention's arguments, all by position. Answers a call with three aligned arrays of
-// one type and default options (causal, scale, threads and an `out` beside the inputs allowed).
-// Returns None for every other call and for every error, so that one place says what is wrong.
+// Takes regard.attention's arguments, all by position, and perhaps what positions are to it. Answers a
+// call with three aligned arrays of one type and default options (causal, scale, threads and an `out`
+// beside the inputs allowed). Returns None for every other call and for every error, so that one place says what is wrong.
 template <bool Bytes>
 PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const DefaultArithmetic arithmetic;
     Request q{};
     PyArrayObject* arrays[3];
     int threads = default_threads;
-    if (count != Count || !active) Py_RETURN_NONE;
+    Placed placed;
+    if ((count != Count && count != Count + !Bytes) || !active) Py_RETURN_NONE;
     if (!read_options(args, q, threads) || !read_inputs<Bytes>(args, q, arrays)) Py_RETURN_NONE;
+    q.wide = PyArray_TYPE(arrays[0]) == NPY_DOUBLE;
+    if (count > Count && !read_positions(args[Positions], q, placed)) Py_RETURN_NONE;
     if (std::isnan(q.scale)) q.scale = 1 / std::sqrt(double(q.D));
     PyObject* output = output_for(args[Out], arrays, q.E);
     if (!output) {
@@ -141,7 +175,6 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
         Py_RETURN_NONE;
     }
     q.output = PyArray_BYTES(reinterpret_cast<PyArrayObject*>(output));
-    q.wide = PyArray_TYPE(arrays[0]) == NPY_DOUBLE;
     q.kind = q.lse_kind = kind_of(arrays[0]);
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     const Target& target = *active;
@@ -156,13 +189,20 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
         for (int n = 0; n < 3; n++, offsets += q.B) describe(arrays[n], *places[n], offsets, q.B);
         std::fill_n(offsets, q.B, 0);
         q.offset = offsets;
+        if (placed.bias) describe(placed.bias, q.bias, offsets, 1);  // that of all batch elements
+        Turns turns{};
+        if (placed.cosines)
+            for (Turn* turn : {&turns.query, &turns.key})
+                *turn = turn_of(turn == &turns.key ? q.key : q.query, q.D, placed.cosines,
+                                placed.sines, placed.interleaved);
+        const Turns* turned = placed.cosines ? &turns : nullptr;
         if (work < kWorthReleasing) {
-            complete = answer(q, target, 1, nullptr);
+            complete = answer(q, target, 1, nullptr, turned);
         } else {
             const std::function<bool()> interrupted = interruption();
             Unlocked unlocked;
             // 0: as many as there are now; affinity may have changed since the last call.
-            complete = answer(q, target, threads ? threads : usable_cpus(), interrupted);
+            complete = answer(q, target, threads ? threads : usable_cpus(), interrupted, turned);
         }
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();

@@ -97,21 +97,6 @@ void read_call(Call& call, const nb::object& query, const nb::object& key, const
     q.high = high;
 }
 
-// How rows are turned, by cosines and sines (L, pairs) or (…, L, pairs).
-Turn turn_of(const Array& rows, const nb::object& cosines, const nb::object& sines,
-             bool interleaved) {
-    PyArrayObject* angles = array_of(cosines);
-    const int axes = PyArray_NDIM(angles);
-    Turn turn{};
-    turn.rows = rows;
-    turn.kind = rows.kind;
-    turn.cosines = numbers<double>(cosines), turn.sines = numbers<double>(sines);
-    turn.pairs = PyArray_DIM(angles, axes - 1);
-    turn.apart = axes > 2 ? PyArray_DIM(angles, axes - 2) * turn.pairs : 0;
-    turn.interleaved = interleaved;
-    return turn;
-}
-
 // `turns` is (cosines, sines) of queries, then of keys, and whether pairs are side by side; or None.
 void run(const nb::object& query, const nb::object& key, const nb::object& value,
          const nb::object& output, const nb::object& weights, const nb::object& lse,
@@ -133,9 +118,9 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     if (!turns.is_none()) {
         const nb::tuple given = nb::borrow<nb::tuple>(turns);
         const bool interleaved = nb::cast<bool>(given[4]);
-        turned.query = turn_of(q.query, nb::borrow(given[0]), nb::borrow(given[1]), interleaved);
-        turned.key = turn_of(q.key, nb::borrow(given[2]), nb::borrow(given[3]), interleaved);
-        turned.query.D = turned.key.D = q.D;
+        const auto angles = [&](int n) { return array_of(nb::borrow(given[n])); };
+        turned.query = turn_of(q.query, q.D, angles(0), angles(1), interleaved);
+        turned.key = turn_of(q.key, q.D, angles(2), angles(3), interleaved);
     }
     const Target& chosen = target_named(target);
     bool complete;
@@ -214,9 +199,9 @@ void rotate(const nb::list& sides, bool interleaved, bool back, int threads,
         Array rows;
         offsets.emplace_back(size_t(std::max<int64_t>(B, 1)));
         describe(in, rows, offsets.back().data(), B);
-        Turn turn = turn_of(rows, nb::borrow(side[2]), nb::borrow(side[3]), interleaved);
+        Turn turn = turn_of(rows, PyArray_DIM(in, axes - 1), array_of(nb::borrow(side[2])),
+                            array_of(nb::borrow(side[3])), interleaved);
         turn.B = B, turn.H = PyArray_DIM(in, axes - 3), turn.L = PyArray_DIM(in, axes - 2);
-        turn.D = PyArray_DIM(in, axes - 1);
         turn.back = back;
         turn.kind = kind_of(out);
         turn.output = PyArray_BYTES(out);
