@@ -195,12 +195,14 @@ def attention(
            [ 3.302,  6.698]])
     """
     # fmt: off
+    placed = None
     if more is not NOTHING or unknown:
         if more is not NOTHING or unknown.keys() - {"score", "normalize", "positions"}:
             raise _refusal(query, key, value, more, unknown)
-    elif type(query) is ndarray:
+        placed = _placed(query, key, **unknown)
+    if type(query) is ndarray and (placed is not None or not unknown):
         answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,
-                           sink, precision, return_weights, return_lse, out, kernel, threads)
+                           sink, precision, return_weights, return_lse, out, kernel, threads, placed)
         if answer is not None:
             return answer
     return untraced(_answer)(query, key, value, mask, bias, causal, window, offset, scale, softcap,
@@ -217,6 +219,15 @@ def _refusal(query: Any, key: Any, value: Any, more: Any, unknown: dict[str, Any
     return refused(attention, (), given)
 
 
+def _placed(query: Any, key: Any, *, positions: Any = None, **others: Any) -> Any:
+    """What positions are to the fast path; None if it does not take them, or takes not them alone."""
+    if others or type(query) is not ndarray:
+        return None
+    from regard.compute.positioned import fast
+
+    return fast(positions, query, key)
+
+
 def _answer(query: Any, key: Any, value: Any, *options: Any, **parts: Any) -> Any:
     # Imports deferred: the fast path does not need them, and `import regard` stays quick.
     from regard.compute.dispatch import run_arrays
@@ -224,7 +235,7 @@ def _answer(query: Any, key: Any, value: Any, *options: Any, **parts: Any) -> An
     if value is NOTHING or key is NOTHING or query is NOTHING:
         raise _refusal(query, key, value, NOTHING, {})
     *most, out, kernel, threads = options
-    declined = bool(parts.keys() - {"positions"}) or (type(query) is ndarray and not parts)
+    declined = type(query) is ndarray or bool(parts.keys() - {"positions"})
     (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
     with naming_shapes(query=query, key=key, value=value):
         result = run_arrays(

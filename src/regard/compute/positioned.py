@@ -80,8 +80,8 @@ def fast(positions: Any, query: Any, key: Any) -> tuple[Array, Array, bool] | Ar
     except ShapeError:
         return None
     if isinstance(positions, Rotary):
-        places = {"query": range(rows)}
-        return (*Rotation(positions, places, width).table("query"), positions.interleaved)
+        own = positions.frequencies_of(width, rows)
+        return (*rotary.table(own, positions.factor, range(rows)), positions.interleaved)
     dtype = np.dtype(np.float64 if query.dtype == np.float64 else np.float32)
     own, how = _own(positions, heads)
     return _view(_between(own, how, 1 - rows, rows, dtype), rows, rows)

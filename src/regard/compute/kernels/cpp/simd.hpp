@@ -81,8 +81,13 @@ template <int First, int... I> REGARD_INLINE Vec<double> wide_part(Vec<float> x,
 }
 REGARD_INLINE void widen(Vec<double> x, Vec<double> (&to)[1]) { to[0] = x; }
 REGARD_INLINE void widen(Vec<float> x, Vec<double> (&to)[2]) {
+#if defined(__AVX512F__)  // GCC 12 converts a quarter at a time
+    to[0] = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+    to[1] = _mm512_cvtps_pd(_mm512_castps512_ps256(_mm512_shuffle_f32x4(x, x, 0xee)));
+#else
     to[0] = wide_part<0>(x, LanesOf<double>{});
     to[1] = wide_part<kLanes<double>>(x, LanesOf<double>{});
+#endif
 }
 typedef float Few __attribute__((vector_size(kBytes / 2)));
 template <int... I> REGARD_INLINE Vec<float> joined(Few low, Few high, Indices<I...>) {
