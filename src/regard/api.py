@@ -202,7 +202,8 @@ def attention(
         placed = _placed(query, key, **unknown)
     if type(query) is ndarray and (placed is not None or not unknown):
         answer = fast_path(query, key, value, mask, bias, causal, window, offset, scale, softcap,
-                           sink, precision, return_weights, return_lse, out, kernel, threads, placed)
+                           sink, precision, return_weights, return_lse, out, kernel, threads,
+                           placed)
         if answer is not None:
             return answer
     return untraced(_answer)(query, key, value, mask, bias, causal, window, offset, scale, softcap,
@@ -220,7 +221,7 @@ def _refusal(query: Any, key: Any, value: Any, more: Any, unknown: dict[str, Any
 
 
 def _placed(query: Any, key: Any, *, positions: Any = None, **others: Any) -> Any:
-    """What positions are to the fast path; None if it does not take them, or takes not them alone."""
+    """What positions are to the fast path; None if it does not take them, or if there are others."""
     if others or type(query) is not ndarray:
         return None
     from regard.compute.positioned import fast
