@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -59,16 +60,11 @@ class Table:
 
     def __dir__(self) -> list[str]:
         """What a user needs, without what the views read."""
-        return [name for name in super().__dir__() if name not in ("rule", "text", "html")]
+        return [name for name in super().__dir__() if name not in ("text", "html")]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """The array `value`, for `numpy.asarray` and for NumPy's functions."""
         return np.array(self.value, dtype, copy=copy)
-
-    def rule(self, row: int, column: int) -> str:
-        """The first rule that hides a cell, shortened, and how many more there are."""
-        first, *more = self.hidden_by(row, column) or ("hidden",)
-        return safe_text(first, 12) + (f" +{len(more)}" if more else "")
 
     def to_dataframe(self) -> Any:
         """The numbers as a pandas DataFrame, with the labels as index and columns.
@@ -156,7 +152,7 @@ class Table:
         if place is None:
             return "…"
         if self.hidden is not None and self.hidden[place]:
-            return self.rule(*place)
+            return hidden_text(self.hidden_by(*place))[0]
         return format_number(float(self.value[place]), DIGITS)
 
 
@@ -205,3 +201,11 @@ def _decimals(words: Sequence[str]) -> list[str]:
         word + " " * (most - own) if word[-1:].isdigit() and "e" not in word else word
         for word, own in zip(words, behind, strict=True)
     ]
+
+
+@lru_cache(256)
+def hidden_text(names: tuple[str, ...]) -> tuple[str, str]:
+    """What a hidden cell shows, the first rule and how many more; and the names of all."""
+    first, *more = names or ("hidden",)
+    short = safe_text(first, 12) + (f" +{len(more)}" if more else "")
+    return short, ", ".join(safe_text(name, 80) for name in names)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
-from regard.explanation.table import FIRST, LAST, Table, shown_of
+from regard.explanation.table import FIRST, LAST, Table, hidden_text, shown_of
 from regard.views.colours import shading
 
 DIGITS = 8
@@ -148,7 +148,7 @@ class Layout:
         if column is None:
             return Cell("…", FAINT, word=True)
         if table.hidden is not None and table.hidden[row, column]:
-            return Cell(table.rule(row, column), FAINT, word=True)
+            return Cell(hidden_text(table.hidden_by(row, column))[0], FAINT, word=True)
         value = table.value[row, column]
         if table.value.dtype == np.bool_:
             return Cell("1" if value else "0", None if value else FAINT)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from regard.errors import safe_text
 from regard.explanation.notation import format_number
-from regard.explanation.table import Table
+from regard.explanation.table import Table, hidden_text
 from regard.views.head_view import Head
 
 # Larger matrices are drawn, not printed.
@@ -101,8 +101,8 @@ def _cell(
     table: Table, row: int, column: int, value: float, largest: float, digits: int
 ) -> PrintedCell:
     if table.hidden is not None and table.hidden[row, column]:
-        names = ", ".join(safe_text(name, 80) for name in table.hidden_by(row, column))
-        return PrintedCell(table.rule(row, column), "hidden", hint=f"hidden by: {names}")
+        rule, names = hidden_text(table.hidden_by(row, column))
+        return PrintedCell(rule, "hidden", hint=f"hidden by: {names}")
     if value is False:
         return PrintedCell("0", "off")
     return _number_cell(float(value), largest, digits)
