@@ -1089,6 +1089,15 @@ MUTANTS = [
         "float32 and False",
     ),
     Mutant(
+        "G4",
+        "turned rows of bfloat16 are rounded twice",
+        CPP + "rotate.hpp",
+        "if (K != Kind::bfloat16 || !some_halfway(near)) return near;",
+        "return near;",
+        "test_positions.py::test_numbers_beside_the_middle_of_two_are_rounded_once",
+        "bfloat16",
+    ),
+    Mutant(
         "G8",
         "the fast path turns pairs side by side as if they were halves",
         CPP + "fast_path.hpp",

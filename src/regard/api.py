@@ -221,7 +221,7 @@ def _refusal(query: Any, key: Any, value: Any, more: Any, unknown: dict[str, Any
 
 
 def _placed(query: Any, key: Any, *, positions: Any = None, **others: Any) -> Any:
-    """What positions are to the fast path; None if it does not take them, or if there are others."""
+    """What positions are to the fast path; None if it does not take them, or not them alone."""
     if others or type(query) is not ndarray:
         return None
     from regard.compute.positioned import fast

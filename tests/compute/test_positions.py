@@ -12,7 +12,7 @@ import regard
 from calls import assert_same_bytes
 from regard import DtypeError, OptionError, ShapeError
 from regard.boundary.arrays import bfloat16
-from regard.compute import native
+from regard.compute import native, positioned
 from regard.compute.positioned import Rotation
 from regard.positions import Alibi, Learned, RelativeBias, Rotary, Sinusoidal
 
@@ -244,6 +244,26 @@ def test_every_target_and_numpy_turn_rows_to_the_same_bytes(dtype, interleaved, 
             made = turned_rows(wide, rotary, range(40), back=True, dtype=dtype)
             assert_same_bytes(made, wanted, target)
         assert_same_bytes(in_numpy(wide, rotary, range(40), back=True, dtype=dtype), wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "step"),
+    [
+        ("float16", 2.0**-10),
+        pytest.param("bfloat16", 2.0**-7, marks=pytest.mark.needs("ml_dtypes")),
+    ],
+)
+def test_numbers_beside_the_middle_of_two_are_rounded_once(dtype, step, monkeypatch):
+    ones = np.ones((1, 2, 80)).astype(bfloat16("rows") if dtype == "bfloat16" else dtype)
+    cosines = np.ones((2, 40))
+    cosines[:, ::3] += step / 2 + np.array([[2.0**-40], [-(2.0**-40)]])  # float32 has the middle
+    wanted = np.ones_like(ones)
+    wanted[0, 0, :40:3] = wanted[0, 0, 40::3] = 1 + step
+    for target in [name for name, runs in native.targets().items() if runs]:
+        monkeypatch.setattr(native, "target", target)
+        made = np.empty_like(ones)
+        positioned.turn_rows([(ones, made, cosines, np.zeros((2, 40)))], interleaved=False)
+        assert_same_bytes(made, wanted, target)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -24,11 +24,15 @@ REGARD_INLINE void turn_pair(Vec<double>& a, Vec<double>& b, Vec<double> cosine,
 template <Kind K> using Computed = std::conditional_t<K == Kind::float64, double, float>;
 template <class T> constexpr int kParts = int(sizeof(double) / sizeof(T));
 
-// The numbers, rounded to T: those on the way to a half type such that it rounds them once.
-template <bool Half> REGARD_INLINE Vec<double> rounded(const Vec<double> (&x)[1]) { return x[0]; }
-template <bool Half> REGARD_INLINE Vec<float> rounded(const Vec<double> (&x)[2]) {
-    if constexpr (Half) return joined(to_odd(x[0]), to_odd(x[1]), LanesOf<float>{});
-    else return joined(narrow(x[0]), narrow(x[1]), LanesOf<float>{});
+// The numbers of a kind, rounded to T: those on the way to a half type such that it rounds them once.
+// Rounding twice is rounding once but for what the first one leaves halfway.
+template <Kind K> REGARD_INLINE Vec<double> rounded(const Vec<double> (&x)[1]) { return x[0]; }
+template <Kind K> REGARD_INLINE Vec<float> rounded(const Vec<double> (&x)[2]) {
+    if constexpr (K != Kind::float16) {
+        const Vec<float> near = joined(narrow(x[0]), narrow(x[1]), LanesOf<float>{});
+        if (K != Kind::bfloat16 || !some_halfway(near)) return near;
+    }
+    return joined(to_odd(x[0]), to_odd(x[1]), LanesOf<float>{});
 }
 
 // Pairs side by side become their first and their second numbers; `low` and `high` go back.
@@ -51,7 +55,6 @@ static void turn_row(const char* from, char* to, const double* c, const double* 
     typedef Computed<K> T;
     constexpr int W = kLanes<T>, D = kLanes<double>;
     constexpr int64_t size = size_of(K), wide = size_of(To);
-    constexpr bool half = size == 2;  // a half type from float32 is rounded to float32 first
     int64_t p = 0;
     for (; p + W <= n; p += W) {
         const int64_t one = Interleaved ? 2 * p : p, other = Interleaved ? 2 * p + W : n + p;
@@ -61,7 +64,8 @@ static void turn_row(const char* from, char* to, const double* c, const double* 
         widen(Back ? y : x, a), widen(Back ? x : y, b);
         for (int part = 0; part < kParts<T>; part++)
             turn_pair(a[part], b[part], load(c + p + part * D), load(s + p + part * D));
-        x = rounded<half>(Back ? b : a), y = rounded<half>(Back ? a : b);
+        // A half type from float32 is rounded to float32 first.
+        x = rounded<K>(Back ? b : a), y = rounded<K>(Back ? a : b);
         store_as<To, T>(to + one * wide, Interleaved ? low(x, y, LanesOf<T>{}) : x);
         store_as<To, T>(to + other * wide, Interleaved ? high(x, y, LanesOf<T>{}) : y);
     }

@@ -95,6 +95,16 @@ template <int... I> REGARD_INLINE Vec<float> joined(Few low, Few high, Indices<I
 }
 REGARD_INLINE Few narrow(Vec<double> x) { return __builtin_convertvector(x, Few); }
 
+// Whether one of the numbers may be halfway between two of bfloat16.
+REGARD_INLINE bool some_halfway(Vec<float> x) {
+#if defined(__AVX512F__)
+    const __m512i low = _mm512_slli_epi32((__m512i)x, 16);
+    return _mm512_cmpeq_epi32_mask(low, _mm512_set1_epi32(INT32_MIN)) != 0;
+#else
+    return true;  // to find out takes as long as it saves
+#endif
+}
+
 // Whole vectors of zeros over n numbers.
 template <class T> REGARD_INLINE void clear(T* p, int64_t n) {
     for (int64_t i = 0; i < n; i += kLanes<T>) store(p + i, Vec<T>{});

@@ -102,9 +102,10 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
     const Vec<T> absent = all(-infinity<T>());
     const uint8_t* const bytes = seen.bytes;
     const T* const bias = seen.bias;
+    const bool whole = !bytes && seen.low <= from && seen.high >= to;
+    Vec<T> most0 = absent, most1 = absent;
     if (how.general) {
-        Vec<T> rest = {};
-        for (int64_t j = from; j < to; j += W) {
+        const auto make_number = [&](int64_t j, Vec<T>& rest, Vec<T>& most) REGARD_INLINED {
             Vec<T> t = load(x + j);
             if (how.has_softcap) t = apply_softcap(how, t);
             else if (how.in_logits) t = t * all(how.scale);
@@ -120,10 +121,20 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
                 rest = fma(t, Vec<T>{}, rest);
             }
             store(x + j, t);
+            most = larger(t, most);  // a NaN is passed over
+        };
+        Vec<T> rest0 = {}, rest1 = {};
+        int64_t j = from;
+        for (; j + W < to; j += 2 * W) {
+            make_number(j, rest0, most0);
+            make_number(j + W, rest1, most1);
         }
-        odd = sum_of<T>(rest) != 0;
+        if (j < to) make_number(j, rest0, most0);
+        odd = sum_of<T>(rest0 + rest1) != 0;
+        if (whole) return largest_of<T>(larger(most0, most1));
+        most0 = most1 = absent;
     }
-    const bool all_seen = !how.general && !bytes && seen.low <= from && seen.high >= to;
+    const bool all_seen = !how.general && whole;
     if (!how.general && !all_seen) odd = !finite(x + from, to - from);
     if (bytes) {
         for (int64_t j = from; j < to; j += W) {
@@ -142,7 +153,6 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
     for (int64_t j = high / W * W; j < to; j += W)
         keep(x + j, Bits<T>(lane < Integer(high - j) - Bits<T>{}));
 
-    Vec<T> most0 = absent, most1 = absent;
     int64_t j = from;
     if (all_seen) {
         Vec<T> rest0 = {}, rest1 = {};
@@ -157,7 +167,7 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
         if (j < to) odd |= !finite(x + j, W);
     }
     for (; j + W < to; j += 2 * W) {
-        most0 = larger(load(x + j), most0);  // a NaN is passed over
+        most0 = larger(load(x + j), most0);
         most1 = larger(load(x + j + W), most1);
     }
     if (j < to) most0 = larger(load(x + j), most0);
