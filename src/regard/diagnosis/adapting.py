@@ -63,6 +63,11 @@ class Remembering:
         self._own = thing
         self._kept: int | None = None
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether a call leaves nothing behind."""
+        return not self._method and self._kept is not None
+
     def begin(self) -> None:
         """Forget every earlier call."""
         if self._method:

@@ -7,8 +7,8 @@ the function runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,38 @@ def call(
     begin = time.perf_counter()
     result = _joined(convention, ask(question), by_token=callee.steps == "dropped")
     return _answer(result, convention, probe, time.perf_counter() - begin)
+
+
+class Once:
+    """Puts questions to a function: one with the name and arguments of an earlier one only once.
+
+    Conventions that differ in nothing that a function gets ask the same.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._known: dict[Hashable, list[CallResult]] = {}
+
+    @property
+    def calls(self) -> int:
+        """How many questions were put."""
+        return len(self._known)
+
+    def __call__(self, question: Question) -> list[CallResult]:
+        """The results of a question's calls."""
+        arguments = [tuple(map(_content, call.items())) for call in question.calls]
+        own = [getattr(question, one.name) for one in fields(Question) if one.name != "calls"]
+        key = (*own, *arguments)
+        if key not in self._known:
+            self._known[key] = self._ask(question)
+        return self._known[key]
+
+
+def _content(argument: tuple[str, Any]) -> Hashable:
+    name, value = argument
+    if isinstance(value, np.ndarray):
+        return name, value.dtype, value.shape, value.tobytes()
+    return name, type(value), value
 
 
 def _chunks(

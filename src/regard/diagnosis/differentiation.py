@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from regard.boundary.arrays import Array
 from regard.diagnosis.signature import DIFFERENTIATED, is_upstream, plain, role_of
 from regard.errors import OptionError, safe_text
 
@@ -150,7 +149,7 @@ def by_torch(
     call: Callable[[Mapping[str, Any]], Any],
     passed: Mapping[str, Any],
     wrt: Sequence[str],
-    upstream: Array,
+    upstream: Any,
     place: int,
 ) -> dict[str, Any]:
     """The gradients of array number `place` among the results, by the names of arguments."""
@@ -163,7 +162,7 @@ def by_torch(
         output = nth_array(call({**passed, **own}), place)
         if not getattr(output, "requires_grad", False):
             raise NoGradientError("its output carries no gradient")
-        given = torch.from_numpy(upstream).to(output.dtype).reshape(output.shape)
+        given = upstream.to(output.dtype).reshape(output.shape)
         found = torch.autograd.grad(output, [*leaves.values()], given, allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)
     return {name: torch.zeros_like(leaf) if one is None else one for (name, leaf), one in pairs}
@@ -173,7 +172,7 @@ def by_jax(
     call: Callable[[Mapping[str, Any]], Any],
     passed: Mapping[str, Any],
     wrt: Sequence[str],
-    upstream: Array,
+    upstream: Any,
     place: int,
 ) -> dict[str, Any]:
     """The gradients of array number `place` among the results, by the names of arguments."""

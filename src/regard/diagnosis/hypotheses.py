@@ -48,12 +48,12 @@ class Match:
 
 
 def best_match(
-    tested: FunctionUnderTest, views: Sequence[View], units: Sequence[str]
+    tested: FunctionUnderTest, views: Sequence[View], units: Sequence[str], *, pairs: bool = True
 ) -> tuple[Match | None, Hypothesis]:
     """What explains every output, if anything does, and the hypothesis with most right ones.
 
-    Half precision comes last, and only with evidence of it: within its tolerance a small mistake
-    is right.
+    Without `pairs` two mistakes at once are not looked for. Half precision comes last, and only
+    with evidence of it: within its tolerance a small mistake is right.
     """
 
     def hypotheses(unit: str) -> list[Hypothesis]:
@@ -74,7 +74,8 @@ def best_match(
     match = match or _with_built_in(tested, hypotheses(units[:2][-1]), units[:2])
     if not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
-    match = match or _two(best_first, units[0])
+    if pairs:
+        match = match or _two(best_first, units[0])
     if match is None and len(units) > 1 and not tested.of_gradients:
         half = half_type(tested, best_first[0].conventions[0])
         for unit in () if half is None else (half, "bfloat16"):

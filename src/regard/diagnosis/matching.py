@@ -6,10 +6,10 @@ how a function is called.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from regard.diagnosis.mistakes import catalogue_of, mistakes_of_built_in
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, evaluate
 
-# Time that the search for two mistakes at once may take.
-PAIR_SECONDS = 0.8
+# Pairs of mistakes that are tried at most.
+MOST_PAIRS = 2000
 
 # Wrong answers of which the nearest mistake explains one.
 MOST_WRONG = 6
@@ -59,11 +59,11 @@ class Matcher:
     def tolerance(self, probe: Probe, expected: Array) -> float:
         """How far an output may be from what a candidate returns."""
         bound = probe.practical_tolerance if self.practical else probe.tolerance
-        tolerance = bound(self.unit)
-        if np.isfinite(expected).any():
-            # A wrong result may be larger than any right one, and so is its rounding.
-            tolerance *= max(1.0, float(np.abs(expected[np.isfinite(expected)]).max()))
-        return tolerance
+        # A wrong result may be larger than any right one, and so is its rounding.
+        largest = np.abs(expected).max(initial=1.0)
+        if not np.isfinite(largest):
+            largest = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
+        return bound(self.unit) * float(largest)
 
     def alters(self, number: int, variant: Variant) -> bool:
         """Whether a candidate differs from the right attention on a probe."""
@@ -157,39 +157,34 @@ def pair(matchers: Sequence[Matcher]) -> tuple[int, tuple[Found, Found]] | None:
     First pairs of which one mistake alone explains the simplest output, then those that both
     change it.
     """
-    deadline = time.monotonic() + PAIR_SECONDS
+    pairs = (
+        (number, pair)
+        for meeting in (False, True)
+        for number, matcher in enumerate(matchers)
+        for pair in _pairs(matcher, meeting)
+    )
     both = cache(Variant.__or__)
-    for meeting in (False, True):
-        for number, matcher in enumerate(matchers):
-            found = _pair(matcher, meeting, deadline, both)
-            if found is not None:
-                return number, found
+    for number, (first, one, other) in islice(pairs, MOST_PAIRS):
+        variant = both(one[1], other[1])
+        if matchers[number].agrees(first, variant) and matchers[number].fits(variant):
+            return number, (one, other)
     return None
 
 
-def _pair(
-    matcher: Matcher,
-    meeting: bool,
-    deadline: float,
-    both: Callable[[Variant, Variant], Variant],
-) -> tuple[Found, Found] | None:
+def _pairs(matcher: Matcher, meeting: bool) -> Iterator[tuple[int, Found, Found]]:
+    """Pairs of mistakes, each with the output that the second one has to explain."""
     order = matcher.informative_first
     first = order[0]
-    touching = [(m, v) for m, v in matcher.ways if matcher.alters(first, v)]
-    for n, (one, own) in enumerate(touching):
-        if matcher.agrees(first, own) == meeting:
+    touching = [way for way in matcher.ways if matcher.alters(first, way[1])]
+    for n, one in enumerate(touching):
+        if matcher.agrees(first, one[1]) == meeting:
             continue
         # The second mistake has to explain what the first one does not.
-        left = [first] if meeting else [k for k in order if not matcher.agrees(k, own)]
-        for other, its in touching[:n] if meeting else matcher.ways:
-            if time.monotonic() > deadline:
-                return None
-            if one is other or own.replaced.keys() & its.replaced.keys() or not left:
-                continue
-            variant = both(own, its)
-            if matcher.agrees(left[0], variant) and matcher.fits(variant):
-                return (one, own), (other, its)
-    return None
+        left = first if meeting else next((k for k in order if not matcher.agrees(k, one[1])), None)
+        for other in touching[:n] if meeting else matcher.ways:
+            apart = one[0] is not other[0] and not one[1].replaced.keys() & other[1].replaced.keys()
+            if apart and left is not None:
+                yield left, one, other
 
 
 def nearest(matcher: Matcher) -> tuple[Found, float] | None:

@@ -245,34 +245,32 @@ def evaluate(probe: Probe, variant: Variant = RIGHT, last: str = "") -> dict[str
     known = probe.right if variant is not RIGHT else {}
     changed: set[str] = set()
     for step in probe.steps:
-        hides = not variant.absent and step.over == "visible" and step.name != "masked"
-        seen = ("visible",) if step.over == "visible" else ()
-        dirty = hides or any(one in changed for one in (*seen, *(r.step for r in step.operands)))
-        if (own := _replaced(step, variant, values, probe)) is not None:
-            values[step.name] = own
-            changed.add(step.name)
-        elif step.name in known and not dirty:
-            values[step.name] = known[step.name]
+        name = step.name
+        hides = not variant.absent and step.over == "visible" and name != "masked"
+        own = _replaced(name, variant, values, probe) if name in variant.replaced else None
+        if own is not None:
+            values[name] = own
+            changed.add(name)
+        elif name in known and not hides and changed.isdisjoint(step.reads):
+            values[name] = known[name]
         else:
-            values[step.name] = _evaluate_step(step, values, probe, over_all=hides)
-            changed.add(step.name)
-        if step.name == last:
+            values[name] = _evaluate_step(step, values, probe, over_all=hides)
+            changed.add(name)
+        if name == last:
             break
     return values
 
 
-def _replaced(step: Step, variant: Variant, values: Values, probe: Probe) -> Array | None:
+def _replaced(name: str, variant: Variant, values: Values, probe: Probe) -> Array | None:
     """The value of a replaced step; NaN if its shapes do not fit, where a function would raise."""
-    if step.name not in variant.replaced:
-        return None
-    right = probe.right[step.name]
+    right = probe.right[name]
     try:
         with np.errstate(all="ignore"):
-            value = variant.replaced[step.name](values, probe)
+            value = variant.replaced[name](values, probe)
             if value is None:
                 return None
-            result = np.asarray(value).astype(right.dtype)
-        return np.broadcast_to(result, right.shape)
+            result = np.asarray(value).astype(right.dtype, copy=False)
+        return result if result.shape == right.shape else np.broadcast_to(result, right.shape)
     except (KeyError, ValueError):  # or it reads a step that this computation does not have
         return np.full(right.shape, np.nan, right.dtype)
 
@@ -309,7 +307,9 @@ def _evaluate_step(step: Step, values: Values, probe: Probe, over_all: bool) -> 
     if step.over == "visible" and not over_all:
         hidden = _of_heads(values["visible"], "H", by, size)
     whole = compute(step.op, letters, operands, hidden, probe.dtype, lead)
-    sizes = [size["B" if letter == "b" else by] for letter in lead]
+    sizes = (size["B"], size[by]) if by else (size["B"],)
+    if whole.shape[: len(lead)] == sizes:
+        return whole
     # An operand that no batch element or head has its own of leaves an axis of length 1.
     return np.broadcast_to(whole, (*sizes, *whole.shape[len(lead) :]))
 

@@ -23,6 +23,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import Remembering
 from regard.diagnosis.convention import UPSTREAM, CallResult, Question, ReturnedArray, agrees
 from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
+from regard.diagnosis.jax_traces import Traces, Untraceable
 from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
 
@@ -42,9 +43,12 @@ Reading = tuple[Callable[..., Any], Callee]  # what to call, and what is known o
 
 
 def answer_question(
-    readings: Sequence[Reading], question: Question, limit: float
+    readings: Sequence[Reading], question: Question, limit: float, traces: dict[int, Traces]
 ) -> list[CallResult]:
-    """All calls of one question, up to the first that has a problem."""
+    """All calls of one question, up to the first that has a problem.
+
+    `traces` are those of the readings whose functions are of JAX, by their numbers.
+    """
     function, callee = readings[question.reading]
     results = []
     cache: Any = None
@@ -52,7 +56,12 @@ def answer_question(
         function.begin()
     for call in question.calls:
         arguments = {**call, question.cache: cache} if question.cache else call
-        returned, result = _guarded(function, callee, arguments, question, limit)
+        own = None
+        if callee.framework == "jax" and (
+            not isinstance(function, Remembering) or function.is_pure
+        ):
+            own = traces.setdefault(question.reading, Traces())
+        returned, result = _guarded(function, callee, arguments, question, limit, own)
         if question.cache and not result.problem:
             if isinstance(returned, tuple | list) and len(returned) > 1:
                 cache = returned[1] if len(returned) == 2 else returned[1:]
@@ -70,6 +79,7 @@ def _guarded(
     arguments: Mapping[str, Any],
     question: Question,
     limit: float,
+    traces: Traces | None,
 ) -> tuple[Any, CallResult]:
     """What one call returned, and what is known of that."""
     passed = {name: _converted(value, callee.framework) for name, value in arguments.items()}
@@ -78,6 +88,14 @@ def _guarded(
     def call(own: Mapping[str, Any], made: Callable[..., Any] = function) -> Any:
         positional = [own[parameter.name] for parameter in known if not parameter.keyword]
         return made(*positional, **{one.name: own[one.name] for one in known if one.keyword})
+
+    def result_of(own: Mapping[str, Any]) -> Any:
+        if not question.wrt:
+            return call(own)
+        if isinstance(function, Pair):
+            return call(own, partial(function.gradients, own[UPSTREAM]))
+        derive = by_torch if callee.framework == "torch" else by_jax
+        return derive(call, own, question.wrt, own[UPSTREAM], question.place)
 
     printed = _Printed()
     returned, result = None, CallResult()
@@ -92,14 +110,13 @@ def _guarded(
         ):
             warnings.simplefilter("ignore")
             try:
-                if not question.wrt:
-                    returned = call(passed)
-                elif isinstance(function, Pair):
-                    returned = call(passed, partial(function.gradients, passed[UPSTREAM]))
-                else:
-                    derive = by_torch if callee.framework == "torch" else by_jax
-                    given = question.wrt, arguments[UPSTREAM], question.place
-                    returned = derive(call, passed, *given)
+                try:
+                    if traces is None:
+                        raise Untraceable
+                    name = (question.name, question.wrt, question.place)
+                    returned = traces.run(name, result_of, arguments)
+                except Untraceable:
+                    returned = result_of(passed)
                 result = _read(returned)  # what is returned may run code of its own
             except (LimitExceeded, KeyboardInterrupt):
                 raise

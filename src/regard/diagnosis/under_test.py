@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from regard.diagnosis.arguments import mask_role
-from regard.diagnosis.calling import call
-from regard.diagnosis.convention import Answer, Ask, Convention, agrees
+from regard.diagnosis.calling import Once, call
+from regard.diagnosis.convention import Answer, Convention, agrees
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.probe import UNITS, Probe
@@ -44,7 +44,7 @@ class FunctionUnderTest:
     callee: Callee
     stated: StatedConventions
     limit: float  # seconds that one call may take
-    put: Ask
+    put: Once
     answers: dict[tuple[Convention, Probe], Answer] = field(default_factory=dict)
     probes: dict[tuple[Any, ...], list[Probe]] = field(default_factory=dict)
     hung: bool = False
@@ -81,8 +81,8 @@ class FunctionUnderTest:
 
     @property
     def calls(self) -> int:
-        """How many probes called the function; those that it has no parameter for did not."""
-        return sum(answer.kind != "refused" for answer in self.answers.values())
+        """How many probes called the function, in whatever way it is read."""
+        return self.put.calls
 
     def probes_for(self, convention: Convention) -> list[Probe]:
         """The ordinary probes for one way of calling, made once."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from regard.diagnosis import matching
 from regard.diagnosis.built_in import PLAIN, BuiltIn
+from regard.diagnosis.calling import Once
 from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
 from regard.diagnosis.convention_search import (
     as_layout,
@@ -23,6 +24,7 @@ from regard.diagnosis.convention_search import (
 from regard.diagnosis.examples import named
 from regard.diagnosis.hypotheses import Hypothesis, best_match, distinct_views
 from regard.diagnosis.inspection import LIBRARIES, inspect_function
+from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
@@ -48,7 +50,7 @@ from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
 
 TIME_LIMIT = 10.0
-READINGS_SECONDS = 5.0  # after these no other way of reading a function is judged
+READINGS_SECONDS = 2.0  # after these no other way of reading a function is judged
 
 
 def in_this_process(
@@ -60,7 +62,9 @@ def in_this_process(
 ) -> tuple[list[Callee], Ask]:
     """What is known of a function in this process, and how to put questions to it."""
     found = inspect_function(function, roles, heads, library)
-    return [callee for _, callee in found], lambda question: answer_question(found, question, limit)
+    traces: dict[int, Traces] = {}
+    callees = [callee for _, callee in found]
+    return callees, lambda question: answer_question(found, question, limit, traces)
 
 
 def diagnose(
@@ -85,6 +89,7 @@ def diagnose(
     mechanism = as_mechanism(score, normalize)
     axes = None if layout is None else as_layout(layout)
     callees, ask = connect(function, roles, heads, library, float(time_limit))
+    connected, put = time.monotonic(), Once(ask)
     callee = callees[0]
     if mechanism is not None and callee.kind not in ("arrays", "self"):
         raise OptionError(
@@ -94,18 +99,18 @@ def diagnose(
     stated = StatedConventions(causal, mask, window, mechanism, axes)
     found_at = origin(function)
     all_tested = [
-        FunctionUnderTest(one, stated, float(time_limit), ask, origin=found_at) for one in callees
+        FunctionUnderTest(one, stated, float(time_limit), put, origin=found_at) for one in callees
     ]
     found: Outcome | None = None
     for tested in likely_readings(all_tested):
-        own = _verdict(tested)
+        own = _verdict(tested, found)
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
             found = own
-        if own.ok or time.monotonic() - begin > READINGS_SECONDS:
+        if own.ok or time.monotonic() - connected > READINGS_SECONDS:
             break
     assert found is not None
     seconds = round(time.monotonic() - begin, 3)
-    return replace(found, calls=sum(one.calls for one in all_tested), seconds=seconds)
+    return replace(found, calls=put.calls, seconds=seconds)
 
 
 def parse_signature(text: str) -> dict[str, str]:
@@ -145,7 +150,8 @@ def _check(causal: Any, mask: Any, window: Any, library: Any, heads: Any, time_l
         raise OptionError(f"time_limit is {safe_text(repr(time_limit), 40)}; give seconds above 0")
 
 
-def _verdict(tested: FunctionUnderTest) -> Outcome:
+def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
+    """The verdict on one reading; the one on an earlier reading if nothing explains this one."""
     hypotheses = find_conventions(tested)
     name = tested.callee.name
     if not hypotheses:
@@ -160,9 +166,9 @@ def _verdict(tested: FunctionUnderTest) -> Outcome:
         text = f"{name} gives another result each time it is called"
         called = describe_call(tested, hypotheses[0], None)
         return Outcome(name, "unusable", text, called, findings=(random, *findings(tested)))
-    match, best = best_match(tested, views, _units(dtype))
+    match, best = best_match(tested, views, _units(dtype), pairs=so_far is None)
     if match is None:
-        return _unknown(tested, best, _units(dtype)[0])
+        return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
     found = match.mistakes or _lost_digits(dtype, given, exact_to)

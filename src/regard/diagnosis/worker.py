@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from regard.diagnosis import protocol
 from regard.diagnosis.convention import CallResult
 from regard.diagnosis.inspection import inspect_function
+from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.running import answer_question, describe_error
 from regard.diagnosis.target import load
 from regard.errors import OptionError, ProblemError, safe_text
@@ -24,6 +25,8 @@ def serve(key: bytes) -> None:
     """Load what the first message names, then answer one question after the other, without end."""
     inbox, outbox = _channels()
     _no_core_files()
+    # Some probes fail, and JAX would take longer to shorten their tracebacks than to trace them.
+    os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
 
     def next_message() -> protocol.Message:
         with _opened(inbox, os.O_RDONLY) as file:
@@ -47,11 +50,12 @@ def serve(key: bytes) -> None:
         return
     _limit_memory()
     answer(reply)
+    traces: dict[int, Traces] = {}
     while True:
         message = next_message()
         question = protocol.as_question(message)
         try:
-            results = answer_question(readings, question, request["limit"])
+            results = answer_question(readings, question, request["limit"], traces)
         except KeyboardInterrupt as error:  # raised by the function: no terminal is attached
             results = [CallResult(problem=describe_error(error), kind="raised")]
         except BaseException as error:

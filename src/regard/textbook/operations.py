@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -357,9 +357,20 @@ def _aligned(
     array: Array, own: tuple[str, ...], letters: tuple[str, ...], running: str = ""
 ) -> Array:
     """`array` with the axes `letters`, of size 1 where it has none, and last the running one."""
+    order, places = _alignment(own, letters, running)
+    array = array if order is None else array.transpose(order)
+    return array if places is None else array[places]
+
+
+@lru_cache(maxsize=1024)
+def _alignment(
+    own: tuple[str, ...], letters: tuple[str, ...], running: str
+) -> tuple[list[int] | None, tuple[slice | None, ...] | None]:
+    """How axes are moved, and where new ones go; None where there is nothing to do."""
     wanted = (*letters, running) if running in own else letters
-    array = array.transpose([own.index(letter) for letter in wanted if letter in own])
-    return array[tuple(slice(None) if letter in own else None for letter in wanted)]
+    order = [own.index(letter) for letter in wanted if letter in own]
+    places = tuple(slice(None) if letter in own else None for letter in wanted)
+    return (None if order == [*range(len(own))] else order, places if None in places else None)
 
 
 def _along(

@@ -112,6 +112,12 @@ class Step:
         """The letters of one cell's index, such as ('h', 'i', 'j')."""
         return tuple(LETTERS[axis] for axis in self.axes)
 
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """The steps whose values its own are made of."""
+        seen = ("visible",) if self.over == "visible" else ()
+        return frozenset((*seen, *(ref.step for ref in self.operands)))
+
     @property
     def own(self) -> Ref:
         """The cell at the same place, as an operand of another step."""
