@@ -212,9 +212,13 @@ class Probe:
 
     def practical_tolerance(self, unit: float) -> float:
         """How far rounding usually goes: some units of the largest score and result."""
+        return unit * self._usual_units
+
+    @cached_property
+    def _usual_units(self) -> float:
         score = np.nan_to_num(self.right[self.scaled], posinf=0, neginf=0)
         largest = np.abs(np.nan_to_num(self.result(self.right))).max(initial=1.0)
-        return float(unit * (4 * np.abs(score).max(initial=0) + 8) * largest)
+        return float((4 * np.abs(score).max(initial=0) + 8) * largest)
 
 
 @dataclass(frozen=True, eq=False)
