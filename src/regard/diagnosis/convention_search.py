@@ -25,14 +25,15 @@ from regard.scores import Score
 RULED = tuple(ABILITIES)[tuple(ABILITIES).index("mask") :]
 MASK_SHAPES = ("full", "cells", "batch cells", "batch 1 cells", "head cells", "1 head cells")
 KEY_MASK_SHAPES = (*KEYS_ONLY, "full", "batch cells", "batch 1 cells", "cells")
-# Kinds of masks that a parameter of this role takes, if none is called just mask.
+# Kinds of masks that a parameter of this role takes, if none is called just mask: as its name says,
+# or the other way round, which is a mistake.
 KINDS_BY_ROLE = {
     "bias": ("add",),
-    "keep": ("keep", "keep01"),
-    "hide": ("hide", "hide01"),
+    "keep": ("keep", "keep01", "hide", "hide01"),
+    "hide": ("hide", "hide01", "keep", "keep01"),
     "key_mask": ("keep", "hide", "keep01", "hide01"),
-    "key_keep": ("keep", "keep01"),
-    "key_hide": ("hide", "hide01"),
+    "key_keep": ("keep", "keep01", "hide", "hide01"),
+    "key_hide": ("hide", "hide01", "keep", "keep01"),
     "lengths": ("lengths",),
 }
 ANY_KIND = tuple(kind for kind in MASK_KINDS if kind != "lengths")
@@ -108,10 +109,11 @@ def likely_readings(readings: Sequence[FunctionUnderTest]) -> list[FunctionUnder
     return [tested for _, tested in found] or list(readings[:1])
 
 
-def _stage(tested: FunctionUnderTest) -> tuple[str, bool]:
+def _stage(tested: FunctionUnderTest) -> tuple[str, bool, bool]:
     """What distinguishes readings of which a later kind is tried only if an earlier one fails."""
-    callee = tested.callee
-    return callee.framework, "block" in callee.roles and callee.roles["block"].required
+    callee, roles = tested.callee, tested.callee.roles
+    by_token = bool(callee.steps) and "cache" in roles and not roles["cache"].required
+    return callee.framework, "block" in roles and roles["block"].required, by_token
 
 
 def _share_right(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> float:

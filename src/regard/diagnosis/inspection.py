@@ -30,6 +30,7 @@ from regard.diagnosis.signature import (
     Parameter,
     parameters_of,
     role_of,
+    what_true_means,
     with_roles,
 )
 from regard.diagnosis.weights import head_count, readings_of_weights
@@ -75,13 +76,19 @@ def inspect_function(
         found = _object_readings(function, roles, heads, library, name)
     else:
         found = _readings_in(function, function, roles, heads, library, name)
-    own: dict[str, Any] = {"batched": _may_be_batched(function)}
+    text = _text_of(function)
+    own: dict[str, Any] = {"batched": _may_be_batched(function, text)}
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function
         own |= {"returns": returned_gradients(written), "paired": paired}
     return [
-        (called, replace(callee, number=number, **own))
+        (
+            called,
+            replace(
+                callee, number=number, mask_means=what_true_means(text, callee.parameters), **own
+            ),
+        )
         for number, (called, callee) in enumerate(found[:MOST_READINGS])
     ]
 
@@ -141,7 +148,7 @@ def _function_readings(
         stepping = Remembering(called, "", cache.name, value)
         keyed = tuple(replace(one, keyword=True) for one in own)
         steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
-        found += steps if cache.required else [(called, callee)]
+        found += steps if cache.required else [(called, callee), *steps]
     return found + [one for called, callee in found for one in _with_blocks_of_one(called, callee)]
 
 
@@ -218,18 +225,24 @@ def _may_have_rows_first(kind: type) -> bool:
     return ROWS_FIRST.search(text) is not None
 
 
-def _may_be_batched(function: Any) -> bool:
+def _text_of(function: Any) -> str:
+    """The code of a function, of the class of an object, or of two passes; empty if unknown."""
+    if isinstance(function, Pair):
+        return _text_of(function.holder or function.forward)
+    kind = function if inspect.isclass(function) else type(function)
+    try:
+        return inspect.getsource(inspect.unwrap(function) if _is_function(function) else kind)
+    except (OSError, TypeError):
+        return ""
+
+
+def _may_be_batched(function: Any, text: str) -> bool:
     """Whether a function may be meant for more axes than those of matrices.
 
     It is not if its own code treats its arrays as matrices, mentions no batch, and does not count
     axes from the end; what it computes by functions of its surroundings is not known.
     """
-    kind = function if inspect.isclass(function) else type(function)
-    if _is_module(kind):
-        return True
-    try:
-        text = inspect.getsource(inspect.unwrap(function) if _is_function(function) else kind)
-    except (OSError, TypeError):
+    if _is_module(function if inspect.isclass(function) else type(function)) or not text:
         return True
     if getattr(function, "__closure__", None):
         return True

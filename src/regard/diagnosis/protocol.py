@@ -188,6 +188,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "rows_first": callee.rows_first,
                 "batched": callee.batched,
                 "adapted": callee.adapted,
+                "mask_means": callee.mask_means,
                 "parameters": [
                     [one.name, one.role, one.required, one.keyword, _kind_of_default(one.default)]
                     for one in callee.parameters
@@ -228,6 +229,7 @@ def as_callees(content: dict[str, Any], data: bytes) -> list[Callee]:
 def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee, int]:
     _need(content.keys() == CALLEE_FIELDS)
     _need(content["steps"] in ("", *STEPS))
+    _need(content["mask_means"] in ("", "keep", "hide"))
     flags = ("paired", "remembers", "rows_first", "batched", "adapted")
     _need(all(type(content[name]) is bool for name in flags))
     heads = content["heads"]
@@ -252,7 +254,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
     _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
-    how = {name: content[name] for name in ("steps", *flags)}
+    how = {name: content[name] for name in ("steps", "mask_means", *flags)}
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
     own |= {"weights": weights, "heads": heads}
     own |= {"made": _text(content["made"])}

@@ -149,6 +149,7 @@ class Callee:
     rows_first: bool = True  # whether (L, B, M) may be meant, and not only (B, L, M)
     batched: bool = True  # whether its code may be meant for more axes than it is right on
     adapted: bool = False  # called in a way that a line of code does not say
+    mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
 
     @property
     def is_backward(self) -> bool:
@@ -327,3 +328,38 @@ def role_of(name: str) -> str | None:
 def plain(name: str) -> str:
     """A name in lower case without underscores."""
     return name.lower().replace("_", "")
+
+
+# What True means in a mask: roles that say so, and words that people write after "True" or "1".
+_MEANS = {"keep": "keep", "key_keep": "keep", "hide": "hide", "key_hide": "hide"}
+_TRUE = r"(?:true|non-?zero|ones?|1s?)"
+_WORD = re.compile(
+    r"(?P<no>\b(?:not|never|cannot|can't|may not|no)\b[^.;,]{0,24}?)?\b(?:"
+    r"(?P<keep>attend(?:s|ed)?|visible|allow(?:s|ed)?|keeps?|kept|real|valid|may|can|sees?|seen|"
+    r"unmasked|takes? part|tokens? to keep)|"
+    r"(?P<hide>hides?|hidden|masked|mask(?:s|ed)? out|pad|pads|padding|padded|ignored?|blocked|"
+    r"forbidden|excluded?|disallowed|invisible|dropped))\b"
+)
+
+
+def what_true_means(text: str, parameters: Sequence[Parameter]) -> str:
+    """Keep or hide, if a mask's name or what is written of it in the code says so; else nothing.
+
+    >>> what_true_means("mask: True where attention is NOT allowed", [Parameter("mask", "mask")])
+    'hide'
+    """
+    for one in parameters:
+        if one.role in _MEANS:
+            return _MEANS[one.role]
+    found = set()
+    for one in parameters:
+        if one.role not in ("mask", "key_mask"):
+            continue
+        said = (
+            rf"\b{re.escape(one.name.lower())}\b[^\n]{{0,60}}?\b{_TRUE}\b(?P<rest>[^\n.;]{{0,60}})"
+        )
+        for match in re.finditer(said, text.lower()):
+            if (word := _WORD.search(match["rest"])) is not None:
+                keeps = (word["keep"] is not None) == (word["no"] is None)
+                found.add("keep" if keeps else "hide")
+    return found.pop() if len(found) == 1 else ""

@@ -28,6 +28,7 @@ from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
+from regard.diagnosis.mistakes.hiding import MASK_INVERTED
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF
 from regard.diagnosis.observations import (
     abilities,
@@ -171,7 +172,9 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
-    found = match.mistakes or _lost_digits(dtype, given, exact_to)
+    found = (*match.mistakes, *_read_inverted(tested, first)) or _lost_digits(
+        dtype, given, exact_to
+    )
     mistakes = tuple(named(*one, tested, own.conventions, own.built_in) for one in found)
     fragile: tuple[Named, ...] = ()
     if not mistakes and not tested.of_gradients:
@@ -200,6 +203,14 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     return _with_gradients(tested, own.conventions, outcome)
 
 
+def _read_inverted(tested: FunctionUnderTest, convention: Convention) -> tuple[Found, ...]:
+    """The mistake of a mask that is read otherwise than its name or the code's text says."""
+    means, read = tested.callee.mask_means, convention.mask.removesuffix("01")
+    if tested.stated.mask is not None or not means or {means, read} != {"keep", "hide"}:
+        return ()
+    return ((MASK_INVERTED, MASK_INVERTED.variants[0]),)
+
+
 def _script(tested: FunctionUnderTest, own: Hypothesis) -> str:
     """Lines that show a wrong number, for the last of the layouts that have one."""
     if own.built_in != PLAIN:  # the lines know plain attention alone
@@ -215,6 +226,8 @@ def _with_gradients(
     """The same with a verdict on the gradients of a function whose output is right."""
     callee = tested.callee
     if callee.is_backward or not (callee.paired or callee.framework in ("torch", "jax")):
+        return outcome
+    if callee.steps:  # one token after the other: a cache keeps what earlier gradients need
         return outcome
     if outcome.exact_to in ("float16", "bfloat16"):  # too few digits to tell a mistake by
         return outcome

@@ -263,6 +263,7 @@ TRIANGLES: Entries = {
     ),
 }
 MISTAKES = (*mistakes("hiding", HIDE, MASKS), *mistakes("hiding", CAUSAL, TRIANGLES))
+MASK_INVERTED = next(one for one in MISTAKES if one.name == "mask_inverted")
 
 MAXIMUM: Entries = {
     "hidden_maximum": (
