@@ -78,11 +78,13 @@ def test_the_kind_of_mask_is_found_out(hide, said):
     found = regard.diagnose(f)
     assert found.verdict == "right"
     assert said in found.called
+    assert ("if True in mask means hide," in found.summary) is (said == "True = hide")
 
 
 def test_a_mask_that_was_told_otherwise_is_inverted():
     f = wrong.masked("mask_inverted")
     assert "True = hide" in regard.diagnose(f).called
+    assert ", if" not in regard.diagnose(f, mask="hide").summary
     assert regard.diagnose(f, mask="keep").names == ("mask_inverted",)
 
 
@@ -91,6 +93,7 @@ def test_both_ways_of_aligning_are_right_unless_one_is_asked_for():
     found = regard.diagnose(f)
     assert found.verdict == "right"
     assert "first query with the first key" in found.called
+    assert ", if causal aligns the first query with the first key," in found.summary
 
 
 def test_what_it_does_not_take_is_said_to_be_refused_or_not_offered():

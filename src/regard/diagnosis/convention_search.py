@@ -396,3 +396,26 @@ def describe_call(
         (bool(answer and answer.returned), f"returns {answer and answer.returned}"),
     ]
     return "; ".join(text for holds, text in parts if holds)
+
+
+def assumptions(tested: FunctionUnderTest, convention: Convention) -> list[str]:
+    """What was taken for granted to find a function right, where it is not the usual convention.
+
+    Usual are True for a key that is seen, but for padding in a mask of padding; the last query
+    at the last key; and a window that counts the query's own key. Nothing that is stated is listed.
+    """
+    callee, stated = tested.callee, tested.stated
+    role, roles = mask_role(callee), callee.roles
+    found = []
+    if role in ("mask", "key_mask") and stated.mask is None:
+        name = roles[role].name
+        usual = "hide" if "pad" in name.lower() else "keep"
+        if convention.mask.startswith(("keep", "hide")) and not convention.mask.startswith(usual):
+            true, _, meaning = MASK_KINDS[convention.mask].partition(" = ")
+            found.append(f"{true} in {name} means {meaning}")
+    causal = convention.causal_always or "causal" in roles
+    if convention.aligned == "start" and causal and stated.causal not in ("start", "end"):
+        found.append("causal aligns the first query with the first key")
+    if convention.window_extra and "window" in roles and stated.window is None:
+        found.append("the window does not count the query's own key")
+    return found

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from regard.diagnosis import matching
-from regard.diagnosis.built_in import PLAIN, BuiltIn
+from regard.diagnosis.built_in import PLAIN
 from regard.diagnosis.calling import Once
 from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
 from regard.diagnosis.convention_search import (
     as_layout,
+    assumptions,
     describe_call,
     find_conventions,
     likely_readings,
@@ -186,7 +187,7 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     outcome = Outcome(
         name,
         verdict,
-        _summary(name, verdict, exact_to, own.built_in, (*mistakes, *fragile)),
+        _summary(name, verdict, exact_to, _conditions(tested, own), (*mistakes, *fragile)),
         _called(tested, own),
         exact_to,
         mistakes,
@@ -324,14 +325,20 @@ def _returned_dtype(tested: FunctionUnderTest) -> str:
     return kinds[0] if kinds and kinds[0] in UNITS else "float64"
 
 
+def _conditions(tested: FunctionUnderTest, own: Hypothesis) -> str:
+    """What a function computes besides plain attention, and what its verdict takes for granted."""
+    beside = "" if own.built_in == PLAIN else f" with {own.built_in}"
+    assumed = " and ".join(assumptions(tested, own.conventions[0]))
+    return f"{beside}, if {assumed}" if assumed else beside
+
+
 def _summary(
     name: str,
     verdict: DiagnosisVerdict,
     exact_to: str,
-    built_in: BuiltIn,
+    beside: str,
     found: Sequence[Named],
 ) -> str:
-    beside = "" if built_in == PLAIN else f" with {built_in}"
     match verdict:
         case "right":
             return f"{name} is right{beside}, to the last digits of {exact_to}"
