@@ -11,6 +11,7 @@ import pytest
 
 import regard
 import wrong_attentions as wrong
+from regard.diagnosis.signature import Parameter, what_true_means
 from regard.errors import OptionError
 
 right = wrong.unmasked()
@@ -79,6 +80,45 @@ def test_the_kind_of_mask_is_found_out(hide, said):
     assert found.verdict == "right"
     assert said in found.called
     assert ("if True in mask means hide," in found.summary) is (said == "True = hide")
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("mask: True where attention is NOT allowed", "hide"),
+        ("mask (Tensor): bool, True means the position is ignored", "hide"),
+        ("mask: True marks positions that must not be attended to", "hide"),
+        ("mask: True if the key cannot be seen", "hide"),
+        ("mask: 1s are positions to mask out", "hide"),
+        ("inputs 'x' and 'mask' (B, L), 1 for real tokens", "keep"),
+        ("mask: 0 -> ignore, 1 -> attend", "keep"),
+        ("mask is nonzero where attention is allowed", "keep"),
+        ("mask: (L, L) of zeros and ones, one where query i may read key j", "keep"),
+        ("mask: additive (0 or -1e9)", ""),
+        ("causal: True hides the future\n    mask: None", ""),
+        ("scores.masked_fill(mask == 1, -1e9)", ""),
+        ("mask: True = visible in one line\n    mask: True = hidden in another", ""),
+    ],
+)
+def test_what_true_means_in_a_mask_is_read_from_the_text(text, means):
+    assert what_true_means(text, [Parameter("batch_mask", "mask")]) == means
+
+
+def test_a_mask_that_is_read_otherwise_than_its_name_or_its_text_says_is_inverted():
+    def as_named(q, k, v, hide):
+        return wrong.plain_softmax(np.where(hide, -np.inf, q @ k.T / np.sqrt(q.shape[-1]))) @ v
+
+    def of_padding(q, k, v, pad):
+        return as_named(q, k, v, ~pad)
+
+    def as_written(q, k, v, mask):
+        """mask: True where a key may be seen."""
+        return as_named(q, k, v, mask)
+
+    assert regard.diagnose(as_named).verdict == "right"
+    for function in (of_padding, as_written):
+        found = regard.diagnose(function)
+        assert [one.name for one in found.mistakes] == ["mask_inverted"], found
 
 
 def test_a_mask_that_was_told_otherwise_is_inverted():

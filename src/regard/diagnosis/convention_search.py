@@ -402,12 +402,13 @@ def assumptions(tested: FunctionUnderTest, convention: Convention) -> list[str]:
     """What was taken for granted to find a function right, where it is not the usual convention.
 
     Usual are True for a key that is seen, but for padding in a mask of padding; the last query
-    at the last key; and a window that counts the query's own key. Nothing that is stated is listed.
+    at the last key; and a window that counts the query's own key. Nothing that is stated, or
+    written in the code, is listed.
     """
     callee, stated = tested.callee, tested.stated
     role, roles = mask_role(callee), callee.roles
     found = []
-    if role in ("mask", "key_mask") and stated.mask is None:
+    if role in ("mask", "key_mask") and stated.mask is None and not callee.mask_means:
         name = roles[role].name
         usual = "hide" if "pad" in name.lower() else "keep"
         if convention.mask.startswith(("keep", "hide")) and not convention.mask.startswith(usual):

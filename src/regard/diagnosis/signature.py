@@ -343,7 +343,7 @@ _WORD = re.compile(
 
 
 def what_true_means(text: str, parameters: Sequence[Parameter]) -> str:
-    """Keep or hide, if a mask's name or what is written of it in the code says so; else nothing.
+    """What True is, keep or hide, if a mask's name or the text of the code says so; else nothing.
 
     >>> what_true_means("mask: True where attention is NOT allowed", [Parameter("mask", "mask")])
     'hide'
@@ -355,9 +355,9 @@ def what_true_means(text: str, parameters: Sequence[Parameter]) -> str:
     for one in parameters:
         if one.role not in ("mask", "key_mask"):
             continue
-        said = (
-            rf"\b{re.escape(one.name.lower())}\b[^\n]{{0,60}}?\b{_TRUE}\b(?P<rest>[^\n.;]{{0,60}})"
-        )
+        words = one.name.lower().split("_")  # batch_mask may be the entry "mask" of batch
+        name = "|".join(re.escape("_".join(words[start:])) for start in range(len(words)))
+        said = rf"\b(?:{name})\b[^\n]{{0,60}}?\b{_TRUE}\b(?P<rest>[^\n.;]{{0,60}})"
         for match in re.finditer(said, text.lower()):
             if (word := _WORD.search(match["rest"])) is not None:
                 keeps = (word["keep"] is not None) == (word["no"] is None)
