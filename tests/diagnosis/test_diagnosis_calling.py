@@ -121,6 +121,21 @@ def test_a_mask_that_is_read_otherwise_than_its_name_or_its_text_says_is_inverte
         assert [one.name for one in found.mistakes] == ["mask_inverted"], found
 
 
+def test_caches_that_are_given_whole_are_keys_and_values():
+    def decode(q, k_cache, v_cache):
+        return wrong.plain_softmax(q @ k_cache.T / np.sqrt(q.shape[-1])) @ v_cache
+
+    assert regard.diagnose(decode).verdict == "right"
+
+
+def test_parameters_that_are_guessed_to_be_a_mask_end_no_diagnosis():
+    def of_blocks(q, k_blocks, v_blocks):
+        parts = [wrong.plain_softmax(q @ k.T) @ v for k, v in zip(k_blocks, v_blocks, strict=True)]
+        return np.mean(parts, axis=0)
+
+    assert not regard.diagnose(of_blocks).ok
+
+
 def test_a_mask_that_was_told_otherwise_is_inverted():
     f = wrong.masked("mask_inverted")
     assert "True = hide" in regard.diagnose(f).called

@@ -30,14 +30,22 @@ LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
 # Names of sizes, where a role does not tell; the first pattern that matches decides.
 SIZES = (
-    (re.compile("len|block|context(?!dim)|positions|seq|maxpos|maxsteps|ntokens"), "length"),
+    (
+        re.compile(
+            "len|block|context(?!dim)|positions|seq|maxpos|maxsteps|ntokens|capacity|buffer|slots|"
+            "maxsize|cachesize|latents$|queries$|maxtokens"
+        ),
+        "length",
+    ),
+    (re.compile("^c(hidden|head)$"), "width"),
     (re.compile("batch|bsz"), "batch"),
     (re.compile("layer|depth"), "layers"),
     (re.compile("vocab"), "length"),
     (re.compile("dropout|drop$|prob$|pdrop|attnpdrop|residpdrop"), "zero"),
     (
         re.compile(
-            "^(d|emb|in|out|hid|dim|model|width|embed|nembd|q|k|v|kv|query|key|value|feat|size)"
+            "^(d|emb|in|out|hid|dim|model|width|embed|nembd|q|k|v|kv|query|key|value|feat|size|ch|"
+            "channels|c$|c[a-z]$|cin|cout)"
         ),
         "model",
     ),

@@ -196,8 +196,8 @@ def _with_required_mask(tested: FunctionUnderTest, bare: Convention) -> list[Con
         one = replace(bare, mask=kind, mask_shape=shape)
         for always in always_causal(tested):
             own = replace(one, causal_always=always)
-            probe = next(p for p in tested.probes_for(own) if p.ability not in RULED)
-            if tested.ask(own, probe).output is None:
+            probe = next((p for p in tested.probes_for(own) if p.ability not in RULED), None)
+            if probe is None or tested.ask(own, probe).output is None:
                 break
             running = running or one
             if tested.is_right(own, probe):

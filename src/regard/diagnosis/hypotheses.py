@@ -19,7 +19,7 @@ from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.fitted import fitted
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.measured import is_causal, order_matters
-from regard.diagnosis.precision import half_type
+from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.under_test import FunctionUnderTest
 
@@ -67,11 +67,11 @@ def best_match(
         return len(one.matcher.wrong) / len(one.matcher.outputs)
 
     best_first = sorted(hypotheses(units[0]), key=share_wrong)
-    match = None
-    for unit in units[:2]:
+    match, wide = None, [unit for unit in units if unit not in HALF] or units[:1]
+    for unit in wide:
         match = match or _right_or_one(hypotheses(unit), unit)
     # Digits that are lost besides are told afterwards: a candidate is computed only once.
-    match = match or _with_built_in(tested, hypotheses(units[:2][-1]), units[:2])
+    match = match or _with_built_in(tested, hypotheses(wide[-1]), wide)
     if not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
     if pairs:

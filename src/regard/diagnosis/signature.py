@@ -44,7 +44,7 @@ NAMES = {
     "causal": "causal iscausal usecausalmask autoregressive masked usecausal",
     "scale": "scale scaling scalefactor smscale softmaxscale",
     "heads": "h heads numheads nheads nhead numberofheads headcount nh numhead numattentionheads "
-    "nqheads numqueryheads qheads nheadq numqheads hq attentionheads nattnheads",
+    "nqheads noheads numqueryheads qheads nheadq numqheads hq attentionheads nattnheads",
     "key_heads": "numkvheads nkvheads kvheads numkeyvalueheads nkvhead hkv numgroups ngroups "
     "numquerygroups nheadskv groups nkv",
     "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
@@ -61,7 +61,7 @@ NAMES = {
     "no": "dropout dropoutp pdropout dropoutrate pdrop training train istraining attndropout "
     "dropoutprob",
     "yes": "deterministic needweights returnweights returnattention returnattn outputattentions",
-    "none": "rng prngkey dropoutrng dropoutkey generator",
+    "none": "rng prngkey dropoutrng dropoutkey generator cuseqlens cuseqlensq cuseqlensk cuseqlen",
     "grouped": "enablegqa gqa",
 }
 for _part in "qkvo":
@@ -279,6 +279,12 @@ def _by_position(found: list[Parameter]) -> list[Parameter]:
 def _settle(found: list[Parameter], stated: Mapping[str, str]) -> None:
     """Roles that depend on those of other parameters."""
     roles = {one.role for one in found}
+    if "query" in roles and not roles & {"key", "key_t", "value", "context", "x"}:
+        whole = {"cache_k": "key", "cache_v": "value"}  # attention over a cache that is filled
+        for n, one in enumerate(found):
+            if one.required and one.role in whole and one.name not in stated:
+                found[n] = replace(one, role=whole[one.role])
+        roles = {one.role for one in found}
     for n, one in enumerate(found):
         if one.name in stated:
             continue
@@ -336,7 +342,7 @@ _TRUE = r"(?:true|non-?zero|ones?|1s?)"
 _WORD = re.compile(
     r"(?P<no>\b(?:not|never|cannot|can't|may not|no)\b[^.;,]{0,24}?)?\b(?:"
     r"(?P<keep>attend(?:s|ed)?|visible|allow(?:s|ed)?|keeps?|kept|real|valid|may|can|sees?|seen|"
-    r"unmasked|takes? part|tokens? to keep)|"
+    r"unmasked|takes? part|tokens?(?! to| that| which| is| are))|"
     r"(?P<hide>hides?|hidden|masked|mask(?:s|ed)? out|pad|pads|padding|padded|ignored?|blocked|"
     r"forbidden|excluded?|disallowed|invisible|dropped))\b"
 )
