@@ -173,9 +173,7 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
-    found = (*match.mistakes, *_read_inverted(tested, first)) or _lost_digits(
-        dtype, given, exact_to
-    )
+    found = match.mistakes or _read_inverted(tested, own) or _lost_digits(dtype, given, exact_to)
     mistakes = tuple(named(*one, tested, own.conventions, own.built_in) for one in found)
     fragile: tuple[Named, ...] = ()
     if not mistakes and not tested.of_gradients:
@@ -204,10 +202,11 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     return _with_gradients(tested, own.conventions, outcome)
 
 
-def _read_inverted(tested: FunctionUnderTest, convention: Convention) -> tuple[Found, ...]:
+def _read_inverted(tested: FunctionUnderTest, own: Hypothesis) -> tuple[Found, ...]:
     """The mistake of a mask that is read otherwise than its name or the code's text says."""
-    means, read = tested.callee.mask_means, convention.mask.removesuffix("01")
-    if tested.stated.mask is not None or not means or {means, read} != {"keep", "hide"}:
+    means, read = tested.callee.mask_means, own.conventions[0].mask.removesuffix("01")
+    was_tried = any(one.probe.keep is not None for one in own.matcher.outputs)
+    if tested.stated.mask is not None or {means, read} != {"keep", "hide"} or not was_tried:
         return ()
     return ((MASK_INVERTED, MASK_INVERTED.variants[0]),)
 
