@@ -91,8 +91,8 @@ TOOLS |= {
     name: Tool(importable(name), TEST)
     for name in ("ml_dtypes", "matplotlib", "onnx", "safetensors", "scipy", "tokenizers")
 }
-BESIDE = ("basedpyright", "dask", "expecttest", "h5py", "jax", "mypy", "onnxruntime", "openvino")
-BESIDE += ("pandas", "playwright", "sparse", "torch", "transformers", "xarray", "zarr")
+BESIDE = ("basedpyright", "dask", "expecttest", "h5py", "jax", "keras", "mypy", "onnxruntime")
+BESIDE += ("openvino", "pandas", "playwright", "sparse", "torch", "transformers", "xarray", "zarr")
 TOOLS |= {name: Tool(importable(name), FULL) for name in BESIDE}
 # Tests of what processes do, take and leave: beside another of their kind they would measure it.
 ONE_BY_ONE = {"test_fused_memory.py", "test_fused_process.py", "test_diagnosis_hostile.py"}

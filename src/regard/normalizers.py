@@ -1,8 +1,9 @@
 """How logits become weights: normalisations for `attention(normalize=…)` besides the softmax.
 
 `Sigmoid`, `Hard`, `Sparsemax` and `Proportional`. Each is computed, explained and differentiated by
-the reference kernel, from the steps that the textbook declares for it, in float64 and rounded once.
-They have no log-sum-exp and no sink; a row that sees no key has weights of 0, as always.
+the reference kernel, from the steps that the textbook declares for it, in float64 and rounded once;
+the fused kernel knows `Sigmoid`. They have no log-sum-exp and no sink; a row that sees no key has
+weights of 0, as always.
 
 >>> import numpy as np, regard
 >>> x = np.array([[1.0, 0.0], [3.0, 4.0]])

@@ -138,6 +138,7 @@ class Module(types.ModuleType):
         rules: list[tuple[Any, ...]],
         scale: float,
         softcap: float,
+        sigmoid: float,
         wide: bool,
         high: bool,
         threads: int,
@@ -146,7 +147,7 @@ class Module(types.ModuleType):
     ) -> None:
         assert turns is None
         inputs = query, key, value, bias, sink, offset, length, left, right, rules
-        parts = self._request(RUN, *inputs, scale, softcap, wide, high, threads, target)
+        parts = self._request(RUN, *inputs, scale, softcap, sigmoid, wide, high, threads, target)
         parts += [integers(KINDS[output.dtype.name], weights is not None, lse is not None)]
         parts += [integers(KINDS["float32" if lse is None else lse.dtype.name])]
         with self._one_call:
@@ -216,6 +217,7 @@ class Module(types.ModuleType):
         rules: list[tuple[Any, ...]],
         scale: float,
         softcap: float,
+        sigmoid: float,
         wide: bool,
         high: bool,
         threads: int,
@@ -231,7 +233,7 @@ class Module(types.ModuleType):
         parts = [integers(order, self._names.index(target), threads)]
         parts += [integers(batch, heads, groups, rows, size, width, columns, left, right)]
         parts += [integers(wide, high)]
-        parts += [struct.pack("=2d", scale, softcap)]
+        parts += [struct.pack("=3d", scale, softcap, sigmoid)]
         for x in (query, key, value, bias):
             parts += array(x)
         for x in (sink, offset, length):

@@ -78,7 +78,9 @@ def gradients(
         side: {step.name for step in getattr(rows, side) if _input(step) in call.wrt}
         for side in _SIDES
     }
-    wrt = (call.wrt & {"value", "bias", "sink", "scale"}) | {s for s in _SIDES if wanted[s]}
+    wrt = (call.wrt & {"value", "bias", "sink", "scale", "normalize.bias"}) | {
+        s for s in _SIDES if wanted[s]
+    }
     divisor = rows.divisor.replace("_", ".", 1)
     if divisor in call.wrt:
         wrt |= {"scale"}

@@ -102,6 +102,8 @@ struct Call {
         q.high = integer();
         q.scale = read_one<double>();
         q.softcap = read_one<double>();
+        q.shift = read_one<double>();
+        q.sigmoid = q.shift == q.shift;
         for (Array* array : {&q.query, &q.key, &q.value, &q.bias}) *array = read_array(memory);
         q.sink = memory.numbers<double>();
         q.offset = memory.numbers<int64_t>();

@@ -19,6 +19,7 @@ from regard.compute.request import Request, Result
 from regard.compute.visibility import All, AnyOf, Boolean, Combined, Mask, Not
 from regard.errors import safe_text
 from regard.masks import Causal, Lengths, Segments, Window
+from regard.normalizers import Sigmoid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ KNOWN = {rule.block for rule in (Boolean, Causal, Lengths, Segments, Window)}
 
 # The scores and normalisations that it computes, by their classes' names: a score that is a dot
 # product of rows made of queries with rows made of keys is one to native code.
-_PARTS = {"dot", "General", "Cosine", "Features", "softmax"}
+_PARTS = {"dot", "General", "Cosine", "Features", "softmax", "Sigmoid"}
 
 UNBOUNDED = -1
 FARTHEST = 2**63 - 1
@@ -61,7 +62,7 @@ def supports(request: Request) -> str | None:
     """None if native code can compute the request, else the reason."""
     if not native.BUILT:
         return "it is not built"
-    if request.normalize is not None:
+    if not isinstance(request.normalize, (Sigmoid, type(None))):
         return f"it does not know normalize={type(request.normalize).__name__}"
     why: str | None = None if request.score is None else _dot_of_rows().refused(request)
     if why is not None:
@@ -130,10 +131,12 @@ class _Call:
             length,
         ]
         self.read = [*self.arrays, *others, *(array for rule in rules for array in rule[1:3])]
-        scale = float("nan") if request.scale is None else request.scale  # NaN: 1/√D
+        scale = math.nan if request.scale is None else request.scale  # NaN: 1/√D
+        sigmoid = request.normalize
+        shift = sigmoid.bias if isinstance(sigmoid, Sigmoid) else math.nan  # NaN: a softmax
         threads = min(request.threads or native.default_threads(), native.MOST_THREADS)
         self.options = (
-            *(*others, left, right, rules, scale, request.softcap or 0.0),
+            *(*others, left, right, rules, scale, request.softcap or 0.0, shift),
             *(
                 accumulator == np.float64,
                 request.precision == "high",
@@ -174,7 +177,8 @@ def _of_dots(call: GradientRequest) -> dict[str, Any] | None:
     }
     rows = {name: np.zeros(request.shape[:-1]) for name in ("scale", "sink") if name in wrt}
     # What is left of sums that must be 0, and squared lengths of vectors, for `check_given`.
-    checks = np.zeros((*request.shape[:-1], 4)) if call.output is not None else None
+    summed = call.output is not None or "normalize.bias" in wrt
+    checks = np.zeros((*request.shape[:-1], 4)) if summed else None
     longest = None if checks is None else np.zeros((*request.lead, request.key.shape[-3], 2))
     for wide in (False, True):
         kernel = _Call(request, wide=wide)
@@ -207,7 +211,9 @@ def _of_dots(call: GradientRequest) -> dict[str, Any] | None:
         heads = every if "bias" in wrt else np.flatnonzero(beyond)
     if beyond.any() and _finite(call):
         return None
-    if checks is not None and longest is not None:
+    if checks is not None and "normalize.bias" in wrt:
+        made["normalize.bias"] = checks[..., 1].sum()
+    elif checks is not None and longest is not None:
         if wrt <= {"value", "sink"}:
             checks[..., 1] = 0  # no gradients of scores were made
         if not _given(call, kernel):
@@ -244,15 +250,20 @@ def _given(call: GradientRequest, kernel: _Call) -> bool:
 
 
 def _forward(call: GradientRequest, kernel: _Call) -> tuple[Array, NDArray[np.float64]]:
-    """Output and lse, as they were given or computed now: the output not rounded to a half type."""
+    """Output and lse, as they were given or computed now: the output not rounded to a half type.
+
+    Zeros where weights are made by a sigmoid, whose slope needs neither.
+    """
     accumulator = kernel.accumulator
     if _given(call, kernel):
         assert call.output is not None
         assert call.lse is not None
         return _readable(call.output, accumulator), np.ascontiguousarray(call.lse, np.float64)
     request = call.request
-    output = np.empty((*request.shape[:-1], request.value.shape[-1]), accumulator)
-    lse = np.empty(request.shape[:-1])
+    output = np.zeros((*request.shape[:-1], request.value.shape[-1]), accumulator)
+    lse = np.zeros(request.shape[:-1])
+    if request.normalize is not None:
+        return output, lse
     native.module.run(*kernel.arrays, output, None, lse, *kernel.options, None)
     return output, lse
 

@@ -258,7 +258,8 @@ REGARD_INLINE void gradient_row(BackwardWork<T>& k, const RowBlock<T>& t, int64_
                          k.w.d_scale ? k.s.d_scale + r : nullptr,
                          k.w.checks ? k.s.checks + 2 * r : nullptr};
     const bool hides = bytes || seen.low > whole.low || seen.high < whole.high;
-    const bool bent = k.how.in_logits || k.sign != 1 || to.before_softcap || to.d_scale;
+    const bool bent = k.how.in_logits || k.how.sigmoid || k.sign != 1 || to.before_softcap ||
+                      to.d_scale;
     const auto run = [&](auto extra) {
         gradients(extra, k.how, k.sign, t.known[r], seen, whole, p, d, to);
     };

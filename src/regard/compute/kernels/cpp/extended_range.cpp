@@ -84,27 +84,34 @@ Number logit(const Request& q, const std::vector<double>& query, const std::vect
     return x;
 }
 
+double sigmoid(double x) {
+    const double e = std::exp(-std::fabs(x));
+    return (x > 0 ? 1 : e) / (1 + e);
+}
+
 // One number of the output. A NaN or an infinity weighs 1, or 0 with a score of −∞, however small its
-// weight.
+// weight in a softmax.
 double output(const Request& q, int64_t b, int64_t g, int64_t e, const std::vector<int64_t>& keys,
               const std::vector<Number>& logits, const std::vector<double>& weights) {
-    double sum = 0, half = 0, special = 0, low = q.sink ? 0 : INFINITY, high = -low;
+    double sum = 0, small = 0, special = 0, low = q.sink ? 0 : INFINITY, high = -low;
     for (size_t n = 0; n < keys.size(); n++) {
         const char* row = q.value.at(b, g, keys[n]);
         double v = get(row + e * q.value.column, 0, q.value.kind);
         if (q.value.kind == Kind::int8) v *= double(number_at<float>(row + q.E));
         if (std::isfinite(v)) {
             sum += weights[n] * v;
-            half += weights[n] * (v / 2);  // no sum of halves overflows
+            small += weights[n] * (v * 0x1p-63);  // no sum of these overflows
             low = std::min(low, v);
             high = std::max(high, v);
         } else {
-            special += std::isinf(logits[n].fraction) ? v * 0 : v;
+            const bool weighs = q.sigmoid ? weights[n] > 0 : !std::isinf(logits[n].fraction);
+            special += weighs ? v : v * 0;
         }
     }
     if (special != 0) return special;
-    if (!std::isfinite(sum)) sum = half * 2;
-    return (low <= high ? std::clamp(sum, low, high) : 0) + 0.0;
+    if (!std::isfinite(sum)) sum = small * 0x1p63;
+    if (!q.sigmoid) sum = low <= high ? std::clamp(sum, low, high) : 0;  // a mean lies between them
+    return sum + 0.0;
 }
 
 }  // namespace
@@ -122,9 +129,9 @@ void extended_range_row(const Request& q, int64_t b, int64_t h, int64_t i, bool 
     for_visible(q, row_of(q, b, h, i), stack.data(), [&](int64_t j) {
         keys.push_back(j);
         load_row(key.data(), q.key.at(b, g, j), q.key.column, q.key.kind, q.D);
-        logits.push_back(nan ? Number() : logit(q, query, key, b, h, i, j));
+        logits.push_back(nan && !q.sigmoid ? Number() : logit(q, query, key, b, h, i, j));
         const double fraction = logits.back().fraction;
-        nan |= std::isnan(fraction) || fraction == INFINITY;
+        nan |= std::isnan(fraction) || (fraction == INFINITY && !q.sigmoid);
         if (most < logits.back()) most = logits.back();
         return false;
     });
@@ -135,11 +142,15 @@ void extended_range_row(const Request& q, int64_t b, int64_t h, int64_t i, bool 
         if (most < sink) most = sink;
         total = std::exp((sink + -most).near());
     }
-    nan |= std::isinf(most.fraction);  // all of them −∞
-    for (const Number x : logits) weights.push_back(std::exp((x + -most).near()));
-    for (const double x : weights) total += x;
-    if (nan) total = NAN;
-    for (double& x : weights) x /= total;
+    if (q.sigmoid) {
+        for (const Number x : logits) weights.push_back(sigmoid((x + q.shift).near()));
+    } else {
+        nan |= std::isinf(most.fraction);  // all of them −∞
+        for (const Number x : logits) weights.push_back(std::exp((x + -most).near()));
+        for (const double x : weights) total += x;
+        if (nan) total = NAN;
+        for (double& x : weights) x /= total;
+    }
 
     for (int64_t e = 0; e < q.E; e++) {
         if (!whole && std::isfinite(get(q.output, row * q.E + e, q.kind))) continue;

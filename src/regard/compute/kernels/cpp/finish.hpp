@@ -48,8 +48,7 @@ static void store_results(const Work<T>& w, int64_t r, State<T> state, double to
     const Row& row = w.s.row[r];
     char* to = place_of(q, row);
     const bool direct = stored_directly<T>(q);
-    // Where nothing was seen, out is 0.
-    divide(out, state.sum == 0 ? T(1) : state.divisor, direct ? (T*)to : out, q.E);
+    divide(out, divisor_of(w.how, state.divisor), direct ? (T*)to : out, q.E);
     if (!direct) store_row(to, q.kind, out, q.E);
     if (q.lse) {
         const double lse = state.sum == 0 ? -infinity<double>()
@@ -62,7 +61,7 @@ static void store_results(const Work<T>& w, int64_t r, State<T> state, double to
         const double own = double(maxima[j / kChunk]) * w.how.natural;
         const T factor = exp2_of(T((own - top) * kLog2e));
         for (const int64_t end = smaller_of(j + kChunk, q.S); j < end; j++)
-            weights[j] = N(T(weights[j]) * factor / state.sum);
+            weights[j] = N(T(weights[j]) * factor / divisor_of(w.how, state.sum));
     }
 }
 

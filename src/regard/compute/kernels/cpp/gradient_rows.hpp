@@ -94,7 +94,7 @@ static void prepare_rows(const Backward& w, int64_t b, int64_t h, char* scratch)
         const Rows<T> x = rows_of(q.query, b, h, i, 1, q.D, false, x_room);
         known[i].special_grad = !finite(g.at, E);
         known[i].special_query = !finite(x.at, D);
-        double delta = dot(o.at, g.at, E);
+        double delta = how.sigmoid ? 0 : dot(o.at, g.at, E);
         if (w.grad_lse) delta -= w.grad_lse[n];
         const double lse = w.lse[n];
         known[i].anchor = lse == -infinity<double>() ? T(0) : T(lse / how.natural);
@@ -176,8 +176,15 @@ static void gradients(Extra, const Softmax<T>& how, T sign, const RowConstants<T
             visible &= ~(Bits<T>)(added == all(-infinity<T>()));
             t = fma(added, all(how.bias), fma(added, all(how.bias_rest), t));
         }
-        const Vec<T> weight = kept(exp2(fma(t - anchor, unit, rest)));
-        const Vec<T> grad = kept(weight * (load(d + j) - delta));
+        Vec<T> weight, grad;
+        if (Extra::bent && how.sigmoid) {
+            const Sigmoid<T> found = sigmoid(how, t);
+            weight = kept(found.weight);
+            grad = kept(found.slope * load(d + j));
+        } else {
+            weight = kept(exp2(fma(t - anchor, unit, rest)));
+            grad = kept(weight * (load(d + j) - delta));
+        }
         const Vec<T> bent = Extra::bent ? kept(grad * slope) : grad;
         if (Extra::bent && to.before_softcap) store(to.before_softcap + j, grad);
         if (Extra::bent && to.d_scale) sum += kept(bent * load(p + j));

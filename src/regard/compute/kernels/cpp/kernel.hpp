@@ -98,10 +98,11 @@ template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece&
         T* out = w.s.out + r * w.wide;
         // Nearly every row has nothing left but the division.
         if (divided_only && all_finite && state.sum > 0 && in_range(state, state.maximum))
-            divide(out, state.divisor, (T*)place_of(q, w.s.row[r]), w.wide);
+            divide(out, divisor_of(w.how, state.divisor), (T*)place_of(q, w.s.row[r]), w.wide);
         else finish_row(w, r, state, out, w.s.chunk_maxima + r * w.chunks, retries);
     }
-    if (retries.count) retry_in_float64<T>(q, piece, retries, at);
+    if (q.sigmoid) retry_in_extended_range(w, retries);
+    else if (retries.count) retry_in_float64<T>(q, piece, retries, at);
 }
 
 // W: Work<T>, PairWork or ByteWork<P>.

@@ -74,11 +74,12 @@ void read_program(Call& call, const nb::list& rules) {
     take_program(call.request, call.program, call.tables);
 }
 
-// The arguments of a call up to `rules`, and its scale, softcap and accumulating type.
+// The arguments of a call up to `rules`, and its numbers; `sigmoid` is added before a sigmoid makes
+// weights of logits, NaN for a softmax.
 void read_call(Call& call, const nb::object& query, const nb::object& key, const nb::object& value,
                const nb::object& bias, const nb::object& sink, const nb::object& offset,
                const nb::object& length, int64_t left, int64_t right, const nb::list& rules,
-               double scale, double softcap, bool wide, bool high) {
+               double scale, double softcap, double sigmoid, bool wide, bool high) {
     Request& q = call.request;
     read_sizes(q, {array_of(query), array_of(key), array_of(value)});
     q.query = call.view(query);
@@ -93,6 +94,8 @@ void read_call(Call& call, const nb::object& query, const nb::object& key, const
     read_program(call, rules);
     q.scale = std::isnan(scale) ? (q.D ? 1 / std::sqrt(double(q.D)) : 1.0) : scale;
     q.softcap = softcap;
+    q.sigmoid = !std::isnan(sigmoid);
+    q.shift = q.sigmoid ? sigmoid : 0;
     q.wide = wide;
     q.high = high;
 }
@@ -102,13 +105,13 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
          const nb::object& output, const nb::object& weights, const nb::object& lse,
          const nb::object& bias, const nb::object& sink, const nb::object& offset,
          const nb::object& length, int64_t left, int64_t right, const nb::list& rules, double scale,
-         double softcap, bool wide, bool high, int threads, const std::string& target,
-         const nb::object& turns) {
+         double softcap, double sigmoid, bool wide, bool high, int threads,
+         const std::string& target, const nb::object& turns) {
     const DefaultArithmetic arithmetic;
     Call call;
     Request& q = call.request;
     read_call(call, query, key, value, bias, sink, offset, length, left, right, rules, scale,
-              softcap, wide, high);
+              softcap, sigmoid, wide, high);
     q.output = numbers<char>(output);
     q.kind = kind_of(array_of(output));
     q.weights = numbers<char>(weights);
@@ -141,12 +144,12 @@ void run_backward(const nb::object& query, const nb::object& key, const nb::obje
                   const nb::object& longest, const nb::object& heads, bool shared,
                   const nb::object& bias, const nb::object& sink, const nb::object& offset,
                   const nb::object& length, int64_t left, int64_t right, const nb::list& rules,
-                  double scale, double softcap, bool wide, bool high, int threads,
+                  double scale, double softcap, double sigmoid, bool wide, bool high, int threads,
                   const std::string& target) {
     const DefaultArithmetic arithmetic;
     Call call;
     read_call(call, query, key, value, bias, sink, offset, length, left, right, rules, scale,
-              softcap, wide, high);
+              softcap, sigmoid, wide, high);
     Backward w{};
     w.output = call.view(output);
     w.grad_output = call.view(grad_output);
@@ -233,15 +236,15 @@ NB_MODULE(_fused, module) {
     const auto optional = [](const char* name) { return nb::arg(name).none(); };
     module.def("run", &run, "query"_a, "key"_a, "value"_a, "output"_a, optional("weights"),
                optional("lse"), optional("bias"), optional("sink"), "offset"_a, optional("length"),
-               "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "wide"_a, "high"_a,
-               "threads"_a, "target"_a, optional("turns"));
+               "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "sigmoid"_a, "wide"_a,
+               "high"_a, "threads"_a, "target"_a, optional("turns"));
     module.def("run_backward", &run_backward, "query"_a, "key"_a, "value"_a, "output"_a,
                "grad_output"_a, "lse"_a, optional("grad_lse"), optional("d_query"),
                optional("d_key"), optional("d_value"), optional("d_bias"), optional("d_scale"),
                optional("d_sink"), "beyond"_a, optional("checks"), optional("longest"), "heads"_a,
                "shared"_a, optional("bias"), optional("sink"), "offset"_a, optional("length"),
-               "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "wide"_a, "high"_a,
-               "threads"_a, "target"_a);
+               "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "sigmoid"_a, "wide"_a,
+               "high"_a, "threads"_a, "target"_a);
     module.def("use", &use);
     for (PyMethodDef* method : {&fast_path_method<false>, &fast_path_method<true>})
         module.attr(method->ml_name) = nb::steal(PyCFunction_New(method, nullptr));

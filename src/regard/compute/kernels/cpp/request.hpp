@@ -59,6 +59,8 @@ struct Request {
     int32_t program_depth;     // the most values on its stack
     bool conjunction;          // a key is seen if all rules of the program leave it
     double scale, softcap;     // softcap 0: none
+    bool sigmoid;              // weights are 1 / (1 + exp(−(logit + shift))); no sink, no lse
+    double shift;
     bool wide;                 // compute in float64
     bool high;                 // compute bfloat16 in float32, on every target
     // Results: contiguous (B, H, L, E), (B, H, L, S), (B, H, L).

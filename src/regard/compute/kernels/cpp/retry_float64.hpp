@@ -159,6 +159,15 @@ template <class N> static bool finish_retry(const Work<double>& w, int64_t r, bo
     return true;
 }
 
+// Rows of weights that no maximum and no sum bring into range.
+template <class T>
+static void retry_in_extended_range(const Work<T>& w, const Retries& retries) {
+    for (int64_t n = 0; n < retries.count; n++) {
+        const Row& row = w.s.row[retries.list[n].row];
+        w.q.extended_range_row(w.q, w.b, row.h, row.i, retries.list[n].whole);
+    }
+}
+
 // Weights are numbers of N.
 template <class N>
 static void retry_in_float64(const Request& q, const Piece& piece, const Retries& retries,

@@ -33,6 +33,8 @@ template <class T> struct Softmax {
     // mask hides.
     bool in_logits;
     bool has_softcap;
+    bool sigmoid;  // each number is a weight by itself: (number · unit + shift), in base 2
+    T shift;
 };
 
 template <class T> static Softmax<T> softmax_of(const Request& q) {
@@ -51,6 +53,8 @@ template <class T> static Softmax<T> softmax_of(const Request& q) {
     how.bias_rest = T(__builtin_fma(-how.natural, double(how.bias), 1.0) / how.natural);
     how.scale = T(scale);
     how.softcap = T(q.softcap) > 0 ? T(q.softcap) : smallest_number<T>();
+    how.sigmoid = q.sigmoid;
+    how.shift = T(q.shift * kLog2e);
     return how;
 }
 
@@ -198,6 +202,29 @@ REGARD_INLINE Vec<T> exponentiate(const Softmax<T>& how, T* x, int64_t from, int
     }
     state.maximum = maximum;
     return sum0 + sum1;
+}
+
+// The sigmoid of x · unit + shift, and its slope. Only e ≤ 1 is added to 1, which loses none of it.
+template <class T> struct Sigmoid {
+    Vec<T> weight, slope;
+};
+template <class T> REGARD_INLINE Sigmoid<T> sigmoid(const Softmax<T>& how, Vec<T> x) {
+    const Vec<T> z = fma(x, all(how.unit), all(how.shift)), one = all(T(1));
+    const Vec<T> e = exp2(-larger(z, -z)), whole = one + e;
+    return {select(Bits<T>(z > Vec<T>{}), one, e) / whole, e / (whole * whole)};
+}
+
+// Weights by the sigmoid of what `prepare` left, 0 where hidden. They are relative to nothing: the
+// maximum is 0, and the sum is only that something was seen.
+template <class T>
+REGARD_INLINE State<T> weigh_alone(const Softmax<T>& how, T* x, int64_t from, int64_t to, T most) {
+    for (int64_t j = from; j < to; j += kLanes<T>) store(x + j, sigmoid(how, load(x + j)).weight);
+    return most > -infinity<T>() ? State<T>{T(0), T(1), T(1)} : kNothing<T>;
+}
+
+// What a row's output is divided by, and its weights by `sum`.
+template <class T> REGARD_INLINE T divisor_of(const Softmax<T>& how, T sum) {
+    return how.sigmoid || sum == 0 ? T(1) : sum;  // without a sum, all is 0
 }
 
 // (state, out) becomes the state of both parts. A part that saw nothing changes no byte.

@@ -30,7 +30,7 @@ const Kernel& kernel_of(const Request& q, const Target& target) {
     constexpr Kind bfloat = Kind::bfloat16;
     const bool half = q.kind == Kind::float16 || q.kind == bfloat;
     const Kernel &pairs = target.kernels[2], &integers = target.kernels[half ? 4 : 3];
-    const bool dots = !q.wide && !q.high;
+    const bool dots = !q.wide && !q.high && !q.sigmoid;
     if (dots && pairs.attend && std::fabs(q.scale) <= kMostScale && q.query.kind == bfloat &&
         q.key.kind == bfloat && q.value.kind == bfloat && q.kind == bfloat)
         return pairs;

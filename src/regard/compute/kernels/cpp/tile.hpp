@@ -101,12 +101,16 @@ REGARD_INLINE void softmax_tile(const Work<T>& w, const Tile& t, State<T>* parts
     const KeyRange whole = whole_vectors<T>(t.visible.keys);
     const Largest<T> found = prepare_tile(w, t);
     Vec<T> sums[kTile];
-    for (int64_t r = 0; r < t.height; r++)
-        sums[r] = exponentiate(w.how, w.s.strip + r * kStrip<T>, whole.low, whole.high,
-                               found.most[r], parts[r]);
     for (int64_t r = 0; r < t.height; r++) {
-        parts[r].sum = parts[r].divisor = sum_of<T>(sums[r]);
-        if (parts[r].sum == 0) parts[r] = kNothing<T>;
+        T* x = w.s.strip + r * kStrip<T>;
+        if (w.how.sigmoid) parts[r] = weigh_alone(w.how, x, whole.low, whole.high, found.most[r]);
+        else sums[r] = exponentiate(w.how, x, whole.low, whole.high, found.most[r], parts[r]);
+    }
+    for (int64_t r = 0; r < t.height; r++) {
+        if (!w.how.sigmoid) {
+            parts[r].sum = parts[r].divisor = sum_of<T>(sums[r]);
+            if (parts[r].sum == 0) parts[r] = kNothing<T>;
+        }
         if (found.left[r]) parts[r] = kAgain<T>;
     }
 }
