@@ -11,7 +11,8 @@ import pytest
 
 import regard
 import wrong_attentions as wrong
-from regard.diagnosis.signature import Parameter, what_true_means
+from regard.diagnosis.signature import Parameter
+from regard.diagnosis.wording import what_true_means
 from regard.errors import OptionError
 
 right = wrong.unmasked()

@@ -66,6 +66,8 @@ BY_HAND = {
     "hidden_nan_leaks",
     "integers_truncated",
     "half_precision_constant",
+    "dropout_left_on",
+    "earlier_texts_read",
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.
 SHARE_OF_PAIRS = 0.8
@@ -162,7 +164,9 @@ def test_the_catalogue_has_at_least_sixty_mistakes_and_a_test_for_each():
 def ordinary_probes():
     square = {f"W_{part}": (6, 6) for part in "qkvo"} | {f"b_{part}": (6,) for part in "qkvo"}
     probes = [probe for rank in (2, 3, 4) for probe in ready_probes(rank)]
-    return [*probes, *projected_probes(square, 2)]
+    texts = np.array([0, 0, 1, 2, 2])  # one after the other
+    of_texts = replace(probes[0], name="texts", keep=texts[:, None] == texts)
+    return [*probes, of_texts, *projected_probes(square, 2)]
 
 
 def probes_with(name):

@@ -33,7 +33,7 @@ def backward(q, k, v, do, o, lse):
 IN_TORCH = """
 import torch
 
-def unscaled(q, k, v, is_causal=False):
+def forgetful(q, k, v, is_causal=False):
     s = q @ k.mT
     hidden = torch.ones(s.shape[-2:]).triu(1).bool()
     return (s.masked_fill(hidden, -torch.inf) if is_causal else s).softmax(-1) @ v
@@ -98,7 +98,7 @@ def test_the_lines_for_functions_on_numpy_run(tmp_path):
 def test_the_lines_for_functions_modules_and_classes_in_torch_run(tmp_path):
     place = tmp_path / "with-torch.py"
     place.write_text(IN_TORCH)
-    found = check(place, ["unscaled", "detached", "Layer", "layer"])
+    found = check(place, ["forgetful", "detached", "Layer", "layer"])
     assert 'importlib.import_module("with-torch")' in found[0].reproduce().replace("'", '"')
     assert "model = Layer(embed_dim=24, num_heads=4)" in found[2].reproduce()
 

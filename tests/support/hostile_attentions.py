@@ -26,7 +26,7 @@ def right(q, k, v):
     return e / e.sum(-1, keepdims=True) @ v
 
 
-def unscaled(q, k, v):
+def forgetful(q, k, v):
     return right(q * np.sqrt(q.shape[-1]), k, v)
 
 
@@ -48,7 +48,7 @@ def writes_to_every_file(q, k, v):
 
 def forges_a_verdict(q, k, v):
     to_every_file(FORGED_LINE)
-    return unscaled(q, k, v)
+    return forgetful(q, k, v)
 
 
 def refuses_open_files(q, k, v):
@@ -102,7 +102,7 @@ def replaces_stdout(q, k, v):
 
 def replaces_json(q, k, v):
     json.dumps = json.loads = json.JSONEncoder.encode = lambda *_, **__: FORGED_LINE.decode()
-    return unscaled(q, k, v)
+    return forgetful(q, k, v)
 
 
 def replaces_numpy(q, k, v):
@@ -127,7 +127,7 @@ def replaces_the_library(q, k, v):
             for inside in dir(module):
                 if not inside.startswith("_"):
                     setattr(module, inside, FORGED)
-    return unscaled(q, k, v)
+    return forgetful(q, k, v)
 
 
 def changes_the_process(q, k, v):

@@ -13,8 +13,8 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.convention import EMBEDDED, READY, Convention, to_layout
 from regard.diagnosis.gradient_probe import GradientProbe
-from regard.diagnosis.probe import Probe
-from regard.diagnosis.signature import Callee
+from regard.diagnosis.probe import Probe, labels_of
+from regard.diagnosis.signature import MASKS, OF_KEYS, OF_TEXTS, Callee, Parameter
 
 ALL = slice(None)
 # Which part of a mask (B, H, L, S) is handed over; "full" depends on the layout.
@@ -31,9 +31,7 @@ MASK_PARTS = {
 }
 KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys", "batch 1 keys")
 WIDER_THAN_ANY_PROBE = 10**6
-# The roles of parameters that hide keys: those of padded keys, and all.
-OF_KEYS = ("key_mask", "key_keep", "key_hide", "lengths")
-MASKS = ("mask", "keep", "hide", "bias", *OF_KEYS)
+DROPOUT = 0.1
 
 
 class NotOfferedError(Exception):
@@ -49,11 +47,12 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
             raise NotOfferedError("it takes one token at a time")
     by_role = _inputs(callee, convention, probe) | _options(callee, convention, probe)
     arguments: dict[str, Any] = {}
+    # Where a flag says that nothing is trained, dropout has to be ignored.
+    share = DROPOUT if any(map(_is_flag, callee.parameters)) else 0.0
     for parameter in callee.parameters:
         if parameter.role == "no":  # dropout=None stays None: it may be meant to be a layer
             if parameter.required or parameter.default is not None:
-                is_flag = parameter.default is True or "train" in parameter.name
-                arguments[parameter.name] = False if is_flag else 0.0
+                arguments[parameter.name] = False if _is_flag(parameter) else share
         elif parameter.role == "yes":
             if parameter.required:
                 arguments[parameter.name] = True
@@ -64,6 +63,11 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
         elif parameter.role == "window" and type(parameter.default) is int and parameter.default:
             arguments[parameter.name] = WIDER_THAN_ANY_PROBE  # its default hides keys
     return arguments
+
+
+def _is_flag(parameter: Parameter) -> bool:
+    """Whether a parameter says that a function is trained, and dropout is on."""
+    return parameter.role == "no" and (parameter.default is True or "train" in parameter.name)
 
 
 def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Probe) -> Any:
@@ -84,6 +88,13 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return 1e9
         case "sink":
             return np.full(sizes["H"], -np.inf, dtype if dtype.kind == "f" else np.float64)
+    if role == "longest":
+        return max(sizes["L"], sizes["S"])
+    if role in ("key_borders", "key_segments", *OF_TEXTS):
+        if sizes["L"] != sizes["S"] and not any(f"key_{x}" in callee.roles for x in OF_TEXTS):
+            raise NotOfferedError("its texts have as many keys as queries")
+        labels = np.zeros(sizes["S" if role and role[:4] == "key_" else "L"], int)
+        return _of_texts(labels, (role or "").removeprefix("key_"), convention, sizes)
     if role in MASKS:
         everything = replace(probe, keep=np.ones((sizes["B"], 1, 1, sizes["S"]), bool))
         if role != mask_role(callee):  # a second mask: of keys beside one of cells
@@ -103,7 +114,7 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
     layout, dtype = convention.layout, np.dtype(convention.dtype)
     if "queries" in probe.inputs:
         q, k, v = (probe.inputs[name].astype(dtype) for name in ("queries", "keys", "values"))
-        query, of_keys = to_layout(q, READY, layout), "LD" if layout == "D" else layout
+        query, of_keys = to_layout(q, READY, layout), convention.keys or layout
         sink = {"sink": probe.inputs["sink"].astype(dtype)} if "sink" in probe.inputs else {}
         if convention.shared:
             of_keys = of_keys.replace("H", "")
@@ -114,9 +125,10 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
             "key": key,
             "key_t": key.swapaxes(-1, -2).copy(),
             "value": value,
+            "key_value": key,
             "x": query.copy(),
         }
-        if {"cache_k", "cache_v"} <= callee.roles.keys() and layout != "D":
+        if {"cache_k", "cache_v"} <= callee.roles.keys() and not convention.one_query:
             found |= _with_past(callee, convention, probe, key, value)
         return found
     embeddings = probe.inputs["embeddings"]
@@ -191,6 +203,8 @@ def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, 
         if role is None:
             raise NotOfferedError("it takes no mask")
         options[role] = _mask(probe, convention)
+        if f"key_{role}" in callee.roles and role in OF_TEXTS:
+            options[f"key_{role}"] = options[role]
     if "bias" in probe.inputs:
         role = mask_role(callee)
         if role is None or convention.mask != "add" or convention.mask_shape in KEYS_ONLY:
@@ -227,12 +241,25 @@ def _mask(probe: Probe, convention: Convention) -> Array:
         raise NotOfferedError("its mask hides keys for all queries alike")
     kept = _part_of(probe.rule("mask"), convention)
     kind = convention.mask
+    if kind in OF_TEXTS:
+        labels = labels_of(keep)
+        if labels is None:
+            raise NotOfferedError("its mask is that of texts one after the other")
+        return _of_texts(labels, kind, convention, probe.sizes)
     if kind == "lengths":
         return np.asarray(kept.sum(-1))
     if kind == "add":
         return np.where(kept, 0, -np.inf).astype(dtype)
     kept = ~kept if kind in ("hide", "hide01") else kept
     return kept.astype(dtype) if kind in ("keep01", "hide01") else kept
+
+
+def _of_texts(labels: Array, kind: str, convention: Convention, sizes: dict[str, int]) -> Array:
+    """Texts one after the other: the number of each token's, or where each begins and ends."""
+    if kind == "borders":
+        return np.concatenate([np.flatnonzero(np.diff(labels, prepend=-1)), [len(labels)]])
+    whole = "B" in convention.layout and convention.mask_shape != "cells"
+    return np.tile(labels, (sizes["B"], 1)) if whole else labels
 
 
 def _part_of(cells: Array, convention: Convention) -> Array:

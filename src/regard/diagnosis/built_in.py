@@ -39,10 +39,12 @@ class BuiltIn:
     base: float = BASES[0]
     softcap: float | None = None
     window: int | None = None
+    unscaled: bool = False  # as its code says it is meant to be
     at_end: bool = False  # with more keys than queries, the last of both are at the same position
 
     def __str__(self) -> str:
-        words = [WORDS[self.positions]] if self.positions else []
+        words = ["unscaled scores"] if self.unscaled else []
+        words += [WORDS[self.positions]] if self.positions else []
         if self.positions.startswith("rotary") and self.base != BASES[0]:
             words[-1] += f" of base {self.base:g}"
         if self.softcap is not None:
@@ -87,7 +89,8 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
     if own.softcap is not None:
         inputs["softcap"] = np.array(own.softcap)
     window = probe.window if own.window is None or probe.window else own.window
-    return replace(probe, inputs=inputs, window=window)
+    scale = 1.0 if own.unscaled and probe.scale is None else probe.scale
+    return replace(probe, inputs=inputs, window=window, scale=scale)
 
 
 def _frequencies(own: BuiltIn, width: int) -> Array:

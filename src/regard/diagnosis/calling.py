@@ -139,7 +139,9 @@ def _joined(convention: Convention, results: Sequence[CallResult], *, by_token: 
 
 def _answer(result: CallResult, convention: Convention, probe: Probe, seconds: float) -> Answer:
     """Which of the returned arrays is the output, and which the weights."""
-    answer = Answer(printed=result.printed, changed=result.changed, seconds=seconds)
+    answer = Answer(
+        printed=result.printed, changed=result.changed, dropped=result.dropped, seconds=seconds
+    )
     if result.problem:
         return replace(answer, problem=result.problem, kind=result.kind)
     arrays = result.arrays
@@ -180,7 +182,7 @@ def _as_output(found: ReturnedArray, convention: Convention, probe: Probe) -> Ar
     axes = READY if "queries" in probe.inputs else EMBEDDED
     if array.shape == expected and not convention.turned_output:
         return from_layout(array, axes, layout, probe.result(probe.right).shape)
-    if axes != READY or len(expected) != 4:
+    if axes != READY or len(expected) != 4 or convention.one_query:
         return None
     # Heads go in by themselves and come out side by side, or rows before heads.
     rows_first = (size["B"], size["L"], size["H"], size["E"])

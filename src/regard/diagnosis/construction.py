@@ -26,6 +26,7 @@ from regard.errors import OptionError, safe_text
 # Where an object that is made here keeps what it was made with.
 _MADE = "regard_made_with"
 HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
+DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
 # Names of sizes, where a role does not tell; the first pattern that matches decides.
@@ -41,7 +42,7 @@ SIZES = (
     (re.compile("batch|bsz"), "batch"),
     (re.compile("layer|depth"), "layers"),
     (re.compile("vocab"), "length"),
-    (re.compile("dropout|drop$|prob$|pdrop|attnpdrop|residpdrop"), "zero"),
+    (re.compile("drop|prob$"), "dropout"),
     (
         re.compile(
             "^(d|emb|in|out|hid|dim|model|width|embed|nembd|q|k|v|kv|query|key|value|feat|size|ch|"
@@ -49,6 +50,17 @@ SIZES = (
         ),
         "model",
     ),
+)
+
+# Numbers that are no sizes, by their names.
+NUMBERS = (
+    (re.compile("eps"), 1e-6),
+    (re.compile("^inf|large"), 1e9),
+    (re.compile("theta|base"), 10000.0),
+    (re.compile("bias|causal|masked"), True),
+    (re.compile("^(is|use|has|with|gat|flash|norm|pre|return|learn)"), False),
+    (re.compile("alpha|slope"), 0.2),
+    (re.compile("temp|scale|gain|init|std"), 1.0),
 )
 
 
@@ -84,8 +96,13 @@ def as_written(own: Any, thing: Any) -> bool:
     return own is thing or (is_module and _Configuration.__name__ not in made_with(own))
 
 
+def is_module(kind: type) -> bool:
+    """Whether a class is one of torch's modules."""
+    return any(base.__module__.startswith("torch.nn") for base in kind.__mro__)
+
+
 def fresh_weights(thing: Any) -> Any:
-    """A copy of an object with random weights in float64 and without dropout; the rest is kept."""
+    """A copy of an object with random weights in float64, made for evaluation; the rest is kept."""
     own = copy.deepcopy(thing)
     if hasattr(own, "state_dict") and hasattr(own, "parameters"):
         import torch
@@ -121,7 +138,7 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
         for one in inspect.signature(kind).parameters.values()
         if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
-    sizes = _sizes([one.name for one in parameters], heads)
+    sizes = _sizes([one.name for one in parameters], heads, kind)
     arguments: dict[str, Any] = {}
     for one in parameters:
         value = None if _is_seed(one.name) else _value(one.name, sizes)
@@ -130,13 +147,8 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
             arguments[one.name] = _configuration(kind, one, heads)
         elif required and value is None:
             value = _by_annotation(one, sizes)
-            if value is None:
-                raise OptionError(
-                    f"{safe_text(kind.__name__, 60)} needs {safe_text(one.name, 40)}; "
-                    "give an object of it"
-                )
             arguments[one.name] = value
-        elif required or value == 0.0 or (own_sizes and _may_change(one.default, value)):
+        elif required or type(value) is float or (own_sizes and _may_change(one.default, value)):
             arguments[one.name] = value
     return arguments
 
@@ -145,7 +157,7 @@ def _may_change(default: Any, value: Any) -> bool:
     return type(default) is int and type(value) is int and default > 0
 
 
-def _by_annotation(parameter: inspect.Parameter, sizes: Mapping[str, int]) -> Any:
+def _by_annotation(parameter: inspect.Parameter, sizes: Mapping[str, Any]) -> Any:
     words = re.findall(r"\w+", inspect.formatannotation(parameter.annotation))
     if "dtype" in plain(parameter.name):
         return np.float64
@@ -156,9 +168,9 @@ def _by_annotation(parameter: inspect.Parameter, sizes: Mapping[str, int]) -> An
         return np.random.default_rng(0) if jax is None else jax.random.PRNGKey(0)
     if "bool" in words:
         return True
-    if "float" in words:
-        return 0.0
-    return sizes["model"] if "int" in words or len(sizes) == 0 else None
+    if value := _number(parameter.name):
+        return value
+    return 1.0 if "float" in words else sizes["model"]
 
 
 def _is_seed(name: str) -> bool:
@@ -166,7 +178,7 @@ def _is_seed(name: str) -> bool:
     return plain(name) in ("key", "prngkey", "rngkey", "seed", "rng", "generator", "randomkey")
 
 
-def _sizes(names: list[str], heads: int | None) -> dict[str, int]:
+def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     """Sizes that fit together: heads of six columns each, and half as many key heads."""
     named = any(role_of(name) in ("heads", "key_heads") for name in names)
     count = heads or (HEADS if named else 1)
@@ -181,19 +193,20 @@ def _sizes(names: list[str], heads: int | None) -> dict[str, int]:
         "batch": 2,
         "layers": 1,
         "softcap": 3,
+        "dropout": DROPOUT if is_module(kind) else 0.0,
     }
 
 
-def _value(name: str, sizes: Mapping[str, int]) -> Any:
+def _value(name: str, sizes: Mapping[str, Any]) -> Any:
     """The size or number that a name asks for, or None."""
     role = "model" if plain(name) in ("d", "dim", "width") else role_of(name) or ""
     if role == "no":
-        return 0.0
+        return False if "train" in name else sizes["dropout"]
     if role in ("heads", "key_heads", "width", "model", "window", "softcap", "block"):
         return sizes[role]
     for pattern, size in SIZES:
         if pattern.search(plain(name)):
-            return 0.0 if size == "zero" else sizes[size]
+            return sizes[size]
     return None
 
 
@@ -209,14 +222,20 @@ def _configuration(kind: Any, parameter: inspect.Parameter, heads: int | None) -
     names = [*_read_from(kind, parameter.name)]
     if is_dataclass(annotated) and isinstance(annotated, type):
         own = [one.name for one in fields(annotated) if one.init]
-        sizes = _sizes(own, heads)
-        values = ((name, _value(name, sizes)) for name in own)
-        return annotated(**{name: value for name, value in values if value is not None})
-    sizes = _sizes(names, heads)
+        sizes = _sizes(own, heads, kind)
+        given = ((name, _value(name, sizes)) for name in own)
+        return annotated(**{name: value for name, value in given if value is not None})
+    sizes = _sizes(names, heads, kind)
+    values = {name: _value(name, sizes) for name in names}
     return _Configuration(
-        {name: (0.0 if (value := _value(name, sizes)) is None else value) for name in names}
+        {name: _number(name) if value is None else value for name, value in values.items()}
         | {name: False for name in names if re.search("bias|flash|use|is_|gate|norm", name)}
     )
+
+
+def _number(name: str) -> Any:
+    """What an entry of a configuration may be that is no size."""
+    return next((value for pattern, value in NUMBERS if pattern.search(plain(name))), 0.0)
 
 
 class _Configuration(SimpleNamespace):

@@ -21,6 +21,8 @@ MASK_KINDS = {
     "keep01": "1 = attend",
     "hide01": "1 = hide",
     "lengths": "the number of visible keys",
+    "borders": "where each text begins, and where the last one ends",
+    "segments": "the number of the text of each token",
 }
 # The axes of ready arrays and of embeddings in a probe. A layout names those that a function
 # takes, in its order: LHD has the rows before the heads.
@@ -40,10 +42,16 @@ class Convention:
     window_extra: int = 0  # 1 if the window does not count the query's own key
     scale_divides: bool = False
     transposed: bool = False  # weights stored as (out, in)
+    keys: str = ""  # the layout of keys and values, where it is another one
     shared: bool = False  # keys and values have no axis of heads: all query heads read the same
     keeps_axis: bool = False  # of a backward pass: lse and δ have an axis of length 1 at the end
     turned_output: bool = False  # (B, H, L, D) goes in, and (B, L, H, D) comes out
     output_at: int | None = None  # position of the output among the results; None: first that fits
+
+    @property
+    def one_query(self) -> bool:
+        """Whether queries have no axis of rows: there is one for each head or batch element."""
+        return "L" not in self.layout
 
     @property
     def token_axis(self) -> int:
@@ -114,6 +122,7 @@ class CallResult:
     kind: str = ""  # one of PROBLEMS
     printed: str = ""
     changed: tuple[str, ...] = ()  # parameters whose arrays the call has changed
+    dropped: bool = False  # torch's dropout was called for training
 
 
 # Calls the function, in this process or in another: one result for each call, up to the first
@@ -136,6 +145,7 @@ class Answer:
     dtype: str = ""
     printed: str = ""
     changed: tuple[str, ...] = ()
+    dropped: bool = False
     seconds: float = 0.0
 
 

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 
-from regard.diagnosis.arguments import KEYS_ONLY, OF_KEYS, mask_role
-from regard.diagnosis.convention import MASK_KINDS, READY, Answer, Convention, spell
+from regard.diagnosis.arguments import KEYS_ONLY, mask_role
+from regard.diagnosis.convention import MASK_KINDS, READY, Convention
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ABILITIES
+from regard.diagnosis.signature import OF_KEYS, OF_TEXTS
 from regard.diagnosis.under_test import FunctionUnderTest
 from regard.errors import OptionError, safe_text
-from regard.normalizers import Normalizer
-from regard.scores import Score
 
 # Abilities that need a mask, a causal flag, a window, a cache or a scale.
 RULED = tuple(ABILITIES)[tuple(ABILITIES).index("mask") :]
@@ -35,14 +34,24 @@ KINDS_BY_ROLE = {
     "key_keep": ("keep", "keep01", "hide", "hide01"),
     "key_hide": ("hide", "hide01", "keep", "keep01"),
     "lengths": ("lengths",),
+    "borders": ("borders",),
+    "segments": ("segments",),
 }
-ANY_KIND = tuple(kind for kind in MASK_KINDS if kind != "lengths")
+ANY_KIND = tuple(kind for kind in MASK_KINDS if kind not in ("lengths", *OF_TEXTS))
 # Orders of the axes that are tried, for each number of axes: the usual one first.
 READY_LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("LD", "DL"),
     ("HLD", "LHD", "BLD", "LBD", "BDL"),
     ("BHLD", "BLHD", "HBLD", "LBHD", "BHDL"),
-    ("D",),
+)
+# The layouts of queries without an axis of rows, and of their keys.
+ONE_QUERY_LAYOUTS = (
+    ("BD", "BLD"),
+    ("HD", "LHD"),
+    ("HD", "HLD"),
+    ("BHD", "BLHD"),
+    ("BHD", "BHLD"),
+    ("BD", "LBD"),
 )
 SHARED_LAYOUTS = ("BHLD", "HBLD", "BLHD", "HLD")  # of queries, with keys that have no heads
 EMBEDDED_LAYOUTS: tuple[tuple[str, ...], ...] = (("LM",), ("BLM", "LBM"))
@@ -66,7 +75,9 @@ def find_conventions(tested: FunctionUnderTest) -> list[list[Convention]]:
             for one in always
             if any(_is_plainly_right(tested, replace(c, causal_always=one)) for c in layouts)
         ]
-        always = tuple(right[:1]) or always
+        # A mask that hides nothing may have replaced the causal rule.
+        if not (right == [False] and callee.needs_mask and callee.says_causal):
+            always = tuple(right[:1]) or always
     for causal_always, turn in itertools.product(always, transposed) if layouts else ():
         base = [replace(one, causal_always=causal_always, transposed=turn) for one in layouts]
         hypotheses += _with_masks(tested, base)
@@ -80,7 +91,7 @@ def as_layout(text: str) -> str:
     'BLHD'
     """
     axes = "".join(re.findall("[a-z]", str(text).lower())).upper().replace("T", "L")
-    every = [axes for orders in (*READY_LAYOUTS, *EMBEDDED_LAYOUTS) for axes in orders]
+    every = [axes for orders in (*READY_LAYOUTS, ("D",), *EMBEDDED_LAYOUTS) for axes in orders]
     if axes not in every:
         raise OptionError(
             f"layout is {safe_text(repr(text), 40)}; it must be one of {', '.join(every)}: B "
@@ -148,16 +159,19 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
     kept = (False, True) if {"lse", "delta"} & tested.callee.roles.keys() else (False,)
     for dtype in dtypes:
         found = []
-        for layouts in READY_LAYOUTS if ready else EMBEDDED_LAYOUTS:
+        for layouts in (*READY_LAYOUTS, ("D",)) if ready else EMBEDDED_LAYOUTS:
             if not tested.callee.rows_first:
                 layouts = tuple(one for one in layouts if one != "LBM")
             if tested.stated.layout is not None:
                 layouts = tuple(one for one in layouts if one == tested.stated.layout)
             fits: list[tuple[Convention, Fit]] = []
+            if "borders" in tested.callee.roles:  # texts one after the other have no batch
+                layouts = tuple(one for one in layouts if "B" not in one and "L" in one)
             if mask_role(tested.callee) in OF_KEYS:  # one for each batch element
                 layouts = tuple(sorted(layouts, key=lambda one: "B" not in one))
             for layout, keeps in itertools.product(layouts, kept):
-                bare = Convention(layout=layout, dtype=dtype, keeps_axis=keeps)
+                of_keys = "LD" if layout == "D" else ""
+                bare = Convention(layout=layout, dtype=dtype, keeps_axis=keeps, keys=of_keys)
                 fits += [(one, _fit(tested, one)) for one in _with_required_mask(tested, bare)]
                 if fits and fits[-1][1] is Fit.RIGHT:
                     break
@@ -175,6 +189,9 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             right = [one for one in found if one[1] is Fit.RIGHT]
             # One query alone may run, and be right, by accident.
             found = right if any(len(one.layout) > 1 for one, _ in right) else found
+        if ready and Fit.RIGHT not in (fit for _, fit in found):
+            single = _of_one_query(tested, dtype)
+            found = single if not found or (single and single[0][1] is Fit.RIGHT) else found
         if ready and not found:
             shared = [Convention(one, dtype, shared=True) for one in SHARED_LAYOUTS]
             fitting = ((one, _fit(tested, one)) for one in shared)
@@ -184,10 +201,25 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
     return []
 
 
+def _of_one_query(tested: FunctionUnderTest, dtype: str) -> list[tuple[Convention, Fit]]:
+    """The layout of a function that takes one query for each head and batch element, if it does.
+
+    Where no usual layout fits at all it may be wrong, and otherwise not.
+    """
+    if tested.stated.layout is not None or tested.callee.has_past or tested.callee.is_backward:
+        return []
+    found: list[tuple[Convention, Fit]] = []
+    for layout, keys in ONE_QUERY_LAYOUTS:
+        bare = Convention(layout=layout, dtype=dtype, keys=keys)
+        found += [(one, _fit(tested, one)) for one in _with_required_mask(tested, bare)]
+    right = [one for one in found if one[1] is Fit.RIGHT]
+    return right[:1] or [one for one in found if one[1] is not Fit.NONE][:1]
+
+
 def _with_required_mask(tested: FunctionUnderTest, bare: Convention) -> list[Convention]:
     """The same with a kind and shape of an all-visible mask that it takes, if it needs a mask."""
     role = mask_role(tested.callee)
-    if role is None or not tested.callee.roles[role].required:
+    if role is None or not tested.callee.needs_mask:
         return [bare]
     shapes = KEYS_ONLY if role in OF_KEYS else MASK_SHAPES + KEY_MASK_SHAPES
     kinds = _mask_kinds(tested)
@@ -259,7 +291,8 @@ def _with_masks(tested: FunctionUnderTest, base: list[Convention]) -> list[list[
     if mask_role(tested.callee) is None:
         return [base]
     kinds = _mask_kinds(tested)
-    if tested.callee.roles[mask_role(tested.callee) or ""].required:
+    replaces = tested.callee.says_causal and any(one.causal_always for one in base)
+    if tested.callee.needs_mask and not replaces:
         right = (
             kind
             for kind in kinds
@@ -329,8 +362,9 @@ def _with_details(
         found = []
         for one in base:
             one = replace(one, aligned=aligned)
-            if tested.stated.window is not None:
-                one = replace(one, window_extra=int(tested.stated.window == "exclusive"))
+            window = tested.stated.window or tested.callee.window_means
+            if window:
+                one = replace(one, window_extra=int(window == "exclusive"))
             elif _is_right(tested, replace(one, window_extra=1), "window", unless=one):
                 one = replace(one, window_extra=1)
             if _is_right(tested, replace(one, scale_divides=True), "scale", unless=one):
@@ -352,6 +386,8 @@ def _is_right(
 def _alignments(tested: FunctionUnderTest, base: Sequence[Convention]) -> tuple[str, ...]:
     if tested.stated.causal in ("start", "end"):
         return (str(tested.stated.causal),)
+    if tested.callee.has_past:
+        return ("end",)
     both = ("end", "start")
     answered = False
     for aligned, one in itertools.product(both, base):
@@ -363,60 +399,3 @@ def _alignments(tested: FunctionUnderTest, base: Sequence[Convention]) -> tuple[
                     return (aligned,)
                 answered |= tested.ask(own, probe).output is not None
     return both if answered else both[:1]
-
-
-def _parts(tested: FunctionUnderTest) -> list[Score | Normalizer]:
-    """The score and the normalization that it is compared with, where they are not plain."""
-    own = tested.stated.mechanism
-    return [] if own is None else [x for x in (own.score, own.normalize) if x is not None]
-
-
-def describe_call(
-    tested: FunctionUnderTest, conventions: Sequence[Convention], answer: Answer | None
-) -> str:
-    """How the function was called, in words."""
-    callee, one = tested.callee, conventions[0]
-    names = [p.name for p in callee.parameters if p.role not in (None, "yes")]
-    library = {"numpy": "NumPy", "torch": "torch", "jax": "JAX"}[callee.framework]
-    shapes = ", ".join(spell(own.layout) for own in conventions)
-    role, roles, heads = mask_role(callee), callee.roles, callee.heads or 1
-    weights = f"weights {', '.join(sorted(callee.weights))} read from it, {heads} head"
-    at_start = one.aligned == "start" and (one.causal_always or "causal" in roles)
-    counts = "does not count" if one.window_extra else "counts"
-    parts = [
-        (True, f"{callee.name}({', '.join(names)}) with {library} {one.dtype} arrays {shapes}"),
-        *((True, f"{part.option}={part}") for part in _parts(tested)),
-        (role is not None, f"{role and roles[role].name}: {MASK_KINDS[one.mask]}"),
-        (one.causal_always, "always causal"),
-        (at_start, "causal aligns the first query with the first key"),
-        ("window" in roles, f"the window {counts} the query's own key"),
-        (one.scale_divides, "scores are divided by the scale"),
-        (one.transposed, "weights stored as (out, in)"),
-        (bool(callee.weights), weights + "s" * (heads > 1)),
-        (bool(answer and answer.returned), f"returns {answer and answer.returned}"),
-    ]
-    return "; ".join(text for holds, text in parts if holds)
-
-
-def assumptions(tested: FunctionUnderTest, convention: Convention) -> list[str]:
-    """What was taken for granted to find a function right, where it is not the usual convention.
-
-    Usual are True for a key that is seen, but for padding in a mask of padding; the last query
-    at the last key; and a window that counts the query's own key. Nothing that is stated, or
-    written in the code, is listed.
-    """
-    callee, stated = tested.callee, tested.stated
-    role, roles = mask_role(callee), callee.roles
-    found = []
-    if role in ("mask", "key_mask") and stated.mask is None and not callee.mask_means:
-        name = roles[role].name
-        usual = "hide" if "pad" in name.lower() else "keep"
-        if convention.mask.startswith(("keep", "hide")) and not convention.mask.startswith(usual):
-            true, _, meaning = MASK_KINDS[convention.mask].partition(" = ")
-            found.append(f"{true} in {name} means {meaning}")
-    causal = convention.causal_always or "causal" in roles
-    if convention.aligned == "start" and causal and stated.causal not in ("start", "end"):
-        found.append("causal aligns the first query with the first key")
-    if convention.window_extra and "window" in roles and stated.window is None:
-        found.append("the window does not count the query's own key")
-    return found

@@ -6,7 +6,7 @@ Must not know how findings are worded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,10 +58,11 @@ def best_match(
 
     def hypotheses(unit: str) -> list[Hypothesis]:
         practical = unit != units[0]
-        return [
+        found = [
             Hypothesis(conventions, Matcher(outputs, UNITS[unit], practical))
             for conventions, outputs in views
         ]
+        return [own for one in found for own in (*_unscaled(tested, one), one)]
 
     def share_wrong(one: Hypothesis) -> float:
         return len(one.matcher.wrong) / len(one.matcher.outputs)
@@ -74,6 +75,8 @@ def best_match(
     match = match or _with_built_in(tested, hypotheses(wide[-1]), wide)
     if not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
+        as_meant = [own for one in best_first for own in _as_meant(tested, one)]
+        match = match or _right_or_one(as_meant, units[0])
     if pairs:
         match = match or _two(best_first, units[0])
     if match is None and len(units) > 1 and not tested.of_gradients:
@@ -81,6 +84,39 @@ def best_match(
         for unit in () if half is None else (half, "bfloat16"):
             match = match or _right_or_one(hypotheses(unit), unit)
     return match, best_first[0]
+
+
+def _unscaled(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis]:
+    """The same without a scale, if the code says that it is meant to have none."""
+    own = BuiltIn(unscaled=True)
+    if not tested.callee.unscaled or tested.stated.mechanism is not None:
+        return
+    if (matcher := one.matcher.with_built_in(own)) is not None:
+        yield replace(one, matcher=matcher, built_in=own)
+
+
+def _as_meant(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis]:
+    """Without masks that were broadcast by accident.
+
+    Where one of keys (B, S) is right, those are of cells; where one of cells (L, S) is right, those
+    that differ between batch elements.
+    """
+    right = {x.probe.ability for x in one.matcher.outputs} - {
+        one.matcher.outputs[n].probe.ability for n in one.matcher.wrong
+    }
+    shapes = {convention.mask_shape for convention in one.conventions}
+    for convention in one.conventions if "key mask" in right else ():
+        for probe in tested.probes_for(convention):
+            if probe.ability == "key mask":
+                shapes.add(key_mask_convention(tested, convention, probe).mask_shape)
+    accidents: tuple[str, ...] = ()
+    if "key mask" in right and "batch keys" in shapes and "bias" not in tested.callee.roles:
+        accidents = ("mask", "causal and mask", "bias")
+    elif "mask" in right and shapes <= {"cells", "head cells"}:
+        accidents = ("key mask",)
+    kept = [x for x in one.matcher.outputs if x.probe.ability not in accidents]
+    if 0 < len(kept) < len(one.matcher.outputs):
+        yield replace(one, matcher=Matcher(kept, one.matcher.unit, one.matcher.practical))
 
 
 def _fitted(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
@@ -134,7 +170,7 @@ def _with_built_in(
     ordered = asked is None or order_matters(tested, asked) is not False
     square = tested.callee.kind != "arrays"
     every = [
-        replace(one, matcher=matcher, built_in=own)
+        replace(one, matcher=matcher, built_in=replace(own, unscaled=one.built_in.unscaled))
         for own in _built_in(tested, square=square)
         for one in plain
         if (ordered or own.window is None)

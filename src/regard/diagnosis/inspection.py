@@ -5,17 +5,32 @@ Each way to read a function is one reading. Must not call the function, nor know
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
 import itertools
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.adapting import Remembering, from_dictionary, keeps_state, with_weights
-from regard.diagnosis.construction import as_written, constructed, fresh_weights, made_with
+from regard.diagnosis.adapting import (
+    Remembering,
+    Weighed,
+    from_dictionary,
+    keeps_state,
+    with_weights,
+)
+from regard.diagnosis.construction import (
+    as_written,
+    constructed,
+    fresh_weights,
+    is_module,
+    made_with,
+)
 from regard.diagnosis.differentiation import (
     Applied,
     Pair,
@@ -23,6 +38,7 @@ from regard.diagnosis.differentiation import (
     pair_of,
     returned_gradients,
 )
+from regard.diagnosis.packing import unpacked
 from regard.diagnosis.signature import (
     MOST_READINGS,
     STEPS,
@@ -30,10 +46,11 @@ from regard.diagnosis.signature import (
     Parameter,
     parameters_of,
     role_of,
-    what_true_means,
     with_roles,
+    without_weights,
 )
 from regard.diagnosis.weights import head_count, readings_of_weights
+from regard.diagnosis.wording import CAUSAL, is_unscaled, what_true_means, what_window_means
 from regard.errors import OptionError, safe_text
 
 LIBRARIES = ("numpy", "torch", "jax")
@@ -77,7 +94,12 @@ def inspect_function(
     else:
         found = _readings_in(function, function, roles, heads, library, name)
     text = _text_of(function)
-    own: dict[str, Any] = {"batched": _may_be_batched(function, text)}
+    own: dict[str, Any] = {
+        "batched": _may_be_batched(function, text),
+        "window_means": what_window_means(text),
+        "says_causal": CAUSAL.search(text) is not None,
+        "unscaled": is_unscaled(f"{name}\n{_words_of(text)}"),
+    }
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function
@@ -127,18 +149,42 @@ def _function_readings(
     name: str,
 ) -> list[Reading]:
     """The readings of a function of arrays, or of a dictionary or a tree of weights."""
-    weights: Mapping[str, Array] = {}
     called, parameters = function, list(known)
     if not roles and (adapted := from_dictionary(called, parameters)) is not None:
         called, parameters = adapted
-    if not roles and (made := with_weights(called, parameters, TREE_WIDTH, framework)) is not None:
-        called, parameters, weights = made
+    trees = [] if roles else with_weights(called, parameters, TREE_WIDTH, framework)
+    plain_one: list[Weighed] = [(called, parameters, {}, None)]
+    found: list[Reading] = []
+    for own, taken, weights, count in trees or plain_one:
+        found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
+    return found + [one for own, callee in found for one in _with_blocks_of_one(own, callee)]
+
+
+def _readings_of(
+    called: Callable[..., Any],
+    parameters: list[Parameter],
+    weights: Mapping[str, Array],
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    framework: str,
+    name: str,
+    function: Callable[..., Any],
+) -> list[Reading]:
+    """The readings of a function of arrays with each reading of its parameters."""
     counts: list[int | None] = [heads]
     if weights and heads is None:
         has_flag = any(role_of(one.name) == "heads" for one in parameters)
         counts = [4] if has_flag else [1, 2, 3, 4]
-    found = []
+    found: list[Reading] = []
+    packed = [] if roles or weights else unpacked(called, parameters)
+    for other, taken in packed:
+        for own in with_roles(taken, {}):
+            own = without_weights(own)
+            found.append((other, Callee(name, own, framework, {}, heads, adapted=True)))
+    if packed:
+        return found
     for own, count in itertools.product(with_roles(parameters, dict(roles or {})), counts):
+        own = own if weights else without_weights(own)
         callee = Callee(name, own, framework, weights, count, adapted=called is not function)
         if "cache" not in callee.roles:
             found.append((called, callee))
@@ -149,7 +195,7 @@ def _function_readings(
         keyed = tuple(replace(one, keyword=True) for one in own)
         steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
         found += steps if cache.required else [(called, callee), *steps]
-    return found + [one for called, callee in found for one in _with_blocks_of_one(called, callee)]
+    return found
 
 
 def _with_blocks_of_one(called: Callable[..., Any], callee: Callee) -> Iterator[Reading]:
@@ -169,7 +215,7 @@ def _object_readings(
     """The readings of an object with its weights, or of objects made of a class."""
     kind = thing if inspect.isclass(thing) else type(thing)
     method = next((one for one in METHODS if _own_method(kind, one)), "")
-    if _is_module(kind):
+    if is_module(kind):
         method = "forward"
     if not method:
         raise OptionError(
@@ -179,11 +225,11 @@ def _object_readings(
     found: list[Reading] = []
     made = constructed(thing, heads) if inspect.isclass(thing) else [thing]
     objects = [fresh_weights(one) for one in made]
-    if not inspect.isclass(thing) and not _is_module(kind):
+    if not inspect.isclass(thing) and not is_module(kind):
         objects.append(thing)  # its weights may have to agree with something else in it
     for own in objects:
         called = getattr(own, method)
-        framework = library or ("torch" if _is_module(kind) else _framework_of(called))
+        framework = library or ("torch" if is_module(kind) else _framework_of(called))
         weighed = readings_of_weights(own, heads)
         if not weighed and _has_matrices(own):
             raise OptionError(
@@ -216,7 +262,7 @@ def _object_readings(
 
 def _may_have_rows_first(kind: type) -> bool:
     """Whether (L, B, M) may be meant: torch's own layers do, others if their code mentions it."""
-    if not _is_module(kind) or kind.__module__.startswith("torch."):
+    if not is_module(kind) or kind.__module__.startswith("torch."):
         return True
     try:
         text = inspect.getsource(kind)
@@ -236,13 +282,24 @@ def _text_of(function: Any) -> str:
         return ""
 
 
+def _words_of(text: str) -> str:
+    """The comments and documentation in a piece of code, without the code itself."""
+    lines = textwrap.dedent(text)
+    found = re.findall("#(.*)", lines)
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(lines)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.append(ast.get_docstring(node) or "")
+    return "\n".join(found)
+
+
 def _may_be_batched(function: Any, text: str) -> bool:
     """Whether a function may be meant for more axes than those of matrices.
 
     It is not if its own code treats its arrays as matrices, mentions no batch, and does not count
     axes from the end; what it computes by functions of its surroundings is not known.
     """
-    if _is_module(function if inspect.isclass(function) else type(function)) or not text:
+    if is_module(function if inspect.isclass(function) else type(function)) or not text:
         return True
     if getattr(function, "__closure__", None):
         return True
@@ -262,10 +319,6 @@ def _has_matrices(thing: Any) -> bool:
     """Whether a torch module has weights with rows and columns."""
     own = thing.parameters() if hasattr(thing, "state_dict") else ()
     return any(parameter.ndim > 1 for parameter in own)
-
-
-def _is_module(kind: type) -> bool:
-    return any(base.__module__.startswith("torch.nn") for base in kind.__mro__)
 
 
 def _framework_of(function: Any) -> str:

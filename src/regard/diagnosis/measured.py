@@ -26,7 +26,7 @@ def measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> 
     if tested.callee.kind != "arrays":
         yield from _of_tokens(tested, convention)
         return
-    if convention.layout == "D":
+    if convention.one_query:
         return
     probe = _square(convention, KEYS)
     probe = replace(probe, inputs={**probe.inputs, "values": _identity(probe)})
@@ -40,7 +40,7 @@ def measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> 
 def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | None:
     """Whether the order of the keys changes what the last query gets; None if it is not known."""
     if tested.callee.kind in ("arrays", "self"):
-        if convention.layout == "D":
+        if convention.one_query:
             return None
         probe = _square(convention, KEYS)
         names = ("keys", "values") if tested.callee.kind == "arrays" else tuple(probe.inputs)
@@ -65,7 +65,7 @@ def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | N
 def is_causal(tested: FunctionUnderTest, convention: Convention) -> bool | None:
     """Whether the last key or token leaves the output of the first alone; None if unknown."""
     if tested.callee.kind == "arrays":
-        if convention.layout == "D":
+        if convention.one_query:
             return None
         probe = _square(convention, KEYS)
         names: tuple[str, ...] = ("keys", "values")

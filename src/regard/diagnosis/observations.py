@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from regard.diagnosis.convention import Answer, Convention, agrees, spell
-from regard.diagnosis.convention_search import describe_call
+from regard.diagnosis.description import describe_call
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.matching import Matcher
 from regard.diagnosis.probe import UNITS, Probe

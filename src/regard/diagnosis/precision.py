@@ -23,7 +23,7 @@ def half_type(tested: FunctionUnderTest, convention: Convention) -> str | None:
     Scores that are exact in such a type come out right if only scores are rounded. Otherwise the
     weights, which values of the identity show, or else the results, are numbers of the type.
     """
-    if tested.callee.kind == "arrays" and convention.layout != "D":
+    if tested.callee.kind == "arrays" and not convention.one_query:
         probe = _exact(convention)
         weights = tested.ask(convention, probe).output
         if weights is None:

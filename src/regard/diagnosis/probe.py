@@ -42,6 +42,7 @@ class Probe:
     heads: int = 1
     groups: int = 1
     keep: Array | None = None  # what the mask argument keeps, broadcastable to (B, H, L, S)
+    needs_mask: bool = False  # without `keep` the function gets a mask that hides nothing
     causal: bool = False
     offset: int = 0
     window: int | None = None  # how many keys a row sees, itself included
@@ -238,6 +239,16 @@ class Variant:
 
 
 RIGHT = Variant()
+
+
+def labels_of(keep: Array) -> Array | None:
+    """The number of each token's text, if a mask shows each token its own text alone, or None."""
+    cells = keep.reshape(-1, *keep.shape[-2:])[0]
+    if cells.shape[0] not in (1, cells.shape[1]):
+        return None
+    labels = np.asarray(np.unique(cells.argmax(-1), return_inverse=True)[1]).ravel()
+    same: Array = labels[:, None] == labels
+    return labels if np.array_equal(np.broadcast_to(cells, same.shape), same) else None
 
 
 def evaluate(probe: Probe, variant: Variant = RIGHT, last: str = "") -> dict[str, Array]:

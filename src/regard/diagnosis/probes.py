@@ -105,20 +105,17 @@ def _padding(batch: int, keys: int) -> Array:
 
 
 def ready_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
-    """Ordinary probes for arrays of this rank: 1 one query, 2 one head, 3 heads, 4 a batch.
+    """Ordinary probes for arrays of this rank: 2 one head, 3 heads, 4 a batch.
 
     With `of_batch` the first of three axes is the batch.
     """
-    batch, heads = {1: (1, 1), 2: (1, 1), 3: (4, 1) if of_batch else (1, 4), 4: (2, 4)}[rank]
+    batch, heads = {2: (1, 1), 3: (4, 1) if of_batch else (1, 4), 4: (2, 4)}[rank]
     plain = "plain" if rank < 3 else "heads"
 
     def sized(name: str, ability: str, shape: tuple[int, int, int, int], **more: Any) -> Probe:
         sizes = (batch, heads, more.pop("groups", heads), *shape)
         return ready_probe(f"{name} {rank}-D", ability, sizes, 10 * rank, rank=rank, **more)
 
-    if rank == 1:
-        yield sized("rectangle", "rectangular", (1, 5, 6, 7))
-        return
     yield sized("square", plain, (5, 5, 6, 6))
     yield sized("square, wide values", plain, (5, 5, 6, 7))
     yield sized("rectangle", "rectangular", (3, 5, 6, 7))
@@ -151,6 +148,23 @@ def ready_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
     yield sized("window, rectangle", "window rectangular", (3, 6, 6, 6), **more)
     yield sized("cache", "cache", (6, 6, 6, 6), causal=True, chunks=(2, 1, 3))
     yield sized("scale", "scale", (5, 5, 6, 6), scale=0.7)
+
+
+def one_query_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
+    """The same of a single query for each head and batch element; `rank` is that of the keys."""
+    for probe in ready_probes(rank, of_batch=of_batch):
+        if probe.causal or probe.chunks or probe.sizes["L"] == 3 or probe.name[:4] == "cube":
+            continue
+        if probe.keep is not None and probe.keep.ndim == 2:
+            continue
+        queries = probe.inputs["queries"][..., -1:, :]
+        ability = "rectangular" if probe.ability == "plain" else probe.ability
+        inputs = {**probe.inputs, "queries": queries}
+        own: dict[str, Any] = dict(
+            name=f"one query, {probe.name}", inputs=inputs, ability=ability, rank=rank - 1
+        )
+        if rank > 2 or probe.sizes["E"] != probe.sizes["D"]:
+            yield replace(probe, **own)
 
 
 def projected_probes(

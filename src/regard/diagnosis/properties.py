@@ -35,7 +35,7 @@ def properties(
 def _properties(
     tested: FunctionUnderTest, convention: Convention, unit: float
 ) -> Iterator[Property]:
-    if tested.callee.kind != "arrays" or convention.layout == "D":
+    if tested.callee.kind != "arrays" or convention.one_query:
         return
     causal = convention.causal_always
     mechanism = tested.stated.mechanism

@@ -189,6 +189,9 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "batched": callee.batched,
                 "adapted": callee.adapted,
                 "mask_means": callee.mask_means,
+                "window_means": callee.window_means,
+                "unscaled": callee.unscaled,
+                "says_causal": callee.says_causal,
                 "parameters": [
                     [one.name, one.role, one.required, one.keyword, _kind_of_default(one.default)]
                     for one in callee.parameters
@@ -230,7 +233,8 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(content.keys() == CALLEE_FIELDS)
     _need(content["steps"] in ("", *STEPS))
     _need(content["mask_means"] in ("", "keep", "hide"))
-    flags = ("paired", "remembers", "rows_first", "batched", "adapted")
+    _need(content["window_means"] in ("", "inclusive"))
+    flags = ("paired", "remembers", "rows_first", "batched", "adapted", "unscaled", "says_causal")
     _need(all(type(content[name]) is bool for name in flags))
     heads = content["heads"]
     _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
@@ -254,7 +258,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
     _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
-    how = {name: content[name] for name in ("steps", "mask_means", *flags)}
+    how = {name: content[name] for name in ("steps", "mask_means", "window_means", *flags)}
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
     own |= {"weights": weights, "heads": heads}
     own |= {"made": _text(content["made"])}
@@ -281,7 +285,7 @@ def as_results(content: dict[str, Any], data: bytes, question: Question) -> list
     results: list[CallResult] = []
     start = 0
     for call in content["calls"]:
-        _need(call.keys() == CALL_FIELDS and type(call["a_list"]) is bool)
+        _need(call.keys() == CALL_FIELDS and type(call["a_list"]) is type(call["dropped"]) is bool)
         _need(type(call["arrays"]) is list and len(call["arrays"]) <= MAX_ARRAYS)
         names = call["names"]
         _need(type(names) is list and len(names) in (0, len(call["arrays"])))

@@ -28,7 +28,7 @@ def fragilities(
     tested: FunctionUnderTest, convention: Convention, exact_to: str, built_in: BuiltIn = PLAIN
 ) -> Iterator[Named]:
     """Everything that breaks a right function, the simplest first."""
-    if convention.layout == "D":
+    if convention.one_query:
         return
     yield from _changed_arguments(tested)
     probes = _probes(tested, convention)

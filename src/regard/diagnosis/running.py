@@ -23,6 +23,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import Remembering
 from regard.diagnosis.convention import UPSTREAM, CallResult, Question, ReturnedArray, agrees
 from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
+from regard.diagnosis.dropout import without_dropout
 from regard.diagnosis.jax_traces import Traces, Untraceable
 from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
@@ -98,7 +99,7 @@ def _guarded(
         return derive(call, own, question.wrt, own[UPSTREAM], question.place)
 
     printed = _Printed()
-    returned, result = None, CallResult()
+    returned, result, dropped = None, CallResult(), list[str]()
     try:
         with (
             warnings.catch_warnings(),
@@ -106,6 +107,7 @@ def _guarded(
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(printed),
             _without_gradients(callee.framework),
+            without_dropout(callee.framework) as dropped,
             _time_limit(limit),
         ):
             warnings.simplefilter("ignore")
@@ -131,7 +133,7 @@ def _guarded(
         for name, value in arguments.items()
         if isinstance(value, np.ndarray) and not _same(value, as_numpy(passed[name]))
     )
-    return returned, replace(result, printed=printed.kept(), changed=changed)
+    return returned, replace(result, printed=printed.kept(), changed=changed, dropped=bool(dropped))
 
 
 def describe_error(error: BaseException) -> str:

@@ -61,7 +61,16 @@ NAMES = {
     "no": "dropout dropoutp pdropout dropoutrate pdrop training train istraining attndropout "
     "dropoutprob",
     "yes": "deterministic needweights returnweights returnattention returnattn outputattentions",
-    "none": "rng prngkey dropoutrng dropoutkey generator cuseqlens cuseqlensq cuseqlensk cuseqlen",
+    "borders": "cuseqlens cuseqlen cuseqlensq culens cu culengths culen cuq seqstarts starts "
+    "boundaries borders cumlens cumseqlens indptr offsets qindptr docstarts",
+    "key_borders": "cuseqlensk cuseqlenskv cuk cukv kvindptr",
+    "segments": "segmentids segids segid docids docid documentids sequenceids seqids segments "
+    "batchidx batchindex batchids batchvec packids sampleids episodeids segmentid qsegmentids docs "
+    "qsegids seg documents graphids",
+    "key_segments": "kvsegmentids ksegmentids kvsegids ksegids",
+    "longest": "maxseqlen maxseqlenq maxseqlenk maxseqlenkv maxseqlens maxlen maxlength maxs maxq "
+    "maxk",
+    "none": "rng prngkey dropoutrng dropoutkey generator",
     "grouped": "enablegqa gqa",
 }
 for _part in "qkvo":
@@ -98,6 +107,11 @@ _ROLE_OF = {name: role for role, names in NAMES.items() for name in names.split(
 # Every role that a user may state.
 ROLES = {*NAMES, *BACKWARD_NAMES, "keep01", "hide01", "add"}
 ARRAYS = ("query", "key", "value")
+# The roles of parameters that hide keys: those of padded keys, and all.
+OF_KEYS = ("key_mask", "key_keep", "key_hide", "lengths")
+# Those of texts one after the other, each of which reads itself alone.
+OF_TEXTS = ("borders", "segments")
+MASKS = ("mask", "keep", "hide", "bias", *OF_KEYS, *OF_TEXTS)
 PROJECTIONS = ("W_q", "W_k", "W_v")
 STEPS = ("dropped", "kept")
 MOST_READINGS = 64
@@ -149,7 +163,21 @@ class Callee:
     rows_first: bool = True  # whether (L, B, M) may be meant, and not only (B, L, M)
     batched: bool = True  # whether its code may be meant for more axes than it is right on
     adapted: bool = False  # called in a way that a line of code does not say
+    window_means: str = ""  # inclusive, if its text says that a window counts the own key
+    says_causal: bool = False  # whether its text mentions a causal rule
+    unscaled: bool = False  # whether its name or its text says that scores are not scaled
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the first parameter that takes a mask is a required one."""
+        role = next((role for role in MASKS if role in self.roles), None)
+        return role is not None and self.roles[role].required
+
+    @property
+    def has_past(self) -> bool:
+        """Whether keys that came before are handed over: the last query belongs to the last key."""
+        return "cache_k" in self.roles
 
     @property
     def is_backward(self) -> bool:
@@ -238,6 +266,8 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
         of_arrays = dict(zip(PROJECTIONS, ARRAYS, strict=True))  # query_layer is an array, then
         found = [replace(one, role=of_arrays.get(one.role or "", one.role)) for one in found]
     if not stated and not _takes_queries(found):
+        # A state without anything else that could be the queries is no cache.
+        found = [replace(one, role=None if one.role == "cache" else one.role) for one in found]
         found = _by_position(found)
     _settle(found, stated)
     unknown = [one for one in found if one.required and one.role is None]
@@ -318,6 +348,16 @@ def _role_by_name(parameter: Parameter) -> str | None:
     return role
 
 
+def without_weights(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
+    """The parameters of a function that has no weights: embeddings are queries, and keys."""
+    roles = {one.role for one in parameters}
+    ready = {"key", "key_t", "value", *PROJECTIONS}
+    if "context" not in roles or not roles & {"x", "query"} or roles & ready:
+        return tuple(parameters)
+    arrays = {"x": "query", "context": "key_value"}
+    return tuple(replace(one, role=arrays.get(one.role or "", one.role)) for one in parameters)
+
+
 def is_upstream(name: str) -> bool:
     """Whether a name is one that people give the gradient of an output."""
     return _BACKWARD_ROLE_OF.get(plain(name)) == "d_output"
@@ -334,38 +374,3 @@ def role_of(name: str) -> str | None:
 def plain(name: str) -> str:
     """A name in lower case without underscores."""
     return name.lower().replace("_", "")
-
-
-# What True means in a mask: roles that say so, and words that people write after "True" or "1".
-_MEANS = {"keep": "keep", "key_keep": "keep", "hide": "hide", "key_hide": "hide"}
-_TRUE = r"(?:true|non-?zero|ones?|1s?)"
-_WORD = re.compile(
-    r"(?P<no>\b(?:not|never|cannot|can't|may not|no)\b[^.;,]{0,24}?)?\b(?:"
-    r"(?P<keep>attend(?:s|ed)?|visible|allow(?:s|ed)?|keeps?|kept|real|valid|may|can|sees?|seen|"
-    r"unmasked|takes? part|tokens?(?! to| that| which| is| are))|"
-    r"(?P<hide>hides?|hidden|masked|mask(?:s|ed)? out|pad|pads|padding|padded|ignored?|blocked|"
-    r"forbidden|excluded?|disallowed|invisible|dropped))\b"
-)
-
-
-def what_true_means(text: str, parameters: Sequence[Parameter]) -> str:
-    """What True is, keep or hide, if a mask's name or the text of the code says so; else nothing.
-
-    >>> what_true_means("mask: True where attention is NOT allowed", [Parameter("mask", "mask")])
-    'hide'
-    """
-    for one in parameters:
-        if one.role in _MEANS:
-            return _MEANS[one.role]
-    found = set()
-    for one in parameters:
-        if one.role not in ("mask", "key_mask"):
-            continue
-        words = one.name.lower().split("_")  # batch_mask may be the entry "mask" of batch
-        name = "|".join(re.escape("_".join(words[start:])) for start in range(len(words)))
-        said = rf"\b(?:{name})\b[^\n]{{0,60}}?\b{_TRUE}\b(?P<rest>[^\n.;]{{0,60}})"
-        for match in re.finditer(said, text.lower()):
-            if (word := _WORD.search(match["rest"])) is not None:
-                keeps = (word["keep"] is not None) == (word["no"] is None)
-                found.add("keep" if keeps else "hide")
-    return found.pop() if len(found) == 1 else ""

@@ -18,8 +18,8 @@ from regard.diagnosis.convention import Answer, Convention, agrees
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.probe import UNITS, Probe
-from regard.diagnosis.probes import projected_probes, ready_probes
-from regard.diagnosis.signature import Callee
+from regard.diagnosis.probes import one_query_probes, projected_probes, ready_probes
+from regard.diagnosis.signature import OF_TEXTS, Callee
 from regard.diagnosis.weights import key_heads
 
 # All calls together may take this many times the limit of one call.
@@ -86,26 +86,35 @@ class FunctionUnderTest:
 
     def probes_for(self, convention: Convention) -> list[Probe]:
         """The ordinary probes for one way of calling, made once."""
-        key = (convention.layout, convention.causal_always, convention.aligned, convention.shared)
+        layout = convention.keys or convention.layout
+        own = (convention.one_query, convention.causal_always, convention.aligned)
+        key = (layout, *own, convention.shared)
         if key not in self.probes:
-            kind, roles, layout = self.callee.kind, self.callee.roles, convention.layout
+            kind, roles = self.callee.kind, self.callee.roles
             rank, of_batch = len(layout), "B" in layout and "H" not in layout
             both_ways = "window" in roles and "causal" not in roles
             rules = (convention.causal_always, both_ways, convention.aligned)
             if kind in ("arrays", "self"):
-                found = _ready_probes(rank, of_batch, kind == "self", *rules)
+                one = 1 if convention.one_query else None
+                found = _ready_probes(rank, of_batch, kind == "self", one, *rules)
             else:
                 found = [_with_rules(p, *rules) for p in _projected_probes(self.callee, rank)]
             if self.stated.mechanism is not None:
                 found = list(self.stated.mechanism.of(found))
             if "key_t" in roles:  # it may read the width from the values alone
                 found = [probe for probe in found if probe.sizes["D"] == probe.sizes["E"]]
+            if "key_value" in roles:
+                found = [_with_keys_as_values(one) for one in found]
             if convention.shared:
                 found = [_with_shared_keys(probe) for probe in found if probe.sizes["G"] > 1]
             if mask_role(self.callee) is not None:
                 found += [_with_bias(probe) for probe in found if probe.name in BIASED]
             if "sink" in roles:
                 found = [_with_sink(probe) for probe in found]
+            if mask_role(self.callee) in OF_TEXTS:
+                found = [text for one in found if (text := _with_texts(one)) is not None]
+            if self.callee.needs_mask:
+                found = [replace(probe, needs_mask=True) for probe in found]
             if self.of_gradients:
                 found = [with_gradients(probe) for probe in found if not probe.chunks]
             self.probes[key] = found
@@ -125,10 +134,21 @@ class FunctionUnderTest:
 
 @lru_cache(maxsize=32)  # with what candidates return for them: some megabytes
 def _ready_probes(
-    rank: int, of_batch: bool, itself: bool, always: bool, both_ways: bool, aligned: str
+    rank: int,
+    of_batch: bool,
+    itself: bool,
+    rows: int | None,
+    always: bool,
+    both_ways: bool,
+    aligned: str,
 ) -> list[Probe]:
-    """The same probes in every diagnosis of a function of arrays; `itself`: of a single one."""
-    probes = ready_probes(rank, of_batch=of_batch)
+    """The same probes in every diagnosis of a function of arrays; `itself`: of a single one.
+
+    With `rows` each has so many queries.
+    """
+    probes = (
+        one_query_probes(rank, of_batch=of_batch) if rows else ready_probes(rank, of_batch=of_batch)
+    )
     if itself:
         probes = (_self_attention(probe) for probe in probes if _is_square(probe))
     return [_with_rules(probe, always, both_ways, aligned) for probe in probes]
@@ -146,7 +166,7 @@ def _with_rules(probe: Probe, always: bool, both_ways: bool, aligned: str) -> Pr
 def _projected_probes(callee: Callee, rank: int) -> Iterator[Probe]:
     batch = 1 if rank == 2 else 2
     if callee.kind == "packed":
-        return _packed_probes(callee.heads or 2, batch, rank)
+        return _packed_probes(callee.heads or 4, batch, rank)
     more: dict[str, Any] = dict(batch=batch, rank=rank)
     more["cross"] = bool({"context", "key"} & callee.roles.keys())
     if weights := callee.weights:
@@ -190,6 +210,20 @@ def _packed_probes(heads: int, batch: int, rank: int) -> Iterator[Probe]:
             if rows == keys or not probe.has_rules:
                 name = f"{probe.name} {rows}×{keys}"
                 yield replace(probe, inputs=inputs, name=name, ability=ability)
+
+
+def _with_texts(probe: Probe) -> Probe | None:
+    """With texts one after the other instead of a mask; None if it has another mask."""
+    if probe.keep is None or "bias" in probe.inputs:
+        return probe if "bias" not in probe.inputs else None
+    if probe.keep.ndim != 2 or probe.sizes["L"] != probe.sizes["S"] or probe.sizes["S"] < 5:
+        return None
+    labels = np.minimum(np.arange(probe.sizes["S"]) * 2 // 3, 2)  # of 2, 1 and 2 tokens
+    return replace(probe, keep=labels[:, None] == labels, name=f"texts, {probe.name}")
+
+
+def _with_keys_as_values(probe: Probe) -> Probe:
+    return replace(probe, inputs={**probe.inputs, "values": probe.inputs["keys"]})
 
 
 def _with_shared_keys(probe: Probe) -> Probe:

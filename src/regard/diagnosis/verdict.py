@@ -17,12 +17,12 @@ from regard.diagnosis.calling import Once
 from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
 from regard.diagnosis.convention_search import (
     as_layout,
-    assumptions,
-    describe_call,
     find_conventions,
     likely_readings,
 )
+from regard.diagnosis.description import assumptions, describe_call
 from regard.diagnosis.examples import named
+from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.hypotheses import Hypothesis, best_match, distinct_views
 from regard.diagnosis.inspection import LIBRARIES, inspect_function
 from regard.diagnosis.jax_traces import Traces
@@ -30,7 +30,11 @@ from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes.hiding import MASK_INVERTED
-from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF
+from regard.diagnosis.mistakes.numerics import (
+    COMPUTED_IN_FLOAT32,
+    COMPUTED_IN_HALF,
+    DROPOUT_LEFT_ON,
+)
 from regard.diagnosis.observations import (
     abilities,
     findings,
@@ -41,7 +45,7 @@ from regard.diagnosis.observations import (
     unusable,
 )
 from regard.diagnosis.precision import HALF
-from regard.diagnosis.probe import RIGHT, UNITS
+from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.properties import properties
 from regard.diagnosis.reproduction import origin, script
 from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome
@@ -165,15 +169,15 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if not views or tested.out_of_time:  # some of the probes alone prove nothing
         return unusable(tested)
     if (random := is_random(tested)) is not None:
-        text = f"{name} gives another result each time it is called"
-        called = describe_call(tested, hypotheses[0], None)
-        return Outcome(name, "unusable", text, called, findings=(random, *findings(tested)))
+        return _of_random(tested, hypotheses[0], random)
     match, best = best_match(tested, views, _units(dtype), pairs=so_far is None)
     if match is None:
         return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
     found = match.mistakes or _read_inverted(tested, own) or _lost_digits(dtype, given, exact_to)
+    if any(answer.dropped for answer in tested.answers.values()):
+        found = (*found, (DROPOUT_LEFT_ON, RIGHT))
     mistakes = tuple(named(*one, tested, own.conventions, own.built_in) for one in found)
     fragile: tuple[Named, ...] = ()
     if not mistakes and not tested.of_gradients:
@@ -199,7 +203,21 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     )
     if own.built_in != PLAIN or not outcome.ok:
         return outcome
-    return _with_gradients(tested, own.conventions, outcome)
+    return _with_gradients(tested, own, outcome)
+
+
+def _of_random(
+    tested: FunctionUnderTest, conventions: Sequence[Convention], random: Finding
+) -> Outcome:
+    """The verdict on a function whose answers differ: unusable, but for dropout left on."""
+    name, called = tested.callee.name, describe_call(tested, conventions, None)
+    more: dict[str, Any] = dict(findings=(random, *findings(tested)))
+    if any(one.role == "no" for one in tested.callee.parameters):
+        dropout = named(DROPOUT_LEFT_ON, RIGHT, tested, conventions)
+        text = f"{name} is mistaken: {dropout.title}"
+        return Outcome(name, "mistaken", text, called, mistakes=(dropout,), **more)
+    text = f"{name} gives another result each time it is called"
+    return Outcome(name, "unusable", text, called, **more)
 
 
 def _read_inverted(tested: FunctionUnderTest, own: Hypothesis) -> tuple[Found, ...]:
@@ -220,9 +238,7 @@ def _script(tested: FunctionUnderTest, own: Hypothesis) -> str:
     return next((lines for lines in written if lines), "")
 
 
-def _with_gradients(
-    tested: FunctionUnderTest, conventions: Sequence[Convention], outcome: Outcome
-) -> Outcome:
+def _with_gradients(tested: FunctionUnderTest, forward: Hypothesis, outcome: Outcome) -> Outcome:
     """The same with a verdict on the gradients of a function whose output is right."""
     callee = tested.callee
     if callee.is_backward or not (callee.paired or callee.framework in ("torch", "jax")):
@@ -232,8 +248,13 @@ def _with_gradients(
     if outcome.exact_to in ("float16", "bfloat16"):  # too few digits to tell a mistake by
         return outcome
     own = replace(tested, forward=tested, answers={}, probes={})
-    widest = max(conventions, key=lambda one: len(one.layout))
-    views = distinct_views(own, [[widest]])
+    widest = max(forward.conventions, key=lambda one: len(one.layout))
+    judged = {one.probe.name for one in forward.matcher.outputs}  # others ran by accident
+    views = [
+        (conventions, kept)
+        for conventions, outputs in distinct_views(own, [[widest]])
+        if (kept := [one for one in outputs if _name_of_forward(one.probe) in judged])
+    ]
     if not views:
         return replace(outcome, findings=(*outcome.findings, *no_gradients(own)))
     match, best = best_match(own, views, _units(_returned_dtype(own)))
@@ -251,6 +272,11 @@ def _with_gradients(
     mistakes = tuple(named(*one, own, [widest]) for one in match.mistakes)
     text = f"{begin} are mistaken: {', and '.join(one.title for one in mistakes)}"
     return replace(found, verdict="mistaken", summary=text, mistakes=mistakes)
+
+
+def _name_of_forward(probe: Probe) -> str:
+    before = probe.forward if isinstance(probe, GradientProbe) else None
+    return probe.name if before is None else before.name
 
 
 def _called(tested: FunctionUnderTest, own: Hypothesis) -> str:

@@ -26,7 +26,7 @@ from regard.diagnosis.mistakes.entry import (
     softmax,
     transposed,
 )
-from regard.diagnosis.probe import Probe, Variant
+from regard.diagnosis.probe import Probe, Variant, labels_of
 
 HIDE = (
     "scores = np.where(keep, scores, -np.inf)  # before softmax",
@@ -45,6 +45,7 @@ JOINED = (
     "keep = keep & np.tril(np.ones((L, S), bool), k=S - L)",
     "keep = keep & torch.ones(L, S, dtype=torch.bool).tril(diagonal=S - L)",
 )
+TEXTS = ("k, v = k[begin:end], v[begin:end]  # not k[:end]",) * 2
 EMPTY_ROW = (
     "P = np.where(keep.any(-1, keepdims=True), P, 0)",
     "weights = weights.masked_fill(~keep.any(-1, keepdim=True), 0)",
@@ -73,11 +74,16 @@ def _transposed_if_square(keep: Array) -> Array:
     return transposed(keep) if keep.shape[-1] == keep.shape[-2] else keep
 
 
+def _and_earlier_texts(keep: Array) -> Array:
+    labels = labels_of(keep)
+    return keep if labels is None else np.broadcast_to(labels[:, None] >= labels, keep.shape)
+
+
 def _joined(join: Callable[[Array, Array], Array]) -> Variants:
     """Where there are a mask and the causal rule, `join(mask, causal)` says what is seen."""
 
     def joined(keep: Array, probe: Probe) -> Array:
-        if probe.keep is None or not probe.causal:
+        if not probe.causal or (probe.keep is None and not probe.needs_mask):
             return keep
         return join(probe.rule("mask"), probe.rule("causal"))
 
@@ -223,6 +229,12 @@ MASKS: Entries = {
         "Both rules have to hold.",
         _joined(lambda mask, causal: causal),
         JOINED,
+    ),
+    "earlier_texts_read": (
+        "texts one after the other also read those before them",
+        "Each text begins at its own border, for keys as for queries.",
+        _mask(_and_earlier_texts, padding=False),
+        TEXTS,
     ),
     "mask_times_infinity": (
         "the mask is multiplied by infinity",

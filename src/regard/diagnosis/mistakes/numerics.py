@@ -27,6 +27,10 @@ DTYPE = (
     "torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)  # wide inside, own dtype out",
 )
 ROUNDED = ("print(weights.round(3))  # round what is shown, not what is used",) * 2
+NO_DROPOUT = (
+    "weights = weights if not training else drop(weights)",
+    "weights = F.dropout(weights, p, training=self.training)",
+)
 FLOATS = ("query = np.asarray(query, float)", "q = q.float()")
 INFINITY = (
     "scores = np.where(keep, scores, -np.inf)",
@@ -137,7 +141,17 @@ DIGITS: Entries = {
         (),
     ),
 }
+# What is seen in the call, not in the values.
+CALLS: Entries = {
+    "dropout_left_on": (
+        "dropout is on although nothing is trained",
+        "Each answer is another one; F.dropout is on unless it gets training=self.training, and "
+        "dropout_p of scaled_dot_product_attention knows no evaluation mode.",
+        (),
+    ),
+}
 COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF = mistakes("numerics", DTYPE, DIGITS)
+(DROPOUT_LEFT_ON,) = mistakes("numerics", NO_DROPOUT, CALLS)
 DTYPES: Entries = {
     "integers_truncated": (
         "integers go in, and the result is truncated to integers",

@@ -80,6 +80,7 @@ WEIGHTS: Entries = {
         _weights_by_rank(
             lambda s, rank: softmax(s, 0 if rank == 4 else -1),
             lambda s, rank: softmax(s, {2: -2, 3: 1}.get(rank, 0)),
+            lambda s, rank: softmax(s, 0),
         ),
     ),
     "softmax_over_axis_1": (

@@ -1,0 +1,154 @@
+"""Functions of queries, keys and values, made of functions that take them packed.
+
+Queries, keys and values in one array, or keys and values in pages. Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from regard.diagnosis.signature import Parameter, plain, role_of
+
+QKV = re.compile("^(x|in|mixed|fused|packed)?qkv(s|packed|proj|tensor|layer|states|heads)?$")
+KV = re.compile("^(x|mixed|fused|packed)?kv(s|packed|heads)?$")
+PAGED_KEYS = re.compile("^(k|key)s?_?(cache|pages?|pool|blocks|buffer|paged|cached)", re.IGNORECASE)
+PAGED_VALUES = re.compile(
+    "^(v|value)s?_?(cache|pages?|pool|blocks|buffer|paged|cached)", re.IGNORECASE
+)
+TABLE = re.compile("(block|page)s?_?(table|index|indices|ids|idx|map|list)", re.IGNORECASE)
+PAGE = 5  # tokens in a page: a short text of a probe has one, a long one many
+# Where three arrays of equal shape are put together: side by side, or along a new axis.
+PLACES: tuple[int | None, ...] = (-3, None, 0, 1)
+Alternative = tuple[Callable[..., Any], list[Parameter]]
+
+
+class Packing:
+    """A function of arrays that packs them as another takes them.
+
+    `__wrapped__` is the function itself, so that its library is found.
+    """
+
+    def __init__(self, function: Callable[..., Any], pack: Callable[..., dict[str, Any]]) -> None:
+        self.__wrapped__ = function
+        self.__name__ = getattr(function, "__name__", "function")
+        self._pack = pack
+
+    def __call__(self, **given: Any) -> Any:
+        """Call the function."""
+        return self.__wrapped__(**self._pack(given))
+
+
+def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> list[Alternative]:
+    """Every way in which a function may take its arrays packed; none if its names say nothing."""
+    required = {plain(one.name): one for one in parameters if one.required}
+    whole = next((one for name, one in required.items() if QKV.match(name)), None)
+    if whole is not None:
+        return _of_parts(function, parameters, whole, ("query", "key", "value"))
+    if (paged := _paged(function, parameters)) is not None:
+        return paged
+    keys = next((one for name, one in required.items() if KV.match(name)), None)
+    if keys is not None and any(role_of(one.name) == "query" for one in parameters):
+        both = _of_parts(function, parameters, keys, ("key", "value"))
+        return [*both, (function, [*parameters])]
+    return []
+
+
+def _of_parts(
+    function: Callable[..., Any],
+    parameters: Sequence[Parameter],
+    whole: Parameter,
+    parts: Sequence[str],
+) -> list[Alternative]:
+    """With one array put together of several."""
+    names = {f"{whole.name}_{part}": part for part in parts}
+    inner = [Parameter(name, role, keyword=True) for name, role in names.items()]
+    rest = [replace(one, keyword=True) for one in parameters if one is not whole]
+
+    def pack(place: int | None, given: dict[str, Any]) -> dict[str, Any]:
+        own = dict(given)
+        arrays = [own.pop(name) for name in names]
+        return own | {whole.name: _joined(arrays, place)}
+
+    return [(Packing(function, partial(pack, place)), [*inner, *rest]) for place in PLACES]
+
+
+def _joined(arrays: Sequence[Any], place: int | None) -> Any:
+    """Arrays side by side in the last axis, or stacked along a new axis."""
+    first = arrays[0]
+    if hasattr(first, "new_zeros"):
+        import torch
+
+        if place is None:
+            return torch.cat([*arrays], -1)
+        return torch.stack([*arrays], place)
+    library: Any = np
+    if not isinstance(first, np.ndarray):
+        import jax.numpy as library
+    return library.concatenate(arrays, -1) if place is None else library.stack(arrays, place)
+
+
+def _paged(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> list[Alternative] | None:
+    """With keys and values (B, S, H, D) put into pages that lie in another order."""
+    keys, values, table = (
+        next((one for one in parameters if pattern.match(one.name)), None)
+        for pattern in (PAGED_KEYS, PAGED_VALUES, TABLE)
+    )
+    if keys is None or values is None or table is None:
+        return None
+    sizes = [one for one in parameters if role_of(one.name) == "block"]
+    inner = [
+        Parameter("pages_of_keys", "key", keyword=True),
+        Parameter("pages_of_values", "value", keyword=True),
+    ]
+    own = (keys, values, table, *sizes)
+    rest = [
+        replace(one, keyword=True, role="lengths" if _counts(one.name) else None)
+        for one in parameters
+        if one not in own
+    ]
+
+    def pack(heads_first: bool, given: dict[str, Any]) -> dict[str, Any]:
+        own = dict(given)
+        k, v = own.pop("pages_of_keys"), own.pop("pages_of_values")
+        if k.shape[1] % PAGE:
+            raise ValueError("the last page of a text is not full")
+        batch, count = k.shape[0], k.shape[1] // PAGE
+        order = np.random.default_rng(0).permutation(batch * count + 1)[: batch * count]
+        places = order.reshape(batch, count)
+        own[table.name] = _like(k, places)
+        for name, array in ((keys.name, k), (values.name, v)):
+            rows = np.asarray(array)
+            pages = np.full((batch * count + 1, PAGE, *rows.shape[2:]), 7, rows.dtype)
+            pages[places] = rows.reshape(batch, count, PAGE, *rows.shape[2:])
+            own[name] = _like(k, pages.swapaxes(1, 2).copy() if heads_first else pages)
+        return own | {one.name: PAGE for one in sizes}
+
+    return [
+        (Packing(function, partial(pack, heads_first)), [*rest[:1], *inner, *rest[1:]])
+        for heads_first in (False, True)
+    ]
+
+
+def _counts(name: str) -> bool:
+    """Whether a name is that of the number of tokens in each text."""
+    return role_of(name) == "lengths" or re.search("len|num_tok|n_tok", name) is not None
+
+
+def _like(like: Any, array: Any) -> Any:
+    if hasattr(like, "new_zeros"):
+        import torch
+
+        return torch.from_numpy(array)
+    if isinstance(like, np.ndarray):
+        return array
+    import jax.numpy as jnp
+
+    return jnp.asarray(array)

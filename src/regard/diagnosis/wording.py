@@ -1,0 +1,80 @@
+"""What the text of a function says about it: its names, comments and documentation.
+
+Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from regard.diagnosis.signature import Parameter
+
+# What True means in a mask: roles that say so, and words that people write after "True" or "1".
+_MEANS = {"keep": "keep", "key_keep": "keep", "hide": "hide", "key_hide": "hide"}
+_TRUE = r"(?:true|non-?zero|ones?|1s?)"
+_WORD = re.compile(
+    r"(?P<no>\b(?:not|never|cannot|can't|may not|no)\b[^.;,]{0,24}?)?\b(?:"
+    r"(?P<keep>attend(?:s|ed)?|visible|allow(?:s|ed)?|keeps?|kept|real|valid|may|can|sees?|seen|"
+    r"unmasked|takes? part|tokens?(?! to| that| which| is| are))|"
+    r"(?P<hide>hides?|hidden|masked|mask(?:s|ed)? out|pad|pads|padding|padded|ignored?|blocked|"
+    r"forbidden|excluded?|disallowed|invisible|dropped))\b"
+)
+
+
+_UNSCALED = re.compile(
+    r"(?<![a-z])t5|unscaled|luong|no[_ ]scal|not[_ ]scaled|"
+    r"without[_ ](?:a[_ ]|the[_ ]|any[_ ])?scal|"
+    r"scal(?:e|ing) (?:is )?(?:folded|absorbed|left)|dot[_ ]?score\b",
+    re.IGNORECASE,
+)
+CAUSAL = re.compile(
+    r"causal|tri[lu]\b|look_?ahead|future|autoregressive|subsequent|decoder", re.IGNORECASE
+)
+_INCLUSIVE = re.compile(
+    r"(?:including|includes) (?:it|the (?:query|current|own|present)|self|its own)|inclusive of|"
+    r"\b(?:it)?self (?:included|counts|counted)|counts itself|"
+    r"(?:own|current) \w+ (?:included|counts)",
+    re.IGNORECASE,
+)
+
+
+def is_unscaled(text: str) -> bool:
+    """Whether a text says that scores are meant to have no scale.
+
+    >>> is_unscaled("T5 folds the scale into its weights"), is_unscaled("scaled dot product")
+    (True, False)
+    """
+    return _UNSCALED.search(text) is not None
+
+
+def what_window_means(text: str) -> str:
+    """The kind of window that a text names: inclusive, or nothing.
+
+    >>> what_window_means("each query sees `window` keys, including itself")
+    'inclusive'
+    """
+    return "inclusive" if _INCLUSIVE.search(text) else ""
+
+
+def what_true_means(text: str, parameters: Sequence[Parameter]) -> str:
+    """What True is, keep or hide, if a mask's name or the text of the code says so; else nothing.
+
+    >>> what_true_means("mask: True where attention is NOT allowed", [Parameter("mask", "mask")])
+    'hide'
+    """
+    for one in parameters:
+        if one.role in _MEANS:
+            return _MEANS[one.role]
+    found = set()
+    for one in parameters:
+        if one.role not in ("mask", "key_mask"):
+            continue
+        words = one.name.lower().split("_")  # batch_mask may be the entry "mask" of batch
+        name = "|".join(re.escape("_".join(words[start:])) for start in range(len(words)))
+        said = rf"\b(?:{name})\b[^\n]{{0,60}}?\b{_TRUE}\b(?P<rest>[^\n.;]{{0,60}})"
+        for match in re.finditer(said, text.lower()):
+            if (word := _WORD.search(match["rest"])) is not None:
+                keeps = (word["keep"] is not None) == (word["no"] is None)
+                found.add("keep" if keeps else "hide")
+    return found.pop() if len(found) == 1 else ""
