@@ -174,3 +174,106 @@ def test_a_tree_of_weights_may_have_axes_of_heads(spec):
         return np.einsum("bhqk,bkhd->bqhd", softmax(s), v).reshape(x.shape)
 
     assert regard.diagnose(f).verdict == "right"
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+def layer_of(torch, learned=False):
+    """A class whose objects have four projections, and queries of their own if `learned`."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self, dim, num_heads=2):
+            super().__init__()
+            self.heads = num_heads
+            self.q, self.k, self.v, self.proj = (torch.nn.Linear(dim, dim) for _ in range(4))
+            if learned:
+                self.latents = torch.nn.Parameter(torch.zeros(3, dim))
+
+        def split(self, x):
+            return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+        def mixed(self, q, k, v, keep=None, scale=None):
+            s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+            s = s if keep is None else s.masked_fill(~keep, -torch.inf)
+            return self.proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    return Layer
+
+
+class Growing:
+    def __init__(self):
+        self.k = self.v = None
+        self.length = 0
+
+    def update(self, k, v):
+        cat = __import__("torch").cat
+        self.k = k if self.k is None else cat([self.k, k], 2)
+        self.v = v if self.v is None else cat([self.v, v], 2)
+        self.length = self.k.shape[2]
+        return self.k, self.v
+
+
+def cached(layer, torch, start=True):
+    class Cached(layer):
+        def forward(self, x, cache=None):
+            q, k, v = (self.split(one(x)) for one in (self.q, self.k, self.v))
+            past = 0
+            if cache is not None:
+                past = cache.length if start else 0
+                k, v = cache.update(k, v)
+            keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(past)
+            return self.mixed(q, k, v, keep)
+
+    return Cached
+
+
+def perceiver(layer, torch, scale=None):
+    class Perceiver(layer):
+        def forward(self, x, latents):
+            both = torch.cat([x, latents], 1)
+            q, k, v = self.q(latents), self.k(both), self.v(both)
+            return self.mixed(*map(self.split, (q, k, v)), scale=scale)
+
+    return Perceiver
+
+
+def pooled(layer, torch, scale=None):
+    class Pooled(layer):
+        def forward(self, x):
+            q = self.q(self.latents).expand(len(x), -1, -1)
+            return self.mixed(*map(self.split, (q, self.k(x), self.v(x))), scale=scale)
+
+    return Pooled
+
+
+def test_a_cache_that_is_an_object_is_filled(torch):
+    assert regard.diagnose(cached(layer_of(torch), torch)).verdict == "right"
+    late = cached(layer_of(torch), torch, start=False)
+    assert regard.diagnose(late).names == ("cache_offset_ignored",)
+
+
+@pytest.mark.parametrize("attend", [perceiver, pooled])
+def test_queries_may_be_learned_or_read_themselves_too(torch, attend):
+    layer = layer_of(torch, learned=attend is pooled)
+    assert regard.diagnose(attend(layer, torch)).verdict == "right"
+    wrong_one = attend(layer, torch, scale=1.0)
+    assert regard.diagnose(wrong_one).names == ("no_scale",)
+
+
+def test_a_scale_of_the_keys_so_far_is_named():
+    class Decoder:
+        def __init__(self, d, seed=0):
+            rng = np.random.default_rng(seed)
+            self.Wq, self.Wk, self.Wv = (rng.normal(size=(d, d)) for _ in range(3))
+            self.keys, self.values = [], []
+
+        def step(self, x):
+            self.keys.append(x @ self.Wk)
+            self.values.append(x @ self.Wv)
+            keys, values = np.stack(self.keys), np.stack(self.values)
+            return softmax(keys @ (x @ self.Wq) / np.sqrt(len(keys))) @ values
+
+    assert regard.diagnose(Decoder).names == ("scale_by_keys",)

@@ -257,7 +257,7 @@ def _in_library(entries: Any, framework: str) -> Any:
 def keeps_state(method: Callable[..., Any]) -> bool:
     """Whether a method reads an attribute of its object that it also changes."""
     changed, read = set(), set()
-    for tree in itertools.islice(_trees(method), 1):
+    for tree in itertools.islice(trees_of(method), 1):
         for node in ast.walk(tree):
             targets: list[ast.expr] = []
             if isinstance(node, ast.Assign):
@@ -300,13 +300,13 @@ def _without_bias(name: str) -> str:
 
 def _attributes_of(function: Callable[..., Any], name: str) -> Iterator[str]:
     """The attributes that the code reads of something with this name."""
-    for tree in _trees(function):
+    for tree in trees_of(function):
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == name:
                 yield node.attr
 
 
-def _trees(function: Callable[..., Any]) -> Iterator[ast.AST]:
+def trees_of(function: Callable[..., Any]) -> Iterator[ast.AST]:
     """The code of a function, and of those of its module that it names."""
     inner = inspect.unwrap(function)
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
@@ -321,7 +321,7 @@ def _trees(function: Callable[..., Any]) -> Iterator[ast.AST]:
 
 def _texts(function: Callable[..., Any]) -> Iterator[str]:
     """Every text in the code, and the parameters of functions that a dictionary is spread over."""
-    for tree in _trees(function):
+    for tree in trees_of(function):
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
@@ -335,7 +335,7 @@ def _texts(function: Callable[..., Any]) -> Iterator[str]:
 def _entries(function: Callable[..., Any], name: str) -> tuple[list[str], list[str]]:
     """The entries of a parameter that the code reads, and those that it asks for with get."""
     needed, asked = [], []
-    for tree in _trees(function):
+    for tree in trees_of(function):
         for node in ast.walk(tree):
             if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == name:
                 if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):

@@ -14,7 +14,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.convention import EMBEDDED, READY, Convention, to_layout
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.probe import Probe, labels_of
-from regard.diagnosis.signature import MASKS, OF_KEYS, OF_TEXTS, Callee, Parameter
+from regard.diagnosis.signature import LATENTS, MASKS, OF_KEYS, OF_TEXTS, Callee, Parameter
 
 ALL = slice(None)
 # Which part of a mask (B, H, L, S) is handed over; "full" depends on the layout.
@@ -133,6 +133,10 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         return found
     embeddings = probe.inputs["embeddings"]
     context = probe.inputs.get("context", embeddings)
+    if convention.joined:
+        context = context[:, : context.shape[1] - embeddings.shape[1]]
+    if LATENTS in callee.weights:  # what it gets is read by queries of its own
+        embeddings = context
     x, context = (to_layout(a.astype(dtype), EMBEDDED, layout) for a in (embeddings, context))
     by_role: dict[str, Any] = {"x": x, "query": x}
     if callee.kind == "packed":
@@ -140,6 +144,7 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         return by_role | {"key": context[..., :width].copy(), "value": context[..., width:].copy()}
     by_role |= {"key": context, "value": context}
     has_context, own = "context" in probe.inputs, callee.roles
+    has_context &= LATENTS not in callee.weights
     if has_context and not {"context", "key"} & own.keys():
         raise NotOfferedError("it takes no second array of embeddings")
     if has_context or ("context" in own and own["context"].required):

@@ -182,6 +182,10 @@ def _as_output(found: ReturnedArray, convention: Convention, probe: Probe) -> Ar
     axes = READY if "queries" in probe.inputs else EMBEDDED
     if array.shape == expected and not convention.turned_output:
         return from_layout(array, axes, layout, probe.result(probe.right).shape)
+    if axes == EMBEDDED and size["L"] == 1 and array.size == np.prod(expected):
+        alone = tuple(n for axis, n in zip(layout, expected, strict=True) if axis != "L")
+        if array.shape == alone:  # a single learned query, without its axis
+            return array.reshape(probe.result(probe.right).shape)
     if axes != READY or len(expected) != 4 or convention.one_query:
         return None
     # Heads go in by themselves and come out side by side, or rows before heads.

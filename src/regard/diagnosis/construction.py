@@ -25,6 +25,7 @@ from regard.errors import OptionError, safe_text
 
 # Where an object that is made here keeps what it was made with.
 _MADE = "regard_made_with"
+_HEADS = "regard_made_with_heads"
 HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
 DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has
@@ -73,6 +74,7 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
             arguments = _arguments(kind, heads, own_sizes)
             made = kind(**arguments)
             with contextlib.suppress(AttributeError):
+                setattr(made, _HEADS, next((v for n, v in arguments.items() if _is_count(n)), None))
                 setattr(made, _MADE, ", ".join(f"{n}={value!r}" for n, value in arguments.items()))
             found.append(made)
         except OptionError as error:
@@ -83,6 +85,16 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
     if not found:
         raise OptionError(problem)
     return found
+
+
+def _is_count(name: str) -> bool:
+    return role_of(name) == "heads"
+
+
+def heads_made_with(thing: Any) -> int | None:
+    """The number of heads with which an object was made here, if that is known."""
+    count = getattr(thing, _HEADS, None)
+    return count if type(count) is int else None
 
 
 def made_with(thing: Any) -> str:

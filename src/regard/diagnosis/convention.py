@@ -43,6 +43,7 @@ class Convention:
     scale_divides: bool = False
     transposed: bool = False  # weights stored as (out, in)
     keys: str = ""  # the layout of keys and values, where it is another one
+    joined: bool = False  # the function joins what it gets with its context
     shared: bool = False  # keys and values have no axis of heads: all query heads read the same
     keeps_axis: bool = False  # of a backward pass: lse and δ have an axis of length 1 at the end
     turned_output: bool = False  # (B, H, L, D) goes in, and (B, L, H, D) comes out

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from regard.diagnosis.arguments import KEYS_ONLY, mask_role
 from regard.diagnosis.convention import MASK_KINDS, READY, Convention
@@ -78,8 +79,13 @@ def find_conventions(tested: FunctionUnderTest) -> list[list[Convention]]:
         # A mask that hides nothing may have replaced the causal rule.
         if not (right == [False] and callee.needs_mask and callee.says_causal):
             always = tuple(right[:1]) or always
-    for causal_always, turn in itertools.product(always, transposed) if layouts else ():
-        base = [replace(one, causal_always=causal_always, transposed=turn) for one in layouts]
+    of_embeddings = callee.kind == "projected"
+    joined = (False, True) if of_embeddings and "context" in callee.roles else (False,)
+    for join, always_so, turn in itertools.product(joined, always, transposed) if layouts else ():
+        how: dict[str, Any] = dict(causal_always=always_so, transposed=turn, joined=join)
+        base = [replace(one, **how) for one in layouts]
+        if join and any(_reads_context(tested, replace(one, joined=False)) for one in base):
+            continue
         hypotheses += _with_masks(tested, base)
     return [found for one in hypotheses for found in _with_details(tested, one)]
 
@@ -148,6 +154,14 @@ def _is_plainly_right(tested: FunctionUnderTest, convention: Convention) -> bool
     """Whether a result without a mask, a window, a cache or a scale is right."""
     return any(
         probe.ability not in RULED and tested.is_right(convention, probe)
+        for probe in tested.probes_for(convention)
+    )
+
+
+def _reads_context(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether a result with a context is right, without joining anything to it."""
+    return any(
+        "context" in probe.inputs and tested.is_right(convention, probe)
         for probe in tested.probes_for(convention)
     )
 

@@ -24,10 +24,12 @@ from regard.diagnosis.adapting import (
     keeps_state,
     with_weights,
 )
+from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.construction import (
     as_written,
     constructed,
     fresh_weights,
+    heads_made_with,
     is_module,
     made_with,
 )
@@ -152,12 +154,31 @@ def _function_readings(
     called, parameters = function, list(known)
     if not roles and (adapted := from_dictionary(called, parameters)) is not None:
         called, parameters = adapted
+    if not roles and (kept := with_cache_object(called, called, parameters, heads)) is not None:
+        return _keeping_readings(*kept, framework, heads, name)
     trees = [] if roles else with_weights(called, parameters, TREE_WIDTH, framework)
     plain_one: list[Weighed] = [(called, parameters, {}, None)]
     found: list[Reading] = []
     for own, taken, weights, count in trees or plain_one:
         found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
     return found + [one for own, callee in found for one in _with_blocks_of_one(own, callee)]
+
+
+def _keeping_readings(
+    called: Callable[..., Any],
+    parameters: list[Parameter],
+    framework: str,
+    heads: int | None,
+    name: str,
+) -> list[Reading]:
+    """The readings of a function that keeps keys and values in an object that it gets."""
+    found = []
+    for own in with_roles(parameters, {}):
+        callee = Callee(
+            name, without_weights(own), framework, {}, heads, adapted=True, remembers=True
+        )
+        found += [(called, callee), *((called, replace(callee, steps=one)) for one in STEPS)]
+    return found
 
 
 def _readings_of(
@@ -230,7 +251,7 @@ def _object_readings(
     for own in objects:
         called = getattr(own, method)
         framework = library or ("torch" if is_module(kind) else _framework_of(called))
-        weighed = readings_of_weights(own, heads)
+        weighed = readings_of_weights(own, heads or head_count(own) or heads_made_with(own))
         if not weighed and _has_matrices(own):
             raise OptionError(
                 f"the weights of {name} cannot be recognised; call the layers W_q, W_k, W_v (or "
@@ -245,6 +266,8 @@ def _object_readings(
             target = called
         if not roles and (adapted := from_dictionary(called, known)) is not None:
             target, known = adapted
+        elif not roles and (kept := with_cache_object(own, called, known, heads)) is not None:
+            (target, known), remembers = kept, True
         for weights, count in weighed:
             for parameters in with_roles(known, dict(roles or {})):
                 callee = replace(

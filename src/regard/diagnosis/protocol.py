@@ -22,6 +22,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.convention import PROBLEMS, CallResult, Question, ReturnedArray
 from regard.diagnosis.running import MAX_ARRAYS
 from regard.diagnosis.signature import (
+    LATENTS,
     MOST_READINGS,
     PROJECTIONS,
     ROLES,
@@ -253,7 +254,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(type(content["weights"]) is dict)
     weights = {}
     for role, shape in content["weights"].items():
-        _need(role in ROLES and role[:2] in ("W_", "b_"))
+        _need((role in ROLES and role[:2] in ("W_", "b_")) or role == LATENTS)
         weights[role], start = _numbers(data, start, _shape(shape))
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])

@@ -21,6 +21,7 @@ from regard.diagnosis.mistakes.numerics import HALF_CONSTANT, INTEGERS_TRUNCATED
 from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant
 from regard.diagnosis.probes import extreme_probes, ready_probe, stretched
 from regard.diagnosis.result import Named
+from regard.diagnosis.signature import LATENTS
 from regard.diagnosis.under_test import FunctionUnderTest
 
 
@@ -28,7 +29,7 @@ def fragilities(
     tested: FunctionUnderTest, convention: Convention, exact_to: str, built_in: BuiltIn = PLAIN
 ) -> Iterator[Named]:
     """Everything that breaks a right function, the simplest first."""
-    if convention.one_query:
+    if convention.one_query or convention.joined or LATENTS in tested.callee.weights:
         return
     yield from _changed_arguments(tested)
     probes = _probes(tested, convention)

@@ -114,6 +114,7 @@ OF_TEXTS = ("borders", "segments")
 MASKS = ("mask", "keep", "hide", "bias", *OF_KEYS, *OF_TEXTS)
 PROJECTIONS = ("W_q", "W_k", "W_v")
 STEPS = ("dropped", "kept")
+LATENTS = "latents"  # learned queries, among the weights of an object
 MOST_READINGS = 64
 # Words around q, k, v, x and others that say nothing about the role: k_new, query_states, q_heads.
 _AROUND = re.compile(

@@ -19,7 +19,7 @@ from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import one_query_probes, projected_probes, ready_probes
-from regard.diagnosis.signature import OF_TEXTS, Callee
+from regard.diagnosis.signature import LATENTS, OF_TEXTS, Callee
 from regard.diagnosis.weights import key_heads
 
 # All calls together may take this many times the limit of one call.
@@ -88,7 +88,7 @@ class FunctionUnderTest:
         """The ordinary probes for one way of calling, made once."""
         layout = convention.keys or convention.layout
         own = (convention.one_query, convention.causal_always, convention.aligned)
-        key = (layout, *own, convention.shared)
+        key = (layout, *own, convention.shared, convention.joined)
         if key not in self.probes:
             kind, roles = self.callee.kind, self.callee.roles
             rank, of_batch = len(layout), "B" in layout and "H" not in layout
@@ -99,6 +99,8 @@ class FunctionUnderTest:
                 found = _ready_probes(rank, of_batch, kind == "self", one, *rules)
             else:
                 found = [_with_rules(p, *rules) for p in _projected_probes(self.callee, rank)]
+            if convention.joined:
+                found = [_with_joined_context(one) for one in found if not one.has_rules]
             if self.stated.mechanism is not None:
                 found = list(self.stated.mechanism.of(found))
             if "key_t" in roles:  # it may read the width from the values alone
@@ -169,12 +171,38 @@ def _projected_probes(callee: Callee, rank: int) -> Iterator[Probe]:
         return _packed_probes(callee.heads or 4, batch, rank)
     more: dict[str, Any] = dict(batch=batch, rank=rank)
     more["cross"] = bool({"context", "key"} & callee.roles.keys())
+    if LATENTS in callee.weights:
+        return _pooling_probes(callee, more)
     if weights := callee.weights:
         heads = callee.heads or 1
         shapes = {name: array.shape for name, array in weights.items()}
         groups = key_heads(weights, heads)
         return projected_probes(shapes, heads, groups, weights=weights, **more)
     return _projected_by_arguments(callee, more)
+
+
+def _pooling_probes(callee: Callee, more: dict[str, Any]) -> Iterator[Probe]:
+    """Learned queries read what the function gets; only a mask of keys can hide some of that."""
+    own, heads = dict(callee.weights), callee.heads or 1
+    latents = own.pop(LATENTS)
+    shapes = {name: array.shape for name, array in own.items()}
+    found = projected_probes(shapes, heads, key_heads(own, heads), weights=own, **more)
+    for probe in found:
+        if probe.causal or (probe.keep is not None and probe.keep.ndim == 2):
+            continue
+        given = probe.inputs["embeddings"]
+        queries = np.broadcast_to(latents, (len(given), *latents.shape)).copy()
+        inputs = {**probe.inputs, "embeddings": queries, "context": given}
+        yield replace(probe, inputs=inputs)
+
+
+def _with_joined_context(probe: Probe) -> Probe:
+    """With a context that ends in the embeddings themselves."""
+    rows = probe.inputs["embeddings"]
+    context = probe.inputs.get("context", 0.7 * rows[:, ::-1])
+    return replace(
+        probe, inputs={**probe.inputs, "context": np.concatenate([context, rows], axis=1)}
+    )
 
 
 def _projected_by_arguments(callee: Callee, more: dict[str, Any]) -> Iterator[Probe]:

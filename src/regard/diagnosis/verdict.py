@@ -51,7 +51,7 @@ from regard.diagnosis.reproduction import origin, script
 from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.running import answer_question
-from regard.diagnosis.signature import Callee
+from regard.diagnosis.signature import LATENTS, Callee
 from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
 
@@ -242,6 +242,8 @@ def _with_gradients(tested: FunctionUnderTest, forward: Hypothesis, outcome: Out
     """The same with a verdict on the gradients of a function whose output is right."""
     callee = tested.callee
     if callee.is_backward or not (callee.paired or callee.framework in ("torch", "jax")):
+        return outcome
+    if LATENTS in callee.weights or forward.conventions[0].joined:
         return outcome
     if callee.steps:  # one token after the other: a cache keeps what earlier gradients need
         return outcome

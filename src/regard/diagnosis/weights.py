@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.signature import PROJECTIONS, plain, role_of
+from regard.diagnosis.signature import LATENTS, PROJECTIONS, plain, role_of
 from regard.errors import OptionError, ProblemError
 from regard.problems.checks import weight_sizes
 
@@ -30,6 +30,11 @@ PACKED = ("inproj", "cattn", "inprojweight", "inprojbias")  # as qkv
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
 # The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
 FUSED_ORDERS = ("PHD", "HPD", "HDP", "DPH")
+# Learned queries: each pools what the layer gets.
+LEARNED = re.compile(
+    "^(q|query|queries|latents?|seeds?|probe|cls|cls_token|inducing|slots|(learned|pool|latent|"
+    "query|object|class|seed)_?(query|queries|tokens?|vectors?|embed|embeddings?|array|seeds?)|I|S)$"
+)
 MOST_HEADS = 4  # numbers of heads that are tried
 
 Weights = dict[str, Array]
@@ -44,7 +49,10 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     groups = _number(thing, "key_heads")
     found: list[Weights] = []
     per_head: list[int] = []
+    latents, layers = _learned_queries(layers)
     named = _named(layers, stated, groups, per_head)
+    if latents is not None:
+        named = {**dict.fromkeys(PROJECTIONS, np.eye(latents.shape[-1])), **named}
     if set(PROJECTIONS) <= named.keys():
         found = [named]
         raw = {role for path, role, _ in _raw(layers) if role in named}
@@ -63,7 +71,21 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     for weights, count in itertools.product(found, counts):
         orders = FUSED_ORDERS if fused and count else FUSED_ORDERS[:1]
         out += [(_reordered(weights, fused, order, count or 1), count) for order in orders]
-    return [one for one in out if _fits(*one)] or out[:1]
+    out = [one for one in out if _fits(*one)] or out[:1]
+    if latents is not None:
+        out = [(weights | {LATENTS: latents}, count) for weights, count in out]
+    return out
+
+
+def _learned_queries(layers: list[Layer]) -> tuple[Array | None, list[Layer]]:
+    """Queries that an object has learned, (N, M), and its other layers."""
+    for one in layers:
+        path, layer, array, _ = one
+        name, wide = path.rpartition(".")[2], array.reshape(-1, array.shape[-1])
+        alone = array.ndim == 1 or array.shape[0] == 1 or len(wide) != array.shape[-1]
+        if layer is None and LEARNED.search(name) and alone and array.size == wide.size:
+            return wide, [other for other in layers if other is not one]
+    return None, layers
 
 
 def head_count(thing: Any) -> int | None:

@@ -49,6 +49,14 @@ def _scale(*divisors: Callable[[Probe], float]) -> Variants:
     return tuple(replacing(scaled=_divided_by(divisor)) for divisor in divisors)
 
 
+def _by_keys_so_far(values: Values, probe: Probe) -> Array:
+    """The scores of each row divided by the root of the number of keys that it sees."""
+    if probe.scale is not None or not probe.causal:
+        return np.asarray(values["scores"] / np.sqrt(probe.sizes["S"]))
+    count = probe.visible.sum(-1, keepdims=True)
+    return np.asarray(values["scores"] / np.sqrt(np.maximum(count, 1)))
+
+
 def _root(*axes: str) -> Callable[[Probe], float]:
     return lambda probe: float(np.sqrt(np.prod([probe.sizes[axis] for axis in axes])))
 
@@ -133,7 +141,7 @@ SCALES: Entries = {
     "scale_by_keys": (
         "the scores are divided by √S, the number of keys, instead of √D",
         "The size of the wrong axis is used. The result changes with the length of the text.",
-        _scale(_root("S")),
+        (*_scale(_root("S")), replacing(scaled=_by_keys_so_far)),
     ),
     "scale_by_queries": (
         "the scores are divided by √L, the number of queries, instead of √D",
