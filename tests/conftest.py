@@ -91,7 +91,17 @@ TOOLS |= {
     name: Tool(importable(name), TEST)
     for name in ("ml_dtypes", "matplotlib", "onnx", "safetensors", "scipy", "tokenizers")
 }
-BESIDE = ("basedpyright", "dask", "expecttest", "h5py", "jax", "keras", "mypy", "onnxruntime")
+BESIDE = (
+    "basedpyright",
+    "dask",
+    "distributed",
+    "expecttest",
+    "h5py",
+    "jax",
+    "keras",
+    "mypy",
+    "onnxruntime",
+)
 BESIDE += ("openvino", "pandas", "playwright", "sparse", "torch", "transformers", "xarray", "zarr")
 TOOLS |= {name: Tool(importable(name), FULL) for name in BESIDE}
 # Tests of what processes do, take and leave: beside another of their kind they would measure it.

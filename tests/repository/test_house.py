@@ -44,7 +44,7 @@ compute.gradients compute.softmax compute.linear problems
 compute.dot_of_rows
 compute.kernels
 compute.dispatch compute.kv_buffers
-compute.kv_files
+compute.kv_files compute.parts
 compute.config compute.recompute_weights compute.kv_cache
 explanation.labels explanation.notation
 explanation.derivation explanation.table
@@ -73,7 +73,7 @@ PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "she
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}
 
 # Examples of these modules need another library.
-BESIDE = re.compile(r"regard\.interop\.(jax|onnx|torch|transformers)")
+BESIDE = re.compile(r"regard\.interop\.(dask|jax|onnx|torch|transformers)")
 
 
 def module_name(path: Path) -> str:

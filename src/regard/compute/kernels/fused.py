@@ -39,6 +39,7 @@ KNOWN = {rule.block for rule in (Boolean, Causal, Lengths, Segments, Window)}
 # product of rows made of queries with rows made of keys is one to native code.
 _PARTS = {"dot", "General", "Cosine", "Features", "softmax", "Sigmoid"}
 
+CHUNK = 256  # keys of a chunk; chunks begin at multiples of it
 UNBOUNDED = -1
 FARTHEST = 2**63 - 1
 
@@ -106,6 +107,36 @@ def run(request: Request, turns: tuple[Any, ...] | None = None) -> Result:
         with np.errstate(all="ignore"):
             weights = request.natural(weights).astype(request.dtype, copy=False)
     return Result(output, weights, None if lse is None else request.natural(lse))
+
+
+def carry(request: Request, before: Array, *, apart: bool = False) -> Array:
+    """The states of all rows after the request's keys, which are a part of a call's keys.
+
+    A state is a row's maximum, sum, divisor and output so far, 3 + E numbers. Those `before`,
+    (parts, …, H, L, 3 + E), are merged first. With `apart`, the states of every chunk of keys
+    alone, (chunks, …, H, L, 3 + E).
+    """
+    call = _Call(request)
+    shape: tuple[int, ...] = (*request.shape[:-1], 3 + request.value.shape[-1])
+    if apart:
+        shape = (-(-request.shape[-1] // CHUNK), *shape)
+    after = np.empty(shape, call.accumulator)
+    nothing = np.empty(0, request.output_dtype)  # its dtype chooses how products are made
+    native.module.run_part(*call.arrays, before, after, nothing, None, None, *call.options)
+    return after
+
+
+def finish(request: Request, before: Array) -> tuple[Array, Array, Array]:
+    """Output, log-sum-exp, and the rows that need all their keys again, from the states of all.
+
+    The request has no keys. The order in which states are merged is that of `before`.
+    """
+    call = _Call(request)
+    rows = request.shape[:-1]
+    output = np.empty((*rows, request.value.shape[-1]), request.output_dtype)
+    lse, again = np.empty(rows, request.lse_dtype), np.zeros(rows, np.uint8)
+    native.module.run_part(*call.arrays, before, None, output, lse, again, *call.options)
+    return output, lse, again.astype(np.bool_)
 
 
 class _Call:

@@ -58,7 +58,7 @@ Plan plan_of(const Request& q, const Target& target, int threads, const Turns* t
     // chunks fit the memory that threads keep.
     const size_t most = kKept * size_t(threads) / size_t(plan.tasks);
     plan.ranges = 1;
-    if (threads > 1 && plan.tasks < 2 * threads && chunks > 1 &&
+    if (threads > 1 && plan.tasks < 2 * threads && chunks > 1 && !q.is_part() &&
         kernel.partial_bytes(q, plan.block_rows, chunks) <= most)
         plan.ranges = std::min(chunks, (4 * threads + plan.tasks - 1) / plan.tasks);
     plan.range = (chunks + plan.ranges - 1) / plan.ranges;

@@ -85,6 +85,36 @@ template <class T> REGARD_INLINE const T* start_rows(const Work<T>& w, const Pie
     return direct ? (const T*)first : w.s.queries;
 }
 
+// Merges the states that earlier parts of the keys left, in their order.
+template <class T> static void take_states(const Work<T>& w) {
+    const Request& q = w.q;
+    const int64_t one = carried_size<T>(q), rows = q.B * q.H * q.L;
+    for (int64_t r = 0; r < w.rows; r++)
+        for (int64_t n = 0; n < q.before_count; n++) {
+            const char* from = q.before + (n * rows + index_of(q, w.s.row[r])) * one;
+            State<T> state;
+            __builtin_memcpy(&state, from, sizeof state);
+            clear(w.s.part, w.wide);
+            __builtin_memcpy(w.s.part, from + sizeof state, size_t(one) - sizeof state);
+            merge_part(w.s.states[r], w.s.out + r * w.wide, state, w.s.part, w.wide, w.how.unit);
+        }
+}
+
+// Leaves the states to what comes next: those of all chunks together, number 0, or of one alone.
+template <class T> static void leave_states(const Work<T>& w, int64_t number) {
+    const Request& q = w.q;
+    const int64_t one = carried_size<T>(q);
+    char* const after = q.after + number * q.B * q.H * q.L * one;
+    for (int64_t r = 0; r < w.rows; r++) {
+        T* const out = w.s.out + r * w.wide;
+        if (nothing(w.s.states[r])) clear(out, w.wide);
+        char* to = after + index_of(q, w.s.row[r]) * one;
+        __builtin_memcpy(to, &w.s.states[r], sizeof(State<T>));
+        __builtin_memcpy(to + sizeof(State<T>), out, size_t(one) - sizeof(State<T>));
+        w.s.states[r] = kNothing<T>;
+    }
+}
+
 // Ends all rows of a piece; those that left the range of T are computed again.
 template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece& piece, char* at) {
     const Request& q = w.q;
@@ -101,6 +131,11 @@ template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece&
             divide(out, divisor_of(w.how, state.divisor), (T*)place_of(q, w.s.row[r]), w.wide);
         else finish_row(w, r, state, out, w.s.chunk_maxima + r * w.chunks, retries);
     }
+    if (q.again) {  // not all keys are here
+        for (int64_t n = 0; n < retries.count; n++)
+            q.again[index_of(q, w.s.row[retries.list[n].row])] = 1;
+        return;
+    }
     if (q.sigmoid) retry_in_extended_range(w, retries);
     else if (retries.count) retry_in_float64<T>(q, piece, retries, at);
 }
@@ -114,6 +149,7 @@ static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t 
     const Partial<T> partial = {partial_at, w.rows, w.wide};
     const bool few = !packed && w.rows <= kFew;  // turning keys on the way costs less than packing
     const auto* queries = start_rows(w, piece);
+    if (q.before_count) take_states(w);
     for (int64_t number = begin; number < end; number++) {
         if (q.stopped(q.state)) return;
         const Chunk chunk = chunk_of(q, w.b, w.g, number);
@@ -142,8 +178,10 @@ static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t 
             leave_out_hidden(w, t, parts, use, part);
             merge_tile(w, t, parts, part, partial);
         }
+        if (q.apart) leave_states(w, number);
     }
-    if (!partial_at) finish_rows(w, piece, at);
+    if (q.after && !q.apart) leave_states(w, 0);
+    if (!q.after && !partial_at) finish_rows(w, piece, at);
 }
 
 // Merges the partial states of every chunk in the order of `attend`, left to right.

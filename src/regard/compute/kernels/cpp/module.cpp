@@ -135,6 +135,39 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
     if (!complete) throw nb::python_error();
 }
 
+// A part of the keys: `before` are states (parts, …, H, L, 3 + E) to begin with; they go on to `after`,
+// which with an axis more has the states of each chunk alone, or become output and lse, where
+// `again` is 1 for rows that need all their keys again.
+void run_part(const nb::object& query, const nb::object& key, const nb::object& value,
+              const nb::object& before, const nb::object& after, const nb::object& output,
+              const nb::object& lse, const nb::object& again, const nb::object& bias,
+              const nb::object& sink, const nb::object& offset, const nb::object& length,
+              int64_t left, int64_t right, const nb::list& rules, double scale, double softcap,
+              double sigmoid, bool wide, bool high, int threads, const std::string& target) {
+    const DefaultArithmetic arithmetic;
+    Call call;
+    Request& q = call.request;
+    read_call(call, query, key, value, bias, sink, offset, length, left, right, rules, scale,
+              softcap, sigmoid, wide, high);
+    q.before = numbers<char>(before);
+    q.before_count = PyArray_DIM(array_of(before), 0);
+    q.after = numbers<char>(after);
+    q.apart = q.after && PyArray_NDIM(array_of(after)) == PyArray_NDIM(array_of(before));
+    q.output = numbers<char>(output);
+    q.kind = kind_of(array_of(output));
+    q.lse = numbers<char>(lse);
+    q.lse_kind = lse.is_none() ? Kind::float32 : kind_of(array_of(lse));
+    q.again = numbers<uint8_t>(again);
+    const Target& chosen = target_named(target);
+    bool complete;
+    const std::function<bool()> interrupted = interruption();
+    {
+        Unlocked unlocked;
+        complete = answer(q, chosen, threads, interrupted);
+    }
+    if (!complete) throw nb::python_error();
+}
+
 // The backward pass. Results that are None are not computed; `shared` says that heads share d_bias.
 void run_backward(const nb::object& query, const nb::object& key, const nb::object& value,
                   const nb::object& output, const nb::object& grad_output, const nb::object& lse,
@@ -238,6 +271,10 @@ NB_MODULE(_fused, module) {
                optional("lse"), optional("bias"), optional("sink"), "offset"_a, optional("length"),
                "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "sigmoid"_a, "wide"_a,
                "high"_a, "threads"_a, "target"_a, optional("turns"));
+    module.def("run_part", &run_part, "query"_a, "key"_a, "value"_a, "before"_a, optional("after"),
+               "output"_a, optional("lse"), optional("again"), optional("bias"), optional("sink"),
+               "offset"_a, optional("length"), "left"_a, "right"_a, "rules"_a, "scale"_a,
+               "softcap"_a, "sigmoid"_a, "wide"_a, "high"_a, "threads"_a, "target"_a);
     module.def("run_backward", &run_backward, "query"_a, "key"_a, "value"_a, "output"_a,
                "grad_output"_a, "lse"_a, optional("grad_lse"), optional("d_query"),
                optional("d_key"), optional("d_value"), optional("d_bias"), optional("d_scale"),

@@ -67,7 +67,15 @@ struct Request {
     char* output;
     char* weights;             // or nullptr
     char* lse;                 // or nullptr
-    Kind kind;                 // of output and weights
+    // A part of the keys: states of the rows, in the accumulating type, each 3 + E numbers. Those
+    // `before`, (before_count, B, H, L, 3 + E), are merged in order; those after the part go to `after`,
+    // or, where that is nullptr, rows are ended, and `again` says which need all their keys again.
+    const char* before;
+    int64_t before_count;
+    char* after;  // (B, H, L, 3 + E), or `apart` (chunks, B, H, L, 3 + E): of each alone
+    bool apart;
+    uint8_t* again;  // (B, H, L); both nullptr: all keys are here
+    Kind kind;  // of output and weights
     Kind lse_kind;
     // Computes one row with numbers of any size, for rows that left the range of float64; unless
     // `whole`, only those numbers of its output that are not finite.
@@ -77,6 +85,7 @@ struct Request {
     void* state;
 
     __attribute__((always_inline)) int64_t chunks() const { return (S + kChunk - 1) / kChunk; }
+    __attribute__((always_inline)) bool is_part() const { return after || again; }
 };
 
 // Rows first … last − 1 of key head g, counted over all its query heads, head by head.
@@ -93,8 +102,8 @@ struct Chunk {
 struct Backward {
     Request q;
     Array output, grad_output;  // (B, H, L, E)
-    const double* lse;          // (B, H, L)
-    const double* grad_lse;     // (B, H, L) or nullptr
+    const double* lse;  // (B, H, L)
+    const double* grad_lse;  // (B, H, L) or nullptr
     // Results, contiguous; nullptr: not asked for.
     char *d_query, *d_key, *d_value;
     Kind query_kind, key_kind, value_kind;

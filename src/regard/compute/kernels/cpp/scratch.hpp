@@ -60,6 +60,11 @@ template <class T> struct Partial {
     T* out(int64_t chunk, int64_t r) const { return (T*)(&state(chunk, r) + 2); }
 };
 
+// A row's state on its way from one part of the keys to the next: a State, then E numbers.
+template <class T> REGARD_INLINE int64_t carried_size(const Request& q) {
+    return int64_t(sizeof(State<T>)) + q.E * int64_t(sizeof(T));
+}
+
 template <class T> struct Operands;
 
 template <class T> struct Work {

@@ -1,0 +1,289 @@
+"""A call of attention cut along batch, heads, queries and keys, for more than one machine.
+
+Owns which part of every option a part of a call takes, which parts see nothing, and how the states
+of rows go from one part of the keys to the next. With parts that begin at multiples of `CHUNK`
+keys, merged in order, the bytes are those of one call. Must not know who computes the parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from regard.boundary.arguments import spread
+from regard.boundary.arrays import Array
+from regard.compute import dispatch
+from regard.compute.kernels import fused
+from regard.compute.kernels.fused import CHUNK
+from regard.compute.positioned import Places, Rotation
+from regard.compute.request import Request
+from regard.compute.visibility import All, AnyOf, Boolean, Combined, Mask
+from regard.masks import Causal, Lengths, Segments, Window
+from regard.positions import Alibi, RelativeBias, Rotary
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["CHUNK", "Part", "Place", "carry", "finish", "make_again", "part_of", "refused"]
+
+
+class Place(NamedTuple):
+    """Where a part is: slices of the leading axes, of key heads, of queries and of keys."""
+
+    batch: tuple[slice, ...]
+    heads: slice
+    rows: slice
+    keys: slice
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The options of a part of a call; its arrays come when it is computed."""
+
+    request: Request  # arrays without a number, of the right dtypes
+    query_places: Places | None = None  # of a rotation
+    key_places: Places | None = None
+
+    def of(self, query: Array, key: Array, value: Array, extras: dict[str, Array]) -> Request:
+        """The part as a request of its own; `extras` has a mask and a bias for its cells."""
+        rules = self.request.mask
+        if "mask" in extras:
+            mask = Boolean(extras["mask"])
+            rules = mask if rules is None else rules & mask
+        bias = extras.get("bias", self.request.bias)
+        request = replace(self.request, query=query, key=key, value=value, mask=rules, bias=bias)
+        if isinstance(request.positions, Rotary):
+            places = {"query_positions": self.query_places, "key_positions": self.key_places}
+            given: dict[str, Any] = {
+                name: np.asarray(one, np.float64) for name, one in places.items()
+            }
+            turned = Rotary(
+                interleaved=request.positions.interleaved,
+                frequencies=request.positions.frequencies,
+                attention_factor=request.positions.factor,
+                **given,
+            )
+            request = replace(request, positions=turned)
+        return dispatch.without_positions(request)
+
+
+def refused(request: Request) -> str | None:
+    """Why a call cannot be computed in parts of its keys, or None."""
+    if request.return_weights:
+        return "weights take a number for each pair; ask for some rows of them"
+    if request.score is not None:
+        return f"score={request.score} is not a plain dot product"
+    return fused.supports(request)
+
+
+# --- what a part takes -----------------------------------------------------------------------
+
+
+def part_of(request: Request, place: Place) -> Part:
+    """The part of a call at a place, with every option cut to it."""
+    groups = request.key.shape[-3]
+    shared = request.query.shape[-3] // groups if groups else 1
+    heads = slice(place.heads.start * shared, place.heads.stop * shared)
+    offset = spread(request.offset, request.lead)[place.batch]
+    arrays: dict[str, Any] = {
+        name: np.empty((0, 0, 0), getattr(request, name).dtype)
+        for name in ("query", "key", "value")
+    }
+    scale = request.scale
+    if scale is None and request.query.shape[-1]:
+        scale = 1 / math.sqrt(request.query.shape[-1])
+    positions, places = request.positions, {}
+    if isinstance(positions, Rotary):
+        rotation = Rotation.of(positions, request)
+        places = {
+            "query_places": _places(rotation.places["query"], place.batch, place.rows),
+            "key_places": _places(rotation.places["key"], place.batch, place.keys),
+        }
+        positions = Rotary(
+            interleaved=positions.interleaved,
+            frequencies=rotation.frequencies,
+            attention_factor=positions.factor,
+        )
+    elif isinstance(positions, Alibi):
+        positions = Alibi(positions.slopes_of(request.shape[-3])[heads])
+    elif isinstance(positions, RelativeBias):
+        positions = _with_table(positions, positions.table[heads])
+    cut = replace(
+        request,
+        **arrays,
+        mask=None if request.mask is None else _rule(request.mask, place, heads),
+        bias=None if request.bias is None else _cells(request.bias, place, heads),
+        offset=np.ascontiguousarray(offset + place.rows.start - place.keys.start),
+        sink=None if request.sink is None else np.array(request.sink[(*place.batch, heads)]),
+        scale=scale,
+        positions=positions,
+        has_heads=True,
+        has_rows=True,
+        out=None,
+    )
+    return Part(cut, **places)
+
+
+def _with_table(positions: RelativeBias, table: Array) -> RelativeBias:
+    return RelativeBias(
+        table, bidirectional=positions.bidirectional, max_distance=positions.max_distance
+    )
+
+
+def _places(places: Places, batch: tuple[slice, ...], rows: slice) -> Places:
+    if isinstance(places, range) or places.ndim == 1:
+        return places[rows]
+    return np.asarray(places[(*batch, rows)])
+
+
+def _cells(array: Array, place: Place, heads: slice) -> Array:
+    """The part of what broadcasts to (…, H, L, S)."""
+    axes = (*place.batch, heads, place.rows, place.keys)
+    own = axes[len(axes) - array.ndim :]
+    return array[tuple(s if n > 1 else slice(None) for s, n in zip(own, array.shape, strict=True))]
+
+
+def _lead(array: Array, batch: tuple[slice, ...]) -> Array:
+    own = batch[len(batch) - array.ndim :] if array.ndim else ()
+    return array[tuple(s if n > 1 else slice(None) for s, n in zip(own, array.shape, strict=True))]
+
+
+def _rule(rule: Mask, place: Place, heads: slice) -> Mask:
+    """The rule for the part's own rows and keys, which count from 0; its offset makes up for it."""
+    keys = place.keys
+    match rule:
+        case Combined():
+            return replace(rule, parts=tuple(_rule(one, place, heads) for one in rule.parts))
+        case Boolean():
+            return replace(rule, array=_cells(rule.array, place, heads))
+        case Lengths():
+            lengths = _lead(rule.lengths, place.batch) - keys.start
+            return Lengths(np.clip(lengths, 0, keys.stop - keys.start))
+        case Segments():
+            sides = ((rule.query, place.rows), (rule.key, keys))
+            return Segments(*(array[(*_own(array, place.batch), rows)] for array, rows in sides))
+    return rule
+
+
+def _own(array: Array, batch: tuple[slice, ...]) -> tuple[slice, ...]:
+    """The slices of the leading axes (…, n) that an array has itself."""
+    own = batch[len(batch) - (array.ndim - 1) :] if array.ndim > 1 else ()
+    return tuple(s if n > 1 else slice(None) for s, n in zip(own, array.shape, strict=False))
+
+
+def may_see(request: Request, place: Place) -> bool:
+    """False where a rule by position, length, segment or array hides all keys from all rows."""
+    offset = spread(request.offset, request.lead)[place.batch]
+    if not offset.size:
+        return False
+    low, high = int(offset.min()) + place.rows.start, int(offset.max()) + place.rows.stop - 1
+    return request.mask is None or _may_see(request.mask, request, place, (low, high))
+
+
+def _may_see(rule: Mask, request: Request, place: Place, positions: tuple[int, int]) -> bool:
+    keys = place.keys
+    match rule:
+        case All():
+            return all(_may_see(one, request, place, positions) for one in rule.parts)
+        case AnyOf():
+            return any(_may_see(one, request, place, positions) for one in rule.parts)
+        case Causal():
+            return bool(keys.start <= positions[1])
+        case Window():
+            after = rule.left is not None and keys.stop - 1 < positions[0] - rule.left
+            before = rule.right is not None and keys.start > positions[1] + rule.right
+            return not (after or before)
+        case Lengths():
+            return bool((_lead(rule.lengths, place.batch) > keys.start).any())
+        case Segments():
+            own = _rule(rule, place, slice(0, 0))
+            assert isinstance(own, Segments)
+            return bool(own.query.max() >= own.key.min() and own.query.min() <= own.key.max())
+        case Boolean():
+            groups = request.key.shape[-3]
+            shared = request.query.shape[-3] // groups
+            heads = slice(place.heads.start * shared, place.heads.stop * shared)
+            return bool(_cells(rule.array, place, heads).any())
+    return True
+
+
+# --- states ----------------------------------------------------------------------------------
+
+
+def no_states(request: Request) -> Array:
+    """States to begin with: none."""
+    call = (*request.shape[:-1], 3 + request.value.shape[-1])
+    far = request.scale and not 1e-30 < abs(request.scale) < 1e30
+    return np.empty((0, *call), np.float64 if far else request.accumulator)
+
+
+def carry(request: Request, before: Array | None = None, *, apart: bool = False) -> Array:
+    """The states (…, H, L, 3 + E) of all rows after these keys; `before` are those after others.
+
+    With `apart` those of every chunk of 256 keys alone, (chunks, …, H, L, 3 + E).
+    """
+    known = no_states(request) if before is None else before[None]
+    return fused.carry(request, known, apart=apart)
+
+
+def merge(request: Request, states: Sequence[Array]) -> Array:
+    """The states (…, H, L, 3 + E) of parts, each (parts, …, H, L, 3 + E), merged in their order."""
+    return fused.carry(_without_keys(request), np.concatenate(states))
+
+
+def finish(request: Request, states: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Output (…, H, L, E), lse (…, H, L), and which rows need all their keys again."""
+    return fused.finish(_without_keys(request), states)
+
+
+def _without_keys(request: Request) -> Request:
+    """The call with no keys: states need what makes numbers of scores, and the sink."""
+    none = {name: getattr(request, name)[..., :0, :] for name in ("key", "value")}
+    bias = None if request.bias is None else np.zeros((1, 0), request.bias.dtype)
+    return replace(request, **none, mask=None, bias=bias)
+
+
+# Rows of one call: more would pack a copy of the keys.
+MOST_ROWS = 128
+
+
+def make_again(request: Request, rows: NDArray[np.bool_], output: Array, lse: Array) -> None:
+    """Compute marked rows (…, H, L) from all their keys, into the output and the lse."""
+    shared = request.query.shape[-3] // request.key.shape[-3]
+    for *batch, head in np.argwhere(rows.any(axis=-1)):
+        at, group = (*batch, head), head // shared
+        for some in _runs(np.flatnonzero(rows[at])):
+            place = Place(
+                tuple(slice(b, b + 1) for b in batch),
+                slice(group, group + 1),
+                some,
+                slice(0, request.shape[-1]),
+            )
+            of_group = (*place.batch, place.heads)
+            heads = slice(group * shared, (group + 1) * shared)
+            one = part_of(request, place).of(
+                request.query[(*place.batch, heads, some)],
+                request.key[of_group],
+                request.value[of_group],
+                {},
+            )
+            made = fused.run(replace(one, return_lse=request.normalize is None))
+            inside = (*(0 for _ in batch), head - group * shared)
+            output[(*at, some)] = made.output[inside]
+            if made.lse is not None:
+                lse[(*at, some)] = made.lse[inside]
+
+
+def _runs(rows: NDArray[Any]) -> list[slice]:
+    """Rows in runs of at most MOST_ROWS, which may have others between them."""
+    found: list[slice] = []
+    for row in rows.tolist():
+        if found and row < found[-1].start + MOST_ROWS:
+            found[-1] = slice(found[-1].start, row + 1)
+        else:
+            found.append(slice(row, row + 1))
+    return found

@@ -1,0 +1,473 @@
+"""Attention over dask arrays: a lazy result, computed in parts of batch, heads, queries and keys.
+
+Owns how a call becomes a graph of tasks. What a part computes is in `regard.compute.parts`; dask
+runs the tasks, on the threads or the cluster that its user started.
+
+>>> import dask.array as da, regard.interop.dask
+>>> x = da.random.default_rng(0).normal(size=(8, 1024, 64), chunks=(2, 512, 64))
+>>> regard.interop.dask.attention(x, x, x, causal=True).chunksize
+(2, 512, 64)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+
+from regard.boundary.arguments import as_int
+from regard.boundary.arrays import Array
+from regard.compute import parts
+from regard.compute.parts import CHUNK, Part, Place
+from regard.compute.request import Request, make_request
+from regard.compute.results import OutputLse
+from regard.errors import OptionError, ShapeError, safe_text
+
+__all__ = ["Plan", "attention", "plan"]
+
+# Rows of a key head up to which parts return a state for each chunk of keys, which are then read at
+# the same time: so many states are smaller than the keys that they come from.
+FEW_ROWS = 64
+SPLIT = 8  # states that a task of order="tree" merges
+
+Slices = tuple[slice, ...]
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    return_lse: bool = False,
+    threads: int = 1,
+    order: Literal["fold", "tree"] = "fold",
+    **options: Any,
+) -> Any:
+    r"""Scaled dot-product attention as a lazy dask array: softmax(scale·Q·Kᵀ + bias)·V.
+
+    Parameters
+    ----------
+    query : array_like, (…, H, L, D)
+        A dask array, or any array that dask reads in pieces: Zarr, HDF5, NumPy.
+    key, value : array_like, (…, G, S, D) and (…, G, S, E)
+        Their chunks along heads and keys cut the call; those of `query` cut it along queries.
+        Boundaries between keys move to the nearest multiple of 256; arrays with other boundaries
+        are rechunked.
+    mask : array_like of bool or mask, optional
+        As for `regard.attention`; an array may be lazy too, and is rechunked to fit.
+    bias : array_like, optional
+        The same for numbers to add.
+    return_lse : bool
+        Also return the log-sum-exp (…, H, L).
+    threads : int
+        Of each task; its workers run several tasks.
+    order : {"fold", "tree"}
+        "fold": a task takes the states of rows after earlier keys and goes on, so that the result
+        has the bytes of one call of `regard.attention`. "tree": the states of parts are merged in
+        a tree of 8 branches, so that parts of the same rows run at the same time. Its bytes depend
+        on the chunks, not on timing: each merge of n parts rounds ⌈log₂ n⌉ times where the fold
+        rounds once for every 256 keys.
+    **options
+        causal, window, offset, scale, softcap, sink, precision, positions, and normalize as a
+        softmax or Sigmoid: as for `regard.attention`.
+
+    Returns
+    -------
+    dask.array.Array, (…, H, L, E), or OutputLse of two
+        Nothing is computed yet. Parts that a rule hides entirely are no tasks.
+
+    Raises
+    ------
+    ShapeError, OptionError, DtypeError
+        As for `regard.attention`, before any task runs; also for chunks of unknown size, chunks
+        that split a group of query heads, and what the fused kernel cannot compute.
+
+    Notes
+    -----
+    A row whose numbers leave their range is computed again from all its keys, by the task that ends
+    it: it then reads the keys of that head once more, and holds them.
+
+    Examples
+    --------
+    >>> import numpy as np, dask.array as da
+    >>> import regard, regard.interop.dask
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 4, 1000, 8))
+    >>> lazy = [da.from_array(x, chunks=(2, 300, 8)) for x in (q, k, v)]
+    >>> made = regard.interop.dask.attention(*lazy, causal=True).compute()
+    >>> bool((made == regard.attention(q, k, v, causal=True)).all())
+    True
+    """
+    if order not in ("fold", "tree"):
+        raise OptionError(f'order must be "fold" or "tree", not {safe_text(repr(order), 60)}')
+    arrays = {"query": query, "key": key, "value": value}
+    lazy = {name: _lazy(name, one) for name, one in arrays.items()}
+    extras = {name: one for name, one in (("mask", mask), ("bias", bias)) if _is_matrix(one)}
+    given = {"mask": mask, "bias": bias}
+    options |= {name: _hollow(one) if name in extras else one for name, one in given.items()}
+    request = make_request(
+        *(_hollow(one) for one in lazy.values()),
+        return_lse=return_lse,
+        threads=as_int("threads", threads, 1),
+        **options,
+    )
+    reason = parts.refused(request)
+    if reason is not None:
+        raise OptionError(f"attention over dask arrays needs the fused kernel: {reason}")
+    cells = {name: _lazy(name, one) for name, one in extras.items()}
+    if "mask" in cells:  # an array of cells goes to the parts with their keys
+        request = replace(request, mask=_without_array(request, options))
+    if "bias" in cells:
+        request = replace(request, bias=np.zeros((1, 1), cells["bias"].dtype))
+    return _Graph(request, lazy, cells, order).results()
+
+
+def _lazy(name: str, array: Any) -> da.Array:
+    if not isinstance(array, da.Array):
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            array = np.asarray(array)
+        chunks = getattr(array, "chunks", None) or "auto"
+        array = da.from_array(array, chunks=chunks, inline_array=not isinstance(array, np.ndarray))
+    if any(math.isnan(size) for size in array.shape):
+        raise ShapeError(
+            f"{name} has chunks of unknown size, {array.shape}; call its compute_chunk_sizes()"
+        )
+    return array
+
+
+def _is_matrix(array: Any) -> bool:
+    """Whether something has cells for queries and keys, which go along with the keys."""
+    if isinstance(array, da.Array):
+        return True
+    shape = getattr(array, "shape", ())
+    return len(shape) > 1 and min(shape[-2:]) > 1
+
+
+def _hollow(array: Any) -> Array:
+    """An array of the same shape and dtype without memory, for the checks of a call."""
+    return np.asarray(np.broadcast_to(np.zeros((), array.dtype), array.shape))
+
+
+def _without_array(request: Request, options: dict[str, Any]) -> Any:
+    """The rules of a call besides its array."""
+    from regard.compute.request import check_options
+
+    named = ("causal", "window", "offset")
+    given = {name: options[name] for name in named if name in options}
+    return check_options(request.shape, len(request.shape), **given)["mask"]
+
+
+def _aligned(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Chunks of keys with boundaries moved to the nearest multiples of `CHUNK`."""
+    whole, at = sum(sizes), list(itertools.accumulate(sizes))[:-1]
+    inner = sorted({round(one / CHUNK) * CHUNK for one in at} - {0})
+    cuts = [0, *(one for one in inner if one < whole), whole]
+    return tuple(b - a for a, b in itertools.pairwise(cuts))
+
+
+def _slices(sizes: Sequence[int]) -> list[slice]:
+    ends = [0, *itertools.accumulate(sizes)]
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Sources:
+    """How the keys of a head are made once more, by a task that needs all of them."""
+
+    graphs: dict[str, tuple[dict[Any, Any], Any]]
+
+    @classmethod
+    def of(cls, **arrays: da.Array) -> _Sources:
+        made = {}
+        for name, array in arrays.items():
+            keys = array.__dask_keys__()
+            graph = array.__dask_optimize__(array.__dask_graph__(), keys)
+            made[name] = (dict(graph), keys)
+        return cls(made)
+
+    def read(self) -> dict[str, Array]:
+        return {
+            name: da.core.concatenate3(dask.get(graph, keys))
+            for name, (graph, keys) in self.graphs.items()
+        }
+
+
+class _Graph:
+    """The tasks of one call, in a grid of batch, key heads, queries and keys."""
+
+    def __init__(
+        self, request: Request, lazy: dict[str, da.Array], cells: dict[str, da.Array], order: str
+    ) -> None:
+        self.request = request
+        self.order = order
+        lead, shared = request.lead, request.query.shape[-3] // max(request.key.shape[-3], 1)
+        whole = {
+            name: da.broadcast_to(_with_axes(one), (*lead, *_with_axes(one).shape[-3:]))
+            for name, one in lazy.items()
+        }
+        query, key = whole["query"], whole["key"]
+        axis = len(lead)
+        heads = query.chunks[axis]
+        if query.shape[axis] != key.shape[axis] and any(size % shared for size in heads):
+            raise ShapeError(
+                f"query has chunks of {heads} heads, but {shared} query heads share a key head; "
+                f"rechunk it to multiples of {shared}"
+            )
+        groups = tuple(size // shared for size in heads)
+        self.rows, self.keys = query.chunks[axis + 1], _aligned(key.chunks[axis + 1])
+        outer = query.chunks[:axis]
+        self.arrays = {
+            "query": query.rechunk((*outer, heads, self.rows, -1)),
+            "key": key.rechunk((*outer, groups, self.keys, -1)),
+            "value": whole["value"].rechunk((*outer, groups, self.keys, -1)),
+        }
+        for name, array in cells.items():
+            spread = da.broadcast_to(array, request.shape)
+            self.arrays[name] = spread.rechunk((*outer, heads, self.rows, self.keys))
+        self.extras = tuple(cells)
+        self.chunks = (*outer, heads, self.rows)
+        self.grid = [_slices(sizes) for sizes in (*outer, groups, self.rows)]
+        self.name = f"attention-{tokenize(request, order, *(a.name for a in self.arrays.values()))}"
+        self.tasks: dict[Any, Any] = {}
+
+    def results(self) -> Any:
+        request = self.request
+        *outer, rows = (range(len(slices)) for slices in self.grid)
+        for at in itertools.product(*outer):
+            again = ("again-" + self.name, *at)
+            self.tasks[again] = self._sources(at)
+            for i in rows:
+                self._end((*at, i), again)
+        inputs = list(self.arrays.values())
+        graph = HighLevelGraph.from_collections(self.name, self.tasks, dependencies=inputs)
+        widths = request.value.shape[-1:]
+        output = da.Array(
+            graph, self.name, (*self.chunks, widths), dtype=request.dtype, meta=_meta(request)
+        )
+        natural = _natural(request, output)
+        blocks = [key for key in self.tasks if key[0] == self.name]
+        if not request.return_lse:
+            return natural
+        name = "lse-" + self.name
+        tasks = {(name, *key[1:-1]): (_second, ("end-" + self.name, *key[1:-1])) for key in blocks}
+        of_lse = HighLevelGraph.from_collections(name, tasks, dependencies=[output])
+        lse = da.Array(of_lse, name, self.chunks, dtype=request.lse_dtype)
+        return OutputLse(natural, _natural(request, lse))
+
+    def _sources(self, at: tuple[int, ...]) -> _Sources:
+        blocks = {name: self.arrays[name].blocks[at] for name in ("key", "value")}
+        return _Sources.of(**blocks)
+
+    def _place(self, at: tuple[int, ...], keys: slice) -> Place:
+        *batch, heads, rows = (slices[index] for slices, index in zip(self.grid, at, strict=True))
+        return Place(tuple(batch), heads, rows, keys)
+
+    def _visible(self, at: tuple[int, ...]) -> Iterator[tuple[int, Place]]:
+        for j, keys in enumerate(_slices(self.keys)):
+            place = self._place(at, keys)
+            if parts.may_see(self.request, place):
+                yield j, place
+
+    def _end(self, at: tuple[int, ...], again: Any) -> None:
+        """The tasks of one block of queries."""
+        request = self.request
+        query = (self.arrays["query"].name, *at, 0)
+        rows = self.grid[-1][at[-1]]
+        shared = request.query.shape[-3] // request.key.shape[-3]
+        few = shared * (rows.stop - rows.start) <= FEW_ROWS
+        fold = self.order == "fold"
+        states: list[Any] = []
+        before: Any = None
+        for j, place in self._visible(at):
+            name = ("part-" + self.name, *at, j)
+            part = parts.part_of(request, place)
+            blocks = [(self.arrays[n].name, *at[:-1], j, 0) for n in ("key", "value")]
+            extras = [(self.arrays[n].name, *at, j) for n in self.extras]
+            taken = None if few or not fold else before
+            self.tasks[name] = (
+                *(_part, part, self.extras, few and fold, taken, query),
+                *(*blocks, *extras),
+            )
+            before = name
+            states.append(name)
+        whole = self._place(at, slice(0, request.shape[-1]))
+        part = parts.part_of(request, whole)
+        if fold and not few:
+            states = states[-1:]
+        level = 0
+        while not fold and len(states) > SPLIT:
+            merged = []
+            for n in range(0, len(states), SPLIT):
+                name = ("merge-" + self.name, *at, level, n)
+                self.tasks[name] = (_merge, part, query, states[n : n + SPLIT])
+                merged.append(name)
+            states, level = merged, level + 1
+        end = ("end-" + self.name, *at)
+        extras_again = None
+        if self.extras:
+            extras_again = _Sources.of(**{n: self.arrays[n].blocks[at] for n in self.extras})
+        widths = (request.key.shape[-1], request.value.shape[-1])
+        self.tasks[end] = (_end, part, widths, query, again, extras_again, list(states))
+        self.tasks[(self.name, *at, 0)] = (_first, end)
+
+
+def _with_axes(array: da.Array) -> da.Array:
+    return array if array.ndim > 2 else array[(None,) * (3 - array.ndim)]
+
+
+def _meta(request: Request) -> Array:
+    return np.empty((0,) * len(request.shape), request.dtype)
+
+
+def _natural(request: Request, array: da.Array) -> da.Array:
+    """The result without the axes that the caller does not have."""
+    place: tuple[Any, ...] = (slice(None),) * len(request.lead)
+    if request.has_heads and request.has_rows:
+        return array
+    return array[(*place, *([] if request.has_heads else [0]), *([] if request.has_rows else [0]))]
+
+
+# --- tasks -----------------------------------------------------------------------------------
+
+
+def _part(
+    part: Part,
+    names: Sequence[str],
+    apart: bool,
+    before: Array | None,
+    query: Array,
+    key: Array,
+    value: Array,
+    *cells: Array,
+) -> Array:
+    request = part.of(query, key, value, dict(zip(names, cells, strict=True)))
+    return parts.carry(request, before, apart=apart)
+
+
+def _of_no_keys(part: Part, widths: tuple[int, int], query: Array) -> Request:
+    groups = max(1, query.shape[-3])
+    key, value = (np.empty((*query.shape[:-3], groups, 0, n), query.dtype) for n in widths)
+    plain = replace(part.request, mask=None, positions=None)
+    types = (part.request.key.dtype, part.request.value.dtype)
+    key, value = key.astype(types[0]), value.astype(types[1])
+    return Part(plain).of(query, key, value, {})
+
+
+def _merge(part: Part, query: Array, states: list[Array]) -> Array:
+    width = states[0].shape[-1] - 3
+    request = _of_no_keys(part, (query.shape[-1], width), query)
+    return parts.merge(request, [one[None] for one in states])
+
+
+def _end(
+    part: Part,
+    widths: tuple[int, int],
+    query: Array,
+    again: _Sources,
+    of_cells: _Sources | None,
+    states: list[Array],
+) -> tuple[Array, Array]:
+    request = _of_no_keys(part, widths, query)
+    whole = query.ndim + 1  # axes of states of several chunks
+    found = [one if one.ndim == whole else one[None] for one in states]
+    known = np.concatenate([parts.no_states(request), *found])
+    output, lse, rows = parts.finish(request, known)
+    if rows.any():
+        cells = {} if of_cells is None else of_cells.read()
+        keys = again.read()
+        full = part.of(query, keys["key"], keys["value"], cells)
+        parts.make_again(full, rows, output, lse)
+    return output, lse
+
+
+def _first(pair: tuple[Array, Array]) -> Array:
+    return pair[0]
+
+
+def _second(pair: tuple[Array, Array]) -> Array:
+    return pair[1]
+
+
+# --- plans -----------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """Chunk sizes for `attention`, and why."""
+
+    heads: int  # query heads of a block
+    rows: int
+    keys: int
+    tasks: int
+    why: str
+
+
+def plan(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *, memory: int, workers: int
+) -> Plan:
+    """Chunk sizes for arrays of these shapes, so that blocks are long and every worker has some.
+
+    Parameters
+    ----------
+    query, key, value : sequence of int
+        Shapes (…, H, L, D), (…, G, S, D) and (…, G, S, E), computed in float32.
+    memory : int
+        Bytes that one worker has for its blocks.
+    workers : int
+        How many tasks run at the same time.
+
+    Returns
+    -------
+    Plan
+        Query heads, queries and keys of a block, the number of tasks, and the reason in words.
+
+    Raises
+    ------
+    OptionError, ShapeError
+        If the shapes do not fit, or the memory does not hold a block of 256 queries and keys.
+
+    Examples
+    --------
+    >>> plan((8, 32768, 64), (8, 32768, 64), (8, 32768, 64), memory=2**30, workers=2)[:4]
+    (1, 4096, 32768, 64)
+    """
+    memory, workers = as_int("memory", memory, 1), as_int("workers", workers, 1)
+    shapes = (tuple(query), tuple(key), tuple(value))
+    if any(len(shape) < 3 for shape in shapes):
+        raise ShapeError(f"plan needs shapes (…, H, L, D), not {shapes}")
+    request = make_request(*(np.broadcast_to(np.zeros((), np.float32), shape) for shape in shapes))
+    *lead, heads, length, size = request.shape
+    shared = heads // request.key.shape[-3]
+    width = request.query.shape[-1] + request.value.shape[-1]
+    batch = math.prod(lead) * request.key.shape[-3]
+
+    def needed(rows: int, keys: int) -> int:
+        # A block and the next one's keys; a query's rows, states before and after.
+        return int(4 * (2 * keys * width + shared * rows * (3 * width + 6)))
+
+    rows, keys = min(length, 4096), size
+    while rows > 256 and batch * -(-length // rows) < 4 * workers:
+        rows //= 2
+    while needed(rows, keys) > memory and keys > CHUNK:
+        keys = -(-keys // 2 // CHUNK) * CHUNK
+    while needed(rows, keys) > memory and rows > 256:
+        rows //= 2
+    if needed(rows, keys) > memory:
+        raise OptionError(
+            f"a block of {rows} queries and {keys} keys takes {needed(rows, keys)} bytes, but "
+            f"memory is {memory}; give each worker more"
+        )
+    blocks = batch * -(-length // rows)
+    why = (
+        f"{blocks} blocks of rows for {workers} workers; a block with {keys} keys takes "
+        f"{needed(rows, keys)} of {memory} bytes"
+    )
+    return Plan(shared, rows, keys, blocks * -(-size // keys), why)

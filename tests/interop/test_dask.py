@@ -1,0 +1,179 @@
+"""regard.interop.dask: the bytes of one call, whatever the chunks, the order and the workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import regard
+from regard.masks import Causal, Lengths, Segments, Window
+from regard.positions import Alibi, RelativeBias, Rotary
+
+da = pytest.importorskip("dask.array")
+pytestmark = [pytest.mark.needs("dask", "fused")]
+
+
+def lazily(*arrays, options=None, scheduler="sync", order="fold", **chunks):
+    import dask
+
+    import regard.interop.dask as over_dask
+
+    made = over_dask.attention(*arrays, order=order, **(options or {}))
+    if isinstance(made, tuple):
+        return dask.compute(*made, scheduler=scheduler)
+    return (made.compute(scheduler=scheduler),)
+
+
+def drawn(dtype=np.float32, heads=4, groups=2, rows=300, keys=1000, width=16, batch=(2,)):
+    rng = np.random.default_rng(0)
+    shapes = ((heads, rows), (groups, keys), (groups, keys))
+    return [rng.normal(size=(*batch, *shape, width)).astype(dtype) for shape in shapes]
+
+
+def cut(arrays, seed):
+    rng = np.random.default_rng(seed)
+    q, k, _ = arrays
+
+    def sizes(total, least=1):
+        cuts = np.unique(rng.integers(least, max(total, 2), size=2))
+        ends = [0, *cuts[cuts < total].tolist(), total]
+        return tuple(np.diff(ends).tolist())
+
+    shared = q.shape[-3] // k.shape[-3]
+    groups = sizes(k.shape[-3])
+    heads = tuple(shared * n for n in groups)
+    batch = tuple(sizes(n) for n in q.shape[:-3])
+    chunks = [(*batch, heads, sizes(q.shape[-2]), -1)]
+    chunks += [(*batch, groups, sizes(k.shape[-2]), -1)] * 2
+    return [da.from_array(a, chunks=c) for a, c in zip(arrays, chunks, strict=True)]
+
+
+CASES = {
+    "plain": {},
+    "causal": {"causal": True, "offset": 700},
+    "window": {"window": (130, 40), "offset": [650, 20]},
+    "lengths": {"mask": Lengths([900, 0])},
+    "segments": {"mask": Segments(np.arange(300) // 90, np.arange(1000) // 300)},
+    "program": {"mask": Causal() | ~Window(300, 0) & Lengths([500, 1000]), "offset": 700},
+    "cells": {"mask": np.random.default_rng(1).random((300, 1000)) < 0.5},
+    "bias": {"bias": np.random.default_rng(2).normal(size=(4, 300, 1000)).astype("f4")},
+    "numbers": {"softcap": 3.0, "sink": 0.5, "scale": -0.4},
+    "rotary": {"positions": Rotary(), "causal": True, "offset": 700},
+    "dynamic": {
+        "positions": Rotary(
+            scaling={"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 99}
+        ),
+        "offset": [7, 700],
+    },
+    "alibi": {"positions": Alibi(), "causal": True, "offset": 700},
+    "relative": {
+        "positions": RelativeBias(np.random.default_rng(3).normal(size=(4, 32))),
+        "offset": 0,
+    },
+    "exact": {"precision": "exact"},
+    "sigmoid": {"normalize": regard.normalizers.Sigmoid(bias=-3.0)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bytes_are_those_of_one_call(case):
+    arrays, options = drawn(), CASES[case]
+    both = {**options, **({} if "normalize" in options else {"return_lse": True})}
+    one = regard.attention(*arrays, **both)
+    one = tuple(one) if isinstance(one, tuple) else (one,)
+    for seed in range(2):
+        made = lazily(*cut(arrays, seed), options=both, scheduler=("sync", "threads")[seed])
+        for mine, theirs in zip(made, one, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("rows", [5, 300])
+def test_in_every_dtype_and_for_few_queries(dtype, rows):
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    arrays = drawn(np.dtype(dtype), rows=rows)
+    (made,) = lazily(*cut(arrays, 3))
+    np.testing.assert_array_equal(made, regard.attention(*arrays))
+
+
+@pytest.mark.parametrize("rows", [5, 300])
+def test_rows_that_leave_their_range_are_made_again(rows):
+    q, k, v = drawn(rows=rows)
+    k[0, 0, 700] *= np.float32(1e20)
+    k[1, 1, 3] = np.inf
+    v[0, 1, 5] = np.nan
+    q[0, 1, 2] *= np.float32(1e20)
+    one = regard.attention(q, k, v, return_lse=True)
+    made = lazily(*cut((q, k, v), 4), options={"return_lse": True})
+    for mine, theirs in zip(made, one, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_tree_is_near_and_does_not_depend_on_the_scheduler():
+    arrays = drawn(keys=5000)
+    lazy = [da.from_array(a, chunks=(1, 2, 256, 16)) for a in arrays]
+    (one,), (other,) = (lazily(*lazy, order="tree", scheduler=s) for s in ("sync", "threads"))
+    np.testing.assert_array_equal(one, other)
+    # 20 merges of a fold against 2 levels of 8: each rounds output and sum once.
+    np.testing.assert_allclose(one, regard.attention(*arrays), rtol=0, atol=40 * 2.0**-24 * 4)
+
+
+def test_hidden_parts_are_no_tasks():
+    import regard.interop.dask as over_dask
+
+    x = da.zeros((1, 4096, 16), chunks=(1, 512, 16), dtype="f4")
+
+    def number(**options):
+        graph = over_dask.attention(x, x, x, **options).__dask_graph__()
+        return sum(str(key[0]).startswith("part-") for key in graph if isinstance(key, tuple))
+
+    assert number() == 64
+    assert number(causal=True) == 36
+    assert number(window=(0, 0)) == 8
+    assert number(mask=Lengths(512)) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda q, k, v: (q[q[:, 0, 0, 0] > 0], k, v), "unknown size"),
+        (lambda q, k, v: (q.rechunk((2, 1, 300, 16)), k, v), "share a key head"),
+        (lambda q, k, v: (q, k[..., :8], v), "wide"),
+    ],
+)
+def test_bad_input_is_refused_before_a_task_runs(change, words):
+    import regard.interop.dask as over_dask
+
+    arrays = change(*(da.from_array(a, chunks=-1) for a in drawn()))
+    with pytest.raises(regard.ShapeError, match=words):
+        over_dask.attention(*arrays)
+
+
+def test_what_has_no_states_is_refused():
+    import regard.interop.dask as over_dask
+
+    x = da.zeros((1, 8, 4))
+    with pytest.raises(regard.OptionError, match="fused kernel"):
+        over_dask.attention(x, x, x, score=regard.scores.Cosine())
+    with pytest.raises(regard.OptionError, match="fold"):
+        over_dask.attention(x, x, x, order="ring")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore")
+def test_on_worker_processes_the_bytes_are_the_same(workers):
+    distributed = pytest.importorskip("distributed")
+    arrays = drawn()
+    one = regard.attention(*arrays, causal=True, offset=700)
+    with (
+        distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        for seed in range(10):
+            options = {"causal": True, "offset": 700}
+            (made,) = lazily(*cut(arrays, seed), options=options, scheduler=client)
+            np.testing.assert_array_equal(made, one)
