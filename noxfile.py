@@ -123,6 +123,13 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "tests/mutants.py", *session.posargs)
 
 
+@nox.session(python="3.11")
+def fuzz(session: nox.Session) -> None:
+    """Random calls of every kind against long doubles: `nox -s fuzz -- --minutes 60`."""
+    session.install(".[test]", env={"REGARD_REQUIRE_FUSED": "1"})
+    session.run("python", "tests/attack/fuzz.py", *session.posargs)
+
+
 def kernel_tests() -> list[str]:
     tests = Path("tests/compute")
     found = [*tests.glob("kernels/test_fused_*.py"), *tests.glob("test_semantics_*.py")]
