@@ -177,3 +177,82 @@ def test_on_worker_processes_the_bytes_are_the_same(workers):
             options = {"causal": True, "offset": 700}
             (made,) = lazily(*cut(arrays, seed), options=options, scheduler=client)
             np.testing.assert_array_equal(made, one)
+
+
+def slow_blocks(array, seconds):
+    """The array as blocks that take some time to make, on whichever worker makes them."""
+
+    def late(block):
+        import time
+
+        time.sleep(seconds)
+        return block
+
+    return array.map_blocks(late, dtype=array.dtype, meta=np.empty((0,) * array.ndim, array.dtype))
+
+
+def kill_one(client, cluster):
+    import os
+    import signal
+
+    os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+
+
+def pause_one(client, cluster):
+    import os
+    import signal
+    import time
+
+    number = next(iter(client.run(os.getpid).values()))
+    os.kill(number, signal.SIGSTOP)
+    time.sleep(10)
+    os.kill(number, signal.SIGCONT)
+
+
+def add_one(client, cluster):
+    cluster.scale(3)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("faults", [(kill_one, kill_one), (pause_one,), (add_one,)])
+def test_a_worker_that_dies_stops_or_comes_late_changes_no_byte(faults):
+    distributed = pytest.importorskip("distributed")
+    import time
+
+    import regard.interop.dask as over_dask
+
+    arrays = drawn(rows=512, keys=4096)
+    one = regard.attention(*arrays)
+    lazy = [
+        slow_blocks(da.from_array(a, chunks=(1, *heads, 128, -1)), 0.2)
+        for a, heads in zip(arrays, [(2,), (1,), (1,)], strict=True)
+    ]
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        future = client.compute(over_dask.attention(*lazy))
+        for fault in faults:
+            time.sleep(2)
+            assert not future.done()
+            fault(client, cluster)
+        np.testing.assert_array_equal(future.result(timeout=120), one)
+
+
+@pytest.mark.needs("zarr")
+def test_zarr_is_read_in_pieces(tmp_path):
+    import zarr
+
+    arrays = drawn()
+    stored = []
+    for name, array in zip("qkv", arrays, strict=True):
+        one = zarr.create_array(
+            str(tmp_path / name), shape=array.shape, dtype=array.dtype, chunks=(1, 2, 200, 16)
+        )
+        one[...] = array
+        stored.append(one)
+    (made,) = lazily(*stored, options={"causal": True, "offset": 700})
+    np.testing.assert_array_equal(made, regard.attention(*arrays, causal=True, offset=700))

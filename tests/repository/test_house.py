@@ -73,7 +73,7 @@ PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "she
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}
 
 # Examples of these modules need another library.
-BESIDE = re.compile(r"regard\.interop\.(dask|jax|onnx|torch|transformers)")
+BESIDE = re.compile(r"regard\.interop\.(dask|jax|onnx|torch|transformers|xarray)")
 
 
 def module_name(path: Path) -> str:
