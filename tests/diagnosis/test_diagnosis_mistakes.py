@@ -26,6 +26,7 @@ from regard.diagnosis.mistakes import (
     GRADIENTS,
     OF_INPUT,
     all_mistakes,
+    linear,
 )
 from regard.diagnosis.probe import RIGHT, UNITS, Variant, evaluate
 from regard.diagnosis.probes import projected_probes, ready_probes
@@ -68,6 +69,7 @@ BY_HAND = {
     "half_precision_constant",
     "dropout_left_on",
     "earlier_texts_read",
+    *(one.name for one in linear.MISTAKES),
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.
 SHARE_OF_PAIRS = 0.8
@@ -154,7 +156,7 @@ def test_mistakes_in_torch_are_named(group):
 
 
 def test_the_catalogue_has_at_least_sixty_mistakes_and_a_test_for_each():
-    parts = (CATALOGUE, *OF_INPUT.values(), GRADIENTS, FRAGILE, BY_DIGITS, BY_KIND)
+    parts = (linear.MISTAKES, CATALOGUE, *OF_INPUT.values(), GRADIENTS, FRAGILE, BY_DIGITS, BY_KIND)
     assert len(all_mistakes()) == sum(map(len, parts))
     assert len(all_mistakes()) >= 60
     backward = {one.name for one in GRADIENTS}  # tests/diagnosis/test_diagnosis_gradients.py

@@ -277,3 +277,19 @@ def test_a_scale_of_the_keys_so_far_is_named():
             return softmax(keys @ (x @ self.Wq) / np.sqrt(len(keys))) @ values
 
     assert regard.diagnose(Decoder).names == ("scale_by_keys",)
+
+
+@pytest.mark.parametrize("name", ["", "linear_unnormalised", "linear_sum_of_hidden_keys"])
+def test_linear_attention_is_judged_as_such(name):
+    def linear_attention(q, k, v, causal=False):
+        q, k = (np.where(x > 0, x + 1, np.exp(x)) for x in (q, k))
+        s = q @ k.swapaxes(-1, -2)
+        seen = s * np.tril(np.ones(s.shape[-2:]), s.shape[-1] - s.shape[-2]) if causal else s
+        if name == "linear_unnormalised":
+            return seen @ v
+        total = s if name == "linear_sum_of_hidden_keys" else seen
+        return seen @ v / (total.sum(-1, keepdims=True) + 1e-6)
+
+    found = regard.diagnose(linear_attention)
+    assert found.names == ((name,) if name else ())
+    assert found.verdict == ("mistaken" if name else "right")

@@ -39,11 +39,13 @@ class BuiltIn:
     base: float = BASES[0]
     softcap: float | None = None
     window: int | None = None
+    linear: str = ""  # the feature map of linear attention
     unscaled: bool = False  # as its code says it is meant to be
     at_end: bool = False  # with more keys than queries, the last of both are at the same position
 
     def __str__(self) -> str:
         words = ["unscaled scores"] if self.unscaled else []
+        words += [f"linear attention of φ(x) = {self.linear}"] if self.linear else []
         words += [WORDS[self.positions]] if self.positions else []
         if self.positions.startswith("rotary") and self.base != BASES[0]:
             words[-1] += f" of base {self.base:g}"

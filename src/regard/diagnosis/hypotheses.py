@@ -6,6 +6,7 @@ Must not know how findings are worded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.fitted import fitted
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.measured import is_causal, order_matters
+from regard.diagnosis.mistakes import linear
 from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.under_test import FunctionUnderTest
@@ -73,6 +75,8 @@ def best_match(
         match = match or _right_or_one(hypotheses(unit), unit)
     # Digits that are lost besides are told afterwards: a candidate is computed only once.
     match = match or _with_built_in(tested, hypotheses(wide[-1]), wide)
+    if tested.callee.says_linear and not tested.of_gradients:
+        match = match or _linear(hypotheses(wide[-1]), wide[-1])
     if not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
         as_meant = [own for one in best_first for own in _as_meant(tested, one)]
@@ -93,6 +97,23 @@ def _unscaled(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis
         return
     if (matcher := one.matcher.with_built_in(own)) is not None:
         yield replace(one, matcher=matcher, built_in=own)
+
+
+def _linear(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
+    """Linear attention: right with one of the feature maps, or with one mistake."""
+    for one, (name, variants) in itertools.product(hypotheses, linear.RIGHT_ONES.items()):
+        for variant in variants:
+            if one.matcher.fits(variant):
+                matcher = replace(one.matcher, base=variant)
+                own = replace(one, matcher=matcher, built_in=BuiltIn(linear=name))
+                return Match(own, (), unit)
+    for one, mistake in itertools.product(hypotheses, linear.MISTAKES):
+        for name, variant in zip(linear.MAPS, mistake.variants, strict=True):
+            if one.matcher.fits(variant):
+                matcher = replace(one.matcher, base=linear.RIGHT_ONES[name][0])
+                own = replace(one, matcher=matcher, built_in=BuiltIn(linear=name))
+                return Match(own, ((mistake, variant),), unit)
+    return None
 
 
 def _as_meant(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis]:

@@ -52,7 +52,7 @@ from regard.diagnosis.signature import (
     without_weights,
 )
 from regard.diagnosis.weights import head_count, readings_of_weights
-from regard.diagnosis.wording import CAUSAL, is_unscaled, what_true_means, what_window_means
+from regard.diagnosis.wording import CAUSAL, LINEAR, is_unscaled, what_true_means, what_window_means
 from regard.errors import OptionError, safe_text
 
 LIBRARIES = ("numpy", "torch", "jax")
@@ -99,6 +99,7 @@ def inspect_function(
     own: dict[str, Any] = {
         "batched": _may_be_batched(function, text),
         "window_means": what_window_means(text),
+        "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_causal": CAUSAL.search(text) is not None,
         "unscaled": is_unscaled(f"{name}\n{_words_of(text)}"),
     }

@@ -45,6 +45,7 @@ class Matcher:
     unit: float
     practical: bool = False  # below the precision of the dtype: the tolerance is then practical
     order: Sequence[int] = ()  # in which outputs are compared, if that is known
+    base: Variant = RIGHT  # what is right
 
     def expected(self, number: int, variant: Variant) -> Array:
         """What a candidate returns for one of the probes."""
@@ -85,7 +86,7 @@ class Matcher:
     @cached_property
     def wrong(self) -> list[int]:
         """The probes on which the function is not right."""
-        return [n for n in range(len(self.outputs)) if not self.agrees(n, RIGHT)]
+        return [n for n in range(len(self.outputs)) if not self.agrees(n, self.base)]
 
     @cached_property
     def informative_first(self) -> Sequence[int]:

@@ -193,6 +193,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "window_means": callee.window_means,
                 "unscaled": callee.unscaled,
                 "says_causal": callee.says_causal,
+                "says_linear": callee.says_linear,
                 "parameters": [
                     [one.name, one.role, one.required, one.keyword, _kind_of_default(one.default)]
                     for one in callee.parameters
@@ -235,7 +236,8 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(content["steps"] in ("", *STEPS))
     _need(content["mask_means"] in ("", "keep", "hide"))
     _need(content["window_means"] in ("", "inclusive"))
-    flags = ("paired", "remembers", "rows_first", "batched", "adapted", "unscaled", "says_causal")
+    kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
+    flags = (*kinds, "unscaled", "says_causal", "says_linear")
     _need(all(type(content[name]) is bool for name in flags))
     heads = content["heads"]
     _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))

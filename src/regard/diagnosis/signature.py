@@ -165,6 +165,7 @@ class Callee:
     batched: bool = True  # whether its code may be meant for more axes than it is right on
     adapted: bool = False  # called in a way that a line of code does not say
     window_means: str = ""  # inclusive, if its text says that a window counts the own key
+    says_linear: bool = False  # whether its name or its text mentions linear attention
     says_causal: bool = False  # whether its text mentions a causal rule
     unscaled: bool = False  # whether its name or its text says that scores are not scaled
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says

@@ -22,6 +22,11 @@ _WORD = re.compile(
 )
 
 
+LINEAR = re.compile(
+    r"linear_?\s?att|linear_?transf|feature_?map|kernel_?\s?feature|kernel(ized)?_?\s?att|"
+    r"\bphi\b|\belu\b|performer|favor|efficient_?\s?att",
+    re.IGNORECASE,
+)
 _UNSCALED = re.compile(
     r"(?<![a-z])t5|unscaled|luong|no[_ ]scal|not[_ ]scaled|"
     r"without[_ ](?:a[_ ]|the[_ ]|any[_ ])?scal|"

@@ -15,6 +15,7 @@ from regard.diagnosis.mistakes import (
     gradients,
     heads,
     hiding,
+    linear,
     numerics,
     positions,
     scores,
@@ -82,5 +83,5 @@ def all_mistakes() -> dict[str, Mistake]:
     'the scores are divided by √d_model instead of √d_k'
     """
     of_built_in = (one for mistakes in OF_INPUT.values() for one in mistakes)
-    every = (*CATALOGUE, *of_built_in, *GRADIENTS, *FRAGILE, *BY_DIGITS, *BY_KIND)
+    every = (*linear.MISTAKES, *CATALOGUE, *of_built_in, *GRADIENTS, *FRAGILE, *BY_DIGITS, *BY_KIND)
     return {mistake.name: mistake for mistake in every}

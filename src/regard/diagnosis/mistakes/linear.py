@@ -1,0 +1,106 @@
+"""Linear attention: products of feature maps instead of exponentials, and the mistakes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.mistakes.entry import Mistake, heads_of, softmax
+from regard.diagnosis.probe import Probe, Values, Variant
+
+Map = Callable[[Array], Array]
+# Feature maps by the words for them.
+MAPS: Mapping[str, Map] = {
+    "elu(x) + 1": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))),
+    "relu(x)": lambda x: np.maximum(x, 0),
+    "relu(x)²": lambda x: np.maximum(x, 0) ** 2,
+    "exp(x)": np.exp,
+    "softmax(x)": softmax,
+    "x²": np.square,
+    "sigmoid(x)": lambda x: 1 / (1 + np.exp(-x)),
+}
+EPSILONS = (0.0, 1e-6, 1e-8, 1e-5, 1e-12, 1e-10, 1e-3)
+LINES = ("out = phi(q) @ (phi(k).T @ v) / (phi(q) @ phi(k).sum(0))[:, None]",) * 2
+Weights = Callable[[Array, Array, Array, Array, Map], Array]
+
+
+def _over_sum(scores: Array, own: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return np.asarray(scores / own.sum(-1, keepdims=True))
+
+
+# Weights made of the products φ(q)·φ(k), what is visible, the queries, the keys and the map.
+_WRONG: Mapping[str, tuple[str, str, Weights]] = {
+    "linear_unnormalised": (
+        "linear attention is not divided by φ(q)·Σ φ(k)",
+        "Rows of weights do not add up to 1, so the output grows with the number of keys.",
+        lambda s, seen, q, k, phi: s * seen,
+    ),
+    "linear_sum_of_hidden_keys": (
+        "the sum that divides linear attention also counts hidden keys",
+        "Rows add up to less than 1: the sum has to run over the visible keys alone.",
+        lambda s, seen, q, k, phi: _over_sum(s * seen, s),
+    ),
+    "linear_hides_nothing": (
+        "linear attention reads hidden keys",
+        "One sum over all keys serves every query; causal sums run along the text.",
+        lambda s, seen, q, k, phi: _over_sum(s, s),
+    ),
+    "linear_map_of_queries_alone": (
+        "the feature map is applied to the queries and not to the keys",
+        "Products of the two may be negative, and their sum near 0.",
+        lambda s, seen, q, k, phi: _over_sum(own := phi(q) @ k * seen, own),
+    ),
+    "linear_map_of_keys_alone": (
+        "the feature map is applied to the keys and not to the queries",
+        "Products of the two may be negative, and their sum near 0.",
+        lambda s, seen, q, k, phi: _over_sum(
+            own := q @ phi(k.swapaxes(-1, -2)).swapaxes(-1, -2) * seen, own
+        ),
+    ),
+    "linear_divided_by_keys": (
+        "linear attention is divided by the number of keys instead of φ(q)·Σ φ(k)",
+        "The sizes of φ stay in the output.",
+        lambda s, seen, q, k, phi: s * seen / s.shape[-1],
+    ),
+    "linear_divided_by_sum_of_keys": (
+        "linear attention is divided by Σ φ(k) without φ(q)",
+        "The sum that divides a row is the product of its own φ(q) with Σ φ(k).",
+        lambda s, seen, q, k, phi: (
+            s * seen / phi(k.swapaxes(-1, -2)).sum((-1, -2))[..., None, None]
+        ),
+    ),
+}
+
+
+def _variant(phi: Map, weights: Weights) -> Variant:
+    def replaced(values: Values, probe: Probe) -> Array:
+        q, k, _ = heads_of(values)
+        mapped = phi(q) @ phi(k).swapaxes(-1, -2)
+        return weights(mapped, probe.visible, q, k.swapaxes(-1, -2), phi)
+
+    return Variant({"weights": replaced}, absent=False)
+
+
+def _with_epsilon(epsilon: float) -> Weights:
+    return lambda s, seen, q, k, phi: s * seen / ((s * seen).sum(-1, keepdims=True) + epsilon)
+
+
+# Right ones, by the map, and the mistakes with each.
+RIGHT_ONES = {
+    name: tuple(_variant(phi, _with_epsilon(epsilon)) for epsilon in EPSILONS)
+    for name, phi in MAPS.items()
+}
+MISTAKES = tuple(
+    Mistake(
+        name,
+        "one head",
+        title,
+        why,
+        *LINES,
+        variants=tuple(_variant(phi, weights) for phi in MAPS.values()),
+    )
+    for name, (title, why, weights) in _WRONG.items()
+)
