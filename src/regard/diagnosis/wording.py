@@ -44,6 +44,10 @@ _INCLUSIVE = re.compile(
 )
 
 
+# So many keys before the own one, and that one too.
+_BESIDES = re.compile(r"previous|before|preceding|plus|back|besides|addition", re.IGNORECASE)
+
+
 def is_unscaled(text: str) -> bool:
     """Whether a text says that scores are meant to have no scale.
 
@@ -58,8 +62,11 @@ def what_window_means(text: str) -> str:
 
     >>> what_window_means("each query sees `window` keys, including itself")
     'inclusive'
+    >>> what_window_means("`window` previous keys, and including itself one more")
+    ''
     """
-    return "inclusive" if _INCLUSIVE.search(text) else ""
+    lines = (line for line in text.splitlines() if _BESIDES.search(line) is None)
+    return "inclusive" if any(map(_INCLUSIVE.search, lines)) else ""
 
 
 def what_true_means(text: str, parameters: Sequence[Parameter]) -> str:
