@@ -14,7 +14,7 @@ from regard.testing.self_test import CHECKS, verify
 
 def test_every_promise_is_kept_here():
     assert [check for check in verify() if not check.kept] == []
-    assert list(CHECKS) == [f"G{number}" for number in range(1, 14)]
+    assert list(CHECKS) == [*(f"G{number}" for number in range(1, 16)), "gradients"]
 
 
 def changed(way):
@@ -72,6 +72,36 @@ def narrow(real, query, key, value, options):
     return got.astype(query.dtype) if isinstance(got, np.ndarray) else got
 
 
+def greedy(real, query, key, value, options):
+    matrix = query @ key.swapaxes(-1, -2) if query.ndim == 3 and query.shape[1] > 999 else None
+    got = real(query, key, value, **options)
+    del matrix
+    return got
+
+
+def test_a_wrong_gradient_is_found(monkeypatch):
+    real = verification.gradients
+
+    def wrong(*arrays, **options):
+        got = real(*arrays, **options)
+        return got._replace(key=got.key * 1.001)
+
+    monkeypatch.setattr(verification, "gradients", wrong)
+    assert [check.number for check in verify() if not check.kept] == ["gradients"]
+
+
+def test_a_label_that_is_code_and_a_file_that_is_taken_are_found(monkeypatch):
+    class Page:
+        def to_html(self):
+            return "<script>alert(1)</script>"
+
+    monkeypatch.setattr(verification, "explain", lambda problem: Page())
+    assert "G15" in {check.number for check in verify() if not check.kept}
+    monkeypatch.undo()
+    monkeypatch.setattr(verification.npz, "read", lambda file: {})
+    assert "G15" in {check.number for check in verify() if not check.kept}
+
+
 @pytest.mark.parametrize(
     ("way", "numbers"),
     [
@@ -81,6 +111,7 @@ def narrow(real, query, key, value, options):
         (deaf, {"G9"}),
         (forgiving, {"G10"}),
         (narrow, {"G6"}),
+        (greedy, {"G14"}),
     ],
 )
 def test_a_broken_promise_is_found(monkeypatch, way, numbers):

@@ -6,8 +6,10 @@ how anything is shown.
 
 from __future__ import annotations
 
+import io
 import math
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from regard.api import attention
+from regard.api import attention, explain, gradients
 from regard.boundary.arrays import Array
 from regard.compute.dispatch import kernels
+from regard.errors import ProblemError
+from regard.problems import npz
+from regard.problems.files import parse_problem
 
 FORMATS = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 # Around the sizes of vectors, tiles and chunks.
@@ -250,6 +255,65 @@ def _leaves_the_process_alone(kernel: str) -> None:
     _hold(float(np.float64(1) + np.float64(2.0**-52)) > 1, "the rounding mode was changed")
 
 
+def _memory_is_bounded(kernel: str) -> None:
+    arrays = _qkv(1024, 1024, 16)
+    attention(*(one[:, :8] for one in arrays), kernel=kernel)  # what the first call keeps
+    traced = tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        attention(*arrays, kernel=kernel)
+        most = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not traced:
+            tracemalloc.stop()
+    _hold(most < 1024 * 1024 * 4, f"a call of 1024 rows and keys takes {most} bytes")
+
+
+def _reports_are_inert_and_files_bounded(kernel: str) -> None:
+    label = "<script>alert(1)</script>"
+    numbers = "queries = [[1]]\nkeys = [[1], [0]]\nvalues = [[1], [2]]\n"
+    named = parse_problem(f"{numbers}context_tokens = ['{label}', 'b']\n", "toml")
+    _hold(label not in explain(named).to_html(), "a label is code in a page")
+    for text in ('{"a":' * 100_000, "[" * 100_000, '{"queries": ' + "9" * 100_000 + "}"):
+        try:
+            parse_problem(text, "json")
+        except ProblemError:
+            continue
+        raise _Broken("a hostile file is not refused")
+    pickled = io.BytesIO()
+    np.savez(pickled, queries=np.array([{}], object), allow_pickle=True)
+    pickled.seek(0)
+    try:
+        npz.read(pickled)
+    except ProblemError:
+        return
+    raise _Broken("an archive with pickled objects is not refused")
+
+
+def _gradients_are_slopes(kernel: str) -> None:
+    """Compare each gradient in float64 with a central difference along a random direction."""
+    arrays = _qkv(5, 7, 4, "float64")
+    grad_output = _draw(4, 2, 5, 4, dtype="float64")
+    options: dict[str, Any] = {"causal": True, "offset": 1, "softcap": 2.0, "kernel": kernel}
+    got = gradients(*arrays, grad_output, **options)
+    step = 1e-4
+    for number, name in enumerate(("query", "key", "value")):
+        direction = _draw(5 + number, *arrays[number].shape, dtype="float64")
+        ends = []
+        for sign in (1, -1):
+            moved = list(arrays)
+            moved[number] = arrays[number] + sign * step * direction
+            ends.append((attention(*moved, **options) * grad_output).sum())
+        slope = (ends[0] - ends[1]) / (2 * step)
+        off = abs(float((getattr(got, name) * direction).sum() - slope))
+        # The difference is off by a third derivative times step², about 1e-8 times the numbers.
+        _hold(off <= 1e-5 * (1 + abs(slope)), f"the gradient of {name} is off by {off:.2g}")
+    hidden = gradients(*arrays, grad_output, mask=np.zeros((5, 7), bool), kernel=kernel)
+    _hold(not any(np.any(one) for one in hidden[:3]), "what is hidden has a gradient")
+
+
 CHECKS: dict[str, tuple[str, Callable[[str], None]]] = {
     "G1": ("masked means absent", _masked_is_absent),
     "G2": ("empty rows are zero", _empty_rows_are_zero),
@@ -264,4 +328,7 @@ CHECKS: dict[str, tuple[str, Callable[[str], None]]] = {
     "G11": ("nothing beside the output is written", _writes_nowhere_else),
     "G12": ("inputs are never written", _inputs_are_not_written),
     "G13": ("the process is left as it was", _leaves_the_process_alone),
+    "G14": ("no matrix of scores in memory", _memory_is_bounded),
+    "G15": ("reports are inert, files are bounded", _reports_are_inert_and_files_bounded),
+    "gradients": ("gradients are slopes, 0 where hidden", _gradients_are_slopes),
 }
