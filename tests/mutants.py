@@ -161,8 +161,7 @@ MUTANTS = [
         CPP + "kernel.hpp",
         "    if (q.sigmoid) retry_in_extended_range(w, retries);\n    else",
         "   ",
-        "test_sigmoid_weights.py::"
-        "test_numbers_beyond_the_range_and_visible_nan_and_infinity",
+        "test_sigmoid_weights.py::test_numbers_beyond_the_range_and_visible_nan_and_infinity",
         "fused",
     ),
     Mutant(
@@ -864,7 +863,8 @@ MUTANTS = [
         CPP + "threads.cpp",
         "    pool.store(nullptr);\n",
         "",
-        "test_fused_process.py::test_a_fork_after_use_leaves_a_child_that_computes",
+        "test_fused_process.py::"
+        "test_a_fork_during_a_call_of_another_thread_leaves_a_child_that_computes",
         "",
     ),
     Mutant(
@@ -940,7 +940,7 @@ MUTANTS = [
         "scaled<K>(columns[n.value], scale));",
         "columns[n.value]);",
         "test_cache_dtypes.py::test_an_int8_cache_gives_the_bytes_of_attention_over_what_it_holds",
-        "fused",
+        "baseline",
     ),
     Mutant(
         "G5",

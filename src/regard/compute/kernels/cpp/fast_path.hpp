@@ -1,6 +1,7 @@
 // The fast path: plain calls, answered before a Request is built; for module.cpp.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -11,9 +12,10 @@
 
 namespace {
 
-// What the fast path uses; set from Python. Without a target it answers no call.
-const Target* active = nullptr;
-int default_threads = 0;
+// What the fast path uses; set from Python, perhaps while other threads call. Without a target it
+// answers no call.
+std::atomic<const Target*> active{nullptr};
+std::atomic<int> default_threads{0};
 
 // Below so many multiply-adds a call is over before another Python thread could use the lock.
 constexpr double kWorthReleasing = 2e6;
@@ -164,7 +166,8 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyArrayObject* arrays[3];
     int threads = default_threads;
     Placed placed;
-    if ((count != Count && count != Count + !Bytes) || !active) Py_RETURN_NONE;
+    const Target* const target = active;
+    if ((count != Count && count != Count + !Bytes) || !target) Py_RETURN_NONE;
     if (!read_options(args, q, threads) || !read_inputs<Bytes>(args, q, arrays)) Py_RETURN_NONE;
     q.wide = PyArray_TYPE(arrays[0]) == NPY_DOUBLE;
     if (count > Count && !read_positions(args[Positions], q, placed)) Py_RETURN_NONE;
@@ -177,7 +180,6 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
     q.output = PyArray_BYTES(reinterpret_cast<PyArrayObject*>(output));
     q.kind = q.lse_kind = kind_of(arrays[0]);
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
-    const Target& target = *active;
     bool complete = false;
     try {
         constexpr int64_t kSmallBatch = 32;
@@ -197,12 +199,12 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
                                 placed.sines, placed.interleaved);
         const Turns* turned = placed.cosines ? &turns : nullptr;
         if (work < kWorthReleasing) {
-            complete = answer(q, target, 1, nullptr, turned);
+            complete = answer(q, *target, 1, nullptr, turned);
         } else {
             const std::function<bool()> interrupted = interruption();
             Unlocked unlocked;
             // 0: as many as there are now; affinity may have changed since the last call.
-            complete = answer(q, target, threads ? threads : usable_cpus(), interrupted, turned);
+            complete = answer(q, *target, threads ? threads : usable_cpus(), interrupted, turned);
         }
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
