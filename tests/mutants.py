@@ -863,8 +863,7 @@ MUTANTS = [
         CPP + "threads.cpp",
         "    pool.store(nullptr);\n",
         "",
-        "test_fused_process.py::"
-        "test_a_fork_during_a_call_of_another_thread_leaves_a_child_that_computes",
+        "test_fused_process.py::test_a_fork_after_use_leaves_a_child_that_computes",
         "",
     ),
     Mutant(

@@ -301,6 +301,12 @@ regard.attention(q, k, v, threads=4)
 assert child_is_right()
 assert regard.attention(q, k, v, threads=4).tobytes() == expected
 assert child_is_right()
+if os.path.isdir("/proc/self/task"):  # the child makes threads of its own
+    child = os.fork()
+    if not child:
+        regard.attention(q, k, v, threads=4)
+        os._exit(len(os.listdir("/proc/self/task")) - 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 0
 """,
             start="import warnings; warnings.simplefilter('ignore')\n",
         )
