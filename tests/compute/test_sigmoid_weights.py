@@ -2,8 +2,8 @@
 
 The bound. A logit is known to η = u·((D + 2)·Σ|q k|·|scale| + 8·min(Σ|q k|·|scale|, softcap)
 + 2·|bias| + |x| + |shift| + 8), of the base 2 exponent too; u of the sums. Neither ln σ(x) nor
-ln σ'(x) has a slope beyond 1, so a weight and its slope are known to exp(η) − 1 of themselves, and 4 u for the
-sigmoid's own roundings. A sum of n products adds n·u of the sum of their sizes.
+ln σ'(x) has a slope beyond 1, so a weight and its slope are known to exp(η) − 1 of themselves, and
+4 u for the sigmoid's own roundings. A sum of n products adds n·u of the sum of their sizes.
 """
 
 from __future__ import annotations

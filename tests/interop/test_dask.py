@@ -8,6 +8,7 @@ import pytest
 import regard
 from regard.masks import Causal, Lengths, Segments, Window
 from regard.positions import Alibi, RelativeBias, Rotary
+from regard.scores import Cosine, Distance, General
 
 da = pytest.importorskip("dask.array")
 pytestmark = [pytest.mark.needs("dask", "fused")]
@@ -71,6 +72,8 @@ CASES = {
         "offset": 0,
     },
     "exact": {"precision": "exact"},
+    "general": {"score": General(np.random.default_rng(4).normal(size=(16, 16)))},
+    "cosine": {"score": Cosine(0.3), "softcap": 2.0, "causal": True, "offset": 700},
     "sigmoid": {"normalize": regard.normalizers.Sigmoid(bias=-3.0)},
 }
 
@@ -155,7 +158,7 @@ def test_what_has_no_states_is_refused():
 
     x = da.zeros((1, 8, 4))
     with pytest.raises(regard.OptionError, match="fused kernel"):
-        over_dask.attention(x, x, x, score=regard.scores.Cosine())
+        over_dask.attention(x, x, x, score=Distance())
     with pytest.raises(regard.OptionError, match="fold"):
         over_dask.attention(x, x, x, order="ring")
 

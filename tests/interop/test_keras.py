@@ -27,7 +27,9 @@ def keras(monkeypatch, tmp_path):
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
 def test_additive_attention_is_that_of_keras(keras, use_scale, masked, causal):
-    query, key, value = (numbers(s, seed=n) for n, s in enumerate(((2, 4, 6), (2, 5, 6), (2, 5, 3))))
+    query, key, value = (
+        numbers(s, seed=n) for n, s in enumerate(((2, 4, 6), (2, 5, 6), (2, 5, 3)))
+    )
     layer = keras.layers.AdditiveAttention(use_scale=use_scale)
     layer.build([query.shape, value.shape, key.shape])
     factors = numbers((6,), seed=3) if use_scale else np.ones(6, np.float32)

@@ -7,7 +7,6 @@ keys, merged in order, the bytes are those of one call. Must not know who comput
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -75,8 +74,6 @@ def refused(request: Request) -> str | None:
     """Why a call cannot be computed in parts of its keys, or None."""
     if request.return_weights:
         return "weights take a number for each pair; ask for some rows of them"
-    if request.score is not None:
-        return f"score={request.score} is not a plain dot product"
     return fused.supports(request)
 
 
@@ -93,9 +90,6 @@ def part_of(request: Request, place: Place) -> Part:
         name: np.empty((0, 0, 0), getattr(request, name).dtype)
         for name in ("query", "key", "value")
     }
-    scale = request.scale
-    if scale is None and request.query.shape[-1]:
-        scale = 1 / math.sqrt(request.query.shape[-1])
     positions, places = request.positions, {}
     if isinstance(positions, Rotary):
         rotation = Rotation.of(positions, request)
@@ -119,7 +113,6 @@ def part_of(request: Request, place: Place) -> Part:
         bias=None if request.bias is None else _cells(request.bias, place, heads),
         offset=np.ascontiguousarray(offset + place.rows.start - place.keys.start),
         sink=None if request.sink is None else np.array(request.sink[(*place.batch, heads)]),
-        scale=scale,
         positions=positions,
         has_heads=True,
         has_rows=True,

@@ -78,8 +78,8 @@ def attention(
         on the chunks, not on timing: each merge of n parts rounds ⌈log₂ n⌉ times where the fold
         rounds once for every 256 keys.
     **options
-        causal, window, offset, scale, softcap, sink, precision, positions, and normalize as a
-        softmax or Sigmoid: as for `regard.attention`.
+        causal, window, offset, scale, softcap, sink, precision, positions, score, normalize: as
+        for `regard.attention`, where the fused kernel knows them.
 
     Returns
     -------

@@ -90,8 +90,7 @@ def _dot_of_rows() -> ModuleType:
 
 def run(request: Request, turns: tuple[Any, ...] | None = None) -> Result:
     """Compute the request in native code, where queries and keys are turned by `turns`."""
-    if request.score is not None:
-        request = _dot_of_rows().dot_request(request)
+    request = _of_dots_alone(request)
     call = _Call(request)
     shape = (*request.shape[:-1], request.value.shape[-1])
     output = _output(request, shape, call.read)
@@ -116,7 +115,7 @@ def carry(request: Request, before: Array, *, apart: bool = False) -> Array:
     (parts, …, H, L, 3 + E), are merged first. With `apart`, the states of every chunk of keys
     alone, (chunks, …, H, L, 3 + E).
     """
-    call = _Call(request)
+    call = _Call(_of_dots_alone(request))
     shape: tuple[int, ...] = (*request.shape[:-1], 3 + request.value.shape[-1])
     if apart:
         shape = (-(-request.shape[-1] // CHUNK), *shape)
@@ -131,12 +130,16 @@ def finish(request: Request, before: Array) -> tuple[Array, Array, Array]:
 
     The request has no keys. The order in which states are merged is that of `before`.
     """
-    call = _Call(request)
+    call = _Call(_of_dots_alone(request))
     rows = request.shape[:-1]
     output = np.empty((*rows, request.value.shape[-1]), request.output_dtype)
     lse, again = np.empty(rows, request.lse_dtype), np.zeros(rows, np.uint8)
     native.module.run_part(*call.arrays, before, None, output, lse, again, *call.options)
     return output, lse, again.astype(np.bool_)
+
+
+def _of_dots_alone(request: Request) -> Request:
+    return request if request.score is None else _dot_of_rows().dot_request(request)
 
 
 class _Call:
