@@ -39,12 +39,14 @@ def main(rows: int, rounds: int = 3) -> None:
                 paths[name], shape=shape, chunks=(1, chosen.heads, size, 64), dtype="f4"
             )
             stored[:] = numbers
-        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
-            with Client(cluster) as client:
-                warm = da.zeros((2, 512, 64), chunks=(1, 256, 64), dtype="f4")
-                attention(warm, warm, warm).compute()  # every worker has imported what it needs
-                for causal in (False, True):
-                    compare(client, paths, causal, rounds)
+        with (
+            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+            Client(cluster) as client,
+        ):
+            warm = da.zeros((2, 512, 64), chunks=(1, 256, 64), dtype="f4")
+            attention(warm, warm, warm).compute()  # every worker has imported what it needs
+            for causal in (False, True):
+                compare(client, paths, causal, rounds)
 
 
 def compare(client: Client, paths: dict[str, str], causal: bool, rounds: int) -> None:

@@ -86,6 +86,8 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return sizes["D"] * sizes["H"]
         case "softcap":
             return 1e9
+        case "layer":  # of these sizes; running.py makes it
+            return f"{sizes['H']} {sizes['G']} {sizes['D']}"
         case "sink":
             return np.full(sizes["H"], -np.inf, dtype if dtype.kind == "f" else np.float64)
     if role == "longest":

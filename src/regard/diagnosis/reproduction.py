@@ -20,6 +20,7 @@ from regard.diagnosis.convention import Answer, Convention
 from regard.diagnosis.differentiation import gradient_of
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.probe import Probe
+from regard.diagnosis.running import layer_of
 from regard.diagnosis.target import is_file
 from regard.diagnosis.under_test import FunctionUnderTest
 
@@ -127,7 +128,8 @@ def _lines(
     names = {role: name for name, role in given.items() if role in _INPUTS}
     imports = {"numpy": [], "torch": ["import torch"], "jax": ["import jax.numpy as jnp"]}
     function, *found = tested.origin
-    lines = ["import numpy as np", "import regard", *imports[callee.framework], *found, ""]
+    layer = ["from types import SimpleNamespace"] if "layer" in given.values() else []
+    lines = [*layer, "import numpy as np", "import regard", *imports[callee.framework], *found, ""]
     if callee.made:
         lines.append(f"model = {function}({callee.made})")
         function = "model"
@@ -259,6 +261,10 @@ def _written(name: str, role: Any, value: Any) -> str:
         return name
     if role in _KEPT:
         return _KEPT[role]
+    if role == "layer":
+        heads = value.split()[0]
+        sinks = f", sinks=torch.full(({heads},), -torch.inf))"
+        return "SimpleNamespace" + repr(layer_of(value)).removeprefix("namespace")[:-1] + sinks
     return _literal(value) if isinstance(value, np.ndarray) else repr(value)
 
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,11 @@ def _guarded(
     """What one call returned, and what is known of that."""
     passed = {name: _converted(value, callee.framework) for name, value in arguments.items()}
     known = [parameter for parameter in callee.parameters if parameter.name in passed]
+    for one in known:
+        if one.role == "layer":
+            passed[one.name] = layer_of(arguments[one.name])
+            without_sinks = np.full(passed[one.name].num_heads, -np.inf, np.float32)
+            passed[one.name].sinks = _converted(without_sinks, callee.framework)
 
     def call(own: Mapping[str, Any], made: Callable[..., Any] = function) -> Any:
         positional = [own[parameter.name] for parameter in known if not parameter.keyword]
@@ -134,6 +140,20 @@ def _guarded(
         if isinstance(value, np.ndarray) and not _same(value, as_numpy(passed[name]))
     )
     return returned, replace(result, printed=printed.kept(), changed=changed, dropped=bool(dropped))
+
+
+def layer_of(sizes: str) -> SimpleNamespace:
+    """The settings that a function reads from its layer, not trained: of H, G and D."""
+    heads, groups, width = map(int, sizes.split())
+    return SimpleNamespace(
+        training=False,
+        num_heads=heads,
+        num_key_value_groups=heads // max(groups, 1),
+        head_dim=width,
+        scaling=width**-0.5,
+        is_causal=False,
+        attention_dropout=0.0,
+    )
 
 
 def describe_error(error: BaseException) -> str:

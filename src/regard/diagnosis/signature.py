@@ -70,6 +70,7 @@ NAMES = {
     "key_segments": "kvsegmentids ksegmentids kvsegids ksegids",
     "longest": "maxseqlen maxseqlenq maxseqlenk maxseqlenkv maxseqlens maxlen maxlength maxs maxq "
     "maxk",
+    "layer": "module layer attnmodule attnlayer attentionmodule",
     "none": "rng prngkey dropoutrng dropoutkey generator",
     "grouped": "enablegqa gqa",
 }

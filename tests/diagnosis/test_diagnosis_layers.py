@@ -1,0 +1,59 @@
+"""Functions that read settings from the layer they belong to, as model repositories write them."""
+
+from __future__ import annotations
+
+import pytest
+
+import regard
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def eager(*, scaled=True, sinks=False, axis=-1):
+    """Attention of a layer, rows before heads in its result."""
+    import torch
+
+    def attend(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+        each = module.num_key_value_groups
+        key, value = (x.repeat_interleave(each, dim=1) for x in (key, value))
+        scores = query @ key.transpose(2, 3)
+        scores = scores * scaling if scaled else scores
+        if attention_mask is not None:
+            scores = scores + attention_mask[..., : key.shape[-2]]
+        if sinks:
+            sink = module.sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink.to(scores)], dim=-1)
+        weights = torch.nn.functional.softmax(scores, dim=axis)
+        weights = torch.nn.functional.dropout(weights, dropout, training=module.training)
+        weights = weights[..., :-1] if sinks else weights
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+    return attend
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_function_of_a_layer_is_called_and_right(sinks):
+    found = regard.diagnose(eager(sinks=sinks))
+    assert found.verdict == "right", str(found)
+
+
+def test_a_function_of_a_layer_that_is_wrong_is_named_with_code_that_runs():
+    found = regard.diagnose(eager(axis=-2))
+    assert found.verdict == "mistaken", str(found)
+    assert "softmax" in str(found).splitlines()[0]
+    assert "SimpleNamespace(training=False, num_heads=" in found.reproduce()
+    unscaled = str(regard.diagnose(eager(scaled=False))).splitlines()[0]
+    assert "multiplied by 1 instead of 1/√D" in unscaled
+
+
+@pytest.mark.full
+@pytest.mark.needs("transformers")
+@pytest.mark.parametrize(
+    "family", ["llama", "bert", "gpt_neox", "clip", "gpt_oss", "internvl", "llama4", "blip_2"]
+)
+def test_what_models_of_transformers_compute_is_right(family):
+    from importlib import import_module
+
+    module = import_module(f"transformers.models.{family}.modeling_{family}")
+    found = regard.diagnose(module.eager_attention_forward)
+    assert found.verdict == "right", str(found)
