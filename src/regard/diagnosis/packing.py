@@ -87,9 +87,12 @@ def _joined(arrays: Sequence[Any], place: int | None) -> Any:
         if place is None:
             return torch.cat([*arrays], -1)
         return torch.stack([*arrays], place)
-    library: Any = np
-    if not isinstance(first, np.ndarray):
-        import jax.numpy as library
+    if isinstance(first, np.ndarray):
+        library: Any = np
+    else:
+        import jax.numpy
+
+        library = jax.numpy
     return library.concatenate(arrays, -1) if place is None else library.stack(arrays, place)
 
 
