@@ -41,6 +41,13 @@ def types(session: nox.Session) -> None:
     session.run("tsc", "-p", "src/regard/views/report", external=True)
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site in build/site/html: every cell runs, and a warning is an error."""
+    session.install(".[docs]")
+    session.run("python", "site/build.py", *session.posargs)
+
+
 @nox.session(python="3.11")
 def minimum(session: nox.Session) -> None:
     """The tests with the oldest Python and the oldest dependencies that are said to work."""

@@ -227,7 +227,7 @@ def _odd(name: str, width: int) -> str:
 
 @answering
 class Alibi(Positions):
-    """Each logit is lowered by slope·|i − j|, where i and j are the positions of query and key.
+    """Each logit is lowered by ``slope·|i − j|``, where i and j are the positions of query and key.
 
     Parameters
     ----------

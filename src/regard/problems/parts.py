@@ -161,7 +161,7 @@ class RandomMatrices:
 class Expectation:
     """What a step should come out as: checked, never used in the calculation.
 
-    It holds when |ours − value| ≤ within + relative·|value|; an infinity or NaN must be met
+    It holds when ``|ours − value| ≤ within + relative·|value|``; an infinity or NaN must be met
     as such. `at` names one cell by labels and positions, one for each axis but that of the heads;
     without it, `value` is the whole step. `variance` is that of all cells of the step.
     """

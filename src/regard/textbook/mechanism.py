@@ -31,7 +31,7 @@ class Mechanism(Score):
     ----------
     name : str
         What it is called in an explanation.
-    steps : sequence of tuples (name, symbol, axes, operation, *operands)
+    steps : sequence of tuples ``(name, symbol, axes, operation, *operands)``
         Each step is made of earlier ones, of "queries" (H, L, D) and of "keys" (G, S, D); the last
         is "scores" (H, L, S). Axes are letters such as "H L S"; K and U are widths of your own.
         An operand is a name, or a pair of a name and the index of its cells, such as
