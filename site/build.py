@@ -19,6 +19,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
 from generated import pages  # noqa: E402
+from notebooks import is_notebook, notebook  # noqa: E402
 
 # What the site shares with readers of the repository, with its place in both.
 SHARED = ("docs/*.md", "docs/*.png", "docs/*.py", "examples/*.toml")
@@ -62,7 +63,10 @@ def everything() -> Iterator[tuple[str, bytes]]:
     """Every file of the source with its content."""
     own = HERE / "pages"
     for path in sorted(own.rglob("*.*")):
-        yield path.relative_to(own).as_posix(), path.read_bytes()
+        name = path.relative_to(own)
+        yield name.as_posix(), path.read_bytes()
+        if path.suffix == ".md" and is_notebook(text := path.read_text("utf-8")):
+            yield f"notebooks/{'-'.join(name.with_suffix('.ipynb').parts)}", notebook(text).encode()
     for pattern in SHARED:
         for path in sorted(ROOT.glob(pattern)):
             yield path.relative_to(ROOT).as_posix(), path.read_bytes()

@@ -23,7 +23,7 @@ extensions = [
     "sphinx_design",
     "frames",
 ]
-exclude_patterns = ["examples"]
+exclude_patterns = ["examples", "notebooks"]
 default_role = "py:obj"
 nitpicky = False
 
@@ -42,6 +42,8 @@ nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_execution_timeout = 120
 nb_merge_streams = True
+nb_code_prompt_show = "Show one answer"  # only answers are folded away
+nb_code_prompt_hide = "Hide it"
 
 # Nothing is loaded from a network when the site is read: the one file of MathJax lies beside it.
 _mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static" / "mathjax"
@@ -63,7 +65,10 @@ html_theme_options = {
     "show_prev_next": True,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "secondary_sidebar_items": ["page-toc"],
+    # A report wants the width that a list of three headings would take.
+    "secondary_sidebar_items": {
+        pages: ["page-toc"] for pages in ("docs/*", "reference/*", "[A-Z]*")
+    },
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
