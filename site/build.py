@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
+from gallery import gallery  # noqa: E402
 from generated import pages  # noqa: E402
 from notebooks import is_notebook, notebook  # noqa: E402
 
@@ -72,6 +73,7 @@ def everything() -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(ROOT).as_posix(), path.read_bytes()
     for name, text in pages():
         yield name, text.encode()
+    yield from gallery()
 
 
 if __name__ == "__main__":
