@@ -20,6 +20,7 @@ sys.path.insert(0, str(HERE))
 
 from gallery import gallery  # noqa: E402
 from generated import pages  # noqa: E402
+from mistakes import mistakes  # noqa: E402
 from notebooks import is_notebook, notebook  # noqa: E402
 
 # What the site shares with readers of the repository, with its place in both.
@@ -71,7 +72,7 @@ def everything() -> Iterator[tuple[str, bytes]]:
     for pattern in SHARED:
         for path in sorted(ROOT.glob(pattern)):
             yield path.relative_to(ROOT).as_posix(), path.read_bytes()
-    for name, text in pages():
+    for name, text in (*pages(), *mistakes()):
         yield name, text.encode()
     yield from gallery()
 

@@ -63,6 +63,7 @@ html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "header_links_before_dropdown": 6,
     "show_prev_next": True,
+    "collapse_navigation": True,
     "footer_start": ["copyright"],
     "footer_end": [],
     # A report wants the width that a list of three headings would take.

@@ -13,7 +13,7 @@ import matplotlib
 
 matplotlib.use("svg")
 
-import regard  # noqa: E402
+import regard
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 NOTEBOOK = (
