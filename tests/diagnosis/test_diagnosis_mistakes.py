@@ -54,6 +54,7 @@ CASES = [
     *((name, wrong_blocks.merging, {}) for name in wrong_blocks.MERGING),
     *((name, wrong_blocks.causal_in_blocks, {}) for name in wrong_blocks.CAUSAL),
     *((name, wrong_positions.rotary, {}) for name in wrong_positions.ROTARY),
+    *((name, wrong_positions.in_a_cache, {"causal": True}) for name in wrong_positions.CACHED),
     *((name, wrong_positions.alibi, {"layout": "BHLD"}) for name in wrong_positions.ALIBI),
     *((name, wrong_positions.softcap, {"mask": "keep"}) for name in wrong_positions.SOFTCAP),
     *((name, wrong_positions.sinks, {}) for name in wrong_positions.SINKS),

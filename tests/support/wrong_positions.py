@@ -83,6 +83,26 @@ def late(wrong):
     return rotary(wrong, causal=True)
 
 
+def in_a_cache(wrong):
+    """Some tokens at a time, (H, T, D), always causal; the cache has keys and values."""
+
+    def f(q, k, v, cache=None):
+        own, old = k, np.zeros_like(k[..., :0, :]) if cache is None else cache[0]
+        past = old.shape[-2]
+        new = np.arange(k.shape[-2]) + (0 if wrong == "rotary_from_zero_in_each_call" else past)
+        turned_q, own = rope(q, new, wrong), rope(own, new, wrong)
+        if wrong == "rotary_in_each_call":
+            old = rope(old, np.arange(past), wrong)
+        keys = np.concatenate([old, own], -2)
+        values = v if cache is None else np.concatenate([cache[1], v], -2)
+        s = turned_q @ keys.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        later = np.arange(keys.shape[-2]) > past + np.arange(q.shape[-2])[:, None]
+        return softmax(np.where(later, -np.inf, s)) @ values, (keys, values)
+
+    return f
+
+
+CACHED = ("rotary_from_zero_in_each_call", "rotary_in_each_call")
 ROTARY = (
     "rotary_on_queries_only",
     "rotary_on_keys_only",

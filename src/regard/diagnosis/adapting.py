@@ -255,9 +255,13 @@ def _in_library(entries: Any, framework: str) -> Any:
 
 
 def keeps_state(method: Callable[..., Any]) -> bool:
-    """Whether a method reads an attribute of its object that it also changes."""
+    """Whether a method, with those that it calls, reads an attribute that they also change."""
     changed, read = set(), set()
-    for tree in itertools.islice(trees_of(method), 1):
+    kind = type(getattr(method, "__self__", None))
+    names = getattr(getattr(method, "__code__", None), "co_names", ())
+    called = (getattr(kind, name, None) for name in names)
+    own: list[Any] = [method, *(one for one in called if inspect.isfunction(one))]
+    for tree in itertools.chain.from_iterable(itertools.islice(trees_of(one), 1) for one in own):
         for node in ast.walk(tree):
             targets: list[ast.expr] = []
             if isinstance(node, ast.Assign):
@@ -325,7 +329,20 @@ def _texts(function: Callable[..., Any]) -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
-            elif isinstance(node, ast.Call) and any(one.arg is None for one in node.keywords):
+    yield from spread_over(function, None)
+
+
+def spread_over(function: Callable[..., Any], name: str | None) -> Iterator[str]:
+    """The entries of a dictionary `name` of weights that the code reads, or spreads over a call."""
+    for tree in trees_of(function):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == name:
+                entry = getattr(node.slice, "value", None)
+                yield from [entry] if isinstance(entry, str) else []
+            if not isinstance(node, ast.Call):
+                continue
+            spread = [getattr(one.value, "id", "") for one in node.keywords if one.arg is None]
+            if spread and name in (None, *spread):
                 called = getattr(node.func, "id", "")
                 inner = getattr(inspect.unwrap(function), "__globals__", {}).get(called)
                 if inspect.isfunction(inner):

@@ -15,6 +15,7 @@ from regard.diagnosis.convention import EMBEDDED, READY, Convention, to_layout
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.probe import Probe, labels_of
 from regard.diagnosis.signature import LATENTS, MASKS, OF_KEYS, OF_TEXTS, Callee, Parameter
+from regard.diagnosis.tables import LONG, table
 
 ALL = slice(None)
 # Which part of a mask (B, H, L, S) is handed over; "full" depends on the layout.
@@ -88,6 +89,13 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return 1e9
         case "layer":  # of these sizes; running.py makes it
             return f"{sizes['H']} {sizes['G']} {sizes['D']}"
+        case "cos" | "sin":
+            rows = LONG if {"pos", "positions"} & callee.roles.keys() else sizes["S"]
+            of = np.cos if role == "cos" else np.sin
+            return table(of, callee.tables, rows, sizes["D"]).astype(dtype)
+        case "positions":
+            numbers = np.arange(sizes["L"])
+            return numbers[None] if callee.tables.startswith("batch") else numbers
         case "sink":
             return np.full(sizes["H"], -np.inf, dtype if dtype.kind == "f" else np.float64)
     if role == "longest":

@@ -109,6 +109,11 @@ def _chunks(
                 of_keys = convention.shared and role in ("key", "value")
                 axis = convention.key_token_axis if of_keys else convention.token_axis
                 part[name] = np.take(part[name], rows, axis=axis)
+        for role in ("cos", "sin", "positions"):
+            of_own = role == "positions" or not {"pos", "positions"} & callee.roles.keys()
+            if of_own and role in callee.roles and (name := callee.roles[role].name) in part:
+                axis = 1 if callee.tables.startswith("batch") else 0
+                part[name] = part[name].take(np.atleast_1d(rows), axis=axis)
         if "pos" in callee.roles:
             part[callee.roles["pos"].name] = start
         parts.append(part)
@@ -186,6 +191,10 @@ def _as_output(found: ReturnedArray, convention: Convention, probe: Probe) -> Ar
         alone = tuple(n for axis, n in zip(layout, expected, strict=True) if axis != "L")
         if array.shape == alone:  # a single learned query, without its axis
             return array.reshape(probe.result(probe.right).shape)
+    side_by_side = (size["L"], size["H"] * size["E"])
+    if layout == "LHD" and array.shape == side_by_side and not convention.turned_output:
+        array = array.reshape(expected)
+        return from_layout(array, axes, layout, probe.result(probe.right).shape)
     if axes != READY or len(expected) != 4 or convention.one_query:
         return None
     # Heads go in by themselves and come out side by side, or rows before heads.

@@ -26,6 +26,7 @@ from regard.errors import OptionError, safe_text
 # Where an object that is made here keeps what it was made with.
 _MADE = "regard_made_with"
 _HEADS = "regard_made_with_heads"
+MODEL_NAMES = ("d", "dim", "width")  # of the embeddings in a constructor, of a head elsewhere
 HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
 DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has
@@ -53,6 +54,13 @@ SIZES = (
     ),
 )
 
+# A single learned number that multiplies what attention returns; of others the module is kept.
+GATE = re.compile("(gamma|gate|alpha|beta)$")
+
+# A layer whose sigmoid multiplies it; with a large bias it multiplies by 1.
+GATE_LAYER = re.compile("gat(e|ing)|g_proj$|linear_g$")
+NORM = re.compile("Norm$")
+
 # Numbers that are no sizes, by their names.
 NUMBERS = (
     (re.compile("eps"), 1e-6),
@@ -73,6 +81,11 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
         try:
             arguments = _arguments(kind, heads, own_sizes)
             made = kind(**arguments)
+            if own_sizes and (width := _width_of_heads(made, arguments)):
+                arguments |= width
+                made = kind(**arguments)
+            if is_module(kind) and not all(own.numel() for own in made.parameters()):
+                raise ValueError("a weight has no numbers")  # such as a width of dim // 8
             with contextlib.suppress(AttributeError):
                 setattr(made, _HEADS, next((v for n, v in arguments.items() if _is_count(n)), None))
                 setattr(made, _MADE, ", ".join(f"{n}={value!r}" for n, value in arguments.items()))
@@ -85,6 +98,16 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
     if not found:
         raise OptionError(problem)
     return found
+
+
+def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
+    """The width that heads need if the width of embeddings is fixed outside; else nothing."""
+    roles = {role_of(name): name for name in arguments if plain(name) not in MODEL_NAMES}
+    if not is_module(type(made)) or not {"heads", "width"} >= roles.keys() or "width" not in roles:
+        return {}
+    count = arguments[roles["heads"]] if "heads" in roles else 1
+    first = next((p.shape[-1] for p in made.parameters() if p.ndim == 2), 0)
+    return {roles["width"]: first // count} if "heads" in roles and first % count == 0 else {}
 
 
 def _is_count(name: str) -> bool:
@@ -114,16 +137,26 @@ def is_module(kind: type) -> bool:
 
 
 def fresh_weights(thing: Any) -> Any:
-    """A copy of an object with random weights in float64, made for evaluation; the rest is kept."""
+    """A copy of an object with random weights in float64, made for evaluation; the rest is kept.
+
+    Single numbers, such as a learned temperature, are kept too.
+    """
     own = copy.deepcopy(thing)
     if hasattr(own, "state_dict") and hasattr(own, "parameters"):
         import torch
 
-        own = own.double().eval()
+        own = _without_norms(own).double().eval()
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for parameter in own.parameters():
-                parameter.uniform_(-0.9, 0.9, generator=generator)
+            for name, parameter in own.named_parameters():
+                if parameter.numel() > 1:
+                    parameter.uniform_(-0.9, 0.9, generator=generator)
+                elif GATE.search(name):
+                    parameter.fill_(1.0)
+            for name, part in own.named_modules():
+                if GATE_LAYER.search(name) and getattr(part, "bias", None) is not None:
+                    part.weight.zero_()
+                    part.bias.fill_(100.0)  # its sigmoid is 1
         return own
     rng = np.random.default_rng(0)
     for holder in (vars(own), *(one for one in vars(own).values() if isinstance(one, dict))):
@@ -132,6 +165,25 @@ def fresh_weights(thing: Any) -> Any:
                 drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
                 holder[name] = drawn if isinstance(value, np.ndarray) else _like(value, drawn)
     return own
+
+
+def _without_norms(module: Any) -> Any:
+    """The module with its normalisations replaced by nothing: attention alone is judged."""
+    import torch
+
+    for part in [*module.modules()]:
+        for name, child in part.named_children():
+            if NORM.search(type(child).__name__):
+                setattr(part, name, torch.nn.Identity())
+    return module
+
+
+def without(thing: Any) -> list[str]:
+    """The layers of a torch module that `fresh_weights` leaves out, by their names."""
+    if not hasattr(thing, "named_modules"):
+        return []
+    parts = thing.named_modules()
+    return [name for name, part in parts if name and NORM.search(type(part).__name__)]
 
 
 def _is_float(value: Any) -> bool:
@@ -211,7 +263,7 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
 
 def _value(name: str, sizes: Mapping[str, Any]) -> Any:
     """The size or number that a name asks for, or None."""
-    role = "model" if plain(name) in ("d", "dim", "width") else role_of(name) or ""
+    role = "model" if plain(name) in MODEL_NAMES else role_of(name) or ""
     if role == "no":
         return False if "train" in name else sizes["dropout"]
     if role in ("heads", "key_heads", "width", "model", "window", "softcap", "block"):

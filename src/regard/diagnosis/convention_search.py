@@ -54,7 +54,7 @@ ONE_QUERY_LAYOUTS = (
     ("BHD", "BHLD"),
     ("BD", "LBD"),
 )
-SHARED_LAYOUTS = ("BHLD", "HBLD", "BLHD", "HLD")  # of queries, with keys that have no heads
+SHARED_LAYOUTS = ("BHLD", "HBLD", "BLHD", "HLD", "LHD")  # of queries, with keys that have no heads
 EMBEDDED_LAYOUTS: tuple[tuple[str, ...], ...] = (("LM",), ("BLM", "LBM"))
 
 
@@ -67,7 +67,8 @@ def find_conventions(tested: FunctionUnderTest) -> list[list[Convention]]:
     callee = tested.callee
     # F.linear takes weights as (out, in); a function on NumPy arrays has no reason to.
     projects = callee.kind == "projected" and not callee.weights
-    transposed = (False, True) if projects and callee.framework == "torch" else (False,)
+    turned = callee.framework == "torch" or callee.says_transposed
+    transposed = (False, True) if projects and turned else (False,)
     hypotheses = []
     always = always_causal(tested)
     if not projects:
@@ -208,8 +209,9 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             found = single if not found or (single and single[0][1] is Fit.RIGHT) else found
         if ready and not found:
             shared = [Convention(one, dtype, shared=True) for one in SHARED_LAYOUTS]
-            fitting = ((one, _fit(tested, one)) for one in shared)
-            found = [one for one in fitting if one[1] is Fit.RIGHT][:1]
+            fitting = [(one, _fit(tested, one)) for one in shared]
+            right = [one for one in fitting if one[1] is Fit.RIGHT]
+            found = (right or [one for one in fitting if one[1] is not Fit.NONE])[:1]
         if found:
             return [_with_output_position(tested, convention) for convention, _ in found]
     return []

@@ -24,6 +24,7 @@ from regard.diagnosis.adapting import (
     keeps_state,
     with_weights,
 )
+from regard.diagnosis.around import around_attention
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.construction import (
     as_written,
@@ -32,6 +33,7 @@ from regard.diagnosis.construction import (
     heads_made_with,
     is_module,
     made_with,
+    without,
 )
 from regard.diagnosis.differentiation import (
     Applied,
@@ -40,6 +42,7 @@ from regard.diagnosis.differentiation import (
     pair_of,
     returned_gradients,
 )
+from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.packing import unpacked
 from regard.diagnosis.signature import (
     MOST_READINGS,
@@ -48,9 +51,11 @@ from regard.diagnosis.signature import (
     Parameter,
     parameters_of,
     role_of,
+    text_of,
     with_roles,
     without_weights,
 )
+from regard.diagnosis.tables import from_tables, with_forms
 from regard.diagnosis.weights import head_count, readings_of_weights
 from regard.diagnosis.wording import CAUSAL, LINEAR, is_unscaled, what_true_means, what_window_means
 from regard.errors import OptionError, safe_text
@@ -100,6 +105,7 @@ def inspect_function(
         "batched": _may_be_batched(function, text),
         "window_means": what_window_means(text),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
+        "says_transposed": "in_proj_weight" in text or "out_proj_weight" in text,
         "says_causal": CAUSAL.search(text) is not None,
         "unscaled": is_unscaled(f"{name}\n{_words_of(text)}"),
     }
@@ -205,18 +211,26 @@ def _readings_of(
             found.append((other, Callee(name, own, framework, {}, heads, adapted=True)))
     if packed:
         return found
+    for tabled, taken in [] if roles else from_tables(called, parameters):
+        called, parameters = tabled, taken
+    fused = [] if roles or weights else with_fused_weights(called, parameters)
+    for other, taken in fused:
+        found += _readings_of(other, taken, {}, {}, heads, framework, name, function)
+    if fused:
+        return found
     for own, count in itertools.product(with_roles(parameters, dict(roles or {})), counts):
         own = own if weights else without_weights(own)
-        callee = Callee(name, own, framework, weights, count, adapted=called is not function)
-        if "cache" not in callee.roles:
-            found.append((called, callee))
-            continue
-        cache = callee.roles["cache"]
-        value = next((one.name for one in own if one.role in ("value", "x")), "")
-        stepping = Remembering(called, "", cache.name, value)
-        keyed = tuple(replace(one, keyword=True) for one in own)
-        steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
-        found += steps if cache.required else [(called, callee), *steps]
+        whole = Callee(name, own, framework, weights, count, adapted=called is not function)
+        for callee in with_forms(whole):
+            if "cache" not in callee.roles:
+                found.append((called, callee))
+                continue
+            cache = callee.roles["cache"]
+            value = next((one.name for one in own if one.role in ("value", "x")), "")
+            stepping = Remembering(called, "", cache.name, value)
+            keyed = tuple(replace(one, keyword=True) for one in own)
+            steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
+            found += steps if cache.required else [(called, callee), *steps]
     return found
 
 
@@ -249,6 +263,7 @@ def _object_readings(
     objects = [fresh_weights(one) for one in made]
     if not inspect.isclass(thing) and not is_module(kind):
         objects.append(thing)  # its weights may have to agree with something else in it
+    left_out = tuple(without(made[0])[:4])
     for own in objects:
         called = getattr(own, method)
         framework = library or ("torch" if is_module(kind) else _framework_of(called))
@@ -269,18 +284,25 @@ def _object_readings(
             target, known = adapted
         elif not roles and (kept := with_cache_object(own, called, known, heads)) is not None:
             (target, known), remembers = kept, True
-        for weights, count in weighed:
+        if around := [*around_attention(own, _text_of(thing))]:
+            known = [replace(known[0], role="x"), *(replace(o, keyword=True) for o in known[1:])]
+        for tabled, taken in [] if roles else from_tables(target, known):
+            target, known = tabled, taken
+        targets: list[Callable[..., Any]] = [*around, target]
+        for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
-                callee = replace(
+                whole = replace(
                     Callee(name, parameters, framework, weights, count, made=made_with(own)),
+                    without=left_out,
                     remembers=remembers,
                     rows_first=rows_first,
                     adapted=target not in (own, called) or not as_written(own, thing),
                 )
-                steps = [(target, replace(callee, steps=one)) for one in STEPS if remembers]
-                plain_one = [(target, callee)]
-                is_step = method in ("step", "decode")
-                found += steps if is_step and remembers else [*plain_one, *steps]
+                for callee in with_forms(whole):
+                    steps = [(target, replace(callee, steps=one)) for one in STEPS if remembers]
+                    plain_one = [(target, callee)]
+                    is_step = method in ("step", "decode")
+                    found += steps if is_step and remembers else [*plain_one, *steps]
     return found
 
 
@@ -288,11 +310,8 @@ def _may_have_rows_first(kind: type) -> bool:
     """Whether (L, B, M) may be meant: torch's own layers do, others if their code mentions it."""
     if not is_module(kind) or kind.__module__.startswith("torch."):
         return True
-    try:
-        text = inspect.getsource(kind)
-    except (OSError, TypeError):
-        return True
-    return ROWS_FIRST.search(text) is not None
+    text = text_of(kind)
+    return not text or ROWS_FIRST.search(text) is not None
 
 
 def _text_of(function: Any) -> str:
@@ -300,10 +319,7 @@ def _text_of(function: Any) -> str:
     if isinstance(function, Pair):
         return _text_of(function.holder or function.forward)
     kind = function if inspect.isclass(function) else type(function)
-    try:
-        return inspect.getsource(inspect.unwrap(function) if _is_function(function) else kind)
-    except (OSError, TypeError):
-        return ""
+    return text_of(function if _is_function(function) else kind)
 
 
 def _words_of(text: str) -> str:

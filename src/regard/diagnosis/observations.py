@@ -96,6 +96,9 @@ def findings(tested: FunctionUnderTest) -> Iterator[Finding]:
     answers = list(asked.values())
     if (printed := next((one.printed for one in answers if one.printed), "")) != "":
         yield Finding("prints", f"{name} prints: {printed[:80]}")
+    if tested.callee.without:
+        text = f"{name} is judged without its {', '.join(tested.callee.without)}"
+        yield Finding("left_out", text)
     if tested.out_of_time:
         text = f"{name} is slow: after {tested.calls} calls no time was left for more"
         yield Finding("slow", text)

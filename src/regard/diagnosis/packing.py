@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.signature import Parameter, plain, role_of
+from regard.diagnosis.signature import Parameter, plain, role_of, text_of
 
 QKV = re.compile("^(x|in|mixed|fused|packed)?qkv(s|packed|proj|tensor|layer|states|heads)?$")
 KV = re.compile("^(x|mixed|fused|packed)?kv(s|packed|heads)?$")
@@ -22,6 +22,8 @@ PAGED_VALUES = re.compile(
     "^(v|value)s?_?(cache|pages?|pool|blocks|buffer|paged|cached)", re.IGNORECASE
 )
 TABLE = re.compile("(block|page)s?_?(table|index|indices|ids|idx|map|list)", re.IGNORECASE)
+# Queries with an axis of groups and one of the heads in a group: "qhmd" beside "khd".
+GROUPED = re.compile(r"""["'][a-z]*(hm|hg|hr|gm|gh|gr|kg|nm)d *, *[a-z]*[hgkn]d\b""")
 PAGE = 5  # tokens in a page: a short text of a probe has one, a long one many
 # Where three arrays of equal shape are put together: side by side, or along a new axis.
 PLACES: tuple[int | None, ...] = (-3, None, 0, 1)
@@ -50,6 +52,8 @@ def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> l
     whole = next((one for name, one in required.items() if QKV.match(name)), None)
     if whole is not None:
         return _of_parts(function, parameters, whole, ("query", "key", "value"))
+    if (grouped := _grouped(function, parameters)) is not None:
+        return grouped
     if (paged := _paged(function, parameters)) is not None:
         return paged
     keys = next((one for name, one in required.items() if KV.match(name)), None)
@@ -57,6 +61,26 @@ def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> l
         both = _of_parts(function, parameters, keys, ("key", "value"))
         return [*both, (function, [*parameters])]
     return []
+
+
+def _grouped(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> list[Alternative] | None:
+    """With queries (L, G, H/G, D) for keys (S, G, D), if its code says so."""
+    names = {role_of(one.name): one.name for one in parameters if one.required}
+    if not {"query", "key", "value"} <= names.keys() or not GROUPED.search(text_of(function)):
+        return None
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        own = dict(given)
+        q, groups = own[names["query"]], own[names["key"]].shape[-2]
+        own[names["query"]] = q.reshape(*q.shape[:-2], groups, -1, q.shape[-1])
+        if "sink" in names:
+            own[names["sink"]] = own[names["sink"]].reshape(groups, -1)
+        return own
+
+    packed = (Packing(function, pack), [replace(one, keyword=True) for one in parameters])
+    return [packed, (function, [*parameters])]
 
 
 def _of_parts(
@@ -73,27 +97,38 @@ def _of_parts(
     def pack(place: int | None, given: dict[str, Any]) -> dict[str, Any]:
         own = dict(given)
         arrays = [own.pop(name) for name in names]
-        return own | {whole.name: _joined(arrays, place)}
+        together = joined(arrays, -1) if place is None else _stacked(arrays, place)
+        return own | {whole.name: together}
 
     return [(Packing(function, partial(pack, place)), [*inner, *rest]) for place in PLACES]
 
 
-def _joined(arrays: Sequence[Any], place: int | None) -> Any:
-    """Arrays side by side in the last axis, or stacked along a new axis."""
+def joined(arrays: Sequence[Any], axis: int) -> Any:
+    """Arrays side by side along an axis."""
     first = arrays[0]
     if hasattr(first, "new_zeros"):
         import torch
 
-        if place is None:
-            return torch.cat([*arrays], -1)
-        return torch.stack([*arrays], place)
-    if isinstance(first, np.ndarray):
-        library: Any = np
-    else:
-        import jax.numpy
+        return torch.cat([*arrays], axis)
+    return _library_of(first).concatenate(arrays, axis)
 
-        library = jax.numpy
-    return library.concatenate(arrays, -1) if place is None else library.stack(arrays, place)
+
+def _stacked(arrays: Sequence[Any], axis: int) -> Any:
+    """Arrays along a new axis."""
+    first = arrays[0]
+    if hasattr(first, "new_zeros"):
+        import torch
+
+        return torch.stack([*arrays], axis)
+    return _library_of(first).stack(arrays, axis)
+
+
+def _library_of(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return np
+    import jax.numpy
+
+    return jax.numpy
 
 
 def _paged(

@@ -39,6 +39,8 @@ ABILITIES = {
 # Queries and keys of a text that several blocks make, the last of them not full. A function that
 # takes only as many queries as keys gets the second one.
 LONG = ((2, 300), (150, 150))
+# A length that windows, blocks, rings and images of the usual sizes divide.
+ROUND = 16
 
 
 def _draw(seed: int, *shape: int) -> Array:
@@ -102,6 +104,21 @@ def _padding(batch: int, keys: int) -> Array:
     keep[0, ..., 3:] = False
     keep[-1, ..., 4:] = False
     return keep
+
+
+def round_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
+    """The same of ROUND tokens, for functions that take few lengths."""
+    for probe in ready_probes(rank, of_batch=of_batch):
+        size = probe.sizes
+        if size["L"] != size["S"] or probe.ability in ("long", "cache") or size["L"] != 5:
+            continue
+        own = (size["B"], size["H"], size["G"], ROUND, ROUND, 8, 8)
+        new = ready_probe(probe.name, probe.ability, own, 10 * rank)
+        keep = probe.keep
+        if keep is not None:
+            keep = _padding(size["B"], ROUND) if keep.ndim == 4 else _keep(rank, ROUND, ROUND)
+            keep = keep | (np.arange(ROUND) == 0) if probe.causal else keep
+        yield replace(probe, inputs=new.inputs, keep=keep)
 
 
 def ready_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:

@@ -30,6 +30,7 @@ from regard.diagnosis.signature import (
     Callee,
     Parameter,
 )
+from regard.diagnosis.tables import FORMS
 from regard.errors import safe_text
 
 T = TypeVar("T")
@@ -193,6 +194,9 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "window_means": callee.window_means,
                 "unscaled": callee.unscaled,
                 "says_causal": callee.says_causal,
+                "says_transposed": callee.says_transposed,
+                "tables": callee.tables,
+                "without": callee.without,
                 "says_linear": callee.says_linear,
                 "parameters": [
                     [one.name, one.role, one.required, one.keyword, _kind_of_default(one.default)]
@@ -234,10 +238,12 @@ def as_callees(content: dict[str, Any], data: bytes) -> list[Callee]:
 def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee, int]:
     _need(content.keys() == CALLEE_FIELDS)
     _need(content["steps"] in ("", *STEPS))
+    _need(content["tables"] in ("", "batch", *FORMS))
+    _need(type(content["without"]) is list and len(content["without"]) <= MAX_ARRAYS)
     _need(content["mask_means"] in ("", "keep", "hide"))
     _need(content["window_means"] in ("", "inclusive"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
-    flags = (*kinds, "unscaled", "says_causal", "says_linear")
+    flags = (*kinds, "unscaled", "says_causal", "says_linear", "says_transposed")
     _need(all(type(content[name]) is bool for name in flags))
     heads = content["heads"]
     _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
@@ -261,10 +267,12 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
     _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
-    how = {name: content[name] for name in ("steps", "mask_means", "window_means", *flags)}
+    how = {
+        name: content[name] for name in ("steps", "tables", "mask_means", "window_means", *flags)
+    }
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
     own |= {"weights": weights, "heads": heads}
-    own |= {"made": _text(content["made"])}
+    own |= {"made": _text(content["made"]), "without": tuple(map(_text, content["without"]))}
     return Callee(name, tuple(parameters), content["framework"], **own), start
 
 

@@ -46,7 +46,7 @@ NAMES = {
     "heads": "h heads numheads nheads nhead numberofheads headcount nh numhead numattentionheads "
     "nqheads noheads numqueryheads qheads nheadq numqheads hq attentionheads nattnheads",
     "key_heads": "numkvheads nkvheads kvheads numkeyvalueheads nkvhead hkv numgroups ngroups "
-    "numquerygroups nheadskv groups nkv",
+    "numquerygroups nheadskv groups nkv nlocalheads nlocalkvheads nlocal",
     "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
     "model": "dmodel embeddim hiddensize modeldim hiddendim nembd embdim modelsize",
     "window": "window windowsize slidingwindow localwindow attentionwindow",
@@ -57,7 +57,10 @@ NAMES = {
     "cache_k": "pastk kcache cachek keycache pastkey pastkeys kpast prevk cachedk cachedkeys",
     "cache_v": "pastv vcache cachev valuecache pastvalue pastvalues vpast prevv cachedv "
     "cachedvalues",
-    "pos": "pos position startpos offset inputpos cachepos cacheposition step startposition",
+    "pos": "pos position startpos offset cachepos step startposition",
+    "positions": "positionids positions posids inputpos tokenpositions cacheposition",
+    "cos": "cos rotarycos ropecos freqscos cosines costable coscached cosine",
+    "sin": "sin rotarysin ropesin freqssin sines sintable sincached sine",
     "no": "dropout dropoutp pdropout dropoutrate pdrop training train istraining attndropout "
     "dropoutprob",
     "yes": "deterministic needweights returnweights returnattention returnattn outputattentions",
@@ -159,6 +162,8 @@ class Callee:
     number: int = 0  # of this reading: a function may be read in several ways
     returns: tuple[str, ...] = ()  # the names of gradients in a backward pass's last return
     paired: bool = False  # whether it has a backward pass beside its forward pass
+    tables: str = ""  # the form of its tables of rotary positions
+    without: tuple[str, ...] = ()  # layers that are left out: normalisations, and the input added
     made: str = ""  # the arguments with which an object was made of a class
     steps: str = ""  # called for one token at a time, whose axis is kept or dropped
     remembers: bool = False  # an object that keeps keys and values between calls
@@ -167,6 +172,7 @@ class Callee:
     adapted: bool = False  # called in a way that a line of code does not say
     window_means: str = ""  # inclusive, if its text says that a window counts the own key
     says_linear: bool = False  # whether its name or its text mentions linear attention
+    says_transposed: bool = False  # whether its weights are stored as (out, in), by a name
     says_causal: bool = False  # whether its text mentions a causal rule
     unscaled: bool = False  # whether its name or its text says that scores are not scaled
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
@@ -359,6 +365,14 @@ def without_weights(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
         return tuple(parameters)
     arrays = {"x": "query", "context": "key_value"}
     return tuple(replace(one, role=arrays.get(one.role or "", one.role)) for one in parameters)
+
+
+def text_of(function: Any) -> str:
+    """The code of a function or class; nothing if it is not known."""
+    try:
+        return inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError):
+        return ""
 
 
 def is_upstream(name: str) -> bool:

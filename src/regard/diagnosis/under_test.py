@@ -18,7 +18,13 @@ from regard.diagnosis.convention import Answer, Convention, agrees
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.probe import UNITS, Probe
-from regard.diagnosis.probes import one_query_probes, projected_probes, ready_probes
+from regard.diagnosis.probes import (
+    ROUND,
+    one_query_probes,
+    projected_probes,
+    ready_probes,
+    round_probes,
+)
 from regard.diagnosis.signature import LATENTS, OF_TEXTS, Callee
 from regard.diagnosis.weights import key_heads
 
@@ -52,6 +58,7 @@ class FunctionUnderTest:
     # Where the forward pass is asked, whose gradients are asked for here; None: its results are.
     forward: FunctionUnderTest | None = None
     origin: tuple[str, ...] = ()  # the lines of Python that import it
+    is_round: bool = False  # whether all probes have as many tokens as most sizes divide
 
     def ask(self, convention: Convention, probe: Probe) -> Answer:
         """The answer to one probe; the function is called once for each."""
@@ -96,16 +103,21 @@ class FunctionUnderTest:
             rules = (convention.causal_always, both_ways, convention.aligned)
             if kind in ("arrays", "self"):
                 one = 1 if convention.one_query else None
-                found = _ready_probes(rank, of_batch, kind == "self", one, *rules)
+                how = (of_batch, kind == "self", one, self.is_round)
+                found = _ready_probes(rank, *how, *rules)
             else:
-                found = [_with_rules(p, *rules) for p in _projected_probes(self.callee, rank)]
+                rows = ROUND if self.is_round else 5
+                drawn = _projected_probes(self.callee, rank, rows)
+                found = [_with_rules(p, *rules) for p in drawn]
+                if self.is_round:
+                    found = [p for p in found if p.sizes["L"] == p.sizes["S"] == ROUND]
             if convention.joined:
                 found = [_with_joined_context(one) for one in found if not one.has_rules]
             if self.stated.mechanism is not None:
                 found = list(self.stated.mechanism.of(found))
             if "key_t" in roles:  # it may read the width from the values alone
                 found = [probe for probe in found if probe.sizes["D"] == probe.sizes["E"]]
-            if "key_value" in roles:
+            if "key_value" in roles and kind in ("arrays", "self"):
                 found = [_with_keys_as_values(one) for one in found]
             if convention.shared:
                 found = [_with_shared_keys(probe) for probe in found if probe.sizes["G"] > 1]
@@ -140,6 +152,7 @@ def _ready_probes(
     of_batch: bool,
     itself: bool,
     rows: int | None,
+    is_round: bool,
     always: bool,
     both_ways: bool,
     aligned: str,
@@ -148,9 +161,8 @@ def _ready_probes(
 
     With `rows` each has so many queries.
     """
-    probes = (
-        one_query_probes(rank, of_batch=of_batch) if rows else ready_probes(rank, of_batch=of_batch)
-    )
+    make = one_query_probes if rows else round_probes if is_round else ready_probes
+    probes: Iterator[Probe] = make(rank, of_batch=of_batch)
     if itself:
         probes = (_self_attention(probe) for probe in probes if _is_square(probe))
     return [_with_rules(probe, always, both_ways, aligned) for probe in probes]
@@ -165,11 +177,11 @@ def _with_rules(probe: Probe, always: bool, both_ways: bool, aligned: str) -> Pr
     return replace(probe, offset=0) if aligned == "start" and probe.offset else probe
 
 
-def _projected_probes(callee: Callee, rank: int) -> Iterator[Probe]:
+def _projected_probes(callee: Callee, rank: int, rows: int) -> Iterator[Probe]:
     batch = 1 if rank == 2 else 2
     if callee.kind == "packed":
         return _packed_probes(callee.heads or 4, batch, rank)
-    more: dict[str, Any] = dict(batch=batch, rank=rank)
+    more: dict[str, Any] = dict(batch=batch, rank=rank, rows=rows)
     more["cross"] = bool({"context", "key"} & callee.roles.keys())
     if LATENTS in callee.weights:
         return _pooling_probes(callee, more)
@@ -210,7 +222,8 @@ def _projected_by_arguments(callee: Callee, more: dict[str, Any]) -> Iterator[Pr
     shapes = {"W_q": (6, 4), "W_k": (6, 4), "W_v": (6, 5), "W_o": (5, 7)}
     shapes |= {"b_q": (4,), "b_k": (4,), "b_v": (5,), "b_o": (7,)}  # type: ignore[dict-item]
     taken = {name: shape for name, shape in shapes.items() if name in callee.roles}
-    square = {name: (6,) * len(shape) for name, shape in taken.items()}
+    width = 6 if 6 % (callee.heads or 1) == 0 else 3 * (callee.heads or 1)
+    square = {name: (width,) * len(shape) for name, shape in taken.items()}
     if "heads" in callee.roles:
         yield from projected_probes(square, callee.heads or 2, **more)
         return

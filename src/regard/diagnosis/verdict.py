@@ -6,6 +6,7 @@ inputs break it. Each is answered in a module of its own.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 from regard.diagnosis import matching
 from regard.diagnosis.built_in import PLAIN
 from regard.diagnosis.calling import Once
-from regard.diagnosis.convention import MASK_KINDS, Ask, Convention
+from regard.diagnosis.convention import MASK_KINDS, READY, Ask, Convention
 from regard.diagnosis.convention_search import (
     as_layout,
     find_conventions,
@@ -56,6 +57,8 @@ from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
 
 TIME_LIMIT = 10.0
+# What a function says of a length that it does not take.
+LENGTH = re.compile("equal division|divisible|divide|multiple of", re.IGNORECASE)
 READINGS_SECONDS = 2.0  # after these no other way of reading a function is judged
 
 
@@ -108,7 +111,8 @@ def diagnose(
         FunctionUnderTest(one, stated, float(time_limit), put, origin=found_at) for one in callees
     ]
     found: Outcome | None = None
-    for tested in likely_readings(all_tested):
+    likely = _of_round_lengths(all_tested, likely_readings(all_tested))
+    for tested in likely:
         own = _verdict(tested, found)
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
             found = own
@@ -117,6 +121,23 @@ def diagnose(
     assert found is not None
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=put.calls, seconds=seconds)
+
+
+def _of_round_lengths(
+    readings: Sequence[FunctionUnderTest], likely: list[FunctionUnderTest]
+) -> list[FunctionUnderTest]:
+    """The same asked with round lengths alone, if others are refused, and they are not."""
+    first = likely[0]
+    conventions = find_conventions(first)
+    usual = first.callee.kind not in ("arrays", "self") or any(
+        one.layout == READY for own in conventions for one in own
+    )
+    refused = (one.problem for one in first.answers.values() if one.kind == "raised")
+    if first.hung or (conventions and (usual or not any(map(LENGTH.search, refused)))):
+        return likely
+    round_ones = [replace(one, is_round=True, answers={}, probes={}) for one in readings]
+    found = likely_readings(round_ones)
+    return found if find_conventions(found[0]) else likely
 
 
 def parse_signature(text: str) -> dict[str, str]:

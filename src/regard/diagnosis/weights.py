@@ -23,6 +23,7 @@ LAYERS = {
     **dict.fromkeys(("query", "queries", "q"), "W_q"),
     **dict.fromkeys(("key", "keys", "k"), "W_k"),
     **dict.fromkeys(("value", "values", "v"), "W_v"),
+    **dict(theta="W_q", phi="W_k", g="W_v", wz="W_o"),  # as in non-local blocks
     **dict.fromkeys(("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout"), "W_o"),
     **dict.fromkeys(("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"), "W_o"),
 }
@@ -45,11 +46,13 @@ Read = tuple[Weights, "int | None"]
 def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     """Every way to read the weights of an object, as x @ W: the likeliest first."""
     stated = heads or head_count(thing)
-    layers = [*_layers(thing)]
+    layers = _without_bottlenecks([*_layers(thing)])
     groups = _number(thing, "key_heads")
     found: list[Weights] = []
     per_head: list[int] = []
     latents, layers = _learned_queries(layers)
+    if "theta" in (path for path, *_ in layers):  # there W alone is the output's
+        layers = [("wz" if path == "W" else path, *more) for path, *more in layers]
     named = _named(layers, stated, groups, per_head)
     if latents is not None:
         named = {**dict.fromkeys(PROJECTIONS, np.eye(latents.shape[-1])), **named}
@@ -81,6 +84,8 @@ def _learned_queries(layers: list[Layer]) -> tuple[Array | None, list[Layer]]:
     """Queries that an object has learned, (N, M), and its other layers."""
     for one in layers:
         path, layer, array, _ = one
+        if array.ndim == 0:
+            continue
         name, wide = path.rpartition(".")[2], array.reshape(-1, array.shape[-1])
         alone = array.ndim == 1 or array.shape[0] == 1 or len(wide) != array.shape[-1]
         if layer is None and LEARNED.search(name) and alone and array.size == wide.size:
@@ -120,8 +125,10 @@ def _layers(thing: Any) -> Iterator[Layer]:
             weight = own.get("weight")
             if weight is not None and path:
                 array = _array(weight)
-                if array.ndim == 3 and array.shape[-1] == 1:  # a convolution of width 1
-                    array = array[..., 0]
+                if (
+                    array.ndim > 2 and array.shape[2:].count(1) == array.ndim - 2
+                ):  # a convolution of width 1
+                    array = array.reshape(array.shape[:2])
                 if array.ndim == 2 and not OTHER_LAYERS.search(type(part).__name__):
                     turned = array if type(part).__name__ == "Conv1D" else array.T
                     bias = own.get("bias")
@@ -139,8 +146,27 @@ def _layers(thing: Any) -> Iterator[Layer]:
             yield name, None, np.asarray(value, float), None
 
 
+_DOWN = re.compile("(^|_)(w?)(q|kv|k|v)_?(a|down)(_proj)?$")
+_UP = "(^|_)(w?){0}_?(b|up)(_proj)?$"
+
+
+def _without_bottlenecks(layers: list[Layer]) -> list[Layer]:
+    """Two layers of a projection, down to a few columns and up again, as their product."""
+    found, products = list[Layer](), set[str]()
+    for path, layer, weight, bias in layers:
+        down = _DOWN.search(path)
+        up = next((one for one in layers if down and re.search(_UP.format(down[3]), one[0])), None)
+        if down and up and weight.shape[-1] == len(up[2]):
+            products.add(up[0])
+            more = up[3] if bias is None else bias @ up[2] + (0 if up[3] is None else up[3])
+            path, weight, bias = f"w{down[3]}", weight @ up[2], more
+        found.append((path, layer, weight, bias))
+    return [one for one in found if one[0] not in products]
+
+
 def _is_numbers(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and str(value.dtype)[:5] == "float"
+    kind = str(getattr(value, "dtype", ""))[:5]
+    return hasattr(value, "shape") and kind == "float" and 0 not in value.shape
 
 
 def _array(value: Any) -> Array:

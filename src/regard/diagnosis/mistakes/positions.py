@@ -115,7 +115,46 @@ def _from_zero(places: Array) -> Array:
     return np.arange(float(len(places)))
 
 
+def _of_each_call(values: Values, probe: Probe, side: str) -> Array:
+    """Positions that begin at 0 in each call with a cache."""
+    calls = probe.chunks
+    places = np.concatenate([np.arange(float(n)) for n in calls]) if calls else None
+    own = values[f"{side}_positions"] if places is None else places
+    return _turn(_unturned(values, side), own, values["frequencies"], probe)
+
+
+def _turned_in_each_call(values: Values, probe: Probe) -> Array:
+    """Scores with keys of a cache that are turned once more in each call that reads them."""
+    queries, keys = values["rotated_queries"], values["rotated_keys"]
+    calls = np.repeat(np.arange(len(probe.chunks)), probe.chunks)
+    each = queries.shape[-3] // keys.shape[-3]
+    scores = queries @ keys.repeat(each, -3).swapaxes(-1, -2)
+    for call in range(1, len(probe.chunks)):
+        more = values["key_positions"] * (1 + np.maximum(call - calls, 0))
+        again = _turn(_unturned(values, "key"), more, values["frequencies"], probe)
+        rows = calls == call
+        scores[..., rows, :] = queries[..., rows, :] @ again.repeat(each, -3).swapaxes(-1, -2)
+    return scores
+
+
 ROTARY: Entries = {
+    "rotary_from_zero_in_each_call": (
+        "with a cache, new tokens are turned as if they were at position 0",
+        "Position i of a call is position past + i of the text.",
+        (
+            replacing(
+                rotated_queries=lambda v, p: _of_each_call(v, p, "query"),
+                rotated_keys=lambda v, p: _of_each_call(v, p, "key"),
+            ),
+        ),
+        PLACES,
+    ),
+    "rotary_in_each_call": (
+        "keys in the cache are turned again in each call",
+        "A cache of turned keys must not be turned again: turn only the new ones.",
+        (replacing(scores=_turned_in_each_call),),
+        PLACES,
+    ),
     "rotary_on_queries_only": (
         "rotary positions turn the queries but not the keys",
         "A score then depends on the position of the query, not on how far apart the two are.",

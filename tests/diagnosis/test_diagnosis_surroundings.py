@@ -1,0 +1,47 @@
+"""Attention with more around it, and with arguments packed in unusual ways."""
+
+from __future__ import annotations
+
+import pytest
+
+import regard
+from support import surrounded_attentions as of_numpy
+
+
+def check(function):
+    name = getattr(function, "__name__", "")
+    found = regard.diagnose(function)
+    assert found.verdict == "right", f"{name}: {found}"
+    return found
+
+
+def check_unscaled(monkeypatch, module, function):
+    monkeypatch.setattr(module, "SCALED", False)
+    found = regard.diagnose(function)
+    assert found.verdict == "mistaken", str(found)
+    first = str(found).splitlines()[0]
+    assert "not scaled" in first or "multiplied by 1 instead" in first, first
+
+
+@pytest.mark.parametrize("function", of_numpy.ALL, ids=lambda one: one.__name__)
+def test_a_function_with_packed_arguments_is_right_and_without_its_scale_it_is_not(
+    function, monkeypatch
+):
+    check(function)
+    if function is not of_numpy.Cache:  # of wrong numbers alone nobody can tell H from T
+        check_unscaled(monkeypatch, of_numpy, function)
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("number", range(9))
+def test_a_layer_with_more_around_attention_is_right_and_without_its_scale_it_is_not(
+    number, monkeypatch
+):
+    from support import surrounded_attentions_torch as of_torch
+
+    assert len(of_torch.ALL) == 9
+    layer = of_torch.ALL[number]
+    found = check(layer)
+    if hasattr(layer(), "norm"):
+        assert "judged without its norm" in str(found)
+    check_unscaled(monkeypatch, of_torch, layer)
