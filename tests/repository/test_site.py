@@ -1,0 +1,177 @@
+"""The site: its pages are complete, and, with --full, it builds and can be read by anyone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regard
+from places import ROOT
+
+PAGES = ROOT / "site" / "pages"
+CHAPTERS = sorted(path for path in (PAGES / "learn").glob("*.md") if path.stem != "index")
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+pytestmark = pytest.mark.skipif(not PAGES.exists(), reason="needs the repository")
+
+
+def in_toctree(page: Path) -> list[str]:
+    """The pages that a page leads to."""
+    lists = re.findall(r"```\{toctree\}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    lines = [line for text in lists for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith(":")]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_every_chapter_has_three_exercises_each_with_an_answer_and_a_check(chapter: Path):
+    before, exercises = chapter.read_text("utf-8").split("\n## Exercises\n")
+    assert ".explain(" in before
+    parts = re.split(r"^### (\d)\. .+$", exercises, flags=re.MULTILINE)
+    assert parts[1::2] == ["1", "2", "3"]
+    for part in parts[2::2]:
+        assert "\n```python\n" in part  # where a reader begins
+        cells = CELL.findall(part)
+        answers = [n for n, cell in enumerate(cells) if cell.startswith(":tags: [hide-input, ans")]
+        assert len(answers) == 1
+        assert any("assert" in cell for cell in cells[answers[0] + 1 :])
+
+
+def test_the_course_and_the_documents_are_listed_once():
+    for folder in ("learn", "classroom"):
+        pages = {path.stem for path in (PAGES / folder).glob("*.md")} - {"index"}
+        listed = in_toctree(PAGES / folder / "index.md")
+        assert sorted(listed) == sorted(pages)
+    assert 10 <= len(CHAPTERS) <= 13
+
+
+def test_every_page_of_the_documentation_is_on_the_site():
+    listed = [*in_toctree(PAGES / "how-to/index.md"), *in_toctree(PAGES / "reference/index.md")]
+    found = {Path(name).name for name in listed if name.startswith("../docs/")}
+    assert found == {path.stem for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_every_public_name_is_in_the_reference():
+    page = (PAGES / "reference" / "api.rst").read_text("utf-8")
+    listed = set(re.findall(r"^   ([A-Za-z][\w.]*)$", page, re.MULTILINE))
+    modules = ("masks", "normalizers", "positions", "scores", "testing", "textbook", "models")
+    names = {name for name in regard.__all__ if name not in (*modules, "__version__")}
+    for module in modules:
+        names |= {f"{module}.{name}" for name in getattr(regard, module).__all__}
+    # Types of annotations, and of what no caller makes.
+    apart = {"masks.Verdict", "models.FAMILIES", "normalizers.Normalizer", "positions.Positions"}
+    assert listed == names - {*apart, "scores.Score"}
+
+
+# --- the site itself -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with every warning an error and every cell executed."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, str(ROOT / "site" / "build.py"), "--to", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    program = next(filter(None, map(shutil.which, CHROMIUM)))
+    # No name of a host leads anywhere, so that a page that needs one is seen to fail.
+    alone = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    alone.append("--allow-file-access-from-files")  # for axe, which looks into frames
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=alone)
+        yield browser
+        browser.close()
+
+
+Open = Callable[[str, int, str], Any]
+full = [
+    pytest.mark.full,
+    pytest.mark.needs("sphinx", "chromium", "playwright", "axe", "minilm", "matplotlib", "dask"),
+]
+
+
+@pytest.fixture
+def open_page(site: Path, browser: Any) -> Iterator[Open]:
+    """Open a page of the site, `width` wide; asking anything else than its files is an error."""
+    asked: list[str] = []
+    contexts = []
+
+    def opened(name: str, width: int, scheme: str) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("requestfailed", lambda request: asked.append(f"failed: {request.url}"))
+        page.goto((site / f"{name}.html").as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    elsewhere = [url for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))]
+    assert elsewhere == []
+
+
+class TestBuilt:
+    pytestmark = full
+
+    def test_every_page_is_there_and_no_link_leads_nowhere(self, site: Path) -> None:
+        pages = {
+            path: path.read_text("utf-8")
+            for path in site.rglob("*.html")
+            if "_static" not in path.parts
+        }  # templates of the theme
+        assert len(pages) > 350
+        for path, text in pages.items():
+            for link in re.findall(r'(?:href|src)="([^"#?]+)', text):
+                if not re.match(r"[a-z]+:", link):
+                    assert (path.parent / link).resolve().exists(), f"{path.name}: {link}"
+
+    @pytest.mark.parametrize("width", [390, 800, 1280])
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_a_page_fits_its_width_and_breaks_no_rule_of_axe(
+        self, open_page: Open, width: int, scheme: str
+    ) -> None:
+        from axe_core_python.sync_playwright import Axe
+
+        for name in (
+            "index",
+            "learn/gradients",
+            "classroom/animals",
+            "gallery/index",
+            "reference/mistakes/softmax_over_queries",
+            "reference/api/regard.attention",
+        ):
+            page = open_page(name, width, scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+            found = Axe().run(page)["violations"]
+            assert [(one["id"], one["nodes"][0]["html"]) for one in found] == [], name
+
+    def test_a_report_in_a_page_opens_its_numbers_and_follows_the_colours(
+        self, open_page: Open
+    ) -> None:
+        page = open_page("classroom/she-likes-coffee", 1280, "dark")
+        page.locator("iframe").first.scroll_into_view_if_needed()
+        report = page.frame_locator("iframe").first
+        report.locator('[data-step="output"] tbody tr').nth(0).locator("td").nth(2).click()
+        assert report.locator("#why .value").text_content() == "0.50530294"
+        dark = report.locator("body").evaluate("e => getComputedStyle(e).backgroundColor")
+        assert all(int(number) < 80 for number in re.findall(r"\d+", dark)[:3])
+
+    def test_formulas_are_drawn_without_a_network(self, open_page: Open) -> None:
+        page = open_page("learn/scores", 1280, "light")
+        page.locator("mjx-container svg").first.wait_for()
