@@ -23,10 +23,12 @@ from gallery import gallery  # noqa: E402
 from generated import pages  # noqa: E402
 from mistakes import mistakes  # noqa: E402
 from notebooks import is_notebook, notebook  # noqa: E402
+from problem_schema import problem_schema  # noqa: E402
 
 # What the site shares with readers of the repository, with its place in both.
 SHARED = ("docs/*.md", "docs/*.png", "docs/*.py", "examples/*.toml")
 SHARED += ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PUBLISHED = "published"  # files that lie beside the start page
 
 
 def main() -> int:
@@ -41,6 +43,7 @@ def main() -> int:
     lay_out(folder / "source")
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q"]
     command += ["-c", str(HERE), "-d", str(folder / "doctrees")]
+    command += ["-D", f"html_extra_path={folder / 'source' / PUBLISHED}"]
     command += [str(folder / "source"), str(folder / "html")]
     done = subprocess.run(command, env=os.environ | {"IPYTHONDIR": quiet_profile(folder)})
     if done.returncode == 0:
@@ -85,6 +88,7 @@ def everything() -> Iterator[tuple[str, bytes]]:
     for name, text in (*pages(), *mistakes()):
         yield name, text.encode()
     yield from gallery()
+    yield f"{PUBLISHED}/problem.schema.json", problem_schema().encode()
 
 
 if __name__ == "__main__":

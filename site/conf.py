@@ -23,7 +23,7 @@ extensions = [
     "sphinx_design",
     "frames",
 ]
-exclude_patterns = ["examples", "notebooks"]
+exclude_patterns = ["examples", "notebooks", "published"]
 default_role = "py:obj"
 nitpicky = False
 

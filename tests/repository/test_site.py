@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,23 @@ class TestBuilt:
         assert report.locator("#why .value").text_content() == "0.50530294"
         dark = report.locator("body").evaluate("e => getComputedStyle(e).backgroundColor")
         assert all(int(number) < 80 for number in re.findall(r"\d+", dark)[:3])
+
+    def test_every_example_is_valid_in_the_schema_and_a_mistyped_key_is_not(
+        self, site: Path, tmp_path: Path
+    ) -> None:
+        from jsonschema import Draft202012Validator
+
+        schema = json.loads((site / "problem.schema.json").read_text("utf-8"))
+        Draft202012Validator.check_schema(schema)
+        validator = Draft202012Validator(schema)
+        for path in (ROOT / "examples").glob("*.toml"):
+            read = tomllib.loads(path.read_text("utf-8"))
+            saved = tmp_path / f"{path.stem}.json"
+            regard.save_problem(regard.load_problem(path), saved)
+            for data in (read, json.loads(saved.read_text("utf-8"))):
+                assert [one.message for one in validator.iter_errors(data)] == [], path.name
+                for wrong in ({"qeries": 1}, {"options": {"causal": "yes"}}, {"heads": 0}):
+                    assert not validator.is_valid(data | wrong)
 
     def test_formulas_are_drawn_without_a_network(self, open_page: Open) -> None:
         page = open_page("learn/scores", 1280, "light")
