@@ -68,12 +68,13 @@ RANKS = {room: rank for rank, rooms in enumerate(LADDER.split("\n")) for room in
 NATIVE = {"regard._fused"}
 CATCH_ALLS = {"utils", "util", "helpers", "common", "core", "misc"}
 NEIGHBOURS = {"torch", "jax", "dask", "matplotlib", "onnx", "transformers", "tokenizers", "pandas"}
+NEIGHBOURS |= {"distributed", "xarray", "zarr"}
 SHOWING = {"rich", "jinja2", "typer"}
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NETWORK = {"aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "ssl", "urllib"}
 
 # Examples of these modules need another library.
-BESIDE = re.compile(r"regard\.interop\.(dask|jax|onnx|torch|transformers|xarray)")
+BESIDE = re.compile(r"regard\.interop\.(dask|jax|onnx|torch|transformers|xarray|zarr)")
 
 
 def module_name(path: Path) -> str:

@@ -54,6 +54,7 @@ def test_the_limits_on_files_are_those_that_are_kept():
         [MAX_TEXT_BYTES // MI, MAX_KEYS, MAX_DEPTH, MAX_NUMBERS],
         [MAX_MEMBERS, MAX_BYTES // GI, MAX_RATIO],
         [MAX_NPY_HEADER],
+        [MAX_TEXT_BYTES // MI],
         [MAX_FILE_BYTES // GI, MAX_HEADER_BYTES // MI, MAX_SHARDS],
         [MAX_TOKENIZER_BYTES // MI],
         [MAX_TEXT_BYTES // MI],

@@ -28,13 +28,11 @@ class Commands(TyperGroup):
         """Run the command that is named; an interrupt says what it ended."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             # A terminal shows ^C on the line that the cursor is on. Files appear when they are
             # complete (`boundary.files`), so none is left half written.
-            typer.echo(
-                f"\nregard: {ctx.invoked_subcommand} was interrupted; no unfinished file is left",
-                err=True,
-            )
+            left = str(interrupt) or "no unfinished file is left"
+            typer.echo(f"\nregard: {ctx.invoked_subcommand} was interrupted; {left}", err=True)
             raise
 
     def main(self, *args: Any, **options: Any) -> Any:

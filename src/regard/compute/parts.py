@@ -7,27 +7,29 @@ keys, merged in order, the bytes are those of one call. Must not know who comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard.boundary.arguments import spread
+from regard.boundary.arguments import as_int, spread
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.kernels import fused
 from regard.compute.kernels.fused import CHUNK
 from regard.compute.positioned import Places, Rotation
-from regard.compute.request import Request
+from regard.compute.request import Request, check_options, make_request
 from regard.compute.visibility import All, AnyOf, Boolean, Combined, Mask
+from regard.errors import OptionError, ShapeError
 from regard.masks import Causal, Lengths, Segments, Window
 from regard.positions import Alibi, RelativeBias, Rotary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CHUNK", "Part", "Place", "carry", "finish", "make_again", "part_of", "refused"]
+__all__ = ["CHUNK", "Part", "Place", "Plan", "carry", "end", "merge", "part_of", "plan", "refused"]
 
 
 class Place(NamedTuple):
@@ -75,6 +77,31 @@ def refused(request: Request) -> str | None:
     if request.return_weights:
         return "weights take a number for each pair; ask for some rows of them"
     return fused.supports(request)
+
+
+# --- calls without arrays ---------------------------------------------------------------------
+
+
+def hollow(array: Any) -> Array:
+    """An array of the same shape and dtype without memory, for the checks of a call."""
+    return np.asarray(np.broadcast_to(np.zeros((), array.dtype), array.shape))
+
+
+def has_cells(array: Any) -> bool:
+    """Whether a mask or a bias has cells for queries and keys, which go along with the keys."""
+    shape = getattr(array, "shape", ())
+    return len(shape) > 1 and min(shape[-2:]) > 1
+
+
+def without_cells(request: Request, cells: Mapping[str, Any], options: Any) -> Request:
+    """The call without a mask and a bias of cells: they go to the parts with their keys."""
+    if "mask" in cells:
+        given = {n: options[n] for n in ("causal", "window", "offset") if n in options}
+        rules = check_options(request.shape, len(request.shape), **given)["mask"]
+        request = replace(request, mask=rules)
+    if "bias" in cells:
+        request = replace(request, bias=np.zeros((1, 1), cells["bias"].dtype))
+    return request
 
 
 # --- what a part takes -----------------------------------------------------------------------
@@ -240,6 +267,39 @@ def _without_keys(request: Request) -> Request:
     return replace(request, **none, mask=None, bias=bias)
 
 
+def of_no_keys(part: Part, widths: tuple[int, int], query: Array) -> Request:
+    """The part as a call of its queries and of no key; `widths` are those of key and value."""
+    groups = max(1, query.shape[-3])
+    types = (part.request.key.dtype, part.request.value.dtype)
+    key, value = (
+        np.empty((*query.shape[:-3], groups, 0, width), dtype)
+        for width, dtype in zip(widths, types, strict=True)
+    )
+    plain = replace(part.request, mask=None, positions=None)
+    return Part(plain).of(query, key, value, {})
+
+
+def end(
+    part: Part,
+    widths: tuple[int, int],
+    query: Array,
+    states: Sequence[Array],
+    read: Callable[[], dict[str, Array]],
+) -> tuple[Array, Array]:
+    """Output (…, H, L, E) and lse (…, H, L) of a part with all keys, from their states.
+
+    `states` are (parts, …, H, L, 3 + E) each. `read` gives the keys and values, and the mask and
+    bias of cells, where rows left their range and are made again.
+    """
+    request = of_no_keys(part, widths, query)
+    output, lse, rows = finish(request, np.concatenate([no_states(request), *states]))
+    if rows.any():
+        arrays = read()
+        full = part.of(query, arrays.pop("key"), arrays.pop("value"), arrays)
+        make_again(full, rows, output, lse)
+    return output, lse
+
+
 # Rows of one call: more would pack a copy of the keys.
 MOST_ROWS = 128
 
@@ -280,3 +340,79 @@ def _runs(rows: NDArray[Any]) -> list[slice]:
         else:
             found.append(slice(row, row + 1))
     return found
+
+
+# --- plans -----------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """How a call is cut, and why."""
+
+    heads: int  # query heads of a block
+    rows: int
+    keys: int
+    tasks: int
+    why: str
+
+
+def plan(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *, memory: int, workers: int
+) -> Plan:
+    """Chunk sizes for arrays of these shapes, so that blocks are long and every worker has some.
+
+    Parameters
+    ----------
+    query, key, value : sequence of int
+        Shapes (…, H, L, D), (…, G, S, D) and (…, G, S, E), computed in float32.
+    memory : int
+        Bytes that one worker has for its blocks.
+    workers : int
+        How many tasks run at the same time.
+
+    Returns
+    -------
+    Plan
+        Query heads, queries and keys of a block, the number of tasks, and the reason in words.
+
+    Raises
+    ------
+    OptionError, ShapeError
+        If the shapes do not fit, or the memory does not hold a block of 256 queries and keys.
+
+    Examples
+    --------
+    >>> plan((8, 32768, 64), (8, 32768, 64), (8, 32768, 64), memory=2**30, workers=2)[:4]
+    (1, 4096, 32768, 64)
+    """
+    memory, workers = as_int("memory", memory, 1), as_int("workers", workers, 1)
+    shapes = (tuple(query), tuple(key), tuple(value))
+    if any(len(shape) < 3 for shape in shapes):
+        raise ShapeError(f"plan needs shapes (…, H, L, D), not {shapes}")
+    request = make_request(*(np.broadcast_to(np.zeros((), np.float32), shape) for shape in shapes))
+    *lead, heads, length, size = request.shape
+    shared = heads // request.key.shape[-3]
+    width = request.query.shape[-1] + request.value.shape[-1]
+    batch = math.prod(lead) * request.key.shape[-3]
+
+    def needed(rows: int, keys: int) -> int:
+        # A block and the next one's keys; a query's rows, states before and after.
+        return int(4 * (2 * keys * width + shared * rows * (3 * width + 6)))
+
+    rows, keys = max(min(length, 4096), 1), max(size, 1)
+    while rows > 256 and batch * -(-length // rows) < 4 * workers:
+        rows //= 2
+    while needed(rows, keys) > memory and keys > CHUNK:
+        keys = -(-keys // 2 // CHUNK) * CHUNK
+    while needed(rows, keys) > memory and rows > 256:
+        rows //= 2
+    if needed(rows, keys) > memory:
+        raise OptionError(
+            f"a block of {rows} queries and {keys} keys takes {needed(rows, keys)} bytes, but "
+            f"memory is {memory}; give each worker more"
+        )
+    blocks = batch * -(-length // rows)
+    why = (
+        f"{blocks} blocks of rows for {workers} workers; a block with {keys} keys takes "
+        f"{needed(rows, keys)} of {memory} bytes"
+    )
+    return Plan(shared, rows, keys, blocks * -(-size // keys), why)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import dask
 import dask.array as da
@@ -26,7 +26,7 @@ from dask.highlevelgraph import HighLevelGraph
 from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array
 from regard.compute import parts
-from regard.compute.parts import CHUNK, Part, Place
+from regard.compute.parts import CHUNK, Part, Place, Plan, plan
 from regard.compute.request import Request, make_request
 from regard.compute.results import OutputLse
 from regard.errors import OptionError, ShapeError, safe_text
@@ -111,11 +111,15 @@ def attention(
         raise OptionError(f'order must be "fold" or "tree", not {safe_text(repr(order), 60)}')
     arrays = {"query": query, "key": key, "value": value}
     lazy = {name: _lazy(name, one) for name, one in arrays.items()}
-    extras = {name: one for name, one in (("mask", mask), ("bias", bias)) if _is_matrix(one)}
     given = {"mask": mask, "bias": bias}
-    options |= {name: _hollow(one) if name in extras else one for name, one in given.items()}
+    extras = {
+        name: one
+        for name, one in given.items()
+        if isinstance(one, da.Array) or parts.has_cells(one)
+    }
+    options |= {name: parts.hollow(one) if name in extras else one for name, one in given.items()}
     request = make_request(
-        *(_hollow(one) for one in lazy.values()),
+        *(parts.hollow(one) for one in lazy.values()),
         return_lse=return_lse,
         threads=as_int("threads", threads, 1),
         **options,
@@ -124,10 +128,7 @@ def attention(
     if reason is not None:
         raise OptionError(f"attention over dask arrays needs the fused kernel: {reason}")
     cells = {name: _lazy(name, one) for name, one in extras.items()}
-    if "mask" in cells:  # an array of cells goes to the parts with their keys
-        request = replace(request, mask=_without_array(request, options))
-    if "bias" in cells:
-        request = replace(request, bias=np.zeros((1, 1), cells["bias"].dtype))
+    request = parts.without_cells(request, cells, options)
     return _Graph(request, lazy, cells, order).results()
 
 
@@ -142,28 +143,6 @@ def _lazy(name: str, array: Any) -> da.Array:
             f"{name} has chunks of unknown size, {array.shape}; call its compute_chunk_sizes()"
         )
     return array
-
-
-def _is_matrix(array: Any) -> bool:
-    """Whether something has cells for queries and keys, which go along with the keys."""
-    if isinstance(array, da.Array):
-        return True
-    shape = getattr(array, "shape", ())
-    return len(shape) > 1 and min(shape[-2:]) > 1
-
-
-def _hollow(array: Any) -> Array:
-    """An array of the same shape and dtype without memory, for the checks of a call."""
-    return np.asarray(np.broadcast_to(np.zeros((), array.dtype), array.shape))
-
-
-def _without_array(request: Request, options: dict[str, Any]) -> Any:
-    """The rules of a call besides its array."""
-    from regard.compute.request import check_options
-
-    named = ("causal", "window", "offset")
-    given = {name: options[name] for name in named if name in options}
-    return check_options(request.shape, len(request.shape), **given)["mask"]
 
 
 def _aligned(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -353,18 +332,9 @@ def _part(
     return parts.carry(request, before, apart=apart)
 
 
-def _of_no_keys(part: Part, widths: tuple[int, int], query: Array) -> Request:
-    groups = max(1, query.shape[-3])
-    key, value = (np.empty((*query.shape[:-3], groups, 0, n), query.dtype) for n in widths)
-    plain = replace(part.request, mask=None, positions=None)
-    types = (part.request.key.dtype, part.request.value.dtype)
-    key, value = key.astype(types[0]), value.astype(types[1])
-    return Part(plain).of(query, key, value, {})
-
-
 def _merge(part: Part, query: Array, states: list[Array]) -> Array:
     width = states[0].shape[-1] - 3
-    request = _of_no_keys(part, (query.shape[-1], width), query)
+    request = parts.of_no_keys(part, (query.shape[-1], width), query)
     return parts.merge(request, [one[None] for one in states])
 
 
@@ -376,17 +346,13 @@ def _end(
     of_cells: _Sources | None,
     states: list[Array],
 ) -> tuple[Array, Array]:
-    request = _of_no_keys(part, widths, query)
     whole = query.ndim + 1  # axes of states of several chunks
     found = [one if one.ndim == whole else one[None] for one in states]
-    known = np.concatenate([parts.no_states(request), *found])
-    output, lse, rows = parts.finish(request, known)
-    if rows.any():
-        cells = {} if of_cells is None else of_cells.read()
-        keys = again.read()
-        full = part.of(query, keys["key"], keys["value"], cells)
-        parts.make_again(full, rows, output, lse)
-    return output, lse
+
+    def read() -> dict[str, Array]:
+        return again.read() | ({} if of_cells is None else of_cells.read())
+
+    return parts.end(part, widths, query, found, read)
 
 
 def _first(pair: tuple[Array, Array]) -> Array:
@@ -395,79 +361,3 @@ def _first(pair: tuple[Array, Array]) -> Array:
 
 def _second(pair: tuple[Array, Array]) -> Array:
     return pair[1]
-
-
-# --- plans -----------------------------------------------------------------------------------
-
-
-class Plan(NamedTuple):
-    """Chunk sizes for `attention`, and why."""
-
-    heads: int  # query heads of a block
-    rows: int
-    keys: int
-    tasks: int
-    why: str
-
-
-def plan(
-    query: Sequence[int], key: Sequence[int], value: Sequence[int], *, memory: int, workers: int
-) -> Plan:
-    """Chunk sizes for arrays of these shapes, so that blocks are long and every worker has some.
-
-    Parameters
-    ----------
-    query, key, value : sequence of int
-        Shapes (…, H, L, D), (…, G, S, D) and (…, G, S, E), computed in float32.
-    memory : int
-        Bytes that one worker has for its blocks.
-    workers : int
-        How many tasks run at the same time.
-
-    Returns
-    -------
-    Plan
-        Query heads, queries and keys of a block, the number of tasks, and the reason in words.
-
-    Raises
-    ------
-    OptionError, ShapeError
-        If the shapes do not fit, or the memory does not hold a block of 256 queries and keys.
-
-    Examples
-    --------
-    >>> plan((8, 32768, 64), (8, 32768, 64), (8, 32768, 64), memory=2**30, workers=2)[:4]
-    (1, 4096, 32768, 64)
-    """
-    memory, workers = as_int("memory", memory, 1), as_int("workers", workers, 1)
-    shapes = (tuple(query), tuple(key), tuple(value))
-    if any(len(shape) < 3 for shape in shapes):
-        raise ShapeError(f"plan needs shapes (…, H, L, D), not {shapes}")
-    request = make_request(*(np.broadcast_to(np.zeros((), np.float32), shape) for shape in shapes))
-    *lead, heads, length, size = request.shape
-    shared = heads // request.key.shape[-3]
-    width = request.query.shape[-1] + request.value.shape[-1]
-    batch = math.prod(lead) * request.key.shape[-3]
-
-    def needed(rows: int, keys: int) -> int:
-        # A block and the next one's keys; a query's rows, states before and after.
-        return int(4 * (2 * keys * width + shared * rows * (3 * width + 6)))
-
-    rows, keys = min(length, 4096), size
-    while rows > 256 and batch * -(-length // rows) < 4 * workers:
-        rows //= 2
-    while needed(rows, keys) > memory and keys > CHUNK:
-        keys = -(-keys // 2 // CHUNK) * CHUNK
-    while needed(rows, keys) > memory and rows > 256:
-        rows //= 2
-    if needed(rows, keys) > memory:
-        raise OptionError(
-            f"a block of {rows} queries and {keys} keys takes {needed(rows, keys)} bytes, but "
-            f"memory is {memory}; give each worker more"
-        )
-    blocks = batch * -(-length // rows)
-    why = (
-        f"{blocks} blocks of rows for {workers} workers; a block with {keys} keys takes "
-        f"{needed(rows, keys)} of {memory} bytes"
-    )
-    return Plan(shared, rows, keys, blocks * -(-size // keys), why)

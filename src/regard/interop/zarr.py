@@ -1,0 +1,292 @@
+"""Attention over Zarr arrays on disk: blocks of rows, each read, computed and written by one task.
+
+Owns which blocks are whole, so that a call that was stopped goes on, and that a result appears when
+all of it is whole. What a part computes is in `regard.compute.parts`; an executor that the caller
+made runs the tasks, such as a dask cluster's. How arrays lie on disk is in `zarr_files`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from regard.boundary.arguments import as_int
+from regard.compute import parts
+from regard.compute.config import show_config
+from regard.compute.parts import CHUNK
+from regard.errors import OptionError, ProblemError, Setting, ShapeError, safe_text
+from regard.interop import zarr_files
+from regard.interop.zarr_blocks import QKV, Block, Call, Job, is_whole, make
+from regard.interop.zarr_files import Output
+
+__all__ = ["Progress", "attention"]
+
+# More keys at once would only wait longer for the first of them to be read.
+MOST_KEYS = 2**16
+
+
+class Progress(NamedTuple):
+    """How far a call is."""
+
+    blocks: int  # that are whole
+    of: int
+    kept: int  # that an earlier call made
+    bytes: int  # read and written by this call
+
+
+def attention(
+    query: str,
+    key: str,
+    value: str,
+    output: str,
+    *,
+    lse: str | None = None,
+    mask: str | None = None,
+    bias: str | None = None,
+    chunks: tuple[int, int, int] | None = None,
+    memory: int = 2**30,
+    executor: Executor | None = None,
+    workers: int = 1,
+    threads: int | None = None,
+    force: bool = False,
+    watch: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Progress:
+    r"""Scaled dot-product attention, softmax(scale·Q·Kᵀ + bias)·V, from Zarr arrays into another.
+
+    A block of rows is one task: it reads its queries, then keys and values part by part, and writes
+    its chunk of the output with a checksum. Until all chunks are whole the output is called
+    `output` + ".part". A call that was stopped is made again with the same arguments: chunks whose
+    checksum fits their bytes are kept, and the bytes at the end are those of one call of
+    `regard.attention`.
+
+    Parameters
+    ----------
+    query, key, value : str
+        Folders of Zarr arrays (…, H, L, D), (…, G, S, D) and (…, G, S, E), which every worker sees
+        under this name.
+    output : str
+        The folder that the output (…, H, L, E) will be.
+    lse : str, optional
+        The same for the log-sum-exp (…, H, L).
+    mask, bias : str, optional
+        Folders of Zarr arrays that broadcast to (…, H, L, S).
+    chunks : (heads, rows, keys), optional
+        Of a block. Otherwise `regard.interop.dask.plan` chooses, in whole chunks of the arrays.
+        Keys are rounded up to a multiple of 256.
+    memory : int
+        Bytes that one worker has for its block.
+    executor : concurrent.futures.Executor, optional
+        Computes the blocks, such as `distributed.Client(…).get_executor()`. Without one they are
+        computed here one after the other.
+    workers : int
+        How many blocks the executor computes at the same time; only the choice of chunks asks.
+    threads : int, optional
+        Of each block; 1 with an executor, else all.
+    force : bool
+        Replace an output that is there, or an unfinished one that other settings made.
+    watch : callable, optional
+        Called with a `Progress` before the first block and after each.
+    **options
+        causal, window, offset, scale, softcap, sink, precision: as for `regard.attention`.
+
+    Returns
+    -------
+    Progress
+
+    Raises
+    ------
+    ShapeError, OptionError, DtypeError
+        As for `regard.attention`, before anything is computed.
+    ProblemError
+        If a file is no Zarr array or damaged, the output is there already, an unfinished one was
+        begun with other settings or inputs, or a block could not be made.
+
+    Notes
+    -----
+    A row whose numbers leave their range is computed again by a task that then holds all keys and
+    values of its heads.
+
+    Examples
+    --------
+    >>> import os, tempfile, numpy as np, regard, zarr
+    >>> folder = tempfile.mkdtemp()
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 4, 1000, 8))
+    >>> paths = [os.path.join(folder, name + ".zarr") for name in "qkvo"]
+    >>> for path, array in zip(paths, (q, k, v)):
+    ...     zarr.create_array(path, shape=array.shape, chunks=(1, 256, 8), dtype="f8")[:] = array
+    >>> attention(*paths, causal=True, chunks=(2, 300, 512)).blocks
+    8
+    >>> made = zarr.open_array(paths[3])[:]
+    >>> bool((made == regard.attention(q, k, v, causal=True)).all())
+    True
+    """
+    inputs = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
+    outputs = {"output": output, "lse": lse}
+    job = Job(
+        inputs={name: os.fspath(one) for name, one in inputs.items() if one is not None},
+        outputs={name: Output(os.fspath(one)) for name, one in outputs.items() if one is not None},
+        options=options,
+        threads=1 if executor is not None and threads is None else threads,
+    )
+    call = Call(job)
+    for one in job.outputs.values():
+        one.check([*job.inputs.values()], force=force)
+    memory, workers = as_int("memory", memory, 1), as_int("workers", workers, 1)
+    *blocks, keys = _sizes(call, chunks, memory, workers)
+    begun = [one.settings() for one in job.outputs.values()]
+    settings = _settings(call)
+    if chunks is None and begun[0] and begun[0] == settings | {"blocks": begun[0].get("blocks")}:
+        blocks = begun[0]["blocks"]  # any keys give the same bytes, but chunks have their rows
+    settings |= {"blocks": blocks}
+    _check_begun(job, begun, settings, force=force)
+    for (name, one), found in zip(job.outputs.items(), begun, strict=True):
+        if found != settings:
+            last = {"output": call.request.value.shape[-1:], "lse": ()}[name]
+            dtype = {"output": call.request.dtype, "lse": call.request.lse_dtype}[name]
+            one.begin((*call.request.shape[:-1], *last), (*blocks, *last), dtype, settings)
+    job = replace(job, sizes=(*blocks, keys))
+    return _run(Call(job), executor, max(4 * workers, 64), settings in begun, watch)
+
+
+# --- before anything is computed -----------------------------------------------------------------
+
+
+def _sizes(call: Call, chunks: Any, memory: int, workers: int) -> tuple[int, ...]:
+    """Those of a block along (…, H, L), and of a part of its keys: whole chunks of the arrays."""
+    request = call.request
+    *lead, heads, rows, _ = request.shape
+    query, key = (call.arrays[name].chunks for name in ("query", "key"))
+    own = (*(1 for _ in lead), *query)[-len(lead) - 3 : -3]
+    batch = tuple(min(one, max(whole, 1)) for one, whole in zip(own, lead, strict=True))
+    if chunks is None and 0 not in request.shape:
+        of_heads = min(heads, math.lcm(query[-3], call.shared * key[-3]))
+        blocks = math.prod(batch) * of_heads // call.shared  # of those that a plan speaks of
+        shapes = (getattr(request, name).shape for name in QKV)
+        chosen = parts.plan(*shapes, memory=max(memory // blocks, 1), workers=workers)
+        of_keys = min(chosen.keys, MOST_KEYS)
+        chunks = (of_heads, *map(_in_chunks, (chosen.rows, of_keys), (query[-2], key[-2])))
+    elif chunks is None:
+        chunks = (call.shared, CHUNK, CHUNK)
+    if not (isinstance(chunks, tuple) and len(chunks) == 3):
+        raise OptionError("chunks must be three numbers, of heads, rows and keys")
+    of_heads, of_rows, of_keys = (as_int("chunks", one, 1) for one in chunks)
+    if of_heads % call.shared:
+        raise ShapeError(
+            f"chunks have {of_heads} heads, but {call.shared} query heads share a key head; make "
+            f"it a multiple of {call.shared}"
+        )
+    sizes = (min(of_heads, max(heads, 1)), min(of_rows, max(rows, 1)))
+    return (*batch, *sizes, -(-of_keys // CHUNK) * CHUNK)
+
+
+def _in_chunks(size: int, chunk: int) -> int:
+    return max(size // chunk * chunk, chunk)
+
+
+def _settings(call: Call) -> dict[str, Any]:
+    """What the bytes of the output depend on, as JSON; kept with the output."""
+    job = call.job
+    options = {
+        name: one
+        for name, one in sorted(job.options.items())
+        if one is not None and one is not False
+    }
+    inputs = {n: zarr_files.identity(path, call.arrays[n]) for n, path in job.inputs.items()}
+    versions = {"regard": show_config("dict")["regard"], "target": job.target}
+    try:
+        made: dict[str, Any] = json.loads(json.dumps({**versions, **options, **inputs}))
+    except (TypeError, ValueError):
+        raise OptionError(
+            "over Zarr, options are numbers, names and tuples of them, which are kept with the "
+            "output; arrays are Zarr arrays: mask= and bias="
+        ) from None
+    return made
+
+
+def _check_begun(job: Job, begun: Sequence[Any], settings: dict[str, Any], *, force: bool) -> None:
+    """Refuse to go on with an output of other settings."""
+    for one, found in zip(job.outputs.values(), begun, strict=True):
+        if found in (None, settings) or force:
+            continue
+        name = next(n for n in (*settings, *found) if settings.get(n) != found.get(n))
+        if name in job.inputs and name in found:
+            what = f"another {name}, or {safe_text(job.inputs[name], 200)} has changed since"
+        else:
+            then, now = (
+                f"{name} {safe_text(json.dumps(each[name]), 80)}" if name in each else f"no {name}"
+                for each in (found, settings)
+            )
+            what = f"{then}, not with {now}"
+        raise ProblemError(
+            f"{safe_text(one.folder, 200)}: was begun with {what}; pass ",
+            *(Setting("force", True), " to begin again"),
+        )
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+def _run(
+    call: Call,
+    executor: Executor | None,
+    most: int,
+    begun: bool,
+    watch: Callable[[Progress], None] | None,
+) -> Progress:
+    """Make what is not whole, and give the outputs their names."""
+    job, every = call.job, call.blocks()
+    outputs = [*job.outputs.values()]
+    at = Progress(0, len(every), 0, 0)
+    try:
+        whole = set()
+        if begun:
+            checked = _each(executor, most, partial(is_whole, job), every)
+            whole = {block for block, kept in checked if kept}
+        at = at._replace(blocks=len(whole), kept=len(whole))
+        missing = [block for block in every if block not in whole]
+        if watch is not None:
+            watch(at)
+        for _, moved in _each(executor, most, partial(make, job), missing):
+            at = at._replace(blocks=at.blocks + 1, bytes=at.bytes + moved)
+            if watch is not None:
+                watch(at)
+        for one in outputs:
+            one.appear()
+    except (OSError, CancelledError) as error:
+        lost = isinstance(error, CancelledError)
+        why = "the workers were lost" if lost else getattr(error, "strerror", None) or str(error)
+        raise ProblemError(
+            f"{safe_text(outputs[0].path, 200)}: is not finished: {safe_text(why, 200)}; "
+            f"{at.blocks} of {at.of} blocks are in {safe_text(outputs[0].folder, 200)}, and the "
+            "same call goes on from there"
+        ) from error
+    return at
+
+
+def _each(
+    executor: Executor | None, most: int, task: Callable[[Block], Any], blocks: Iterable[Block]
+) -> Iterator[tuple[Block, Any]]:
+    """Each block with what the task gives, as they end; at most so many are waited for."""
+    if executor is None:
+        yield from ((block, task(block)) for block in blocks)
+        return
+    rest, waiting = iter(blocks), dict[Future[Any], Block]()
+    try:
+        while True:
+            for block in itertools.islice(rest, most - len(waiting)):
+                waiting[executor.submit(task, block)] = block
+            if not waiting:
+                return
+            for one in wait(waiting, return_when=FIRST_COMPLETED).done:
+                yield waiting.pop(one), one.result()
+    finally:
+        for one in waiting:
+            one.cancel()
