@@ -70,6 +70,11 @@ BY_HAND = {
     "half_precision_constant",
     "dropout_left_on",
     "earlier_texts_read",
+    "padding_one_key_more",
+    "padding_one_key_less",
+    "texts_begin_late",
+    "stale_context",
+    "learned_positions_unused",
     *(one.name for one in linear.MISTAKES),
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.

@@ -74,16 +74,38 @@ def joined(join):
     return f
 
 
+def of_lengths(ends):
+    def f(q, k, v, lengths):
+        keep = np.arange(k.shape[-2]) < ends(np.asarray(lengths))[:, None, None, None]
+        return softmax(np.where(keep, scores_of(q, k), -1e30)) @ v
+
+    return f
+
+
+def of_borders(side):
+    def f(q, k, v, cu_seqlens):
+        """q, k, v: (total, heads, dim), several texts one after the other."""
+        text = np.searchsorted(cu_seqlens[1:], np.arange(len(q)), side=side)
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[-1])
+        weights = softmax(np.where(text[:, None] == text, scores, -np.inf))
+        return np.einsum("hqk,khd->qhd", weights, v)
+
+    return f
+
+
 @pytest.mark.parametrize(
     ("right", "mistaken", "name"),
     [
+        (of_lengths(lambda n: n), of_lengths(lambda n: n + 1), "padding_one_key_more"),
+        (of_lengths(lambda n: n), of_lengths(lambda n: n - 1), "padding_one_key_less"),
+        (of_borders("right"), of_borders("left"), "texts_begin_late"),
         (texts_in_a_row(lambda n: n), texts_in_a_row(lambda n: 0), "earlier_texts_read"),
         (pages(whole=False), pages(whole=True), "mask_ignored"),
         (decoder(-1), decoder(0), "softmax_over_batch"),
         (fused(scaled=True), fused(scaled=False), "no_scale"),
         (joined(np.logical_and), joined(np.logical_or), "masks_joined_by_or"),
     ],
-    ids=["texts", "pages", "one query", "fused", "joined"],
+    ids=["lengths", "shorter lengths", "borders", "texts", "pages", "one query", "fused", "joined"],
 )
 def test_an_unusual_interface_is_called_and_judged(right, mistaken, name):
     assert regard.diagnose(right).verdict == "right"

@@ -141,7 +141,77 @@ class LearnedTemperature(Fused):
         return self.merged(torch.softmax(q @ k.mT * self.scale, -1) @ v)
 
 
+class WithSinks(Fused):
+    """A learned logit of each head takes part in softmax, without a value."""
+
+    def __init__(self, dim=32, heads=4):
+        super().__init__(dim, heads)
+        self.sinks = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        scores = q @ k.mT * scale_of(q.shape[-1])
+        sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.softmax(torch.cat([scores, sinks], -1), -1)[..., :-1]
+        return self.merged(weights @ v)
+
+
+class FeedForwardBehind(ResidualBlock):
+    def __init__(self, dim=32, heads=4):
+        super().__init__(dim, heads)
+        self.ff = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x + self.ff(x)
+
+
+class ConstantsOfFloat32(Fused):
+    """Only numbers of float32 can hold its lowest score."""
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        scores = q @ k.mT * scale_of(q.shape[-1])
+        low = torch.full(scores.shape[-2:], torch.finfo(scores.dtype).min).triu(1)
+        return self.merged(torch.softmax(scores + low, -1) @ v)
+
+
+class KeepsItsContext(nn.Module):
+    """Projects what it reads only once, unless it is told that it is `fresh`."""
+
+    def __init__(self, dim=32, heads=4, fresh=False):
+        super().__init__()
+        self.heads, self.fresh = heads, fresh
+        self.to_q, self.to_kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.to_out = nn.Linear(dim, dim)
+        self.kept = None
+
+    def forward(self, x, context):
+        if self.fresh or self.kept is None or self.kept.shape[1] != context.shape[1]:
+            self.kept = self.to_kv(context)
+        parts = (self.to_q(x), *self.kept.chunk(2, -1))
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in parts)
+        return self.to_out(attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class LearnedDistances(Fused):
+    """A learned number for each distance; `same` looks the same one up for all of them."""
+
+    def __init__(self, dim=32, heads=4, same=True):
+        super().__init__(dim, heads)
+        self.relative_bias, self.same = nn.Embedding(16, heads), same
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        apart = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        bias = self.relative_bias(apart.clamp(0, 0 if self.same else 15)).permute(2, 0, 1)
+        return self.merged(torch.softmax(q @ k.mT * scale_of(q.shape[-1]) + bias, -1) @ v)
+
+
 ALL = (
+    WithSinks,
+    FeedForwardBehind,
+    ConstantsOfFloat32,
     NormBefore,
     NormOfQueriesAndKeys,
     Gated,

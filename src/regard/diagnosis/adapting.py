@@ -255,28 +255,43 @@ def _in_library(entries: Any, framework: str) -> Any:
 
 
 def keeps_state(method: Callable[..., Any]) -> bool:
-    """Whether a method, with those that it calls, reads an attribute that they also change."""
-    changed, read = set(), set()
+    """Whether a method, with those that it calls, changes an attribute that it has read before."""
     kind = type(getattr(method, "__self__", None))
     names = getattr(getattr(method, "__code__", None), "co_names", ())
     called = (getattr(kind, name, None) for name in names)
     own: list[Any] = [method, *(one for one in called if inspect.isfunction(one))]
+    changed, read = set[str](), set[str]()
     for tree in itertools.chain.from_iterable(itertools.islice(trees_of(one), 1) for one in own):
-        for node in ast.walk(tree):
-            targets: list[ast.expr] = []
-            if isinstance(node, ast.Assign):
-                targets = node.targets
-            elif isinstance(node, ast.AugAssign):
-                targets = [node.target]
-                read.add(_attribute(node.target))
-            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in CHANGING:
-                targets = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-            for one in targets:
-                parts = one.elts if isinstance(one, ast.Tuple) else [one]
-                changed |= {_attribute(part) for part in parts}
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                read.add(_attribute(node))
-    return bool((changed & read) - {""})
+        set_at, read_at = _uses_of_attributes(tree)
+        # What is set before it is read is what this call computes.
+        read |= {name for name, line in read_at.items() if line <= set_at.get(name, line)}
+        changed |= set_at.keys()
+    return bool(changed & read)
+
+
+def _uses_of_attributes(tree: ast.AST) -> tuple[dict[str, int], dict[str, int]]:
+    """The attributes of self that are changed, and that are read, with the first line of each."""
+    set_at, read_at = dict[str, int](), dict[str, int]()
+
+    def note(where: dict[str, int], node: ast.expr) -> None:
+        for part in node.elts if isinstance(node, ast.Tuple) else [node]:
+            if name := _attribute(part):
+                where[name] = min(part.lineno, where.get(name, part.lineno))
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                note(set_at, target)
+                if isinstance(target, ast.Subscript):  # a part of it: the rest is kept
+                    note(read_at, target)
+        elif isinstance(node, ast.AugAssign):
+            note(set_at, node.target)
+            note(read_at, node.target)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in CHANGING:
+            note(set_at, getattr(node.func, "value", node.func))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            note(read_at, node)
+    return set_at, read_at
 
 
 def _attribute(node: ast.expr) -> str:

@@ -57,6 +57,8 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
         elif parameter.role == "yes":
             if parameter.required:
                 arguments[parameter.name] = True
+        elif parameter.role == "keeps":
+            arguments[parameter.name] = bool(probe.chunks or callee.steps)
         elif parameter.role in by_role:
             arguments[parameter.name] = by_role[parameter.role]
         elif parameter.required:

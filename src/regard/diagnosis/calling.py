@@ -61,6 +61,15 @@ def call(
     return _answer(result, convention, probe, time.perf_counter() - begin)
 
 
+def call_again(
+    callee: Callee, convention: Convention, before: Probe, probe: Probe, ask: Ask
+) -> Answer:
+    """Put one probe to an object that has just answered another one."""
+    calls = (arguments_for(callee, convention, before), arguments_for(callee, convention, probe))
+    question = Question(f"{probe.name}, again", calls, reading=callee.number)
+    return _answer(ask(question)[-1], convention, probe, 0.0)
+
+
 class Once:
     """Puts questions to a function: one with the name and arguments of an earlier one only once.
 

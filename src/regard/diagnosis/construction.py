@@ -60,6 +60,8 @@ GATE = re.compile("(gamma|gate|alpha|beta)$")
 # A layer whose sigmoid multiplies it; with a large bias it multiplies by 1.
 GATE_LAYER = re.compile("gat(e|ing)|g_proj$|linear_g$")
 NORM = re.compile("Norm$")
+# Layers behind attention, whose output is added: without numbers they add nothing.
+FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 
 # Numbers that are no sizes, by their names.
 NUMBERS = (
@@ -136,8 +138,10 @@ def is_module(kind: type) -> bool:
     return any(base.__module__.startswith("torch.nn") for base in kind.__mro__)
 
 
-def fresh_weights(thing: Any) -> Any:
+def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
     """A copy of an object with random weights in float64, made for evaluation; the rest is kept.
+
+    With `narrow` they are of float32.
 
     Single numbers, such as a learned temperature, are kept too.
     """
@@ -145,7 +149,8 @@ def fresh_weights(thing: Any) -> Any:
     if hasattr(own, "state_dict") and hasattr(own, "parameters"):
         import torch
 
-        own = _without_norms(own).double().eval()
+        own = _without_norms(own).eval()
+        own = own.float() if narrow else own.double()
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, parameter in own.named_parameters():
@@ -154,6 +159,9 @@ def fresh_weights(thing: Any) -> Any:
                 elif GATE.search(name):
                     parameter.fill_(1.0)
             for name, part in own.named_modules():
+                if FEED_FORWARD.search(name):
+                    for parameter in part.parameters():
+                        parameter.zero_()
                 if GATE_LAYER.search(name) and getattr(part, "bias", None) is not None:
                     part.weight.zero_()
                     part.bias.fill_(100.0)  # its sigmoid is 1
@@ -183,7 +191,10 @@ def without(thing: Any) -> list[str]:
     if not hasattr(thing, "named_modules"):
         return []
     parts = thing.named_modules()
-    return [name for name, part in parts if name and NORM.search(type(part).__name__)]
+    left_out = (
+        n for n, part in parts if NORM.search(type(part).__name__) or FEED_FORWARD.search(n)
+    )
+    return [name for name in left_out if name]
 
 
 def _is_float(value: Any) -> bool:

@@ -127,11 +127,12 @@ def likely_readings(readings: Sequence[FunctionUnderTest]) -> list[FunctionUnder
     return [tested for _, tested in found] or list(readings[:1])
 
 
-def _stage(tested: FunctionUnderTest) -> tuple[str, bool, bool]:
+def _stage(tested: FunctionUnderTest) -> tuple[str, bool, bool, bool]:
     """What distinguishes readings of which a later kind is tried only if an earlier one fails."""
     callee, roles = tested.callee, tested.callee.roles
     by_token = bool(callee.steps) and "cache" in roles and not roles["cache"].required
-    return callee.framework, "block" in roles and roles["block"].required, by_token
+    of_blocks = "block" in roles and roles["block"].required
+    return callee.framework, of_blocks, by_token, callee.narrow
 
 
 def _share_right(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> float:
@@ -177,6 +178,9 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
         for layouts in (*READY_LAYOUTS, ("D",)) if ready else EMBEDDED_LAYOUTS:
             if not tested.callee.rows_first:
                 layouts = tuple(one for one in layouts if one != "LBM")
+            said = tested.callee.layout
+            if ready and tested.stated.layout is None and said in layouts:
+                layouts = (said, *(one for one in layouts if one != said))
             if tested.stated.layout is not None:
                 layouts = tuple(one for one in layouts if one == tested.stated.layout)
             fits: list[tuple[Convention, Fit]] = []
@@ -188,7 +192,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
                 of_keys = "LD" if layout == "D" else ""
                 bare = Convention(layout=layout, dtype=dtype, keeps_axis=keeps, keys=of_keys)
                 fits += [(one, _fit(tested, one)) for one in _with_required_mask(tested, bare)]
-                if fits and fits[-1][1] is Fit.RIGHT:
+                fitting = fits and fits[-1][1]
+                if fitting is Fit.RIGHT or (layout == said and fitting not in ([], Fit.NONE)):
                     break
             # The first of the best: square arrays fit more orders than the one that is meant.
             best = max(fits, key=lambda one: one[1].value, default=None)
@@ -329,7 +334,8 @@ def _with_masks(tested: FunctionUnderTest, base: list[Convention]) -> list[list[
 def _mask_shape(tested: FunctionUnderTest, base: Convention) -> tuple[Convention, bool, bool]:
     """The shape of mask that is right, or the first that runs; whether it is right, and runs."""
     of_cells = ("mask", MASK_SHAPES), ("key mask", KEY_MASK_SHAPES)
-    for ability, shapes in of_cells[1:] if mask_role(tested.callee) in OF_KEYS else of_cells:
+    of_keys = mask_role(tested.callee) in OF_KEYS or tested.callee.mask_of_keys
+    for ability, shapes in of_cells[of_keys:]:
         probe = next((one for one in tested.probes_for(base) if one.ability == ability), None)
         if probe is None:
             continue
@@ -408,9 +414,9 @@ def _alignments(tested: FunctionUnderTest, base: Sequence[Convention]) -> tuple[
     answered = False
     for aligned, one in itertools.product(both, base):
         own = replace(one, aligned=aligned)
-        ability = "rectangular" if one.causal_always else "causal rectangular"
+        abilities = ("rectangular", "causal rectangular")[not one.causal_always :]
         for probe in tested.probes_for(own):
-            if probe.ability == ability:
+            if probe.ability in abilities:
                 if tested.is_right(own, probe):
                     return (aligned,)
                 answered |= tested.ask(own, probe).output is not None

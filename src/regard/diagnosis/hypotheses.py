@@ -185,7 +185,8 @@ def _with_built_in(
 
     asked = None if tested.of_gradients else plain[0].conventions[0]
     causal = asked and is_causal(tested, asked)
-    if causal is not None and "causal" not in tested.callee.roles:
+    leaks = causal is False and tested.callee.says_causal
+    if causal is not None and not leaks and "causal" not in tested.callee.roles:
         own = [one for one in plain if one.conventions[0].causal_always == causal]
         plain = own or plain
     ordered = asked is None or order_matters(tested, asked) is not False
@@ -218,7 +219,8 @@ def _built_in(tested: FunctionUnderTest, *, square: bool) -> Iterable[BuiltIn]:
         return usual(*_numbers(tested), square=square)
     cap = tested.callee.roles.get("softcap")
     given = None if cap is None else cap.default
-    return [BuiltIn(softcap=float(given))] if isinstance(given, int | float) and given else []
+    own = [float(given)] if isinstance(given, int | float) and given else []
+    return [BuiltIn(softcap=one) for one in dict.fromkeys([*own, *tested.callee.caps]) if one > 0]
 
 
 def _agree_on_places(own: BuiltIn, convention: Convention) -> bool:
@@ -232,6 +234,7 @@ def _numbers(tested: FunctionUnderTest) -> tuple[list[float], list[int]]:
     """Numbers that parameters have by default, and the windows that may be built in."""
     defaults = [one.default for one in tested.callee.parameters]
     numbers = [float(x) for x in defaults if isinstance(x, int | float) and x is not True]
+    numbers += tested.callee.caps
     hidden = tested.callee.kind in ("self", "projected") and "window" not in tested.callee.roles
     return numbers, list(WINDOWS) if hidden else []
 

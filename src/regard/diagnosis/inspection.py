@@ -43,6 +43,7 @@ from regard.diagnosis.differentiation import (
     returned_gradients,
 )
 from regard.diagnosis.fused_weights import with_fused_weights
+from regard.diagnosis.layouts import is_of_keys, layout_said
 from regard.diagnosis.packing import unpacked
 from regard.diagnosis.signature import (
     MOST_READINGS,
@@ -56,8 +57,15 @@ from regard.diagnosis.signature import (
     without_weights,
 )
 from regard.diagnosis.tables import from_tables, with_forms
-from regard.diagnosis.weights import head_count, readings_of_weights
-from regard.diagnosis.wording import CAUSAL, LINEAR, is_unscaled, what_true_means, what_window_means
+from regard.diagnosis.weights import has_positions, head_count, readings_of_weights
+from regard.diagnosis.wording import (
+    CAUSAL,
+    LINEAR,
+    caps_in,
+    is_unscaled,
+    what_true_means,
+    what_window_means,
+)
 from regard.errors import OptionError, safe_text
 
 LIBRARIES = ("numpy", "torch", "jax")
@@ -101,12 +109,18 @@ def inspect_function(
     else:
         found = _readings_in(function, function, roles, heads, library, name)
     text = _text_of(function)
+    queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
     own: dict[str, Any] = {
+        "layout": layout_said(text, queries) if queries else "",
+        "mask_of_keys": any(
+            is_of_keys(text, one.name) for one in found[0][1].parameters if one.role == "mask"
+        ),
+        "caps": caps_in(_module_text(function)),
         "batched": _may_be_batched(function, text),
         "window_means": what_window_means(text),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": "in_proj_weight" in text or "out_proj_weight" in text,
-        "says_causal": CAUSAL.search(text) is not None,
+        "says_causal": CAUSAL.search(text + _called_text(function)) is not None,
         "unscaled": is_unscaled(f"{name}\n{_words_of(text)}"),
     }
     paired = isinstance(function, Pair)
@@ -263,8 +277,10 @@ def _object_readings(
     objects = [fresh_weights(one) for one in made]
     if not inspect.isclass(thing) and not is_module(kind):
         objects.append(thing)  # its weights may have to agree with something else in it
+    if is_module(kind):  # some compute with constants that only float32 has
+        objects += [fresh_weights(one, narrow=True) for one in made]
     left_out = tuple(without(made[0])[:4])
-    for own in objects:
+    for number, own in enumerate(objects):
         called = getattr(own, method)
         framework = library or ("torch" if is_module(kind) else _framework_of(called))
         weighed = readings_of_weights(own, heads or head_count(own) or heads_made_with(own))
@@ -294,6 +310,8 @@ def _object_readings(
                 whole = replace(
                     Callee(name, parameters, framework, weights, count, made=made_with(own)),
                     without=left_out,
+                    has_positions=has_positions(own),
+                    narrow=is_module(kind) and number >= len(made),
                     remembers=remembers,
                     rows_first=rows_first,
                     adapted=target not in (own, called) or not as_written(own, thing),
@@ -320,6 +338,22 @@ def _text_of(function: Any) -> str:
         return _text_of(function.holder or function.forward)
     kind = function if inspect.isclass(function) else type(function)
     return text_of(function if _is_function(function) else kind)
+
+
+def _called_text(function: Any) -> str:
+    """The code of the functions of its file that a function or an object calls."""
+    inner = inspect.unwrap(function) if _is_function(function) else None
+    names = getattr(getattr(inner, "__code__", None), "co_names", ())
+    known = getattr(inner, "__globals__", {})
+    return "\n".join(text_of(known[one]) for one in names if inspect.isfunction(known.get(one)))
+
+
+def _module_text(function: Any) -> str:
+    """The code of the file in which a function or class is written."""
+    own = function.forward if isinstance(function, Pair) else function
+    kind = own if inspect.isroutine(own) or inspect.isclass(own) else type(own)
+    module = sys.modules.get(getattr(inspect.unwrap(kind), "__module__", ""))
+    return text_of(module) if getattr(module, "__file__", "") else ""
 
 
 def _words_of(text: str) -> str:

@@ -116,7 +116,7 @@ def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[str]
         _, _, row, key = np.argwhere(leaking)[0]
         yield f"query {row} gives weight to key {key}, which comes after it"
     sums = weights.sum(-1)
-    off = np.abs(sums - 1) > tolerance
+    off = np.abs(sums - 1) > max(tolerance, 8 * UNITS["float32"] * KEYS)
     if off.any():
         low, high = float(sums.min()), float(sums.max())
         how = f"all to {low:.4g}" if high - low < tolerance else f"to {low:.4g} … {high:.4g}"

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from regard.diagnosis.calling import call_again
 from regard.diagnosis.convention import Answer, Convention, agrees, spell
 from regard.diagnosis.description import describe_call
 from regard.diagnosis.gradient_probe import GradientProbe
@@ -123,6 +124,21 @@ def _has_other_weights(
     if answer.weights is None or probe.has_rules or not tested.is_right(convention, probe):
         return False
     return not agrees(answer.weights, probe.right["weights"], probe.tolerance(UNITS["float32"]))
+
+
+def keeps_context(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether an object answers for the context of an earlier call instead of the one it gets."""
+    probes = (one for one in tested.probes_for(convention) if "context" in one.inputs)
+    probe = next((one for one in probes if not one.has_rules and not one.chunks), None)
+    if not tested.callee.remembers or probe is None:
+        return False
+    other = {**probe.inputs, "context": -0.5 * probe.inputs["context"][:, ::-1]}
+    new = replace(probe, inputs=other, name=f"{probe.name}, another context")
+    alone = tested.ask(convention, new).output
+    after = call_again(tested.callee, convention, probe, new, tested.put).output
+    if alone is None or after is None:
+        return False
+    return not agrees(after, alone, new.tolerance(UNITS["float32"]))
 
 
 def is_random(tested: FunctionUnderTest) -> Finding | None:

@@ -208,7 +208,10 @@ class Probe:
             np.abs(np.nan_to_num(values, posinf=0, neginf=0)).max(initial=1.0)
             for values in (self.right["values"], self.result(self.right))
         )
-        terms = 2 * (inner + 2) * self.magnitude + size["S"] + 8
+        # An angle is as many radians as the position for the first feature, and rounded to that.
+        angle = float(np.abs(self.inputs.get("key_positions", np.zeros(1))).max(initial=0))
+        angle = angle if "frequencies" in self.inputs else 0.0
+        terms = 2 * (inner + 2 + angle) * self.magnitude + size["S"] + 8
         return float(2 * unit * terms * largest)
 
     def practical_tolerance(self, unit: float) -> float:

@@ -196,6 +196,11 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "says_causal": callee.says_causal,
                 "says_transposed": callee.says_transposed,
                 "tables": callee.tables,
+                "layout": callee.layout,
+                "caps": callee.caps,
+                "narrow": callee.narrow,
+                "mask_of_keys": callee.mask_of_keys,
+                "has_positions": callee.has_positions,
                 "without": callee.without,
                 "says_linear": callee.says_linear,
                 "parameters": [
@@ -239,11 +244,22 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(content.keys() == CALLEE_FIELDS)
     _need(content["steps"] in ("", *STEPS))
     _need(content["tables"] in ("", "batch", *FORMS))
+    _need(set(_text(content["layout"])) <= set("BHLD"))
+    _need(type(content["caps"]) is list and all(type(one) is float for one in content["caps"]))
     _need(type(content["without"]) is list and len(content["without"]) <= MAX_ARRAYS)
     _need(content["mask_means"] in ("", "keep", "hide"))
     _need(content["window_means"] in ("", "inclusive"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
-    flags = (*kinds, "unscaled", "says_causal", "says_linear", "says_transposed")
+    flags = (
+        *kinds,
+        "unscaled",
+        "says_causal",
+        "says_linear",
+        "says_transposed",
+        "narrow",
+        "mask_of_keys",
+        "has_positions",
+    )
     _need(all(type(content[name]) is bool for name in flags))
     heads = content["heads"]
     _need(heads is None or (type(heads) is int and 0 < heads <= MAX_HEADS))
@@ -262,7 +278,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(type(content["weights"]) is dict)
     weights = {}
     for role, shape in content["weights"].items():
-        _need((role in ROLES and role[:2] in ("W_", "b_")) or role == LATENTS)
+        _need((role in ROLES and role[:2] in ("W_", "b_")) or role in (LATENTS, "sink"))
         weights[role], start = _numbers(data, start, _shape(shape))
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
@@ -272,6 +288,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     }
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
     own |= {"weights": weights, "heads": heads}
+    own |= {"layout": content["layout"], "caps": tuple(content["caps"])}
     own |= {"made": _text(content["made"]), "without": tuple(map(_text, content["without"]))}
     return Callee(name, tuple(parameters), content["framework"], **own), start
 

@@ -17,7 +17,8 @@ from regard.errors import OptionError, safe_text
 
 # Role -> names of parameters that have it, in lower case without underscores.
 NAMES = {
-    "query": "q query queries querys xq qs qin qq queryseq target tgt inputsq inputq latents",
+    "query": "q query queries querys xq qs qin qq queryseq target tgt inputsq inputq latents "
+    "fromtensor",
     "key": "k key keys xk ks kin keyseq",
     "key_t": "kt ktransposed keytransposed keyst keyt transposedkey transposedkeys",
     "value": "v value values val vals xv vs vin valueseq",
@@ -25,7 +26,7 @@ NAMES = {
     "src emb embeds inputembeds seq xin inp features feats data xt",
     "context": "context memory encoderhiddenstates kv encoderoutput encoderoutputs encoded y ctx "
     "encoderstates encoderout encout enc memories source cond inputskv inputkv xkv kvinput "
-    "crossstates other contextstates mem keyvalue keyvaluestates",
+    "crossstates other contextstates mem keyvalue keyvaluestates totensor",
     "mask": "mask attnmask attentionmask m masks causalmask srcmask tgtmask trgmask selfmask "
     "lookaheadmask attnmasks amask",
     "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "
@@ -46,7 +47,7 @@ NAMES = {
     "heads": "h heads numheads nheads nhead numberofheads headcount nh numhead numattentionheads "
     "nqheads noheads numqueryheads qheads nheadq numqheads hq attentionheads nattnheads",
     "key_heads": "numkvheads nkvheads kvheads numkeyvalueheads nkvhead hkv numgroups ngroups "
-    "numquerygroups nheadskv groups nkv nlocalheads nlocalkvheads nlocal",
+    "numquerygroups nheadskv groups nkv nkvh kvh nlocalheads nlocalkvheads nlocal",
     "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
     "model": "dmodel embeddim hiddensize modeldim hiddendim nembd embdim modelsize",
     "window": "window windowsize slidingwindow localwindow attentionwindow",
@@ -63,6 +64,7 @@ NAMES = {
     "sin": "sin rotarysin ropesin freqssin sines sintable sincached sine",
     "no": "dropout dropoutp pdropout dropoutrate pdrop training train istraining attndropout "
     "dropoutprob",
+    "keeps": "usecache returncache returnkv returnpresent",
     "yes": "deterministic needweights returnweights returnattention returnattn outputattentions",
     "borders": "cuseqlens cuseqlen cuseqlensq culens cu culengths culen cuq seqstarts starts "
     "boundaries borders cumlens cumseqlens indptr offsets qindptr docstarts",
@@ -163,6 +165,11 @@ class Callee:
     returns: tuple[str, ...] = ()  # the names of gradients in a backward pass's last return
     paired: bool = False  # whether it has a backward pass beside its forward pass
     tables: str = ""  # the form of its tables of rotary positions
+    layout: str = ""  # of the queries, as the code or its documentation says
+    has_positions: bool = False  # whether it has a learned table of positions
+    mask_of_keys: bool = False  # whether its code says that a mask is (B, S)
+    caps: tuple[float, ...] = ()  # numbers that its file gives to names with cap in them
+    narrow: bool = False  # a torch module with weights of float32
     without: tuple[str, ...] = ()  # layers that are left out: normalisations, and the input added
     made: str = ""  # the arguments with which an object was made of a class
     steps: str = ""  # called for one token at a time, whose axis is kept or dropped
@@ -327,7 +334,9 @@ def _settle(found: list[Parameter], stated: Mapping[str, str]) -> None:
     for n, one in enumerate(found):
         if one.name in stated:
             continue
-        if one.role == "x" and "query" in roles and "context" not in roles:
+        if one.role == "context" and {"query", "value"} <= roles and "key" not in roles:
+            found[n] = replace(one, role="key")
+        elif one.role == "x" and "query" in roles and "context" not in roles:
             found[n] = replace(one, role=None if "key" in roles else "context")
         elif one.role == "query" and not roles & {"key", "key_t", "value", "context", "x"}:
             found[n] = replace(one, role="x")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,16 +30,20 @@ from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
+from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_INVERTED
 from regard.diagnosis.mistakes.numerics import (
     COMPUTED_IN_FLOAT32,
     COMPUTED_IN_HALF,
     DROPOUT_LEFT_ON,
+    LEARNED_POSITIONS_UNUSED,
+    STALE_CONTEXT,
 )
 from regard.diagnosis.observations import (
     abilities,
     findings,
     is_random,
+    keeps_context,
     nan_throughout,
     no_gradients,
     parts,
@@ -197,8 +201,7 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
     found = match.mistakes or _read_inverted(tested, own) or _lost_digits(dtype, given, exact_to)
-    if any(answer.dropped for answer in tested.answers.values()):
-        found = (*found, (DROPOUT_LEFT_ON, RIGHT))
+    found = (*found, *((one, RIGHT) for one in _seen_in_calls(tested, own, bool(found))))
     mistakes = tuple(named(*one, tested, own.conventions, own.built_in) for one in found)
     fragile: tuple[Named, ...] = ()
     if own.built_in.linear:  # an example would compare it with softmax
@@ -227,6 +230,18 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if own.built_in != PLAIN or not outcome.ok:
         return outcome
     return _with_gradients(tested, own, outcome)
+
+
+def _seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> Iterator[Mistake]:
+    """Mistakes that no single answer shows."""
+    if any(answer.dropped for answer in tested.answers.values()):
+        yield DROPOUT_LEFT_ON
+    if wrong:
+        return
+    if tested.callee.has_positions and not own.built_in.positions:
+        yield LEARNED_POSITIONS_UNUSED
+    if keeps_context(tested, own.conventions[0]):
+        yield STALE_CONTEXT
 
 
 def _of_random(

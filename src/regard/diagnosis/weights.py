@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.construction import FEED_FORWARD
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, plain, role_of
 from regard.errors import OptionError, ProblemError
 from regard.problems.checks import weight_sizes
@@ -75,6 +76,9 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
         orders = FUSED_ORDERS if fused and count else FUSED_ORDERS[:1]
         out += [(_reordered(weights, fused, order, count or 1), count) for order in orders]
     out = [one for one in out if _fits(*one)] or out[:1]
+    sinks = (one for path, _, one, _ in layers if role_of(path.rpartition(".")[2]) == "sink")
+    if (sink := next(sinks, None)) is not None:
+        out = [(own | {"sink": sink.ravel()}, n) for own, n in out if sink.size == (n or 1)] or out
     if latents is not None:
         out = [(weights | {LATENTS: latents}, count) for weights, count in out]
     return out
@@ -91,6 +95,12 @@ def _learned_queries(layers: list[Layer]) -> tuple[Array | None, list[Layer]]:
         if layer is None and LEARNED.search(name) and alone and array.size == wide.size:
             return wide, [other for other in layers if other is not one]
     return None, layers
+
+
+def has_positions(thing: Any) -> bool:
+    """Whether a torch module has learned a table of positions."""
+    own = thing.named_parameters() if hasattr(thing, "state_dict") else ()
+    return any(one.ndim > 1 and re.search("rel|pos|bias_table", name) for name, one in own)
 
 
 def head_count(thing: Any) -> int | None:
@@ -121,6 +131,8 @@ def _layers(thing: Any) -> Iterator[Layer]:
     """Every weight of an object with its path, in the order in which it was defined."""
     if hasattr(thing, "named_modules") and hasattr(thing, "state_dict"):
         for path, part in thing.named_modules():
+            if any(map(FEED_FORWARD.search, itertools.accumulate(path.split("."), "{}.{}".format))):
+                continue
             own = dict(part.named_parameters(recurse=False))
             weight = own.get("weight")
             if weight is not None and path:

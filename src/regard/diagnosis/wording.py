@@ -48,6 +48,16 @@ _INCLUSIVE = re.compile(
 _BESIDES = re.compile(r"previous|before|preceding|plus|back|besides|addition", re.IGNORECASE)
 
 
+def caps_in(text: str) -> tuple[float, ...]:
+    """The numbers that code gives to names with cap in them.
+
+    >>> caps_in("SOFTCAP = 3.0 ; y = softcapped(x, cap=5)")
+    (3.0, 5.0)
+    """
+    found = re.findall(r"cap\w*(?:\s*:\s*float)?\s*=\s*(\d+\.?\d*)", text, re.IGNORECASE)
+    return tuple(dict.fromkeys(map(float, found)))[:8]
+
+
 def is_unscaled(text: str) -> bool:
     """Whether a text says that scores are meant to have no scale.
 

@@ -47,7 +47,13 @@ OF_INPUT: Mapping[str, tuple[Mistake, ...]] = {
 FRAGILE: tuple[Mistake, ...] = (*numerics.FRAGILE, *hiding.FRAGILE)
 # Backward passes have these, and those above in the weights that they compute again.
 GRADIENTS: tuple[Mistake, ...] = gradients.MISTAKES
-BY_DIGITS = (numerics.COMPUTED_IN_FLOAT32, numerics.COMPUTED_IN_HALF, numerics.DROPOUT_LEFT_ON)
+BY_DIGITS = (
+    numerics.COMPUTED_IN_FLOAT32,
+    numerics.COMPUTED_IN_HALF,
+    numerics.DROPOUT_LEFT_ON,
+    numerics.STALE_CONTEXT,
+    numerics.LEARNED_POSITIONS_UNUSED,
+)
 BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT)
 EQUIVALENTS: tuple[Equivalent, ...] = (
     *scores.EQUIVALENTS,

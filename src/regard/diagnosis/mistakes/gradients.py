@@ -70,6 +70,14 @@ def _without_slope(values: Values, probe: Probe) -> Any:
     return values.get("d_capped")
 
 
+def _with_wrong_slope(values: Values, probe: Probe) -> Any:
+    """The slope of the softcap as (1 − tanh)² instead of 1 − tanh²."""
+    if "d_capped" not in values:
+        return None
+    bent = np.tanh(values["scaled"] / values["softcap"])
+    return values["d_capped"] * (1 - bent) ** 2
+
+
 def _queries(gradient: Callable[..., Any]) -> Variant:
     """Another gradient of the queries, made of dS, scaled and not, queries, keys and values."""
     return replacing(d_queries=lambda values, probe: gradient(*_factors(values)))
@@ -271,9 +279,9 @@ SOFTMAXES: Entries = {
         ),
     ),
     "softcap_slope_lost": (
-        "the slope of the softcap is left out: 1 − tanh²",
+        "the slope of the softcap is left out or wrong: 1 − tanh²",
         "The scores went through cap·tanh(s / cap), so their gradient is multiplied by its slope.",
-        (replacing(d_scaled=_without_slope),),
+        (replacing(d_scaled=_without_slope), replacing(d_scaled=_with_wrong_slope)),
         (
             "dS = dS * (1 - np.tanh(s / cap) ** 2)",
             "ds = ds * (1 - torch.tanh(s / cap) ** 2)",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,14 @@ JOINED = (
     "keep = keep & torch.ones(L, S, dtype=torch.bool).tril(diagonal=S - L)",
 )
 TEXTS = ("k, v = k[begin:end], v[begin:end]  # not k[:end]",) * 2
+LENGTHS = (
+    "keep = np.arange(S) < lengths[:, None]",
+    "keep = torch.arange(S) < lengths[:, None]",
+)
+BORDERS = (
+    "labels = np.searchsorted(cu_seqlens[1:], np.arange(n), side='right')",
+    "labels = torch.searchsorted(cu_seqlens[1:], torch.arange(n), right=True)",
+)
 EMPTY_ROW = (
     "P = np.where(keep.any(-1, keepdims=True), P, 0)",
     "weights = weights.masked_fill(~keep.any(-1, keepdim=True), 0)",
@@ -77,6 +86,33 @@ def _transposed_if_square(keep: Array) -> Array:
 def _and_earlier_texts(keep: Array) -> Array:
     labels = labels_of(keep)
     return keep if labels is None else np.broadcast_to(labels[:, None] >= labels, keep.shape)
+
+
+def _texts_late(keep: Array) -> Array:
+    """Each text begins one token late: its first token belongs to the text before."""
+    labels = labels_of(keep)
+    if labels is None:
+        return keep
+    late = labels[np.maximum(np.arange(len(labels)) - 1, 0)]
+    return np.broadcast_to(late[:, None] == late, keep.shape)
+
+
+def _moved_end(step: int) -> Variants:
+    """Padding begins a key later, or earlier; also where a required mask hides nothing."""
+
+    def moved(keep: Array, probe: Probe) -> Array:
+        of_keys = probe.needs_mask if probe.keep is None else probe.keep.ndim == 4
+        ends, key = keep.sum(-1, keepdims=True), np.arange(keep.shape[-1])
+        return key < ends + step if of_keys and np.array_equal(keep, key < ends) else keep
+
+    def without_last(values: Mapping[str, Array], probe: Probe) -> Any:
+        if probe.has_rules or not probe.needs_mask or step > 0:
+            return None
+        scaled = values["scores"] * values["scale"]
+        scaled[..., -1] = -np.inf
+        return scaled
+
+    return tuple(one | replacing(scaled=without_last) for one in other_visible(moved, "mask"))
 
 
 def _joined(join: Callable[[Array, Array], Array]) -> Variants:
@@ -124,6 +160,17 @@ def _by_constant(constant: float) -> Variants:
 
     replacements = (filled(constant), added(constant))
     return tuple(Variant({"masked": one}, absent=False) for one in replacements)
+
+
+def _own_key_hidden_by_adding() -> Variants:
+    """A constant is added to the scores of the own key too; the first row then sees all keys."""
+
+    def masked(values: Mapping[str, Array], probe: Probe) -> Array:
+        row, key = np.ogrid[: probe.sizes["L"], : probe.sizes["S"]]
+        keep = values["visible"] & (~probe.causal | (key < row + probe.offset))
+        return raw_scores(values) + np.where(keep, 0, -1e9)
+
+    return (Variant({"masked": masked}, absent=False),)
 
 
 MASKS: Entries = {
@@ -236,6 +283,24 @@ MASKS: Entries = {
         _mask(_and_earlier_texts, padding=False),
         TEXTS,
     ),
+    "padding_one_key_more": (
+        "the first padded key of each text is seen",
+        "Keys are counted from 0, so a text of n tokens ends before key n: < and not <=.",
+        _moved_end(1),
+        LENGTHS,
+    ),
+    "padding_one_key_less": (
+        "the last key of each text is taken for padding",
+        "Keys are counted from 0, so a text of n tokens ends with key n − 1.",
+        _moved_end(-1),
+        LENGTHS,
+    ),
+    "texts_begin_late": (
+        "the first token of each text is taken for the last of the one before",
+        "A border is where the next text begins: searchsorted needs right=True.",
+        _mask(_texts_late, padding=False),
+        BORDERS,
+    ),
     "mask_times_infinity": (
         "the mask is multiplied by infinity",
         "0·∞ is NaN, so every visible score is lost; use where or masked_fill.",
@@ -251,7 +316,10 @@ TRIANGLES: Entries = {
     "causal_hides_own_key": (
         "the diagonal is hidden: no query sees its own key",
         "triu(k=1) and tril(k=-1) differ by the diagonal. The first row sees nothing at all.",
-        _causal(lambda row, key, probe: key <= row + probe.offset - 1),
+        (
+            *_causal(lambda row, key, probe: key <= row + probe.offset - 1),
+            *_own_key_hidden_by_adding(),
+        ),
     ),
     "causal_reversed": (
         "each query sees the keys from its own on, instead of those up to it",

@@ -143,6 +143,17 @@ DIGITS: Entries = {
 }
 # What is seen in the call, not in the values.
 CALLS: Entries = {
+    "stale_context": (
+        "keys and values of an earlier context are used again",
+        "They are kept between calls, and another context of the same shape does not renew them.",
+        (),
+    ),
+    "learned_positions_unused": (
+        "a learned table of positions has no effect",
+        "With random numbers in it the result is that without it: it is the same for every key "
+        "that a query sees, or is never added.",
+        (),
+    ),
     "dropout_left_on": (
         "dropout is on although nothing is trained",
         "Each answer is another one; F.dropout is on unless it gets training=self.training, and "
@@ -151,7 +162,7 @@ CALLS: Entries = {
     ),
 }
 COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF = mistakes("numerics", DTYPE, DIGITS)
-(DROPOUT_LEFT_ON,) = mistakes("numerics", NO_DROPOUT, CALLS)
+STALE_CONTEXT, LEARNED_POSITIONS_UNUSED, DROPOUT_LEFT_ON = mistakes("numerics", NO_DROPOUT, CALLS)
 DTYPES: Entries = {
     "integers_truncated": (
         "integers go in, and the result is truncated to integers",

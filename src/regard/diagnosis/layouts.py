@@ -1,0 +1,79 @@
+"""The layout of a function's arrays, where its code or its documentation says it.
+
+Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import re
+
+_AXES = (
+    ("H", re.compile(r"(h|nh|n_?h|hq|hn|num_?heads?|n_?heads?|heads?|\w*_heads|q_?heads?)$")),
+    (
+        "D",
+        re.compile(
+            r"(d|dk|dh|hd|e|c|f|k?d_?\w{0,5}|\w*dim\w*|head_?size|width|features?|chan\w*)$"
+        ),
+    ),
+    ("B", re.compile(r"(b|bs|bsz|nb|batch\w*|\w*batch|bsize)$")),
+    (
+        "L",
+        re.compile(
+            r"(l|t|n|s|q|i|m|lq|tq|sq|nq|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time|rows|n_?q)$"
+        ),
+    ),
+)
+_TOKEN = r"[A-Za-z_]\w*"
+_LIST = rf"{_TOKEN}(?:\s*(?:,|\bx\b|\*)\s*{_TOKEN}){{1,3}}"
+
+
+def axes_of(words: list[str]) -> str:
+    """The axes that words name, such as BHLD; nothing if one is unclear or named twice.
+
+    >>> axes_of(["batch", "seqlen", "n_heads", "head_dim"]), axes_of(["b", "x"])
+    ('BLHD', '')
+    """
+    found = ""
+    for number, word in enumerate(words):
+        word = word.lower()
+        kind = next((axis for axis, pattern in _AXES if pattern.match(word)), "")
+        if word == "n" and number == 0 and len(words) > 2:
+            kind = "B"
+        found += kind or "?"
+    unclear = found.count("?") + (len(found) - len(set(found)))
+    return "" if unclear or "D" not in found or "L" not in found else found
+
+
+def layout_said(text: str, name: str) -> str:
+    """The axes of an argument: as its shape is taken apart, or as a comment gives it.
+
+    >>> layout_said("b, t, h, d = q.shape", "q"), layout_said("q, k: (batch, heads, seq, dim)", "q")
+    ('BLHD', 'BHLD')
+    """
+    one = re.escape(name)
+    unpacked = rf"^\s*({_LIST})\s*=\s*{one}\.(?:shape|size\(\))\s*(?:#.*)?$"
+    said = (
+        rf"(?<![\w.]){one}\b[\w ,/&`]{{0,30}}?\s*(?::|=|-|\bis\b|\bare\b)?\s*(?:\w+ ){{0,4}}"
+        rf"[(\[]\s*({_LIST})\s*[)\]]"
+    )
+    spaced = rf"(?<![\w.]){one}\b[\w ,]{{0,20}}:\s*((?:[a-z]\s+){{2,3}}[a-z])\s*$"
+    for pattern in (unpacked, said, spaced):
+        for match in re.finditer(pattern, text, re.MULTILINE):
+            words = [
+                word for word in re.findall(_TOKEN, match[1]) if word != "x" or "," in match[1]
+            ]
+            if axes := axes_of(words):
+                return axes
+    return ""
+
+
+def is_of_keys(text: str, mask: str) -> bool:
+    """Whether the code gives a mask (B, S) axes of heads and queries, or says that it has none.
+
+    >>> is_of_keys("m = mask[:, None, None, :]", "mask"), is_of_keys("mask: (b, t, s)", "mask")
+    (True, False)
+    """
+    one = re.escape(mask)
+    widened = rf"\b{one}\[:, *None, *None\b|\b{one}\.unsqueeze\(1\)\.unsqueeze\(2\)"
+    said = rf"(?<![\w.]){one}\b[^\n()\[\]]{{0,40}}[(\[]\s*(b|bs|bsz|n|batch\w*)\s*,\s*\w+\s*[)\]]"
+    return re.search(f"{widened}|{said}", text, re.IGNORECASE) is not None
