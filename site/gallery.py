@@ -31,7 +31,10 @@ def gallery() -> Iterator[tuple[str, bytes]]:
             f":::{{grid-item-card}} {problem.title}\n:link: {name}\n:link-type: doc\n"
             f":img-bottom: {name}.svg\n:img-alt: the weights as a picture\n\n{words}:::\n\n"
         )
-        yield f"gallery/{name}.svg", _picture(problem)
+        explanation = regard.explain(problem)
+        yield f"gallery/{name}.svg", _picture(explanation)
+        sheet = explanation.to_worksheet(gradients="loss" in explanation.steps)
+        yield f"published/worksheets/{name}.html", sheet.encode()
         yield f"gallery/{name}.md", _page(name, problem.title, words).encode()
     listed = "\n".join(names)
     yield (
@@ -54,12 +57,13 @@ def _page(name: str, title: str, words: str) -> str:
         f"`regard explain {name}` shows it in a terminal. It can be copied and changed: "
         f"`regard examples {name} > own.toml`. [Problem files](../docs/problem-files.md) says what "
         "each key means.\n\n"
+        f'<a href="../worksheets/{name}.html">A worksheet</a> to print and to fill in by hand, '
+        "with the answers.\n\n"
         f"```{{literalinclude}} ../examples/{name}.toml\n:language: toml\n```\n"
     )
 
 
-def _picture(problem: regard.Problem) -> bytes:
-    explanation = regard.explain(problem)
+def _picture(explanation: regard.Explanation) -> bytes:
     file = io.BytesIO()
     # The same file from the same numbers, so that Sphinx need not read it again.
     with matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "path"}):

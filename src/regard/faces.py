@@ -247,6 +247,32 @@ class Explanation(Trace):
         return None
 
     @answering
+    def to_worksheet(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        digits: int = 3,
+        gradients: bool = False,
+        force: bool = False,
+    ) -> str | None:
+        """One HTML page to print, with empty tables to fill in by hand and a page of answers.
+
+        What is given has its numbers, and all that is computed from it is left empty; `gradients`
+        adds the way back. `path`, `force` and errors are those of `to_html`.
+
+        Examples
+        --------
+        >>> import regard
+        >>> page = regard.explain(regard.load_problem("she-likes-coffee")).to_worksheet()
+        """
+        from regard.views import worksheet
+
+        if path is None:
+            return worksheet.html(self, digits=digits, gradients=gradients)
+        worksheet.write(path, self, digits=digits, gradients=gradients, force=force)
+        return None
+
+    @answering
     def to_dataframe(self, step: str = "weights") -> Any:
         """All numbers of a step as a pandas DataFrame, with the labels as index and columns.
 

@@ -13,7 +13,7 @@ import sys
 
 import typer
 
-from regard.cli import attention, bench, diagnose, examples, explain, info
+from regard.cli import attention, bench, diagnose, examples, explain, info, worksheet
 from regard.cli.frame import Command, Commands, flag
 
 FIRST_STEPS = """\b
@@ -63,6 +63,11 @@ app.command(
     epilog=examples.EXAMPLES,
     short_help="List the examples, or print one.",
 )(examples.examples)
+app.command(
+    cls=Command,
+    epilog=worksheet.EXAMPLES,
+    short_help="Write a page to compute an attention by hand.",
+)(worksheet.worksheet)
 app.command(
     cls=Command,
     epilog=attention.EXAMPLES,
