@@ -76,10 +76,11 @@ def _executor(workers: int | None, scheduler: str | None) -> Iterator[tuple[Any,
         import distributed
     except ModuleNotFoundError:
         raise OptionError(f"--workers and --scheduler need dask, which {INSTALL}") from None
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # one line says it below
+    for name in ("distributed", "distributed.client"):  # what they say is said in one line here
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     with _cluster(distributed, workers, scheduler) as client:
         try:
-            yield client.get_executor(), sum(client.nthreads().values()) or 1
+            yield client, sum(client.nthreads().values()) or 1
         except distributed.KilledWorker as error:
             raise ProblemError(
                 f"a block ended {error.allowed_failures + 1} workers, perhaps for want of memory; "

@@ -12,7 +12,15 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Executor,
+    Future,
+    InvalidStateError,
+    wait,
+)
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,7 +60,7 @@ def attention(
     bias: str | None = None,
     chunks: tuple[int, int, int] | None = None,
     memory: int = 2**30,
-    executor: Executor | None = None,
+    executor: Any = None,
     workers: int = 1,
     threads: int | None = None,
     force: bool = False,
@@ -83,9 +91,8 @@ def attention(
         Keys are rounded up to a multiple of 256.
     memory : int
         Bytes that one worker has for its block.
-    executor : concurrent.futures.Executor, optional
-        Computes the blocks, such as `distributed.Client(…).get_executor()`. Without one they are
-        computed here one after the other.
+    executor : distributed.Client or concurrent.futures.Executor, optional
+        Computes the blocks. Without one they are computed here one after the other.
     workers : int
         How many blocks the executor computes at the same time; only the choice of chunks asks.
     threads : int, optional
@@ -236,7 +243,7 @@ def _check_begun(job: Job, begun: Sequence[Any], settings: dict[str, Any], *, fo
 
 def _run(
     call: Call,
-    executor: Executor | None,
+    executor: Any,
     most: int,
     begun: bool,
     watch: Callable[[Progress], None] | None,
@@ -261,8 +268,7 @@ def _run(
         for one in outputs:
             one.appear()
     except (OSError, CancelledError) as error:
-        lost = isinstance(error, CancelledError)
-        why = "the workers were lost" if lost else getattr(error, "strerror", None) or str(error)
+        why = getattr(error, "strerror", None) or "the workers were lost"
         raise ProblemError(
             f"{safe_text(outputs[0].path, 200)}: is not finished: {safe_text(why, 200)}; "
             f"{at.blocks} of {at.of} blocks are in {safe_text(outputs[0].folder, 200)}, and the "
@@ -272,17 +278,18 @@ def _run(
 
 
 def _each(
-    executor: Executor | None, most: int, task: Callable[[Block], Any], blocks: Iterable[Block]
+    executor: Any, most: int, task: Callable[[Block], Any], blocks: Iterable[Block]
 ) -> Iterator[tuple[Block, Any]]:
     """Each block with what the task gives, as they end; at most so many are waited for."""
     if executor is None:
         yield from ((block, task(block)) for block in blocks)
         return
+    submit = executor.submit if isinstance(executor, Executor) else partial(_submit, executor)
     rest, waiting = iter(blocks), dict[Future[Any], Block]()
     try:
         while True:
             for block in itertools.islice(rest, most - len(waiting)):
-                waiting[executor.submit(task, block)] = block
+                waiting[submit(task, block)] = block
             if not waiting:
                 return
             for one in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -290,3 +297,23 @@ def _each(
     finally:
         for one in waiting:
             one.cancel()
+
+
+def _submit(client: Any, task: Callable[[Block], Any], block: Block) -> Future[Any]:
+    """A task for a dask cluster.
+
+    The executor that dask's client has never ends a task whose result is lost with the scheduler.
+    """
+    theirs, ours = client.submit(task, block, pure=False), Future[Any]()
+
+    def end(theirs: Any) -> None:
+        try:
+            outcome, error = theirs.result(), None
+        except BaseException as raised:
+            outcome, error = None, raised
+        with suppress(InvalidStateError):  # it was given up meanwhile
+            ours.set_result(outcome) if error is None else ours.set_exception(error)
+
+    theirs.add_done_callback(end)
+    ours.add_done_callback(lambda ours: theirs.cancel() if ours.cancelled() else None)
+    return ours
