@@ -18,8 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from attack_calls import draw
-from attack_shrinking import failure, program, smaller
+from attack_shrinking import any_call, failure, program, smaller
 
 MOST_FAILURES = 3  # of one process; more are rarely another fault
 
@@ -32,7 +31,7 @@ def attack(seeds: range, until: float, place: Any) -> tuple[int, list[tuple[int,
         if time.monotonic() > until or len(failures) == MOST_FAILURES:
             return done, failures
         place.value = seed
-        wrong = failure(draw(seed))
+        wrong = failure(any_call(seed))
         if wrong:
             print(f"seed {seed}: {wrong}", flush=True)
             failures.append((seed, wrong))
@@ -67,10 +66,10 @@ def main() -> int:
     died = [place.value for one, place in workers if one.exitcode]
     found = [answers.get() for one, _ in workers if not one.exitcode]
     for seed in died:
-        print(f"the process of seed {seed} died: {json.dumps(draw(seed))}")
+        print(f"the process of seed {seed} died: {json.dumps(any_call(seed))}")
     failed = [seed for _, failures in found for seed, _ in failures]
     for seed in failed:
-        least = smaller(draw(seed))
+        least = smaller(any_call(seed))
         print(f"\n# seed {seed}: {failure(least)}\n{program(least)}\n# {json.dumps(least)}")
     calls, hours = sum(done for done, _ in found), (time.monotonic() - begin) / 3600
     print(f"{calls} calls, {calls / hours:.3g} an hour; {len(failed)} failed, {len(died)} died")

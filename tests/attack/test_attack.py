@@ -10,6 +10,7 @@ import pytest
 
 import regard
 from attack_calls import build, check, draw
+from attack_kinds import draw_more
 from attack_shrinking import failure, program, smaller
 from calls import PATHS
 from long_oracle import ENOUGH, attend_long
@@ -33,6 +34,34 @@ def test_calls_of_the_corpus_are_answered_rightly():
 def test_some_random_calls_are_answered_rightly():
     for seed in range(300):
         assert failure(draw(seed)) == "", f"seed {seed}"
+
+
+def test_some_random_gradients_caches_and_merges_are_right():
+    kinds = {draw_more(seed)["kind"] for seed in range(150)}
+    assert kinds == {"gradients", "cache", "merge"}
+    for seed in range(150):
+        assert failure(draw_more(seed)) == "", f"seed {seed}"
+
+
+@pytest.mark.parametrize("name", ["gradients", "merge"])
+def test_a_fault_planted_in_the_rest_is_found_and_made_small(monkeypatch, name):
+    right = getattr(regard, name)
+
+    def wrong(*arrays, **options):
+        found = right(*arrays, **options)
+        first = np.asarray(found[0])
+        if first.size > 2:
+            first.reshape(-1)[-1] += 1
+        return found
+
+    monkeypatch.setattr(regard, name, wrong)
+    calls = (draw_more(seed) for seed in range(3000))
+    least = smaller(next(one for one in calls if failure(one)))
+    assert failure(least)
+    assert least["options"] == [] if name == "gradients" else least["parts"] == 1
+    monkeypatch.undo()
+    assert failure(least) == ""
+    exec(compile(program(least), "program", "exec"), {})
 
 
 def test_the_fast_oracle_agrees_with_fifty_digits():

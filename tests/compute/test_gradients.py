@@ -11,6 +11,8 @@ import regard
 from backward_oracle import differentiate
 from bounds import precision_of
 from calls import BFLOAT16, TARGETS, on_path
+from gradient_check import ALL, compare
+from gradient_check import check_gradients as check
 from regard import gradients, masks
 from regard.compute.gradients import INPUTS
 
@@ -18,10 +20,6 @@ PATHS = ["reference", *(f"fused:{target}" for target in TARGETS)]
 TYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16)]
 if BFLOAT16 is not None:
     TYPES.append(BFLOAT16)
-ALL = ("query", "key", "value", "scale")
-
-
-NOT_THE_ORACLES = ("output", "lse", "threads", "precision")
 
 
 def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
@@ -41,44 +39,6 @@ def call(
     shapes = ((heads, queries, width), (groups, keys, width), (groups, keys, wide))
     shapes += ((heads, queries, wide),)
     return tuple(normal(*lead, *one, seed=n, dtype=dtype) for n, one in enumerate(shapes))
-
-
-def check(
-    arrays: tuple[np.ndarray, ...],
-    path: str,
-    wrt: tuple[str, ...] = ALL,
-    oracle: dict[str, Any] | None = None,
-    **options: Any,
-) -> regard.Gradients[np.ndarray]:
-    """One call, every number within its bound; `oracle` are its options where they differ."""
-    dtype = arrays[0].dtype
-    exact = options.get("precision") == "exact"
-    unit = precision_of(np.float64 if exact or dtype == np.float64 else np.float32).unit
-    with on_path(path) as kernel:
-        result = gradients(*arrays, wrt=wrt, kernel=kernel, **options)
-    named = {**options, **(oracle or {})}
-    named = {name: x for name, x in named.items() if name not in NOT_THE_ORACLES}
-    exact, error = differentiate(*arrays, unit, **named)
-    for name in wrt:
-        compare(name, getattr(result, name), getattr(exact, name), getattr(error, name), options)
-    return result
-
-
-def compare(
-    name: str, got: Any, exact: np.ndarray, error: np.ndarray, options: dict[str, Any]
-) -> None:
-    given = options.get(name)
-    if name in ("bias", "sink") and exact.shape != np.shape(given):
-        shape = (1,) * (exact.ndim - np.ndim(given)) + np.shape(given)
-        axes = tuple(n for n, size in enumerate(shape) if size < exact.shape[n])
-        exact, error = (x.sum(axis=axes).reshape(np.shape(given)) for x in (exact, error))
-    got = np.asarray(got)
-    if name != "scale":
-        rounding = precision_of(got.dtype)
-        error = error + rounding.unit * np.abs(exact) + 4 * rounding.floor
-    off = np.abs(got.astype(np.longdouble) - exact)
-    assert got.shape == exact.shape
-    assert (off <= error + 1e-300).all(), f"{name}: {float((off / (error + 1e-300)).max())} bounds"
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

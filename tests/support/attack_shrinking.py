@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from attack_calls import Call, build, check, positional
+from attack_calls import Call, build, check, draw, positional
+from attack_kinds import check_more, draw_more
 
 SIMPLEST = {
     "nan": None,
@@ -27,11 +28,16 @@ SIMPLEST = {
 }
 
 
+def any_call(seed: int) -> Call:
+    """Every third call is one of gradients, of a cache or of a merge."""
+    return draw_more(seed) if seed % 3 == 2 else draw(seed)
+
+
 def failure(call: Call) -> str:
     """What is wrong with the answer to the call; empty if nothing."""
     try:
         with np.errstate(all="ignore"):
-            check(call)
+            (check_more if "kind" in call else check)(call)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -50,6 +56,9 @@ def smaller(call: Call, failing: Callable[[Call], Any] = failure) -> Call:
 
 
 def _simpler(call: Call) -> Iterator[Call]:
+    if "kind" in call:
+        yield from _simpler_numbers(call)
+        return
     options = call["options"]
     for name in options:
         rest = {key: one for key, one in options.items() if key != name}
@@ -80,8 +89,21 @@ def _simpler(call: Call) -> Iterator[Call]:
                 yield {**call, letter: size}
 
 
+def _simpler_numbers(call: Call) -> Iterator[Call]:
+    """With one entry left out of a list, or one size smaller."""
+    for name, value in call.items():
+        if isinstance(value, dict):
+            yield from ({**call, name: less} for less in _simpler_numbers(value))
+        elif isinstance(value, list) and name not in ("window", "shape"):
+            yield from ({**call, name: value[:n] + value[n + 1 :]} for n in range(len(value)))
+        elif type(value) is int and value > 1 and name not in ("seed", "heads", "groups"):
+            yield from ({**call, name: size} for size in (1, value // 2, value - 1) if size < value)
+
+
 def program(call: Call) -> str:
     """The call with its numbers, as a program that needs only regard and NumPy."""
+    if "kind" in call:  # in a clone, with tests/support on the path
+        return f"from attack_kinds import check_more\ncheck_more({call!r})"
     arrays, options, _ = build(call)
     lines = ["import ml_dtypes"] if "bfloat16" in call["dtypes"] else []
     lines += ["import numpy as np", "import regard"]
