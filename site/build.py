@@ -24,10 +24,12 @@ from generated import pages  # noqa: E402
 from mistakes import mistakes  # noqa: E402
 from notebooks import is_notebook, notebook  # noqa: E402
 from problem_schema import problem_schema  # noqa: E402
+from speed import speed  # noqa: E402
 
 # What the site shares with readers of the repository, with its place in both.
 SHARED = ("docs/*.md", "docs/*.png", "docs/*.py", "examples/*.toml")
 SHARED += ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+SHARED += ("src/regard/compute/kernels/cpp/README.md",)
 PUBLISHED = "published"  # files that lie beside the start page
 
 
@@ -88,6 +90,7 @@ def everything() -> Iterator[tuple[str, bytes]]:
     for name, text in (*pages(), *mistakes()):
         yield name, text.encode()
     yield from gallery()
+    yield from speed()
     yield f"{PUBLISHED}/problem.schema.json", problem_schema().encode()
 
 

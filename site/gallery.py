@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -64,11 +65,14 @@ def _page(name: str, title: str, words: str) -> str:
 
 
 def _picture(explanation: regard.Explanation) -> bytes:
+    head = 0 if explanation.heads else None
+    return as_svg(explanation.plot("weights", head=head).figure)
+
+
+def as_svg(figure: Any) -> bytes:
+    """A figure as a file that is the same each time, so that Sphinx need not read it again."""
     file = io.BytesIO()
-    # The same file from the same numbers, so that Sphinx need not read it again.
     with matplotlib.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "path"}):
-        head = 0 if explanation.heads else None
-        figure = explanation.plot("weights", head=head).figure
         figure.savefig(file, format="svg", metadata={"Date": None}, bbox_inches="tight")
     matplotlib.pyplot.close(figure)
     return file.getvalue()
