@@ -31,6 +31,7 @@ nitpicky = False
 autosummary_generate = True
 autodoc_typehints = "none"  # numpydoc says the types in words
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["torch", "transformers"]  # gigabytes, of which only names are needed
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 
