@@ -259,3 +259,48 @@ def test_zarr_is_read_in_pieces(tmp_path):
         stored.append(one)
     (made,) = lazily(*stored, options={"causal": True, "offset": 700})
     np.testing.assert_array_equal(made, regard.attention(*arrays, causal=True, offset=700))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("rows", [None, 7, slice(20, 200, 3), [299, 3, 4, 5, -1], []])
+@pytest.mark.parametrize(
+    "case",
+    ["causal", "window", "program", "cells", "bias", "numbers", "rotary", "alibi", "general"],
+)
+def test_weights_of_some_rows_are_those_of_one_call(case, rows):
+    import regard.interop.dask as over_dask
+
+    q, k, v = drawn()
+    options = CASES[case]
+    lse = regard.attention(q, k, v, return_lse=True, **options).lse
+    one = regard.weights(q, k, lse, rows=rows, **options)
+    lazy_q, lazy_k, _ = cut((q, k, v), 5)
+    made = over_dask.weights(lazy_q, lazy_k, da.from_array(lse, chunks=77), rows=rows, **options)
+    assert (made.shape, made.dtype) == (one.shape, one.dtype)
+    np.testing.assert_array_equal(made.compute(scheduler="sync"), one)
+
+
+def test_weights_of_no_heads_and_of_an_lse_that_is_lazy():
+    import regard.interop.dask as over_dask
+
+    q, k, v = (array[0, 0] for array in drawn())
+    lazy = [da.from_array(array, chunks=(100, -1)) for array in (q, k, v)]
+    lse = over_dask.attention(*lazy, return_lse=True).lse
+    made = over_dask.weights(*lazy[:2], lse, rows=[5, 250])
+    one = regard.weights(q, k, regard.attention(q, k, v, return_lse=True).lse, rows=[5, 250])
+    np.testing.assert_array_equal(made.compute(scheduler="sync"), one)
+
+
+def test_bad_input_of_weights_is_refused_before_a_task_runs():
+    import regard.interop.dask as over_dask
+
+    x, lse = da.zeros((2, 8, 4)), da.zeros((2, 8))
+    for change, words in [
+        ({"lse": lse[:, :7]}, "lse has shape"),
+        ({"rows": 8}, "names row 8"),
+        ({"score": Distance()}, "dot products"),
+        ({"threads": 0}, "threads is 0"),
+        ({"key": x[..., :3]}, "wide"),
+    ]:
+        with pytest.raises((regard.ShapeError, regard.OptionError), match=words):
+            over_dask.weights(**{"query": x, "key": x, "lse": lse} | change)

@@ -33,24 +33,27 @@ def weights_of_rows(
     query: Any, key: Any, lse: Any, *, rows: Any, kernel: str | None, **options: Any
 ) -> Array:
     """What `regard.weights` returns."""
-    request, logs = _request(query, key, lse, options)
-    if request.score is not None:
-        request = _as_dot(request)
-    chosen, is_one = _row_numbers(rows, request)
+    request, logs = checked(query, key, lse, options)
+    chosen, is_one = row_numbers(rows, request)
     result = np.empty((*request.shape[:-2], chosen.size, request.shape[-1]), request.dtype)
     # All axes are kept until the result; it then drops those that the caller did not have.
-    whole = replace(request, has_heads=True, has_rows=True)
-    for place, run in _runs(chosen):
-        part = whole.of_rows(run)
-        made = dispatch.run(part, kernel)
+    plain = as_dot(dispatch.without_positions(request))
+    whole = replace(plain, has_heads=True, has_rows=True)
+    for place, run in runs(chosen):
         here = result[..., place : place + run.stop - run.start, :]
-        here[...] = made.weights
-        _share(part, made, logs[..., run], here, run.start)
+        fill(here, whole.of_rows(run), logs[..., run], run.start, kernel)
     natural = request.natural(result)
     return natural[..., 0, :] if is_one else natural
 
 
-def _request(query: Any, key: Any, lse: Any, options: dict[str, Any]) -> tuple[Request, Array]:
+def fill(result: Array, part: Request, lse: Array, first: int, kernel: str | None) -> None:
+    """The weights (…, H, rows, S) of a call with some rows, of which the first has this number."""
+    made = dispatch.run(part, kernel)
+    result[...] = made.weights
+    _share(part, made, lse, result, first)
+
+
+def checked(query: Any, key: Any, lse: Any, options: dict[str, Any]) -> tuple[Request, Array]:
     """The call without values, and its log-sum-exp (…, H, L)."""
     arrays = {"query": as_array("query", query), "key": as_array("key", key)}
     logs = as_array("lse", lse)
@@ -81,22 +84,31 @@ def _request(query: Any, key: Any, lse: Any, options: dict[str, Any]) -> tuple[R
             f"lse has shape {logs.shape} but the rows of this call have {wanted}; "
             "pass the lse of all rows, as attention returned it"
         )
-    return dispatch.without_positions(request), logs.reshape(request.shape[:-1])
+    return request, logs.reshape(request.shape[:-1])
 
 
-def _as_dot(request: Request) -> Request:
+def as_dot(request: Request) -> Request:
     """The call as dot products of rows, of which a log-sum-exp is known as exactly as of others."""
-    from regard.compute.dot_of_rows import dot_request, refused
+    if request.score is None:
+        return request
+    from regard.compute.dot_of_rows import dot_request
 
-    if refused(request) is not None:
+    check_score(request)
+    return dot_request(request)
+
+
+def check_score(request: Request) -> None:
+    """Refuse a score that is no dot product of rows."""
+    from regard.compute.dot_of_rows import refused
+
+    if request.score is not None and refused(request) is not None:
         raise OptionError(
             f"weights takes scores that are dot products, and {request.score} is none; "
             "attention(…, return_weights=True) returns its weights"
         )
-    return dot_request(request)
 
 
-def _row_numbers(rows: Any, request: Request) -> tuple[NDArray[np.int64], bool]:
+def row_numbers(rows: Any, request: Request) -> tuple[NDArray[np.int64], bool]:
     """The numbers of the chosen rows, and whether one was named instead of several."""
     count = request.shape[-2]
     every = np.arange(count)
@@ -129,7 +141,7 @@ def _row_numbers(rows: Any, request: Request) -> tuple[NDArray[np.int64], bool]:
     return every[numbers.astype(np.int64)], array.ndim == 0
 
 
-def _runs(chosen: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
+def runs(chosen: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
     """Consecutive rows in one piece each, and where in the result they go."""
     cuts = np.flatnonzero(np.diff(chosen) != 1) + 1
     for begin, end in pairwise([0, *cuts.tolist(), chosen.size]):

@@ -12,7 +12,6 @@ runs the tasks, on the threads or the cluster that its user started.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,19 +25,27 @@ from dask.highlevelgraph import HighLevelGraph
 from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array
 from regard.compute import parts
-from regard.compute.parts import CHUNK, Part, Place, Plan, plan
+from regard.compute.parts import Part, Place, Plan, plan
 from regard.compute.request import Request, make_request
 from regard.compute.results import OutputLse
-from regard.errors import OptionError, ShapeError, safe_text
+from regard.errors import OptionError, safe_text
+from regard.interop.dask_arrays import (
+    aligned,
+    as_lazy,
+    groups_of,
+    has_cells,
+    natural,
+    slices_of,
+    with_lead,
+)
+from regard.interop.dask_weights import weights
 
-__all__ = ["Plan", "attention", "plan"]
+__all__ = ["Plan", "attention", "plan", "weights"]
 
 # Rows of a key head up to which parts return a state for each chunk of keys, which are then read at
 # the same time: so many states are smaller than the keys that they come from.
 FEW_ROWS = 64
 SPLIT = 8  # states that a task of order="tree" merges
-
-Slices = tuple[slice, ...]
 
 
 def attention(
@@ -110,13 +117,9 @@ def attention(
     if order not in ("fold", "tree"):
         raise OptionError(f'order must be "fold" or "tree", not {safe_text(repr(order), 60)}')
     arrays = {"query": query, "key": key, "value": value}
-    lazy = {name: _lazy(name, one) for name, one in arrays.items()}
+    lazy = {name: as_lazy(name, one) for name, one in arrays.items()}
     given = {"mask": mask, "bias": bias}
-    extras = {
-        name: one
-        for name, one in given.items()
-        if isinstance(one, da.Array) or parts.has_cells(one)
-    }
+    extras = {name: one for name, one in given.items() if has_cells(one)}
     options |= {name: parts.hollow(one) if name in extras else one for name, one in given.items()}
     request = make_request(
         *(parts.hollow(one) for one in lazy.values()),
@@ -127,35 +130,9 @@ def attention(
     reason = parts.refused(request)
     if reason is not None:
         raise OptionError(f"attention over dask arrays needs the fused kernel: {reason}")
-    cells = {name: _lazy(name, one) for name, one in extras.items()}
+    cells = {name: as_lazy(name, one) for name, one in extras.items()}
     request = parts.without_cells(request, cells, options)
     return _Graph(request, lazy, cells, order).results()
-
-
-def _lazy(name: str, array: Any) -> da.Array:
-    if not isinstance(array, da.Array):
-        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-            array = np.asarray(array)
-        chunks = getattr(array, "chunks", None) or "auto"
-        array = da.from_array(array, chunks=chunks, inline_array=not isinstance(array, np.ndarray))
-    if any(math.isnan(size) for size in array.shape):
-        raise ShapeError(
-            f"{name} has chunks of unknown size, {array.shape}; call its compute_chunk_sizes()"
-        )
-    return array
-
-
-def _aligned(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Chunks of keys with boundaries moved to the nearest multiples of `CHUNK`."""
-    whole, at = sum(sizes), list(itertools.accumulate(sizes))[:-1]
-    inner = sorted({round(one / CHUNK) * CHUNK for one in at} - {0})
-    cuts = [0, *(one for one in inner if one < whole), whole]
-    return tuple(b - a for a, b in itertools.pairwise(cuts))
-
-
-def _slices(sizes: Sequence[int]) -> list[slice]:
-    ends = [0, *itertools.accumulate(sizes)]
-    return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,22 +165,12 @@ class _Graph:
     ) -> None:
         self.request = request
         self.order = order
-        lead, shared = request.lead, request.query.shape[-3] // max(request.key.shape[-3], 1)
-        whole = {
-            name: da.broadcast_to(_with_axes(one), (*lead, *_with_axes(one).shape[-3:]))
-            for name, one in lazy.items()
-        }
+        lead = request.lead
+        whole = {name: with_lead(one, lead) for name, one in lazy.items()}
         query, key = whole["query"], whole["key"]
         axis = len(lead)
-        heads = query.chunks[axis]
-        if query.shape[axis] != key.shape[axis] and any(size % shared for size in heads):
-            raise ShapeError(
-                f"query has chunks of {heads} heads, but {shared} query heads share a key head; "
-                f"rechunk it to multiples of {shared}"
-            )
-        groups = tuple(size // shared for size in heads)
-        self.rows, self.keys = query.chunks[axis + 1], _aligned(key.chunks[axis + 1])
-        outer = query.chunks[:axis]
+        outer, heads, groups = groups_of(request, query)
+        self.rows, self.keys = query.chunks[axis + 1], aligned(key.chunks[axis + 1])
         self.arrays = {
             "query": query.rechunk((*outer, heads, self.rows, -1)),
             "key": key.rechunk((*outer, groups, self.keys, -1)),
@@ -214,7 +181,7 @@ class _Graph:
             self.arrays[name] = spread.rechunk((*outer, heads, self.rows, self.keys))
         self.extras = tuple(cells)
         self.chunks = (*outer, heads, self.rows)
-        self.grid = [_slices(sizes) for sizes in (*outer, groups, self.rows)]
+        self.grid = [slices_of(sizes) for sizes in (*outer, groups, self.rows)]
         self.name = f"attention-{tokenize(request, order, *(a.name for a in self.arrays.values()))}"
         self.tasks: dict[Any, Any] = {}
 
@@ -232,15 +199,15 @@ class _Graph:
         output = da.Array(
             graph, self.name, (*self.chunks, widths), dtype=request.dtype, meta=_meta(request)
         )
-        natural = _natural(request, output)
+        made = natural(request, output)
         blocks = [key for key in self.tasks if key[0] == self.name]
         if not request.return_lse:
-            return natural
+            return made
         name = "lse-" + self.name
         tasks = {(name, *key[1:-1]): (_second, ("end-" + self.name, *key[1:-1])) for key in blocks}
         of_lse = HighLevelGraph.from_collections(name, tasks, dependencies=[output])
         lse = da.Array(of_lse, name, self.chunks, dtype=request.lse_dtype)
-        return OutputLse(natural, _natural(request, lse))
+        return OutputLse(made, natural(request, lse))
 
     def _sources(self, at: tuple[int, ...]) -> _Sources:
         blocks = {name: self.arrays[name].blocks[at] for name in ("key", "value")}
@@ -251,7 +218,7 @@ class _Graph:
         return Place(tuple(batch), heads, rows, keys)
 
     def _visible(self, at: tuple[int, ...]) -> Iterator[tuple[int, Place]]:
-        for j, keys in enumerate(_slices(self.keys)):
+        for j, keys in enumerate(slices_of(self.keys)):
             place = self._place(at, keys)
             if parts.may_see(self.request, place):
                 yield j, place
@@ -299,20 +266,8 @@ class _Graph:
         self.tasks[(self.name, *at, 0)] = (_first, end)
 
 
-def _with_axes(array: da.Array) -> da.Array:
-    return array if array.ndim > 2 else array[(None,) * (3 - array.ndim)]
-
-
 def _meta(request: Request) -> Array:
     return np.empty((0,) * len(request.shape), request.dtype)
-
-
-def _natural(request: Request, array: da.Array) -> da.Array:
-    """The result without the axes that the caller does not have."""
-    place: tuple[Any, ...] = (slice(None),) * len(request.lead)
-    if request.has_heads and request.has_rows:
-        return array
-    return array[(*place, *([] if request.has_heads else [0]), *([] if request.has_rows else [0]))]
 
 
 # --- tasks -----------------------------------------------------------------------------------
