@@ -37,13 +37,14 @@ def gallery() -> Iterator[tuple[str, bytes]]:
         sheet = explanation.to_worksheet(gradients="loss" in explanation.steps)
         yield f"published/worksheets/{name}.html", sheet.encode()
         yield f"gallery/{name}.md", _page(name, problem.title, words).encode()
-    listed = "\n".join(names)
+    listed = "\n".join(("plots", *names))
     yield (
         "gallery/index.md",
         (
             "# Gallery\n\nEvery example that comes with `regard`. Each is a small file of text; "
             "`regard explain NAME` shows it in a terminal, and `regard explain NAME --html "
-            "OUT.html --open` as the page below its picture.\n\n"
+            "OUT.html --open` as the page below its picture. [Plots and pages](plots.md) shows "
+            "what else an explanation and a diagnosis can be drawn as.\n\n"
             f"::::{{grid}} 1 2 3 3\n:gutter: 3\n\n{cards}::::\n\n"
             f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
         ).encode(),
