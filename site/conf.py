@@ -43,6 +43,7 @@ nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_execution_timeout = 120
 nb_merge_streams = True
+nb_output_stderr = "error"  # a warning of a cell ends the build too
 nb_code_prompt_show = "Show one answer"  # only answers are folded away
 nb_code_prompt_hide = "Hide it"
 
