@@ -191,6 +191,18 @@ class TestBuilt:
                 for wrong in ({"qeries": 1}, {"options": {"causal": "yes"}}, {"heads": 0}):
                     assert not validator.is_valid(data | wrong)
 
+    def test_a_chapter_as_a_notebook_leaves_what_a_reader_writes_open(self, site: Path) -> None:
+        import nbformat
+
+        found = {path.stem: path for path in site.rglob("learn-*.ipynb")}
+        assert found.keys() == {f"learn-{path.stem}" for path in CHAPTERS}
+        for path in found.values():
+            notebook = nbformat.read(path, as_version=4)
+            nbformat.validate(notebook)
+            code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+            assert sum("..." in cell and "assert" not in cell for cell in code) >= 3, path.name
+            assert not any(cell.startswith(":tags:") for cell in code)
+
     def test_formulas_are_drawn_without_a_network(self, open_page: Open) -> None:
         page = open_page("learn/scores", 1280, "light")
         page.locator("mjx-container svg").first.wait_for()
