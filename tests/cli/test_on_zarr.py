@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,6 +134,25 @@ def test_bad_input_is_one_line_and_leaves_nothing(words, message):
     (line,) = made.stderr.splitlines()
     assert message in line
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.needs("distributed")
+def test_a_block_that_ends_every_worker_is_one_line(monkeypatch):
+    import distributed
+
+    from regard.cli import on_zarr
+
+    def submit(task, block, pure):
+        future = Future()
+        future.set_exception(distributed.KilledWorker("make", None, 3))
+        return future
+
+    client = SimpleNamespace(nthreads=lambda: {"one": 1}, submit=submit)
+    monkeypatch.setattr(on_zarr, "_cluster", lambda *words: nullcontext(client))
+    stored()
+    made = call("--workers", "1")
+    assert made.exit_code == 2
+    assert re.fullmatch(r"regard: error: a block ended 4 workers, .*--max-memory.*\n", made.stderr)
 
 
 class Terminal(io.StringIO):

@@ -279,6 +279,30 @@ def test_other_settings_are_refused_and_begin_again_if_forced(change, words):
     assert attend(output="o", force=True, **given).kept == 0
 
 
+CHANGES = {
+    "chunks": lambda said: said["chunk_grid"]["configuration"].update(chunk_shape=[1, 2, 50, 16]),
+    "no checksum": lambda said: said["codecs"].pop(),
+    "another codec": lambda said: said["codecs"].insert(1, {"name": "numcodecs.pickle"}),
+    "shape": lambda said: said.update(shape=[2, 4, 300, 16]),
+    "blocks": lambda said: said["attributes"]["regard"].update(blocks="abc"),
+    "no blocks": lambda said: said["attributes"]["regard"].update(blocks=[0, 0, 0]),
+    "no settings": lambda said: said.update(attributes=[]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_unfinished_output_that_was_changed_is_refused(change):
+    names = stored(drawn())
+    stopped(names)
+    path = Path("o.part/zarr.json")
+    said = json.loads(path.read_text())
+    CHANGES[change](said)
+    path.write_text(json.dumps(said))
+    with pytest.raises(regard.ProblemError, match=r"^o\.part: "):
+        attend(*names, "o")
+    assert not os.path.lexists("o")
+
+
 def test_an_input_that_changed_is_noticed():
     arrays = drawn()
     names = stored(arrays)

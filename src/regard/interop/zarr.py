@@ -150,15 +150,19 @@ def attention(
     *blocks, keys = _sizes(call, chunks, memory, workers)
     begun = [one.settings() for one in job.outputs.values()]
     settings = _settings(call)
-    if chunks is None and begun[0] and begun[0] == settings | {"blocks": begun[0].get("blocks")}:
-        blocks = begun[0]["blocks"]  # any keys give the same bytes, but chunks have their rows
+    known: Any = (begun[0] or {}).get("blocks")
+    if chunks is None and begun[0] == settings | {"blocks": known} and _are_sizes(known, blocks):
+        blocks = known  # any keys give the same bytes, but chunks have their rows
     settings |= {"blocks": blocks}
     _check_begun(job, begun, settings, force=force)
     for (name, one), found in zip(job.outputs.items(), begun, strict=True):
-        if found != settings:
-            last = {"output": call.request.value.shape[-1:], "lse": ()}[name]
-            dtype = {"output": call.request.dtype, "lse": call.request.lse_dtype}[name]
-            one.begin((*call.request.shape[:-1], *last), (*blocks, *last), dtype, settings)
+        last = call.request.value.shape[-1:] if name == "output" else ()
+        dtype = call.request.dtype if name == "output" else call.request.lse_dtype
+        form = ((*call.request.shape[:-1], *last), (*blocks, *last), dtype)
+        if found == settings:
+            one.check_form(*form)
+        else:
+            one.begin(*form, settings)
     job = replace(job, sizes=(*blocks, keys))
     return _run(Call(job), executor, max(4 * workers, 64), settings in begun, watch)
 
@@ -192,6 +196,15 @@ def _sizes(call: Call, chunks: Any, memory: int, workers: int) -> tuple[int, ...
         )
     sizes = (min(of_heads, max(heads, 1)), min(of_rows, max(rows, 1)))
     return (*batch, *sizes, -(-of_keys // CHUNK) * CHUNK)
+
+
+def _are_sizes(found: Any, like: Sequence[int]) -> bool:
+    """Whether something that was read is as many sizes of a block."""
+    return (
+        isinstance(found, list)
+        and len(found) == len(like)
+        and all(type(one) is int and one > 0 for one in found)
+    )
 
 
 def _in_chunks(size: int, chunk: int) -> int:

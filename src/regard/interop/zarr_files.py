@@ -144,11 +144,18 @@ class Output:
         with about(self.folder):
             if not os.path.lexists(self.folder) or not os.listdir(self.folder):
                 return None
-            found = _description(self.folder)
-            settings = found.get("attributes", {}).get("regard") if isinstance(found, dict) else 0
-            if not isinstance(settings, dict):
-                raise ProblemError("is no unfinished output of regard; remove it")
-            return settings
+            match _description(self.folder):
+                case {"attributes": {"regard": dict(settings)}}:
+                    return settings
+            raise ProblemError("is no unfinished output of regard; remove it")
+
+    def check_form(self, shape: Sequence[int], chunks: Sequence[int], dtype: Any) -> None:
+        """Refuse an array that was begun in another form, or without checksums."""
+        with about(self.folder):
+            array = open_array(self.folder)
+            form = (array.shape, array.chunks, array.dtype, array.filters, array.compressors)
+            if form != (tuple(shape), tuple(chunks), dtype, (), (Crc32cCodec(),)):
+                raise ProblemError("was changed since it was begun; remove it")
 
     def begin(
         self, shape: Sequence[int], chunks: Sequence[int], dtype: Any, settings: Mapping[str, Any]
