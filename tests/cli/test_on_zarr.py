@@ -256,10 +256,11 @@ def test_a_scheduler_that_is_lost_is_one_line_and_the_same_command_goes_on():
         until(where.exists, "the scheduler")
         time.sleep(0.5)
         address = json.loads(where.read_text())["address"]
+        far = {**quiet, "cwd": "/"}  # workers need not be where the command is
         worker = ("-m", "distributed.cli.dask_worker", address, "--no-dashboard", "--nthreads", "1")
         with (
-            started(*worker, **quiet),
-            started(*worker, **quiet),
+            started(*worker, **far),
+            started(*worker, **far),
             slow("--scheduler", address) as c,
         ):
             some_are_there(4)

@@ -87,6 +87,8 @@ def _executor(workers: int | None, scheduler: str | None) -> Iterator[tuple[Any,
                 "the same command goes on with the others. --max-memory or --chunks make blocks "
                 "smaller"
             ) from error
+        except ModuleNotFoundError as error:
+            raise ProblemError(f"a worker lacks {error.name}, which {INSTALL} there") from error
 
 
 @contextmanager

@@ -163,8 +163,20 @@ def attention(
             one.check_form(*form)
         else:
             one.begin(*form, settings)
-    job = replace(job, sizes=(*blocks, keys))
-    return _run(Call(job), executor, max(4 * workers, 64), settings in begun, watch)
+    for_workers = replace(
+        job,
+        sizes=(*blocks, keys),
+        inputs={name: os.path.abspath(path) for name, path in job.inputs.items()},
+        outputs={name: Output(os.path.abspath(one.path)) for name, one in job.outputs.items()},
+    )
+    return _run(
+        Call(for_workers),
+        job.outputs["output"],
+        executor,
+        max(4 * workers, 64),
+        begun=settings in begun,
+        watch=watch,
+    )
 
 
 # --- before anything is computed -----------------------------------------------------------------
@@ -256,14 +268,15 @@ def _check_begun(job: Job, begun: Sequence[Any], settings: dict[str, Any], *, fo
 
 def _run(
     call: Call,
+    output: Output,
     executor: Any,
     most: int,
+    *,
     begun: bool,
     watch: Callable[[Progress], None] | None,
 ) -> Progress:
     """Make what is not whole, and give the outputs their names."""
     job, every = call.job, call.blocks()
-    outputs = [*job.outputs.values()]
     at = Progress(0, len(every), 0, 0)
     try:
         whole = set()
@@ -278,16 +291,22 @@ def _run(
             at = at._replace(blocks=at.blocks + 1, bytes=at.bytes + moved)
             if watch is not None:
                 watch(at)
-        for one in outputs:
+        for one in job.outputs.values():
             one.appear()
     except (OSError, CancelledError) as error:
-        why = getattr(error, "strerror", None) or "the workers were lost"
+        lost = isinstance(error, CancelledError | TimeoutError) or _is_of_dask(error)
+        why = "the workers were lost" if lost else getattr(error, "strerror", None) or str(error)
         raise ProblemError(
-            f"{safe_text(outputs[0].path, 200)}: is not finished: {safe_text(why, 200)}; "
-            f"{at.blocks} of {at.of} blocks are in {safe_text(outputs[0].folder, 200)}, and the "
+            f"{safe_text(output.path, 200)}: is not finished: {safe_text(why, 200)}; "
+            f"{at.blocks} of {at.of} blocks are in {safe_text(output.folder, 200)}, and the "
             "same call goes on from there"
         ) from error
     return at
+
+
+def _is_of_dask(error: BaseException) -> bool:
+    """Whether it is a connection of dask's that ended, which is an OSError too."""
+    return type(error).__module__.startswith("distributed.")
 
 
 def _each(
