@@ -59,6 +59,7 @@ CASES = [
     *((name, wrong_positions.softcap, {"mask": "keep"}) for name in wrong_positions.SOFTCAP),
     *((name, wrong_positions.sinks, {}) for name in wrong_positions.SINKS),
     ("rotary_position_of_query", wrong_positions.late, {}),
+    ("alibi_position_of_query", wrong_positions.alibi_in_a_cache, {}),
     ("alibi_not_absolute", wrong_positions.both_ways, {}),
 ]
 # Tested by functions of their own below.
@@ -74,6 +75,10 @@ BY_HAND = {
     "padding_one_key_less",
     "texts_begin_late",
     "stale_context",
+    "batch_elements_mixed",
+    "padding_changes_the_output",
+    "weights_do_not_add_up",
+    "weights_all_equal",
     "learned_positions_unused",
     *(one.name for one in linear.MISTAKES),
 }

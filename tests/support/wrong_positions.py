@@ -83,6 +83,21 @@ def late(wrong):
     return rotary(wrong, causal=True)
 
 
+def alibi_in_a_cache(wrong):
+    """More keys than queries, of which the last one belongs to the last key; always causal."""
+
+    def f(q, k, v):
+        """q: (heads, queries, dim)"""
+        n, m = q.shape[-2], k.shape[-2]
+        at = np.arange(n)[:, None] + (0 if wrong == "alibi_position_of_query" else m - n)
+        slopes = 2.0 ** (-8 * np.arange(1, len(q) + 1) / len(q))
+        s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        s = s - slopes[:, None, None] * np.abs(at - np.arange(m))
+        return softmax(np.where(np.arange(m) > np.arange(n)[:, None] + m - n, -np.inf, s)) @ v
+
+    return f
+
+
 def in_a_cache(wrong):
     """Some tokens at a time, (H, T, D), always causal; the cache has keys and values."""
 

@@ -213,7 +213,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             single = _of_one_query(tested, dtype)
             found = single if not found or (single and single[0][1] is Fit.RIGHT) else found
         if ready and not found:
-            shared = [Convention(one, dtype, shared=True) for one in SHARED_LAYOUTS]
+            orders = sorted(SHARED_LAYOUTS, key=lambda one: one != tested.callee.layout)
+            shared = [Convention(one, dtype, shared=True) for one in orders]
             fitting = [(one, _fit(tested, one)) for one in shared]
             right = [one for one in fitting if one[1] is Fit.RIGHT]
             found = (right or [one for one in fitting if one[1] is not Fit.NONE])[:1]

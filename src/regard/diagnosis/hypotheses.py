@@ -191,12 +191,13 @@ def _with_built_in(
         plain = own or plain
     ordered = asked is None or order_matters(tested, asked) is not False
     square = tested.callee.kind != "arrays"
+    has_flag = "causal" in tested.callee.roles
     every = [
         replace(one, matcher=matcher, built_in=replace(own, unscaled=one.built_in.unscaled))
         for own in _built_in(tested, square=square)
         for one in plain
         if (ordered or own.window is None)
-        if square or _agree_on_places(own, one.conventions[0])
+        if square or _agree_on_places(own, one.conventions[0], has_flag=has_flag)
         if (matcher := one.matcher.with_built_in(own)) is not None
     ]
     for one in every:
@@ -223,9 +224,9 @@ def _built_in(tested: FunctionUnderTest, *, square: bool) -> Iterable[BuiltIn]:
     return [BuiltIn(softcap=one) for one in dict.fromkeys([*own, *tested.callee.caps]) if one > 0]
 
 
-def _agree_on_places(own: BuiltIn, convention: Convention) -> bool:
+def _agree_on_places(own: BuiltIn, convention: Convention, *, has_flag: bool) -> bool:
     """Whether positions and the causal rule place queries alike, if there are more keys."""
-    if not own.positions or not convention.causal_always:
+    if not own.positions or not (convention.causal_always or has_flag):
         return True
     return own.at_end == (convention.aligned == "end")
 
@@ -251,7 +252,7 @@ def _outputs(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> li
                 own = key_mask_convention(tested, convention, probe)
             answer = tested.ask(own, probe)
             if answer.output is not None and not _ran_by_accident(convention, probe):
-                outputs.append(ProbeOutput(probe, answer.output.astype(np.float64)))
+                outputs.append(ProbeOutput.of(probe, answer.output.astype(np.float64)))
     return outputs
 
 

@@ -57,7 +57,14 @@ from regard.diagnosis.signature import (
     without_weights,
 )
 from regard.diagnosis.tables import from_tables, with_forms
-from regard.diagnosis.weights import has_positions, head_count, readings_of_weights
+from regard.diagnosis.weights import (
+    Read,
+    has_positions,
+    head_count,
+    key_heads,
+    readings_of_weights,
+    widths_of,
+)
 from regard.diagnosis.wording import (
     CAUSAL,
     LINEAR,
@@ -283,12 +290,7 @@ def _object_readings(
     for number, own in enumerate(objects):
         called = getattr(own, method)
         framework = library or ("torch" if is_module(kind) else _framework_of(called))
-        weighed = readings_of_weights(own, heads or head_count(own) or heads_made_with(own))
-        if not weighed and _has_matrices(own):
-            raise OptionError(
-                f"the weights of {name} cannot be recognised; call the layers W_q, W_k, W_v (or "
-                "query, q_proj, to_q, qkv, …) and W_o, or give a function of embeddings and weights"
-            )
+        weighed, opaque = _weights_of(own, heads or head_count(own) or heads_made_with(own), name)
         if not weighed:
             weighed = [({}, heads or head_count(own))]
         known = parameters_of(called)
@@ -310,6 +312,8 @@ def _object_readings(
                 whole = replace(
                     Callee(name, parameters, framework, weights, count, made=made_with(own)),
                     without=left_out,
+                    opaque=opaque,
+                    widths=widths_of(own),
                     has_positions=has_positions(own),
                     narrow=is_module(kind) and number >= len(made),
                     remembers=remembers,
@@ -322,6 +326,25 @@ def _object_readings(
                     is_step = method in ("step", "decode")
                     found += steps if is_step and remembers else [*plain_one, *steps]
     return found
+
+
+def _weights_of(own: Any, count: int | None, name: str) -> tuple[list[Read], str]:
+    """The readings of an object's weights; or none, and why they cannot be used."""
+    try:
+        weighed = readings_of_weights(own, count)
+        for weights, heads in weighed[:1]:
+            if weights:
+                key_heads(weights, heads or 1)
+    except OptionError as error:
+        return [], str(error)
+    except ValueError:
+        weighed = []
+    if weighed or not _has_matrices(own):
+        return weighed, ""
+    return [], (
+        f"the weights of {name} cannot be recognised; call the layers W_q, W_k, W_v (or "
+        "query, q_proj, to_q, qkv, …) and W_o, or give a function of embeddings and weights"
+    )
 
 
 def _may_have_rows_first(kind: type) -> bool:

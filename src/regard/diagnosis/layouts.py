@@ -33,6 +33,8 @@ def axes_of(words: list[str]) -> str:
     >>> axes_of(["batch", "seqlen", "n_heads", "head_dim"]), axes_of(["b", "x"])
     ('BLHD', '')
     """
+    if [word.lower() for word in words[-3:]] in (["t", "n", "h"], ["s", "n", "h"]):
+        words = [*words[:-3], "t", "heads", "dim"]  # as JAX's functions name them
     found = ""
     for number, word in enumerate(words):
         word = word.lower()

@@ -197,6 +197,8 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "says_transposed": callee.says_transposed,
                 "tables": callee.tables,
                 "layout": callee.layout,
+                "opaque": callee.opaque,
+                "widths": callee.widths,
                 "caps": callee.caps,
                 "narrow": callee.narrow,
                 "mask_of_keys": callee.mask_of_keys,
@@ -246,6 +248,8 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(content["tables"] in ("", "batch", *FORMS))
     _need(set(_text(content["layout"])) <= set("BHLD"))
     _need(type(content["caps"]) is list and all(type(one) is float for one in content["caps"]))
+    _need(type(content["widths"]) is list and len(content["widths"]) <= MAX_ARRAYS)
+    _need(all(type(one) is int and 0 < one <= MAX_COUNT for one in content["widths"]))
     _need(type(content["without"]) is list and len(content["without"]) <= MAX_ARRAYS)
     _need(content["mask_means"] in ("", "keep", "hide"))
     _need(content["window_means"] in ("", "inclusive"))
@@ -288,6 +292,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     }
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
     own |= {"weights": weights, "heads": heads}
+    own |= {"opaque": _text(content["opaque"]), "widths": tuple(content["widths"])}
     own |= {"layout": content["layout"], "caps": tuple(content["caps"])}
     own |= {"made": _text(content["made"]), "without": tuple(map(_text, content["without"]))}
     return Callee(name, tuple(parameters), content["framework"], **own), start

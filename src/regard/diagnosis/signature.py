@@ -166,6 +166,8 @@ class Callee:
     paired: bool = False  # whether it has a backward pass beside its forward pass
     tables: str = ""  # the form of its tables of rotary positions
     layout: str = ""  # of the queries, as the code or its documentation says
+    opaque: str = ""  # why its weights cannot be used, if they cannot
+    widths: tuple[int, ...] = ()  # that arrays of tokens may have, by the weights
     has_positions: bool = False  # whether it has a learned table of positions
     mask_of_keys: bool = False  # whether its code says that a mask is (B, S)
     caps: tuple[float, ...] = ()  # numbers that its file gives to names with cap in them
@@ -281,6 +283,8 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
     if not stated and not _takes_queries(found):
         of_arrays = dict(zip(PROJECTIONS, ARRAYS, strict=True))  # query_layer is an array, then
         found = [replace(one, role=of_arrays.get(one.role or "", one.role)) for one in found]
+    if not stated and not _takes_queries(found) and found[:1] and plain(found[0].name) == "h":
+        found[0] = replace(found[0], role="x")  # hidden states, and not the number of heads
     if not stated and not _takes_queries(found):
         # A state without anything else that could be the queries is no cache.
         found = [replace(one, role=None if one.role == "cache" else one.role) for one in found]

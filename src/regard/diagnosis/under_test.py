@@ -112,7 +112,7 @@ class FunctionUnderTest:
                 if self.is_round:
                     found = [p for p in found if p.sizes["L"] == p.sizes["S"] == ROUND]
             if convention.joined:
-                found = [_with_joined_context(one) for one in found if not one.has_rules]
+                found = [one for one in map(_with_joined_context, found) if one is not None]
             if self.stated.mechanism is not None:
                 found = list(self.stated.mechanism.of(found))
             if "key_t" in roles:  # it may read the width from the values alone
@@ -208,10 +208,12 @@ def _pooling_probes(callee: Callee, more: dict[str, Any]) -> Iterator[Probe]:
         yield replace(probe, inputs=inputs)
 
 
-def _with_joined_context(probe: Probe) -> Probe:
-    """With a context that ends in the embeddings themselves."""
+def _with_joined_context(probe: Probe) -> Probe | None:
+    """With a context that ends in the embeddings themselves, if they are as wide."""
     rows = probe.inputs["embeddings"]
     context = probe.inputs.get("context", 0.7 * rows[:, ::-1])
+    if probe.has_rules or context.shape[-1] != rows.shape[-1]:
+        return None
     return replace(
         probe, inputs={**probe.inputs, "context": np.concatenate([context, rows], axis=1)}
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from regard.diagnosis import matching
 from regard.diagnosis.built_in import PLAIN
+from regard.diagnosis.by_properties import by_properties
 from regard.diagnosis.calling import Once
 from regard.diagnosis.convention import MASK_KINDS, READY, Ask, Convention
 from regard.diagnosis.convention_search import (
@@ -30,6 +31,7 @@ from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
+from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_INVERTED
 from regard.diagnosis.mistakes.numerics import (
@@ -53,7 +55,7 @@ from regard.diagnosis.precision import HALF
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.properties import properties
 from regard.diagnosis.reproduction import origin, script
-from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome
+from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome, Property
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.running import answer_question
 from regard.diagnosis.signature import LATENTS, Callee
@@ -61,6 +63,7 @@ from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
 
 TIME_LIMIT = 10.0
+OF_ENTRY = ("name", "family", "severity", "title", "why", "numpy", "torch")
 # What a function says of a length that it does not take.
 LENGTH = re.compile("equal division|divisible|divide|multiple of", re.IGNORECASE)
 READINGS_SECONDS = 2.0  # after these no other way of reading a function is judged
@@ -115,6 +118,12 @@ def diagnose(
         FunctionUnderTest(one, stated, float(time_limit), put, origin=found_at) for one in callees
     ]
     found: Outcome | None = None
+    if callees[0].opaque:
+        outcome = _of_properties(all_tested[0])
+        if outcome is None:
+            raise OptionError(callees[0].opaque)
+        seconds = round(time.monotonic() - begin, 3)
+        return replace(outcome, calls=put.calls, seconds=seconds)
     likely = _of_round_lengths(all_tested, likely_readings(all_tested))
     for tested in likely:
         own = _verdict(tested, found)
@@ -123,6 +132,8 @@ def diagnose(
         if own.ok or time.monotonic() - connected > READINGS_SECONDS:
             break
     assert found is not None
+    if found.verdict == "unusable" and not likely[0].out_of_time:
+        found = _of_properties(likely[0]) or found
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=put.calls, seconds=seconds)
 
@@ -230,6 +241,39 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if own.built_in != PLAIN or not outcome.ok:
         return outcome
     return _with_gradients(tested, own, outcome)
+
+
+def _of_properties(tested: FunctionUnderTest) -> Outcome | None:
+    """The verdict on a function whose scores are not known, by what holds for every attention."""
+    measured_ones = by_properties(tested)
+    if measured_ones is None or not (measured_ones.broken or measured_ones.held):
+        return None
+    name = tested.callee.name
+    known = all_mistakes()
+    mistakes = tuple(
+        Named(
+            **{part: getattr(known[one], part) for part in OF_ENTRY},
+            step="",
+            usual_check="",
+            same_as=(),
+            example=None,
+        )
+        for one in measured_ones.broken
+    )
+    titles = {one: known[one].title for one in measured_ones.held}
+    held = tuple(Property(one, f"not so: {title}", True) for one, title in titles.items())
+    text = f"{name} computes scores that are not known here; nothing measured is wrong"
+    if mistakes:
+        text = f"{name} is mistaken: {', and '.join(one.title for one in mistakes)}"
+    return Outcome(
+        name,
+        "mistaken" if mistakes else "unknown",
+        text,
+        f"{name} with {measured_ones.call}",
+        mistakes=mistakes,
+        findings=tuple(findings(tested)),
+        properties=held,
+    )
 
 
 def _seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> Iterator[Mistake]:

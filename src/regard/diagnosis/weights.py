@@ -103,6 +103,18 @@ def has_positions(thing: Any) -> bool:
     return any(one.ndim > 1 and re.search("rel|pos|bias_table", name) for name, one in own)
 
 
+def widths_of(thing: Any) -> tuple[int, ...]:
+    """The widths that arrays may have which meet the weights of an object, in their order."""
+    if hasattr(thing, "named_modules") and hasattr(thing, "state_dict"):
+        own = [one for _, one in thing.named_parameters() if one.ndim > 1]
+        sizes = [one.shape[1] for one in own] + [one.shape[0] for one in own]
+    else:
+        arrays = [one for one in getattr(thing, "__dict__", {}).values() if _is_numbers(one)]
+        sizes = [one.shape[0] for one in arrays if one.ndim > 1]
+    sizes += [size // part for size in sizes[:2] for part in (4, 3, 2)]  # several side by side
+    return tuple(dict.fromkeys(int(size) for size in sizes if 1 < size <= 512))[:9]
+
+
 def head_count(thing: Any) -> int | None:
     """The number of heads that an object, or a part of it, says it has."""
     return _number(thing, "heads")

@@ -50,9 +50,7 @@ GRADIENTS: tuple[Mistake, ...] = gradients.MISTAKES
 BY_DIGITS = (
     numerics.COMPUTED_IN_FLOAT32,
     numerics.COMPUTED_IN_HALF,
-    numerics.DROPOUT_LEFT_ON,
-    numerics.STALE_CONTEXT,
-    numerics.LEARNED_POSITIONS_UNUSED,
+    *numerics.OF_CALLS,
 )
 BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT)
 EQUIVALENTS: tuple[Equivalent, ...] = (

@@ -143,6 +143,26 @@ DIGITS: Entries = {
 }
 # What is seen in the call, not in the values.
 CALLS: Entries = {
+    "batch_elements_mixed": (
+        "batch elements are mixed: one text changes the result of another",
+        "A softmax, a sum or a reshape runs over the axis of the batch.",
+        (),
+    ),
+    "padding_changes_the_output": (
+        "padded tokens change the result",
+        "What is hidden must get no weight at all: −inf before the softmax, for keys.",
+        (),
+    ),
+    "weights_do_not_add_up": (
+        "beside padding the weights do not add up to 1",
+        "The mask comes after the softmax: hide before it, or divide by the sum once more.",
+        (),
+    ),
+    "weights_all_equal": (
+        "every token gets the same weight",
+        "The softmax runs over an axis of length 1, and its sum is then the mean.",
+        (),
+    ),
     "stale_context": (
         "keys and values of an earlier context are used again",
         "They are kept between calls, and another context of the same shape does not renew them.",
@@ -162,7 +182,8 @@ CALLS: Entries = {
     ),
 }
 COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF = mistakes("numerics", DTYPE, DIGITS)
-STALE_CONTEXT, LEARNED_POSITIONS_UNUSED, DROPOUT_LEFT_ON = mistakes("numerics", NO_DROPOUT, CALLS)
+OF_CALLS = mistakes("numerics", NO_DROPOUT, CALLS)
+*OF_PROPERTIES, STALE_CONTEXT, LEARNED_POSITIONS_UNUSED, DROPOUT_LEFT_ON = OF_CALLS
 DTYPES: Entries = {
     "integers_truncated": (
         "integers go in, and the result is truncated to integers",

@@ -295,11 +295,24 @@ def _with_slopes(slopes: Callable[[Array], Array]) -> Variants:
     return _biased(bias)
 
 
+def _from_first_key(values: Values, probe: Probe) -> Array:
+    """Distances with the first query at position 0."""
+    places = np.arange(float(probe.sizes["L"]))[:, None]
+    apart = np.abs(values["key_positions"] - places)
+    return np.asarray(-np.reshape(values["positions_slopes"], (-1, 1, 1)) * apart)
+
+
 ALIBI: Entries = {
     "alibi_sign": (
         "ALiBi is added with the wrong sign: far keys are favoured",
         "slope·|i − j| is a penalty: it is subtracted.",
         _biased(lambda values, probe: values["penalties"]),
+    ),
+    "alibi_position_of_query": (
+        "with more keys than queries, ALiBi takes the first query for the first token",
+        "With a cache, query i is at position past + i: the oldest keys are favoured otherwise.",
+        _biased(_from_first_key),
+        PLACES,
     ),
     "alibi_not_absolute": (
         "ALiBi grows with j − i instead of falling with |i − j|",

@@ -60,6 +60,13 @@ def _without_hidden(scores: Array) -> Array:
     return np.where(np.isneginf(scores), 0, scores)
 
 
+def _maximum_of_other_row(scores: Array) -> Array:
+    """Maxima without keepdims: of square scores the one of row j meets column j."""
+    if scores.shape[-1] != scores.shape[-2]:
+        return softmax(scores)
+    return softmax(scores - scores.max(-1)[..., np.newaxis, :])
+
+
 WEIGHTS: Entries = {
     "softmax_over_queries": (
         "softmax runs over the queries instead of the keys",
@@ -119,7 +126,7 @@ WEIGHTS: Entries = {
     "maximum_over_queries": (
         "the maximum of each column is subtracted instead of that of each row",
         "Only a constant along the row cancels; a constant along the column changes weights.",
-        _weights(lambda s: softmax(s - s.max(-2, keepdims=True))),
+        _weights(lambda s: softmax(s - s.max(-2, keepdims=True))) + _weights(_maximum_of_other_row),
     ),
     "no_softmax": (
         "there is no softmax",

@@ -128,7 +128,11 @@ CACHES: Entries = {
     "cache_offset_ignored": (
         "a new token counts its position from 0 again",
         "Its causal mask then allows only the oldest keys.",
-        _cache(lambda row, key, start, end: key <= row - start),
+        _cache(lambda row, key, start, end: key <= row - start)
+        # A single token sees everything, as with is_causal=t > 1.
+        + _cache(
+            lambda row, key, start, end: np.where(end - start > 1, key <= row - start, key < end)
+        ),
     ),
     "cache_off_by_one": (
         "the newest key is left out",

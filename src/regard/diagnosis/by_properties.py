@@ -1,0 +1,256 @@
+"""What can be said of an attention whose scores are not known: what holds for every attention.
+
+Batch elements stay apart, padding changes nothing, and weights add up to 1. Must not know mistakes,
+nor any probe.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.convention import Question
+from regard.diagnosis.signature import MASKS, Callee, Parameter
+from regard.diagnosis.under_test import FunctionUnderTest
+
+BATCH, TOKENS, ROWS, REAL = 3, 5, 4, 3
+SIDE = 4  # of an image, whose pixels are tokens
+MOST_CALLS = 160
+OF_TOKENS = ("x", "query", "key", "value", "context", "key_value")
+# The axes that tokens may have: one array of them, or a query and what it reads.
+ALONE = ("BTM", "BMT", "TM", "BMhw", "TBM")
+READING = (("BM", "BTM"), ("BLM", "BTM"), ("OBM", "TBM"), ("BM", "TBM"), ("M", "TM"), ("LM", "TM"))
+# What a mask of tokens may be: its numbers where a token is real, and where it is not.
+KINDS: dict[str, tuple[Any, Any]] = {
+    "True for real tokens": (True, False),
+    "1 for real tokens": (1, 0),
+    "True for padding": (False, True),
+    "0 for real tokens and −inf for padding": (0.0, -np.inf),
+    "1.0 for real tokens": (1.0, 0.0),
+}
+COUNTED, SHARE = "the number of real tokens", "the share of real tokens"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of calling: the axes and widths of each array, and the kind of mask that it needs."""
+
+    axes: Mapping[str, str]
+    widths: Mapping[str, int]
+    mask: str = ""  # the parameter
+    kind: str = ""
+    square: bool = False  # a mask (T, T), as of a graph
+
+    def size(self, axis: str, name: str) -> int:
+        """How long an axis is."""
+        own = {"B": BATCH, "T": TOKENS, "L": ROWS, "O": 1, "M": self.widths[name]}
+        return own.get(axis, SIDE)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What holds, what does not, each by a name, and how the function was called."""
+
+    broken: tuple[str, ...]
+    held: tuple[str, ...]
+    call: str
+
+
+def by_properties(tested: FunctionUnderTest) -> Measured | None:
+    """The properties of a function that can be called with tokens at all; else None."""
+    calls = _Calls(tested)
+    for way in _ways(tested.callee):
+        arrays = calls.draw(way)
+        output = calls.put(way, arrays, real=TOKENS)
+        if output is not None and np.isfinite(output).all() and output.size > 1:
+            found = {**_apart(calls, way, arrays, output), **_masked(calls, way, arrays)}
+            found |= _evenly(calls, way, arrays, output)
+            broken = tuple(name for name, holds in found.items() if not holds)
+            held = tuple(name for name, holds in found.items() if holds)
+            shapes = (f"{name} ({', '.join(axes)})" for name, axes in way.axes.items())
+            return Measured(broken, held, ", ".join(shapes))
+        if calls.count > MOST_CALLS:
+            break
+    return None
+
+
+def _ways(callee: Callee) -> Iterator[Way]:
+    """Every way in which a function may take tokens, the likeliest first."""
+    needed = [one for one in callee.parameters if one.required]
+    tokens = [one.name for one in callee.parameters if one.role in OF_TOKENS]
+    tokens = [one.name for one in needed if one.name in tokens] or tokens[:1]
+    masks = [one for one in callee.parameters if one.role in MASKS or one.role == "key_mask"]
+    required = next((one for one in masks if one.required), None)
+    if not tokens or any(one.name not in tokens and one is not required for one in needed):
+        return
+    mask = required or next(iter(masks), None)
+    kinds = [("", False)]
+    if required is not None:
+        kinds = [(kind, square) for square in (False, True) for kind in _kinds(required)]
+    orders = [(one,) for one in ALONE] if len(tokens) == 1 else READING
+    widths = callee.widths or (6,)
+    pairs = [(w, w) for w in widths] + [(a, b) for a in widths for b in widths if a != b]
+    pairs = [(w, w) for w in widths] if len(tokens) == 1 else pairs
+    for (kind, square), axes, (own, other) in itertools.product(kinds, orders, pairs):
+        first, rest = tokens[0], tokens[1:]
+        yield Way(
+            {first: axes[0]} | dict.fromkeys(rest, axes[-1]),
+            {first: own} | dict.fromkeys(rest, other),
+            "" if mask is None else mask.name,
+            kind,
+            square,
+        )
+
+
+def _kinds(mask: Parameter) -> list[str]:
+    if mask.role == "lengths":
+        return [COUNTED, SHARE]
+    hides = mask.role in ("hide", "key_hide")
+    return sorted(KINDS, key=lambda kind: kind.startswith("True for padding") != hides)
+
+
+class _Calls:
+    """Calls of the function with arrays of tokens; each is one question."""
+
+    def __init__(self, tested: FunctionUnderTest) -> None:
+        self._tested, self.count = tested, 0
+
+    def draw(self, way: Way) -> dict[str, Array]:
+        rng = np.random.default_rng(7)
+        return {
+            name: rng.normal(size=[way.size(axis, name) for axis in axes])
+            for name, axes in way.axes.items()
+        }
+
+    def put(self, way: Way, arrays: Mapping[str, Array], *, real: int) -> Array | None:
+        """The first array of its answer, if `real` tokens of the first text are real; or None."""
+        given: dict[str, Any] = dict(arrays)
+        if way.kind:
+            given[way.mask] = self._mask(way, real)
+        self.count += 1
+        dtype = "float32" if self._tested.callee.framework == "jax" else "float64"
+        given = {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in given.items()}
+        name = f"properties {self.count}"
+        result = self._tested.put(Question(name, (given,), reading=self._tested.callee.number))[-1]
+        return None if result.problem or not result.arrays else result.arrays[0].numbers
+
+    def _mask(self, way: Way, real: int) -> Array:
+        if way.kind == COUNTED:
+            return np.array([real, *[TOKENS] * (BATCH - 1)])
+        if way.kind == SHARE:
+            return np.array([real / TOKENS, *[1.0] * (BATCH - 1)])
+        seen = np.ones((TOKENS, TOKENS) if way.square else (BATCH, TOKENS), bool)
+        seen[:, real:] = not way.square
+        seen[0, real:] = False
+        if way.square:
+            seen[:, real:] = False
+        yes, no = KINDS[way.kind]
+        return np.asarray(np.where(seen, yes, no))
+
+
+def _apart(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:
+    """Whether the first text's output stays as it is if the last text changes."""
+    place = _batch_axis(way, output)
+    if place is None:
+        return {}
+    changed = {}
+    for name, array in arrays.items():
+        changed[name] = array.copy()
+        if "B" in way.axes[name]:
+            np.moveaxis(changed[name], way.axes[name].index("B"), 0)[-1] += 0.7
+    after = calls.put(way, changed, real=TOKENS)
+    if after is None:
+        return {}
+    same = _same(output.take(0, place), after.take(0, place))
+    return {"batch_elements_mixed": same}
+
+
+def _batch_axis(way: Way, output: Array) -> int | None:
+    if not any("B" in axes for axes in way.axes.values()) or BATCH not in output.shape:
+        return None
+    return output.shape.index(BATCH)
+
+
+def _masked(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
+    """Whether padding changes the output, and whether weights add up to 1 beside padding."""
+    if not way.mask:
+        return {}
+    role = next(p for p in calls._tested.callee.parameters if p.name == way.mask)
+    kinds = _kinds(role)
+    ran = False
+    for kind in kinds:
+        own = replace(way, kind=kind)
+        influence = _influence(calls, own, arrays)
+        ran |= influence is not None
+        # Of another kind than is meant it hides real tokens, or nothing at all.
+        if influence is None or not influence[1] or all(influence):
+            continue
+        if not any(influence[REAL:]):
+            less = not influence[REAL - 1]
+            add_up = {} if less else _add_up(calls, own, arrays)
+            name = "padding_one_key_less" if less else "padding_changes_the_output"
+            return {name: not less} | add_up
+        if not any(influence[REAL + 1 :]):
+            return {"padding_one_key_more": False}
+    return {"padding_changes_the_output": False} if ran else {}
+
+
+def _influence(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> tuple[bool, ...] | None:
+    """Whether each token of the first text changes what its first row gets."""
+    before = calls.put(way, arrays, real=REAL)
+    if before is None or not np.isfinite(before).all():
+        return None
+    found = []
+    for token in range(TOKENS):
+        changed = dict(arrays)
+        for name, axes in way.axes.items():
+            if "T" in axes:
+                rows = changed[name] = arrays[name].copy()
+                own = np.moveaxis(rows, axes.index("T"), 0)[token]
+                (own[0] if "B" in axes else own)[...] += 0.9
+        after = calls.put(way, changed, real=REAL)
+        if after is None:
+            return None
+        found.append(not _same(_first(way, before), _first(way, after)))
+    return tuple(found)
+
+
+def _first(way: Way, output: Array) -> Array:
+    """What the first text, and of several rows the first, gets."""
+    place = _batch_axis(way, output)
+    own = output if place is None else output.take(0, place)
+    return own.take(0, own.shape.index(TOKENS)) if TOKENS in own.shape else own
+
+
+def _add_up(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
+    """Of tokens that are all the same, padding may not change what their mean is."""
+    same = {
+        name: np.ones_like(array) * array.take([0], way.axes[name].index("T"))
+        if "T" in way.axes[name]
+        else array
+        for name, array in arrays.items()
+    }
+    whole, part = calls.put(way, same, real=TOKENS), calls.put(way, same, real=REAL)
+    if whole is None or part is None:
+        return {}
+    return {"weights_do_not_add_up": _same(_first(way, whole), _first(way, part))}
+
+
+def _evenly(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:
+    """Whether a pooled text is more than the mean of its tokens."""
+    (name, axes), *others = way.axes.items()
+    if others or "T" not in axes or "B" not in axes:
+        return {}
+    mean = arrays[name].mean(axes.index("T"))
+    mean = mean if axes.index("B") == 0 or axes == "TBM" else mean.T
+    return {"weights_all_equal": not _same(mean, output)} if mean.shape == output.shape else {}
+
+
+def _same(one: Array, other: Array) -> bool:
+    size = max(1.0, float(np.abs(np.nan_to_num(one)).max(initial=0)))
+    return bool(np.allclose(one, other, rtol=0, atol=1e-5 * size, equal_nan=True))
