@@ -396,6 +396,25 @@ def test_range_of_finite_inputs_gives_finite_outputs_among_the_values(kernel, dt
 
 
 @every_kernel
+@pytest.mark.parametrize("scale", [1e20, -1e20])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"sink": 2.0}], ids=str)
+def test_range_of_weights_where_every_score_is_beyond_float64(kernel, scale, options):
+    """q·k fits and its product with the scale does not: its differences still make weights."""
+    q, k = np.array([[1e305], [-1e304], [3e304]]), np.array([[1e-6], [1e-6], [2e-6]])
+    v = np.array([[1.0, -2.0], [3.0, 5.0], [0.0, 7.0]])
+    result = run(kernel, q, k, v, scale=scale, **options)
+    hidden = np.triu(np.ones((3, 3), bool), 1) & bool(options.get("causal"))
+    best = np.where(hidden, -np.inf, q @ k.T * np.sign(scale))
+    largest = best == best.max(-1, keepdims=True)
+    below = (best.max(-1, keepdims=True) < 0) & ("sink" in options)  # the sink has all the weight
+    weights = np.where(below, 0, largest / largest.sum(-1, keepdims=True))
+    np.testing.assert_array_equal(result.weights, weights)
+    np.testing.assert_allclose(result.output, weights @ v, rtol=1e-15)
+    infinite = np.where(best.max(-1) > 0, np.inf, 2.0 if "sink" in options else -np.inf)
+    np.testing.assert_array_equal(result.lse, infinite)
+
+
+@every_kernel
 def test_range_of_queries_and_keys_is_that_of_float32_itself(kernel):
     largest = np.finfo(np.float32).max
     q = np.array([[largest, largest], [largest, -largest], [-largest, 1.0]], np.float32)

@@ -75,6 +75,8 @@ def _simpler(call: Call) -> Iterator[Call]:
     for name, plain in SIMPLEST.items():
         if call[name] == plain:
             continue
+        if name == "dtypes" and any(call["powers"]):
+            continue  # another type may not hold such numbers
         less = {**call, name: plain}
         if name == "form" and (call["batch"] or call["groups"] * call["repeats"] != 1):
             continue

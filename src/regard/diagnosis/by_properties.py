@@ -67,7 +67,12 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
     for way in _ways(tested.callee):
         arrays = calls.draw(way)
         output = calls.put(way, arrays, real=TOKENS)
-        if output is not None and np.isfinite(output).all() and output.size > 1:
+        again = None if output is None else calls.put(way, arrays, real=TOKENS)
+        if output is None or again is None or not _same(output, again):
+            pass  # it cannot be called so, or is random
+        elif np.isfinite(output).all() and output.size > 1:
+            if not _reads_others(calls, way, arrays, output):
+                return None  # no attention at all
             found = {**_apart(calls, way, arrays, output), **_masked(calls, way, arrays)}
             found |= _evenly(calls, way, arrays, output)
             broken = tuple(name for name, holds in found.items() if not holds)
@@ -153,8 +158,24 @@ class _Calls:
         return np.asarray(np.where(seen, yes, no))
 
 
+def _reads_others(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> bool:
+    """Whether a token changes what another one gets; of pooled texts, what they get."""
+    changed = dict(arrays)
+    for name, axes in way.axes.items():
+        if "T" in axes:
+            rows = changed[name] = arrays[name].copy()
+            np.moveaxis(rows, axes.index("T"), 0)[0] += 0.9
+    after = calls.put(way, changed, real=TOKENS)
+    if after is None or after.shape != output.shape:
+        return False
+    if TOKENS in output.shape:
+        place = output.shape.index(TOKENS)
+        return not _same(output.take(-1, place), after.take(-1, place))
+    return not _same(output, after)
+
+
 def _apart(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:
-    """Whether the first text's output stays as it is if the last text changes."""
+    """Whether the first text's output stays the same if the last text changes."""
     place = _batch_axis(way, output)
     if place is None:
         return {}
@@ -252,5 +273,7 @@ def _evenly(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array)
 
 
 def _same(one: Array, other: Array) -> bool:
+    if one.shape != other.shape:
+        return False
     size = max(1.0, float(np.abs(np.nan_to_num(one)).max(initial=0)))
     return bool(np.allclose(one, other, rtol=0, atol=1e-5 * size, equal_nan=True))

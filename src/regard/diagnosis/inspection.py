@@ -62,6 +62,7 @@ from regard.diagnosis.weights import (
     has_positions,
     head_count,
     key_heads,
+    names_projections,
     readings_of_weights,
     widths_of,
 )
@@ -336,6 +337,8 @@ def _weights_of(own: Any, count: int | None, name: str) -> tuple[list[Read], str
             if weights:
                 key_heads(weights, heads or 1)
     except OptionError as error:
+        if names_projections(own):
+            raise
         return [], str(error)
     except ValueError:
         weighed = []

@@ -132,7 +132,7 @@ def diagnose(
         if own.ok or time.monotonic() - connected > READINGS_SECONDS:
             break
     assert found is not None
-    if found.verdict == "unusable" and not likely[0].out_of_time:
+    if found.verdict == "unusable" and callees[0].widths and not likely[0].out_of_time:
         found = _of_properties(likely[0]) or found
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=put.calls, seconds=seconds)

@@ -35,9 +35,11 @@ static void add_sink(const Request& q, const Row& row, State<T>& state, double& 
     if (!(ahead >= 0)) top = sink;
 }
 
-// Whether a state has numbers to divide by and to take logarithms of.
+// Whether a state has numbers to divide by and to take logarithms of: the largest score may be
+// beyond float64 on either side, though the differences of all scores are not.
 template <class T> REGARD_INLINE bool in_range(State<T> state, double top) {
-    return state.sum < infinity<T>() && top < infinity<double>();
+    const bool low = top == -infinity<double>() && state.sum > 0;
+    return state.sum < infinity<T>() && top < infinity<double>() && !low;
 }
 
 // Stores the results of row r. Weights are numbers of N, each chunk's relative to its maximum.
