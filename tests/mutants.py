@@ -120,6 +120,15 @@ MUTANTS = [
         "fused and float64 and None",
     ),
     Mutant(
+        "G3",
+        "a row whose every score is below float64 counts as one in range",
+        CPP + "finish.hpp",
+        "top < infinity<double>() && !low;",
+        "top < infinity<double>();",
+        "test_semantics_numbers.py::test_range_of_weights_where_every_score_is_beyond_float64",
+        "fused",
+    ),
+    Mutant(
         "G2",
         "the output of a row that saw nothing is what its memory held before",
         CPP + "kernel.hpp",

@@ -18,6 +18,15 @@ from regard.diagnosis.convention import Question
 from regard.diagnosis.signature import MASKS, Callee, Parameter
 from regard.diagnosis.under_test import FunctionUnderTest
 
+# What is measured, in the words for a function of which it holds.
+HELD = {
+    "batch_elements_mixed": "texts of a batch stay apart",
+    "padding_changes_the_output": "padded tokens change nothing",
+    "padding_one_key_more": "padding begins where it should",
+    "padding_one_key_less": "padding begins where it should",
+    "weights_do_not_add_up": "beside padding the weights add up to 1",
+    "weights_all_equal": "tokens get different weights",
+}
 BATCH, TOKENS, ROWS, REAL = 3, 5, 4, 3
 SIDE = 4  # of an image, whose pixels are tokens
 MOST_CALLS = 160

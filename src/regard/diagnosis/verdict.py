@@ -14,7 +14,7 @@ from typing import Any
 
 from regard.diagnosis import matching
 from regard.diagnosis.built_in import PLAIN
-from regard.diagnosis.by_properties import by_properties
+from regard.diagnosis.by_properties import HELD, by_properties
 from regard.diagnosis.calling import Once
 from regard.diagnosis.convention import MASK_KINDS, READY, Ask, Convention
 from regard.diagnosis.convention_search import (
@@ -260,8 +260,7 @@ def _of_properties(tested: FunctionUnderTest) -> Outcome | None:
         )
         for one in measured_ones.broken
     )
-    titles = {one: known[one].title for one in measured_ones.held}
-    held = tuple(Property(one, f"not so: {title}", True) for one, title in titles.items())
+    held = tuple(Property(one, HELD[one], True) for one in measured_ones.held)
     text = f"{name} computes scores that are not known here; nothing measured is wrong"
     if mistakes:
         text = f"{name} is mistaken: {', and '.join(one.title for one in mistakes)}"
