@@ -217,7 +217,7 @@ def _masked(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, b
         own = replace(way, kind=kind)
         influence = _influence(calls, own, arrays)
         ran |= influence is not None
-        # Of another kind than is meant it hides real tokens, or nothing at all.
+        # A mask of another kind than is meant hides real tokens, or nothing at all.
         if influence is None or not influence[1] or all(influence):
             continue
         if not any(influence[REAL:]):
@@ -258,7 +258,7 @@ def _first(way: Way, output: Array) -> Array:
 
 
 def _add_up(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
-    """Of tokens that are all the same, padding may not change what their mean is."""
+    """Padding may not change the mean of tokens that are all the same."""
     same = {
         name: np.ones_like(array) * array.take([0], way.axes[name].index("T"))
         if "T" in way.axes[name]
