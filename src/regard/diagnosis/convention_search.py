@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -21,6 +22,7 @@ from regard.diagnosis.signature import OF_KEYS, OF_TEXTS
 from regard.diagnosis.under_test import FunctionUnderTest
 from regard.errors import OptionError, safe_text
 
+SEARCH_SECONDS = 10.0  # after these no other way of reading a function is tried
 # Abilities that need a mask, a causal flag, a window, a cache or a scale.
 RULED = tuple(ABILITIES)[tuple(ABILITIES).index("mask") :]
 MASK_SHAPES = ("full", "cells", "batch cells", "batch 1 cells", "head cells", "1 head cells")
@@ -94,10 +96,11 @@ def find_conventions(tested: FunctionUnderTest) -> list[list[Convention]]:
 def as_layout(text: str) -> str:
     """A layout as its axes: "(B, L, H, D)", "b l h d" and "BLHD" are the same; or an OptionError.
 
-    >>> as_layout("(B, L, H, D)")
-    'BLHD'
+    >>> as_layout("(B, L, H, D)"), as_layout("N L H E")
+    ('BLHD', 'BLHD')
     """
-    axes = "".join(re.findall("[a-z]", str(text).lower())).upper().replace("T", "L")
+    axes = "".join(re.findall("[a-z]", str(text).lower())).upper()
+    axes = axes.translate(str.maketrans("TSNE", "LLBD"))  # as others name them
     every = [axes for orders in (*READY_LAYOUTS, ("D",), *EMBEDDED_LAYOUTS) for axes in orders]
     if axes not in every:
         raise OptionError(
@@ -115,8 +118,9 @@ def likely_readings(readings: Sequence[FunctionUnderTest]) -> list[FunctionUnder
     if len(readings) == 1:
         return list(readings)
     found: list[tuple[float, FunctionUnderTest]] = []
+    end = time.monotonic() + SEARCH_SECONDS
     for tested in readings:
-        if found and _stage(tested) != _stage(found[0][1]):
+        if time.monotonic() > end or (found and _stage(tested) != _stage(found[0][1])):
             break
         share = max((_share_right(tested, one) for one in find_conventions(tested)), default=None)
         if share == 1 or tested.hung or tested.out_of_time:
