@@ -43,14 +43,15 @@ def named(
     check = "A comparison with rtol=1e-5 passes."
     if mistake.variants:
         check = usual_check(variant, causal=always, besides=besides, gradients=own)
+    return replace(without_example(mistake), step=step, usual_check=check, example=example)
+
+
+def without_example(mistake: Mistake) -> Named:
+    """An entry of the catalogue that no numbers of a probe show."""
     shared = ("name", "family", "severity", "title", "why", "numpy", "torch")
-    return Named(
-        **{name: getattr(mistake, name) for name in shared},
-        step=step,
-        usual_check=check,
-        same_as=tuple(one.title for one in EQUIVALENTS if one.same_as == mistake.name),
-        example=example,
-    )
+    same_as = tuple(one.title for one in EQUIVALENTS if one.same_as == mistake.name)
+    own = {name: getattr(mistake, name) for name in shared}
+    return Named(**own, step="", usual_check="", same_as=same_as, example=None)
 
 
 @lru_cache(maxsize=256)

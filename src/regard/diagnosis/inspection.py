@@ -233,8 +233,8 @@ def _readings_of(
             found.append((other, Callee(name, own, framework, {}, heads, adapted=True)))
     if packed:
         return found
-    for tabled, taken in [] if roles else from_tables(called, parameters):
-        called, parameters = tabled, taken
+    if not roles and (tabled := from_tables(called, parameters)) is not None:
+        called, parameters = tabled
     fused = [] if roles or weights else with_fused_weights(called, parameters)
     for other, taken in fused:
         found += _readings_of(other, taken, {}, {}, heads, framework, name, function)
@@ -305,8 +305,8 @@ def _object_readings(
             (target, known), remembers = kept, True
         if around := [*around_attention(own, _text_of(thing))]:
             known = [replace(known[0], role="x"), *(replace(o, keyword=True) for o in known[1:])]
-        for tabled, taken in [] if roles else from_tables(target, known):
-            target, known = tabled, taken
+        if not roles and (tabled := from_tables(target, known)) is not None:
+            target, known = tabled
         targets: list[Callable[..., Any]] = [*around, target]
         for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):

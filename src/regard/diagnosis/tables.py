@@ -45,11 +45,13 @@ def with_forms(callee: Callee) -> Iterator[Callee]:
         yield callee
 
 
-def from_tables(function: Callable[..., Any], parameters: Sequence[Parameter]) -> list[Alternative]:
+def from_tables(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> Alternative | None:
     """A function that takes cosines and sines apart, of one that takes both in one argument."""
     own = next((one for one in parameters if one.required and _kind(one.name)), None)
     if own is None:
-        return []
+        return None
     names = {f"{own.name}_{part}": part for part in ("cos", "sin")}
     inner = [Parameter(name, part, keyword=True) for name, part in names.items()]
     rest = [replace(one, keyword=True) for one in parameters if one is not own]
@@ -59,7 +61,7 @@ def from_tables(function: Callable[..., Any], parameters: Sequence[Parameter]) -
         cos, sin = (given.pop(name) for name in names)
         return given | {own.name: cos + 1j * sin if complex_ones else (cos, sin)}
 
-    return [(Packing(function, pack), [*rest[:1], *inner, *rest[1:]])]
+    return Packing(function, pack), [*rest[:1], *inner, *rest[1:]]
 
 
 def _kind(name: str) -> str:

@@ -23,7 +23,7 @@ from regard.diagnosis.convention_search import (
     likely_readings,
 )
 from regard.diagnosis.description import assumptions, describe_call
-from regard.diagnosis.examples import named
+from regard.diagnosis.examples import named, without_example
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.hypotheses import Hypothesis, best_match, distinct_views
 from regard.diagnosis.inspection import LIBRARIES, inspect_function
@@ -63,7 +63,6 @@ from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
 
 TIME_LIMIT = 10.0
-OF_ENTRY = ("name", "family", "severity", "title", "why", "numpy", "torch")
 # What a function says of a length that it does not take.
 LENGTH = re.compile("equal division|divisible|divide|multiple of", re.IGNORECASE)
 READINGS_SECONDS = 2.0  # after these no other way of reading a function is judged
@@ -245,22 +244,11 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
 
 def _of_properties(tested: FunctionUnderTest) -> Outcome | None:
     """The verdict on a function whose scores are not known, by what holds for every attention."""
-    measured_ones = by_properties(tested)
-    if measured_ones is None or not (measured_ones.broken or measured_ones.held):
+    seen = by_properties(tested)
+    if seen is None or not (seen.broken or seen.held):
         return None
-    name = tested.callee.name
-    known = all_mistakes()
-    mistakes = tuple(
-        Named(
-            **{part: getattr(known[one], part) for part in OF_ENTRY},
-            step="",
-            usual_check="",
-            same_as=(),
-            example=None,
-        )
-        for one in measured_ones.broken
-    )
-    held = tuple(Property(one, HELD[one], True) for one in measured_ones.held)
+    name, known = tested.callee.name, all_mistakes()
+    mistakes = tuple(without_example(known[one]) for one in seen.broken)
     text = f"{name} computes scores that are not known here; nothing measured is wrong"
     if mistakes:
         text = f"{name} is mistaken: {', and '.join(one.title for one in mistakes)}"
@@ -268,10 +256,10 @@ def _of_properties(tested: FunctionUnderTest) -> Outcome | None:
         name,
         "mistaken" if mistakes else "unknown",
         text,
-        f"{name} with {measured_ones.call}",
+        f"{name} with {seen.call}",
         mistakes=mistakes,
         findings=tuple(findings(tested)),
-        properties=held,
+        properties=tuple(Property(one, HELD[one], True) for one in seen.held),
     )
 
 
