@@ -137,6 +137,13 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "tests/attack/fuzz.py", *session.posargs)
 
 
+@nox.session(python="3.11")
+def soak(session: nox.Session) -> None:
+    """Mixed calls from eight threads, for an hour; what is held must not grow; needs Linux."""
+    session.install(".[test]", env={"REGARD_REQUIRE_FUSED": "1"})
+    session.run("python", "tests/attack/soak.py", *session.posargs)
+
+
 def kernel_tests() -> list[str]:
     tests = Path("tests/compute")
     found = [*tests.glob("kernels/test_fused_*.py"), *tests.glob("test_semantics_*.py")]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -673,3 +675,34 @@ def test_a_function_that_cannot_be_called_says_what_its_own_layout_raises():
     assert "with arrays (B, H, L, D)" in said
     assert "signature='q=query, k=key, v=value, table=mask'" in said
     assert "unpack" not in said
+
+
+def test_diagnoses_in_two_threads_leave_printing_and_warnings_as_they_were():
+    inside, over, found = threading.Event(), threading.Event(), []
+    calls = {"first": 0, "second": 0}
+
+    def first(q, k, v):
+        calls["first"] += 1
+        if calls["first"] == 1:
+            inside.wait(0.5)  # the other one would begin within this call
+        return right(q, k, v)
+
+    def second(q, k, v):
+        inside.set()
+        calls["second"] += 1
+        if calls["second"] == 1:
+            over.wait(0.5)  # and end after the last of these
+        return right(q, k, v)
+
+    def diagnose():
+        found.append(regard.diagnose(first).verdict)
+        over.set()
+
+    before = sys.stdout, list(warnings.filters)
+    thread = threading.Thread(target=diagnose)
+    thread.start()
+    found.append(regard.diagnose(second).verdict)
+    thread.join()
+    assert found == ["right"] * 2
+    assert sys.stdout is before[0]
+    assert warnings.filters == before[1]

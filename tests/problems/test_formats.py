@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
+import signal
+import sys
 import tomllib
 import unicodedata
+import warnings
 from dataclasses import fields
 
 import numpy as np
@@ -674,6 +678,30 @@ def test_an_interrupt_while_writing_leaves_nothing_behind(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         save_problem(Problem(**READY), tmp_path / "p.npz")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts what is open in /proc")
+def test_interrupts_at_any_moment_leave_no_file_open_and_none_behind(tmp_path):
+    path, problem, before = tmp_path / "p.json", Problem(**READY), os.listdir("/proc/self/fd")
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # the collector closes some
+            for count in range(300):
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + count % 60))
+                    save_problem(problem, path, force=True)
+                    load_problem(path)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert set(os.listdir(tmp_path)) <= {"p.json"}
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_saved_file_has_the_mode_of_any_new_file(tmp_path):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
 from regard.errors import OptionError, safe_text
 from regard.masks import Lengths
 from regard.positions import Alibi, Rotary

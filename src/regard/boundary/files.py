@@ -6,6 +6,7 @@ caller, whose errors about the content begin with the same name.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -27,22 +28,13 @@ def read_file(path: str, limit: int) -> bytes:
 @contextmanager
 def open_file(path: str, limit: int) -> Iterator[BinaryIO]:
     """A regular file of at most `limit` bytes, open for reading."""
-    flags = os.O_RDONLY
-    # Without O_NONBLOCK, opening a FIFO waits for a writer, forever if need be.
-    for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"):
-        flags |= getattr(os, name, 0)
     with _plain_errors("cannot be read"):
-        descriptor = os.open(path, flags)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise ProblemError(f"is {_kind(status.st_mode)}, not a file that can be read")
+        _check_kind(os.stat(path))
+        with io.BufferedReader(_opened(path)) as file:
+            status = os.fstat(file.fileno())
+            _check_kind(status)
             if status.st_size > limit:
                 raise ProblemError(f"has {status.st_size} bytes; at most {limit} are read")
-        except BaseException:
-            os.close(descriptor)
-            raise
-        with os.fdopen(descriptor, "rb") as file:
             yield file
 
 
@@ -67,18 +59,29 @@ def write_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
                 f"{place}: cannot be written: there is no folder {safe_text(folder, 120)}"
             )
         beside = os.path.join(folder, f".{name[:40]}.{os.urandom(6).hex()}.part")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        for more in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
-            flags |= getattr(os, more, 0)
-        descriptor = os.open(beside, flags, 0o666)  # less the umask, like any new file
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            # A new file with the rights of any other; a link of this name is not followed.
+            with open(beside, "xb") as file:
                 yield file
             os.replace(beside, path)
         except BaseException:  # an interrupt too leaves nothing behind
             with suppress(OSError):
                 os.unlink(beside)
             raise
+
+
+def _opened(path: str) -> io.FileIO:
+    """A file that closes itself, made in one step: an interrupt comes before it or after."""
+    flags = os.O_RDONLY
+    # Without O_NONBLOCK, opening a FIFO waits for a writer, forever if need be.
+    for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    return next(map(io.FileIO, map(os.open, (path,), (flags,))))
+
+
+def _check_kind(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ProblemError(f"is {_kind(status.st_mode)}, not a file that can be read")
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.boundary.arguments import is_float, round_once, spread
 from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
 from regard.compute import distances, native, rotary
 from regard.compute.request import Request
 from regard.errors import ShapeError

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -25,6 +24,7 @@ from regard.boundary.arguments import (
     spread,
 )
 from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
 from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
 from regard.compute.visibility import AllowedByBias, Mask, all_of, as_mask, rows_of
 from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text

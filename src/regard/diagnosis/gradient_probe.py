@@ -7,11 +7,12 @@ Must not know mistakes, nor how a function is called.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
 from regard.diagnosis.probe import SMALLEST_HALF, Probe, Values
 from regard.textbook.gradients import backward
 from regard.textbook.steps import Step

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import islice
 from typing import Self
 
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
 from regard.diagnosis.built_in import BuiltIn, with_built_in
 from regard.diagnosis.convention import agrees
 from regard.diagnosis.mistakes import catalogue_of, mistakes_of_built_in

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
 from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import compute
 from regard.textbook.steps import LETTERS, Ref, Step, textbook

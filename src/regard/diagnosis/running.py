@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import io
 import itertools
+import os
 import signal
 import threading
 import warnings
@@ -35,6 +36,21 @@ MAX_BYTES = 2**24
 # Characters that one call may print, and how many of them are kept.
 MAX_PRINTED = 2**22
 KEPT_PRINTED = 200
+
+
+class _OneAtATime:
+    """What is redirected belongs to the whole process, so one thread at a time calls a function."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):  # a child has no thread that would release it
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.RLock()
+
+
+_one_at_a_time = _OneAtATime()
 
 
 class LimitExceeded(BaseException):
@@ -108,6 +124,7 @@ def _guarded(
     returned, result, dropped = None, CallResult(), list[str]()
     try:
         with (
+            _one_at_a_time.lock,
             warnings.catch_warnings(),
             np.errstate(all="ignore"),
             contextlib.redirect_stdout(printed),

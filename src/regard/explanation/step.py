@@ -10,13 +10,13 @@ import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.boundary import absent, answering
 from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
 from regard.boundary.dataframe import Level, dataframe
 from regard.errors import LabelError, Setting, safe_text
 from regard.explanation.derivation import Values, verdict

@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from regard.boundary import answering
 from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
 from regard.boundary.elsewhere import no_such_attribute
 from regard.compute.visibility import Mask
 from regard.errors import safe_text

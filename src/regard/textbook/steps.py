@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Literal
 
+from regard.boundary.cached import cached_property
 from regard.textbook.mechanisms import NORMALIZATIONS, Declared, declare_score
 from regard.textbook.operation import fill
 from regard.textbook.operations import OPERATIONS
