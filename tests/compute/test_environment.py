@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ["--against", "numpy"],
     "diagnose": ["file.py:function"],
     "explain": ["causal-mask"],
+    "worksheet": ["causal-mask", "--html", "sheet.html"],
 }
 
 NO_THREADS = ["abc", "0", "00", "-1", "+3", "1.5", "1e3", " ", " 3", "3 ", "3\n", "0x3", "1_0"]
