@@ -138,6 +138,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def fuzz_files(session: nox.Session) -> None:
+    """Damaged files of every kind for an hour, steered by the lines that they reach."""
+    session.install(".[test,zarr]", "atheris>=3.0")
+    session.run("python", "tests/attack/fuzz_files.py", *session.posargs)
+
+
+@nox.session(python="3.11")
 def soak(session: nox.Session) -> None:
     """Mixed calls from eight threads, for an hour; what is held must not grow; needs Linux."""
     session.install(".[test]", env={"REGARD_REQUIRE_FUSED": "1"})

@@ -49,7 +49,9 @@ def open_array(path: str) -> Any:
             )
         try:
             return zarr.open_array(LocalStore(path, read_only=True), mode="r")
-        except DAMAGED as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # Zarr takes the JSON for what it should be
             raise ProblemError(f"is no Zarr array: {safe_text(error, 200)}") from None
 
 
