@@ -43,13 +43,18 @@ def load_npy(path: str) -> Array:
         declared = math.prod(shape) * dtype.itemsize
         if declared != size - start:
             raise ProblemError(
-                f"has the shape {shape} of {dtype}, {declared} bytes, "
+                f"has the shape {safe_text(shape, 200)} of {dtype}, {declared} bytes, "
                 f"but {size - start} bytes are there"
             )
-        if not declared:
-            return np.empty(shape, dtype)
-        flat = np.memmap(file, dtype, "r", offset=start, shape=(math.prod(shape),))
-        return np.asarray(flat).reshape(shape, order=order)
+        try:
+            if not declared:
+                return np.empty(shape, dtype)
+            flat = np.memmap(file, dtype, "r", offset=start, shape=(math.prod(shape),))
+            return np.asarray(flat).reshape(shape, order=order)
+        except (ValueError, OverflowError):  # too many axes, or too large beside a size of 0
+            raise ProblemError(
+                f"has the shape {safe_text(shape, 200)}, which no array has"
+            ) from None
 
 
 def _npy_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
@@ -70,7 +75,7 @@ def _npy_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal
     if dtype.hasobject:
         raise ProblemError("holds Python objects, which only unpickling could read; never done")
     if any(size < 0 for size in shape):
-        raise ProblemError(f"has the shape {shape}, which no array has")
+        raise ProblemError(f"has the shape {safe_text(shape, 200)}, which no array has")
     return dtype, shape, "F" if is_fortran else "C"
 
 
