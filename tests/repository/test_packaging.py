@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
+import json
+import re
+import sys
+import sysconfig
 from importlib.metadata import Distribution, distribution
 from importlib.resources import files
 
@@ -54,8 +57,30 @@ def test_the_command_resolves(installed):
     assert callable(command.load())
 
 
-def test_the_version_at_run_time_is_the_one_in_pyproject(installed):
+def test_the_version_at_run_time_is_that_of_the_installation(installed):
     import regard
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert regard.__version__ == installed.version == project["version"]
+    assert regard.__version__ == installed.version
+    assert re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.dev\d+)?(\+[\w.]+)?", installed.version)
+
+
+@pytest.mark.needs("fused")
+def test_what_is_compiled_in_from_elsewhere_is_listed_with_its_license(installed):
+    (path,) = [file for file in installed.files if file.as_posix().endswith(".cdx.json")]
+    assert path.parent.name == "sboms"
+    bom = json.loads(path.locate().read_text("utf-8"))
+    assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.6")
+    assert bom["metadata"]["component"]["version"] == installed.version
+    listed = {one["bom-ref"]: one["version"] for one in bom["components"]}
+    assert {"nanobind", "numpy-headers", "robin-map"} <= set(listed)
+    assert all(re.match(r"\d+\.\d+", version) for version in listed.values())
+    texts = {file.parent.name for file in installed.files if "licenses" in file.parts}
+    assert texts == {"licenses", "nanobind", "robin-map"}
+
+
+@pytest.mark.needs("fused")
+def test_from_python_3_12_on_the_native_module_is_for_the_stable_abi(installed):
+    names = [file.name for file in installed.files if file.name.startswith("_fused.")]
+    (name,) = [name for name in names if name.endswith(".so")]
+    free_threaded = sysconfig.get_config_var("Py_GIL_DISABLED")
+    assert (name == "_fused.abi3.so") == (sys.version_info >= (3, 12) and not free_threaded)

@@ -1,7 +1,14 @@
-"""How many CPUs the quotas of control groups leave, read from files as Linux writes them."""
+"""How many CPUs the quotas of control groups leave, read from files as Linux writes them.
+
+And which instructions the CPU has: what the kernel found out by itself, beside what Linux says.
+"""
 
 from __future__ import annotations
 
+import platform
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -109,3 +116,47 @@ def test_no_more_cpus_are_used_than_the_quota_of_this_process_allows():
     np.testing.assert_array_less(0, _fused.usable_cpus())
     if limit:
         np.testing.assert_array_less(_fused.usable_cpus(), limit + 1)
+
+
+# What each target is compiled with, in the words of /proc/cpuinfo.
+AVX2 = {"avx2", "fma", "f16c"}
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+NEEDED = {
+    "baseline": set(),
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512_bf16": AVX512 | {"avx512_bf16", "avx512_vnni"},
+}
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not CPUINFO.exists(), reason="needs Linux on x86-64"
+)
+def test_a_target_is_usable_where_linux_says_that_the_cpu_has_its_instructions():
+    from regard import _fused
+
+    lines = CPUINFO.read_text().splitlines()
+    flags = set(next(line for line in lines if line.startswith("flags")).split())
+    expected = {target: needed <= flags for target, needed in NEEDED.items()}
+    assert dict(_fused.targets()) == expected
+
+
+@pytest.mark.full
+@pytest.mark.needs("qemu")
+@pytest.mark.parametrize(
+    ("cpu", "best"),
+    [("Haswell", "avx2")]
+    + [(f"Haswell,-{absent}", "baseline") for absent in ("avx2", "fma", "f16c", "xsave")],
+)
+def test_an_emulated_cpu_uses_no_target_that_it_lacks_an_instruction_of(cpu, best):
+    emulator = shutil.which("qemu-x86_64") or shutil.which("qemu-x86_64-static")
+    program = "from regard import _fused; print(next(t for t, runs in _fused.targets() if runs))"
+    child = subprocess.run(
+        [str(emulator), "-cpu", cpu, sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert child.stdout.split() == [best]

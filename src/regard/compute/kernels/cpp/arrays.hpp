@@ -5,6 +5,7 @@
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <functional>
@@ -77,12 +78,16 @@ void read_sizes(Request& q, PyArrayObject* const (&arrays)[3]) {
 // Signals arrive on this thread only; others must not ask for the lock while the interpreter ends.
 unsigned long main_thread = 0;
 
+// Whether the interpreter ends. No function of the stable ABI says so without the lock; the one that
+// does is looked up, under its name since Python 3.13 and the one before.
 bool finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-    return Py_IsFinalizing();
-#else
-    return _Py_IsFinalizing();
-#endif
+    using Asked = int (*)();
+    static const Asked asked = [] {
+        void* found = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+        if (!found) found = dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
+        return reinterpret_cast<Asked>(found);
+    }();
+    return asked && asked();
 }
 
 // Without the lock while in scope. A thread that outlives the interpreter stays here for ever.

@@ -23,9 +23,11 @@ constexpr double kWorthReleasing = 2e6;
 // bfloat16 is not NumPy's own; it is recognised by its name.
 bool is_bfloat(PyArrayObject* array) {
     if (PyArray_TYPE(array) < NPY_USERDEF || PyArray_ITEMSIZE(array) != 2) return false;
-    const char* name = PyArray_DESCR(array)->typeobj->tp_name;
-    const char* dot = std::strrchr(name, '.');
-    return std::strcmp(dot ? dot + 1 : name, "bfloat16") == 0;
+    PyObject* name = PyType_GetName(PyArray_DESCR(array)->typeobj);
+    if (!name) PyErr_Clear();
+    const bool found = name && PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
+    Py_XDECREF(name);
+    return found;
 }
 
 // Whether two arrays might have bytes in common: whether the stretches that they lie in do.
@@ -64,7 +66,7 @@ bool read_options(PyObject* const* args, Request& q, int& threads) {
     q.scale = NAN;
     if (args[Scale] != Py_None) {
         if (!PyFloat_CheckExact(args[Scale])) return false;
-        q.scale = PyFloat_AS_DOUBLE(args[Scale]);
+        q.scale = PyFloat_AsDouble(args[Scale]);
         const double size = std::fabs(q.scale);
         if (!(size > 1e-30 && size < 1e30)) return false;
     }
@@ -125,10 +127,10 @@ bool read_positions(PyObject* given, const Request& q, Placed& to) {
         to.bias = array(given, q.wide, 3);
         return to.bias && PyArray_DIM(to.bias, 0) == q.H && PyArray_DIM(to.bias, 2) == q.S;
     }
-    if (PyTuple_GET_SIZE(given) != 3) return false;
-    to.cosines = array(PyTuple_GET_ITEM(given, 0), true, 2);
-    to.sines = array(PyTuple_GET_ITEM(given, 1), true, 2);
-    to.interleaved = PyTuple_GET_ITEM(given, 2) == Py_True;
+    if (PyTuple_Size(given) != 3) return false;
+    to.cosines = array(PyTuple_GetItem(given, 0), true, 2);
+    to.sines = array(PyTuple_GetItem(given, 1), true, 2);
+    to.interleaved = PyTuple_GetItem(given, 2) == Py_True;
     return to.cosines && to.sines && PyArray_IS_C_CONTIGUOUS(to.cosines) &&
            PyArray_IS_C_CONTIGUOUS(to.sines) && PyArray_SAMESHAPE(to.cosines, to.sines) &&
            2 * PyArray_DIM(to.cosines, 1) <= q.D;
@@ -142,7 +144,7 @@ PyObject* output_for(PyObject* out, PyArrayObject* const (&arrays)[3], int64_t c
     shape[axes - 1] = npy_intp(columns);
     if (out == Py_None) {
         PyArray_Descr* type = PyArray_DESCR(arrays[0]);
-        Py_INCREF(type);
+        Py_INCREF(reinterpret_cast<PyObject*>(type));
         return PyArray_NewFromDescr(&PyArray_Type, type, axes, shape, nullptr, nullptr, 0, nullptr);
     }
     if (!PyArray_CheckExact(out)) return nullptr;

@@ -125,9 +125,11 @@ template <class T, bool Far = true> struct Prefetch {
         if constexpr (cell.value % kLines != 0) return;
         if constexpr (Far) __builtin_prefetch(at + later, 0, 2);
         __builtin_prefetch(at + next, 0, 3);
-        const bool last = left <= 64;
-        at += last ? 64 + between : 64;
-        left = last ? row_bytes : left - 64;
+        at += 64;
+        left -= 64;
+        if (__builtin_expect(left > 0, 1)) return;  // a branch: each line would wait for a choice
+        at += between;
+        left = row_bytes;
     }
 };
 

@@ -39,7 +39,7 @@ template <class T> static double multiply_adds(int64_t rounds) {
 #if defined(__AVX512BF16__)
 // The same with pairs of bfloat16: four operations per lane.
 static double pair_products(int64_t rounds) {
-    volatile uint32_t given[2] = {0x3f003f00, 0x3f803f80};  // 0.5 and 1, twice each
+    volatile int32_t given[2] = {0x3f003f00, 0x3f803f80};  // 0.5 and 1, twice each
     const Bits<float> a = Bits<float>{} + given[0], b = Bits<float>{} + given[1];
     Vec<float> chain[kChains];
     for (int n = 0; n < kChains; n++) chain[n] = all(float(n));
