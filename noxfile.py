@@ -10,6 +10,7 @@ nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "types", "tests"]
 PROJECT = nox.project.load_toml("pyproject.toml")
 PURE = ("--config-setting=wheel.cmake=false", "--config-setting=wheel.py-api=py3")
+FREE_THREADED = shutil.which(os.environ.get("PYTHON_FREE_THREADED", "python3.13t"))
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
@@ -58,20 +59,32 @@ def minimum(session: nox.Session) -> None:
     session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": "distribution"})
 
 
+@nox.session(python=FREE_THREADED or False)
+def freethreaded(session: nox.Session) -> None:
+    """The tests on a Python without GIL, beside what can be installed there."""
+    if not FREE_THREADED:
+        session.error(
+            "needs a free-threaded Python: python3.13t on the PATH, or its path in "
+            "PYTHON_FREE_THREADED. Install it by `uv python install 3.13t`, by `pyenv install "
+            "3.13t`, or from CPython's sources: ./configure --disable-gil && make install"
+        )
+    # tokenizers, safetensors, the newest onnx and the newest NumPy have no wheels for it.
+    tools = PROJECT["project"]["optional-dependencies"]["test"]
+    tools = [one for one in tools if not one.startswith(("regard", "safetensors"))]
+    env = {"REGARD_REQUIRE_FUSED": "1", "PIP_PREFER_BINARY": "1"}
+    session.install("--no-cache-dir", ".[bfloat16,plot]", *tools, env=env)
+    off = "import sys, regard; sys.exit(sys._is_gil_enabled())"
+    session.run("python", "-W", "error", "-c", off)
+    required = "distribution,fused,compiler,ml_dtypes,matplotlib,scipy"
+    session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": required})
+
+
 @nox.session(python="3.11")
 def asan(session: nox.Session) -> None:
     """The tests of the kernel with every access and every overflow watched; needs GCC."""
-    watched = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1"
-    libraries = [
-        session.run("c++", f"-print-file-name={name}", external=True, silent=True).strip()
-        for name in ("libasan.so", "libstdc++.so")
-    ]
-    if not all(Path(library).is_absolute() for library in libraries):
-        session.error("needs GCC as c++, with its address sanitizer: on Debian, g++")
-    build = {"CXXFLAGS": watched, "LDFLAGS": watched, "REGARD_REQUIRE_FUSED": "1"}
-    # With the checks, -O3 would compile for half an hour.
-    quickly = "--config-settings=cmake.define.REGARD_OPTIMIZE=-O1"
-    session.install("--no-cache-dir", ".[test]", quickly, env=build)
+    libraries = install_watched(
+        session, "address,undefined -fno-sanitize-recover=all -g1", "libasan.so"
+    )
     # Left out is what limits memory, which the sanitizer takes terabytes of, and what compiles
     # a kernel without it.
     without = ("memory", "allocations", "symbols", "elsewhere")
@@ -80,13 +93,34 @@ def asan(session: nox.Session) -> None:
         "pytest",
         *(session.posargs or files),
         env={
-            "LD_PRELOAD": " ".join(libraries),
+            "LD_PRELOAD": libraries,
             # Python frees little at its end; and some tests end their process on purpose.
             "ASAN_OPTIONS": "detect_leaks=0:handle_segv=0:allocator_may_return_null=1",
             "UBSAN_OPTIONS": "print_stacktrace=1",
             "REGARD_REQUIRE": "distribution,fused,ml_dtypes",
         },
     )
+
+
+@nox.session(python="3.11")
+def tsan(session: nox.Session) -> None:
+    """Calls from fifty threads with every unordered access reported; needs GCC and Linux."""
+    libraries = install_watched(session, "thread", "libtsan.so", "cmake.build-type=RelWithDebInfo")
+    options = "die_after_fork=0:exitcode=66:suppressions=tests/support/tsan.supp"
+    env = {"LD_PRELOAD": libraries, "TSAN_OPTIONS": options, "OPENBLAS_NUM_THREADS": "1"}
+    program = ("python", "tests/attack/races.py")
+    said = session.run(*program, "--plant", env=env, success_codes=[0, 66], silent=True)
+    if not ("WARNING: ThreadSanitizer: data race" in said and "_fused." in said):
+        session.error(f"a planted race was not reported: {said}")
+    session.run(*program, *session.posargs, env=env)
+
+
+@nox.session(python="3.11")
+def valgrind(session: nox.Session) -> None:
+    """Calls of every kind with every byte watched, as it is read and as it was written."""
+    symbols = "--config-settings=cmake.build-type=RelWithDebInfo"
+    session.install("--no-cache-dir", ".[test]", symbols, env={"REGARD_REQUIRE_FUSED": "1"})
+    session.run("python", "tests/attack/memcheck.py", *session.posargs)
 
 
 @nox.session(python="3.11")
@@ -253,6 +287,23 @@ def audit(session: nox.Session) -> None:
 def notes(session: nox.Session) -> None:
     """What CHANGELOG.md says of a release: `nox -s notes -- v0.1.0`."""
     session.run("python", ".ci/release_notes.py", *session.posargs)
+
+
+def install_watched(session: nox.Session, sanitizer: str, library: str, *settings: str) -> str:
+    """Install regard with a sanitizer of GCC; what LD_PRELOAD must be for Python to load it."""
+    libraries = [
+        session.run("c++", f"-print-file-name={name}", external=True, silent=True).strip()
+        for name in (library, "libstdc++.so")
+    ]
+    if not all(Path(one).is_absolute() for one in libraries):
+        session.error(f"needs GCC as c++, with its {library}: on Debian, g++")
+    watched = f"-fsanitize={sanitizer} -fno-omit-frame-pointer"
+    build = {"CXXFLAGS": watched, "LDFLAGS": watched, "REGARD_REQUIRE_FUSED": "1"}
+    # With the checks, -O3 would compile for half an hour.
+    settings = ("cmake.define.REGARD_OPTIMIZE=-O1", *settings)
+    given = [f"--config-settings={one}" for one in settings]
+    session.install("--no-cache-dir", ".[test]", *given, env=build)
+    return " ".join(libraries)
 
 
 def kernel_tests() -> list[str]:

@@ -22,7 +22,7 @@ def info(
         broken = 0
         for check in checks():
             state = "kept" if check.kept else f"BROKEN: {check.failure}"
-            typer.echo(f"{check.number:<4} {check.promise:<45}{state}")
+            typer.echo(f"{check.number:<10}{check.promise:<45}{state}")
             broken += not check.kept
         typer.echo("Every promise is kept here." if not broken else f"{broken} are broken here.")
         raise typer.Exit(DIFFERS if broken else 0)

@@ -1,7 +1,7 @@
 """The checks of `regard info --verify`: quick forms of regard's tests, for this machine.
 
-They need only NumPy, and compare every usable kernel with plain loops or with itself. Must not know
-how anything is shown.
+They need only NumPy, and compare every usable kernel, the fused one on each CPU target, with plain
+loops or with itself. Must not know how anything is shown.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import math
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from regard.api import attention, explain, gradients
 from regard.boundary.arrays import Array
+from regard.compute import native
 from regard.compute.dispatch import kernels
 from regard.errors import ProblemError
 from regard.problems import npz
@@ -51,17 +53,33 @@ def verify() -> Iterator[Check]:
     True
     """
     usable = [kernel.name for kernel in kernels() if kernel.status().startswith("usable")]
+    targets = [target for target, runs in native.targets().items() if runs]
+    paths = [(name, one) for name in usable for one in (targets if name == "fused" else [""])]
     for number, (promise, check) in CHECKS.items():
         begin = time.perf_counter()
         failure = ""
-        for kernel in usable:
+        for kernel, target in paths:
             try:
-                check(kernel)
+                with _on(target):
+                    check(kernel)
             except Exception as error:
                 kind = "" if isinstance(error, _Broken) else f"{type(error).__name__}: "
-                failure = f"kernel {kernel}: {kind}{error}"
+                failure = f"kernel {f'{kernel} on {target}' if target else kernel}: {kind}{error}"
                 break
         yield Check(number, promise, failure, time.perf_counter() - begin)
+
+
+@contextmanager
+def _on(target: str) -> Iterator[None]:
+    """Use this CPU target meanwhile, if one is named."""
+    before = native.target
+    if target:
+        native.use_target(target)
+    try:
+        yield
+    finally:
+        if target:
+            native.use_target(before)
 
 
 class _Broken(Exception):
@@ -88,8 +106,10 @@ def _qkv(rows: int, keys: int, width: int, dtype: str = "float32") -> tuple[Arra
     return query, key, value
 
 
-def _exact(query: Array, key: Array, value: Array) -> tuple[Array, float]:
+@cache
+def _exact(rows: int, keys: int, width: int, dtype: str) -> tuple[Array, float]:
     """One head by plain loops with exact sums, and the largest scaled sum of |q·k| of a score."""
+    query, key, value = (one[0] for one in _qkv(rows, keys, width, dtype))
     scale = 1 / math.sqrt(query.shape[-1])
     out = np.zeros((len(query), value.shape[-1]))
     longest = 0.0
@@ -153,7 +173,7 @@ def _within_the_bound(kernel: str, dtypes: tuple[str, ...] = ("float16", "float3
     for dtype in dtypes:
         for keys, width in ((1, 1), (7, 5), (33, 17), (300, 8)):
             query, key, value = (one[0] for one in _qkv(2, keys, width, dtype))
-            exact, longest = _exact(query, key, value)
+            exact, longest = _exact(2, keys, width, dtype)
             # Half types accumulate in float32 and round once at the end.
             unit = FORMATS[dtype] if dtype != "float16" else FORMATS["float32"]
             terms = 2 * (width + 2) * longest + 2 * keys + 14

@@ -1,0 +1,103 @@
+"""Calls of every kind under valgrind: no byte is read that does not exist or was never written.
+
+`python tests/attack/memcheck.py --calls 60` runs them in a process that valgrind watches, on every
+CPU target that valgrind knows (no AVX-512), and fails on a report with a line of the native module
+in it; CPython has some of its own. Two planted mistakes must be reported first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import numpy as np
+
+import regard
+from calls import TARGETS
+from regard.compute import native
+
+KINDS = ("attention", "gradients", "cache", "merge")
+MODULE = "_fused."
+
+
+def work(count: int, seed: int) -> None:
+    """Make the calls, each on one of the targets."""
+    from soak_calls import answer, jobs
+
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as place:
+        for number, job in enumerate(jobs(count, seed, [*KINDS])):
+            native.use_target(TARGETS[number % len(TARGETS)])
+            answer(*job, Path(place))
+    print(f"{count} calls on {', '.join(TARGETS)}", flush=True)
+
+
+def plant() -> None:
+    """Two mistakes of a caller: numbers that were never written, and more than there are."""
+    x = np.ones((1, 40, 64), np.float32)
+    regard.attention(x, x, np.empty_like(x), causal=True, offset="end")
+    beyond = np.lib.stride_tricks.as_strided(np.ones((40, 64), np.float32), (1, 44, 64), (0, 256, 4))
+    regard.attention(beyond, x, x)
+
+
+def reports(*arguments: str) -> list[tuple[str, list[str]]]:
+    """What valgrind says of this program: the kind of each report, and its stack."""
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "found.xml"
+        watch = ["valgrind", "--leak-check=no", "--partial-loads-ok=no"]
+        watch += ["--xml=yes", f"--xml-file={path}"]
+        environment = os.environ | {"PYTHONMALLOC": "malloc", "OPENBLAS_NUM_THREADS": "1"}
+        program = [sys.executable, __file__, *arguments]
+        subprocess.run([*watch, *program], env=environment, check=True)
+        found = []
+        for error in ET.parse(path).getroot().iter("error"):
+            frames = [
+                f"{frame.findtext('fn')} {frame.findtext('file')}:{frame.findtext('line')} "
+                f"{Path(frame.findtext('obj') or '').name}"
+                for stack in error.findall("stack")[:1]
+                for frame in stack.iter("frame")
+            ]
+            found.append((error.findtext("kind") or "", frames))
+        return found
+
+
+def ours(found: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """Reports of what the native module did, or made the C library do."""
+    return [one for one in found if any(MODULE in frame for frame in one[1])]
+
+
+def main() -> int:
+    """Watch; 1 if a mistake is reported, or a planted one is not."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worker", choices=("work", "plant"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.worker:
+        work(asked.calls, asked.seed) if asked.worker == "work" else plant()
+        return 0
+    if not shutil.which("valgrind"):
+        parser.error("needs valgrind; on Debian: apt-get install valgrind")
+    planted = {kind for kind, _ in ours(reports("--worker", "plant"))}
+    if not {"UninitCondition", "InvalidRead"} <= planted:
+        print(f"planted mistakes were not reported, only {sorted(planted)}")
+        return 1
+    given = ("--worker", "work", "--calls", str(asked.calls), "--seed", str(asked.seed))
+    found = reports(*given)
+    for kind, frames in ours(found):
+        print(kind, *frames[:12], sep="\n    ")
+    print(f"{len(ours(found))} reports of the native module, {len(found)} in all")
+    return 1 if ours(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
