@@ -6,52 +6,31 @@ All of it is what the catalogue and the diagnosis say. Must not describe a mista
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Iterator
 
-import numpy as np
-
-from regard.diagnosis.built_in import PLAIN, BuiltIn
-from regard.diagnosis.examples import smallest_example, usual_check
-from regard.diagnosis.mistakes import EQUIVALENTS, GRADIENTS, OF_INPUT, all_mistakes, linear
+from regard.diagnosis.catalogue import SEVERITIES, described, families
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.result import Named, Outcome
 from regard.views.diagnosis.story import Compared, Part, tell
 
 FOLDER = "reference/mistakes"
-SEVERITIES = {
-    "wrong": "ordinary inputs give wrong numbers",
-    "fragile": "ordinary inputs give right numbers, and some inputs do not",
-    "note": "a choice that others make differently, or a habit worth knowing",
-}
-# What a function computes besides, where a mistake is about that.
-BESIDES: Mapping[str, tuple[BuiltIn, ...]] = {
-    "frequencies": (BuiltIn("rotary, halves"), BuiltIn("rotary, pairs")),
-    "positions_slopes": (BuiltIn("ALiBi"),),
-    "softcap": (BuiltIn(softcap=5.0), BuiltIn(softcap=2.0)),
-}
-INPUTS = {mistake.name: name for name, own in OF_INPUT.items() for mistake in own}
-BACKWARD = {mistake.name for mistake in GRADIENTS}
-LINEAR = {mistake.name for mistake in linear.MISTAKES}
 
 
 def mistakes() -> Iterator[tuple[str, str]]:
     """The name and the text of every page about the catalogue."""
-    known = all_mistakes()
-    families: dict[str, list[Mistake]] = {}
-    for mistake in known.values():
-        families.setdefault(mistake.family, []).append(mistake)
-        yield f"{FOLDER}/{mistake.name}.md", _page(mistake)
-    rows = ""
-    for family, own in families.items():
+    found, rows = families(), ""
+    count = sum(map(len, found.values()))
+    for family, own in found.items():
+        for mistake in own:
+            yield f"{FOLDER}/{mistake.name}.md", _page(mistake)
         yield f"{FOLDER}/{_slug(family)}.md", _family(family, own)
         rows += f"| [{_sentence(family)}]({_slug(family)}.md) | {len(own)} |\n"
     yield (
         f"{FOLDER}/index.md",
-        f"# Mistakes\n\nThe {len(known)} mistakes that [`regard.diagnose`](../../docs/diagnose.md) "
+        f"# Mistakes\n\nThe {count} mistakes that [`regard.diagnose`](../../docs/diagnose.md) "
         "can name, each with an example in numbers and the line to write instead. The name of a "
-        "mistake, as in `diagnosis.names`, is the name of its page.\n\n"
-        f"| family | mistakes |\n|---|---|\n{rows}\n{_toctree(map(_slug, families))}",
+        "mistake, as in `diagnosis.names`, is the name of its page. `regard mistakes NAME` shows "
+        "the same in a terminal.\n\n"
+        f"| family | mistakes |\n|---|---|\n{rows}\n{_toctree(map(_slug, found))}",
     )
 
 
@@ -63,13 +42,11 @@ def _family(family: str, own: list[Mistake]) -> str:
 
 
 def _page(mistake: Mistake) -> str:
-    named = _with_example(mistake)
-    outcome = Outcome("f", "mistaken", f"f is mistaken: {mistake.title}", "", mistakes=(named,))
-    (part,) = tell(outcome).parts
+    (part,) = tell(described(mistake.name)).parts
     facts = {fact.name: fact.text for fact in part.facts}
     rows = [
         ("Name", f"`{mistake.name}`"),
-        ("Kind", f"{named.severity}: {SEVERITIES[named.severity]}"),
+        ("Kind", f"{mistake.severity}: {SEVERITIES[mistake.severity]}"),
     ]
     for name in ("Departs at", "Usual check", "The same as"):
         if name in facts:
@@ -78,30 +55,6 @@ def _page(mistake: Mistake) -> str:
     text += "".join(f"{name}\n: {words}\n\n" for name, words in rows)
     text += f"## What to write instead\n\n{_code(mistake)}"
     return text + _example(part)
-
-
-def _with_example(mistake: Mistake) -> Named:
-    """The mistake as if it had been found, with the first example that shows it."""
-    own, backward = INPUTS.get(mistake.name, ""), mistake.name in BACKWARD
-    plain = BuiltIn(linear="elu(x) + 1") if mistake.name in LINEAR else PLAIN
-    made = product(BESIDES.get(own, (plain,)), ("ready", "projected"), (False, True))
-    example, step, check = None, "", ""
-    with np.errstate(all="ignore"):  # some mistakes divide by zero; that is shown
-        for (besides, kind, always), variant in product(made, mistake.variants):
-            options = dict(besides=besides, gradients=backward)
-            example, step = smallest_example(variant, kind, always, **options)
-            if example is not None:
-                check = usual_check(variant, causal=always, **options)
-                break
-    shared = ("name", "family", "severity", "title", "why", "numpy", "torch")
-    same = tuple(one.title for one in EQUIVALENTS if one.same_as == mistake.name)
-    return Named(
-        **{name: getattr(mistake, name) for name in shared},
-        step=step,
-        usual_check=check,
-        same_as=same,
-        example=example,
-    )
 
 
 def _code(mistake: Mistake) -> str:

@@ -20,6 +20,8 @@ COMMANDS = {
     "bench": ["--against", "numpy"],
     "diagnose": ["file.py:function"],
     "explain": ["causal-mask"],
+    "mistakes": ["no_scale"],
+    "tour": [],
     "worksheet": ["causal-mask", "--html", "sheet.html"],
 }
 

@@ -61,6 +61,7 @@ interop
 __init__
 testing
 bench
+tour
 cli
 __main__
 """

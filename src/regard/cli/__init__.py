@@ -1,4 +1,4 @@
-"""The command line: `regard explain`, `examples`, `attention`, `diagnose`, `bench` and `info`.
+"""The command line: `regard tour`, `explain`, `diagnose` and the rest.
 
 Owns arguments, exit codes and what goes to which stream, one module for each command. Must not
 compute or lay out anything itself. Exit codes: 0 fine, 1 a stated expectation differs, 2 bad input,
@@ -13,11 +13,22 @@ import sys
 
 import typer
 
-from regard.cli import attention, bench, diagnose, examples, explain, info, worksheet
+from regard.cli import (
+    attention,
+    bench,
+    diagnose,
+    examples,
+    explain,
+    info,
+    mistakes,
+    tour,
+    worksheet,
+)
 from regard.cli.frame import Command, Commands, flag
 
 FIRST_STEPS = """\b
 First steps:
+  regard tour                        see what regard does, in two minutes
   regard examples                    list the examples
   regard explain she-likes-coffee    show every step of one
   regard explain --help              what else explain can do
@@ -54,6 +65,11 @@ def start(
 
 
 app.command(
+    cls=Command,
+    epilog=tour.EXAMPLES,
+    short_help="See what regard does, in two minutes.",
+)(tour.tour)
+app.command(
     cls=explain.ExplainCommand,
     epilog=explain.EXAMPLES,
     short_help="Show every step of an attention.",
@@ -78,6 +94,11 @@ app.command(
     epilog=diagnose.EXAMPLES,
     short_help="Find the mistake in an attention function.",
 )(diagnose.diagnose)
+app.command(
+    cls=Command,
+    epilog=mistakes.EXAMPLES,
+    short_help="List the mistakes that diagnose can name.",
+)(mistakes.mistakes)
 app.command(
     cls=Command,
     epilog=bench.EXAMPLES,

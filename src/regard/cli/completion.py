@@ -19,6 +19,13 @@ def complete_example(incomplete: str) -> list[str]:
     return [name for name in example_names() if name.startswith(incomplete)]
 
 
+def complete_mistake(incomplete: str) -> list[str]:
+    """The names of the mistakes that a diagnosis can give."""
+    from regard.diagnosis.mistakes import all_mistakes
+
+    return [name for name in all_mistakes() if name.startswith(incomplete)]
+
+
 def complete_source(incomplete: str) -> list[str]:
     """Examples, and files that may hold a problem."""
     from regard.problems.files import SUFFIXES

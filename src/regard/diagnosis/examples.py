@@ -16,7 +16,7 @@ from regard.diagnosis.built_in import PLAIN, BuiltIn
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.mechanism import Mechanism
-from regard.diagnosis.mistakes import EQUIVALENTS
+from regard.diagnosis.mistakes import EQUIVALENTS, all_mistakes
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.probe import Probe, Values, Variant, evaluate
 from regard.diagnosis.probes import extreme_probes, projected_probes, ready_probe
@@ -51,7 +51,7 @@ def without_example(mistake: Mistake) -> Named:
     shared = ("name", "family", "severity", "title", "why", "numpy", "torch")
     same_as = tuple(one.title for one in EQUIVALENTS if one.same_as == mistake.name)
     own = {name: getattr(mistake, name) for name in shared}
-    return Named(**own, step="", usual_check="", same_as=same_as, example=None)
+    return Named(**own, step="", same_as=same_as, in_catalogue=mistake.name in all_mistakes())
 
 
 @lru_cache(maxsize=256)

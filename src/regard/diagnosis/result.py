@@ -82,6 +82,7 @@ class Named:
     same_as: tuple[str, ...] = ()  # what else would compute just this
     breaks_on: str = ""
     example: Example | None = None
+    in_catalogue: bool = False  # so that `regard mistakes` knows its name
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ Must not know how anything is drawn; `step_words` has the sentences for one step
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from regard.errors import safe_text
 from regard.explanation import questions
 from regard.explanation.derivation import Derivation
@@ -75,7 +77,7 @@ def opening(explanation: Trace) -> tuple[str, ...]:
     else:
         words = [f"Cross-attention: {asking} {verb} at {count(keys, 'key')} of another sequence."]
     if problem is not None and problem.random is not None:
-        drawn = _listed(problem.random.fields)
+        drawn = in_words(problem.random.fields)
         recipe = problem.random
         words.append(
             f"Random, not learned: {drawn} (generator {recipe.generator}, seed {recipe.seed}, "
@@ -152,5 +154,6 @@ def nonfinite(explanation: Trace) -> tuple[str, Derivation] | None:
     )
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def in_words(names: Sequence[str]) -> str:
+    """Such as "she, likes and coffee"."""
     return " and ".join(", ".join(names).rsplit(", ", 1))

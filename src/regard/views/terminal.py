@@ -69,6 +69,11 @@ def print_explanation(
     page.say(READING_NOTE)
 
 
+def print_derivation(derivation: Derivation, console: Console, digits: int | None = None) -> None:
+    """Why one cell has its value."""
+    _print_derivation(Layout(console, digits), derivation, None)
+
+
 def print_derivation_walk(
     derivation: Derivation, console: Console, digits: int | None = None, shared: int = 1
 ) -> None:

@@ -114,6 +114,7 @@ class Story:
     parts: tuple[Part, ...]
     states: tuple[tuple[str, tuple[State, ...]], ...]
     findings: tuple[str, ...]
+    more: tuple[str, ...]  # commands
     cost: str
 
 
@@ -132,6 +133,7 @@ def tell(diagnosis: Outcome) -> Story:
         ("What was tried", _ordered(tried, ABILITIES)),
         ("What holds of every attention", _ordered(properties, PROPERTIES)),
     )
+    named = (*diagnosis.mistakes, *diagnosis.nearest, *diagnosis.fragilities)
     return Story(
         safe_text(diagnosis.function, NAME_LENGTH),
         diagnosis.verdict,
@@ -141,6 +143,7 @@ def tell(diagnosis: Outcome) -> Story:
         tuple(_parts(diagnosis)),
         tuple((title, rows) for title, rows in states if rows),
         tuple(f"{_text(one.text)}." for one in diagnosis.findings),
+        tuple(f"regard mistakes {_tag(one.name)}" for one in named if one.in_catalogue),
         f"{diagnosis.calls} calls, {diagnosis.seconds:.2f} s.",
     )
 

@@ -5,11 +5,12 @@ Owns layout and colour. Must not know how a diagnosis is made, nor what is said 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -32,12 +33,13 @@ def print_diagnosis(diagnosis: Outcome, console: Console) -> None:
     print_verdict(diagnosis, console)
     if story.called:
         console.print(Text(story.called, FAINT), width=_width(console))
-    for part in story.parts:
-        _print_part(part, console)
+    print_parts(diagnosis, console)
     for title, states in story.states:
         _print_states(title, states, console)
     for finding in story.findings:
         console.print(Text(f"Also: {finding}", YELLOW), width=_width(console))
+    for command in story.more:
+        console.print(Text.assemble("Read more: ", (command, BOLD)), width=_width(console))
     console.print(Text(story.cost, FAINT), width=_width(console))
 
 
@@ -45,6 +47,23 @@ def print_verdict(diagnosis: Outcome, console: Console) -> None:
     """The one sentence that says it."""
     story = tell(diagnosis)
     console.print(Text(story.summary, BOLD + COLOURS[story.mood]), width=_width(console))
+
+
+def print_catalogue(families: Mapping[str, Sequence[tuple[str, str]]], console: Console) -> None:
+    """Names and titles of mistakes, family by family."""
+    for family, mistakes in families.items():
+        console.print(Text(family.capitalize(), BOLD))
+        for name, title in mistakes:
+            console.print(Padding(Text(name), (0, 0, 0, 2)))
+            console.print(Padding(Text(title, FAINT), (0, 0, 0, 6)), width=_width(console))
+        console.print()
+    console.print(Text("Show one with an example: regard mistakes NAME"))
+
+
+def print_parts(diagnosis: Outcome, console: Console) -> None:
+    """What was found, each with its smallest example."""
+    for part in tell(diagnosis).parts:
+        _print_part(part, console)
 
 
 def _width(console: Console) -> int:
