@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE))
 
 from gallery import gallery  # noqa: E402
 from generated import pages  # noqa: E402
+from kept_by import linked, tests  # noqa: E402
 from mistakes import mistakes  # noqa: E402
 from notebooks import is_notebook, notebook  # noqa: E402
 from problem_schema import problem_schema  # noqa: E402
@@ -84,10 +85,16 @@ def everything() -> Iterator[tuple[str, bytes]]:
         yield name.as_posix(), path.read_bytes()
         if path.suffix == ".md" and is_notebook(text := path.read_text("utf-8")):
             yield f"notebooks/{'-'.join(name.with_suffix('.ipynb').parts)}", notebook(text).encode()
+    shared = {}
     for pattern in SHARED:
         for path in sorted(ROOT.glob(pattern)):
-            yield path.relative_to(ROOT).as_posix(), path.read_bytes()
-    for name, text in (*pages(), *mistakes()):
+            name = path.relative_to(ROOT).as_posix()
+            if path.suffix == ".md":
+                shared[name] = path.read_text("utf-8")
+            else:
+                yield name, path.read_bytes()
+    yield from ((name, linked(name, text).encode()) for name, text in shared.items())
+    for name, text in (*pages(), *mistakes(), *tests(shared.values())):
         yield name, text.encode()
     yield from gallery()
     yield from speed()

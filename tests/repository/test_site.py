@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -70,6 +71,25 @@ def test_every_public_name_is_in_the_reference():
     # Types of annotations, and of what no caller makes.
     apart = {"masks.Verdict", "models.FAMILIES", "normalizers.Normalizer", "positions.Positions"}
     assert listed == names - {*apart, "scores.Score"}
+
+
+def test_rules_and_promises_lead_to_the_tests_that_check_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "site"))
+    kept_by = importlib.import_module("kept_by")
+    pages = [f"docs/{name}.md" for name in ("semantics", "guarantees", "neighbours")]
+    texts = {page: (ROOT / page).read_text("utf-8") for page in pages}
+    made = dict(kept_by.tests(texts.values()))
+    for page, text in texts.items():
+        linked = kept_by.linked(page, text)
+        for name, place, anchor in re.findall(r"\[`([^`]+)`\]\((\.\./[^)#]+)#?(\w*)\)", linked):
+            shown = made[place.removeprefix("../")]
+            assert f"/{name}\n" in shown if name.endswith(".py") else f"## `{name}`\n" in shown
+            assert anchor in ("", name)
+        # Every test that is named is a link.
+        assert set(re.findall(r"`(test_\w+)`", text)) == set(re.findall(r"\[`(test_\w+)`", linked))
+    # A name that two files have leads to the one that was named last.
+    both = kept_by.linked("docs/x.md", "`test_dask.py` `test_the_bytes_are_those_of_one_call`")
+    assert both.endswith("(../reference/tests/test_dask.md#test_the_bytes_are_those_of_one_call)")
 
 
 # --- the site itself -----------------------------------------------------------------------------
