@@ -45,7 +45,9 @@ def plant() -> None:
     """Two mistakes of a caller: numbers that were never written, and more than there are."""
     x = np.ones((1, 40, 64), np.float32)
     regard.attention(x, x, np.empty_like(x), causal=True, offset="end")
-    beyond = np.lib.stride_tricks.as_strided(np.ones((40, 64), np.float32), (1, 44, 64), (0, 256, 4))
+    beyond = np.lib.stride_tricks.as_strided(
+        np.ones((40, 64), np.float32), (1, 44, 64), (0, 256, 4)
+    )
     regard.attention(beyond, x, x)
 
 
