@@ -79,6 +79,11 @@ BY_HAND = {
     "padding_changes_the_output",
     "weights_do_not_add_up",
     "weights_all_equal",
+    "heads_mixed",
+    "queries_mixed",
+    "keys_never_seen",
+    "later_tokens_seen",
+    "masks_of_windows_misplaced",
     "learned_positions_unused",
     *(one.name for one in linear.MISTAKES),
 }

@@ -124,6 +124,7 @@ WINDOWS = {
     "window_one_long": lambda i, j, w: (j <= i) & (i - j <= w),
     "window_without_own_key": lambda i, j, w: (j < i) & (i - j <= w),
     "window_on_both_sides": lambda i, j, w: abs(i - j) < w,
+    "window_without_causal": lambda i, j, w: i - j < w,
     "window_inverted": lambda i, j, w: (j <= i) & (i - j >= w),
     "window_in_blocks": lambda i, j, w: (j <= i) & (i // w == j // w),
 }

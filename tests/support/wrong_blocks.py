@@ -56,7 +56,10 @@ def merging(wrong, count=2):
 
     def f(q, k, v):
         outs, maxima, sums = [], [], []
-        for kj, vj in zip(np.array_split(k, count, -2), np.array_split(v, count, -2), strict=True):
+        parts = 3 if wrong == "merged_lse_is_the_larger" else count
+        for kj, vj in zip(np.array_split(k, parts, -2), np.array_split(v, parts, -2), strict=True):
+            if not kj.size:
+                continue
             a = q @ kj.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
             m = a.max(-1, keepdims=True)
             e = np.exp(a - m)
@@ -73,6 +76,13 @@ def merging(wrong, count=2):
             return outs[-1]
         if wrong == "only_first_block":
             return outs[0]
+        if wrong == "merged_lse_is_the_larger":
+            out, so_far = outs[0], lse[0]
+            for other, its in zip(outs[1:], lse[1:], strict=True):
+                top = np.maximum(so_far, its)
+                old, new = np.exp(so_far - top), np.exp(its - top)
+                out, so_far = (old * out + new * other) / (old + new), top
+            return out
         share = {
             "blocks_merged_by_lse": lse,
             "blocks_merged_by_sum": sums,
@@ -125,6 +135,7 @@ MERGING = (
     "blocks_merged_by_sum",
     "blocks_merged_by_maximum",
     "blocks_merged_inverted",
+    "merged_lse_is_the_larger",
     "only_last_block",
     "only_first_block",
 )

@@ -30,6 +30,17 @@ def backward(mistake: str = "") -> Any:
             scale = 1 / q.shape[-1]
         p = _weights(q, k, scale, causal and mistake != "backward_not_masked")
         o = _weights(q, k, scale, causal) @ v
+        if mistake in ("mask_forgotten_backward", "lse_of_another_base"):
+            s = q @ k.swapaxes(-1, -2) * scale
+            top = s.max(-1, keepdims=True) if not causal else np.zeros((*s.shape[:-1], 1))
+            seen = np.exp(s - top) * (
+                np.tri(*s.shape[-2:], s.shape[-1] - s.shape[-2]) if causal else 1
+            )
+            lse = top + np.log(seen.sum(-1, keepdims=True))
+            base = 1.0 if mistake == "mask_forgotten_backward" else np.log(2)
+            p = np.exp(s - lse / base)
+            if causal and mistake != "mask_forgotten_backward":
+                p = np.where(seen > 0, p, 0)
         dp = d_output @ v.swapaxes(-1, -2)
         if mistake == "keys_for_values_backward":
             dp = d_output @ k.swapaxes(-1, -2)

@@ -12,10 +12,8 @@ from typing import Any
 
 FIRST = re.compile(r"\b[bn]\w*\W+c\w*\W+[hw]\w*\W+[hw]\b", re.IGNORECASE)  # B, C, H, W
 LAST = re.compile(r"\b[bn]\w*\W+h\w*\W+w\w*\W+[cd]\w*\b", re.IGNORECASE)  # B, H, W, C
-_INPUTS = "(x|src|tgt|inputs?|identity|residual|shortcut|skip|hidden_states)"
+_INPUTS = "(x|src|tgt|inputs?|identity|residual|shortcut|skip|hidden_states|latents)"
 RESIDUAL = re.compile(rf"\+ *{_INPUTS}\b|\b{_INPUTS} *\+(?!=? *(pos|1))")
-# What says that the input is meant to be added: a name, a word, or a normalisation beside it.
-BLOCK = re.compile(r"class \w*(Block|Layer|Residual)\b|[Rr]esidual|Norm\(")
 
 
 class AroundAttention:
@@ -27,7 +25,7 @@ class AroundAttention:
     def __init__(self, layer: Any, axes: str, *, adds: bool) -> None:
         self.__wrapped__ = layer
         self.__name__ = type(layer).__name__
-        self._axes, self._adds = axes, adds
+        self._axes, self.adds = axes, adds
 
     def __call__(self, x: Any, **given: Any) -> Any:
         """The output of each token, without the input if that is added."""
@@ -43,19 +41,18 @@ class AroundAttention:
         out = out[0] if isinstance(out, tuple) else out
         out = out.permute(0, 2, 3, 1) if self._axes == "BCHW" else out
         out = out.reshape(batch, length, -1)
-        return out - x if self._adds else out
+        return out - x if self.adds else out
 
 
 def around_attention(layer: Any, text: str) -> Iterator[AroundAttention]:
-    """The ways in which a torch layer may have more around attention, as its code says."""
-    if not hasattr(layer, "modules"):
-        return
-    adds = RESIDUAL.search(text) is not None
-    convolved = any(type(part).__name__ == "Conv2d" for part in layer.modules())
-    axes = ["BCHW"] * (convolved or FIRST.search(text) is not None)
-    axes += ["BHWC"] * (not convolved and LAST.search(text) is not None)
+    """The ways in which a layer may have more around attention, as its code says."""
+    adds, axes = RESIDUAL.search(text) is not None, []
+    if hasattr(layer, "modules"):
+        convolved = any(type(part).__name__ == "Conv2d" for part in layer.modules())
+        axes = ["BCHW"] * (convolved or FIRST.search(text) is not None)
+        axes += ["BHWC"] * (not convolved and LAST.search(text) is not None)
     for own in axes:
         for added in (True, False)[not adds :]:
             yield AroundAttention(layer, own, adds=added)
-    if adds and not axes and BLOCK.search(text):
+    if adds and not axes:
         yield AroundAttention(layer, "BLM", adds=True)

@@ -7,8 +7,9 @@ nor any probe.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,13 @@ HELD = {
     "padding_one_key_more": "padding begins where it should",
     "padding_one_key_less": "padding begins where it should",
     "weights_do_not_add_up": "beside padding the weights add up to 1",
+    "later_tokens_seen": "later tokens are hidden",
     "weights_all_equal": "tokens get different weights",
 }
 BATCH, TOKENS, ROWS, REAL = 3, 5, 4, 3
 SIDE = 4  # of an image, whose pixels are tokens
+LENGTHS = (4, 6, 8, 2, 10, 12)  # of axes that are neither texts nor tokens
+MASK = re.compile("mask|adj|pad|valid|edges", re.IGNORECASE)
 MOST_CALLS = 160
 OF_TOKENS = ("x", "query", "key", "value", "context", "key_value")
 # The axes that tokens may have: one array of them, or a query and what it reads.
@@ -54,11 +58,12 @@ class Way:
     mask: str = ""  # the parameter
     kind: str = ""
     square: bool = False  # a mask (T, T), as of a graph
+    lengths: Mapping[str, int] = field(default_factory=dict)  # of axes that are documented
 
     def size(self, axis: str, name: str) -> int:
         """How long an axis is."""
-        own = {"B": BATCH, "T": TOKENS, "L": ROWS, "O": 1, "M": self.widths[name]}
-        return own.get(axis, SIDE)
+        own = {"B": BATCH, "T": TOKENS, "L": ROWS, "O": 1, "M": self.widths.get(name), "1": 1}
+        return (own | dict(self.lengths)).get(axis) or SIDE
 
 
 @dataclass(frozen=True)
@@ -81,20 +86,55 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
             pass  # it cannot be called so, or is random
         elif np.isfinite(output).all() and output.size > 1:
             if not _reads_others(calls, way, arrays, output):
-                return None  # no attention at all
+                apart = _apart(calls, way, arrays, output)
+                if tested.callee.rows_first or all(apart.values()):
+                    return None  # no attention at all
+                return Measured(tuple(apart), (), _words(way))  # it reads other texts instead
             found = {**_apart(calls, way, arrays, output), **_masked(calls, way, arrays)}
-            found |= _evenly(calls, way, arrays, output)
+            found |= _evenly(calls, way, arrays, output) | _later(calls, way, arrays, output)
             broken = tuple(name for name, holds in found.items() if not holds)
             held = tuple(name for name, holds in found.items() if holds)
-            shapes = (f"{name} ({', '.join(axes)})" for name, axes in way.axes.items())
-            return Measured(broken, held, ", ".join(shapes))
+            return Measured(broken, held, _words(way))
         if calls.count > MOST_CALLS:
             break
     return None
 
 
+def _words(way: Way) -> str:
+    return ", ".join(f"{name} ({', '.join(axes)})" for name, axes in way.axes.items())
+
+
+def _documented(callee: Callee) -> Iterator[Way]:
+    """The ways in which the arguments have the axes that the code or its documentation gives."""
+    needed = [one for one in callee.parameters if one.required]
+    axes = {one.name: callee.axes[one.name] for one in needed if one.name in callee.axes}
+    if len(axes) < len(needed) or not any("T" in own for own in axes.values()):
+        return
+    masks = [one for one in needed if one.role == "lengths" or MASK.search(one.name)]
+    mask = next(iter(masks), None)
+    kinds = [("", False)]
+    if mask is None:
+        mask = next((x for x in callee.parameters if x.role in (*MASKS, "key_mask")), None)
+    else:
+        own = axes.pop(mask.name)
+        kinds = [(kind, own == "TT") for kind in (COUNTED, SHARE)] if own == "B" else []
+        kinds = kinds or [(kind, own == "TT") for kind in _kinds(replace(mask, role="mask"))]
+        if own not in ("B", "T", "BT", "TT", "B11T"):
+            return
+    letters = list(dict.fromkeys(axis for own in axes.values() for axis in own if axis.islower()))
+    widths = [dict(zip(letters, LENGTHS, strict=False))]
+    if callee.widths:  # its own weights say how wide arrays are
+        some = itertools.product(callee.widths, repeat=min(len(letters), 3))
+        widths = [dict(zip(letters, one, strict=False)) for one in some]
+    for (kind, square), lengths in itertools.product(kinds, widths):
+        yield Way(axes, {}, "" if mask is None else mask.name, kind, square, lengths)
+
+
 def _ways(callee: Callee) -> Iterator[Way]:
     """Every way in which a function may take tokens, the likeliest first."""
+    yield from _documented(callee)
+    if not (callee.widths or callee.opaque):  # in a layout that nothing says, everything is mixed
+        return
     needed = [one for one in callee.parameters if one.required]
     tokens = [one.name for one in callee.parameters if one.role in OF_TOKENS]
     tokens = [one.name for one in needed if one.name in tokens] or tokens[:1]
@@ -147,7 +187,8 @@ class _Calls:
         if way.kind:
             given[way.mask] = self._mask(way, real)
         self.count += 1
-        dtype = "float32" if self._tested.callee.framework == "jax" else "float64"
+        callee = self._tested.callee
+        dtype = "float32" if callee.narrow or callee.framework == "jax" else "float64"
         given = {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in given.items()}
         name = f"properties {self.count}"
         result = self._tested.put(Question(name, (given,), reading=self._tested.callee.number))[-1]
@@ -164,7 +205,11 @@ class _Calls:
         if way.square:
             seen[:, real:] = False
         yes, no = KINDS[way.kind]
-        return np.asarray(np.where(seen, yes, no))
+        mask = np.asarray(np.where(seen, yes, no))
+        axes = self._tested.callee.axes.get(way.mask, "")
+        if axes == "T":
+            mask = mask[0]
+        return np.asarray(mask[:, None, None] if axes == "B11T" else mask)
 
 
 def _reads_others(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> bool:
@@ -269,6 +314,21 @@ def _add_up(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, b
     if whole is None or part is None:
         return {}
     return {"weights_do_not_add_up": _same(_first(way, whole), _first(way, part))}
+
+
+def _later(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:
+    """Whether the last token leaves the first one's output alone, where the code says so."""
+    callee, names = calls._tested.callee, list(way.axes)
+    place = output.shape.index(TOKENS) if TOKENS in output.shape else None
+    flagged = "causal" in callee.roles or "later_tokens_seen" in callee.meant
+    if place is None or flagged or not callee.says_causal or len(names) > 1:
+        return {}
+    rows = arrays[names[0]].copy()
+    np.moveaxis(rows, way.axes[names[0]].index("T"), 0)[-1] += 0.9
+    after = calls.put(way, {names[0]: rows}, real=TOKENS)
+    if after is None or after.shape != output.shape:
+        return {}
+    return {"later_tokens_seen": _same(output.take(0, place), after.take(0, place))}
 
 
 def _evenly(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:

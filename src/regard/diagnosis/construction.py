@@ -57,6 +57,8 @@ SIZES = (
 # A single learned number that multiplies what attention returns; of others the module is kept.
 GATE = re.compile("(gamma|gate|alpha|beta)$")
 
+# A learned factor of the scores; where each head has the same, all keep it.
+SHARPNESS = re.compile(r"(scale|temperature|tau)$")
 # A layer whose sigmoid multiplies it; with a large bias it multiplies by 1.
 GATE_LAYER = re.compile("gat(e|ing)|g_proj$|linear_g$")
 NORM = re.compile("Norm$")
@@ -154,6 +156,8 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, parameter in own.named_parameters():
+                if SHARPNESS.search(name) and (parameter == parameter.flatten()[0]).all():
+                    continue
                 if parameter.numel() > 1:
                     parameter.uniform_(-0.9, 0.9, generator=generator)
                 elif GATE.search(name):

@@ -110,15 +110,18 @@ def as_layout(text: str) -> str:
     return axes
 
 
-def likely_readings(readings: Sequence[FunctionUnderTest]) -> list[FunctionUnderTest]:
+def likely_readings(
+    readings: Sequence[FunctionUnderTest], seconds: float = SEARCH_SECONDS
+) -> list[FunctionUnderTest]:
     """The readings of a function that answer, the best first; the right one alone if there is one.
 
-    A later library is tried only if no reading in an earlier one answers.
+    A later library is tried only if no reading in an earlier one answers; after so many `seconds`
+    no other reading is.
     """
     if len(readings) == 1:
         return list(readings)
     found: list[tuple[float, FunctionUnderTest]] = []
-    end = time.monotonic() + SEARCH_SECONDS
+    end = time.monotonic() + seconds
     for tested in readings:
         if time.monotonic() > end or (found and _stage(tested) != _stage(found[0][1])):
             break

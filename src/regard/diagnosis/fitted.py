@@ -6,15 +6,18 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.matching import Found, Matcher
-from regard.diagnosis.mistakes.entry import Mistake, replacing
+from regard.diagnosis.matching import Found, Matcher, ProbeOutput
+from regard.diagnosis.mechanism import as_mechanism
+from regard.diagnosis.mistakes.entry import Mistake, Replacement, replacing
+from regard.diagnosis.mistakes.mechanisms import cosine_ways
 from regard.diagnosis.mistakes.scores import OUTPUT, SCALE
 from regard.diagnosis.probe import Probe, Values, Variant
+from regard.scores import Cosine
 
 # Factors of q·k, by how people write them.
 FORMULAS: dict[str, Callable[[float], float]] = {
@@ -39,6 +42,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "√2/√D": lambda d: (2 / d) ** 0.5,
 }
 FROM = np.concatenate([-np.geomspace(0.02, 8, 9), np.geomspace(0.02, 8, 17)])
+TEMPERATURES = np.geomspace(0.05, 100, 12)  # one divided by these
 STEPS = 12
 
 
@@ -104,30 +108,55 @@ def _scaled(matcher: Matcher) -> Found | None:
 
 def _factor(matcher: Matcher, number: int) -> float | None:
     """The factor of q·k that gives one output, or None."""
+    return factor_of(matcher, number, "scaled", lambda values, probe: values["scores"], FROM)
+
+
+def factor_of(
+    matcher: Matcher, number: int, step: str, of: Replacement, begin: Array
+) -> float | None:
+    """The factor of other scores that gives one output if a step is their product, or None."""
     own = matcher.outputs[number]
     probe, got = own.probe, own.output
     if not np.isfinite(got).all():
         return None
 
     def apart(factor: float) -> Array:
-        variant = replacing(scaled=lambda values, probe: values["scores"] * factor)
+        variant = replacing(**{step: lambda values, probe: of(values, probe) * factor})
         return np.asarray(matcher.compute(number, variant) - got)
 
     tolerance = probe.tolerance(matcher.unit) * max(1.0, float(np.abs(got).max()))
-    best = sorted(FROM, key=lambda factor: float(np.square(apart(factor)).sum()))[:2]
+    best = sorted(begin, key=lambda factor: float(np.square(apart(factor)).sum()))[:2]
     for factor in best:
         off = apart(factor)
         for _ in range(STEPS):
             small = 1e-6 * abs(factor)
             slope = (apart(factor + small) - off) / small
-            step = float((slope * off).sum() / max(float(np.square(slope).sum()), 1e-300))
-            step = float(np.clip(step, -0.5 * abs(factor), 0.5 * abs(factor)))
-            factor -= step
+            change = float((slope * off).sum() / max(float(np.square(slope).sum()), 1e-300))
+            change = float(np.clip(change, -0.5 * abs(factor), 0.5 * abs(factor)))
+            factor -= change
             off = apart(factor)
-            if abs(step) < 1e-14 * abs(factor):
+            if abs(change) < 1e-14 * abs(factor):
                 break
         if np.abs(off).max() <= tolerance:
             return float(factor)
+    return None
+
+
+def temperature_of_cosines(views: Sequence[Sequence[ProbeOutput]], unit: float) -> float | None:
+    """The temperature of a function whose scores are cosines, made in whatever way, or None."""
+    unit_one = as_mechanism(Cosine(), None)
+    assert unit_one is not None
+    for outputs in views:
+        free = [one for one in outputs if not one.probe.has_rules and one.probe.scale is None]
+        first = min(free, key=lambda one: one.output.size, default=None)
+        for probe in () if first is None else unit_one.of([first.probe]):
+            assert first is not None
+            matcher = Matcher([ProbeOutput(probe, first.output)], unit)
+            for way in cosine_ways():
+                factor = factor_of(matcher, 0, "scores", way, TEMPERATURES)
+                if factor is not None and factor > 0:
+                    short = float(f"{1 / factor:.6g}")  # 0.1 for 0.09999999999999981
+                    return short if abs(short * factor - 1) < 1e-12 else 1 / factor
     return None
 
 

@@ -5,13 +5,10 @@ Each way to read a function is one reading. Must not call the function, nor know
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import inspect
 import itertools
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +39,7 @@ from regard.diagnosis.differentiation import (
     pair_of,
     returned_gradients,
 )
+from regard.diagnosis.documented import documented_axes, letters_of
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.layouts import is_of_keys, layout_said
 from regard.diagnosis.packing import unpacked
@@ -56,6 +54,14 @@ from regard.diagnosis.signature import (
     with_roles,
     without_weights,
 )
+from regard.diagnosis.source import (
+    code_called,
+    code_of,
+    code_of_file,
+    is_function,
+    may_be_batched,
+    words_of,
+)
 from regard.diagnosis.tables import from_tables, with_forms
 from regard.diagnosis.weights import (
     Read,
@@ -68,9 +74,11 @@ from regard.diagnosis.weights import (
 )
 from regard.diagnosis.wording import (
     CAUSAL,
+    COSINE,
     LINEAR,
     caps_in,
     is_unscaled,
+    meant_in,
     what_true_means,
     what_window_means,
 )
@@ -86,9 +94,6 @@ ROWS_FIRST = re.compile(
     r"(seq\w*|time|length|rows)[- _](first|major)|batch_first=False|\b[lts] b [dcemh]\b",
     re.IGNORECASE,
 )
-BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
-# What only matrices have: a transpose of all axes, a length, a shape of two numbers.
-OF_MATRICES = re.compile(r"\.T\b|\blen\(\w+\)|^\s*\w+, *\w+ *= *\w+\.shape *$", re.MULTILINE)
 Reading = tuple[Callable[..., Any], Callee]
 
 
@@ -112,24 +117,31 @@ def inspect_function(
             found = [(one, replace(callee, weights=weights, heads=count)) for one, callee in found]
     elif isinstance(function, Applied):
         found = _readings_in(function, function, roles, heads, "torch", name)
-    elif inspect.isclass(function) or not _is_function(function):
+    elif inspect.isclass(function) or not is_function(function):
         found = _object_readings(function, roles, heads, library, name)
     else:
-        found = _readings_in(function, function, roles, heads, library, name)
-    text = _text_of(function)
+        try:
+            found = _readings_in(function, function, roles, heads, library, name)
+        except OptionError as error:  # what its arguments are may be written beside it
+            found = _by_axes(function, library, name, error)
+    text = code_of(function)
     queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
             is_of_keys(text, one.name) for one in found[0][1].parameters if one.role == "mask"
         ),
-        "caps": caps_in(_module_text(function)),
-        "batched": _may_be_batched(function, text),
+        "caps": caps_in(code_of_file(function)),
+        "batched": may_be_batched(function, text),
         "window_means": what_window_means(text),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": "in_proj_weight" in text or "out_proj_weight" in text,
-        "says_causal": CAUSAL.search(text + _called_text(function)) is not None,
-        "unscaled": is_unscaled(f"{name}\n{_words_of(text)}"),
+        "says_causal": CAUSAL.search(text + code_called(function)) is not None,
+        "says_cosine": COSINE.search(f"{name}\n{text}{code_called(function)}") is not None,
+        "axes": letters_of(documented_axes(text, (one.name for one in found[0][1].parameters)))
+        or {},
+        "meant": meant_in(f"{name}\n{text}"),
+        "unscaled": is_unscaled(f"{name}\n{words_of(text)}"),
     }
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
@@ -146,12 +158,18 @@ def inspect_function(
     ]
 
 
-def _is_function(thing: Any) -> bool:
-    """Whether something is a function, also one that a library has wrapped in an object."""
-    home = type(thing).__module__.partition(".")[0]
-    return inspect.isroutine(thing) or (
-        home in ("jax", "jaxlib", "functools", "numba") and callable(thing)
-    )
+def _by_axes(
+    function: Callable[..., Any], library: str | None, name: str, error: OptionError
+) -> list[Reading]:
+    """A function of arguments without known roles, if its code or documentation has their axes."""
+    parameters = parameters_of(function)
+    axes = letters_of(documented_axes(code_of(function), (one.name for one in parameters))) or {}
+    first = next((one for one in parameters if "T" in axes.get(one.name, "")), None)
+    if first is None or any(one.required and one.name not in axes for one in parameters):
+        raise error
+    known = tuple(replace(one, role="x" if one is first else None) for one in parameters)
+    callee = Callee(name, known, library or _framework_of(function), opaque=str(error))
+    return [(function, callee)]
 
 
 def _readings_in(
@@ -190,7 +208,9 @@ def _function_readings(
     found: list[Reading] = []
     for own, taken, weights, count in trees or plain_one:
         found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
-    return found + [one for own, callee in found for one in _with_blocks_of_one(own, callee)]
+    text = code_of(function)
+    more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
+    return [*found, *more, *_with_own_window(found, text)]
 
 
 def _keeping_readings(
@@ -256,6 +276,15 @@ def _readings_of(
     return found
 
 
+def _with_own_window(found: Sequence[Reading], text: str) -> Iterator[Reading]:
+    """The same with the window that is the default, where lengths have to be multiples of it."""
+    for called, callee in found:
+        one = callee.roles.get("window")
+        if one is not None and not one.required and re.search(rf"%\s*{one.name}\b", text):
+            own = tuple(replace(p, role=None) if p is one else p for p in callee.parameters)
+            yield called, replace(callee, parameters=own)
+
+
 def _with_blocks_of_one(called: Callable[..., Any], callee: Callee) -> Iterator[Reading]:
     """The same with blocks of one token, for a function whose default refuses other lengths."""
     if any(one.role == "block" and not one.required for one in callee.parameters):
@@ -303,8 +332,9 @@ def _object_readings(
             target, known = adapted
         elif not roles and (kept := with_cache_object(own, called, known, heads)) is not None:
             (target, known), remembers = kept, True
-        if around := [*around_attention(own, _text_of(thing))]:
-            known = [replace(known[0], role="x"), *(replace(o, keyword=True) for o in known[1:])]
+        if around := [*around_attention(own, code_of(thing))]:
+            role = "x" if sum(one.required for one in known) == 1 else known[0].role
+            known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
         if not roles and (tabled := from_tables(target, known)) is not None:
             target, known = tabled
         targets: list[Callable[..., Any]] = [*around, target]
@@ -312,7 +342,7 @@ def _object_readings(
             for parameters in with_roles(known, dict(roles or {})):
                 whole = replace(
                     Callee(name, parameters, framework, weights, count, made=made_with(own)),
-                    without=left_out,
+                    without=left_out + ("residual",) * getattr(target, "adds", False),
                     opaque=opaque,
                     widths=widths_of(own),
                     has_positions=has_positions(own),
@@ -356,54 +386,6 @@ def _may_have_rows_first(kind: type) -> bool:
         return True
     text = text_of(kind)
     return not text or ROWS_FIRST.search(text) is not None
-
-
-def _text_of(function: Any) -> str:
-    """The code of a function, of the class of an object, or of two passes; empty if unknown."""
-    if isinstance(function, Pair):
-        return _text_of(function.holder or function.forward)
-    kind = function if inspect.isclass(function) else type(function)
-    return text_of(function if _is_function(function) else kind)
-
-
-def _called_text(function: Any) -> str:
-    """The code of the functions of its file that a function or an object calls."""
-    inner = inspect.unwrap(function) if _is_function(function) else None
-    names = getattr(getattr(inner, "__code__", None), "co_names", ())
-    known = getattr(inner, "__globals__", {})
-    return "\n".join(text_of(known[one]) for one in names if inspect.isfunction(known.get(one)))
-
-
-def _module_text(function: Any) -> str:
-    """The code of the file in which a function or class is written."""
-    own = function.forward if isinstance(function, Pair) else function
-    kind = own if inspect.isroutine(own) or inspect.isclass(own) else type(own)
-    module = sys.modules.get(getattr(inspect.unwrap(kind), "__module__", ""))
-    return text_of(module) if getattr(module, "__file__", "") else ""
-
-
-def _words_of(text: str) -> str:
-    """The comments and documentation in a piece of code, without the code itself."""
-    lines = textwrap.dedent(text)
-    found = re.findall("#(.*)", lines)
-    with contextlib.suppress(SyntaxError, ValueError):
-        for node in ast.walk(ast.parse(lines)):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found.append(ast.get_docstring(node) or "")
-    return "\n".join(found)
-
-
-def _may_be_batched(function: Any, text: str) -> bool:
-    """Whether a function may be meant for more axes than those of matrices.
-
-    It is not if its own code treats its arrays as matrices, mentions no batch, and does not count
-    axes from the end; what it computes by functions of its surroundings is not known.
-    """
-    if is_module(function if inspect.isclass(function) else type(function)) or not text:
-        return True
-    if getattr(function, "__closure__", None):
-        return True
-    return BATCHED.search(text) is not None or OF_MATRICES.search(text) is None
 
 
 def _own_method(kind: Any, name: str) -> bool:

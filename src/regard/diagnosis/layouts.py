@@ -55,7 +55,8 @@ def layout_said(text: str, name: str) -> str:
     one = re.escape(name)
     unpacked = rf"^\s*({_LIST})\s*=\s*{one}\.(?:shape|size\(\))\s*(?:#.*)?$"
     said = (
-        rf"(?<![\w.]){one}\b[\w ,/&`]{{0,30}}?\s*(?::|=|-|\bis\b|\bare\b)?\s*(?:\w+ ){{0,4}}"
+        rf"(?<![\w.]){one}\b(?:\s*:\s*[\w.]+,?\s*\#)?[\w ,/&`]{{0,30}}?"
+        rf"\s*(?::|=|-|\bis\b|\bare\b)?\s*(?:\w+ ){{0,4}}"
         rf"[(\[]\s*({_LIST})\s*[)\]]"
     )
     spaced = rf"(?<![\w.]){one}\b[\w ,]{{0,20}}:\s*((?:[a-z]\s+){{2,3}}[a-z])\s*$"
@@ -77,5 +78,8 @@ def is_of_keys(text: str, mask: str) -> bool:
     """
     one = re.escape(mask)
     widened = rf"\b{one}\[:, *None, *None\b|\b{one}\.unsqueeze\(1\)\.unsqueeze\(2\)"
+    of_cells = rf"(?<![\w.]){one} *:[^\n()\[\]]{{0,40}}[(\[]\s*\w+\s*,\s*(\w+)\s*,\s*\1\s*[)\]]"
+    if re.search(of_cells, text):
+        return False
     said = rf"(?<![\w.]){one}\b[^\n()\[\]]{{0,40}}[(\[]\s*(b|bs|bsz|n|batch\w*)\s*,\s*\w+\s*[)\]]"
     return re.search(f"{widened}|{said}", text, re.IGNORECASE) is not None

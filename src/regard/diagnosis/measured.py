@@ -1,40 +1,59 @@
 """What can be measured of a function that no mistake of the catalogue explains.
 
-The weights, from values of the identity; who influences whom; where a text becomes too long. Must
-not know mistakes.
+The weights, from values of the identity; who influences whom; where a text becomes too long. Some
+facts hold for no right attention: these have a name. Must not know mistakes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.convention import Convention, agrees
 from regard.diagnosis.probe import UNITS, Probe
-from regard.diagnosis.probes import ready_probe
+from regard.diagnosis.probes import ROUND, ready_probe
 from regard.diagnosis.under_test import FunctionUnderTest
 
 KEYS = 6
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 65, 128, 129)
 
 
-def measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> Iterator[str]:
+@dataclass(frozen=True)
+class Fact:
+    """What was measured; `broken` is the name of a mistake if no right attention has it."""
+
+    text: str
+    broken: str = ""
+
+
+def measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> Iterator[Fact]:
     """Facts about a function, the most telling first."""
+    callee, stated = tested.callee, tested.stated
+    # In another layout than is meant everything seems mixed.
+    sure = not any(one.guessed for one in callee.parameters) and (
+        callee.kind != "arrays"
+        or convention.layout in (callee.layout, stated.layout)
+        or any(tested.is_right(convention, own) for own in tested.probes_for(convention))
+    )
+    for fact in _measured(tested, convention, unit):
+        meant = fact.broken in callee.meant or stated.mechanism is not None
+        yield fact if sure and not meant else replace(fact, broken="")
+
+
+def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> Iterator[Fact]:
     if tested.callee.kind != "arrays":
         yield from _of_tokens(tested, convention)
-        return
-    if convention.one_query:
-        return
-    probe = _square(convention, KEYS)
-    probe = replace(probe, inputs={**probe.inputs, "values": _identity(probe)})
-    weights = tested.ask(convention, probe).output
-    if weights is not None and np.isfinite(weights).all():
-        yield from _of_weights(weights, probe, 8 * probe.tolerance(unit))
-    yield from _mixing(tested, convention)
-    yield from _of_length(tested, convention)
+    elif not convention.one_query:
+        yield from _of_identity(tested, convention, _keys(tested), unit)
+        means = tested.callee.says_causal and "causal" not in tested.callee.roles
+        if means and is_causal(tested, convention) is False:
+            text = "the last key changes the output of the first query"
+            yield Fact(text, "later_tokens_seen")
+        yield from _mixing(tested, convention)
+        yield from _of_length(tested, convention, unit)
 
 
 def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | None:
@@ -42,7 +61,7 @@ def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | N
     if tested.callee.kind in ("arrays", "self"):
         if convention.one_query:
             return None
-        probe = _square(convention, KEYS)
+        probe = _square(convention, _keys(tested))
         names = ("keys", "values") if tested.callee.kind == "arrays" else tuple(probe.inputs)
         axis = -2
     else:
@@ -67,7 +86,7 @@ def is_causal(tested: FunctionUnderTest, convention: Convention) -> bool | None:
     if tested.callee.kind == "arrays":
         if convention.one_query:
             return None
-        probe = _square(convention, KEYS)
+        probe = _square(convention, _keys(tested))
         names: tuple[str, ...] = ("keys", "values")
     else:
         probe = next(one for one in tested.probes_for(convention) if one.keep is None)
@@ -84,6 +103,10 @@ def is_causal(tested: FunctionUnderTest, convention: Convention) -> bool | None:
     return bool(apart[0] <= 1e-4 * (float(np.abs(before).max()) + 1e-30) < apart[-1])
 
 
+def _keys(tested: FunctionUnderTest) -> int:
+    return ROUND if tested.is_round else KEYS
+
+
 def _square(convention: Convention, keys: int) -> Probe:
     """As many queries as keys, in the layout of a convention."""
     batch, heads = 2 if "B" in convention.layout else 1, 2 if "H" in convention.layout else 1
@@ -97,7 +120,18 @@ def _identity(probe: Probe) -> Array:
     return np.broadcast_to(np.eye(probe.sizes["S"]), probe.inputs["values"].shape).copy()
 
 
-def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[str]:
+def _of_identity(
+    tested: FunctionUnderTest, convention: Convention, keys: int, unit: float
+) -> Iterator[Fact]:
+    """What the weights of a function show, which it returns for values of the identity."""
+    probe = _square(convention, keys)
+    probe = replace(probe, inputs={**probe.inputs, "values": _identity(probe)})
+    weights = tested.ask(convention, probe).output
+    if weights is not None and np.isfinite(weights).all():
+        yield from _of_weights(weights, probe, 8 * probe.tolerance(unit))
+
+
+def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[Fact]:
     """What the weights (B, H, L, S) of a function show."""
     right = probe.right["weights"]
     if agrees(weights, right, tolerance):
@@ -107,30 +141,36 @@ def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[str]
     if never.size:
         keys = ", ".join(map(str, never))
         many = never.size > 1
-        yield (
-            f"key{'s' if many else ''} {keys} of {KEYS} never get{'' if many else 's'} weight: is "
-            "it the end of a loop or a slice that leaves them out?"
+        yield Fact(
+            f"key{'s' if many else ''} {keys} of 0 … {weights.shape[-1] - 1} "
+            f"get{'' if many else 's'} no weight from any query: is it the end of a loop or a "
+            f"slice that leaves {'them' if many else 'it'} out?",
+            "keys_never_seen",
         )
     leaking = seen & ~visible
     if leaking.any():
         _, _, row, key = np.argwhere(leaking)[0]
-        yield f"query {row} gives weight to key {key}, which comes after it"
+        yield Fact(f"query {row} gives weight to key {key}, which comes after it")
     sums = weights.sum(-1)
     off = np.abs(sums - 1) > max(tolerance, 8 * UNITS["float32"] * KEYS)
     if off.any():
         low, high = float(sums.min()), float(sums.max())
         how = f"all to {low:.4g}" if high - low < tolerance else f"to {low:.4g} … {high:.4g}"
-        yield f"rows of weights do not add up to 1 but {how}: look at what divides them"
+        yield Fact(
+            f"rows of weights do not add up to 1 but {how}: look at what divides them",
+            "weights_do_not_add_up",
+        )
         columns = weights.sum(-2)
         if np.abs(columns - 1).max() < tolerance:
-            yield "columns of weights add up to 1: the softmax runs along the queries"
+            yield Fact("columns of weights add up to 1: the softmax runs along the queries")
     if weights.min() < -tolerance:
-        yield f"a weight is negative ({float(weights.min()):.4g}): it does not come from a softmax"
+        lowest = float(weights.min())
+        yield Fact(f"a weight is negative ({lowest:.4g}): it does not come from a softmax")
         return
     yield from _of_scores(weights, probe, seen)
 
 
-def _of_scores(weights: Array, probe: Probe, seen: Array) -> Iterator[str]:
+def _of_scores(weights: Array, probe: Probe, seen: Array) -> Iterator[Fact]:
     """What the logarithms of the weights show of the scores, each row without its mean."""
     cells = seen & (probe.right["weights"] > 0)
     if cells.sum() < 8:
@@ -150,26 +190,28 @@ def _of_scores(weights: Array, probe: Probe, seen: Array) -> Iterator[str]:
     width = probe.sizes["D"]
     if share < 1e-9:
         if abs(factor - 1) > 1e-6:
-            yield (
+            yield Fact(
                 f"the scores are multiplied by {factor / width**0.5:.4g} instead of 1/√D = "
                 f"{width**-0.5:.4g} for D = {width}"
             )
         return
     if abs(factor) < 0.05:
-        yield "the weights hardly depend on q·k"
+        yield Fact("the weights hardly depend on q·k")
         return
     size, row = probe.sizes["L"], np.arange(probe.sizes["L"])[:, None]
     apart = np.broadcast_to(row - np.arange(size), own.shape)
     bias = [rest[:, :, apart[0, 0] == n] for n in range(1 - size, size)]
     if all(np.ptp(np.round(one, 6), -1).max(initial=0) < 1e-5 for one in bias if one.size):
-        yield "something is added to the scores that depends on the distance of query and key alone"
+        yield Fact(
+            "something is added to the scores that depends on the distance of query and key alone"
+        )
     elif factor < 0:
-        yield "scores count the wrong way round: the key that fits best gets least weight"
+        yield Fact("scores count the wrong way round: the key that fits best gets least weight")
 
 
-def _mixing(tested: FunctionUnderTest, convention: Convention) -> Iterator[str]:
+def _mixing(tested: FunctionUnderTest, convention: Convention) -> Iterator[Fact]:
     """Whether batch elements, heads, or queries influence each other."""
-    probe = _square(convention, KEYS)
+    probe = _square(convention, _keys(tested))
     before = tested.ask(convention, probe).output
     if before is None:
         return
@@ -186,32 +228,40 @@ def _mixing(tested: FunctionUnderTest, convention: Convention) -> Iterator[str]:
             continue
         other = (slice(None),) * axis + (1,)
         if np.abs(after[other] - before[other]).max() > 1e-4 * size:
-            yield f"{what} are mixed: keys and values of the first change the output of the second"
+            yield Fact(
+                f"{what} are mixed: keys and values of the first change the output of the second",
+                f"{what.replace(' ', '_')}_mixed",
+            )
     queries = probe.inputs["queries"].copy()
     queries[..., -1, :] += 1.0
     after = tested.ask(
         convention, replace(probe, inputs={**probe.inputs, "queries": queries})
     ).output
     if after is not None and np.abs(after[..., 0, :] - before[..., 0, :]).max() > 1e-4 * size:
-        yield "queries influence each other: the last query changes the output of the first"
+        yield Fact(
+            "queries influence each other: the last query changes the output of the first",
+            "queries_mixed",
+        )
     if not convention.causal_always and order_matters(tested, convention):
-        yield (
+        yield Fact(
             "the order of the keys matters: look for positions, a window, blocks, or a mask that "
             "is always on"
         )
 
 
-def _of_length(tested: FunctionUnderTest, convention: Convention) -> Iterator[str]:
+def _of_length(tested: FunctionUnderTest, convention: Convention, unit: float) -> Iterator[Fact]:
     """From how many keys on a function is wrong."""
-    right, unit = 0, UNITS["float32"]
-    for keys in LENGTHS:
+    right, coarse = 0, UNITS["float32"]
+    for keys in [] if tested.is_round else LENGTHS:
         probe = _square(convention, keys)
         output = tested.ask(convention, probe).output
         if output is None:
             return
-        if not agrees(output, probe.result(probe.right), probe.tolerance(unit)):
+        if not agrees(output, probe.result(probe.right), probe.tolerance(coarse)):
             if right > 1:
-                yield (
+                broken = (x for x in _of_identity(tested, convention, keys, unit) if x.broken)
+                yield from broken
+                yield Fact(
                     f"it is right up to {right} keys and wrong for {keys}: is a block, a buffer or "
                     f"a window {right} long?"
                 )
@@ -219,7 +269,7 @@ def _of_length(tested: FunctionUnderTest, convention: Convention) -> Iterator[st
         right = keys
 
 
-def _of_tokens(tested: FunctionUnderTest, convention: Convention) -> Iterator[str]:
+def _of_tokens(tested: FunctionUnderTest, convention: Convention) -> Iterator[Fact]:
     """The same for a function of embeddings."""
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
     if probe is None or (before := tested.ask(convention, probe).output) is None:
@@ -232,12 +282,15 @@ def _of_tokens(tested: FunctionUnderTest, convention: Convention) -> Iterator[st
         changed[0] += 0.5
         after = tested.ask(convention, _with_rows(probe, name, changed)).output
         if after is not None and np.abs(after[1] - before[1]).max() > 1e-4 * size:
-            yield "batch elements are mixed: tokens of the first change the output of the second"
-    causal = is_causal(tested, convention)
-    if causal is False and convention.causal_always:
-        yield "the last token changes the output of the first"
+            yield Fact(
+                "batch elements are mixed: tokens of the first change the output of the second",
+                "batch_elements_mixed",
+            )
+    if is_causal(tested, convention) is False and tested.callee.says_causal:
+        no_flag = "causal" not in tested.callee.roles
+        yield Fact("the last token changes the output of the first", "later_tokens_seen" * no_flag)
     if order_matters(tested, convention):
-        yield (
+        yield Fact(
             "the order of earlier tokens changes what the last one gets: look for positions, a "
             "window, or tokens and heads that were reshaped instead of transposed"
         )

@@ -12,8 +12,9 @@ from typing import Literal
 
 import numpy as np
 
+from regard.diagnosis.arguments import NotOfferedError, arguments_for, mask_role
 from regard.diagnosis.calling import call_again
-from regard.diagnosis.convention import Answer, Convention, agrees, spell
+from regard.diagnosis.convention import Answer, Convention, Question, agrees, spell
 from regard.diagnosis.description import describe_call
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.matching import Matcher
@@ -139,6 +140,45 @@ def keeps_context(tested: FunctionUnderTest, convention: Convention) -> bool:
     if alone is None or after is None:
         return False
     return not agrees(after, alone, new.tolerance(UNITS["float32"]))
+
+
+def masks_of_windows_misplaced(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether another image changes which mask the windows of the first one get.
+
+    A function that takes (images · windows, L, M) and a mask (windows, L, S) repeats that.
+    """
+    role, two = mask_role(tested.callee), ("batch cells", "batch 1 cells", "full")
+    probes = (one for one in tested.probes_for(convention) if one.ability == "mask")
+    probe = next((one for one in probes if one.sizes["B"] > 1 and not one.chunks), None)
+    if role is None or probe is None or convention.mask_shape not in two or tested.callee.steps:
+        return False
+    name, windows = tested.callee.roles[role].name, probe.sizes["B"]
+    try:
+        given = arguments_for(tested.callee, convention, probe)
+    except NotOfferedError:
+        return False
+    mask = np.array(given.get(name))
+    if mask.ndim < 3 or mask.shape[0] != windows:
+        return False
+    mask[1] = mask[1][..., ::-1]  # each window has its own
+    of_one = {**given, name: mask}
+    of_two = {
+        key: np.concatenate([array, 0.3 - array[::-1]])
+        if key != name and np.shape(array)[:1] == (windows,)
+        else array
+        for key, array in of_one.items()
+    }
+    outputs = []
+    for number, arguments in enumerate((of_one, of_two)):
+        question = Question(f"{number + 1} images", (arguments,), reading=tested.callee.number)
+        result = tested.put(question)[-1]
+        numbers = None if result.problem else result.arrays[convention.output_at or 0].numbers
+        if numbers is None:
+            return False
+        outputs.append(numbers)
+    return outputs[1].shape[0] == 2 * windows and not agrees(
+        outputs[0], outputs[1][:windows], probe.tolerance(UNITS["float32"])
+    )
 
 
 def is_random(tested: FunctionUnderTest) -> Finding | None:

@@ -194,20 +194,24 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "window_means": callee.window_means,
                 "unscaled": callee.unscaled,
                 "says_causal": callee.says_causal,
+                "says_cosine": callee.says_cosine,
                 "says_transposed": callee.says_transposed,
                 "tables": callee.tables,
                 "layout": callee.layout,
                 "opaque": callee.opaque,
                 "widths": callee.widths,
                 "caps": callee.caps,
+                "meant": callee.meant,
+                "axes": dict(callee.axes),
                 "narrow": callee.narrow,
                 "mask_of_keys": callee.mask_of_keys,
                 "has_positions": callee.has_positions,
                 "without": callee.without,
                 "says_linear": callee.says_linear,
                 "parameters": [
-                    [one.name, one.role, one.required, one.keyword, _kind_of_default(one.default)]
+                    [*plain, _kind_of_default(one.default), one.guessed]
                     for one in callee.parameters
+                    for plain in [(one.name, one.role, one.required, one.keyword)]
                 ],
                 "weights": {name: array.shape for name, array in weights.items()},
                 "returns": callee.returns,
@@ -250,7 +254,8 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(type(content["caps"]) is list and all(type(one) is float for one in content["caps"]))
     _need(type(content["widths"]) is list and len(content["widths"]) <= MAX_ARRAYS)
     _need(all(type(one) is int and 0 < one <= MAX_COUNT for one in content["widths"]))
-    _need(type(content["without"]) is list and len(content["without"]) <= MAX_ARRAYS)
+    for name in ("meant", "without"):
+        _need(type(content[name]) is list and len(content[name]) <= MAX_ARRAYS)
     _need(content["mask_means"] in ("", "keep", "hide"))
     _need(content["window_means"] in ("", "inclusive"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
@@ -258,6 +263,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         *kinds,
         "unscaled",
         "says_causal",
+        "says_cosine",
         "says_linear",
         "says_transposed",
         "narrow",
@@ -270,13 +276,14 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(content["framework"] in ("numpy", "torch", "jax"))
     _need(type(content["parameters"]) is list and len(content["parameters"]) <= MAX_PARAMETERS)
     parameters = []
-    for name, role, required, keyword, default in content["parameters"]:
+    for name, role, required, keyword, default, guessed in content["parameters"]:
         _need(type(name) is str and name.isidentifier() and len(name) <= 200)
         _need(role is None or (type(role) is str and role in ROLES))
-        _need(type(required) is bool and type(keyword) is bool)
+        _need(all(type(one) is bool for one in (required, keyword, guessed)))
         count = type(default) is int and 0 <= default <= MAX_COUNT
         _need(default is None or default is True or count)
-        parameters.append(Parameter(name, role, required, keyword, default))
+        told = Parameter(name, role, required, keyword, default, guessed=guessed)
+        parameters.append(told)
     _need(any(one.role in ("x", "query") for one in parameters))
     _need(len({one.name for one in parameters}) == len(parameters))
     _need(type(content["weights"]) is dict)
@@ -295,6 +302,9 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     own |= {"opaque": _text(content["opaque"]), "widths": tuple(content["widths"])}
     own |= {"layout": content["layout"], "caps": tuple(content["caps"])}
     own |= {"made": _text(content["made"]), "without": tuple(map(_text, content["without"]))}
+    own |= {"meant": tuple(map(_text, content["meant"]))}
+    _need(type(content["axes"]) is dict and len(content["axes"]) <= MAX_ARRAYS)
+    own |= {"axes": {_text(name): _text(axes) for name, axes in content["axes"].items()}}
     return Callee(name, tuple(parameters), content["framework"], **own), start
 
 

@@ -123,7 +123,8 @@ class Outcome:
     def __str__(self) -> str:
         lines = [self.summary, f"called as {self.called}"] if self.called else [self.summary]
         for one in self.mistakes:
-            lines += [f"  {one.why}", f"  departs at {one.step}; NumPy: {one.numpy}"]
+            departs = f"departs at {one.step}; " * bool(one.step)
+            lines += [f"  {one.why}", f"  {departs}NumPy: {one.numpy}"]
         for one in self.nearest:
             lines.append(f"  nearest: {one.title}")
         lines += [f"  fragile: {one.title} ({one.breaks_on})" for one in self.fragilities]

@@ -150,6 +150,7 @@ class Parameter:
     keyword: bool = False
     default: Any = None
     kind: str = ""  # what its annotation says: int, float, bool, or nothing
+    guessed: bool = False  # whether nothing but a guess says its role
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +172,7 @@ class Callee:
     has_positions: bool = False  # whether it has a learned table of positions
     mask_of_keys: bool = False  # whether its code says that a mask is (B, S)
     caps: tuple[float, ...] = ()  # numbers that its file gives to names with cap in them
+    axes: Mapping[str, str] = field(default_factory=dict)  # of its arguments, as documented
     narrow: bool = False  # a torch module with weights of float32
     without: tuple[str, ...] = ()  # layers that are left out: normalisations, and the input added
     made: str = ""  # the arguments with which an object was made of a class
@@ -183,6 +185,8 @@ class Callee:
     says_linear: bool = False  # whether its name or its text mentions linear attention
     says_transposed: bool = False  # whether its weights are stored as (out, in), by a name
     says_causal: bool = False  # whether its text mentions a causal rule
+    says_cosine: bool = False  # whether its text normalises vectors, or mentions the cosine
+    meant: tuple[str, ...] = ()  # names of mistakes that its text says are meant
     unscaled: bool = False  # whether its name or its text says that scores are not scaled
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
 
@@ -351,7 +355,7 @@ def _settle(found: list[Parameter], stated: Mapping[str, str]) -> None:
 def _with_guesses(found: list[Parameter], roles: Sequence[str]) -> tuple[Parameter, ...]:
     guesses = iter(roles)
     return tuple(
-        replace(one, role=next(guesses)) if one.required and one.role is None else one
+        replace(one, role=next(guesses), guessed=True) if one.required and one.role is None else one
         for one in found
     )
 

@@ -18,12 +18,14 @@ from regard.diagnosis.by_properties import HELD, by_properties
 from regard.diagnosis.calling import Once
 from regard.diagnosis.convention import MASK_KINDS, READY, Ask, Convention
 from regard.diagnosis.convention_search import (
+    SEARCH_SECONDS,
     as_layout,
     find_conventions,
     likely_readings,
 )
 from regard.diagnosis.description import assumptions, describe_call
 from regard.diagnosis.examples import named, without_example
+from regard.diagnosis.fitted import temperature_of_cosines
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.hypotheses import Hypothesis, best_match, distinct_views
 from regard.diagnosis.inspection import LIBRARIES, inspect_function
@@ -39,6 +41,7 @@ from regard.diagnosis.mistakes.numerics import (
     COMPUTED_IN_HALF,
     DROPOUT_LEFT_ON,
     LEARNED_POSITIONS_UNUSED,
+    MASKS_OF_WINDOWS_MISPLACED,
     STALE_CONTEXT,
 )
 from regard.diagnosis.observations import (
@@ -46,6 +49,7 @@ from regard.diagnosis.observations import (
     findings,
     is_random,
     keeps_context,
+    masks_of_windows_misplaced,
     nan_throughout,
     no_gradients,
     parts,
@@ -61,10 +65,12 @@ from regard.diagnosis.running import answer_question
 from regard.diagnosis.signature import LATENTS, Callee
 from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError, safe_text
+from regard.scores import Cosine
 
 TIME_LIMIT = 10.0
 # What a function says of a length that it does not take.
-LENGTH = re.compile("equal division|divisible|divide|multiple of", re.IGNORECASE)
+LENGTH = re.compile("equal division|divisible|divide|multiple of|AssertionError", re.IGNORECASE)
+GUESS_SECONDS = 2.0  # of the search, where roles are guesses and the axes of all are documented
 READINGS_SECONDS = 2.0  # after these no other way of reading a function is judged
 
 
@@ -117,13 +123,15 @@ def diagnose(
         FunctionUnderTest(one, stated, float(time_limit), put, origin=found_at) for one in callees
     ]
     found: Outcome | None = None
-    if callees[0].opaque:
-        outcome = _of_properties(all_tested[0])
-        if outcome is None:
-            raise OptionError(callees[0].opaque)
+    guessed = callees[0].axes and any(one.guessed for one in callees[0].parameters)
+    outcome = _of_properties(all_tested[0]) if guessed or callees[0].opaque else None
+    if callees[0].opaque and outcome is None:
+        raise OptionError(callees[0].opaque)
+    if outcome is not None and (callees[0].opaque or outcome.mistakes):
         seconds = round(time.monotonic() - begin, 3)
         return replace(outcome, calls=put.calls, seconds=seconds)
-    likely = _of_round_lengths(all_tested, likely_readings(all_tested))
+    seconds = SEARCH_SECONDS if outcome is None else GUESS_SECONDS
+    likely = _of_round_lengths(all_tested, likely_readings(all_tested, seconds))
     for tested in likely:
         own = _verdict(tested, found)
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
@@ -131,8 +139,10 @@ def diagnose(
         if own.ok or time.monotonic() - connected > READINGS_SECONDS:
             break
     assert found is not None
-    if found.verdict == "unusable" and callees[0].widths and not likely[0].out_of_time:
-        found = _of_properties(likely[0]) or found
+    if found.verdict in ("unusable", "unknown") and (callees[0].widths or callees[0].axes):
+        by_rule = None if likely[0].out_of_time else _of_properties(all_tested[0])
+        if by_rule is not None and (by_rule.mistakes or found.verdict == "unusable"):
+            found = by_rule
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=put.calls, seconds=seconds)
 
@@ -205,6 +215,12 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         return unusable(tested)
     if (random := is_random(tested)) is not None:
         return _of_random(tested, hypotheses[0], random)
+    if tested.callee.says_cosine and not tested.of_gradients and tested.stated.mechanism is None:
+        outputs = [own for _, own in views]
+        if (temperature := temperature_of_cosines(outputs, UNITS[_units(dtype)[0]])) is not None:
+            cosine = as_mechanism(Cosine(temperature), None)
+            stated = replace(tested.stated, mechanism=cosine)
+            return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
     match, best = best_match(tested, views, _units(dtype), pairs=so_far is None)
     if match is None:
         return so_far or _unknown(tested, best, _units(dtype)[0])
@@ -271,6 +287,8 @@ def _seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> I
         return
     if tested.callee.has_positions and not own.built_in.positions:
         yield LEARNED_POSITIONS_UNUSED
+    if any(masks_of_windows_misplaced(tested, one) for one in own.conventions):
+        yield MASKS_OF_WINDOWS_MISPLACED
     if keeps_context(tested, own.conventions[0]):
         yield STALE_CONTEXT
 
@@ -362,23 +380,29 @@ def _unknown(tested: FunctionUnderTest, best: Hypothesis, unit: str) -> Outcome:
     name, first = tested.callee.name, best.conventions[0]
     plain = not tested.of_gradients
     facts = tuple(measured(tested, first, UNITS[unit])) if plain else ()
-    near = _nearest(tested, best)
+    broken = next((fact for fact in facts if fact.broken), None)
+    if broken is not None:  # no right attention has it, whatever else this one computes
+        facts = (broken, *(fact for fact in facts if fact is not broken))
+    mistakes = () if broken is None else (without_example(all_mistakes()[broken.broken]),)
+    near = None if mistakes else _nearest(tested, best)
     text = f"{name} differs in a way that the catalogue does not know"
+    if mistakes:
+        text = f"{name} is mistaken: {mistakes[0].title}"
     if facts:
-        text += f"; measured: {facts[0]}"
+        text += f"; measured: {facts[0].text}"
     elif near is not None:
         text += f"; nearest: {near.title}"
     return Outcome(
         name,
-        "unknown",
+        "mistaken" if mistakes else "unknown",
         text,
         _called(tested, best),
         unit,
-        (),
+        mistakes,
         () if near is None else (near,),
         (),
         tuple(abilities(tested, best.conventions, best.matcher)),
-        (*(Finding("measured", fact) for fact in facts[1:]), *findings(tested)),
+        (*(Finding("measured", fact.text) for fact in facts[1:]), *findings(tested)),
         tuple(properties(tested, first, UNITS[unit])) if plain else (),
         tuple(parts(best.matcher)) if tested.of_gradients else (),
         script=_script(tested, best),
@@ -424,6 +448,9 @@ def _returned_dtype(tested: FunctionUnderTest) -> str:
 def _conditions(tested: FunctionUnderTest, own: Hypothesis) -> str:
     """What a function computes besides plain attention, and what its verdict takes for granted."""
     beside = "" if own.built_in == PLAIN else f" with {own.built_in}"
+    mechanism = tested.stated.mechanism
+    if tested.callee.says_cosine and mechanism is not None and mechanism.score is not None:
+        beside += f" with {mechanism.score} as its score"
     assumed = " and ".join(assumptions(tested, own.conventions[0]))
     return f"{beside}, if {assumed}" if assumed else beside
 

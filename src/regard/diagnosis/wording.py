@@ -36,13 +36,32 @@ _UNSCALED = re.compile(
 CAUSAL = re.compile(
     r"causal|tri[lu]\b|look_?ahead|future|autoregressive|subsequent|decoder", re.IGNORECASE
 )
+COSINE = re.compile(
+    r"cos_?(ine|_?sim)|\bnormalize\(|l2_?norm|unit_?(vector|norm|length)|linalg\.(vector_)?norm|"
+    r"\.norm\(|qk_?norm",
+    re.IGNORECASE,
+)
 _INCLUSIVE = re.compile(
     r"(?:including|includes) (?:it|the (?:query|current|own|present)|self|its own)|inclusive of|"
     r"\b(?:it)?self (?:included|counts|counted)|counts itself|"
     r"(?:own|current) \w+ (?:included|counts)",
     re.IGNORECASE,
 )
+_RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)
+_SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
 
+# What the code of an attention says that has such a property by design, by the mistake's name.
+_MEANT = {
+    "heads_mixed": re.compile("talking|mix", re.IGNORECASE),
+    "weights_do_not_add_up": re.compile(
+        r"sigmoid|sinks?\b|relu|\belu|linear|retention|decay|off.by.one|softmax_?(1|one|plus)|quiet|"
+        r"entmax|\bgate|register|(exp|sum)\([^\n]*\)+ *\+ *1|\b1\.? *\+[^\n]*(exp|sum)\(",
+        re.IGNORECASE,
+    ),
+    "later_tokens_seen": re.compile(
+        r"causal\w*\W[^\n]*\bFalse|bidirectional|non.?causal|prefix|encoder", re.IGNORECASE
+    ),
+}
 
 # So many keys before the own one, and that one too.
 _BESIDES = re.compile(r"previous|before|preceding|plus|back|besides|addition", re.IGNORECASE)
@@ -56,6 +75,19 @@ def caps_in(text: str) -> tuple[float, ...]:
     """
     found = re.findall(r"cap\w*(?:\s*:\s*float)?\s*=\s*(\d+\.?\d*)", text, re.IGNORECASE)
     return tuple(dict.fromkeys(map(float, found)))[:8]
+
+
+def meant_in(text: str) -> tuple[str, ...]:
+    """Names of mistakes that a text says are none, because it means to compute just that.
+
+    >>> meant_in("talking heads: a softmax whose weights are mixed, causal")
+    ('heads_mixed',)
+    """
+    found = [name for name, words in _MEANT.items() if words.search(text)]
+    # A decoder or a word about the future alone does not say that later tokens are hidden.
+    found += ["later_tokens_seen"] * (_RULE.search(text) is None)
+    found += ["weights_do_not_add_up"] * (_SHARES.search(text) is None)
+    return tuple(dict.fromkeys(found))
 
 
 def is_unscaled(text: str) -> bool:

@@ -75,8 +75,9 @@ def catalogue_of(probe: Probe) -> Sequence[Mistake]:
 
 
 def mistakes_of_built_in(probe: Probe) -> tuple[Mistake, ...]:
-    """The mistakes of what a probe's function computes besides: positions, a softcap, a sink."""
-    own = (one for name, one in OF_INPUT.items() if name in probe.inputs)
+    """The mistakes of what a function computes besides: positions, softcap, sink, window."""
+    own = [one for name, one in OF_INPUT.items() if name in probe.inputs]
+    own += [windows.MISTAKES] * (probe.window is not None)
     return tuple(mistake for mistakes in own for mistake in mistakes)
 
 

@@ -144,6 +144,31 @@ def _merged(
     return tuple(map(variant, _every_cut(least=least)))
 
 
+def _folded() -> Variants:
+    """Blocks merged one after the other, the log-sum-exp so far being the largest."""
+
+    def variant(cuts: Cuts) -> Variant:
+        def output(values: Values, probe: Probe) -> Array:
+            so_far: tuple[Array, Array] | None = None
+            for scores, own in _blocks(values, probe, cuts):
+                largest = scores.max(-1, keepdims=True)
+                exponentials = np.exp(scores - largest)
+                sums = exponentials.sum(-1, keepdims=True)
+                lse, out = largest + np.log(sums), exponentials @ own / sums
+                if so_far is not None:
+                    before, whole = so_far
+                    highest = np.maximum(before, lse)
+                    old, new = np.exp(before - highest), np.exp(lse - highest)
+                    lse, out = highest, (old * whole + new * out) / (old + new)
+                so_far = lse, out
+            assert so_far is not None
+            return so_far[1]
+
+        return replacing(output=output)
+
+    return tuple(map(variant, _every_cut(counts=(3, 4), sizes=(*SMALL, 1, 8, 16, 32))))
+
+
 def _chosen(chosen: Callable[[list[slice], int], list[slice]], cuts: Iterator[Cuts]) -> Variants:
     """A softmax over the keys of some blocks only."""
 
@@ -168,12 +193,16 @@ def _whole_ones(cuts: list[slice], keys: int) -> list[slice]:
     return [cut for cut in cuts if cut.stop <= keys]
 
 
-def _filled_up(size: int) -> Variant:
-    """The last block is filled up with keys of score 0 and value 0."""
+def _whole_ones_or_all(cuts: list[slice], keys: int) -> list[slice]:
+    return _whole_ones(cuts, keys) or cuts
+
+
+def _filled_up(size: int, *, causal: bool = True) -> Variant:
+    """The last block is filled up with keys of score 0 and value 0; causal attention hides them."""
 
     def output(values: Values, probe: Probe) -> Array:
         scores = logits(values)
-        missing = -scores.shape[-1] % size
+        missing = -scores.shape[-1] % size if causal or not probe.causal else 0
         highest = scores.max(-1, keepdims=True)
         highest = np.maximum(highest, 0) if missing else highest
         exponentials = np.exp(scores - highest)
@@ -271,6 +300,12 @@ BLOCKS: Entries = {
         _merged(lambda maxima, sums, lse: np.exp(maxima - maxima.max(0)), least=2),
         MERGE,
     ),
+    "merged_lse_is_the_larger": (
+        "the log-sum-exp of two merged blocks is taken as the larger of theirs",
+        "It is log(exp(a) + exp(b)): from the third block on, earlier ones count too little.",
+        _folded(),
+        MERGE,
+    ),
     "blocks_merged_inverted": (
         "blocks with a larger log-sum-exp count less instead of more",
         "The shares are the softmax of the log-sum-exps, not of their negatives.",
@@ -292,7 +327,8 @@ BLOCKS: Entries = {
     "last_block_lost": (
         "the last block is lost if it is not full",
         "S // block counts full blocks only; the keys after them get no weight.",
-        _chosen(_whole_ones, _every_cut(counts=(), least=2)),
+        _chosen(_whole_ones, _every_cut(counts=(), least=2))
+        + _chosen(_whole_ones_or_all, _every_cut(counts=(), sizes=(16, 32))),
         CUT,
     ),
     "final_block_lost": (
@@ -322,7 +358,8 @@ BLOCKS: Entries = {
     "block_padding_counts": (
         "the zeros that fill up the last block take part in the softmax",
         "A score of 0 is an ordinary score; padded keys need −∞.",
-        tuple(_filled_up(size) for size in SIZES if size > 1),
+        tuple(_filled_up(size) for size in SIZES if size > 1)
+        + tuple(_filled_up(size, causal=False) for size in SIZES if size > 1),
         CUT,
     ),
     "block_on_the_diagonal_not_masked": (

@@ -18,7 +18,9 @@ from regard.diagnosis.mistakes.entry import (
     Variants,
     both,
     heads_of,
+    logits,
     mistakes,
+    raw_scores,
     replacing,
     transposed,
 )
@@ -58,6 +60,18 @@ def _softmax(*ways: Callable[..., Any]) -> Variants:
         return Variant({name: replaced(name) for name in names}, absent=not uses_hidden)
 
     return tuple(variant(way, using) for way in ways for using in (False, True))
+
+
+def _lse(values: Values) -> Array:
+    return np.asarray((values["row_maximum"] + np.log(values["row_sums"]))[..., None])
+
+
+def _weights_again(weights: Callable[[Values], Any]) -> Variants:
+    """Other weights in a backward pass that gets the output and the lse of the forward one."""
+    again: dict[str, Any] = {"weights": lambda values, probe: weights(values)}
+    saved: dict[str, Any] = again | {"output": lambda values, probe: probe.right["output"]}
+    hidden: dict[str, Any] = {"d_scaled": lambda values, probe: values.get("d_masked")}
+    return (*both(**saved), Variant(saved | hidden, absent=False), *both(**again))
 
 
 def _delta(delta: Callable[[Values], Any]) -> Variants:
@@ -294,6 +308,21 @@ SOFTMAXES: Entries = {
     ),
 }
 OF_WEIGHTS: Entries = {
+    "mask_forgotten_backward": (
+        "hidden keys get weight again in the backward pass",
+        "The weights that are made again from the saved log-sum-exp need the mask as well.",
+        _weights_again(lambda v: np.exp(raw_scores(v) - _lse(v))),
+        ("P = np.where(keep, np.exp(S - lse), 0)", "p = (s - lse).exp().masked_fill(~keep, 0)"),
+    ),
+    "lse_of_another_base": (
+        "the saved log-sum-exp is of another base than the exponentials of the backward pass",
+        "exp2 needs a log-sum-exp of base 2, and exp one of base e: 1.4427 lies between them.",
+        _weights_again(lambda v: np.exp(logits(v) - _lse(v) / np.log(2)))
+        + _weights_again(lambda v: np.exp(logits(v) - _lse(v) * np.log(2)))
+        + _weights_again(lambda v: np.exp2(logits(v) - _lse(v)))
+        + _weights_again(lambda v: np.exp2(logits(v) / np.log(2) - _lse(v))),
+        ("P = np.exp(S - lse)  # both of base e", "p = (s - lse).exp()  # both of base e"),
+    ),
     "keys_for_values_backward": (
         "dP is dO·Kᵀ: keys are used instead of values",
         "The weights met the values, so their gradient does.",

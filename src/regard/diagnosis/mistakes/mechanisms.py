@@ -391,6 +391,16 @@ _COSINE: _Named = (
         ),
     ),
     (
+        "heads_normalised",
+        "queries and keys are normalised over the heads instead of their features",
+        "F.normalize takes axis 1 unless it gets dim=-1.",
+        _of_rows(
+            lambda q, k, values: (
+                _unit(q, axis=1) @ transposed(_unit(k, axis=1)) / values["score_temperature"]
+            )
+        ),
+    ),
+    (
         "squares_for_lengths",
         "vectors are divided by the squares of their lengths",
         "The root is missing.",
@@ -405,6 +415,14 @@ _COSINE: _Named = (
         _of_rows(lambda q, k, values: q @ transposed(k) / values["score_temperature"]),
     ),
 )
+
+
+def cosine_ways() -> Iterator[Replacement]:
+    """How people make cosines, the right way first."""
+    yield lambda values, probe: values["cosines"]
+    yield from (way for name, _, _, way in _COSINE if name != "lengths_left_out")
+
+
 _NAMED = {
     "general": _GENERAL,
     "additive": _ADDITIVE,

@@ -147,32 +147,97 @@ CALLS: Entries = {
         "batch elements are mixed: one text changes the result of another",
         "A softmax, a sum or a reshape runs over the axis of the batch.",
         (),
+        (
+            "weights = softmax(scores, axis=-1)  # of each text by itself",
+            "weights = scores.softmax(-1)  # nn.MultiheadAttention(…, batch_first=True)",
+        ),
+    ),
+    "heads_mixed": (
+        "heads are mixed: keys and values of one change the output of another",
+        "A softmax or a norm runs over the axis of the heads. F.normalize takes axis 1 unless it "
+        "gets dim=-1, and a reshape needs a transpose before it.",
+        (),
+        (
+            "unit = q / np.linalg.norm(q, axis=-1, keepdims=True)  # and softmax(scores, axis=-1)",
+            "unit = F.normalize(q, dim=-1)  # and scores.softmax(dim=-1)",
+        ),
+    ),
+    "queries_mixed": (
+        "queries change the outputs of others",
+        "A softmax, a maximum or a norm runs along the queries: each is on its own.",
+        (),
+        ("weights = softmax(scores, axis=-1)", "weights = scores.softmax(dim=-1)"),
+    ),
+    "keys_never_seen": (
+        "some keys get no weight from any query",
+        "A loop, a slice or a mask leaves them out.",
+        (),
+        ("keep = j <= i  # a query sees its own key", "keep = j <= i  # a query sees its own key"),
+    ),
+    "later_tokens_seen": (
+        "later tokens are seen although the code means to be causal",
+        "True is the wrong way round in a mask, or the mask does not reach the scores.",
+        (),
+        (
+            "scores = np.where(j <= i, scores, -np.inf)",
+            "scores = scores.masked_fill(j > i, -torch.inf)  # True hides",
+        ),
     ),
     "padding_changes_the_output": (
         "padded tokens change the result",
         "What is hidden must get no weight at all: −inf before the softmax, for keys.",
         (),
+        (
+            "scores = np.where(real[:, None, None, :], scores, -np.inf)",
+            "scores = scores.masked_fill(~real[:, None, None, :], -torch.inf)",
+        ),
     ),
     "weights_do_not_add_up": (
-        "beside padding the weights do not add up to 1",
-        "The mask comes after the softmax: hide before it, or divide by the sum once more.",
+        "weights do not add up to 1",
+        "The mask comes after the softmax, or what is no key takes a share: hide it before the "
+        "softmax, and divide by the sum of the rest.",
         (),
+        (
+            "weights = softmax(np.where(keep, scores, -np.inf))",
+            "weights = scores.masked_fill(~keep, -torch.inf).softmax(-1)",
+        ),
     ),
     "weights_all_equal": (
         "every token gets the same weight",
         "The softmax runs over an axis of length 1, and its sum is then the mean.",
         (),
+        (
+            "weights = softmax(scores, axis=1)  # (batch, tokens)",
+            "weights = scores.softmax(dim=1)  # (batch, tokens)",
+        ),
+    ),
+    "masks_of_windows_misplaced": (
+        "with several images the masks of their windows go to the wrong ones",
+        "Window w of each image has mask w: the axis of images comes before that of windows.",
+        (),
+        (
+            "scores = scores.reshape(-1, len(mask), H, L, L) + mask[None, :, None]",
+            "attn = attn.view(-1, mask.shape[0], H, L, L) + mask[None, :, None]",
+        ),
     ),
     "stale_context": (
         "keys and values of an earlier context are used again",
         "They are kept between calls, and another context of the same shape does not renew them.",
         (),
+        (
+            "keys = context @ W_k  # of the context of this call",
+            "k = self.k_proj(context)  # of the context of this call",
+        ),
     ),
     "learned_positions_unused": (
         "a learned table of positions has no effect",
         "With random numbers in it the result is that without it: it is the same for every key "
         "that a query sees, or is never added.",
         (),
+        (
+            "x = x + positions[: len(x)]  # before the queries and keys are made",
+            "x = x + self.pos[:, : x.size(1)]  # before the queries and keys are made",
+        ),
     ),
     "dropout_left_on": (
         "dropout is on although nothing is trained",
@@ -183,7 +248,13 @@ CALLS: Entries = {
 }
 COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF = mistakes("numerics", DTYPE, DIGITS)
 OF_CALLS = mistakes("numerics", NO_DROPOUT, CALLS)
-*OF_PROPERTIES, STALE_CONTEXT, LEARNED_POSITIONS_UNUSED, DROPOUT_LEFT_ON = OF_CALLS
+(
+    *OF_PROPERTIES,
+    MASKS_OF_WINDOWS_MISPLACED,
+    STALE_CONTEXT,
+    LEARNED_POSITIONS_UNUSED,
+    DROPOUT_LEFT_ON,
+) = OF_CALLS
 DTYPES: Entries = {
     "integers_truncated": (
         "integers go in, and the result is truncated to integers",

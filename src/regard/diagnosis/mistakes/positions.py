@@ -123,16 +123,25 @@ def _of_each_call(values: Values, probe: Probe, side: str) -> Array:
     return _turn(_unturned(values, side), own, values["frequencies"], probe)
 
 
-def _turned_in_each_call(values: Values, probe: Probe) -> Array:
+def _turned_by_token(values: Values, probe: Probe) -> Array:
+    """The same where one call decodes all tokens, one after the other."""
+    return _turned_in_each_call(values, probe, probe.chunks or (1,) * probe.sizes["S"])
+
+
+def _turned_in_each_call(
+    values: Values, probe: Probe, chunks: tuple[int, ...] | None = None
+) -> Array:
     """Scores with keys of a cache that are turned once more in each call that reads them."""
     queries, keys = values["rotated_queries"], values["rotated_keys"]
-    calls = np.repeat(np.arange(len(probe.chunks)), probe.chunks)
+    chunks = probe.chunks if chunks is None else chunks
+    calls = np.repeat(np.arange(len(chunks)), chunks)
     each = queries.shape[-3] // keys.shape[-3]
     scores = queries @ keys.repeat(each, -3).swapaxes(-1, -2)
-    for call in range(1, len(probe.chunks)):
+    for call in range(1, len(chunks)):
         more = values["key_positions"] * (1 + np.maximum(call - calls, 0))
         again = _turn(_unturned(values, "key"), more, values["frequencies"], probe)
-        rows = calls == call
+        rows = np.flatnonzero(calls == call) - probe.offset
+        rows = rows[(rows >= 0) & (rows < probe.sizes["L"])]
         scores[..., rows, :] = queries[..., rows, :] @ again.repeat(each, -3).swapaxes(-1, -2)
     return scores
 
@@ -152,7 +161,7 @@ ROTARY: Entries = {
     "rotary_in_each_call": (
         "keys in the cache are turned again in each call",
         "A cache of turned keys must not be turned again: turn only the new ones.",
-        (replacing(scores=_turned_in_each_call),),
+        (replacing(scores=_turned_in_each_call), replacing(scores=_turned_by_token)),
         PLACES,
     ),
     "rotary_on_queries_only": (

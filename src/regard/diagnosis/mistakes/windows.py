@@ -97,6 +97,11 @@ WINDOWS: Entries = {
         "|i − j| < window looks to both sides; causal attention needs j ≤ i as well.",
         _window(lambda row, key, window: np.abs(row - key) < window),
     ),
+    "window_without_causal": (
+        "every later key is seen beside those of the window",
+        "i − j < window holds for all later keys; causal attention needs j ≤ i as well.",
+        _window(lambda row, key, window: row - key < window),
+    ),
     "window_inverted": (
         "keys in the window are hidden, and those outside are seen",
         "The condition is inverted.",

@@ -1,0 +1,80 @@
+"""The axes of a function's arguments, where its code or its documentation says them.
+
+`H: (batch, tokens, dim)` and `n, f = Wh.shape` name axes; the same name is the same length. Must
+not know any probe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+# B: texts, heads or images that have nothing to do with each other. T: what is attended to.
+_WORD = r"(?:[A-Za-z_]\w*|1)"
+_PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
+_LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
+_BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|n_?windows|n_?seq|samples)$")
+_TOKENS = re.compile(
+    r"(t|l|s|n|m|tk|tx|t_x|t_k|lk|ls|src|j|i|k|kv|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time\w*|steps?|"
+    r"n_?res|n_?keys|n_?nodes|nodes|slots|items|frames|words|regions|pixels|patches|points|history|"
+    r"neighbou?rs)$"
+)
+LETTERS = "acdefgijkmnpqrs"  # of the axes that are neither
+
+
+def documented_axes(text: str, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The names of the axes of each argument whose shape a text gives.
+
+    >>> documented_axes("h, mask: (batch, tokens, dim)", ["h"])
+    {'h': ('batch', 'tokens', 'dim')}
+    >>> documented_axes("def f(x: Tensor,  # [B, T]", ["x"]), documented_axes("b, d = q.shape", "q")
+    ({'x': ('B', 'T')}, {'q': ('b', 'd')})
+    """
+    found = {}
+    for name in names:
+        one = re.escape(name)
+        said = (
+            rf"(?<![\w.]){one}\b(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?[\w ,/&`]{{0,40}}?"
+            rf"\s*(?::|=|-)?\s*(?:of )?(?:shape )?[(\[]\s*({_LIST})\s*[)\]]"
+        )
+        unpacked = (
+            rf"^\s*({_WORD}(?:\s*,\s*{_WORD}){{1,5}})\s*=\s*{one}\.(?:shape|size\(\))\s*(?:#.*)?$"
+        )
+        annotated = rf"(?<![\w.]){one}\s*:\s*\w+\[[^\"\n]*\"([\w ]+)\"\]"
+        for pattern in (annotated, said, unpacked):
+            matches = re.finditer(pattern, text, re.MULTILINE)
+            lists = (re.findall(_WORD, re.sub(r"\*\s*\w+", "", match[1])) for match in matches)
+            words = next((one for one in lists if _are_axes(one, name)), None)
+            if words is not None:
+                found[name] = tuple(words)
+                break
+    return found
+
+
+def _are_axes(words: Sequence[str], name: str) -> bool:
+    """Whether words may be axes: not those of a call, as in f(q, k, v), nor of x[None, None]."""
+    return name not in words and not {"None", "self", "dtype", "int", "float"} & {*words}
+
+
+def letters_of(shapes: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
+    """The axes of each argument as letters: B, T, 1, or one for each other name; None if unclear.
+
+    >>> letters_of({"h": ("batch", "tokens", "dim"), "u": ("dim",)})
+    {'h': 'BTa', 'u': 'a'}
+    """
+    words = list(dict.fromkeys(word for own in shapes.values() for word in own if word != "1"))
+    longest = max(shapes.values(), key=len, default=())
+    batch = next((word for word in words if _BATCH.match(word.lower())), "")
+    if not batch and len(longest) > 2 and longest[0].lower() == "n":
+        batch = longest[0]
+    tokens = [word for word in words if word != batch and _TOKENS.match(word.lower())]
+    if not tokens or len(words) > len(LETTERS):
+        return None
+    # Keys are what most arguments have, and the last of two: (n, c) reads (m, c).
+    last = max(
+        tokens, key=lambda word: (sum(word in own for own in shapes.values()), words.index(word))
+    )
+    letters = {"1": "1", last: "T"} | dict.fromkeys([batch] * bool(batch), "B")
+    rest = iter(LETTERS)
+    letters |= {word: next(rest) for word in words if word not in letters}
+    return {name: "".join(letters[word] for word in own) for name, own in shapes.items()}

@@ -1,0 +1,78 @@
+"""The code of functions and objects as text, and what it shows of them before a call.
+
+Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import re
+import sys
+import textwrap
+from typing import Any
+
+from regard.diagnosis.construction import is_module
+from regard.diagnosis.differentiation import Pair
+from regard.diagnosis.signature import text_of
+
+BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
+# What only matrices have: a transpose of all axes, a length, a shape of two numbers.
+OF_MATRICES = re.compile(r"\.T\b|\blen\(\w+\)|^\s*\w+, *\w+ *= *\w+\.shape *$", re.MULTILINE)
+
+
+def code_of(function: Any) -> str:
+    """The code of a function, of the class of an object, or of two passes; empty if unknown."""
+    if isinstance(function, Pair):
+        return code_of(function.holder or function.forward)
+    kind = function if inspect.isclass(function) else type(function)
+    return text_of(function if is_function(function) else kind)
+
+
+def code_called(function: Any) -> str:
+    """The code of the functions of its file that a function or an object calls."""
+    inner = inspect.unwrap(function) if is_function(function) else None
+    names = getattr(getattr(inner, "__code__", None), "co_names", ())
+    known = getattr(inner, "__globals__", {})
+    return "\n".join(text_of(known[one]) for one in names if inspect.isfunction(known.get(one)))
+
+
+def code_of_file(function: Any) -> str:
+    """The code of the file in which a function or class is written."""
+    own = function.forward if isinstance(function, Pair) else function
+    kind = own if inspect.isroutine(own) or inspect.isclass(own) else type(own)
+    module = sys.modules.get(getattr(inspect.unwrap(kind), "__module__", ""))
+    return text_of(module) if getattr(module, "__file__", "") else ""
+
+
+def words_of(text: str) -> str:
+    """The comments and documentation in a piece of code, without the code itself."""
+    lines = textwrap.dedent(text)
+    found = re.findall("#(.*)", lines)
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(lines)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.append(ast.get_docstring(node) or "")
+    return "\n".join(found)
+
+
+def may_be_batched(function: Any, text: str) -> bool:
+    """Whether a function may be meant for more axes than those of matrices.
+
+    It is not if its own code treats its arrays as matrices, mentions no batch, and does not count
+    axes from the end; what it computes by functions of its surroundings is not known.
+    """
+    if is_module(function if inspect.isclass(function) else type(function)) or not text:
+        return True
+    if getattr(function, "__closure__", None):
+        return True
+    return BATCHED.search(text) is not None or OF_MATRICES.search(text) is None
+
+
+def is_function(thing: Any) -> bool:
+    """Whether something is a function, also one that a library has wrapped in an object."""
+    home = type(thing).__module__.partition(".")[0]
+    return inspect.isroutine(thing) or (
+        home in ("jax", "jaxlib", "functools", "numba") and callable(thing)
+    )
