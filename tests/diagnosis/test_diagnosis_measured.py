@@ -102,9 +102,92 @@ def in_halves(q, k, v, half=4):
     return (softmax(s) @ v).reshape(batch, length, dim)
 
 
+def turned_triangle(q, k, v):
+    """Causal attention with a bias of its own. q, k, v: (batch, heads, length, dim)."""
+    length = q.shape[2]
+    near = np.cos(np.arange(length)[:, None] - 1.7 * np.arange(length)) ** 2
+    scores = q @ turned(k) / np.sqrt(q.shape[-1]) + near
+    return softmax(np.where(np.tril(np.ones((length, length))).T > 0, scores, -np.inf)) @ v
+
+
 def test_later_tokens_that_are_seen_are_named():
-    found = regard.diagnose(in_halves)
+    found = regard.diagnose(turned_triangle)
     assert found.names == ("later_tokens_seen",), found
+
+
+def chunks(q, k, v, size=4):
+    """Each chunk sees itself and the one before. q, k, v: (batch, length, dim)."""
+    batch, length, dim = q.shape
+    assert length % size == 0
+    q, k, v = (x.reshape(batch, -1, size, dim) for x in (q, k, v))
+    k, v = (np.concatenate([np.roll(x, 1, axis=1), x], axis=2) for x in (k, v))
+    return (softmax(q @ turned(k) / np.sqrt(dim)) @ v).reshape(batch, length, dim)
+
+
+def test_windows_that_wrap_around_are_named():
+    for function in (chunks, in_halves):
+        found = regard.diagnose(function)
+        assert found.names == ("window_wraps_around",), found
+
+
+def with_tokens(inverted):
+    def attention(q, k, v, attention_mask):
+        """q, k, v: (batch, length, dim); attention_mask: int64 (batch, length), 1 real, 0 not."""
+        hidden = inverted(attention_mask)[:, None]
+        return softmax(np.where(hidden, -1e9, q @ turned(k) / np.sqrt(q.shape[-1]))) @ v
+
+    return attention
+
+
+def test_masks_of_integers_are_tried_where_the_code_inverts_them():
+    def bit_by_bit(q, k, v, attention_mask):
+        """q, k, v: (batch, length, dim); attention_mask: int64 (batch, length), 1 real, 0 not."""
+        scores = q @ turned(k) / np.sqrt(q.shape[-1])
+        return softmax(np.where(~attention_mask[:, None], -1e9, scores)) @ v
+
+    assert regard.diagnose(bit_by_bit).names == ("integer_mask_inverted",)
+    assert regard.diagnose(with_tokens(lambda mask: mask == 0)).ok
+
+
+def grouped_sinks(Q, K, V, S):
+    """Q: (tokens, groups, each, dim); K, V: (tokens, groups, dim); S: (groups * each,), a sink."""
+    n, groups, q_mult, dim = Q.shape
+    scores = np.einsum("qhmd,khd->hmqk", Q, K) / np.sqrt(dim)
+    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+    sinks = np.broadcast_to(S.reshape(groups, q_mult, 1, 1), (*scores.shape[:3], 1))
+    weights = softmax(np.concatenate([scores, sinks], -1))[..., :-1]
+    return np.einsum("hmqk,khd->qhmd", weights, V)
+
+
+def test_groups_of_queries_with_sinks_are_right():
+    assert regard.diagnose(grouped_sinks).ok
+
+
+def heads_beside(q, k, v, mask=None):
+    """q, k, v: (batch, length, dim), with four heads side by side; mask: True at padding."""
+    b, _, dim = q.shape
+    q, k, v = (x.reshape(b, -1, 4, dim // 4).swapaxes(1, 2) for x in (q, k, v))
+    scores = q @ turned(k) / np.sqrt(dim // 4)
+    if mask is not None:
+        scores = np.where(mask[:, None, None], -np.inf, scores)
+    return (softmax(scores) @ v).swapaxes(1, 2).reshape(b, -1, dim)
+
+
+def test_a_stated_number_of_heads_may_lie_side_by_side():
+    assert regard.diagnose(heads_beside, heads=4).ok
+
+
+def of_history(candidates, history, ignore=None):
+    """candidates: (users, n, dim); history: (users, m, dim); ignore: (users, m), True: unused."""
+    scores = candidates @ turned(history) / np.sqrt(history.shape[-1])
+    if ignore is not None:
+        scores = np.where(ignore[:, None], -np.inf, scores)
+    return softmax(scores * 1.1 + 0.1 * np.cos(scores)) @ history
+
+
+def test_keys_that_are_the_values_are_not_accused():
+    found = regard.diagnose(of_history)
+    assert (found.verdict, found.names) == ("unknown", ()), found
 
 
 def of_windows(wrong):

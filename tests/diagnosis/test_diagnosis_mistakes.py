@@ -84,6 +84,8 @@ BY_HAND = {
     "keys_never_seen",
     "later_tokens_seen",
     "masks_of_windows_misplaced",
+    "window_wraps_around",
+    "integer_mask_inverted",
     "learned_positions_unused",
     *(one.name for one in linear.MISTAKES),
 }

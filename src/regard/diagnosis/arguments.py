@@ -31,7 +31,7 @@ MASK_PARTS = {
     "keys": (0, 0, 0),
 }
 KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys", "batch 1 keys")
-WIDER_THAN_ANY_PROBE = 10**6
+WIDER_THAN_ANY_PROBE = 1024  # and not so wide that each query takes long
 DROPOUT = 0.1
 
 

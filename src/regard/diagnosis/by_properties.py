@@ -114,11 +114,12 @@ def _documented(callee: Callee) -> Iterator[Way]:
     mask = next(iter(masks), None)
     kinds = [("", False)]
     if mask is None:
-        mask = next((x for x in callee.parameters if x.role in (*MASKS, "key_mask")), None)
+        hides = (one for one in callee.parameters if one.role in (*MASKS, "key_mask"))
+        counts = (one for one in callee.parameters if callee.axes.get(one.name) == "B")
+        mask = next(iter((*hides, *counts)), None)
     else:
         own = axes.pop(mask.name)
-        kinds = [(kind, own == "TT") for kind in (COUNTED, SHARE)] if own == "B" else []
-        kinds = kinds or [(kind, own == "TT") for kind in _kinds(replace(mask, role="mask"))]
+        kinds = [(kind, own == "TT") for kind in _kinds(callee, mask)]
         if own not in ("B", "T", "BT", "TT", "B11T"):
             return
     letters = list(dict.fromkeys(axis for own in axes.values() for axis in own if axis.islower()))
@@ -145,7 +146,7 @@ def _ways(callee: Callee) -> Iterator[Way]:
     mask = required or next(iter(masks), None)
     kinds = [("", False)]
     if required is not None:
-        kinds = [(kind, square) for square in (False, True) for kind in _kinds(required)]
+        kinds = [(kind, square) for square in (False, True) for kind in _kinds(callee, required)]
     orders = [(one,) for one in ALONE] if len(tokens) == 1 else READING
     widths = callee.widths or (6,)
     pairs = [(w, w) for w in widths] + [(a, b) for a in widths for b in widths if a != b]
@@ -161,8 +162,8 @@ def _ways(callee: Callee) -> Iterator[Way]:
         )
 
 
-def _kinds(mask: Parameter) -> list[str]:
-    if mask.role == "lengths":
+def _kinds(callee: Callee, mask: Parameter) -> list[str]:
+    if mask.role == "lengths" or callee.axes.get(mask.name) == "B":
         return [COUNTED, SHARE]
     hides = mask.role in ("hide", "key_hide")
     return sorted(KINDS, key=lambda kind: kind.startswith("True for padding") != hides)
@@ -256,7 +257,7 @@ def _masked(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, b
     if not way.mask:
         return {}
     role = next(p for p in calls._tested.callee.parameters if p.name == way.mask)
-    kinds = _kinds(role)
+    kinds = _kinds(calls._tested.callee, role)
     ran = False
     for kind in kinds:
         own = replace(way, kind=kind)

@@ -77,6 +77,7 @@ from regard.diagnosis.wording import (
     COSINE,
     LINEAR,
     caps_in,
+    inverts_mask,
     is_unscaled,
     meant_in,
     what_true_means,
@@ -131,6 +132,7 @@ def inspect_function(
         "mask_of_keys": any(
             is_of_keys(text, one.name) for one in found[0][1].parameters if one.role == "mask"
         ),
+        "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
         "caps": caps_in(code_of_file(function)),
         "batched": may_be_batched(function, text),
         "window_means": what_window_means(text),
@@ -266,6 +268,8 @@ def _readings_of(
         for callee in with_forms(whole):
             if "cache" not in callee.roles:
                 found.append((called, callee))
+                if heads and not roles and not weights and callee.kind == "arrays":
+                    found.append((called, replace(callee, packs=True)))
                 continue
             cache = callee.roles["cache"]
             value = next((one.name for one in own if one.role in ("value", "x")), "")

@@ -124,6 +124,8 @@ def _of_identity(
     tested: FunctionUnderTest, convention: Convention, keys: int, unit: float
 ) -> Iterator[Fact]:
     """What the weights of a function show, which it returns for values of the identity."""
+    if "value" not in tested.callee.roles:  # the keys are the values
+        return
     probe = _square(convention, keys)
     probe = replace(probe, inputs={**probe.inputs, "values": _identity(probe)})
     weights = tested.ask(convention, probe).output
@@ -146,6 +148,17 @@ def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[Fact
             f"get{'' if many else 's'} no weight from any query: is it the end of a loop or a "
             f"slice that leaves {'them' if many else 'it'} out?",
             "keys_never_seen",
+        )
+    first = seen[0, 0, 0]
+    inner = np.flatnonzero(first)
+    if (
+        first[0]
+        and first[-1]
+        and not first.all()
+        and np.diff(inner).max() == weights.shape[-1] - len(inner) + 1
+    ):
+        yield Fact(
+            "the first query sees the last keys and none in the middle", "window_wraps_around"
         )
     leaking = seen & ~visible
     if leaking.any():

@@ -5,16 +5,19 @@ Must not know mistakes.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.diagnosis.arguments import NotOfferedError, arguments_for, mask_role
 from regard.diagnosis.calling import call_again
 from regard.diagnosis.convention import Answer, Convention, Question, agrees, spell
+from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.description import describe_call
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.matching import Matcher
@@ -147,38 +150,62 @@ def masks_of_windows_misplaced(tested: FunctionUnderTest, convention: Convention
 
     A function that takes (images · windows, L, M) and a mask (windows, L, S) repeats that.
     """
-    role, two = mask_role(tested.callee), ("batch cells", "batch 1 cells", "full")
-    probes = (one for one in tested.probes_for(convention) if one.ability == "mask")
-    probe = next((one for one in probes if one.sizes["B"] > 1 and not one.chunks), None)
-    if role is None or probe is None or convention.mask_shape not in two or tested.callee.steps:
+    if convention.mask_shape not in ("batch cells", "batch 1 cells", "full"):
         return False
-    name, windows = tested.callee.roles[role].name, probe.sizes["B"]
-    try:
-        given = arguments_for(tested.callee, convention, probe)
-    except NotOfferedError:
-        return False
-    mask = np.array(given.get(name))
-    if mask.ndim < 3 or mask.shape[0] != windows:
-        return False
-    mask[1] = mask[1][..., ::-1]  # each window has its own
-    of_one = {**given, name: mask}
-    of_two = {
-        key: np.concatenate([array, 0.3 - array[::-1]])
-        if key != name and np.shape(array)[:1] == (windows,)
-        else array
-        for key, array in of_one.items()
-    }
-    outputs = []
-    for number, arguments in enumerate((of_one, of_two)):
-        question = Question(f"{number + 1} images", (arguments,), reading=tested.callee.number)
-        result = tested.put(question)[-1]
-        numbers = None if result.problem else result.arrays[convention.output_at or 0].numbers
-        if numbers is None:
-            return False
-        outputs.append(numbers)
-    return outputs[1].shape[0] == 2 * windows and not agrees(
-        outputs[0], outputs[1][:windows], probe.tolerance(UNITS["float32"])
-    )
+    for probe, name, given in _with_masks(tested, convention, "mask"):
+        mask, windows = np.array(given[name]), probe.sizes["B"]
+        if windows < 2 or mask.ndim < 3 or mask.shape[0] != windows:
+            continue
+        mask[1] = mask[1][..., ::-1]  # each window has its own
+        of_one = {**given, name: mask}
+        of_two = {
+            key: np.concatenate([array, 0.3 - array[::-1]])
+            if key != name and np.shape(array)[:1] == (windows,)
+            else array
+            for key, array in of_one.items()
+        }
+        one, two = (_returned(tested, convention, arguments) for arguments in (of_one, of_two))
+        if one is not None and two is not None and two.shape[0] == 2 * windows:
+            return not agrees(one, two[:windows], probe.tolerance(UNITS["float32"]))
+    return False
+
+
+def inverts_integers(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> bool:
+    """Whether a mask of integers that the code inverts by ~ is another one than that of truths."""
+    for convention in conventions if tested.callee.inverts_mask else ():
+        for probe, name, given in _with_masks(tested, convention, "mask", "key mask"):
+            if np.asarray(given[name]).dtype != bool:
+                continue
+            integers = {**given, name: np.asarray(given[name]).astype(np.int64)}
+            one, two = (_returned(tested, convention, x) for x in (given, integers))
+            if one is not None and two is not None:
+                return not agrees(one, two, probe.tolerance(UNITS["float32"]))
+    return False
+
+
+def _with_masks(
+    tested: FunctionUnderTest, convention: Convention, *abilities: str
+) -> Iterator[tuple[Probe, str, dict[str, Any]]]:
+    """Probes with a mask, the name of the argument, and all arguments of the call."""
+    role = mask_role(tested.callee)
+    for probe in tested.probes_for(convention) if role and not tested.callee.steps else ():
+        if probe.ability in abilities and not probe.chunks:
+            own = convention
+            if probe.ability == "key mask":
+                own = key_mask_convention(tested, convention, probe)
+            with contextlib.suppress(NotOfferedError):
+                given = arguments_for(tested.callee, own, probe)
+                name = tested.callee.roles[role or ""].name
+                if given.get(name) is not None:
+                    yield probe, name, given
+
+
+def _returned(
+    tested: FunctionUnderTest, convention: Convention, arguments: dict[str, Any]
+) -> Array | None:
+    """What the function returns for arguments that no probe has."""
+    result = tested.put(Question("as given", (arguments,), reading=tested.callee.number))[-1]
+    return None if result.problem else result.arrays[convention.output_at or 0].numbers
 
 
 def is_random(tested: FunctionUnderTest) -> Finding | None:

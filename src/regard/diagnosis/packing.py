@@ -23,7 +23,10 @@ PAGED_VALUES = re.compile(
 )
 TABLE = re.compile("(block|page)s?_?(table|index|indices|ids|idx|map|list)", re.IGNORECASE)
 # Queries with an axis of groups and one of the heads in a group: "qhmd" beside "khd".
-GROUPED = re.compile(r"""["'][a-z]*(hm|hg|hr|gm|gh|gr|kg|nm)d *, *[a-z]*[hgkn]d\b""")
+GROUPED = re.compile(
+    r"""["'][a-z]*(hm|hg|hr|gm|gh|gr|kg|nm)d *, *[a-z]*[hgkn]d\b|"""
+    r"\w+, *\w*head\w*, *(q_mult|\w*mult|n_rep|q_per_kv|groups?_size), *\w+ *= *\w+\.shape"
+)
 PAGE = 5  # tokens in a page: a short text of a probe has one, a long one many
 # Where three arrays of equal shape are put together: side by side, or along a new axis.
 PLACES: tuple[int | None, ...] = (-3, None, 0, 1)
@@ -36,14 +39,19 @@ class Packing:
     `__wrapped__` is the function itself, so that its library is found.
     """
 
-    def __init__(self, function: Callable[..., Any], pack: Callable[..., dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        pack: Callable[..., dict[str, Any]],
+        unpack: Callable[[Any], Any] = lambda result: result,
+    ) -> None:
         self.__wrapped__ = function
         self.__name__ = getattr(function, "__name__", "function")
-        self._pack = pack
+        self._pack, self._unpack = pack, unpack
 
     def __call__(self, **given: Any) -> Any:
         """Call the function."""
-        return self.__wrapped__(**self._pack(given))
+        return self._unpack(self.__wrapped__(**self._pack(given)))
 
 
 def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> list[Alternative]:
@@ -79,7 +87,13 @@ def _grouped(
             own[names["sink"]] = own[names["sink"]].reshape(groups, -1)
         return own
 
-    packed = (Packing(function, pack), [replace(one, keyword=True) for one in parameters])
+    def unpack(result: Any) -> Any:
+        out, *more = result if isinstance(result, tuple) else (result,)
+        if out.ndim == 4:  # (L, G, H/G, D) as (L, H, D)
+            out = out.reshape(out.shape[0], -1, out.shape[-1])
+        return (out, *more) if more else out
+
+    packed = (Packing(function, pack, unpack), [replace(one, keyword=True) for one in parameters])
     return [packed, (function, [*parameters])]
 
 

@@ -204,6 +204,8 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "meant": callee.meant,
                 "axes": dict(callee.axes),
                 "narrow": callee.narrow,
+                "packs": callee.packs,
+                "inverts_mask": callee.inverts_mask,
                 "mask_of_keys": callee.mask_of_keys,
                 "has_positions": callee.has_positions,
                 "without": callee.without,
@@ -267,6 +269,8 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         "says_linear",
         "says_transposed",
         "narrow",
+        "packs",
+        "inverts_mask",
         "mask_of_keys",
         "has_positions",
     )

@@ -175,6 +175,8 @@ def _of_regard(probe: Probe, convention: Convention, names: Mapping[str, str]) -
     if "queries" not in probe.inputs:
         return ""
     own = names.get("x")
+    if own is None and not {"query", "key", "value"} <= names.keys():
+        return ""
     arrays = ", ".join(own or names[role] for role in ("query", "key", "value"))
     options = ", causal=True" if probe.causal else ""
     if probe.keep is not None:

@@ -173,6 +173,8 @@ class Callee:
     mask_of_keys: bool = False  # whether its code says that a mask is (B, S)
     caps: tuple[float, ...] = ()  # numbers that its file gives to names with cap in them
     axes: Mapping[str, str] = field(default_factory=dict)  # of its arguments, as documented
+    inverts_mask: bool = False  # whether its code inverts by ~ a mask that is said to be 1 and 0
+    packs: bool = False  # whether heads lie side by side in its arrays, as many as `heads`
     narrow: bool = False  # a torch module with weights of float32
     without: tuple[str, ...] = ()  # layers that are left out: normalisations, and the input added
     made: str = ""  # the arguments with which an object was made of a class
@@ -219,7 +221,7 @@ class Callee:
             return "projected"
         if "x" in roles and "query" not in roles:
             return "self"
-        return "packed" if "heads" in roles else "arrays"
+        return "packed" if "heads" in roles or self.packs else "arrays"
 
 
 def parameters_of(function: Callable[..., Any]) -> list[Parameter]:

@@ -16,7 +16,7 @@ from regard.diagnosis import matching
 from regard.diagnosis.built_in import PLAIN
 from regard.diagnosis.by_properties import HELD, by_properties
 from regard.diagnosis.calling import Once
-from regard.diagnosis.convention import MASK_KINDS, READY, Ask, Convention
+from regard.diagnosis.convention import READY, Ask, Convention
 from regard.diagnosis.convention_search import (
     SEARCH_SECONDS,
     as_layout,
@@ -28,7 +28,7 @@ from regard.diagnosis.examples import named, without_example
 from regard.diagnosis.fitted import temperature_of_cosines
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.hypotheses import Hypothesis, best_match, distinct_views
-from regard.diagnosis.inspection import LIBRARIES, inspect_function
+from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import measured
@@ -40,13 +40,15 @@ from regard.diagnosis.mistakes.numerics import (
     COMPUTED_IN_FLOAT32,
     COMPUTED_IN_HALF,
     DROPOUT_LEFT_ON,
-    LEARNED_POSITIONS_UNUSED,
-    MASKS_OF_WINDOWS_MISPLACED,
+    INTEGER_MASK,
+    MASKS_OF_WINDOWS,
+    POSITIONS_UNUSED,
     STALE_CONTEXT,
 )
 from regard.diagnosis.observations import (
     abilities,
     findings,
+    inverts_integers,
     is_random,
     keeps_context,
     masks_of_windows_misplaced,
@@ -63,8 +65,9 @@ from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome, P
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.running import answer_question
 from regard.diagnosis.signature import LATENTS, Callee
+from regard.diagnosis.stated import check_stated, parse_signature
 from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
-from regard.errors import OptionError, safe_text
+from regard.errors import OptionError
 from regard.scores import Cosine
 
 TIME_LIMIT = 10.0
@@ -106,7 +109,7 @@ def diagnose(
     """See `regard.diagnose`; `connect` finds the function, in this process or in another one."""
     begin = time.monotonic()
     roles = parse_signature(signature) if isinstance(signature, str) else signature
-    _check(causal, mask, window, library, heads, time_limit)
+    check_stated(causal, mask, window, library, heads, time_limit)
     mechanism = as_mechanism(score, normalize)
     axes = None if layout is None else as_layout(layout)
     callees, ask = connect(function, roles, heads, library, float(time_limit))
@@ -164,43 +167,6 @@ def _of_round_lengths(
     return found if find_conventions(found[0]) else likely
 
 
-def parse_signature(text: str) -> dict[str, str]:
-    """The roles of parameters, from the text of a command line.
-
-    >>> parse_signature("a=query, b=key, c=value")
-    {'a': 'query', 'b': 'key', 'c': 'value'}
-    """
-    roles = {}
-    for part in text.split(","):
-        name, equals, role = (word.strip() for word in part.partition("="))
-        if not equals or not name or not role:
-            raise OptionError(
-                f"signature has {safe_text(part.strip(), 40)!r}; write parameter=role, such as "
-                "a=query, b=key, c=value"
-            )
-        roles[name] = role
-    return roles
-
-
-def _check(causal: Any, mask: Any, window: Any, library: Any, heads: Any, time_limit: Any) -> None:
-    choices = (
-        ("causal", causal, (None, True, False, "start", "end")),
-        ("mask", mask, (None, *MASK_KINDS)),
-        ("window", window, (None, "inclusive", "exclusive")),
-        ("library", library, (None, *LIBRARIES)),
-    )
-    for name, value, allowed in choices:
-        if value not in allowed:
-            raise OptionError(
-                f"{name} is {safe_text(repr(value), 40)}; it must be one of "
-                f"{', '.join(map(repr, allowed))}"
-            )
-    if heads is not None and (not isinstance(heads, int) or heads < 1):
-        raise OptionError(f"heads is {safe_text(repr(heads), 40)}; it must be 1 or more")
-    if not isinstance(time_limit, int | float) or not time_limit > 0:
-        raise OptionError(f"time_limit is {safe_text(repr(time_limit), 40)}; give seconds above 0")
-
-
 def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     """The verdict on one reading; the one on an earlier reading if nothing explains this one."""
     hypotheses = find_conventions(tested)
@@ -222,6 +188,9 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
             stated = replace(tested.stated, mechanism=cosine)
             return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
     match, best = best_match(tested, views, _units(dtype), pairs=so_far is None)
+    if match is None and _says_layout(tested, hypotheses):  # others ran by accident
+        stated = replace(tested.stated, layout=tested.callee.layout)
+        return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
     if match is None:
         return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to
@@ -258,6 +227,14 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     return _with_gradients(tested, own, outcome)
 
 
+def _says_layout(tested: FunctionUnderTest, hypotheses: Sequence[Sequence[Convention]]) -> bool:
+    """Whether the code says one of several layouts in which a function of arrays answered."""
+    said = tested.callee.layout
+    if not said or tested.stated.layout is not None or tested.callee.kind not in ("arrays", "self"):
+        return False
+    return any(one.layout == said for one in hypotheses[0]) and len(hypotheses[0]) > 1
+
+
 def _of_properties(tested: FunctionUnderTest) -> Outcome | None:
     """The verdict on a function whose scores are not known, by what holds for every attention."""
     seen = by_properties(tested)
@@ -286,9 +263,11 @@ def _seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> I
     if wrong:
         return
     if tested.callee.has_positions and not own.built_in.positions:
-        yield LEARNED_POSITIONS_UNUSED
+        yield POSITIONS_UNUSED
     if any(masks_of_windows_misplaced(tested, one) for one in own.conventions):
-        yield MASKS_OF_WINDOWS_MISPLACED
+        yield MASKS_OF_WINDOWS
+    if inverts_integers(tested, own.conventions):
+        yield INTEGER_MASK
     if keeps_context(tested, own.conventions[0]):
         yield STALE_CONTEXT
 

@@ -37,7 +37,7 @@ CAUSAL = re.compile(
     r"causal|tri[lu]\b|look_?ahead|future|autoregressive|subsequent|decoder", re.IGNORECASE
 )
 COSINE = re.compile(
-    r"cos_?(ine|_?sim)|\bnormalize\(|l2_?norm|unit_?(vector|norm|length)|linalg\.(vector_)?norm|"
+    r"cosine|cos_?sim|\bnormalize\(|l2_?norm|unit_?(vector|norm|length)|linalg\.(vector_)?norm|"
     r"\.norm\(|qk_?norm",
     re.IGNORECASE,
 )
@@ -88,6 +88,16 @@ def meant_in(text: str) -> tuple[str, ...]:
     found += ["later_tokens_seen"] * (_RULE.search(text) is None)
     found += ["weights_do_not_add_up"] * (_SHARES.search(text) is None)
     return tuple(dict.fromkeys(found))
+
+
+def inverts_mask(text: str, names: Sequence[str]) -> bool:
+    """Whether code inverts by ~ a mask that it says is 1 and 0.
+
+    >>> inverts_mask("mask: 1 real / 0 padding; np.where(~mask[:, None], -1e9, s)", ["mask"])
+    True
+    """
+    said = re.search(r"\b1s?\b[^\n]{0,40}(/|,|and|else|,? *0)[^\n]{0,12}\b0s?\b|int64", text)
+    return said is not None and any(re.search(rf"~ *{re.escape(one)}\b", text) for one in names)
 
 
 def is_unscaled(text: str) -> bool:

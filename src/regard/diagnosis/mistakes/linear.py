@@ -15,6 +15,7 @@ Map = Callable[[Array], Array]
 MAPS: Mapping[str, Map] = {
     "elu(x) + 1": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))),
     "relu(x)": lambda x: np.maximum(x, 0),
+    "relu(x) + 0.001": lambda x: np.maximum(x, 0) + 1e-3,
     "relu(x)²": lambda x: np.maximum(x, 0) ** 2,
     "exp(x)": np.exp,
     "softmax(x)": softmax,

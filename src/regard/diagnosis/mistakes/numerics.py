@@ -174,6 +174,15 @@ CALLS: Entries = {
         (),
         ("keep = j <= i  # a query sees its own key", "keep = j <= i  # a query sees its own key"),
     ),
+    "window_wraps_around": (
+        "a window wraps around: the first query sees the last keys",
+        "np.roll and torch.roll put the last block in front of the first one; it has to be hidden.",
+        (),
+        (
+            "before = np.concatenate([0 * K[:1], K[:-1]])  # hidden for the first block",
+            "before = F.pad(k, (0, 0, 0, 0, 1, -1))  # hidden for the first block",
+        ),
+    ),
     "later_tokens_seen": (
         "later tokens are seen although the code means to be causal",
         "True is the wrong way round in a mask, or the mask does not reach the scores.",
@@ -220,6 +229,15 @@ CALLS: Entries = {
             "attn = attn.view(-1, mask.shape[0], H, L, L) + mask[None, :, None]",
         ),
     ),
+    "integer_mask_inverted": (
+        "a mask of integers is inverted bit by bit",
+        "~1 is −2 and ~0 is −1: both count as true, so that every key is hidden, or none.",
+        (),
+        (
+            "hidden = mask == 0  # or ~mask.astype(bool)",
+            "hidden = mask == 0  # or ~mask.bool()",
+        ),
+    ),
     "stale_context": (
         "keys and values of an earlier context are used again",
         "They are kept between calls, and another context of the same shape does not renew them.",
@@ -248,13 +266,8 @@ CALLS: Entries = {
 }
 COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF = mistakes("numerics", DTYPE, DIGITS)
 OF_CALLS = mistakes("numerics", NO_DROPOUT, CALLS)
-(
-    *OF_PROPERTIES,
-    MASKS_OF_WINDOWS_MISPLACED,
-    STALE_CONTEXT,
-    LEARNED_POSITIONS_UNUSED,
-    DROPOUT_LEFT_ON,
-) = OF_CALLS
+
+*_, MASKS_OF_WINDOWS, INTEGER_MASK, STALE_CONTEXT, POSITIONS_UNUSED, DROPOUT_LEFT_ON = OF_CALLS
 DTYPES: Entries = {
     "integers_truncated": (
         "integers go in, and the result is truncated to integers",
