@@ -141,7 +141,7 @@ def test_help_is_ascii_and_shows_examples(command: str) -> None:
 def test_the_examples_in_the_help_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     for line in re.findall(r"^    regard (explain .*)$", succeed("explain", "--help"), re.M):
-        assert call(*line.split()).exit_code == FINE
+        assert call(*shlex.split(line)).exit_code == FINE
 
 
 def test_the_examples_are_listed_with_one_line_each() -> None:
@@ -1340,3 +1340,17 @@ def test_an_example_is_explained_with_another_score_and_normalization() -> None:
     assert "A[she, likes] = cos[she, likes] / τ" in walk
     term = succeed("explain", "bahdanau-alignment", "--why", "scores", "drink", "bois")
     assert "2 × tanh(1 + 0)" in term
+
+
+@pytest.mark.parametrize(
+    "words", [("I like tea",), ("I", "like", "tea"), ("--text", "I", "like", "tea")]
+)
+def test_a_sentence_that_is_not_given_as_text_is_answered_with_the_line_to_type(words):
+    line = refuse("explain", *words).partition("type regard ")[2]
+    np.testing.assert_equal(shlex.split(line), ["explain", "--text", "I like tea"])
+    assert "I like tea" in succeed(*shlex.split(line))
+
+
+def test_more_labels_than_why_takes_are_no_sentence():
+    line = refuse("explain", "causal-mask", "--why", "output", "0", "0", "0", "0")
+    np.testing.assert_equal(line, "explain takes one problem, and there is more: 0 0")

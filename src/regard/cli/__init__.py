@@ -28,10 +28,11 @@ from regard.cli.frame import Command, Commands, flag
 
 FIRST_STEPS = """\b
 First steps:
-  regard tour                        see what regard does, in two minutes
-  regard examples                    list the examples
-  regard explain she-likes-coffee    show every step of one
-  regard explain --help              what else explain can do
+  regard tour                         see what regard does, in two minutes
+  regard examples                     list the examples
+  regard explain she-likes-coffee     show every step of one
+  regard explain --text "I like tea"  explain words of your own
+  regard explain --help               what else explain can do
 """
 
 app = typer.Typer(

@@ -11,6 +11,7 @@ from regard import api
 from regard.cli.completion import complete_cell, complete_source, complete_step
 from regard.cli.explain_input import (
     files_read,
+    in_quotes,
     read_model,
     read_problem,
     with_mechanism,
@@ -40,6 +41,7 @@ Examples:
   regard explain she-likes-coffee
   regard explain she-likes-coffee --why output she 2
   regard explain she-likes-coffee --html coffee.html --open
+  regard explain --text "the cat sat" --html cat.html --open
 """
 
 
@@ -66,7 +68,14 @@ class ExplainCommand(Command):
                     "(see regard explain --help)"
                 )
             args[first + own : first + own] = ["-"] * (3 - own)
-        return super().parse_args(ctx, args)
+        ctx.allow_extra_args = not ctx.resilient_parsing
+        rest = super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            text, source = (ctx.params.get(name) for name in ("text", "source"))
+            hint = "" if ctx.params.get("why") else in_quotes(text, source, *ctx.args)
+            more = safe_text(" ".join(ctx.args), 60)
+            raise OptionError(f"explain takes one problem, and there is more: {more}{hint}")
+        return rest
 
 
 class _Wanted(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -58,10 +59,13 @@ def read_problem(
     source: str | None, text: str | None, kind: str | None, own: Mapping[str, Any]
 ) -> Problem:
     """The problem of a file, an example or standard input, or random vectors for words."""
-    from regard.problems.files import load_problem
+    from regard.problems.files import SUFFIXES, load_problem
 
     if text is not None and source is not None:
-        raise OptionError(f"give either --text or a problem ({safe_text(source, 60)}), not both")
+        raise OptionError(
+            f"give either --text or a problem ({safe_text(source, 60)}), not both"
+            f"{in_quotes(text, source)}"
+        )
     if kind is not None and source != "-":
         raise OptionError(_FORMAT)
     if text is not None:
@@ -74,7 +78,17 @@ def read_problem(
             "explain needs a problem: a file, - for standard input, --text with some words, or an "
             f"example ({', '.join(example_names())})"
         )
+    if " " in source and not source.endswith(SUFFIXES):
+        raise OptionError(
+            f"{safe_text(source, 60)}: there is no file or example of this name{in_quotes(source)}"
+        )
     return _read_standard_input(kind) if source == "-" else load_problem(source)
+
+
+def in_quotes(*words: str | None) -> str:
+    """What to type where a sentence was given as something else."""
+    sentence = safe_text(" ".join(filter(None, words)), 100)
+    return f"; to explain a sentence, type regard explain --text {shlex.quote(sentence)}"
 
 
 def _read_standard_input(kind: str | None) -> Problem:
