@@ -249,6 +249,50 @@ def test_arguments_of_documented_axes_are_given_as_such():
     assert found.names == ("padding_changes_the_output",), found
 
 
+def along_edges(per):
+    def attention(q, k, v, edge_index):
+        """q, k, v: (nodes, heads, dim); edge_index: (2, edges), from a node to its reader."""
+        start, end = edge_index
+        scores = np.exp((q[end] * k[start]).sum(-1) / np.sqrt(q.shape[-1]))
+        sums, out = np.zeros(q.shape[:2]), np.zeros(v.shape)
+        np.add.at(sums, (start, end)[per], scores)
+        np.add.at(out, end, (scores / sums[(start, end)[per]])[..., None] * v[start])
+        return out
+
+    return attention
+
+
+def test_a_mask_is_given_as_the_edges_of_a_graph():
+    assert regard.diagnose(along_edges(1)).ok
+    assert regard.diagnose(along_edges(0)).verdict == "mistaken"
+
+
+class GraphLayer:
+    """Additive scores along edges (2, E), normalised at their ends, or where they start."""
+
+    def __init__(self, dim=6, per=1):
+        rng = np.random.default_rng(2)
+        self.mix, self.a, self.b, self.per = (
+            rng.normal(size=(dim, dim)),
+            *rng.normal(size=(2, dim)),
+            per,
+        )
+
+    def __call__(self, x, edge_index):
+        start, end = edge_index
+        z = np.tanh(x @ self.mix)
+        scores = np.exp((z @ self.a)[start] + (z @ self.b)[end])
+        sums, out = np.zeros(len(x)), np.zeros_like(z)
+        np.add.at(sums, (start, end)[self.per], scores)
+        np.add.at(out, end, (scores / sums[(start, end)[self.per]])[:, None] * z[start])
+        return out
+
+
+def test_a_layer_over_the_edges_of_a_graph_is_judged_by_what_holds_for_all():
+    assert regard.diagnose(GraphLayer()).verdict == "unknown"
+    assert regard.diagnose(GraphLayer(per=0)).names == ("padding_changes_the_output",)
+
+
 @pytest.mark.parametrize(
     ("text", "axes"),
     [

@@ -16,7 +16,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.convention import Question
-from regard.diagnosis.signature import MASKS, Callee, Parameter
+from regard.diagnosis.signature import EDGES, MASKS, Callee, Parameter
 from regard.diagnosis.under_test import FunctionUnderTest
 
 # What is measured, in the words for a function of which it holds.
@@ -32,7 +32,8 @@ HELD = {
 BATCH, TOKENS, ROWS, REAL = 3, 5, 4, 3
 SIDE = 4  # of an image, whose pixels are tokens
 LENGTHS = (4, 6, 8, 2, 10, 12)  # of axes that are neither texts nor tokens
-MASK = re.compile("mask|adj|pad|valid|edges", re.IGNORECASE)
+MASK = re.compile("mask|adj|pad|valid|edge_?(index|list)|^edges$", re.IGNORECASE)
+GRAPH = re.compile("^adj|edge", re.IGNORECASE)
 MOST_CALLS = 160
 OF_TOKENS = ("x", "query", "key", "value", "context", "key_value")
 # The axes that tokens may have: one array of them, or a query and what it reads.
@@ -46,6 +47,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "0 for real tokens and −inf for padding": (0.0, -np.inf),
     "1.0 for real tokens": (1.0, 0.0),
 }
+LISTED = "edges of a graph, as a list"
 COUNTED, SHARE = "the number of real tokens", "the share of real tokens"
 
 
@@ -119,8 +121,9 @@ def _documented(callee: Callee) -> Iterator[Way]:
         mask = next(iter((*hides, *counts)), None)
     else:
         own = axes.pop(mask.name)
-        kinds = [(kind, own == "TT") for kind in _kinds(callee, mask)]
-        if own not in ("B", "T", "BT", "TT", "B11T"):
+        listed = EDGES.search(mask.name) is not None
+        kinds = [(kind, listed or own == "TT") for kind in _kinds(callee, mask)]
+        if not listed and own not in ("B", "T", "BT", "TT", "B11T"):
             return
     letters = list(dict.fromkeys(axis for own in axes.values() for axis in own if axis.islower()))
     widths = [dict(zip(letters, LENGTHS, strict=False))]
@@ -148,6 +151,8 @@ def _ways(callee: Callee) -> Iterator[Way]:
     if required is not None:
         kinds = [(kind, square) for square in (False, True) for kind in _kinds(callee, required)]
     orders = [(one,) for one in ALONE] if len(tokens) == 1 else READING
+    if required is not None and GRAPH.search(required.name):
+        kinds, orders = [one for one in kinds if one[1]], [("TM",)]
     widths = callee.widths or (6,)
     pairs = [(w, w) for w in widths] + [(a, b) for a in widths for b in widths if a != b]
     pairs = [(w, w) for w in widths] if len(tokens) == 1 else pairs
@@ -163,6 +168,8 @@ def _ways(callee: Callee) -> Iterator[Way]:
 
 
 def _kinds(callee: Callee, mask: Parameter) -> list[str]:
+    if EDGES.search(mask.name):
+        return [LISTED]
     if mask.role == "lengths" or callee.axes.get(mask.name) == "B":
         return [COUNTED, SHARE]
     hides = mask.role in ("hide", "key_hide")
@@ -205,6 +212,8 @@ class _Calls:
         seen[0, real:] = False
         if way.square:
             seen[:, real:] = False
+        if way.kind == LISTED:
+            return np.stack(np.nonzero(seen)[::-1])
         yes, no = KINDS[way.kind]
         mask = np.asarray(np.where(seen, yes, no))
         axes = self._tested.callee.axes.get(way.mask, "")

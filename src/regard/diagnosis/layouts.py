@@ -19,7 +19,8 @@ _AXES = (
     (
         "L",
         re.compile(
-            r"(l|t|n|s|q|i|m|lq|tq|sq|nq|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time|rows|n_?q)$"
+            r"(l|t|n|s|q|i|m|lq|tq|sq|nq|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time|rows|n_?q|"
+            r"(num_?|n_?)?nodes|frames|patches|pixels|items|steps)$"
         ),
     ),
 )

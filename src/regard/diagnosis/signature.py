@@ -35,7 +35,8 @@ NAMES = {
     "key_keep": "keyisreal isreal real valid isvalid validkeys keyvalid nonpad notpad keyvisible "
     "realtokens validmask istoken realkeys keykeep keepkeys live alive",
     "lengths": "lengths lens validlens validlen validlength validlengths seqlens seqlengths kvlens "
-    "keylens keylengths kvlengths length nvalid numvalid actuallengths kvseqlens cachelens",
+    "keylens keylengths kvlengths length nvalid numvalid actuallengths kvseqlens cachelens "
+    "sizes bagsizes nframes numframes nreal nnodes counts",
     "keep": "keep attend visible keepmask allowed attendmask cansee see allow",
     "hide": "hide ignore hidemask ignoremask blocked forbidden disallowed future",
     "bias": "bias attnbias attentionbias additivemask scorebias relbias relposbias positionbias "
@@ -120,6 +121,8 @@ OF_TEXTS = ("borders", "segments")
 MASKS = ("mask", "keep", "hide", "bias", *OF_KEYS, *OF_TEXTS)
 PROJECTIONS = ("W_q", "W_k", "W_v")
 STEPS = ("dropped", "kept")
+# Edges of a graph, (2, E): from the nodes of the first row to those of the second.
+EDGES = re.compile("edge_?(index|list|idx)s?$|^edges$", re.IGNORECASE)
 LATENTS = "latents"  # learned queries, among the weights of an object
 MOST_READINGS = 64
 # Words around q, k, v, x and others that say nothing about the role: k_new, query_states, q_heads.
