@@ -25,7 +25,9 @@ def commands() -> str:
     text = "# Commands\n\nWhat each command prints with `--help`.\n"
     for name in ("", *group.commands):
         asked = [name, "--help"] if name else ["--help"]
-        run = CliRunner().invoke(app, asked, env={"COLUMNS": "100", "NO_COLOR": "1"})
+        run = CliRunner().invoke(
+            app, asked, prog_name="regard", env={"COLUMNS": "100", "NO_COLOR": "1"}
+        )
         command = " ".join(("regard", *asked))
         text += f"\n## {('regard ' + name).strip()}\n\n"
         text += f"```console\n$ {command}\n{run.stdout.strip()}\n```\n"

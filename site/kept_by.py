@@ -31,7 +31,7 @@ def linked(page: str, text: str) -> str:
         if file not in sources():
             return found[0]
         before.extend([file] if is_file else [])
-        return f"[{found[0]}]({up}{FOLDER}/{file}.md{'' if is_file else '#' + name})"
+        return f"[{found[0]}]({up}{FOLDER}/{file}.md{'' if is_file else '#' + slug(name)})"
 
     parts = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if n % 2 else NAMED.sub(link, part) for n, part in enumerate(parts))
@@ -46,9 +46,9 @@ def tests(pages: Iterable[str]) -> Iterator[tuple[str, str]]:
     for file in sorted(files & sources().keys()):
         path, tree = sources()[file]
         about = (ast.get_docstring(tree) or file).partition("\n")[0]
-        text = f"# {path.relative_to(ROOT).as_posix()}\n\n{about}\n"
+        text = f"# {path.name}\n\n`{path.relative_to(ROOT).as_posix()}`: {about}\n"
         for function in functions(tree):
-            text += f"\n## `{function.name}`\n\n```python\n{source(path, function)}\n```\n"
+            text += f"\n## {sentence(function.name)}\n\n```python\n{source(path, function)}\n```\n"
         yield f"{FOLDER}/{file}.md", text
         rows += f"| [{path.relative_to(TESTS).as_posix()}]({file}.md) | {about} |\n"
     listed = "\n".join(sorted(files & sources().keys()))
@@ -59,6 +59,16 @@ def tests(pages: Iterable[str]) -> Iterator[tuple[str, str]]:
         f"| file | what it checks |\n|---|---|\n{rows}\n"
         f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n",
     )
+
+
+def sentence(name: str) -> str:
+    """The name of a test is a sentence."""
+    return name.removeprefix("test_").replace("_", " ").capitalize()
+
+
+def slug(name: str) -> str:
+    """The anchor that MyST makes of this sentence."""
+    return sentence(name).lower().replace(" ", "-")
 
 
 @cache

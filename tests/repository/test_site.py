@@ -81,15 +81,19 @@ def test_rules_and_promises_lead_to_the_tests_that_check_them(monkeypatch: pytes
     made = dict(kept_by.tests(texts.values()))
     for page, text in texts.items():
         linked = kept_by.linked(page, text)
-        for name, place, anchor in re.findall(r"\[`([^`]+)`\]\((\.\./[^)#]+)#?(\w*)\)", linked):
+        for name, place, anchor in re.findall(r"\[`([^`]+)`\]\((\.\./[^)#]+)#?([^)]*)\)", linked):
             shown = made[place.removeprefix("../")]
-            assert f"/{name}\n" in shown if name.endswith(".py") else f"## `{name}`\n" in shown
-            assert anchor in ("", name)
+            if name.endswith(".py"):
+                assert (shown.startswith(f"# {Path(name).name}\n"), anchor) == (True, "")
+                continue
+            before, code, _ = shown.partition(f"def {name}(")
+            heading = before.rpartition("\n## ")[2].partition("\n")[0]
+            assert (code != "", heading.lower().replace(" ", "-")) == (True, anchor)
         # Every test that is named is a link.
         assert set(re.findall(r"`(test_\w+)`", text)) == set(re.findall(r"\[`(test_\w+)`", linked))
     # A name that two files have leads to the one that was named last.
     both = kept_by.linked("docs/x.md", "`test_dask.py` `test_the_bytes_are_those_of_one_call`")
-    assert both.endswith("(../reference/tests/test_dask.md#test_the_bytes_are_those_of_one_call)")
+    assert both.endswith("(../reference/tests/test_dask.md#the-bytes-are-those-of-one-call)")
 
 
 # --- the site itself -----------------------------------------------------------------------------
@@ -176,6 +180,7 @@ class TestBuilt:
             "classroom/animals",
             "gallery/index",
             "reference/mistakes/softmax_over_queries",
+            "reference/tests/test_semantics_masks",
             "reference/api/regard.attention",
         ):
             page = open_page(name, width, scheme)
