@@ -1,8 +1,9 @@
 """Two builds of regard side by side: `python benchmarks/builds.py PYTHON PYTHON`.
 
 Each PYTHON is an interpreter with a build of its own installed. The calls run in processes of their
-own, taking turns; compared are the medians over all rounds. Ends with an error where a call of the
-second build takes more than `--limit` times as long as in the first.
+own, taking turns; compared is the time on the CPU, of one thread: the median of the ratios of all
+rounds. Ends with an error where a call of the second build takes more than `--limit` times as long
+as in the first.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import sys
 import time
 from collections.abc import Callable
 
-ROUNDS, REPEATS = 7, 9
+ROUNDS, REPEATS = 11, 9
 
 
 def measure() -> dict[str, float]:
-    """The median time of each call, in this process, in seconds."""
+    """The median time of each call, in this process, in seconds of the CPU."""
     import ml_dtypes
     import numpy as np
 
@@ -49,10 +50,10 @@ def measure() -> dict[str, float]:
         call()
         taken = []
         for _ in range(REPEATS):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             for _ in range(times):
                 call()
-            taken.append((time.perf_counter() - begin) / times)
+            taken.append((time.thread_time() - begin) / times)
         found[name] = statistics.median(taken)
     return found
 
@@ -74,9 +75,11 @@ def main() -> None:
             runs[side].append(json.loads(child.stdout))
     slower = 0
     for name in runs[0][0]:
-        first, second = (statistics.median(run[name] for run in side) for side in runs)
-        slower += second > options.limit * first
-        print(f"{name:28}{first * 1e6:10.1f} µs {second * 1e6:10.1f} µs   × {second / first:.3f}")
+        first, second = ([run[name] for run in side] for side in runs)
+        ratio = statistics.median(b / a for a, b in zip(first, second, strict=True))
+        slower += ratio > options.limit
+        medians = [f"{statistics.median(side) * 1e6:10.1f} µs" for side in (first, second)]
+        print(f"{name:28}{'  '.join(medians)}   × {ratio:.3f}")
     print(f"{slower} calls beyond × {options.limit}")
     print(f"load of the machine in the last minute: {os.getloadavg()[0]:.1f}")
     sys.exit(slower > 0)
