@@ -138,6 +138,7 @@ def test_caches_that_are_given_whole_are_keys_and_values():
     assert regard.diagnose(decode).verdict == "right"
 
 
+@pytest.mark.full
 def test_parameters_that_are_guessed_to_be_a_mask_end_no_diagnosis():
     def of_blocks(q, k_blocks, v_blocks):
         parts = [wrong.plain_softmax(q @ k.T) @ v for k, v in zip(k_blocks, v_blocks, strict=True)]
