@@ -68,10 +68,10 @@ def freethreaded(session: nox.Session) -> None:
             "PYTHON_FREE_THREADED. Install it by `uv python install 3.13t`, by `pyenv install "
             "3.13t`, or from CPython's sources: ./configure --disable-gil && make install"
         )
-    # tokenizers, safetensors, the newest onnx and the newest NumPy have no wheels for it.
+    # No wheels for it have tokenizers, safetensors, onnx and the newest versions of others.
     tools = PROJECT["project"]["optional-dependencies"]["test"]
     tools = [one for one in tools if not one.startswith(("regard", "safetensors"))]
-    env = {"REGARD_REQUIRE_FUSED": "1", "PIP_PREFER_BINARY": "1"}
+    env = {"REGARD_REQUIRE_FUSED": "1", "PIP_ONLY_BINARY": ":all:"}
     session.install("--no-cache-dir", ".[bfloat16,plot]", *tools, env=env)
     off = "import sys, regard; sys.exit(sys._is_gil_enabled())"
     session.run("python", "-W", "error", "-c", off)

@@ -102,7 +102,7 @@ def _cluster(distributed: Any, workers: int | None, scheduler: str | None) -> It
             n_workers=workers,
             threads_per_worker=1,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",  # any free port: None means one that may be taken
             silence_logs=logging.CRITICAL,  # what a worker raises is raised here
             preload=QUIET,
         ) as cluster,

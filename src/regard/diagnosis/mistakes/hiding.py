@@ -167,7 +167,7 @@ def _own_key_hidden_by_adding() -> Variants:
 
     def masked(values: Mapping[str, Array], probe: Probe) -> Array:
         row, key = np.ogrid[: probe.sizes["L"], : probe.sizes["S"]]
-        keep = values["visible"] & (~probe.causal | (key < row + probe.offset))
+        keep = values["visible"] & ((not probe.causal) | (key < row + probe.offset))
         return raw_scores(values) + np.where(keep, 0, -1e9)
 
     return (Variant({"masked": masked}, absent=False),)
