@@ -180,12 +180,19 @@ def test_a_bar_shows_blocks_their_speed_and_the_time_left(monkeypatch):
 # --- faults, with real processes --------------------------------------------------------------
 
 
+HEARS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 @contextmanager
 def started(*words, **more):
     """A process, which is ended; it hears an interrupt even in the background of a shell."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    more.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    child = subprocess.Popen([sys.executable, *words], start_new_session=True, **pipes | more)
+    words = (sys.executable, "-c", HEARS, *words)
+    child = subprocess.Popen(words, start_new_session=True, **pipes | more)
     try:
         yield child
     finally:
