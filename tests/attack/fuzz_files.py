@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 MOST_LENGTH = 2**16  # bytes of a file
 STRUCTURED = 0.85  # of the mutations; libFuzzer makes the others
 FOUND = "found.jsonl"
+# Seconds that a worker may take beside the time to attack: to begin, for its last file, to end.
+LONGEST_END = 120
 
 
 def line(reader: str, wrong: str, data: bytes) -> str:
@@ -83,17 +85,24 @@ def attack(reader: str, seconds: int, seed: int) -> tuple[int, list[tuple[str, b
         folder = Path(place)
         given = ["--worker", reader, "--folder", place, "--seconds", str(seconds)]
         program = [sys.executable, __file__, *given, "--seed", str(seed)]
-        done = subprocess.run(program, capture_output=True, text=True, errors="replace")
+        try:
+            most = seconds + LONGEST_END
+            quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+            done = subprocess.run(program, stdout=quiet, stderr=pipe, timeout=most)
+            ended, said = f"ended: {done.returncode}", done.stderr.decode(errors="replace")
+        except subprocess.TimeoutExpired as late:
+            ended, said = "no end", (late.stderr or b"").decode(errors="replace")
         found = []
         if (folder / FOUND).exists():
             for one in map(json.loads, (folder / FOUND).read_text().splitlines()):
                 found.append((one["wrong"], base64.b64decode(one["data"])))
         for path in folder.glob("*-*"):  # libFuzzer's: what ended the process
             found.append((f"{path.name.partition('-')[0]}: ends the process", path.read_bytes()))
-        files = re.search(r"number_of_executed_units: ([0-9]+)", done.stderr)
-        reached = re.findall(r"cov: ([0-9]+)", done.stderr)
-        if not found and (done.returncode or not files):
-            found.append((f"ended: {done.returncode} {done.stderr[-1500:]}", b""))
+        files = re.search(r"number_of_executed_units: ([0-9]+)", said)
+        reached = re.findall(r"cov: ([0-9]+)", said)
+        # With its figures told a worker is done; libFuzzer may then wait for ever for a lock.
+        if not found and (not files or ended not in ("ended: 0", "no end")):
+            found.append((f"{ended} {said[-1500:]}", b""))
         count = int(files[1]) if files else 0
         print(
             f"{reader:<13}{count:>9} files  {reached[-1] if reached else '?':>6} branches reached  "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
 
 import regard
+from attack import fuzz_files
 from attack_files import READERS, fault, prepare, verdict
 from attack_mutations import mutated, smaller
 
@@ -75,3 +77,17 @@ def test_a_planted_fault_is_found_and_its_file_made_small(said, planted, monkeyp
         return fault(verdict("problem_json", data, tmp_path)) == fault(first)
 
     assert smaller(seeds[0], fails) == b"values"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the worker is a program of a shell")
+@pytest.mark.parametrize(("told", "bad"), [("number_of_executed_units: 7", 0), ("#7 INITED", 1)])
+def test_a_worker_without_an_end_is_ended_and_counts_if_it_told_its_figures(
+    told, bad, tmp_path, monkeypatch
+):
+    worker = tmp_path / "worker"
+    worker.write_text(f"#!/bin/sh\necho '{told}' >&2\nexec sleep 60\n")
+    worker.chmod(0o700)
+    monkeypatch.setattr(fuzz_files, "LONGEST_END", 0.3)
+    monkeypatch.setattr(fuzz_files.sys, "executable", str(worker))
+    count, found = fuzz_files.attack("config", 0, 1)
+    assert (count, len(found)) == (0 if bad else 7, bad)
