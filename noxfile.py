@@ -161,9 +161,14 @@ def mutants(session: nox.Session) -> None:
     """One small fault after the other, put into a copy: the tests must notice; needs a compiler."""
     session.install(*PROJECT["build-system"]["requires"], "cmake", "ninja")
     # The copy builds the native module itself.
-    extra = "full" if "--full" in session.posargs else "test"
+    drawn = "--drawn" in session.posargs
+    extra = "full" if drawn or "--full" in session.posargs else "test"
     session.install(f".[{extra}]", *PURE)
-    session.run("python", "tests/mutants.py", *session.posargs)
+    if drawn:
+        session.install("coverage>=7.6", "pytest-cov>=6")
+    program = "tests/attack/drawn_mutants.py" if drawn else "tests/mutants.py"
+    words = [one for one in session.posargs if one != "--drawn"]
+    session.run("python", program, *words)
 
 
 @nox.session(python="3.11")

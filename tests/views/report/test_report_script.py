@@ -210,7 +210,7 @@ DESIGNED = {
         target=numbers(5, 4, 2, 2),
     ),
     "cosine, sparsemax": lambda: regard.explain(
-        *PLAIN, score=Cosine(0.25), normalize=Sparsemax(), mask=COINS, target=numbers(4, 3, 3)
+        *PLAIN, score=Cosine(0.8), normalize=Sparsemax(), mask=COINS, target=numbers(4, 3, 3)
     ),
     "distance, hard, straight through": lambda: regard.explain(
         *(numbers(7, 2, 2), numbers(8, 20, 2), numbers(9, 20, 1)),
