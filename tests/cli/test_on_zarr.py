@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -255,25 +256,32 @@ def goes_on(arrays):
     whole(arrays)
 
 
-@full
-def test_a_scheduler_that_is_lost_is_one_line_and_the_same_command_goes_on():
-    arrays = stored(8192, 8192)
+@contextmanager
+def scheduler():
+    """A scheduler of a user's own: its process, its address, and what starts one of its workers."""
     part = ("-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0")
     where, quiet = Path("where.json"), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with started(*part, "--no-dashboard", "--scheduler-file", str(where), **quiet) as scheduler:
+    with started(*part, "--no-dashboard", "--scheduler-file", str(where), **quiet) as process:
         until(where.exists, "the scheduler")
         time.sleep(0.5)
         address = json.loads(where.read_text())["address"]
-        far = {**quiet, "cwd": "/"}  # workers need not be where the command is
         worker = ("-m", "distributed.cli.dask_worker", address, "--no-dashboard", "--nthreads", "1")
-        with (
-            started(*worker, **far),
-            started(*worker, **far),
-            slow("--scheduler", address) as c,
-        ):
-            some_are_there(4)
-            scheduler.kill()
-            code, _, said = ended(c)
+        # Workers need not be where the command is.
+        yield process, address, partial(started, *worker, **quiet, cwd="/")
+
+
+@full
+def test_a_scheduler_that_is_lost_is_one_line_and_the_same_command_goes_on():
+    arrays = stored(8192, 8192)
+    with (
+        scheduler() as (process, address, worker),
+        worker(),
+        worker(),
+        slow("--scheduler", address) as c,
+    ):
+        some_are_there(4)
+        process.kill()
+        code, _, said = ended(c)
     assert code == 2
     assert re.fullmatch(
         r"regard: error: o\.zarr: is not finished: the workers were lost; \d+ of 32 blocks are in "
@@ -318,6 +326,27 @@ def test_workers_that_are_killed_stopped_or_lost_change_no_byte():
                 one.send_signal(signal.SIGCONT)
         code, _, said = ended(child)
     assert (code, said.count("error")) == (0, 0), said
+    whole(arrays)
+
+
+@full
+def test_a_worker_that_comes_late_goes_on_while_another_is_paused():
+    arrays = stored(8192, 8192)
+    with (
+        scheduler() as (_, address, worker),
+        worker() as first,
+        slow("--scheduler", address) as child,
+    ):
+        some_are_there(3)
+        with worker():
+            os.killpg(first.pid, signal.SIGSTOP)
+            end, already = time.monotonic() + 10, len(chunks())
+            some_are_there(already + 2)  # one may have been on its way to the disk
+            time.sleep(max(0.0, end - time.monotonic()))
+            assert child.poll() is None  # a block is left to the one that is paused
+            os.killpg(first.pid, signal.SIGCONT)
+            code, _, said = ended(child)
+    assert code == 0, said
     whole(arrays)
 
 
