@@ -19,7 +19,6 @@ from typing import Any, Literal
 import dask
 import dask.array as da
 import numpy as np
-from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from regard.boundary.arguments import as_int
@@ -34,6 +33,7 @@ from regard.interop.dask_arrays import (
     as_lazy,
     groups_of,
     has_cells,
+    name_of,
     natural,
     slices_of,
     with_lead,
@@ -182,7 +182,7 @@ class _Graph:
         self.extras = tuple(cells)
         self.chunks = (*outer, heads, self.rows)
         self.grid = [slices_of(sizes) for sizes in (*outer, groups, self.rows)]
-        self.name = f"attention-{tokenize(request, order, *(a.name for a in self.arrays.values()))}"
+        self.name = name_of("attention", request, order, *(a.name for a in self.arrays.values()))
         self.tasks: dict[Any, Any] = {}
 
     def results(self) -> Any:
@@ -247,8 +247,8 @@ class _Graph:
             states.append(name)
         whole = self._place(at, slice(0, request.shape[-1]))
         part = parts.part_of(request, whole)
-        if fold and not few:
-            states = states[-1:]
+        if fold and not few:  # the last part ends the block, within one task
+            states = [self.tasks.pop(name) for name in states[-1:]]
         level = 0
         while not fold and len(states) > SPLIT:
             merged = []
@@ -257,12 +257,14 @@ class _Graph:
                 self.tasks[name] = (_merge, part, query, states[n : n + SPLIT])
                 merged.append(name)
             states, level = merged, level + 1
-        end = ("end-" + self.name, *at)
-        extras_again = None
+        of_cells = None
         if self.extras:
-            extras_again = _Sources.of(**{n: self.arrays[n].blocks[at] for n in self.extras})
+            of_cells = _Sources.of(**{n: self.arrays[n].blocks[at] for n in self.extras})
         widths = (request.key.shape[-1], request.value.shape[-1])
-        self.tasks[end] = (_end, part, widths, query, again, extras_again, list(states))
+        end: Any = (_end, part, widths, query, again, of_cells, list(states))
+        if request.return_lse:
+            name = ("end-" + self.name, *at)
+            self.tasks[name], end = end, name
         self.tasks[(self.name, *at, 0)] = (_first, end)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.base import tokenize
 
 from regard.compute import parts
 from regard.compute.parts import CHUNK
@@ -31,6 +33,15 @@ def as_lazy(name: str, array: Any) -> da.Array:
             f"{name} has chunks of unknown size, {array.shape}; call its compute_chunk_sizes()"
         )
     return array
+
+
+def name_of(kind: str, request: Request, *others: Any) -> str:
+    """A name for the tasks of a call; the arrays are among `others`, by their own names."""
+    # dask would hash every number of an array that has no memory, and make it for that.
+    query, key, value = (
+        np.empty(0, one.dtype) for one in (request.query, request.key, request.value)
+    )
+    return f"{kind}-{tokenize(replace(request, query=query, key=key, value=value), *others)}"
 
 
 def aligned(sizes: Sequence[int]) -> tuple[int, ...]:

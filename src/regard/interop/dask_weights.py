@@ -11,7 +11,6 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from regard.boundary.arguments import as_int
@@ -20,7 +19,15 @@ from regard.compute import parts, recompute_weights
 from regard.compute.parts import Part, Place
 from regard.compute.request import Request
 from regard.errors import naming_shapes
-from regard.interop.dask_arrays import as_lazy, groups_of, has_cells, natural, slices_of, with_lead
+from regard.interop.dask_arrays import (
+    as_lazy,
+    groups_of,
+    has_cells,
+    name_of,
+    natural,
+    slices_of,
+    with_lead,
+)
 
 __all__ = ["weights"]
 
@@ -110,7 +117,7 @@ def _graph(
     for one in extras.values():
         cells = da.broadcast_to(one, request.shape)[..., chosen, :]
         arrays.append(cells.rechunk((*outer, heads, rows, -1)))
-    name = f"weights-{tokenize(request, chosen, *(one.name for one in arrays))}"
+    name = name_of("weights", request, chosen, *(one.name for one in arrays))
     tasks: dict[Any, Any] = {}
     grid = [slices_of(sizes) for sizes in (*outer, groups, rows)]
     for at in itertools.product(*(range(len(slices)) for slices in grid)):
