@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
 
 
 def fold(heads: int, rows: Sequence[int], keys: Sequence[int], costs: Costs, causal: bool = False):
-    """As `order="fold"`: a chain of parts of the keys for each block of rows."""
+    """As `order="fold"`: a chain of parts of the keys for each block of rows; the last ends it."""
     tasks: list[Task] = []
     starts = np.concatenate([[0], np.cumsum(keys)])
     for _ in range(heads):
@@ -83,19 +83,19 @@ def fold(heads: int, rows: Sequence[int], keys: Sequence[int], costs: Costs, cau
         end = 0
         for length in rows:
             end += length
-            before: tuple[int, ...] = ()
-            for j, size in enumerate(keys):
-                if causal and starts[j] >= end:
-                    break
-                if j not in blocks:
-                    blocks[j] = len(tasks)
-                    tasks.append(Task((), 0.0, 8 * WIDTH * size, 8 * WIDTH * size))
+            query, before = len(tasks), ()
+            tasks.append(Task((), 0.0, 4 * WIDTH * length, 4 * WIDTH * length))
+            seen = [j for j in range(len(keys)) if not causal or starts[j] < end]
+            for j in seen:
+                size = keys[j]
+                if j not in blocks:  # a key and a value are two tasks
+                    blocks[j] = (len(tasks), len(tasks) + 1)
+                    tasks += [Task((), 0.0, 4 * WIDTH * size, 4 * WIDTH * size)] * 2
                 share = visible(length, size, end - length - int(starts[j])) if causal else 1.0
-                state = 4 * length * (WIDTH + 3)
+                result = 4 * length * (WIDTH + (3 if j != seen[-1] else 0))
                 seconds = costs.cell * length * size * share
-                tasks.append(Task((*before, blocks[j]), seconds, state))
+                tasks.append(Task((*before, *blocks[j], query), seconds, result))
                 before = (len(tasks) - 1,)
-            tasks.append(Task(before, 0.0, 4 * length * WIDTH))
     return tasks
 
 
@@ -107,20 +107,21 @@ def visible(rows: int, keys: int, offset: int) -> float:
 
 def few(rows: int, keys: Sequence[int], costs: Costs, tree: bool):
     """Up to 64 rows of a head: parts at the same time, then one merge, or a tree of them."""
-    tasks = []
+    tasks = [Task((), 0.0, 4 * WIDTH * rows, 4 * WIDTH * rows)]
     state = 4 * rows * (WIDTH + 3)
+    left = []
     for size in keys:
-        tasks.append(Task((), 0.0, 8 * WIDTH * size, 8 * WIDTH * size))
-        number = 1 if tree else size // 256
-        tasks.append(Task((len(tasks) - 1,), costs.cell * rows * size, state * number))
-    left = list(range(1, len(tasks), 2))
+        at, number = len(tasks), 1 if tree else size // 256
+        tasks += [Task((), 0.0, 4 * WIDTH * size, 4 * WIDTH * size)] * 2
+        tasks.append(Task((at, at + 1, 0), costs.cell * rows * size, state * number))
+        left.append(at + 2)
     while tree and len(left) > 8:
         merged = []
         for at in range(0, len(left), 8):
-            tasks.append(Task(tuple(left[at : at + 8]), 0.0, state))
+            tasks.append(Task((*left[at : at + 8], 0), 0.0, state))
             merged.append(len(tasks) - 1)
         left = merged
-    tasks.append(Task(tuple(left), 0.0, 4 * rows * WIDTH))
+    tasks.append(Task((*left, 0), 0.0, 4 * rows * WIDTH))
     return tasks
 
 
@@ -247,7 +248,7 @@ def measure() -> Costs:
 def cluster(workers: int) -> Any:
     from distributed import Client, LocalCluster
 
-    made = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+    made = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")
 
     class Both(Client):
         def close(self, *words: Any, **options: Any) -> Any:
@@ -288,6 +289,7 @@ def run(workers: int, heads: int, tokens: int, rows: int, keys: int, *, causal: 
     """Seconds of a real call over dask arrays from Zarr; the median of three."""
     import dask.array as da
     import zarr
+    from distributed import wait
 
     from regard.interop.dask import attention
 
@@ -299,9 +301,9 @@ def run(workers: int, heads: int, tokens: int, rows: int, keys: int, *, causal: 
             )[:] = numbers
         client.run(__import__, "regard.interop.dask")
 
-        def once() -> Any:
+        def once() -> None:
             lazy = attention(*(da.from_zarr(str(Path(folder, n))) for n in "qkv"), causal=causal)
-            return client.compute(lazy.map_blocks(lambda block: block[..., :1])).result()
+            wait(lazy.persist())
 
         return statistics.median(timed(once) for _ in range(3))
 
