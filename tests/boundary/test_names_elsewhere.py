@@ -240,6 +240,7 @@ def test_an_explanation_is_no_problem_that_can_be_saved(tmp_path):
         regard.save_problem(TOLD, tmp_path / "x.toml")
 
 
+@pytest.mark.needs("onnx")
 def test_the_modules_of_other_libraries_are_reached_as_the_hints_spell_them():
     program = """
 import sys, regard
