@@ -3,7 +3,7 @@
 `nox -s mutants -- --drawn` puts in 60 of Python, 20 of C++ and 20 of the page's JavaScript, one
 after the other, and runs the tests that execute the place: those of `pytest`, and where they pass
 all their cases. A place is drawn by a hash of its text, so that it stays while other code changes.
-A fault that no test notices must be in `EXPLAINED`, with the reason why no test can. One line of
+A fault that no test notices must be in `explained.py`, with the reason. One line of
 JSON per fault goes to `--results`, which a second call takes up; `--lines` keeps what is executed.
 """
 
@@ -29,6 +29,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from attack import executed_lines
+from attack.explained import EXPLAINED
 from attack.one_change import changes
 from mutants import LEFT_OUT, ROOT, Copy, Mutant
 
@@ -40,8 +41,6 @@ HANGING = 120  # seconds for one test: a fault that makes it hang is noticed
 # Of C++ only how long all tests of a file take is known: these notice most, and early.
 FIRST = ("kernels/test_fused_numbers.py", "test_semantics_masks.py", "test_semantics_numbers.py")
 FIRST += ("test_semantics_layout.py", "test_gradients.py", "kernels/test_fused_bytes.py")
-# The fault, as `Drawn.name` has it, and why every result is the same with it.
-EXPLAINED: dict[str, str] = {}
 
 
 class Drawn(NamedTuple):

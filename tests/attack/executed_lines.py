@@ -61,8 +61,10 @@ def read_python(tree: Path, measured: Path, report: Path) -> Lines:
     for path in sorted(data.measured_files()):
         lines = data.contexts_by_lineno(path)
         tests = {n: {re.split(r"[\[|]", one)[0] for one in all_} for n, all_ in lines.items()}
-        # What runs when the module is imported runs for every test that runs a line of it.
+        # What runs when the module is imported runs for every test that runs a line of it later.
         beside = set().union(*tests.values()) - {""}
+        if not beside:
+            continue
         file = path[path.index("src/regard/") :]
         found[file] = {
             str(n): sorted((tests[n] - {""}) or beside, key=lambda one: (times[one], one))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import json
 
-from attack.drawn_mutants import EXPLAINED, drawn
+from attack.drawn_mutants import drawn
 from attack.executed_lines import read_page
+from attack.explained import EXPLAINED
 from attack.one_change import changes
 
 PYTHON = b"""\

@@ -47,6 +47,9 @@ def test_the_tour_says_what_the_library_computes(tour):
     text = tour()
     assert PROMPT not in text  # nobody is there to press a key
     flat = " ".join(text.split())
+    lines = [line.strip() for line in text.splitlines()]
+    begin = next(n for n, line in enumerate(lines) if line.startswith("scores = q @ k"))
+    assert (lines[begin - 1], lines[begin + 4]) == ("", "")  # code is set apart from sentences
     explanation = regard.explain(load_problem("she-likes-coffee"))
     shares = [f"{share:.0%}" for share in explanation.steps["weights"].value[0]]
     assert re.search("takes {} from she, {} from likes and {} from coffee".format(*shares), flat)

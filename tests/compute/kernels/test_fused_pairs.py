@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -115,10 +116,16 @@ def test_a_hidden_value_never_meets_its_neighbour_in_the_pair(rows, bad):
 def test_a_strided_or_odd_array_has_the_bytes_of_a_copy():
     base = [numbers((2, n, 130), BFLOAT16, n) for n in (30, 40, 41)]
     views = (base[0][:, :, :66:2], base[1][:, :, 1:67:2], base[2][:, :40, 3:83:2])
-    for threads in (1, 2):
-        for rows in (30, 1):
-            q, k, v = (views[0][:, :rows], *views[1:])
-            copies = [np.ascontiguousarray(x) for x in (q, k, v)]
-            assert_same_bytes(
-                answer(PAIRED, q, k, v, threads=threads), answer(PAIRED, *copies, threads=1)
-            )
+    for threads, rows, place in itertools.product((1, 2), (30, 1), (np.asarray, three_bytes_apart)):
+        q, k, v = map(place, views)
+        q = q[:, :rows]
+        copies = [np.ascontiguousarray(x) for x in (q, k, v)]
+        assert_same_bytes(
+            answer(PAIRED, q, k, v, threads=threads), answer(PAIRED, *copies, threads=1)
+        )
+
+
+def three_bytes_apart(array):
+    packed = np.empty(array.shape, [("number", BFLOAT16), ("rest", np.uint8)])
+    packed["number"] = array
+    return packed["number"]

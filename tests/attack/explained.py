@@ -1,0 +1,22 @@
+"""Faults that no test can notice, by the name that `drawn_mutants` gives them, each with why."""
+
+EXPLAINED = {
+    "convention.py: reading: int = 0 # which reading of the function is called: 0 -> -1": (
+        "every question names its reading"
+    ),
+    "matching.py: @dataclass(eq=False): dataclass(eq=False) -> dataclass()": (
+        "a matcher is compared with nothing; what would compare arrays is left out"
+    ),
+    "measure.py: @dataclass(frozen=True): True -> False": "what is written by nothing is frozen",
+    "numbers.js: for (let k = 0; k < text.length; k++) bytes[k] = text.charCodeAt(k);: < ->  <= ": (
+        "an array of bytes takes no number beyond its end"
+    ),
+    "pictures.js: const SLICE = 7; // milliseconds of work between two frames: 7 -> 8": (
+        "a time that was chosen: pictures are drawn in other portions"
+    ),
+    "questions.py: if TYPE_CHECKING:: TYPE_CHECKING -> (not TYPE_CHECKING)": (
+        "names for annotations are imported in vain"
+    ),
+    "safetensors.py: own, begin, end = safe_text(tensor.name, 120), tensor.start - data, "
+    "tensor.end - data: 120 -> 119": "a length that was chosen: how much of a name an error shows",
+}
