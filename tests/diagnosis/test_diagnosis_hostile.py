@@ -204,7 +204,8 @@ LATE, ENDS = ("silence", "silence, deaf"), ("an end", "half a head")
 @pytest.mark.parametrize("name", PROCESSES)
 def test_whatever_a_process_sends_is_a_finding(name, tmp_path, monkeypatch, impatient):
     script = tmp_path / "keeper.py"
-    script.write_text("import os, signal, sys, time\n" + PROCESSES[name], "utf-8")
+    asked = "import os, signal, sys, time\nos.read(0, 1)\n"  # an answer: it does not end before
+    script.write_text(asked + PROCESSES[name], "utf-8")
     monkeypatch.setattr(supervisor, "__file__", str(script))
     monkeypatch.setattr(supervisor, "ENDING_SECONDS", 0.1)
     if name in LATE:
