@@ -61,10 +61,16 @@ EMBEDDED_LAYOUTS: tuple[tuple[str, ...], ...] = (("LM",), ("BLM", "LBM"))
 
 
 def find_conventions(tested: FunctionUnderTest) -> list[list[Convention]]:
-    """The hypotheses about how a function is called, the likeliest first.
+    """The hypotheses about how a function is called, the likeliest first; searched for once.
 
     Each is a list of conventions, one for each layout that the function takes.
     """
+    if tested.conventions is None:
+        tested.conventions = _search(tested)
+    return tested.conventions
+
+
+def _search(tested: FunctionUnderTest) -> list[list[Convention]]:
     layouts = _layouts(tested)
     callee = tested.callee
     # F.linear takes weights as (out, in); a function on NumPy arrays has no reason to.

@@ -20,7 +20,7 @@ from regard.diagnosis.built_in import BuiltIn, with_built_in
 from regard.diagnosis.convention import agrees
 from regard.diagnosis.mistakes import catalogue_of, mistakes_of_built_in
 from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, evaluate
+from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant, evaluate, largest
 
 # Pairs of mistakes that are tried at most.
 MOST_PAIRS = 2000
@@ -69,17 +69,16 @@ class Matcher:
     def agrees(self, number: int, variant: Variant) -> bool:
         """Whether a candidate returns what the function did."""
         own = self.outputs[number]
-        expected = self.expected(number, variant)
-        return agrees(own.output, expected, self.tolerance(own.probe, expected))
+        bound = self._bound(own.probe) * own.probe.largest(variant)
+        return agrees(own.output, self.expected(number, variant), bound)
 
     def tolerance(self, probe: Probe, expected: Array) -> float:
         """How far an output may be from what a candidate returns."""
-        bound = probe.practical_tolerance if self.practical else probe.tolerance
-        # A wrong result may be larger than any right one, and so is its rounding.
-        largest = np.abs(expected).max(initial=1.0)
-        if not np.isfinite(largest):
-            largest = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
-        return bound(self.unit) * float(largest)
+        return self._bound(probe) * largest(expected)
+
+    def _bound(self, probe: Probe) -> float:
+        """The same where no number is larger than 1."""
+        return (probe.practical_tolerance if self.practical else probe.tolerance)(self.unit)
 
     def alters(self, number: int, variant: Variant) -> bool:
         """Whether a candidate differs from the right attention on a probe."""

@@ -164,6 +164,16 @@ class Probe:
             self._outputs[variant] = self.result(evaluate(self, variant, self.last_step))
         return self._outputs[variant]
 
+    def largest(self, variant: Variant) -> float:
+        """`largest` of what a function that computes a variant returns; computed once."""
+        if variant not in self._largest_numbers:
+            self._largest_numbers[variant] = largest(self.output(variant))
+        return self._largest_numbers[variant]
+
+    @cached_property
+    def _largest_numbers(self) -> WeakKeyDictionary[Variant, float]:
+        return WeakKeyDictionary()
+
     @cached_property
     def _outputs(self) -> WeakKeyDictionary[Variant, Array]:
         return WeakKeyDictionary()
@@ -242,6 +252,17 @@ class Variant:
 
 
 RIGHT = Variant()
+
+
+def largest(result: Array) -> float:
+    """The largest finite number of a result, and 1 at least.
+
+    A wrong result may be larger than any right one, and so is its rounding.
+    """
+    found = np.abs(result).max(initial=1.0)
+    if not np.isfinite(found):
+        found = np.abs(result[np.isfinite(result)]).max(initial=1.0)
+    return float(found)
 
 
 def labels_of(keep: Array) -> Array | None:

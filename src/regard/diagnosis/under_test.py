@@ -59,6 +59,8 @@ class FunctionUnderTest:
     forward: FunctionUnderTest | None = None
     origin: tuple[str, ...] = ()  # the lines of Python that import it
     is_round: bool = False  # whether all probes have as many tokens as most sizes divide
+    # How it is called, once that is found out; `replace` forgets it.
+    conventions: list[list[Convention]] | None = field(default=None, init=False)
 
     def ask(self, convention: Convention, probe: Probe) -> Answer:
         """The answer to one probe; the function is called once for each."""
