@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
+from commands import CliRunner
 from places import ROOT
 from regard import attention, gradients
 from regard.bench import command

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
+from commands import CliRunner
 from regard.bench import command
 from regard.bench.cases import case, grid
 from regard.bench.compare import changes, check_comparable, notes, read_run

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.filesize import decimal
-from typer.testing import CliRunner
 
 import regard
+from commands import CliRunner
 from fresh_process import COMMAND, many
 from regard.boundary.parse import parse_size
 from regard.cli import app

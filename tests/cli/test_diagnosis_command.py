@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import regard
 import wrong_attentions as wrong
+from commands import CliRunner
 from places import ROOT
 from regard.cli import app
 from regard.diagnosis.choice import choose

@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import regard
 import tiny_bert
+from commands import CliRunner
 from regard.cli import app
 
 pytestmark = [pytest.mark.needs("safetensors"), pytest.mark.needs("tokenizers")]

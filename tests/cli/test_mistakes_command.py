@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 import regard
+from commands import CliRunner
 from regard.cli import app
 from regard.diagnosis.mistakes import all_mistakes
 from regard.tour import broken

@@ -18,9 +18,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import regard
+from commands import CliRunner
 from regard.cli import app
 
 zarr = pytest.importorskip("zarr")

@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import regard
 import regard.tour
+from commands import CliRunner
 from fresh_process import COMMAND
 from regard.bench.timing import Budget
 from regard.bench.worker import Here

@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from commands import CliRunner
 from places import ROOT
 from regard.cli import app
 

@@ -103,6 +103,15 @@ class Import:
         return f"{self.importer}{place} imports {self.target}"
 
 
+# Where statements have statements; no import is in an expression.
+BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements directly in this one."""
+    return itertools.chain.from_iterable(getattr(node, block, ()) for block in BLOCKS)
+
+
 def imports(sources: dict[str, str]) -> tuple[Import, ...]:
     """Every import of these modules; many rules ask about the same ones."""
     return imports_of(tuple(sources.items()))
@@ -124,7 +133,7 @@ def imports_of(modules: tuple[tuple[str, str], ...]) -> tuple[Import, ...]:
             yield whole if ours else base
 
     def walk(node: ast.AST, importer: str, names: tuple[str, ...], function: bool, types: bool):
-        for child in ast.iter_child_nodes(node):
+        for child in statements(node):
             if isinstance(child, ast.Import | ast.ImportFrom):
                 where = ".".join(names) if function else None
                 for target in targets(importer, child):

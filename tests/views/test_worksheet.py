@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import regard
+from commands import CliRunner
 from regard.cli import app
 from regard.errors import DtypeError, OptionError, ProblemError
 from regard.problems.files import example_names

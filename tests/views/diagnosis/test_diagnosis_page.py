@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import regard
 import wrong_attentions as wrong
+from commands import CliRunner
 from regard import Diagnosis
 from regard.cli import app
 from regard.diagnosis.result import Example, Finding, Named, Shown
