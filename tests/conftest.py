@@ -24,7 +24,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -162,6 +162,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+class Places(list[str]):
+    """The names of tests; where each of them is, is known."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self.places = {name: place for place, name in enumerate(names)}
+
+    def index(self, name: str) -> int:
+        return self.places[name]
+
+
 def test_of(nodeid: str) -> str:
     return nodeid.partition("[")[0]
 
@@ -215,6 +226,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if file in ONE_BY_ONE:
                 return "one by one"
             return TOGETHER.get(file) or test_of(nodeid)
+
+        # xdist counts and looks through all tests of a process after each of them.
+
+        def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
+            left = (list(unit.values()).count(False) for unit in reversed(workload.values()))
+            return sum(itertools.takewhile(bool, left))  # they run in order
+
+        def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+            super().add_node_collection(node, collection)
+            if node in self.registered_collections:
+                self.registered_collections[node] = Places(collection)
 
     config.option.loadscopereorder = False  # or fixtures of a module would be made many times
     return ByTest(config, log)

@@ -148,7 +148,7 @@ def test_other(record_property):
     record_property("worker", os.environ["PYTEST_XDIST_WORKER"])
 """
     )
-    result = pytester.inline_run("-n", "2", "-v")
+    result = pytester.inline_run("-n", "2", "-v", "--assert=plain")  # begins sooner
     reports = [one for one in result.getreports("pytest_runtest_logreport") if one.when == "call"]
     workers = {
         (one.nodeid.partition("[")[0], dict(one.user_properties)["worker"]) for one in reports

@@ -1,18 +1,12 @@
-"""The command line in this process, built once: typer's own runner builds it for every call."""
+"""The command line in this process, built once: typer's runner builds it again for every call."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import typer.testing
-from typer.main import get_command
+from typer.testing import CliRunner
 
-built = cache(get_command)
+__all__ = ["CliRunner"]
 
-
-class CliRunner(typer.testing.CliRunner):
-    """Calls commands as typer's does."""
-
-    def invoke(self, app: typer.Typer, *words: Any, **more: Any) -> Any:
-        return super(typer.testing.CliRunner, self).invoke(built(app), *words, **more)
+typer.testing._get_command = cache(typer.testing._get_command)

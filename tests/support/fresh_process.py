@@ -50,8 +50,12 @@ def python(
 
 
 FORKS = """
-import json, os, sys, tempfile, traceback
-import numpy, rich.console, typer
+import json, os, sys, tempfile, tomllib, traceback, zipfile
+import numpy.ma, numpy.typing, rich.console, typer
+app = typer.Typer()
+@app.command()
+def loads_what_options_need(option: int = 0): pass
+app(["--option", "1"], standalone_mode=False)
 def run(words, environment):
     os.environ.update(environment)
     program, *sys.argv = words
