@@ -4,7 +4,8 @@
     python benchmarks/cluster.py 8192
 
 The arrays are in Zarr, in the chunks that `regard.interop.dask.plan` chooses; both sides read them,
-and the bytes of both results are compared. Prints seconds, their ratio and each worker's memory.
+and the bytes of both results are compared. dask's own measurements are off, as docs/scale.md
+advises. Prints seconds, their ratio and each worker's memory.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import dask
 import dask.array as da
 import numpy as np
 import zarr
 from distributed import Client, LocalCluster, wait
 
 import regard
+from regard.cli.on_zarr import UNMEASURED
 from regard.interop.dask import attention, plan
 
 
@@ -40,7 +43,10 @@ def main(rows: int, rounds: int = 3) -> None:
             )
             stored[:] = numbers
         with (
-            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+            dask.config.set(UNMEASURED),
+            LocalCluster(
+                n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+            ) as cluster,
             Client(cluster) as client,
         ):
             warm = da.zeros((2, 512, 64), chunks=(1, 256, 64), dtype="f4")

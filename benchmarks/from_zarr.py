@@ -19,12 +19,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import zarr
 from distributed import Client, LocalCluster
 
 import regard
 import regard.interop.zarr
+from regard.cli.on_zarr import UNMEASURED
 
 HEADS, ROWS, WIDTH, CHUNK = 8, 4096, 64, 2**16
 SAMPLE = 2**18  # keys of what the kernel computes alone
@@ -44,8 +46,12 @@ def main(keys: int) -> None:
         disk_takes = timed(lambda: read(paths[1:3]))
         empty_the_cache()
         with (
+            dask.config.set(UNMEASURED),
             LocalCluster(
-                n_workers=2, threads_per_worker=1, memory_limit="2GB", dashboard_address=None
+                n_workers=2,
+                threads_per_worker=1,
+                memory_limit="2GB",
+                dashboard_address="127.0.0.1:0",
             ) as cluster,
             Client(cluster) as client,
         ):
