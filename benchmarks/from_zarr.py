@@ -140,9 +140,9 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def peak() -> float:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not ru_maxrss, which a worker inherits from the process that started it.
+    status = Path("/proc/self/status").read_text("ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 if __name__ == "__main__":
