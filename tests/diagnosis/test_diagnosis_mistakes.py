@@ -86,7 +86,7 @@ BY_HAND = {
     "masks_of_windows_misplaced",
     "window_wraps_around",
     "integer_mask_inverted",
-    "learned_positions_unused",
+    "positions_unused",
     *(one.name for one in linear.MISTAKES),
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.

@@ -53,7 +53,7 @@ def test_what_only_several_calls_or_all_weights_show_is_named():
 
     assert regard.diagnose(of_torch.KeepsItsContext()).names == ("stale_context",)
     assert regard.diagnose(of_torch.KeepsItsContext(fresh=True)).verdict == "right"
-    assert regard.diagnose(of_torch.LearnedDistances()).names == ("learned_positions_unused",)
+    assert regard.diagnose(of_torch.LearnedDistances()).names == ("positions_unused",)
     assert regard.diagnose(of_torch.LearnedDistances(same=False)).verdict == "unknown"
 
 

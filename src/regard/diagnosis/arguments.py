@@ -232,6 +232,8 @@ def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, 
         options["window"] = probe.window - convention.window_extra
     if probe.chunks:
         options["cache"] = None
+    if "softcap" in probe.inputs:
+        options["softcap"] = float(probe.inputs["softcap"])
     if probe.scale is not None:
         options["scale"] = 1 / probe.scale if convention.scale_divides else probe.scale
     one_by_one = bool(probe.chunks or callee.steps)

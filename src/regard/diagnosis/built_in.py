@@ -88,7 +88,7 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
             inputs["positions_slopes"] = Alibi().slopes_of(sizes["H"])
         else:
             inputs["frequencies"] = _frequencies(own, sizes["D"])
-    if own.softcap is not None:
+    if own.softcap is not None and "softcap" not in inputs:
         inputs["softcap"] = np.array(own.softcap)
     window = probe.window if own.window is None or probe.window else own.window
     scale = 1.0 if own.unscaled and probe.scale is None else probe.scale

@@ -97,6 +97,8 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
             broken = tuple(name for name, holds in found.items() if not holds)
             held = tuple(name for name, holds in found.items() if holds)
             return Measured(broken, held, _words(way))
+        elif way.kind == COUNTED and any((_influence(calls, way, arrays) or ())[REAL:]):
+            return Measured(("padding_changes_the_output",), (), _words(way))
         if calls.count > MOST_CALLS:
             break
     return None
@@ -122,8 +124,8 @@ def _documented(callee: Callee) -> Iterator[Way]:
     else:
         own = axes.pop(mask.name)
         listed = EDGES.search(mask.name) is not None
-        kinds = [(kind, listed or own == "TT") for kind in _kinds(callee, mask)]
-        if not listed and own not in ("B", "T", "BT", "TT", "B11T"):
+        kinds = [(kind, listed or own in ("TT", "BTT")) for kind in _kinds(callee, mask)]
+        if not listed and own not in ("B", "T", "BT", "TT", "BTT", "B11T"):
             return
     letters = list(dict.fromkeys(axis for own in axes.values() for axis in own if axis.islower()))
     widths = [dict(zip(letters, LENGTHS, strict=False))]
@@ -219,6 +221,8 @@ class _Calls:
         axes = self._tested.callee.axes.get(way.mask, "")
         if axes == "T":
             mask = mask[0]
+        if axes == "BTT":
+            mask = np.broadcast_to(mask, (BATCH, TOKENS, TOKENS)).copy()
         return np.asarray(mask[:, None, None] if axes == "B11T" else mask)
 
 
@@ -288,7 +292,7 @@ def _masked(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, b
 def _influence(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> tuple[bool, ...] | None:
     """Whether each token of the first text changes what its first row gets."""
     before = calls.put(way, arrays, real=REAL)
-    if before is None or not np.isfinite(before).all():
+    if before is None or not np.isfinite(_first(way, before)).all():
         return None
     found = []
     for token in range(TOKENS):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -16,6 +15,7 @@ from typing import Any
 
 from regard.diagnosis.arguments import KEYS_ONLY, mask_role
 from regard.diagnosis.convention import MASK_KINDS, READY, Convention
+from regard.diagnosis.patience import Patience
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.signature import OF_KEYS, OF_TEXTS
@@ -127,9 +127,9 @@ def likely_readings(
     if len(readings) == 1:
         return list(readings)
     found: list[tuple[float, FunctionUnderTest]] = []
-    end = time.monotonic() + seconds
+    patience = Patience()
     for tested in readings:
-        if time.monotonic() > end or (found and _stage(tested) != _stage(found[0][1])):
+        if patience.spent > seconds or (found and _stage(tested) != _stage(found[0][1])):
             break
         share = max((_share_right(tested, one) for one in find_conventions(tested)), default=None)
         if share == 1 or tested.hung or tested.out_of_time:

@@ -7,7 +7,7 @@ not know any probe.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 # B: texts, heads or images that have nothing to do with each other. T: what is attended to.
 _WORD = r"(?:[A-Za-z_]\w*|1)"
@@ -19,23 +19,28 @@ _TOKENS = re.compile(
     r"n_?res|n_?keys|n_?nodes|nodes|slots|items|frames|words|regions|pixels|patches|points|history|"
     r"neighbou?rs)$"
 )
+_OF_ALL = re.compile(
+    rf"\b[Aa]ll (?:arrays|inputs|tensors)\b[\w ,:]{{0,30}}[(\[]\s*({_LIST})\s*[)\]]"
+)
 LETTERS = "acdefgijkmnpqrs"  # of the axes that are neither
 
 
-def documented_axes(text: str, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, ...]]:
     """The names of the axes of each argument whose shape a text gives.
 
     >>> documented_axes("h, mask: (batch, tokens, dim)", ["h"])
     {'h': ('batch', 'tokens', 'dim')}
     >>> documented_axes("def f(x: Tensor,  # [B, T]", ["x"]), documented_axes("b, d = q.shape", "q")
     ({'x': ('B', 'T')}, {'q': ('b', 'd')})
+    >>> documented_axes("return w @ k, turned(scores)  # All arrays (H, T, D)", ["k"])
+    {'k': ('H', 'T', 'D')}
     """
     found = {}
     for name in names:
         one = re.escape(name)
         said = (
             rf"(?<![\w.]){one}\b(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?[\w ,/&`]{{0,40}}?"
-            rf"\s*(?::|=|-)?\s*(?:of )?(?:shape )?[(\[]\s*({_LIST})\s*[)\]]"
+            rf"\s*(?::|=|-)?\s*(?:of )?(?:shape )?(?<!\w)[(\[]\s*({_LIST})\s*[)\]]"
         )
         unpacked = (
             rf"^\s*({_WORD}(?:\s*,\s*{_WORD}){{1,5}})\s*=\s*{one}\.(?:shape|size\(\))\s*(?:#.*)?$"
@@ -48,7 +53,9 @@ def documented_axes(text: str, names: Iterable[str]) -> dict[str, tuple[str, ...
             if words is not None:
                 found[name] = tuple(words)
                 break
-    return found
+    of_all = _OF_ALL.search(text)
+    alike = tuple(re.findall(_WORD, of_all[1])) if of_all else ()
+    return dict.fromkeys(names, alike) | found if alike else found
 
 
 def _are_axes(words: Sequence[str], name: str) -> bool:

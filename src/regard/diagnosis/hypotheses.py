@@ -79,8 +79,8 @@ def best_match(
         match = match or _linear(hypotheses(wide[-1]), wide[-1])
     if not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
-        as_meant = [own for one in best_first for own in _as_meant(tested, one)]
-        match = match or _right_or_one(as_meant, units[0])
+    as_meant = [own for one in best_first for own in _as_meant(tested, one)]
+    match = match or _right_or_one(as_meant, units[0])
     if pairs:
         match = match or _two(best_first, units[0])
     if match is None and len(units) > 1 and not tested.of_gradients:
@@ -117,7 +117,7 @@ def _linear(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
 
 
 def _as_meant(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis]:
-    """Without masks that were broadcast by accident.
+    """Without masks that were broadcast by accident, and lengths that are not documented.
 
     Where one of keys (B, S) is right, those are of cells; where one of cells (L, S) is right, those
     that differ between batch elements.
@@ -136,6 +136,8 @@ def _as_meant(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis
     elif "mask" in right and shapes <= {"cells", "head cells"}:
         accidents = ("key mask",)
     kept = [x for x in one.matcher.outputs if x.probe.ability not in accidents]
+    if tested.callee.has_one_length:
+        kept = [x for x in kept if x.probe.sizes["L"] == x.probe.sizes["S"]]
     if 0 < len(kept) < len(one.matcher.outputs):
         yield replace(one, matcher=Matcher(kept, one.matcher.unit, one.matcher.practical))
 
@@ -275,13 +277,17 @@ def _has_longer(outputs: Sequence[ProbeOutput], probe: Probe) -> bool:
 def distinct_views(
     tested: FunctionUnderTest, hypotheses: Sequence[Sequence[Convention]]
 ) -> list[View]:
-    """What a function returned, without hypotheses that give nothing, or the same as others."""
+    """What a function returned, without hypotheses that give nothing, or the same as others.
+
+    One under which all is NaN is a mask read the wrong way, if another has numbers.
+    """
     kept: list[View] = []
     for conventions in hypotheses:
         outputs = _outputs(tested, conventions)
         if outputs and not any(_same_outputs(outputs, other) for _, other in kept):
             kept.append((conventions, outputs))
-    return kept
+    numbers = [view for view in kept if any(np.isfinite(one.output).any() for one in view[1])]
+    return numbers or kept
 
 
 def _same_outputs(one: list[ProbeOutput], other: list[ProbeOutput]) -> bool:

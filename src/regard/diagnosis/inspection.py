@@ -60,6 +60,7 @@ from regard.diagnosis.source import (
     code_of_file,
     is_function,
     may_be_batched,
+    turns_rows,
     words_of,
 )
 from regard.diagnosis.tables import from_tables, with_forms
@@ -68,7 +69,6 @@ from regard.diagnosis.weights import (
     has_positions,
     head_count,
     key_heads,
-    names_projections,
     readings_of_weights,
     widths_of,
 )
@@ -80,6 +80,7 @@ from regard.diagnosis.wording import (
     inverts_mask,
     is_unscaled,
     meant_in,
+    says_added,
     what_true_means,
     what_window_means,
 )
@@ -135,14 +136,15 @@ def inspect_function(
         "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
         "caps": caps_in(code_of_file(function)),
         "batched": may_be_batched(function, text),
-        "window_means": what_window_means(text),
+        "window_means": what_window_means(f"{text}\n{code_called(function)}"),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": "in_proj_weight" in text or "out_proj_weight" in text,
         "says_causal": CAUSAL.search(text + code_called(function)) is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{code_called(function)}") is not None,
-        "axes": letters_of(documented_axes(text, (one.name for one in found[0][1].parameters)))
+        "axes": letters_of(documented_axes(text, [one.name for one in found[0][1].parameters]))
         or {},
         "meant": meant_in(f"{name}\n{text}"),
+        "says_added": says_added(words_of(text)),
         "unscaled": is_unscaled(f"{name}\n{words_of(text)}"),
     }
     paired = isinstance(function, Pair)
@@ -165,7 +167,7 @@ def _by_axes(
 ) -> list[Reading]:
     """A function of arguments without known roles, if its code or documentation has their axes."""
     parameters = parameters_of(function)
-    axes = letters_of(documented_axes(code_of(function), (one.name for one in parameters))) or {}
+    axes = letters_of(documented_axes(code_of(function), [one.name for one in parameters])) or {}
     first = next((one for one in parameters if "T" in axes.get(one.name, "")), None)
     if first is None or any(one.required and one.name not in axes for one in parameters):
         raise error
@@ -349,7 +351,7 @@ def _object_readings(
                     without=left_out + ("residual",) * getattr(target, "adds", False),
                     opaque=opaque,
                     widths=widths_of(own),
-                    has_positions=has_positions(own),
+                    has_positions=has_positions(own) or (remembers and turns_rows(code_of(thing))),
                     narrow=is_module(kind) and number >= len(made),
                     remembers=remembers,
                     rows_first=rows_first,
@@ -371,8 +373,6 @@ def _weights_of(own: Any, count: int | None, name: str) -> tuple[list[Read], str
             if weights:
                 key_heads(weights, heads or 1)
     except OptionError as error:
-        if names_projections(own):
-            raise
         return [], str(error)
     except ValueError:
         weighed = []

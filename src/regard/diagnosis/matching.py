@@ -87,9 +87,15 @@ class Matcher:
         return not agrees(expected, right, tolerance)
 
     @cached_property
+    def richest(self) -> Probe:
+        """A probe with whatever the function computes besides, by itself or as an option."""
+        probes = [one.probe for one in self.outputs]
+        return next((one for one in probes if "softcap" in one.inputs), probes[0])
+
+    @cached_property
     def catalogue(self) -> Sequence[Mistake]:
         """The mistakes that a function of this mechanism may have."""
-        return catalogue_of(self.outputs[0].probe)
+        return catalogue_of(self.richest)
 
     @cached_property
     def ways(self) -> list[Found]:
@@ -158,7 +164,7 @@ class Matcher:
 
 def single(matcher: Matcher, *, whole: bool = True) -> Found | None:
     """The first mistake that explains every output; without `whole`, one of what is built in."""
-    catalogue = matcher.catalogue if whole else mistakes_of_built_in(matcher.outputs[0].probe)
+    catalogue = matcher.catalogue if whole else mistakes_of_built_in(matcher.richest)
     if "embeddings" in matcher.outputs[0].probe.inputs:
         # Keys projected by W_q equal the queries: the line to change is in the projection.
         catalogue = sorted(catalogue, key=lambda one: one.family != "heads and projections")

@@ -32,6 +32,7 @@ ABILITIES = {
     "cache": "a cache, some tokens at a time",
     "scale": "a scale of the caller's",
     "bias": "a bias that is added to the scores",
+    "softcap": "a softcap of the caller's",
     "long": "hundreds of keys",
 }
 

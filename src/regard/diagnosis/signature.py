@@ -42,7 +42,8 @@ NAMES = {
     "bias": "bias attnbias attentionbias additivemask scorebias relbias relposbias positionbias "
     "relativepositionbias relativebias logitbias pairbias biases rpb",
     "sink": "sink sinks s saux attnsink attnsinks sinklogit sinklogits attentionsinks sinkscores",
-    "softcap": "softcap cap logitcap softcapping attnlogitsoftcapping logitssoftcap",
+    "softcap": "softcap cap logitcap softcapping softcapvalue logitsoftcap logitssoftcap "
+    "attnlogitsoftcap attnlogitssoftcap attnlogitsoftcapping attnsoftcap tanhcap",
     "causal": "causal iscausal usecausalmask autoregressive masked usecausal",
     "scale": "scale scaling scalefactor smscale softmaxscale",
     "heads": "h heads numheads nheads nhead numberofheads headcount nh numhead numattentionheads "
@@ -192,6 +193,7 @@ class Callee:
     says_causal: bool = False  # whether its text mentions a causal rule
     says_cosine: bool = False  # whether its text normalises vectors, or mentions the cosine
     meant: tuple[str, ...] = ()  # names of mistakes that its text says are meant
+    says_added: bool = False  # whether its text says that a mask is added to the scores
     unscaled: bool = False  # whether its name or its text says that scores are not scaled
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
 
@@ -205,6 +207,12 @@ class Callee:
     def has_past(self) -> bool:
         """Whether keys that came before are handed over: the last query belongs to the last key."""
         return "cache_k" in self.roles
+
+    @property
+    def has_one_length(self) -> bool:
+        """Whether its queries and keys have the same axes, as documented."""
+        own = [self.axes.get(self.roles[one].name) for one in ("query", "key") if one in self.roles]
+        return len(own) == 2 and own[0] == own[1] and "T" in (own[0] or "")
 
     @property
     def is_backward(self) -> bool:

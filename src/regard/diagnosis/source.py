@@ -21,6 +21,10 @@ BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
 # What only matrices have: a transpose of all axes, a length, a shape of two numbers.
 OF_MATRICES = re.compile(r"\.T\b|\blen\(\w+\)|^\s*\w+, *\w+ *= *\w+\.shape *$", re.MULTILINE)
 
+# A call for rotary positions, and a choice whether there are any.
+TURNING = re.compile(r"(?<!def )\b[a-z_]*(rope|rotary|rotate)[a-z_]*\(")
+OPTIONALLY = re.compile(r"\bif\b.*(rope|rotary|rotate|positions?\b)", re.IGNORECASE)
+
 
 def code_of(function: Any) -> str:
     """The code of a function, of the class of an object, or of two passes; empty if unknown."""
@@ -44,6 +48,11 @@ def code_of_file(function: Any) -> str:
     kind = own if inspect.isroutine(own) or inspect.isclass(own) else type(own)
     module = sys.modules.get(getattr(inspect.unwrap(kind), "__module__", ""))
     return text_of(module) if getattr(module, "__file__", "") else ""
+
+
+def turns_rows(code: str) -> bool:
+    """Whether code calls a function for rotary positions, always."""
+    return bool(TURNING.search(code)) and not OPTIONALLY.search(code)
 
 
 def words_of(text: str) -> str:

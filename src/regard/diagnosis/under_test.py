@@ -5,6 +5,7 @@ Must not know mistakes, nor how a convention is found out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -106,7 +107,7 @@ class FunctionUnderTest:
             if kind in ("arrays", "self"):
                 one = 1 if convention.one_query else None
                 how = (of_batch, kind == "self", one, self.is_round)
-                found = _ready_probes(rank, *how, *rules)
+                found = [*_ready_probes(rank, *how, *rules)]
             else:
                 rows = ROUND if self.is_round else 5
                 drawn = _projected_probes(self.callee, rank, rows)
@@ -125,6 +126,8 @@ class FunctionUnderTest:
                 found = [_with_shared_keys(probe) for probe in found if probe.sizes["G"] > 1]
             if mask_role(self.callee) is not None:
                 found += [_with_bias(probe) for probe in found if probe.name in BIASED]
+            if "softcap" in roles:
+                found += [_with_softcap(probe) for probe in found if CAPPED.match(probe.name)]
             if "sink" in roles:
                 found = [_with_sink(probe) for probe in found]
             if mask_role(self.callee) in OF_TEXTS:
@@ -286,6 +289,16 @@ def _with_bias(probe: Probe) -> Probe:
     drawn = np.random.default_rng(60).normal(size=sizes[1:]).round(2)
     inputs = {**probe.inputs, "bias": np.broadcast_to(drawn, sizes)}
     return replace(probe, inputs=inputs, name=f"bias {probe.name}", ability="bias")
+
+
+# Without a mask, with one, with a causal rule and with a bias.
+CAPPED = re.compile(r"(square|embeddings|mask|causal|bias (square|embeddings)) \d-D$")
+
+
+def _with_softcap(probe: Probe) -> Probe:
+    """With a softcap of the caller's, of the size of the scores."""
+    inputs = {**probe.inputs, "softcap": np.array(2.0)}
+    return replace(probe, inputs=inputs, name=f"softcap, {probe.name}", ability="softcap")
 
 
 def _with_sink(probe: Probe) -> Probe:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from regard.diagnosis import matching
+from regard.diagnosis.beyond_answers import lost_digits, read_otherwise, seen_in_calls
 from regard.diagnosis.built_in import PLAIN
 from regard.diagnosis.by_properties import HELD, by_properties
 from regard.diagnosis.calling import Once
@@ -30,34 +31,23 @@ from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.hypotheses import Hypothesis, best_match, distinct_views
 from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
-from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes import all_mistakes
-from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.mistakes.hiding import MASK_INVERTED
 from regard.diagnosis.mistakes.numerics import (
     COMPUTED_IN_FLOAT32,
-    COMPUTED_IN_HALF,
     DROPOUT_LEFT_ON,
-    INTEGER_MASK,
-    MASKS_OF_WINDOWS,
-    POSITIONS_UNUSED,
-    STALE_CONTEXT,
 )
 from regard.diagnosis.observations import (
     abilities,
     findings,
-    inverts_integers,
     is_random,
-    keeps_context,
-    masks_of_windows_misplaced,
     nan_throughout,
     no_gradients,
     parts,
     unusable,
 )
-from regard.diagnosis.precision import HALF
+from regard.diagnosis.patience import Patience
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.properties import properties
 from regard.diagnosis.reproduction import origin, script
@@ -113,7 +103,7 @@ def diagnose(
     mechanism = as_mechanism(score, normalize)
     axes = None if layout is None else as_layout(layout)
     callees, ask = connect(function, roles, heads, library, float(time_limit))
-    connected, put = time.monotonic(), Once(ask)
+    patience, put = Patience(), Once(ask)
     callee = callees[0]
     if mechanism is not None and callee.kind not in ("arrays", "self"):
         raise OptionError(
@@ -125,9 +115,10 @@ def diagnose(
     all_tested = [
         FunctionUnderTest(one, stated, float(time_limit), put, origin=found_at) for one in callees
     ]
+    whole = next((one for one in all_tested if "residual" not in one.callee.without), all_tested[0])
     found: Outcome | None = None
     guessed = callees[0].axes and any(one.guessed for one in callees[0].parameters)
-    outcome = _of_properties(all_tested[0]) if guessed or callees[0].opaque else None
+    outcome = _of_properties(whole) if guessed or callees[0].opaque else None
     if callees[0].opaque and outcome is None:
         raise OptionError(callees[0].opaque)
     if outcome is not None and (callees[0].opaque or outcome.mistakes):
@@ -139,11 +130,11 @@ def diagnose(
         own = _verdict(tested, found)
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
             found = own
-        if own.ok or time.monotonic() - connected > READINGS_SECONDS:
+        if own.ok or patience.spent > READINGS_SECONDS:
             break
     assert found is not None
     if found.verdict in ("unusable", "unknown") and (callees[0].widths or callees[0].axes):
-        by_rule = None if likely[0].out_of_time else _of_properties(all_tested[0])
+        by_rule = None if likely[0].out_of_time else _of_properties(whole)
         if by_rule is not None and (by_rule.mistakes or found.verdict == "unusable"):
             found = by_rule
     seconds = round(time.monotonic() - begin, 3)
@@ -195,8 +186,8 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
-    found = match.mistakes or _read_inverted(tested, own) or _lost_digits(dtype, given, exact_to)
-    found = (*found, *((one, RIGHT) for one in _seen_in_calls(tested, own, bool(found))))
+    found = match.mistakes or read_otherwise(tested, own) or lost_digits(dtype, given, exact_to)
+    found = (*found, *((one, RIGHT) for one in seen_in_calls(tested, own, bool(found))))
     mistakes = tuple(named(*one, tested, own.conventions, own.built_in) for one in found)
     fragile: tuple[Named, ...] = ()
     if own.built_in.linear:  # an example would compare it with softmax
@@ -256,22 +247,6 @@ def _of_properties(tested: FunctionUnderTest) -> Outcome | None:
     )
 
 
-def _seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> Iterator[Mistake]:
-    """Mistakes that no single answer shows."""
-    if any(answer.dropped for answer in tested.answers.values()):
-        yield DROPOUT_LEFT_ON
-    if wrong:
-        return
-    if tested.callee.has_positions and not own.built_in.positions:
-        yield POSITIONS_UNUSED
-    if any(masks_of_windows_misplaced(tested, one) for one in own.conventions):
-        yield MASKS_OF_WINDOWS
-    if inverts_integers(tested, own.conventions):
-        yield INTEGER_MASK
-    if keeps_context(tested, own.conventions[0]):
-        yield STALE_CONTEXT
-
-
 def _of_random(
     tested: FunctionUnderTest, conventions: Sequence[Convention], random: Finding
 ) -> Outcome:
@@ -284,15 +259,6 @@ def _of_random(
         return Outcome(name, "mistaken", text, called, mistakes=(dropout,), **more)
     text = f"{name} gives another result each time it is called"
     return Outcome(name, "unusable", text, called, **more)
-
-
-def _read_inverted(tested: FunctionUnderTest, own: Hypothesis) -> tuple[Found, ...]:
-    """The mistake of a mask that is read otherwise than its name or the code's text says."""
-    means, read = tested.callee.mask_means, own.conventions[0].mask.removesuffix("01")
-    was_tried = any(one.probe.keep is not None for one in own.matcher.outputs)
-    if tested.stated.mask is not None or {means, read} != {"keep", "hide"} or not was_tried:
-        return ()
-    return ((MASK_INVERTED, MASK_INVERTED.variants[0]),)
 
 
 def _script(tested: FunctionUnderTest, own: Hypothesis) -> str:
@@ -396,13 +362,6 @@ def _narrower(
         return ()
     found = named(COMPUTED_IN_FLOAT32, RIGHT, tested, own.conventions)
     return (replace(found, severity="note", breaks_on="the digits of float64 alone"),)
-
-
-def _lost_digits(returned: str, given: str, exact_to: str) -> tuple[Found, ...]:
-    """The mistake of a result with fewer correct digits than its dtype and the inputs have."""
-    if returned != given or returned == exact_to or exact_to not in HALF:
-        return ()
-    return ((COMPUTED_IN_HALF, RIGHT),)
 
 
 def _nearest(tested: FunctionUnderTest, hypothesis: Hypothesis) -> Named | None:

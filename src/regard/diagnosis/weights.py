@@ -103,12 +103,6 @@ def has_positions(thing: Any) -> bool:
     return any(one.ndim > 1 and re.search("rel|pos|bias_table", name) for name, one in own)
 
 
-def names_projections(thing: Any) -> bool:
-    """Whether an object has weights of queries, keys and values by their own names."""
-    roles = {_role(path) for path, *_ in _layers(thing)}
-    return set(PROJECTIONS) <= roles
-
-
 def widths_of(thing: Any) -> tuple[int, ...]:
     """The widths that arrays may have which meet the weights of an object, in their order."""
     if hasattr(thing, "named_modules") and hasattr(thing, "state_dict"):

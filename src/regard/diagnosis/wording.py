@@ -59,7 +59,8 @@ _MEANT = {
         re.IGNORECASE,
     ),
     "later_tokens_seen": re.compile(
-        r"causal\w*\W[^\n]*\bFalse|bidirectional|non.?causal|prefix|encoder", re.IGNORECASE
+        r"causal\w*\W[^\n]*\bFalse|\bif\b[^\n]*causal|bidirectional|non.?causal|prefix|encoder",
+        re.IGNORECASE,
     ),
 }
 
@@ -98,6 +99,15 @@ def inverts_mask(text: str, names: Sequence[str]) -> bool:
     """
     said = re.search(r"\b1s?\b[^\n]{0,40}(/|,|and|else|,? *0)[^\n]{0,12}\b0s?\b|int64", text)
     return said is not None and any(re.search(rf"~ *{re.escape(one)}\b", text) for one in names)
+
+
+def says_added(words: str) -> bool:
+    """Whether words say that a mask is added to the scores.
+
+    >>> says_added("mask: 0 where allowed, -inf elsewhere"), says_added("mask: 1 for real tokens")
+    (True, False)
+    """
+    return re.search(r"additive|\badded\b|[-−]\s?(?:inf|∞|1e\d|10\^)|finfo", words) is not None
 
 
 def is_unscaled(text: str) -> bool:

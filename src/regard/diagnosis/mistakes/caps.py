@@ -52,11 +52,13 @@ def _after_mask(hidden: float) -> Variant:
         scores = scores + values["bias"] if "bias" in values else scores
         return np.asarray(values["softcap"] * np.tanh(scores / values["softcap"]))
 
-    def masked(values: Values, probe: Probe) -> Array:
+    def masked(values: Values, probe: Probe) -> Array | None:
+        if "softcap" not in values:
+            return None
         return capped(np.where(values["visible"], values["scaled"], hidden), values)
 
-    def biased(values: Values, probe: Probe) -> Array:
-        return capped(values["scaled"], values)
+    def biased(values: Values, probe: Probe) -> Array | None:
+        return capped(values["scaled"], values) if "softcap" in values else None
 
     return Variant({"masked": masked, "biased": biased}, absent=False)
 

@@ -344,6 +344,7 @@ TRIANGLES: Entries = {
 }
 MISTAKES = (*mistakes("hiding", HIDE, MASKS), *mistakes("hiding", CAUSAL, TRIANGLES))
 MASK_INVERTED = next(one for one in MISTAKES if one.name == "mask_inverted")
+MASK_ADDED = next(one for one in MISTAKES if one.name == "mask_added_as_ones")
 
 MAXIMUM: Entries = {
     "hidden_maximum": (

@@ -247,14 +247,14 @@ CALLS: Entries = {
             "k = self.k_proj(context)  # of the context of this call",
         ),
     ),
-    "learned_positions_unused": (
-        "a learned table of positions has no effect",
-        "With random numbers in it the result is that without it: it is the same for every key "
-        "that a query sees, or is never added.",
+    "positions_unused": (
+        "its positions have no effect",
+        "The result is that without them: a learned table is never added, or is the same for every "
+        "key that a query sees; or rotary angles begin at 0 in every call of a single token.",
         (),
         (
-            "x = x + positions[: len(x)]  # before the queries and keys are made",
-            "x = x + self.pos[:, : x.size(1)]  # before the queries and keys are made",
+            "x = x + positions[: len(x)]; angles = np.outer(cached + np.arange(L), frequencies)",
+            "x = x + self.pos[:, : x.size(1)]; angles = torch.outer(past + torch.arange(L), freqs)",
         ),
     ),
     "dropout_left_on": (
@@ -268,6 +268,7 @@ COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF = mistakes("numerics", DTYPE, DIGITS)
 OF_CALLS = mistakes("numerics", NO_DROPOUT, CALLS)
 
 *_, MASKS_OF_WINDOWS, INTEGER_MASK, STALE_CONTEXT, POSITIONS_UNUSED, DROPOUT_LEFT_ON = OF_CALLS
+LATER_TOKENS = next(one for one in OF_CALLS if one.name == "later_tokens_seen")
 DTYPES: Entries = {
     "integers_truncated": (
         "integers go in, and the result is truncated to integers",

@@ -1,0 +1,79 @@
+"""Mistakes that the match of answers does not show: what was tried, or said, decides.
+
+A mask that is read otherwise than documented, digits that are lost, and what several calls show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from regard.diagnosis.arguments import mask_role
+from regard.diagnosis.hypotheses import Hypothesis
+from regard.diagnosis.matching import Found
+from regard.diagnosis.measured import is_causal
+from regard.diagnosis.mistakes.entry import Mistake
+from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
+from regard.diagnosis.mistakes.numerics import (
+    COMPUTED_IN_HALF,
+    DROPOUT_LEFT_ON,
+    INTEGER_MASK,
+    LATER_TOKENS,
+    MASKS_OF_WINDOWS,
+    POSITIONS_UNUSED,
+    STALE_CONTEXT,
+)
+from regard.diagnosis.observations import (
+    inverts_integers,
+    keeps_context,
+    masks_of_windows_misplaced,
+)
+from regard.diagnosis.precision import HALF
+from regard.diagnosis.probe import RIGHT
+from regard.diagnosis.under_test import FunctionUnderTest
+
+
+def read_otherwise(tested: FunctionUnderTest, own: Hypothesis) -> tuple[Found, ...]:
+    """The mistake of a mask that is read otherwise than its name or the code's text says."""
+    means, read = tested.callee.mask_means, own.conventions[0].mask.removesuffix("01")
+    was_tried = any(one.probe.keep is not None for one in own.matcher.outputs)
+    if tested.stated.mask is not None or not means or not was_tried:
+        return ()
+    if {means, read} == {"keep", "hide"}:
+        return ((MASK_INVERTED, MASK_INVERTED.variants[0]),)
+    is_added = read == "add" and not tested.callee.says_added
+    return ((MASK_ADDED, MASK_ADDED.variants[0]),) if is_added else ()
+
+
+def lost_digits(returned: str, given: str, exact_to: str) -> tuple[Found, ...]:
+    """The mistake of a result with fewer correct digits than its dtype and the inputs have."""
+    if returned != given or returned == exact_to or exact_to not in HALF:
+        return ()
+    return ((COMPUTED_IN_HALF, RIGHT),)
+
+
+def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> Iterator[Mistake]:
+    """Mistakes that no single answer shows."""
+    if any(answer.dropped for answer in tested.answers.values()):
+        yield DROPOUT_LEFT_ON
+    if wrong:
+        return
+    if tested.callee.has_positions and not own.built_in.positions:
+        yield POSITIONS_UNUSED
+    if _leaks(tested, own):
+        yield LATER_TOKENS
+    if any(masks_of_windows_misplaced(tested, one) for one in own.conventions):
+        yield MASKS_OF_WINDOWS
+    if inverts_integers(tested, own.conventions):
+        yield INTEGER_MASK
+    if keeps_context(tested, own.conventions[0]):
+        yield STALE_CONTEXT
+
+
+def _leaks(tested: FunctionUnderTest, own: Hypothesis) -> bool:
+    """Whether code that has a causal rule, and neither a flag nor a mask for it, does not obey."""
+    callee, first = tested.callee, own.conventions[0]
+    if not callee.says_causal or "later_tokens_seen" in callee.meant or "causal" in callee.roles:
+        return False
+    if mask_role(callee) is not None or callee.steps or tested.of_gradients:
+        return False
+    return is_causal(tested, first) is False
