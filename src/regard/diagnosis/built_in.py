@@ -110,7 +110,8 @@ def usual(
 
     `defaults` are numbers of the function's; `square`: it never has more keys than queries.
     """
-    bases = [BASES[0]] + [base for base in BASES[1:] if base in set(defaults)]
+    defaults = list(defaults)
+    bases = [BASES[0]] + [base for base in BASES[1:] if base in defaults]
     caps = list(dict.fromkeys([*(x for x in defaults if 0.5 <= x <= 200), *SOFTCAPS]))
     at_ends = (False,) if square else (False, True)
     positions = [

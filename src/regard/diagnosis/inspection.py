@@ -126,7 +126,7 @@ def inspect_function(
             found = _readings_in(function, function, roles, heads, library, name)
         except OptionError as error:  # what its arguments are may be written beside it
             found = _by_axes(function, library, name, error)
-    text = code_of(function)
+    text, helpers = code_of(function), code_called(function)
     queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
@@ -136,14 +136,14 @@ def inspect_function(
         "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
         "caps": caps_in(code_of_file(function)),
         "batched": may_be_batched(function, text),
-        "window_means": what_window_means(f"{text}\n{code_called(function)}"),
+        "window_means": what_window_means(f"{text}\n{helpers}"),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": "in_proj_weight" in text or "out_proj_weight" in text,
-        "says_causal": CAUSAL.search(text + code_called(function)) is not None,
-        "says_cosine": COSINE.search(f"{name}\n{text}{code_called(function)}") is not None,
+        "says_causal": CAUSAL.search(text + helpers) is not None,
+        "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
         "axes": letters_of(documented_axes(text, [one.name for one in found[0][1].parameters]))
         or {},
-        "meant": meant_in(f"{name}\n{text}"),
+        "meant": meant_in(f"{name}\n{text}", helpers),
         "says_added": says_added(words_of(text)),
         "unscaled": is_unscaled(f"{name}\n{words_of(text)}"),
     }

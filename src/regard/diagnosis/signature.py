@@ -26,7 +26,8 @@ NAMES = {
     "src emb embeds inputembeds seq xin inp features feats data xt",
     "context": "context memory encoderhiddenstates kv encoderoutput encoderoutputs encoded y ctx "
     "encoderstates encoderout encout enc memories source cond inputskv inputkv xkv kvinput "
-    "crossstates other contextstates mem keyvalue keyvaluestates totensor",
+    "crossstates other contextstates mem keyvalue keyvaluestates totensor xa encoderfeatures audio "
+    "audiofeatures imagefeatures textstates contextembeddings sources",
     "mask": "mask attnmask attentionmask m masks causalmask srcmask tgtmask trgmask selfmask "
     "lookaheadmask attnmasks amask",
     "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "

@@ -35,11 +35,15 @@ def code_of(function: Any) -> str:
 
 
 def code_called(function: Any) -> str:
-    """The code of the functions of its file that a function or an object calls."""
+    """The code of the functions and classes of its file that a function or an object names."""
     inner = inspect.unwrap(function) if is_function(function) else None
     names = getattr(getattr(inner, "__code__", None), "co_names", ())
     known = getattr(inner, "__globals__", {})
-    return "\n".join(text_of(known[one]) for one in names if inspect.isfunction(known.get(one)))
+    own = [known[one] for one in names if one in known]
+    own = [
+        one for one in own if getattr(one, "__module__", "") == getattr(inner, "__module__", None)
+    ]
+    return "\n".join(text_of(one) for one in own if inspect.isfunction(one) or inspect.isclass(one))
 
 
 def code_of_file(function: Any) -> str:

@@ -69,25 +69,28 @@ _BESIDES = re.compile(r"previous|before|preceding|plus|back|besides|addition", r
 
 
 def caps_in(text: str) -> tuple[float, ...]:
-    """The numbers that code gives to names with cap in them.
+    """The numbers that code gives to caps and to the bases of rotary positions.
 
-    >>> caps_in("SOFTCAP = 3.0 ; y = softcapped(x, cap=5)")
-    (3.0, 5.0)
+    >>> caps_in("SOFTCAP = 3.0 ; y = softcapped(x, cap=5, theta=1e6)")
+    (3.0, 5.0, 1000000.0)
     """
-    found = re.findall(r"cap\w*(?:\s*:\s*float)?\s*=\s*(\d+\.?\d*)", text, re.IGNORECASE)
+    named = r"(?:cap|theta|base)\w*(?:\s*:\s*(?:float|int))?\s*=\s*(\d[\d_]*\.?\d*(?:e\d+)?)"
+    found = re.findall(named, text, re.IGNORECASE)
     return tuple(dict.fromkeys(map(float, found)))[:8]
 
 
-def meant_in(text: str) -> tuple[str, ...]:
+def meant_in(text: str, called: str = "") -> tuple[str, ...]:
     """Names of mistakes that a text says are none, because it means to compute just that.
+
+    `called` is the code of what it calls.
 
     >>> meant_in("talking heads: a softmax whose weights are mixed, causal")
     ('heads_mixed',)
     """
     found = [name for name, words in _MEANT.items() if words.search(text)]
     # A decoder or a word about the future alone does not say that later tokens are hidden.
-    found += ["later_tokens_seen"] * (_RULE.search(text) is None)
-    found += ["weights_do_not_add_up"] * (_SHARES.search(text) is None)
+    found += ["later_tokens_seen"] * (_RULE.search(text + called) is None)
+    found += ["weights_do_not_add_up"] * (_SHARES.search(text + called) is None)
     return tuple(dict.fromkeys(found))
 
 
