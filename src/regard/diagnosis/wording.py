@@ -89,7 +89,7 @@ def meant_in(text: str, called: str = "") -> tuple[str, ...]:
     """
     found = [name for name, words in _MEANT.items() if words.search(text)]
     # A decoder or a word about the future alone does not say that later tokens are hidden.
-    found += ["later_tokens_seen"] * (_RULE.search(text + called) is None)
+    found += ["later_tokens_seen"] * (_RULE.search(text) is None)
     found += ["weights_do_not_add_up"] * (_SHARES.search(text + called) is None)
     return tuple(dict.fromkeys(found))
 

@@ -52,13 +52,15 @@ def _after_mask(hidden: float) -> Variant:
         scores = scores + values["bias"] if "bias" in values else scores
         return np.asarray(values["softcap"] * np.tanh(scores / values["softcap"]))
 
-    def masked(values: Values, probe: Probe) -> Array | None:
-        if "softcap" not in values:
-            return None
+    def masked(values: Values, probe: Probe) -> Array:
+        if "softcap" not in values:  # the step is then the textbook's
+            return None  # type: ignore[return-value]
         return capped(np.where(values["visible"], values["scaled"], hidden), values)
 
-    def biased(values: Values, probe: Probe) -> Array | None:
-        return capped(values["scaled"], values) if "softcap" in values else None
+    def biased(values: Values, probe: Probe) -> Array:
+        if "softcap" not in values:
+            return None  # type: ignore[return-value]
+        return capped(values["scaled"], values)
 
     return Variant({"masked": masked, "biased": biased}, absent=False)
 
