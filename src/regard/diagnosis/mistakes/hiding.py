@@ -180,7 +180,7 @@ MASKS: Entries = {
         other_visible(lambda keep, probe: np.ones_like(keep), "mask")[:1],
     ),
     "causal_ignored": (
-        "the causal flag has no effect",
+        "later keys are not hidden: causal has no effect",
         "Every token reads the ones after it: training looks brilliant, generation fails.",
         other_visible(lambda keep, probe: np.ones_like(keep), "causal")[:1],
         CAUSAL,
