@@ -1,4 +1,4 @@
-"""The worksheet: blank is what a reader computes, and every answer is on its last page."""
+"""The worksheet: blank is what a reader computes, and every answer is on a sheet of its own."""
 
 from __future__ import annotations
 
