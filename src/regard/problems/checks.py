@@ -93,13 +93,14 @@ def _check_presence(given: Mapping[str, Any]) -> None:
             "embeddings, W_q, W_k and W_v are needed, or queries, keys and values; "
             "none of them is given"
         )
-    needed = READY if ready else ("embeddings", "W_q", "W_k", "W_v")
+    matrices = ("embeddings", "W_q", "W_k", "W_v")
+    needed, other = (READY, matrices) if ready else (matrices, READY)
     for name in needed:
         if given[name] is None:
             raise ProblemError.of(
                 name,
                 f"is missing; {(ready or projected)[0]} is given, "
-                f"so {', '.join(needed)} are all needed",
+                f"so {', '.join(needed)} are all needed, or in their place {', '.join(other)}",
             )
 
 
