@@ -184,9 +184,10 @@ def _error_bounds(
         pairs = ((off, abs(key)), (abs(query), key_off), (off, key_off))
         parts = [np.einsum("...id,...jd->...ij", *pair) for pair in pairs]
         wobble = wobble + abs(scale) * sum(parts)
-    largest = abs(query).max(axis=-1, initial=0.0)[..., np.newaxis]
-    digits = arithmetic.digit * abs(scale) * largest * abs(key).sum(axis=-1)[..., np.newaxis, :]
-    wobble = wobble + digits
+    if arithmetic.digit:  # 0 times a sum that overflows would be NaN
+        largest = abs(query).max(axis=-1, initial=0.0)[..., np.newaxis]
+        digits = arithmetic.digit * abs(scale) * abs(key).sum(axis=-1)[..., np.newaxis, :]
+        wobble = wobble + digits * largest
     logits = np.where(visible, answer.logits, -np.inf)
     if softcap is not None:
         wobble = wobble + SOFTCAP_ROUNDINGS * inner.unit * np.minimum(sizes, softcap)
