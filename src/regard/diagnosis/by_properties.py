@@ -33,6 +33,7 @@ BATCH, TOKENS, ROWS, REAL = 3, 5, 4, 3
 SIDE = 4  # of an image, whose pixels are tokens
 LENGTHS = (4, 6, 8, 2, 10, 12)  # of axes that are neither texts nor tokens
 MASK = re.compile("mask|adj|pad|valid|edge_?(index|list)|^edges$", re.IGNORECASE)
+POSITIONED = re.compile("pos|rope|rotary|alibi|relative|decay|order", re.IGNORECASE)
 GRAPH = re.compile("^adj|edge", re.IGNORECASE)
 MOST_CALLS = 160
 OF_TOKENS = ("x", "query", "key", "value", "context", "key_value")
@@ -94,6 +95,7 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
                 return Measured(tuple(apart), (), _words(way))  # it reads other texts instead
             found = {**_apart(calls, way, arrays, output), **_masked(calls, way, arrays)}
             found |= _evenly(calls, way, arrays, output) | _later(calls, way, arrays, output)
+            found |= {} if "weights_do_not_add_up" in found else _by_length(calls, way, arrays)
             broken = tuple(name for name, holds in found.items() if not holds)
             held = tuple(name for name, holds in found.items() if holds)
             return Measured(broken, held, _words(way))
@@ -271,11 +273,11 @@ def _masked(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, b
         return {}
     role = next(p for p in calls._tested.callee.parameters if p.name == way.mask)
     kinds = _kinds(calls._tested.callee, role)
-    ran = False
+    seen = []
     for kind in kinds:
         own = replace(way, kind=kind)
         influence = _influence(calls, own, arrays)
-        ran |= influence is not None
+        seen += [] if influence is None else [any(influence[REAL:])]
         # A mask of another kind than is meant hides real tokens, or nothing at all.
         if influence is None or not influence[1] or all(influence):
             continue
@@ -286,11 +288,11 @@ def _masked(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, b
             return {name: not less} | add_up
         if not any(influence[REAL + 1 :]):
             return {"padding_one_key_more": False}
-    return {"padding_changes_the_output": False} if ran else {}
+    return {"padding_changes_the_output": False} if seen and all(seen) else {}
 
 
 def _influence(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> tuple[bool, ...] | None:
-    """Whether each token of the first text changes what its first row gets."""
+    """Whether each token of the first text changes what its last real row gets."""
     before = calls.put(way, arrays, real=REAL)
     if before is None or not np.isfinite(_first(way, before)).all():
         return None
@@ -310,10 +312,10 @@ def _influence(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> tuple[bo
 
 
 def _first(way: Way, output: Array) -> Array:
-    """What the first text, and of several rows the first, gets."""
+    """What the first text, and of several rows the last real one, gets."""
     place = _batch_axis(way, output)
     own = output if place is None else output.take(0, place)
-    return own.take(0, own.shape.index(TOKENS)) if TOKENS in own.shape else own
+    return own.take(REAL - 1, own.shape.index(TOKENS)) if TOKENS in own.shape else own
 
 
 def _add_up(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
@@ -328,6 +330,31 @@ def _add_up(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, b
     if whole is None or part is None:
         return {}
     return {"weights_do_not_add_up": _same(_first(way, whole), _first(way, part))}
+
+
+def _by_length(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
+    """Tokens that are all the same give the same, however many, if a softmax makes the weights."""
+    code = " ".join(text for _, text in calls._tested.callee.blocks)
+    ordered = calls._tested.callee.has_positions or POSITIONED.search(code)
+    if way.kind or way.square or "softmax" not in code or ordered:
+        return {}
+    found = []
+    for length in (TOKENS, TOKENS + 2):
+        same = {
+            name: np.repeat(array.take([0], axes.index("T")), length, axes.index("T"))
+            if "T" in (axes := way.axes[name])
+            else array
+            for name, array in arrays.items()
+        }
+        output = calls.put(way, same, real=length)
+        if output is None:
+            return {}
+        place = _batch_axis(way, output)
+        own = output if place is None else output.take(0, place)
+        found.append(own.take(0, own.shape.index(length)) if length in own.shape else own)
+    if found[0].shape != found[1].shape:
+        return {}
+    return {"weights_do_not_add_up": _same(*found)}
 
 
 def _later(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:

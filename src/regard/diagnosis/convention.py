@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.changed_text import Change
 
 # How a mask argument is written, and how that is printed.
 MASK_KINDS = {
@@ -101,6 +102,7 @@ class Question:
     reading: int = 0  # which reading of the function is called
     wrt: tuple[str, ...] = ()  # the parameters whose gradients are asked for instead of a result
     place: int = 0  # the result that they are gradients of; UPSTREAM in `calls` is its own
+    change: Change | None = None  # of the code, for as long as the calls take
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -142,8 +143,13 @@ def factor_of(
     return None
 
 
-def temperature_of_cosines(views: Sequence[Sequence[ProbeOutput]], unit: float) -> float | None:
-    """The temperature of a function whose scores are cosines, made in whatever way, or None."""
+def temperature_of_cosines(
+    views: Sequence[Sequence[ProbeOutput]], unit: float, *, ways: int | None = None
+) -> float | None:
+    """The temperature of a function whose scores are cosines, or None.
+
+    They may be made in any of the first `ways`: the first one is right.
+    """
     unit_one = as_mechanism(Cosine(), None)
     assert unit_one is not None
     for outputs in views:
@@ -152,7 +158,7 @@ def temperature_of_cosines(views: Sequence[Sequence[ProbeOutput]], unit: float) 
         for probe in () if first is None else unit_one.of([first.probe]):
             assert first is not None
             matcher = Matcher([ProbeOutput(probe, first.output)], unit)
-            for way in cosine_ways():
+            for way in islice(cosine_ways(), ways):
                 factor = factor_of(matcher, 0, "scores", way, TEMPERATURES)
                 if factor is not None and factor > 0:
                     short = float(f"{1 / factor:.6g}")  # 0.1 for 0.09999999999999981

@@ -27,6 +27,8 @@ from regard.diagnosis.under_test import FunctionUnderTest
 
 # Windows of functions that have no parameter for one.
 WINDOWS = (2, 3, 4, 5)
+# The share of outputs that are wrong at least where half precision is the reason.
+MOST_EXACT = 0.5
 # Conventions under one hypothesis, and what the function returned under them.
 View = tuple[Sequence[Convention], list[ProbeOutput]]
 
@@ -83,7 +85,8 @@ def best_match(
     match = match or _right_or_one(as_meant, units[0])
     if pairs:
         match = match or _two(best_first, units[0])
-    if match is None and len(units) > 1 and not tested.of_gradients:
+    rounds = share_wrong(best_first[0]) > MOST_EXACT  # rounding leaves few numbers as they were
+    if match is None and len(units) > 1 and rounds and not tested.of_gradients:
         half = half_type(tested, best_first[0].conventions[0])
         for unit in () if half is None else (half, "bfloat16"):
             match = match or _right_or_one(hypotheses(unit), unit)
@@ -196,7 +199,7 @@ def _with_built_in(
     has_flag = "causal" in tested.callee.roles
     every = [
         replace(one, matcher=matcher, built_in=replace(own, unscaled=one.built_in.unscaled))
-        for own in _built_in(tested, square=square)
+        for own in built_in_of(tested, square=square)
         for one in plain
         if (ordered or own.window is None)
         if square or _agree_on_places(own, one.conventions[0], has_flag=has_flag)
@@ -216,7 +219,7 @@ def _with_built_in(
     return None
 
 
-def _built_in(tested: FunctionUnderTest, *, square: bool) -> Iterable[BuiltIn]:
+def built_in_of(tested: FunctionUnderTest, *, square: bool) -> Iterable[BuiltIn]:
     """What it may compute besides; of a backward pass only the softcap that it has by default."""
     if not tested.of_gradients:
         return usual(*_numbers(tested), square=square)

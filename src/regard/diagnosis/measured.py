@@ -66,7 +66,7 @@ def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | N
         axis = -2
     else:
         probe = next(one for one in tested.probes_for(convention) if one.keep is None)
-        names, axis = ("embeddings",), 1
+        names, axis = ("context" if "context" in probe.inputs else "embeddings",), 1
     order = np.arange(probe.sizes["S"])
     order[:-1] = np.roll(order[:-1], 2)
     if tested.callee.kind == "self":

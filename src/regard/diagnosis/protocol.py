@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from functools import wraps
 from hashlib import blake2b
 from json import JSONDecoder, JSONEncoder
@@ -19,6 +19,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.changed_text import MOST_CHARACTERS, Change
 from regard.diagnosis.convention import PROBLEMS, CallResult, Question, ReturnedArray
 from regard.diagnosis.running import MAX_ARRAYS
 from regard.diagnosis.signature import (
@@ -43,7 +44,7 @@ MAX_HEADS = 1024
 MAX_PARAMETERS = 256
 MAX_COUNT = 10**6  # a default that may be passed on: the size of a window or a block
 HEAD = struct.Struct("<16sIIQ")
-CALLEE_FIELDS = {one.name for one in fields(Callee)} - {"number"}
+CALLEE_FIELDS = {one.name for one in fields(Callee)} - {"number", "blocks"}
 CALL_FIELDS = {one.name for one in fields(CallResult)}
 
 # Bound here, so that a function that replaces them in their modules changes nothing.
@@ -122,6 +123,7 @@ def question_frame(key: bytes, number: int, question: Question) -> bytes:
         "reading": question.reading,
         "wrt": question.wrt,
         "place": question.place,
+        "change": None if question.change is None else astuple(question.change),
     }
     return frame(key, number, content, (one for one in values if isinstance(one, np.ndarray)))
 
@@ -142,7 +144,8 @@ def as_question(message: Message) -> Question:
                 call[name] = value
         calls.append(call)
     wrt = tuple(content["wrt"])
-    asked = content["cache"], content["reading"], wrt, content["place"]
+    change = None if content["change"] is None else Change(*content["change"])
+    asked = content["cache"], content["reading"], wrt, content["place"], change
     return Question(content["name"], tuple(calls), *asked)
 
 
@@ -222,7 +225,8 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "made": callee.made,
             }
         )
-    return frame(key, number, {"readings": content}, arrays)
+    blocks = callees[0].blocks  # the same in all of them
+    return frame(key, number, {"readings": content, "blocks": blocks}, arrays)
 
 
 def _wide(array: Array) -> Array:
@@ -239,12 +243,15 @@ def _kind_of_default(default: Any) -> bool | int | None:
 @_checked
 def as_callees(content: dict[str, Any], data: bytes) -> list[Callee]:
     """What `callees_frame` wrote, checked."""
-    _need(content.keys() == {"readings"} and type(content["readings"]) is list)
+    _need(content.keys() == {"readings", "blocks"} and type(content["readings"]) is list)
+    blocks = tuple((first, text) for first, text in content["blocks"])
+    _need(all(type(first) is int and type(text) is str for first, text in blocks))
+    _need(sum(len(text) for _, text in blocks) <= MOST_CHARACTERS)
     _need(0 < len(content["readings"]) <= MOST_READINGS)
     callees, start = [], 0
     for number, one in enumerate(content["readings"]):
         callee, start = _as_callee(one, data, start)
-        callees.append(replace(callee, number=number))
+        callees.append(replace(callee, number=number, blocks=blocks))
     _need(start == len(data))
     return callees
 

@@ -104,6 +104,7 @@ class Outcome:
     calls: int = 0
     seconds: float = 0.0
     script: str = ""  # lines of Python that show a wrong number
+    measured: bool = False  # whether a mistake is known by what was measured alone, not its cause
 
     @property
     def ok(self) -> bool:

@@ -23,6 +23,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import Remembering
+from regard.diagnosis.changed_code import ChangedCode
 from regard.diagnosis.convention import UPSTREAM, CallResult, Question, ReturnedArray, agrees
 from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
 from regard.diagnosis.dropout import without_dropout
@@ -61,12 +62,26 @@ Reading = tuple[Callable[..., Any], Callee]  # what to call, and what is known o
 
 
 def answer_question(
-    readings: Sequence[Reading], question: Question, limit: float, traces: dict[int, Traces]
+    readings: Sequence[Reading],
+    question: Question,
+    limit: float,
+    traces: dict[int, Traces],
+    code: ChangedCode,
 ) -> list[CallResult]:
     """All calls of one question, up to the first that has a problem.
 
-    `traces` are those of the readings whose functions are of JAX, by their numbers.
+    `traces` are those of the readings whose functions are of JAX, by their numbers. A question may
+    change the `code` that is called.
     """
+    if question.change is not None:
+        with _one_at_a_time.lock, code.with_change(question.change):
+            return _answers(readings, question, limit, {})
+    return _answers(readings, question, limit, traces)
+
+
+def _answers(
+    readings: Sequence[Reading], question: Question, limit: float, traces: dict[int, Traces]
+) -> list[CallResult]:
     function, callee = readings[question.reading]
     results = []
     cache: Any = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.changed_text import Block
 from regard.errors import OptionError, safe_text
 
 # Role -> names of parameters that have it, in lower case without underscores.
@@ -197,6 +198,7 @@ class Callee:
     says_added: bool = False  # whether its text says that a mask is added to the scores
     unscaled: bool = False  # whether its name or its text says that scores are not scaled
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
+    blocks: tuple[Block, ...] = ()  # its code, and that of its file that it calls
 
     @property
     def needs_mask(self) -> bool:

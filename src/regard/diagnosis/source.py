@@ -14,7 +14,7 @@ import textwrap
 from typing import Any
 
 from regard.diagnosis.construction import is_module
-from regard.diagnosis.differentiation import Pair
+from regard.diagnosis.differentiation import Applied, Pair
 from regard.diagnosis.signature import text_of
 
 BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
@@ -30,6 +30,8 @@ def code_of(function: Any) -> str:
     """The code of a function, of the class of an object, or of two passes; empty if unknown."""
     if isinstance(function, Pair):
         return code_of(function.holder or function.forward)
+    if isinstance(function, Applied):
+        function = function.kind
     kind = function if inspect.isclass(function) else type(function)
     return text_of(function if is_function(function) else kind)
 
@@ -49,6 +51,7 @@ def code_called(function: Any) -> str:
 def code_of_file(function: Any) -> str:
     """The code of the file in which a function or class is written."""
     own = function.forward if isinstance(function, Pair) else function
+    own = own.kind if isinstance(own, Applied) else own
     kind = own if inspect.isroutine(own) or inspect.isclass(own) else type(own)
     module = sys.modules.get(getattr(inspect.unwrap(kind), "__module__", ""))
     return text_of(module) if getattr(module, "__file__", "") else ""

@@ -17,6 +17,7 @@ from regard.diagnosis.beyond_answers import lost_digits, read_otherwise, seen_in
 from regard.diagnosis.built_in import PLAIN
 from regard.diagnosis.by_properties import HELD, by_properties
 from regard.diagnosis.calling import Once
+from regard.diagnosis.changed_code import ChangedCode
 from regard.diagnosis.convention import READY, Ask, Convention
 from regard.diagnosis.convention_search import (
     SEARCH_SECONDS,
@@ -50,6 +51,7 @@ from regard.diagnosis.observations import (
 from regard.diagnosis.patience import Patience
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.properties import properties
+from regard.diagnosis.repair import repaired
 from regard.diagnosis.reproduction import origin, script
 from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome, Property
 from regard.diagnosis.robustness import fragilities
@@ -77,8 +79,9 @@ def in_this_process(
     """What is known of a function in this process, and how to put questions to it."""
     found = inspect_function(function, roles, heads, library)
     traces: dict[int, Traces] = {}
-    callees = [callee for _, callee in found]
-    return callees, lambda question: answer_question(found, question, limit, traces)
+    code = ChangedCode(function)
+    callees = [replace(callee, blocks=code.blocks) for _, callee in found]
+    return callees, lambda question: answer_question(found, question, limit, traces, code)
 
 
 def diagnose(
@@ -137,6 +140,8 @@ def diagnose(
         by_rule = None if likely[0].out_of_time else _of_properties(whole)
         if by_rule is not None and (by_rule.mistakes or found.verdict == "unusable"):
             found = by_rule
+    if found.verdict == "unknown" or found.measured:
+        found = repaired(likely[0], found, lambda changed: _verdict(changed, None))
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=put.calls, seconds=seconds)
 
@@ -213,7 +218,7 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         tuple(parts(own.matcher)) if tested.of_gradients else (),
         script=_script(tested, own),
     )
-    if own.built_in != PLAIN or not outcome.ok:
+    if replace(own.built_in, softcap=None) != PLAIN or not outcome.ok:
         return outcome
     return _with_gradients(tested, own, outcome)
 
@@ -351,6 +356,7 @@ def _unknown(tested: FunctionUnderTest, best: Hypothesis, unit: str) -> Outcome:
         tuple(properties(tested, first, UNITS[unit])) if plain else (),
         tuple(parts(best.matcher)) if tested.of_gradients else (),
         script=_script(tested, best),
+        measured=bool(mistakes),
     )
 
 

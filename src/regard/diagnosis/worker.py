@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 from regard.diagnosis import protocol
+from regard.diagnosis.changed_code import ChangedCode
 from regard.diagnosis.convention import CallResult
 from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
@@ -43,7 +45,9 @@ def serve(key: bytes) -> None:
     try:
         loaded = load(target)
         readings = inspect_function(loaded, request["roles"], request["heads"], request["library"])
-        reply = protocol.callees_frame(key, message.number, [callee for _, callee in readings])
+        code = ChangedCode(loaded)
+        callees = [replace(callee, blocks=code.blocks) for _, callee in readings]
+        reply = protocol.callees_frame(key, message.number, callees)
     except BaseException as error:
         kind = "OptionError" if isinstance(error, OptionError) else "ProblemError"
         answer(protocol.error_frame(key, message.number, kind, _why(error, target)))
@@ -55,7 +59,7 @@ def serve(key: bytes) -> None:
         message = next_message()
         question = protocol.as_question(message)
         try:
-            results = answer_question(readings, question, request["limit"], traces)
+            results = answer_question(readings, question, request["limit"], traces, code)
         except KeyboardInterrupt as error:  # raised by the function: no terminal is attached
             results = [CallResult(problem=describe_error(error), kind="raised")]
         except BaseException as error:

@@ -1,0 +1,299 @@
+"""Small changes of code, each of which mends a slip that people make: `<=` for `<`, `k` for `q`.
+
+Must not know what the code computes, nor run it. No change leaves a step out: code that computes
+something more, and is right, would then look like attention with a mistake.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+
+from regard.diagnosis.changed_text import Block, Change, Span, Syntax
+
+# Each is likelier to be meant than those after it.
+FIRST, SECOND, THIRD, LAST = range(4)
+
+OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
+    ast.Add: ("+", ("-",)),
+    ast.Sub: ("-", ("+",)),
+    ast.Mult: ("*", ("/",)),
+    ast.Div: ("/", ("*",)),
+    ast.FloorDiv: ("//", ("%",)),
+    ast.Mod: ("%", ("//",)),
+    ast.BitAnd: ("&", ("|",)),
+    ast.BitOr: ("|", ("&",)),
+    ast.Lt: ("<", ("<=", ">", ">=")),
+    ast.LtE: ("<=", ("<", ">=", ">")),
+    ast.Gt: (">", (">=", "<", "<=")),
+    ast.GtE: (">=", (">", "<=", "<")),
+    ast.Eq: ("==", ("!=", ">=", "<=")),
+    ast.NotEq: ("!=", ("==",)),
+}
+TURNED = (ast.Sub, ast.Div, ast.MatMult, ast.FloorDiv, ast.Mod)  # operands whose order counts
+INSTEAD = (
+    ("repeat", "tile"),
+    ("repeat_interleave", "repeat"),
+    ("max", "min", "sum"),
+    ("amax", "amin"),
+    ("mean", "sum"),
+    ("maximum", "minimum"),
+    ("tril", "triu"),
+    ("sin", "cos"),
+    ("all", "any"),
+    ("zeros", "ones"),
+    ("zeros_like", "ones_like"),
+    ("logical_and", "logical_or"),
+    ("view", "transpose"),
+    ("exp", "log"),
+    ("logsumexp", "max"),
+)
+MASKS = re.compile(
+    "mask|pad|keep|valid|visible|allowed|causal|hidden|ignore|blocked", re.IGNORECASE
+)
+FACTORS = re.compile(
+    "scale|alpha|corr|factor|temp|inv|norm|sqrt|decay|slope|cap$|^c$|rescale",
+    re.IGNORECASE,
+)
+WIDTHS = re.compile("^d$|d_?k|d_?h|dim|width|size|hidden", re.IGNORECASE)
+MOST_NAMES, LIKELY_NAMES = 8, 3  # that are tried in the place of another one
+MOST_AXES, MOST_LETTERS = 4, 40  # of an index with a new axis, of a formula of einsum
+AUGMENTED = (("+=", "-="), ("-=", "+="), ("*=", "/="), ("/=", "*="), ("+=", "="))
+Likely = tuple[int, Span]
+
+
+def changes_of(blocks: Sequence[Block]) -> list[Change]:
+    """Every small change of some code, the likeliest first."""
+    found: dict[tuple[int, int, int, str], int] = {}
+    for number, (_, text) in enumerate(blocks):
+        own = _Changes(text)
+        for likely, (start, end, new) in own.changes():
+            key = (number, start, end, new)
+            if text[start:end] != new:
+                found[key] = min(likely, found.get(key, likely))
+    return [Change(*one) for one in sorted(found, key=lambda one: (found[one], one))]
+
+
+class _Changes(Syntax):
+    """The changes of one top-level statement, each with how likely it is to be meant."""
+
+    def changes(self) -> Iterator[Likely]:
+        functions = [one for one in ast.walk(self.tree) if isinstance(one, ast.FunctionDef)]
+        outer = [one for one in functions if not self.is_within_function(one)]
+        for function in outer:
+            for node in ast.walk(function):
+                if not self.limits(node):
+                    yield from self._of_node(node)
+            yield from self._of_names(function)
+            yield from self._of_factors(function)
+            yield from self._of_order(function)
+
+    # --- one place ---------------------------------------------------------------------------
+
+    def _of_node(self, node: ast.AST) -> Iterator[Likely]:
+        match node:
+            case ast.Constant():
+                yield from self._of_constant(node)
+            case ast.Compare():
+                operands = itertools.pairwise([node.left, *node.comparators])
+                for operator, pair in zip(node.ops, operands, strict=True):
+                    yield from ((FIRST, one) for one in self._of_operator(operator, *pair))
+            case ast.BinOp():
+                yield from (
+                    (SECOND, one) for one in self._of_operator(node.op, node.left, node.right)
+                )
+                if isinstance(node.op, TURNED):
+                    yield THIRD, self._turned(node)
+            case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert()):
+                if not isinstance(node.operand, ast.Constant):
+                    yield SECOND, self.instead(node, self.code(node.operand))
+            case ast.AugAssign():
+                for old, new in AUGMENTED:
+                    for span in self.between(node.target, node.value, old, new):
+                        yield SECOND, span
+            case ast.Tuple(elts=[_, _, *_]):
+                yield from ((SECOND, one) for one in self._with_other_signs(node))
+            case ast.Subscript():
+                yield from ((FIRST, one) for one in self._of_subscript(node))
+            case ast.Call():
+                yield from self._of_call(node)
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+            yield from self._negated(node)
+
+    def _of_operator(self, operator: ast.AST, left: ast.AST, right: ast.AST) -> Iterator[Span]:
+        old, others = OPERATORS.get(type(operator), ("", ()))
+        for new in others:
+            yield from self.between(left, right, old, new)
+
+    def _turned(self, node: ast.BinOp) -> Span:
+        """With the operands in the other order."""
+        (_, middle), (later, _) = self.span(node.left), self.span(node.right)
+        operator = re.sub(r"[()\s]", "", self.text[middle:later])
+        return self.instead(node, f"({self.code(node.right)}) {operator} ({self.code(node.left)})")
+
+    def _with_other_signs(self, node: ast.Tuple) -> Iterator[Span]:
+        """All numbers of a tuple negated, as the two shifts of an image."""
+        operands = [one.operand for one in node.elts if isinstance(one, ast.UnaryOp)]
+        start, end = self.span(node.elts[0])[0], self.span(node.elts[-1])[1]
+        if len(operands) == len(node.elts):
+            yield start, end, ", ".join(map(self.code, operands))
+        elif isinstance(self.parents.get(node), ast.Call | ast.keyword) and all(
+            isinstance(one, ast.Name | ast.Attribute) for one in node.elts
+        ):
+            yield start, end, ", ".join(f"-{self.code(one)}" for one in node.elts)
+
+    def _of_constant(self, node: ast.Constant) -> Iterator[Likely]:
+        value, whole = node.value, self._with_sign(node)
+        sign = "" if whole is node else "-"
+        is_operand = isinstance(self.parents[whole], ast.BinOp | ast.AugAssign)
+        others: Iterable[str] = ()
+        if isinstance(value, bool):
+            others = (str(not value),)
+        elif isinstance(value, int) and value < 10:
+            own = int(f"{sign}{value}")
+            numbers = {own + 1, own - 1, -own, 0, 1, 2, -1, -2}
+            if is_operand:
+                numbers -= {0, 1}  # these often leave out what is computed
+            others = map(str, sorted(numbers - {own}))
+        elif isinstance(value, float):
+            others = (f"{-float(f'{sign}{value}')}", f"{sign}{2 * value}", f"{sign}{value / 2}")
+        elif value in ("inf", "-inf"):
+            others = (repr("-inf" if value == "inf" else "inf"),)
+        elif isinstance(value, str) and "->" in value and len(value) <= MOST_LETTERS:
+            others = map(repr, _other_sums(value))
+        for one in others:
+            text = f"({one})" if is_operand and one.startswith("-") else one
+            yield THIRD if is_operand else FIRST, self.instead(whole, text)
+
+    def _with_sign(self, node: ast.Constant) -> ast.AST:
+        parent = self.parents[node]
+        is_negative = isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.USub)
+        return parent if is_negative else node
+
+    def _of_subscript(self, node: ast.Subscript) -> Iterator[Span]:
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        for part in parts:
+            if isinstance(part, ast.Slice) and part.step is None:
+                bounds = (part.lower, part.upper)
+                lower, upper = ("" if one is None else self.code(one) for one in bounds)
+                others = [f"{upper}:{lower}"] if lower or upper else []
+                others += ["1:"] if (lower, upper) == ("", "-1") else []
+                others += [":-1"] if (lower, upper) == ("1", "") else []
+                for more in ("+ 1", "- 1"):
+                    others += [f"{lower} {more}:{upper}"] if lower.isidentifier() else []
+                    others += [f"{lower}:{upper} {more}"] if upper.isidentifier() else []
+                yield from (self.instead(part, one) for one in others)
+        is_new = [isinstance(one, ast.Constant) and one.value is None for one in parts]
+        if any(is_new) and len(parts) <= MOST_AXES:
+            for one, other in itertools.combinations(range(len(parts)), 2):
+                if is_new[one] != is_new[other]:
+                    yield self.exchanged(parts[one], parts[other])
+
+    def _of_call(self, node: ast.Call) -> Iterator[Likely]:
+        end = self.span(node.func)[1]
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        for group in INSTEAD:
+            for other in group if name in group else ():
+                yield SECOND, (end - len(name), end, other)
+        for pair in itertools.combinations(node.args, 2):
+            yield SECOND, self.exchanged(*pair)
+
+    def _negated(self, node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[Likely]:
+        """A mask with True for what was False."""
+        base: ast.AST = node
+        while isinstance(base, ast.Subscript):
+            base = base.value
+        name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+        is_operand = isinstance(self.parents[node], ast.Call | ast.BinOp)
+        if isinstance(node.ctx, ast.Load) and MASKS.search(name) and is_operand:
+            yield SECOND, self.instead(node, f"(~{self.code(node)})")
+
+    # --- a whole function ----------------------------------------------------------------------
+
+    def _of_names(self, function: ast.FunctionDef) -> Iterator[Likely]:
+        """One name in the place of another, unless fewer names are then of use."""
+        names = [one for one in ast.walk(function) if isinstance(one, ast.Name)]
+        own = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        own |= {one.id for one in names if not isinstance(one.ctx, ast.Load)}
+        own -= {"self", "cls"}
+        read = [one for one in names if isinstance(one.ctx, ast.Load) and one.id in own]
+        reads = Counter(one.id for one in read)
+
+        def others(name: str, count: int) -> list[str]:
+            """The likeliest names in the place of this one, read so often here."""
+            free = reads[name] > count
+            found = [one for one in own if one != name and (free or not reads[one])]
+            found.sort(key=lambda one: (-SequenceMatcher(None, name, one).ratio(), one))
+            return found[:MOST_NAMES]
+
+        for node in read:
+            parent = self.parents[node]
+            if not (isinstance(parent, ast.Call) and parent.func is node):
+                for place, other in enumerate(others(node.id, 1)):
+                    yield SECOND if place < LIKELY_NAMES else LAST, self.instead(node, other)
+        for statement in ast.walk(function):
+            value = getattr(statement, "value", None)
+            if isinstance(statement, ast.stmt) and isinstance(value, ast.expr):
+                inside = set(ast.walk(value))
+                here = Counter(one.id for one in read if one in inside)
+                for name, count in here.items():
+                    places = [self.span(one) for one in read if one in inside and one.id == name]
+                    for other in others(name, count) if count > 1 else ():
+                        yield SECOND, self._renamed(self.span(value), sorted(places), other)
+
+    def _renamed(self, whole: tuple[int, int], places: list[tuple[int, int]], name: str) -> Span:
+        """A part of the text with another name in all of these places."""
+        text, at = "", whole[0]
+        for start, end in places:
+            text += self.text[at:start] + name
+            at = end
+        return *whole, text + self.text[at : whole[1]]
+
+    def _of_factors(self, function: ast.FunctionDef) -> Iterator[Likely]:
+        """A factor that was forgotten, a square, a root."""
+        nodes = [*ast.walk(function)]
+        known = {self.code(one) for one in nodes if isinstance(one, ast.Name | ast.Attribute)}
+        known |= {one.arg for one in nodes if isinstance(one, ast.arg)}
+        factors = sorted(one for one in known if FACTORS.search(one.rpartition(".")[2]))
+        for node in nodes:
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.Return) and node.value:
+                several = isinstance(node.value, ast.Tuple) and isinstance(node, ast.Return)
+                for value in node.value.elts if several else [node.value]:  # type: ignore[attr-defined]
+                    here = {self.code(one) for one in ast.walk(value) if isinstance(one, ast.expr)}
+                    for factor, operator in itertools.product(factors, "*/"):
+                        if factor not in here and not isinstance(value, ast.Constant | ast.Tuple):
+                            text = f"({self.code(value)}) {operator} {factor}"
+                            yield THIRD, self.instead(value, text)
+            parent = self.parents.get(node)
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(parent, ast.BinOp):
+                own = self.code(node)
+                if WIDTHS.search(own.rpartition(".")[2]):
+                    yield THIRD, self.instead(node, f"{own} ** 0.5")
+                if isinstance(parent.op, ast.Add | ast.Sub):
+                    yield THIRD, self.instead(node, f"{own} ** 2")
+
+    def _of_order(self, function: ast.FunctionDef) -> Iterator[Likely]:
+        """Two statements, one after the other, in the other order."""
+        simple = (ast.Assign, ast.AugAssign, ast.Expr, ast.If)
+        for node in ast.walk(function):
+            body = getattr(node, "body", None)
+            for one, other in itertools.pairwise(body if isinstance(body, list) else []):
+                if isinstance(one, simple) and isinstance(other, simple):
+                    yield THIRD, self.exchanged(one, other)
+
+
+def _other_sums(formula: str) -> Iterator[str]:
+    """Formulas of einsum with another letter in one place, or two letters of a part exchanged."""
+    letters = sorted(set(filter(str.isalpha, formula)))
+    places = [place for place, letter in enumerate(formula) if letter in letters]
+    for place, letter in itertools.product(places, letters):
+        yield formula[:place] + letter + formula[place + 1 :]
+    for one, other in itertools.combinations(places, 2):
+        if formula[one:other].isalpha():
+            own = list(formula)
+            own[one], own[other] = own[other], own[one]
+            yield "".join(own)
