@@ -91,7 +91,7 @@ def _leads(figures: Figures) -> bool:
 
 def _dots(figures: Figures) -> bytes:
     """One line for each case, one sign for each library."""
-    figure, axes = pyplot.subplots(figsize=(6, 1.2 + 0.34 * len(figures.rows)))
+    figure, axes = pyplot.subplots(figsize=(4, 1.2 + 0.34 * len(figures.rows)))
     places = range(len(figures.rows))
     for column, library in enumerate(figures.libraries):
         own = [row[column] for _, row in figures.rows]
@@ -113,7 +113,7 @@ def _ladder() -> bytes:
     )
     rows = [(f"{rung}: {adds.replace('`', '')}", float(own)) for rung, adds, own in rows]
     rows = [row for row in rows if "causal" not in row[0]]
-    figure, axes = pyplot.subplots(figsize=(6, 1.2 + 0.36 * len(rows)))
+    figure, axes = pyplot.subplots(figsize=(2.5, 1.2 + 0.36 * len(rows)))
     bars = axes.barh(range(len(rows)), [own for _, own in rows], color="#d9780a", zorder=3)
     axes.bar_label(bars, padding=3)
     axes.set(xlabel="GF/s")
@@ -126,5 +126,7 @@ def _finished(figure: Any, axes: Any, names: Sequence[str]) -> bytes:
     axes.grid(axis="x", color="#dddddd")
     axes.spines[["top", "right", "left"]].set_visible(False)
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+        axes.legend(  # above, so that a phone need not make the text smaller
+            loc="lower left", bbox_to_anchor=(-0.3, 1), ncols=3, frameon=False, columnspacing=1
+        )
     return as_svg(figure)
