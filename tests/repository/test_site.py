@@ -178,6 +178,7 @@ class TestBuilt:
             "index",
             "learn/gradients",
             "classroom/animals",
+            "docs/training",
             "gallery/index",
             "reference/mistakes/softmax_over_queries",
             "reference/tests/test_semantics_masks",
