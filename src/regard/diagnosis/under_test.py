@@ -108,6 +108,11 @@ class FunctionUnderTest:
                 one = 1 if convention.one_query else None
                 how = (of_batch, kind == "self", one, self.is_round)
                 found = [*_ready_probes(rank, *how, *rules)]
+                first = convention.causal_always and convention.aligned == "start"
+                if first or self.callee.has_one_length:  # two queries would see two keys
+                    found = [p for p in found if p.ability != "long" or _is_square(p)]
+                if "causal" in roles:
+                    found += [_as_causal(p) for p in found if p.ability == "long" and _is_square(p)]
             else:
                 rows = ROUND if self.is_round else 5
                 drawn = _projected_probes(self.callee, rank, rows)
@@ -305,6 +310,11 @@ def _with_sink(probe: Probe) -> Probe:
     """With a sink of each head, of the size of the scores."""
     sink = 0.4 + 0.7 * np.arange(probe.sizes["H"])
     return replace(probe, inputs={**probe.inputs, "sink": sink})
+
+
+def _as_causal(probe: Probe) -> Probe:
+    """The same with a causal rule that is asked for."""
+    return replace(probe, causal=True, name=f"causal, {probe.name}", ability="causal")
 
 
 def _is_square(probe: Probe) -> bool:
