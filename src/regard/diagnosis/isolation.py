@@ -24,7 +24,6 @@ from regard.diagnosis.result import Finding, Outcome
 from regard.diagnosis.running import MAX_BYTES
 from regard.diagnosis.signature import Callee
 from regard.diagnosis.target import load
-from regard.diagnosis.worker import MAX_MEMORY
 from regard.errors import OptionError, ProblemError, safe_text
 
 LOADING_SECONDS = 120.0  # loading a file may import torch
@@ -206,7 +205,7 @@ class _Process:
         if what == "processes":
             text = f"it started more than {supervisor.MAX_PROCESSES} processes"
         elif what == "memory":
-            text = f"it took more than {MAX_MEMORY / 2**30:g} GiB of memory"
+            text = f"it took more than {supervisor.MAX_MEMORY / 2**30:g} GiB of memory"
         elif what.startswith(("exit code", "signal")) or not hasattr(os, "fork"):
             text = f"it ended the process ({what or f'exit code {self._supervisor.returncode}'})"
         else:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 KEY_BYTES = 16
 MAX_PROCESSES = 64
+MAX_MEMORY = 2**30  # bytes that a function and what it starts may take
 # Time between two looks, and the share of time that looking may take if there are many processes.
 TICK_SECONDS = 0.1
 LOOKING_SHARE = 0.1
@@ -80,7 +81,7 @@ def _watch(worker: int) -> str:
     """Wait until the worker ends or must be ended; return why."""
     listener = select.poll()
     listener.register(0, 0)  # reports that our input has been closed
-    memory = None
+    before = None  # bytes in use before the function is called
     while True:
         begin = time.monotonic()
         with contextlib.suppress(ChildProcessError):
@@ -91,9 +92,12 @@ def _watch(worker: int) -> str:
         running = _descendants()
         if len(running) > MAX_PROCESSES:
             return "processes"
-        memory = memory or _limit_of(worker)
-        if memory and sum(map(_memory, running)) > memory:
-            return "memory"
+        if (limit := _limit_of(worker)) is not None:
+            now = sum(map(_memory, running))
+            if before is None:  # private data that the worker had, or less: some is only reserved
+                before = min(now, limit - MAX_MEMORY)
+            if now > before + MAX_MEMORY:
+                return "memory"
         pause = max(TICK_SECONDS, (time.monotonic() - begin) / LOOKING_SHARE)
         if listener.poll(1000 * pause):
             return "asked to"

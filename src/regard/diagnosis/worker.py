@@ -17,10 +17,9 @@ from regard.diagnosis.convention import CallResult
 from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.running import answer_question, describe_error
+from regard.diagnosis.supervisor import MAX_MEMORY
 from regard.diagnosis.target import load
 from regard.errors import OptionError, ProblemError, safe_text
-
-MAX_MEMORY = 2**30
 
 
 def serve(key: bytes) -> None:
