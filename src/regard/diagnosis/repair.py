@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -61,16 +60,24 @@ def repaired(
     if not repairs:
         return unknown
     own, *others = repairs
-    title = f"line {own.line} is `{own.before}`, and right with `{own.after}`"
-    why = "With this one change every number that was tried is right."
+    title = f"line {own.line} should be `{own.after}`"
+    why = f"It is `{own.before}`. With this one change every number that was tried is right."
     if others:
-        either = " or ".join(f"with `{one.after}` in line {one.line}" for one in others)
-        why += f" So it is {either} instead."
+        either = " or ".join(f"`{one.after}` in line {one.line}" for one in others)
+        why += f" So it is with {either} instead."
     lines = ("", own.after) if tested.callee.framework == "torch" else (own.after, "")
-    mistake = Named("one_change", "", "wrong", title, why, "", *lines)
-    text = f"{unknown.function} is mistaken: {title}"
-    more: dict[str, Any] = dict(mistakes=(mistake,), nearest=(), measured=False)
-    return replace(unknown, verdict="mistaken", summary=text, **more)
+    # What was measured of the weights is of a computation that is not meant.
+    findings = tuple(one for one in unknown.findings if one.name != "measured")
+    return replace(
+        unknown,
+        verdict="mistaken",
+        summary=f"{unknown.function} is mistaken: {title}",
+        mistakes=(Named("one_change", "", "wrong", title, why, "", *lines),),
+        nearest=(),
+        findings=findings,
+        properties=(),
+        measured=False,
+    )
 
 
 def _repairs_of(
