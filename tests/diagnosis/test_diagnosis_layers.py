@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import regard
+from regard.diagnosis.weights import readings_of_weights
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -57,3 +59,21 @@ def test_what_models_of_transformers_compute_is_right(family):
     module = import_module(f"transformers.models.{family}.modeling_{family}")
     found = regard.diagnose(module.eager_attention_forward)
     assert found.verdict == "right", str(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"),
+        *("out", "o", "output", "proj", "c_proj", "out_proj", "to_out", "fc_out"),
+    ],
+)
+def test_the_layer_after_the_heads_has_many_names(name):
+    class Layer:
+        def __init__(self):
+            self.query, self.key, self.value = np.random.default_rng(1).normal(size=(3, 8, 8))
+            setattr(self, name, 2 * np.eye(8))
+
+    (weights, heads), *_ = readings_of_weights(Layer(), 2)
+    assert (sorted(weights), heads) == (["W_k", "W_o", "W_q", "W_v"], 2)
+    np.testing.assert_array_equal(weights["W_o"], 2 * np.eye(8))
