@@ -63,7 +63,7 @@ def _work(key: bytes) -> None:
     try:
         from regard.diagnosis.worker import serve
 
-        serve(key)
+        serve(key, MAX_MEMORY)
     finally:
         os._exit(1)
 

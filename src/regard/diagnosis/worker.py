@@ -17,13 +17,15 @@ from regard.diagnosis.convention import CallResult
 from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.running import answer_question, describe_error
-from regard.diagnosis.supervisor import MAX_MEMORY
 from regard.diagnosis.target import load
 from regard.errors import OptionError, ProblemError, safe_text
 
 
-def serve(key: bytes) -> None:
-    """Load what the first message names, then answer one question after the other, without end."""
+def serve(key: bytes, memory: int) -> None:
+    """Load what the first message names, then answer one question after the other, without end.
+
+    `memory`: bytes that the function may take.
+    """
     inbox, outbox = _channels()
     _no_core_files()
     # Some probes fail, and JAX would take longer to shorten their tracebacks than to trace them.
@@ -51,7 +53,7 @@ def serve(key: bytes) -> None:
         kind = "OptionError" if isinstance(error, OptionError) else "ProblemError"
         answer(protocol.error_frame(key, message.number, kind, _why(error, target)))
         return
-    _limit_memory()
+    _limit_memory(memory)
     answer(reply)
     traces: dict[int, Traces] = {}
     while True:
@@ -118,8 +120,8 @@ def _no_core_files() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _limit_memory() -> None:
-    """Allow as much as there is now and MAX_MEMORY more; the supervisor counts all processes.
+def _limit_memory(more: int) -> None:
+    """Allow as much as there is now and so much more; the supervisor counts all processes.
 
     Private data is limited, not addresses: libraries reserve many of those without using them.
     """
@@ -128,6 +130,6 @@ def _limit_memory() -> None:
 
         now = int(file.read().split()[5]) * resource.getpagesize()
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = now + MAX_MEMORY
+        limit = now + more
         if most == resource.RLIM_INFINITY or limit < most:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
