@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.changed_text import parsed
 from regard.diagnosis.signature import Parameter, plain, role_of
 from regard.diagnosis.weights import LAYERS, fused_order
 
@@ -333,7 +334,7 @@ def trees_of(function: Callable[..., Any]) -> Iterator[ast.AST]:
     others = (known.get(name) for name in names)
     for one in (inner, *(other for other in others if inspect.isfunction(other))):
         try:
-            yield ast.parse(textwrap.dedent(inspect.getsource(one)))
+            yield parsed(textwrap.dedent(inspect.getsource(one)))
         except (OSError, TypeError, SyntaxError):
             continue
 

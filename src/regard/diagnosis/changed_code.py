@@ -7,7 +7,6 @@ which changes are worth a try.
 from __future__ import annotations
 import __future__
 
-import ast
 import contextlib
 import functools
 import inspect
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from regard.diagnosis.changed_text import MOST_CHARACTERS, Block, Change
+from regard.diagnosis.changed_text import MOST_CHARACTERS, Block, Change, parsed
 
 MOST_FUNCTIONS = 200
 JAX = ("jax", "jnp")
@@ -44,7 +43,7 @@ class ChangedCode:
     def _blocks_in(self, text: str) -> Iterator[Block]:
         """The top-level statements in which the functions are, if they were made of this text."""
         lines = text.splitlines(keepends=True)
-        for statement in ast.parse(text).body:
+        for statement in parsed(text).body:
             decorators = getattr(statement, "decorator_list", [])
             first = min([statement.lineno, *(one.lineno for one in decorators)])
             block = first, "".join(lines[first - 1 : statement.end_lineno])

@@ -6,6 +6,7 @@ Must not know which changes are worth a try.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,14 @@ class Change:
         )
 
 
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of code: Python 3.11 may fail where two threads make one at once."""
+    for _ in range(10):
+        with contextlib.suppress(SystemError):
+            return ast.parse(text)
+    raise SyntaxError("no syntax tree")
+
+
 class Syntax:
     """The syntax tree of one top-level statement, and where each part of it is in the text."""
 
@@ -57,7 +66,7 @@ class Syntax:
         self.text = text
         self.lines = text.splitlines(keepends=True)
         self.starts = [0, *itertools.accumulate(map(len, self.lines))]
-        self.tree = ast.parse(text)
+        self.tree = parsed(text)
         self.parents = {
             child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
         }

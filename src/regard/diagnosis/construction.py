@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.changed_text import parsed
 from regard.diagnosis.signature import plain, role_of
 from regard.errors import OptionError, safe_text
 
@@ -334,10 +335,10 @@ class _Configuration(SimpleNamespace):
 def _read_from(kind: Any, name: str) -> Iterator[str]:
     """The attributes and items of `name` that a class and the others of its module read."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(sys.modules[kind.__module__])))
+        tree = parsed(textwrap.dedent(inspect.getsource(sys.modules[kind.__module__])))
     except (OSError, TypeError, SyntaxError, KeyError):
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+            tree = parsed(textwrap.dedent(inspect.getsource(kind)))
         except (OSError, TypeError, SyntaxError):
             return
     for node in ast.walk(tree):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
+from regard.diagnosis.changed_text import parsed
 from regard.diagnosis.signature import DIFFERENTIATED, is_upstream, plain, role_of
 from regard.errors import OptionError, safe_text
 
@@ -222,7 +223,7 @@ def returned_gradients(function: Any) -> tuple[str, ...]:
     """The names that a function's last `return` has, each "" where it says no gradient's name."""
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
-        tree = ast.parse(source).body[0]
+        tree = parsed(source).body[0]
     except (OSError, TypeError, ValueError, SyntaxError, IndexError):
         return ()
     values = [one.value for one in _returns(tree) if isinstance(one.value, ast.Tuple)]

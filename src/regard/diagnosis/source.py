@@ -13,6 +13,7 @@ import sys
 import textwrap
 from typing import Any
 
+from regard.diagnosis.changed_text import parsed
 from regard.diagnosis.construction import is_module
 from regard.diagnosis.differentiation import Applied, Pair
 from regard.diagnosis.signature import text_of
@@ -67,7 +68,7 @@ def words_of(text: str) -> str:
     lines = textwrap.dedent(text)
     found = re.findall("#(.*)", lines)
     with contextlib.suppress(SyntaxError, ValueError):
-        for node in ast.walk(ast.parse(lines)):
+        for node in ast.walk(parsed(lines)):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.append(ast.get_docstring(node) or "")
     return "\n".join(found)
