@@ -21,23 +21,6 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def of_splits(q, k, v, count=2):
-    """One query per head, keys in parts that are merged: q (H, D), k and v (S, H, D)."""
-    outputs, tops, logs = [], [], []
-    for some in np.array_split(np.arange(len(k)), count):
-        if not some.size:
-            continue
-        s = np.einsum("hd,shd->hs", q, k[some]) / np.sqrt(q.shape[-1])
-        top = s.max(-1)
-        e = np.exp(s - top[:, None])
-        outputs.append(np.einsum("hs,shd->hd", e, v[some]) / e.sum(-1)[:, None])
-        tops.append(top)
-        logs.append(top + np.log(e.sum(-1)))
-    logs, tops = np.stack(logs), np.stack(tops)
-    shares = softmax(tops.T).T
-    return np.sum(shares[..., None] * np.stack(outputs), axis=0)
-
-
 def with_a_sink(q, k, v, sink):
     """Causal attention with a sink of each head, (H,), in front: q, k, v (B, H, L, D)."""
     s = np.einsum("bhid,bhjd->bhij", q, k) / np.sqrt(q.shape[-1])
@@ -83,7 +66,6 @@ def with_gains(q, k, v):
     ("function", "line"),
     [
         (with_a_sink, "w = softmax(s)[..., 1:]"),
-        pytest.param(of_splits, "shares = softmax(logs.T).T", marks=pytest.mark.full),
         pytest.param(capped, "d_s = d_s * (1 - t ** 2) * scale", marks=pytest.mark.full),
         pytest.param(
             of_cosines,
