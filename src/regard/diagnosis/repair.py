@@ -85,8 +85,7 @@ def _repairs_of(
 ) -> list[Repair]:
     """Changes of different lines after which `is_right` holds, the likeliest first."""
     blocks = tested.callee.blocks
-    # What code says that it means, as heads that are mixed, is not to be mended.
-    if not blocks or tested.callee.meant or tested.hung or tested.out_of_time:
+    if not blocks or tested.hung or tested.out_of_time:
         return []
     asked, conventions = tested, find_conventions(tested)
     if unknown.gradients and not tested.callee.is_backward:  # these differ, its output is right

@@ -148,6 +148,9 @@ class _Changes(Syntax):
 
     def _of_constant(self, node: ast.Constant) -> Iterator[Likely]:
         value, whole = node.value, self._with_sign(node)
+        within = self.parents[whole]
+        if isinstance(within, ast.Slice) and within.step is whole:
+            return  # without its sign a turned axis is left as it was
         sign = "" if whole is node else "-"
         is_operand = isinstance(self.parents[whole], ast.BinOp | ast.AugAssign)
         others: Iterable[str] = ()
