@@ -57,7 +57,7 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield DROPOUT_LEFT_ON
     if wrong:
         return
-    if tested.callee.has_positions and not own.built_in.positions:
+    if tested.callee.has_positions and not (own.built_in.positions or own.built_in.added):
         yield POSITIONS_UNUSED
     if _leaks(tested, own):
         yield LATER_TOKENS

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.added_scores import AddedScores
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.probe import Probe
 from regard.positions import Alibi
@@ -41,6 +42,7 @@ class BuiltIn:
     window: int | None = None
     linear: str = ""  # the feature map of linear attention
     unscaled: bool = False  # as its code says it is meant to be
+    added: AddedScores | None = None
     at_end: bool = False  # with more keys than queries, the last of both are at the same position
 
     def __str__(self) -> str:
@@ -53,6 +55,8 @@ class BuiltIn:
             words.append(f"a softcap of {self.softcap:g}")
         if self.window is not None:
             words.append(f"a window of {self.window} key{'s' if self.window > 1 else ''}")
+        if self.added is not None:
+            words.append(str(self.added))
         return " and ".join(words)
 
     @property
@@ -88,6 +92,10 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
             inputs["positions_slopes"] = Alibi().slopes_of(sizes["H"])
         else:
             inputs["frequencies"] = _frequencies(own, sizes["D"])
+    if own.added is not None:
+        if (added := own.added.of(probe)) is None:
+            return None
+        inputs["bias"] = inputs.get("bias", 0.0) + added
     if own.softcap is not None and "softcap" not in inputs:
         inputs["softcap"] = np.array(own.softcap)
     window = probe.window if own.window is None or probe.window else own.window

@@ -7,17 +7,19 @@ which changes are worth a try.
 from __future__ import annotations
 import __future__
 
+import ast
 import contextlib
 import functools
 import inspect
 import itertools
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
 from regard.diagnosis.changed_text import MOST_CHARACTERS, Block, Change, parsed
+from regard.diagnosis.insides import NOTE, Notes, noting
 
 MOST_FUNCTIONS = 200
 JAX = ("jax", "jnp")
@@ -51,9 +53,11 @@ class ChangedCode:
             if any(_is_of(codes.get(_place(one)), one.__code__) for one in self._functions):
                 yield block
 
-    def _compiled(self, first: int, text: str) -> dict[tuple[str, int], CodeType]:
+    def _compiled(self, first: int, text: str | ast.Module) -> dict[tuple[str, int], CodeType]:
         flags = self._functions[0].__code__.co_flags & FUTURE
-        whole = compile("\n" * (first - 1) + text, self._file, "exec", flags, dont_inherit=True)
+        if isinstance(text, str):
+            text = parsed("\n" * (first - 1) + text)
+        whole = compile(text, self._file, "exec", flags, dont_inherit=True)
         return {(one.co_name, one.co_firstlineno): one for one in _codes(whole)}
 
     @contextlib.contextmanager
@@ -62,6 +66,28 @@ class ChangedCode:
         codes: dict[tuple[str, int], CodeType] = {}
         with contextlib.suppress(SyntaxError, ValueError):
             codes = self._compiled(self.blocks[change.block][0], change.of(self.blocks))
+        with self._exchanged(codes):
+            yield
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[Notes]:
+        """While this lasts the code notes its values."""
+        notes, codes = Notes(), dict[tuple[str, int], CodeType]()
+        for first, text in self.blocks:
+            codes |= self._compiled(first, noting("\n" * (first - 1) + text))
+        known = {id(one.__globals__): one.__globals__ for one in self._functions}.values()
+        for names in known:
+            names[NOTE] = notes
+        try:
+            with self._exchanged(codes):
+                yield notes
+        finally:
+            for names in known:
+                names.pop(NOTE, None)
+
+    @contextlib.contextmanager
+    def _exchanged(self, codes: Mapping[tuple[str, int], CodeType]) -> Iterator[None]:
+        """While this lasts the functions have this code."""
         replaced: list[tuple[FunctionType, CodeType]] = []
         try:
             for function in self._functions:

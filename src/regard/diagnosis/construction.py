@@ -55,6 +55,11 @@ SIZES = (
     ),
 )
 
+# Sizes of windows and images are pairs in some code, which says so when it gets a number.
+PAIRED = re.compile("size|window|grid|resolution|shape|patches|img|image")
+OF_PAIRS = re.compile("subscriptable|iterable|unpack")
+SIDE = 4  # of such an image: its pixels are as many as the tokens of round probes
+
 # A single learned number that multiplies what attention returns; of others the module is kept.
 GATE = re.compile("(gamma|gate|alpha|beta)$")
 
@@ -85,7 +90,7 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
     for own_sizes in (True, False):
         try:
             arguments = _arguments(kind, heads, own_sizes)
-            made = kind(**arguments)
+            made = _made(kind, arguments)
             if own_sizes and (width := _width_of_heads(made, arguments)):
                 arguments |= width
                 made = kind(**arguments)
@@ -103,6 +108,18 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
     if not found:
         raise OptionError(problem)
     return found
+
+
+def _made(kind: Any, arguments: dict[str, Any]) -> Any:
+    """An object of a class, with pairs for the sizes that are pairs to it."""
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        sizes = [n for n, v in arguments.items() if type(v) is int and PAIRED.search(plain(n))]
+        if not sizes or not OF_PAIRS.search(str(error)):
+            raise
+        arguments |= dict.fromkeys(sizes, (SIDE, SIDE))
+        return kind(**arguments)
 
 
 def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:

@@ -103,6 +103,7 @@ class Question:
     wrt: tuple[str, ...] = ()  # the parameters whose gradients are asked for instead of a result
     place: int = 0  # the result that they are gradients of; UPSTREAM in `calls` is its own
     change: Change | None = None  # of the code, for as long as the calls take
+    looks: bool = False  # whether the scores that softmaxes get inside are asked for, not results
 
 
 @dataclass(frozen=True, eq=False)

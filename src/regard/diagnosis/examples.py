@@ -38,7 +38,9 @@ def named(
 ) -> Named:
     """An entry of the catalogue found in a function, with its smallest example."""
     always = conventions[0].causal_always
-    besides, own = tested.stated.mechanism or built_in, tested.of_gradients
+    # What is added by place is the function's own: an example has none of it.
+    besides = tested.stated.mechanism or replace(built_in, added=None)
+    own = tested.of_gradients
     example, step = smallest_example(variant, tested.callee.kind, always, besides, gradients=own)
     check = "A comparison with rtol=1e-5 passes."
     if mistake.variants:

@@ -7,12 +7,13 @@ Must not know how findings are worded.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from regard.diagnosis import matching
+from regard.diagnosis.added_scores import added_scores
 from regard.diagnosis.arguments import KEYS_ONLY
 from regard.diagnosis.built_in import PLAIN, BuiltIn, usual
 from regard.diagnosis.convention import Convention
@@ -83,6 +84,7 @@ def best_match(
         match = match or _fitted(best_first, units[0])
     as_meant = [own for one in best_first for own in _as_meant(tested, one)]
     match = match or _right_or_one(as_meant, units[0])
+    match = match or _with_added(tested, hypotheses, wide)
     if pairs:
         match = match or _two(best_first, units[0])
     rounds = share_wrong(best_first[0]) > MOST_EXACT  # rounding leaves few numbers as they were
@@ -143,6 +145,25 @@ def _as_meant(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis
         kept = [x for x in kept if x.probe.sizes["L"] == x.probe.sizes["S"]]
     if 0 < len(kept) < len(one.matcher.outputs):
         yield replace(one, matcher=Matcher(kept, one.matcher.unit, one.matcher.practical))
+
+
+def _with_added(
+    tested: FunctionUnderTest,
+    hypotheses: Callable[[str], list[Hypothesis]],
+    units: Sequence[str],
+) -> Match | None:
+    """A function that adds numbers to its scores by place besides: right, or with one mistake."""
+    plain = hypotheses(units[0]) if tested.stated.mechanism is None else []
+    known = {id(one.conventions): added_scores(tested, one.conventions) for one in plain}
+    for unit in units:
+        found = []
+        for one in hypotheses(unit) if any(known.values()) else ():
+            own = replace(one.built_in, added=known[id(one.conventions)])
+            matcher = one.matcher.with_built_in(own) if own.added else None
+            found += [] if matcher is None else [replace(one, matcher=matcher, built_in=own)]
+        if (match := _right_or_one(found, unit)) is not None:
+            return match
+    return None
 
 
 def _fitted(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:

@@ -124,6 +124,7 @@ def question_frame(key: bytes, number: int, question: Question) -> bytes:
         "wrt": question.wrt,
         "place": question.place,
         "change": None if question.change is None else astuple(question.change),
+        "looks": question.looks,
     }
     return frame(key, number, content, (one for one in values if isinstance(one, np.ndarray)))
 
@@ -145,7 +146,7 @@ def as_question(message: Message) -> Question:
         calls.append(call)
     wrt = tuple(content["wrt"])
     change = None if content["change"] is None else Change(*content["change"])
-    asked = content["cache"], content["reading"], wrt, content["place"], change
+    asked = content["cache"], content["reading"], wrt, content["place"], change, content["looks"]
     return Question(content["name"], tuple(calls), *asked)
 
 

@@ -31,6 +31,8 @@ def fragilities(
     """Everything that breaks a right function, the simplest first."""
     if convention.one_query or convention.joined or LATENTS in tested.callee.weights:
         return
+    if built_in.added is not None:  # it was seen for ordinary scores alone
+        return
     yield from _changed_arguments(tested)
     probes = _probes(tested, convention)
     base = RIGHT

@@ -76,7 +76,38 @@ def answer_question(
     if question.change is not None:
         with _one_at_a_time.lock, code.with_change(question.change):
             return _answers(readings, question, limit, {})
+    if question.looks:
+        return [_scores_inside(readings, question, limit, code)]
     return _answers(readings, question, limit, traces)
+
+
+def _scores_inside(
+    readings: Sequence[Reading], question: Question, limit: float, code: ChangedCode
+) -> CallResult:
+    """The scores that the softmaxes of one call get, as if it returned them."""
+    function, callee = readings[question.reading]
+    if isinstance(function, Remembering):
+        function.begin()
+    untraced = Traces(usable=False) if callee.framework == "jax" else None
+    with _one_at_a_time.lock, code.noted() as notes, _without_jit(callee.framework):
+        _, result = _guarded(function, callee, question.calls[0], question, limit, untraced)
+    if result.problem:
+        return result
+    found = notes.softmaxes()
+    if not found:
+        return CallResult(problem="no softmax along the last axis was seen", kind="nothing")
+    return CallResult(tuple(ReturnedArray(one.shape, "float64", one) for one in found))
+
+
+@contextlib.contextmanager
+def _without_jit(framework: str) -> Iterator[None]:
+    if framework != "jax":
+        yield
+        return
+    import jax
+
+    with jax.disable_jit():
+        yield
 
 
 def _answers(

@@ -1,0 +1,144 @@
+"""The scores that a softmax gets inside a function: each value of its code is noted while it runs.
+
+A softmax may be a call or five lines: among the noted arrays are weights, whose rows add up to 1,
+and the scores whose softmax they are. Must not know what the function should compute.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.changed_text import parsed
+
+NOTE = "regard_note"  # the name under which the code finds what notes a value
+MOST_NUMBERS = 2**16  # of an array that is noted
+MOST_ARRAYS = 2000
+MOST_FOUND = 16  # softmaxes, as many as loops over batch and heads have in a probe
+NEAR = 1e-4
+
+
+class Notes:
+    """The arrays that the values of some code were, each content once, in their order."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[tuple[int, ...], bytes], Array] = {}
+
+    def __call__(self, value: Any) -> Any:
+        """Note a value, and return it."""
+        if getattr(value, "ndim", 0) < 1 or len(self._found) >= MOST_ARRAYS:
+            return value
+        try:
+            if value.shape[-1] > 1 and np.prod(value.shape) <= MOST_NUMBERS:
+                numbers = _numbers(value)
+                if numbers is not None:
+                    self._found.setdefault((numbers.shape, numbers.tobytes()), numbers)
+        except Exception:  # an array that JAX traces has no numbers, others may be anything
+            pass
+        return value
+
+    def softmaxes(self) -> list[Array]:
+        """The scores of each softmax along a last axis, as they are when it gets them."""
+        arrays = list(self._found.values())
+        found: list[Array] = []
+        taken: set[int] = set()
+        for place, weights in enumerate(arrays):
+            if place in taken or not _are_weights(weights):
+                continue
+            for earlier in range(place):
+                scores = arrays[earlier]
+                if scores.shape == weights.shape and _is_softmax(scores, weights):
+                    found.append(scores)
+                    break
+            if len(found) == MOST_FOUND:
+                break
+        return found
+
+
+def _numbers(value: Any) -> Array | None:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.double().numpy() if value.is_floating_point() else value.numpy()
+    numbers = np.asarray(value)
+    return numbers.astype(np.float64) if numbers.dtype.kind == "f" else None
+
+
+def _are_weights(array: Array) -> bool:
+    if not (np.isfinite(array).all() and array.min(initial=0) >= 0):
+        return False
+    shared = ((array > 0) & (array < 1)).any()  # and not only ones and zeros, as a mask has
+    return bool(shared and np.abs(array.sum(-1) - 1).max() < NEAR)
+
+
+def _is_softmax(scores: Array, weights: Array) -> bool:
+    if np.isnan(scores).any() or scores.max(initial=0) == np.inf:
+        return False
+    with np.errstate(all="ignore"):
+        own = np.exp(scores - scores.max(-1, keepdims=True))
+        return bool(np.allclose(own / own.sum(-1, keepdims=True), weights, 0, NEAR))
+
+
+def noting(text: str) -> ast.Module:
+    """Code that notes the values of its expressions, and computes what it did before."""
+    tree = parsed(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.body = [_Noting().visit(one) for one in node.body]
+    return ast.fix_missing_locations(tree)
+
+
+class _Noting(ast.NodeTransformer):
+    """Wraps what is called, computed or read in a call of the function that notes."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Leave it: its own body is visited by itself."""
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Leave it."""
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        """Leave its annotation."""
+        node.value = None if node.value is None else self.visit(node.value)
+        return node
+
+    def visit_Match(self, node: ast.Match) -> ast.AST:
+        """Leave its patterns."""
+        node.subject = self.visit(node.subject)
+        for case in node.cases:
+            case.body = [self.visit(one) for one in case.body]
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Leave the name of what is called."""
+        if isinstance(node.func, ast.Attribute):
+            node.func = self._parts(node.func)
+        node.args = [self.visit(one) for one in node.args]
+        node.keywords = [self.visit(one) for one in node.keywords]
+        is_super = isinstance(node.func, ast.Name) and node.func.id in ("super", "locals")
+        return node if is_super else _noted(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Note the result."""
+        return _noted(self._parts(node))
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Note what it means: an array may have been changed in place."""
+        return _noted(node) if isinstance(node.ctx, ast.Load) else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Note a part of an array."""
+        own = self._parts(node)
+        return _noted(own) if isinstance(node.ctx, ast.Load) else own
+
+    def _parts(self, node: Any) -> Any:
+        return self.generic_visit(node)
+
+
+def _noted(node: Any) -> ast.Call:
+    name = ast.Name(NOTE, ast.Load())
+    return ast.copy_location(ast.Call(name, [node], []), node)
