@@ -87,6 +87,9 @@ BY_HAND = {
     "window_wraps_around",
     "integer_mask_inverted",
     "positions_unused",
+    "relative_bias_misplaced",
+    "relative_term_transposed",
+    "distance_zero_not_read",
     *(one.name for one in linear.MISTAKES),
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.

@@ -27,6 +27,11 @@ WORDS = re.compile(
     r"relative|rel_|_rel|bias|position|pos_|_pos|dist|alibi|slope|decay|edge|spatial|bucket|offset",
     re.IGNORECASE,
 )
+RELATIVE = re.compile(r"relative|rel_|_rel|distance|bucket", re.IGNORECASE)
+# Vectors that meet the query and the key, and then those of the other's place.
+UNKNOWNS = ((), ("query", "key"), ("query", "key", "key at the query", "query at the key"))
+# Some divide terms that are added up, each of the size of q·k, by the root of their number too.
+SHARES = (2**-0.5, 3**-0.5)
 LOW = -1e3  # below this a cell is hidden
 LARGEST_PROBE = 2**15  # cells of the scores that are looked at
 
@@ -38,6 +43,8 @@ class AddedScores:
     tested: FunctionUnderTest
     conventions: Sequence[Convention]
     by: str  # what it depends on: the distance, or the places
+    factor: float = 1.0  # of q·k beside it, where the usual scale is 1
+    fault: str = ""  # the name of a mistake that shows in it
 
     def __str__(self) -> str:
         return f"numbers added to the scores by the {self.by} of query and key (not judged)"
@@ -52,7 +59,7 @@ class AddedScores:
         scores = scores_inside(self.tested, own, bare)
         if scores is None:
             return None
-        added = scores - _right(self.tested, bare)
+        added = scores - self.factor * _right(self.tested, bare)
         return np.where(bare.visible & (scores > LOW), added, 0.0)
 
 
@@ -67,8 +74,29 @@ def added_scores(
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
     if probe is None or probe.chunks or not probe.is_plain or probe.sizes["L"] < 3:
         return None
-    by = _depends_on(tested, convention, _without_rules(convention, probe))
-    return None if by is None else AddedScores(tested, conventions, by)
+    found = _seen(tested, convention, _without_rules(convention, probe))
+    if found is None:
+        return None
+    relative = RELATIVE.search(code) is not None
+    fault = found.fault or ("relative_bias_misplaced" * (relative and found.by == "places"))
+    return replace(found, conventions=conventions, fault=fault)
+
+
+def are_plain(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether a softmax is seen to get the scaled scores, with nothing added and nothing else."""
+    if tested.of_gradients or tested.stated.mechanism is not None or convention.one_query:
+        return False
+    probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
+    if probe is None or probe.chunks or LATENTS in tested.callee.weights:
+        return False
+    bare = _without_rules(convention, probe)
+    scores = scores_inside(tested, convention, bare)
+    if scores is None:
+        return False
+    visible, right = bare.visible, _right(tested, bare)
+    size = max(1.0, float(np.abs(right).max()))
+    same = np.abs(scores - right)[visible].max() < 1e-5 * size
+    return bool(same and (scores[~visible] < LOW).all())
 
 
 def _without_rules(convention: Convention, probe: Probe) -> Probe:
@@ -128,17 +156,16 @@ def _arranged(arrays: Sequence[Array], probe: Probe) -> Iterator[Array]:
                 yield stacked.reshape(whole)
 
 
-def _depends_on(tested: FunctionUnderTest, convention: Convention, probe: Probe) -> str | None:
-    """What the numbers depend on that are added to the scores of different texts."""
+def _seen(tested: FunctionUnderTest, convention: Convention, probe: Probe) -> AddedScores | None:
+    """What is added to the scores of different texts, if one rule holds for all of them."""
     visible = probe.visible[0, 0]
     rows, keys = np.nonzero(visible)
-    for of_rows in (False, True):
-        unknown = 2 + 2 * probe.sizes["D"] * of_rows
-        samples: list[tuple[Array, Array, Array, Array]] = []
-        for seed in itertools.count():
-            if len(samples) >= unknown + 4:
-                break
-            own = _drawn(probe, seed)
+    samples: list[tuple[Array, ...]] = []
+    seeds = itertools.count()
+    square = probe.sizes["L"] == probe.sizes["S"]
+    for unknowns in UNKNOWNS[: 2 + square]:
+        while len(samples) < 6 + probe.sizes["D"] * len(unknowns):
+            own = _drawn(probe, next(seeds))
             scores = scores_inside(tested, convention, own)
             if scores is None or not np.isfinite(scores[:, :, visible]).all():
                 return None
@@ -147,10 +174,31 @@ def _depends_on(tested: FunctionUnderTest, convention: Convention, probe: Probe)
             queries, of_keys = own.right["queries"], own.right["keys"]
             of_keys = of_keys.repeat(queries.shape[1] // of_keys.shape[1], 1)
             samples += list(zip(scores, _right(tested, own), queries, of_keys, strict=True))
-        found = _solved(samples, rows, keys, of_rows=of_rows)
+        found = _solved(samples, rows, keys, unknowns)
         if found is not None:
-            return _by(found, rows, keys, probe.sizes)
+            return _described(tested, *found, unknowns, rows, keys, probe.sizes)
     return None
+
+
+def _described(
+    tested: FunctionUnderTest,
+    found: Array,
+    factor: float,
+    unknowns: Sequence[str],
+    rows: Array,
+    keys: Array,
+    sizes: dict[str, int],
+) -> AddedScores | None:
+    by, fault = _by(found, rows, keys, sizes), ""
+    if by is None:
+        return None
+    if unknowns:
+        at_zero = np.abs(found[:, rows == keys]).max(initial=0)
+        fault = "distance_zero_not_read" * bool(at_zero < 1e-6 * np.abs(found).max())
+        fault = fault or "relative_term_transposed" * (unknowns == UNKNOWNS[2])
+        if any(abs(factor - share) < 1e-4 for share in SHARES):
+            factor = 1.0
+    return AddedScores(tested, (), by, factor, fault)
 
 
 def _drawn(probe: Probe, seed: int) -> Probe:
@@ -163,24 +211,24 @@ def _drawn(probe: Probe, seed: int) -> Probe:
 
 
 def _solved(
-    samples: Sequence[tuple[Array, Array, Array, Array]],
-    rows: Array,
-    keys: Array,
-    *,
-    of_rows: bool,
-) -> Array | None:
-    """What is added in each visible cell, (H, cells, unknowns), if that explains all samples.
+    samples: Sequence[tuple[Array, ...]], rows: Array, keys: Array, unknowns: Sequence[str]
+) -> tuple[Array, float] | None:
+    """What is added in each visible cell, (H, cells, numbers), and the factor of the scores.
 
-    A constant, and with `of_rows` a vector that meets the query and one that meets the key.
+    It is a constant and a vector for each of the `unknowns`; None if that does not explain all.
     """
     scores, right, queries, of_keys = (np.stack(one) for one in zip(*samples, strict=True))
-    heads = scores.shape[1]
     found, factors = [], []
-    for head in range(heads):
+    for head in range(scores.shape[1]):
         for row, key in zip(rows, keys, strict=True):
-            known = [right[:, head, row, key, None], np.ones((len(scores), 1))]
-            if of_rows:
-                known += [queries[:, head, row], of_keys[:, head, key]]
+            vectors = {
+                "query": queries[:, head, row],
+                "key": of_keys[:, head, key],
+                "key at the query": of_keys[:, head, row % of_keys.shape[2]],
+                "query at the key": queries[:, head, key % queries.shape[2]],
+            }
+            constant = np.ones((len(scores), 1))
+            known = [right[:, head, row, key, None], constant, *(vectors[one] for one in unknowns)]
             table, own = np.concatenate(known, -1), scores[:, head, row, key]
             solution = np.linalg.lstsq(table, own, rcond=None)[0]
             size = max(1.0, float(np.abs(own).max()))
@@ -188,9 +236,13 @@ def _solved(
                 return None
             factors.append(solution[0])
             found.append(solution[1:])
-    if np.ptp(factors) > 1e-3 * max(1.0, float(np.abs(factors).max())):
+    # Where a vector is both of the query's place and the key's, its share is not known.
+    cells = np.array(factors).reshape(scores.shape[1], -1)
+    cells = cells[:, rows != keys] if len(unknowns) > 2 else cells
+    if np.ptp(cells) > 1e-3 * max(1.0, float(np.abs(cells).max())):
         return None
-    return np.reshape(found, (heads, len(rows), -1))
+    in_cells = np.reshape(found, (scores.shape[1], len(rows), -1))
+    return in_cells, float(np.median(cells))
 
 
 def _by(found: Array, rows: Array, keys: Array, size: dict[str, int]) -> str | None:

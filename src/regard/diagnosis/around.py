@@ -46,7 +46,8 @@ class AroundAttention:
 
 def around_attention(layer: Any, text: str) -> Iterator[AroundAttention]:
     """The ways in which a layer may have more around attention, as its code says."""
-    adds, axes = RESIDUAL.search(text) is not None, []
+    called = text[max(0, text.find("def forward")) :]  # the constructor adds other things
+    adds, axes = RESIDUAL.search(called) is not None, []
     if hasattr(layer, "modules"):
         convolved = any(type(part).__name__ == "Conv2d" for part in layer.modules())
         axes = ["BCHW"] * (convolved or FIRST.search(text) is not None)

@@ -11,6 +11,7 @@ from regard.diagnosis.arguments import mask_role
 from regard.diagnosis.hypotheses import Hypothesis
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import is_causal
+from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
 from regard.diagnosis.mistakes.numerics import (
@@ -57,6 +58,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield DROPOUT_LEFT_ON
     if wrong:
         return
+    if own.built_in.added is not None and own.built_in.added.fault:
+        yield all_mistakes()[own.built_in.added.fault]
     if tested.callee.has_positions and not (own.built_in.positions or own.built_in.added):
         yield POSITIONS_UNUSED
     if _leaks(tested, own):

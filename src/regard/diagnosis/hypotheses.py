@@ -7,13 +7,14 @@ Must not know how findings are worded.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from regard.diagnosis import matching
-from regard.diagnosis.added_scores import added_scores
+from regard.diagnosis.added_scores import added_scores, are_plain
 from regard.diagnosis.arguments import KEYS_ONLY
 from regard.diagnosis.built_in import PLAIN, BuiltIn, usual
 from regard.diagnosis.convention import Convention
@@ -30,6 +31,16 @@ from regard.diagnosis.under_test import FunctionUnderTest
 WINDOWS = (2, 3, 4, 5)
 # The share of outputs that are wrong at least where half precision is the reason.
 MOST_EXACT = 0.5
+# What the code of a computation has that has something besides.
+WORDS_OF = {
+    "rotary": re.compile(r"cos|sin|rope|rot|freq|polar|angle|theta|pos", re.IGNORECASE),
+    "ALiBi": re.compile(r"alibi|slope|dist|range|iota|indices|bias|pos|decay", re.IGNORECASE),
+    "softcap": re.compile(r"tanh|cap", re.IGNORECASE),
+    "window": re.compile(
+        r"window|band|range|local|tri[lu]|near|dist|unfold|roll|iota|block|chunk|eye",
+        re.IGNORECASE,
+    ),
+}
 # Conventions under one hypothesis, and what the function returned under them.
 View = tuple[Sequence[Convention], list[ProbeOutput]]
 
@@ -60,6 +71,8 @@ def best_match(
     Without `pairs` two mistakes at once are not looked for. Half precision comes last, and only
     with evidence of it: within its tolerance a small mistake is right.
     """
+    seen = [view for view in views if are_plain(tested, view[0][0])] if len(views) > 1 else []
+    views = seen or views
 
     def hypotheses(unit: str) -> list[Hypothesis]:
         practical = unit != units[0]
@@ -77,14 +90,16 @@ def best_match(
     for unit in wide:
         match = match or _right_or_one(hypotheses(unit), unit)
     # Digits that are lost besides are told afterwards: a candidate is computed only once.
-    match = match or _with_built_in(tested, hypotheses(wide[-1]), wide)
+    plain = match is None and any(are_plain(tested, own[0]) for own, _ in views)
+    if not plain:  # where it is seen that the softmax gets the scores alone, nothing is besides
+        match = match or _with_built_in(tested, hypotheses(wide[-1]), wide)
     if tested.callee.says_linear and not tested.of_gradients:
         match = match or _linear(hypotheses(wide[-1]), wide[-1])
     if not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
     as_meant = [own for one in best_first for own in _as_meant(tested, one)]
     match = match or _right_or_one(as_meant, units[0])
-    match = match or _with_added(tested, hypotheses, wide)
+    match = match or (None if plain else _with_added(tested, hypotheses, wide))
     if pairs:
         match = match or _two(best_first, units[0])
     rounds = share_wrong(best_first[0]) > MOST_EXACT  # rounding leaves few numbers as they were
@@ -243,11 +258,22 @@ def _with_built_in(
 def built_in_of(tested: FunctionUnderTest, *, square: bool) -> Iterable[BuiltIn]:
     """What it may compute besides; of a backward pass only the softcap that it has by default."""
     if not tested.of_gradients:
-        return usual(*_numbers(tested), square=square)
+        code = "\n".join(text for _, text in tested.callee.blocks)
+        return (
+            x for x in usual(*_numbers(tested), square=square) if not code or _may_have(code, x)
+        )
     cap = tested.callee.roles.get("softcap")
     given = None if cap is None else cap.default
     own = [float(given)] if isinstance(given, int | float) and given else []
     return [BuiltIn(softcap=one) for one in dict.fromkeys([*own, *tested.callee.caps]) if one > 0]
+
+
+def _may_have(code: str, own: BuiltIn) -> bool:
+    """Whether code has a word without which nobody computes this besides."""
+    positions = own.positions.partition(",")[0]
+    needed = [positions] * bool(positions)
+    needed += ["softcap"] * (own.softcap is not None) + ["window"] * (own.window is not None)
+    return all(WORDS_OF[one].search(code) for one in needed)
 
 
 def _agree_on_places(own: BuiltIn, convention: Convention, *, has_flag: bool) -> bool:

@@ -29,7 +29,8 @@ class Notes:
 
     def __call__(self, value: Any) -> Any:
         """Note a value, and return it."""
-        if getattr(value, "ndim", 0) < 1 or len(self._found) >= MOST_ARRAYS:
+        axes = getattr(value, "ndim", 0)  # of NumPy itself this is a function
+        if type(axes) is not int or axes < 1 or len(self._found) >= MOST_ARRAYS:
             return value
         try:
             if value.shape[-1] > 1 and np.prod(value.shape) <= MOST_NUMBERS:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.added_scores import are_plain
 from regard.diagnosis.convention import Convention, agrees
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ROUND, ready_probe
@@ -44,6 +45,11 @@ def measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> 
 
 
 def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> Iterator[Fact]:
+    if are_plain(tested, convention):
+        yield Fact(
+            "the scores that the softmax gets are right: look at the weights, the values, and how "
+            "heads are put together"
+        )
     if tested.callee.kind != "arrays":
         yield from _of_tokens(tested, convention)
     elif not convention.one_query:

@@ -88,6 +88,10 @@ class _Changes(Syntax):
             for node in ast.walk(function):
                 if not self.limits(node):
                     yield from self._of_node(node)
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "range":
+                    stop = node.args[min(1, len(node.args) - 1)]
+                    if not isinstance(stop, ast.Constant):  # a loop that ends a step early
+                        yield SECOND, self.instead(stop, f"{self.code(stop)} + 1")
             yield from self._of_names(function)
             yield from self._of_factors(function)
             yield from self._of_order(function)
@@ -108,6 +112,7 @@ class _Changes(Syntax):
                 )
                 if isinstance(node.op, TURNED):
                     yield THIRD, self._turned(node)
+                yield from ((THIRD, one) for one in self._grouped(node))
             case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert()):
                 if not isinstance(node.operand, ast.Constant):
                     yield SECOND, self.instead(node, self.code(node.operand))
@@ -115,6 +120,9 @@ class _Changes(Syntax):
                 for old, new in AUGMENTED:
                     for span in self.between(node.target, node.value, old, new):
                         yield SECOND, span
+            case ast.Assign(targets=[ast.Subscript() as target]):
+                for span in self.between(target, node.value, "=", "+="):
+                    yield SECOND, span
             case ast.Tuple(elts=[_, _, *_]):
                 yield from ((SECOND, one) for one in self._with_other_signs(node))
             case ast.Subscript():
@@ -134,6 +142,30 @@ class _Changes(Syntax):
         (_, middle), (later, _) = self.span(node.left), self.span(node.right)
         operator = re.sub(r"[()\s]", "", self.text[middle:later])
         return self.instead(node, f"({self.code(node.right)}) {operator} ({self.code(node.left)})")
+
+    def _grouped(self, node: ast.BinOp) -> Iterator[Span]:
+        """A product of a sum for the sum of a product, as where parentheses were forgotten."""
+        sums, products = (ast.Add, ast.Sub), (ast.Mult, ast.Div)
+        alone = isinstance(self.parents[node], ast.stmt)
+        for outer, inner in ((sums, products), (products, sums)):
+            if not isinstance(node.op, outer):
+                continue
+            own, left, right = OPERATORS[type(node.op)][0], node.left, node.right
+            if isinstance(left, ast.BinOp) and isinstance(left.op, inner):
+                one, two, three = map(self._operand, (left.left, left.right, right))
+                text = f"{one} {OPERATORS[type(left.op)][0]} ({two} {own} {three})"
+                yield self.instead(node, text if alone else f"({text})")
+            if isinstance(right, ast.BinOp) and isinstance(right.op, inner):
+                one, two, three = map(self._operand, (left, right.left, right.right))
+                text = f"({one} {own} {two}) {OPERATORS[type(right.op)][0]} {three}"
+                yield self.instead(node, text if alone else f"({text})")
+
+    def _operand(self, node: ast.AST) -> str:
+        """Its text, in parentheses where it is more than a name, a number or a call."""
+        simple = isinstance(
+            node, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.Constant
+        )
+        return self.code(node) if simple else f"({self.code(node)})"
 
     def _with_other_signs(self, node: ast.Tuple) -> Iterator[Span]:
         """All numbers of a tuple negated, as the two shifts of an image."""

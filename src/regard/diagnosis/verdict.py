@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from regard.diagnosis import matching
+from regard.diagnosis.added_scores import are_plain
 from regard.diagnosis.beyond_answers import lost_digits, read_otherwise, seen_in_calls
 from regard.diagnosis.built_in import PLAIN
 from regard.diagnosis.by_properties import HELD, by_properties
@@ -129,6 +130,8 @@ def diagnose(
         return replace(outcome, calls=put.calls, seconds=seconds)
     seconds = SEARCH_SECONDS if outcome is None else GUESS_SECONDS
     likely = _of_round_lengths(all_tested, likely_readings(all_tested, seconds))
+    if len(likely) > 1:  # of the right weights, whatever else is wrong
+        likely = [one for one in likely if _scores_are_seen(one)] or likely
     for tested in likely:
         own = _verdict(tested, found)
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
@@ -144,6 +147,12 @@ def diagnose(
         found = repaired(likely[0], found, lambda changed: _verdict(changed, None))
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=put.calls, seconds=seconds)
+
+
+def _scores_are_seen(tested: FunctionUnderTest) -> bool:
+    """Whether a softmax of the function gets the scores that this reading of its weights gives."""
+    conventions = (one[0] for one in find_conventions(tested))
+    return any(are_plain(tested, one) for one in conventions)
 
 
 def _of_round_lengths(

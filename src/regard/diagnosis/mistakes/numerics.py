@@ -247,6 +247,35 @@ CALLS: Entries = {
             "k = self.k_proj(context)  # of the context of this call",
         ),
     ),
+    "relative_bias_misplaced": (
+        "what is added for a distance is not the same for all keys at that distance",
+        "The index into the table of distances, or the order of axes in which its rows are laid "
+        "out, is another one than its reader takes.",
+        (),
+        (
+            "bias = table[index].transpose(2, 0, 1)  # (L, S, heads) to (heads, L, S)",
+            "bias = table[index.view(-1)].view(L, S, -1).permute(2, 0, 1)",
+        ),
+    ),
+    "relative_term_transposed": (
+        "a term of relative positions meets the key of the query's place, not of the key's",
+        "Its rows are keys and its columns queries: it has to be transposed before it is added.",
+        (),
+        (
+            "scores = scores + of_keys.swapaxes(-1, -2)  # (S, L) to (L, S)",
+            "scores = scores + p2c.transpose(-1, -2)  # (S, L) to (L, S)",
+        ),
+    ),
+    "distance_zero_not_read": (
+        "relative positions are one place off: nothing is added at distance 0",
+        "The shift that lines up distances drops the column of another one. It begins with a "
+        "column of padding on the left: pad, reshape to (S + 1, L), and drop the first row.",
+        (),
+        (
+            "rel = np.pad(rel, ((0, 0), (0, 0), (1, 0))).reshape(H, S + 1, L)[:, 1:]",
+            "rel = F.pad(rel, (1, 0)).reshape(b, h, s + 1, l)[:, :, 1:]",
+        ),
+    ),
     "positions_unused": (
         "its positions have no effect",
         "The result is that without them: a learned table is never added, or is the same for every "
@@ -267,8 +296,13 @@ CALLS: Entries = {
 COMPUTED_IN_FLOAT32, COMPUTED_IN_HALF = mistakes("numerics", DTYPE, DIGITS)
 OF_CALLS = mistakes("numerics", NO_DROPOUT, CALLS)
 
-*_, MASKS_OF_WINDOWS, INTEGER_MASK, STALE_CONTEXT, POSITIONS_UNUSED, DROPOUT_LEFT_ON = OF_CALLS
-LATER_TOKENS = next(one for one in OF_CALLS if one.name == "later_tokens_seen")
+_BY_NAME = {one.name: one for one in OF_CALLS}
+MASKS_OF_WINDOWS = _BY_NAME["masks_of_windows_misplaced"]
+INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
+STALE_CONTEXT = _BY_NAME["stale_context"]
+POSITIONS_UNUSED = _BY_NAME["positions_unused"]
+DROPOUT_LEFT_ON = _BY_NAME["dropout_left_on"]
+LATER_TOKENS = _BY_NAME["later_tokens_seen"]
 DTYPES: Entries = {
     "integers_truncated": (
         "integers go in, and the result is truncated to integers",

@@ -1,0 +1,110 @@
+"""Layers that add numbers to their scores by place: right, or with a mistake."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class WindowTable(nn.Module):
+    """A learned number for each displacement in a window, with a mask of windows to add."""
+
+    def __init__(self, dim, window_size, num_heads, misplaced=False):
+        super().__init__()
+        self.window_size, self.num_heads, self.misplaced = window_size, num_heads, misplaced
+        rows, columns = window_size
+        self.relative_bias_table = nn.Parameter(
+            torch.zeros((2 * rows - 1) * (2 * columns - 1), num_heads)
+        )
+        y, x = (
+            one.flatten()
+            for one in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        )
+        apart = y[:, None] - y + rows - 1, x[:, None] - x + columns - 1
+        self.register_buffer("relative_index", apart[0] * (2 * columns - 1) + apart[1])
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x, mask=None):
+        B, N, C = x.shape
+        shape = B, N, 3, self.num_heads, C // self.num_heads
+        q, k, v = self.qkv(x).view(shape).permute(2, 0, 3, 1, 4)
+        attn = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        bias = self.relative_bias_table[self.relative_index.view(-1)]
+        bias = bias.view(-1, N, N) if self.misplaced else bias.view(N, N, -1).permute(2, 0, 1)
+        attn = attn + bias
+        if mask is not None:  # (windows, N, N)
+            attn = attn.view(-1, len(mask), self.num_heads, N, N) + mask[:, None]
+            attn = attn.view(B, self.num_heads, N, N)
+        return self.proj((attn.softmax(-1) @ v).transpose(1, 2).reshape(B, N, C))
+
+
+class Buckets(nn.Module):
+    """Unscaled scores, as in T5, a learned number for each distance, and a softmax in float32."""
+
+    def __init__(self, d_model=24, num_heads=4):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+        self.relative_attention_bias = nn.Embedding(9, num_heads)
+
+    def forward(self, hidden_states, mask=None):
+        b, n, m = hidden_states.shape
+        parts = (one(hidden_states) for one in (self.q, self.k, self.v))
+        q, k, v = (one.view(b, n, self.num_heads, -1).transpose(1, 2) for one in parts)
+        places = torch.arange(n)
+        bias = self.relative_attention_bias((places - places[:, None]).clamp(-4, 4) + 4)
+        scores = q @ k.mT + bias.permute(2, 0, 1)
+        if mask is not None:
+            scores = scores + mask
+        weights = torch.softmax(scores.float(), dim=-1).type_as(scores)
+        return self.o((weights @ v).transpose(1, 2).reshape(b, n, m))
+
+
+class ShiftedRows(nn.Module):
+    """A vector for each distance that meets the query, lined up by the shift of Transformer-XL."""
+
+    def __init__(self, d_model=24, num_heads=4, padded_right=False):
+        super().__init__()
+        self.num_heads, self.padded_right = num_heads, padded_right
+        self.query, self.key, self.value = (nn.Linear(d_model, d_model) for _ in range(3))
+        self.rel_rows = nn.Parameter(
+            torch.randn(512, d_model // num_heads)
+        )  # the last is of distance 0
+
+    def forward(self, x):
+        b, n, m = x.shape
+        parts = (one(x) for one in (self.query, self.key, self.value))
+        q, k, v = (one.view(b, n, self.num_heads, -1).transpose(1, 2) for one in parts)
+        rel = F.pad(q @ self.rel_rows[-n:].T, (0, 1) if self.padded_right else (1, 0))
+        rel = rel.reshape(b, self.num_heads, n + 1, n)[:, :, 1:]
+        scores = (q @ k.mT + rel) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(torch.ones(n, n).triu(1) > 0, -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, m)
+
+
+class Disentangled(nn.Module):
+    """Vectors for distances that meet the query and the key, and a root for three terms."""
+
+    def __init__(self, hidden_size=24, num_heads=4, transposed=True):
+        super().__init__()
+        self.num_heads, self.transposed = num_heads, transposed
+        self.query_proj, self.key_proj, self.value_proj = (
+            nn.Linear(hidden_size, hidden_size) for _ in range(3)
+        )
+        width = hidden_size // num_heads
+        self.rel_of_keys, self.rel_of_queries = (
+            nn.Parameter(torch.randn(8, width)) for _ in range(2)
+        )
+
+    def forward(self, hidden_states):
+        b, n, m = hidden_states.shape
+        parts = (one(hidden_states) for one in (self.query_proj, self.key_proj, self.value_proj))
+        q, k, v = (one.view(b, n, self.num_heads, -1).transpose(1, 2) for one in parts)
+        places = torch.arange(n)
+        apart = (places[:, None] - places + 4).clamp(0, 7).expand(b, self.num_heads, n, n)
+        c2p = torch.gather(q @ self.rel_of_keys.T, -1, apart)
+        p2c = torch.gather(k @ self.rel_of_queries.T, -1, apart)
+        scores = q @ k.mT + c2p + (p2c.mT if self.transposed else p2c)
+        weights = torch.softmax(scores / math.sqrt(3 * q.shape[-1]), -1)
+        return (weights @ v).transpose(1, 2).reshape(b, n, m)
