@@ -48,7 +48,7 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     """Every way to read the weights of an object, as x @ W: the likeliest first."""
     stated = heads or head_count(thing)
     layers = _without_bottlenecks([*_layers(thing)])
-    groups = _number(thing, "key_heads")
+    groups = _number(thing, "key_heads") or _groups_beside(layers, stated)
     found: list[Weights] = []
     per_head: list[int] = []
     latents, layers = _learned_queries(layers)
@@ -210,7 +210,7 @@ def _role(path: str) -> str:
     parts = [part for part in path.split(".") if not part.isdigit()]
     for part in reversed(parts[-2:]):
         name = plain(part)
-        role = LAYERS.get(name) or role_of(part) or ""
+        role = LAYERS.get(name) or role_of(part) or LAYERS.get(name.removesuffix("net"), "")
         if role[:2] in ("W_", "b_") or fused_order(part):
             return role if role[:2] in ("W_", "b_") else part
     return ""
@@ -222,7 +222,7 @@ def fused_order(name: str) -> str:
     if name in PACKED:
         return "qkv"
     own = re.sub("^(to|w|fc|lin|linear|c|in|x)", "", name)
-    own = re.sub("(proj|projection|lin|linear|weight|w|layer)$", "", own)
+    own = re.sub("(proj|projection|lin|linear|weight|w|layer|net)$", "", own)
     own = own.replace("query", "q").replace("key", "k").replace("value", "v")
     return own if sorted(own) in (["k", "q", "v"], ["k", "v"], ["q", "k"]) else ""
 
@@ -264,6 +264,17 @@ def _named(
         for role, arrays in found.items()
         if role not in ("W_o", "b_o") or len(arrays) == 1
     }
+
+
+def _groups_beside(layers: list[Layer], heads: int | None) -> int | None:
+    """How many key heads a layer of queries, keys and values has columns for, if they are fewer."""
+    for path, layer, weight, _ in layers:
+        if heads and layer is not None and fused_order(path.split(".")[-1]) == "qkv":
+            width, columns = len(weight) // heads, weight.shape[-1]
+            groups, rest = divmod(columns - heads * width, 2 * width)
+            if len(weight) % heads == rest == 0 and 0 < groups < heads:
+                return int(groups)
+    return None
 
 
 def _unpacked(
