@@ -10,7 +10,6 @@ import contextlib
 import copy
 import inspect
 import itertools
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,16 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from regard.boundary.arrays import Array
 from regard.diagnosis.changed_text import parsed
 from regard.diagnosis.signature import Parameter, plain, role_of
-from regard.diagnosis.weights import LAYERS, fused_order
 
 WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
 BIAS_LEAVES = ("bias", "b", "B")
 # Methods that change the list, dictionary or array that they belong to.
 CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
-TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws", "model", "layer")
 
 
 class Adapted:
@@ -166,95 +162,6 @@ def from_dictionary(
     return Adapted(function, {}, name), [*inner, *rest]
 
 
-Weighed = tuple[Callable[..., Any], list[Parameter], dict[str, Array], "int | None"]
-
-
-def with_weights(
-    function: Callable[..., Any], parameters: Sequence[Parameter], width: int, framework: str
-) -> list[Weighed]:
-    """The function with weights in the tree of parameters that it asks for, if it asks for one.
-
-    Weights are matrices, or have axes of heads of their own, (M, H, D) or (H, M, D): one reading
-    each, with the number of heads where it is known.
-    """
-    tree = next((one for one in parameters if one.required and plain(one.name) in TREES), None)
-    if tree is None:
-        return []
-    texts = [*dict.fromkeys((*_texts(function), *_attributes_of(function, tree.name)))]
-    names = [one for one in texts if _projection(one)]
-    leaves = [one for one in texts if one in (*WEIGHT_LEAVES, *BIAS_LEAVES) and one not in names]
-    weights: dict[str, Array] = {}
-    entries: dict[str, Any] = {}
-    rng = np.random.default_rng(0)
-    for name in names:
-        role = _projection(name)
-        letters = fused_order(_without_bias(name)) or role[-1]
-        kind = role[:2]
-        size = (width, width) if kind == "W_" else (width,)
-        parts = [rng.uniform(-0.9, 0.9, size) for _ in letters]
-        if framework != "numpy":
-            parts = [part.astype(np.float32).astype(float) for part in parts]
-        whole = np.concatenate(parts, axis=-1)
-        weights |= dict(zip((kind + letter for letter in letters), parts, strict=True))
-        entries[name] = whole
-        if not leaves or kind == "b_":
-            continue
-        bias = rng.uniform(-0.9, 0.9, whole.shape[-1:]).astype(np.float32).astype(float)
-        own = {leaf: whole if leaf in WEIGHT_LEAVES else bias for leaf in leaves}
-        entries[name] = own
-        if any(leaf in BIAS_LEAVES for leaf in leaves):
-            split = np.split(bias, len(letters))
-            weights |= dict(zip((f"b_{letter}" for letter in letters), split, strict=True))
-    if not {"W_q", "W_k", "W_v"} <= weights.keys():
-        return []
-    rest = [replace(one, keyword=True) for one in parameters if one is not tree]
-    found: list[Weighed] = []
-    for order, heads in (("", None), ("MHD", TREE_HEADS), ("HMD", TREE_HEADS)):
-        own = {name: _shaped(name, value, order) for name, value in entries.items()}
-        whole_tree: Any = _Entries(_in_library(own, framework))
-        found.append((Adapted(function, {tree.name: whole_tree}, ""), rest, weights, heads))
-    return found
-
-
-TREE_HEADS = 4  # where weights have an axis of heads
-
-
-class _Entries(dict[str, Any]):
-    """A dictionary whose entries are attributes too."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)
-        return self[name]
-
-
-def _shaped(name: str, value: Any, order: str) -> Any:
-    """A matrix, or the leaves of one, with an axis of heads."""
-    if isinstance(value, dict):
-        return _Entries({leaf: _shaped(name, one, order) for leaf, one in value.items()})
-    role, heads = _projection(name), TREE_HEADS
-    if not order or fused_order(_without_bias(name)) or (role[2:] == "o" and value.ndim == 1):
-        return value
-    if role == "W_o":
-        return value.reshape(heads, -1, value.shape[-1])
-    split = value.reshape(*value.shape[:-1], heads, -1)
-    return split if order == "MHD" or value.ndim == 1 else split.swapaxes(0, 1).copy()
-
-
-def _in_library(entries: Any, framework: str) -> Any:
-    if isinstance(entries, dict):
-        return _Entries({name: _in_library(value, framework) for name, value in entries.items()})
-    if framework == "jax":
-        import jax.numpy as jnp
-
-        return jnp.asarray(entries)
-    if framework == "torch":
-        import torch
-
-        return torch.from_numpy(np.array(entries))
-    return entries
-
-
 def keeps_state(method: Callable[..., Any]) -> bool:
     """Whether a method, with those that it calls, changes an attribute that it has read before."""
     kind = type(getattr(method, "__self__", None))
@@ -303,21 +210,6 @@ def _attribute(node: ast.expr) -> str:
     return node.attr if own and isinstance(node, ast.Attribute) else ""
 
 
-def _projection(name: str) -> str:
-    """The role of a weight by its name, W_q for a fused one; or nothing."""
-    if fused_order(name):
-        return "W_q"
-    if _without_bias(name) != name and fused_order(_without_bias(name)):
-        return "b_q"
-    role = LAYERS.get(plain(name)) or role_of(name) or ""
-    return role if role[:2] in ("W_", "b_") else ""
-
-
-def _without_bias(name: str) -> str:
-    """The name of the weight that a bias belongs to."""
-    return re.sub("^(b|bias)_?|_?(b|bias)$", "", name)
-
-
 def _attributes_of(function: Callable[..., Any], name: str) -> Iterator[str]:
     """The attributes that the code reads of something with this name."""
     for tree in trees_of(function):
@@ -337,15 +229,6 @@ def trees_of(function: Callable[..., Any]) -> Iterator[ast.AST]:
             yield parsed(textwrap.dedent(inspect.getsource(one)))
         except (OSError, TypeError, SyntaxError):
             continue
-
-
-def _texts(function: Callable[..., Any]) -> Iterator[str]:
-    """Every text in the code, and the parameters of functions that a dictionary is spread over."""
-    for tree in trees_of(function):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
-    yield from spread_over(function, None)
 
 
 def spread_over(function: Callable[..., Any], name: str | None) -> Iterator[str]:

@@ -14,8 +14,9 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.convention import EMBEDDED, READY, Convention, to_layout
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.probe import Probe, labels_of
+from regard.diagnosis.probes import ROUND
 from regard.diagnosis.signature import LATENTS, MASKS, OF_KEYS, OF_TEXTS, Callee, Parameter
-from regard.diagnosis.tables import LONG, table
+from regard.diagnosis.tables import BASE, LONG, table
 
 ALL = slice(None)
 # Which part of a mask (B, H, L, S) is handed over; "full" depends on the layout.
@@ -57,6 +58,8 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
         elif parameter.role == "yes":
             if parameter.required:
                 arguments[parameter.name] = True
+        elif parameter.role == "between":  # as if there were none
+            arguments[parameter.name] = np.eye(probe.sizes["D"], dtype=convention.dtype)
         elif parameter.role == "keeps":
             arguments[parameter.name] = bool(probe.chunks or callee.steps)
         elif parameter.role in by_role:
@@ -77,8 +80,9 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
     """What changes nothing, for a required parameter that a probe does not use."""
     sizes, dtype = probe.sizes, np.dtype(convention.dtype)
     match role:
-        case "window":
-            return WIDER_THAN_ANY_PROBE
+        case "window":  # lengths may have to be multiples of it
+            is_round = sizes["L"] == sizes["S"] == ROUND
+            return ROUND if is_round else WIDER_THAN_ANY_PROBE
         case "scale":
             return sizes["D"] ** (0.5 if convention.scale_divides else -0.5)
         case "block":
@@ -95,6 +99,11 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             rows = LONG if {"pos", "positions"} & callee.roles.keys() else sizes["S"]
             of = np.cos if role == "cos" else np.sin
             return table(of, callee.tables, rows, sizes["D"]).astype(dtype)
+        case "distances":  # T − 1 … −(T − 1), each by its sines and its cosines
+            far = np.arange(sizes["L"] - 1, -sizes["L"], -1.0)
+            width = probe.inputs["embeddings"].shape[-1] if "embeddings" in probe.inputs else 6
+            angles = far[:, None] * BASE ** (-np.arange(0, width, 2) / width)
+            return np.concatenate([np.sin(angles), np.cos(angles)], -1)[None].astype(dtype)
         case "positions":
             numbers = np.arange(sizes["L"])
             return numbers[None] if callee.tables.startswith("batch") else numbers
@@ -154,7 +163,10 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
     if callee.kind == "packed":
         width = probe.inputs["W_k"].shape[1]
         return by_role | {"key": context[..., :width].copy(), "value": context[..., width:].copy()}
-    by_role |= {"key": context, "value": context}
+    half = probe.inputs["W_k"].shape[0] // 2
+    if callee.weights and half == len(callee.weights["W_k"]):  # keys and values come apart
+        context, by_role["value"] = context[..., :half].copy(), context[..., half:].copy()
+    by_role = {"value": context, **by_role, "key": context}
     has_context, own = "context" in probe.inputs, callee.roles
     has_context &= LATENTS not in callee.weights
     if has_context and not {"context", "key"} & own.keys():

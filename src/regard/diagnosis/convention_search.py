@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -18,7 +18,7 @@ from regard.diagnosis.convention import MASK_KINDS, READY, Convention
 from regard.diagnosis.patience import Patience
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ABILITIES
-from regard.diagnosis.signature import OF_KEYS, OF_TEXTS
+from regard.diagnosis.signature import OF_KEYS, OF_TEXTS, Callee
 from regard.diagnosis.under_test import FunctionUnderTest
 from regard.errors import OptionError, safe_text
 
@@ -93,10 +93,21 @@ def _search(tested: FunctionUnderTest) -> list[list[Convention]]:
     for join, always_so, turn in itertools.product(joined, always, transposed) if layouts else ():
         how: dict[str, Any] = dict(causal_always=always_so, transposed=turn, joined=join)
         base = [replace(one, **how) for one in layouts]
+        if always_so and not join and _joins(callee):  # the context is what came before
+            continue
         if join and any(_reads_context(tested, replace(one, joined=False)) for one in base):
             continue
         hypotheses += _with_masks(tested, base)
     return [found for one in hypotheses for found in _with_details(tested, one)]
+
+
+def _joins(callee: Callee) -> bool:
+    """Whether the code puts what it gets and its context one after the other."""
+    if "context" not in callee.roles:
+        return False
+    name = re.escape(callee.roles["context"].name)
+    joins = rf"\b(?:cat|concat|concatenate)\(\s*[\[(][^\n]{{0,60}}?\b{name}\b[^\n]{{0,20}},"
+    return any(re.search(joins, text) for _, text in callee.blocks)
 
 
 def as_layout(text: str) -> str:
@@ -140,12 +151,17 @@ def likely_readings(
     return [tested for _, tested in found] or list(readings[:1])
 
 
-def _stage(tested: FunctionUnderTest) -> tuple[str, bool, bool, bool]:
+def _stage(tested: FunctionUnderTest) -> tuple[str, bool, bool, bool, bool]:
     """What distinguishes readings of which a later kind is tried only if an earlier one fails."""
     callee, roles = tested.callee, tested.callee.roles
     by_token = bool(callee.steps) and "cache" in roles and not roles["cache"].required
     of_blocks = "block" in roles and roles["block"].required
-    return callee.framework, of_blocks, by_token, callee.narrow
+    return callee.framework, of_blocks, by_token, callee.narrow, _has_fewer_keys(callee.weights)
+
+
+def _has_fewer_keys(weights: Mapping[str, Any]) -> bool:
+    """Whether there are fewer key heads than query heads: as many would hide mistakes."""
+    return bool(weights) and weights["W_k"].shape[-1] < weights["W_q"].shape[-1]
 
 
 def _share_right(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> float:
@@ -422,7 +438,7 @@ def _is_right(
 def _alignments(tested: FunctionUnderTest, base: Sequence[Convention]) -> tuple[str, ...]:
     if tested.stated.causal in ("start", "end"):
         return (str(tested.stated.causal),)
-    if tested.callee.has_past:
+    if tested.callee.has_past or any(one.joined for one in base):  # what came before
         return ("end",)
     both = ("end", "start")
     answered = False

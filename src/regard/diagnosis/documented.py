@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 # B: texts, heads or images that have nothing to do with each other. T: what is attended to.
-_WORD = r"(?:[A-Za-z_]\w*|1)"
+_WORD = r"(?:[A-Za-z_]\w*'?|1)"
 _PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
 _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
 _BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|n_?windows|n_?seq|samples)$")

@@ -16,10 +16,8 @@ from typing import Any
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import (
     Remembering,
-    Weighed,
     from_dictionary,
     keeps_state,
-    with_weights,
 )
 from regard.diagnosis.around import around_attention
 from regard.diagnosis.cache_objects import with_cache_object
@@ -64,6 +62,7 @@ from regard.diagnosis.source import (
     words_of,
 )
 from regard.diagnosis.tables import from_tables, with_forms
+from regard.diagnosis.trees import Weighed, with_weights
 from regard.diagnosis.weights import (
     Read,
     has_positions,
@@ -89,13 +88,14 @@ from regard.errors import OptionError, safe_text
 LIBRARIES = ("numpy", "torch", "jax")
 # Methods that are called if an object has no __call__, in this order.
 METHODS = ("__call__", "forward", "attend", "attention", "apply", "call", "step", "decode")
-TREE_WIDTH = 24  # of the weights in a tree of parameters: 1, 2, 3, 4 and 6 heads fit
 # The length before the batch: L, B, E = x.shape; (seq_len, batch, dim); tgt_len, bsz; time-major.
 ROWS_FIRST = re.compile(
     r"\b(l|t|s|n|seq\w*|\w*len\w*|time)\s*,\s*(b|n|bs|bsz|batch\w*)\s*,|"
     r"(seq\w*|time|length|rows)[- _](first|major)|batch_first=False|\b[lts] b [dcemh]\b",
     re.IGNORECASE,
 )
+# Roles of numbers whose names, H and D, are those of matrices too.
+OF_NUMBERS = ("heads", "key_heads", "width", "block", "window", "pos")
 Reading = tuple[Callable[..., Any], Callee]
 
 
@@ -202,12 +202,12 @@ def _function_readings(
     name: str,
 ) -> list[Reading]:
     """The readings of a function of arrays, or of a dictionary or a tree of weights."""
-    called, parameters = function, list(known)
+    called, parameters = function, _as_used(known, code_of(function))
     if not roles and (adapted := from_dictionary(called, parameters)) is not None:
         called, parameters = adapted
     if not roles and (kept := with_cache_object(called, called, parameters, heads)) is not None:
         return _keeping_readings(*kept, framework, heads, name)
-    trees = [] if roles else with_weights(called, parameters, TREE_WIDTH, framework)
+    trees = [] if roles else with_weights(called, parameters, framework)
     plain_one: list[Weighed] = [(called, parameters, {}, None)]
     found: list[Reading] = []
     for own, taken, weights, count in trees or plain_one:
@@ -215,6 +215,19 @@ def _function_readings(
     text = code_of(function)
     more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
     return [*found, *more, *_with_own_window(found, text)]
+
+
+def _as_used(parameters: Sequence[Parameter], text: str) -> list[Parameter]:
+    """With the role of embeddings for a name of a number, such as H, that code uses as a matrix."""
+    found: list[Parameter] = []
+    for one in parameters:
+        name = re.escape(one.name)
+        used = rf"(?<![\w.]){name}\s*(@|\.(shape|T|dot|transpose|swapaxes)\b)|@\s*{name}\b(?!\.)"
+        if role_of(one.name) in OF_NUMBERS and re.search(used, text):
+            first = any(role_of(other.name) in ("x", "query") for other in found)
+            one = replace(one, role="context" if first else "x")
+        found.append(one)
+    return found
 
 
 def _keeping_readings(

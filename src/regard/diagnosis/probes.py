@@ -111,7 +111,8 @@ def round_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
     """The same of ROUND tokens, for functions that take few lengths."""
     for probe in ready_probes(rank, of_batch=of_batch):
         size = probe.sizes
-        if size["L"] != size["S"] or probe.ability in ("long", "cache") or size["L"] != 5:
+        known = size["L"] == 5 or probe.ability == "window"
+        if size["L"] != size["S"] or probe.ability in ("long", "cache") or not known:
             continue
         own = (size["B"], size["H"], size["G"], ROUND, ROUND, 8, 8)
         new = ready_probe(probe.name, probe.ability, own, 10 * rank)
@@ -119,7 +120,8 @@ def round_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
         if keep is not None:
             keep = _padding(size["B"], ROUND) if keep.ndim == 4 else _keep(rank, ROUND, ROUND)
             keep = keep | (np.arange(ROUND) == 0) if probe.causal else keep
-        yield replace(probe, inputs=new.inputs, keep=keep)
+        window = None if probe.window is None else ROUND // 4
+        yield replace(probe, inputs=new.inputs, keep=keep, window=window)
 
 
 def ready_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:

@@ -27,6 +27,7 @@ from regard.diagnosis.signature import (
     MOST_READINGS,
     PROJECTIONS,
     ROLES,
+    ROLES_GIVEN,
     STEPS,
     Callee,
     Parameter,
@@ -292,7 +293,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     parameters = []
     for name, role, required, keyword, default, guessed in content["parameters"]:
         _need(type(name) is str and name.isidentifier() and len(name) <= 200)
-        _need(role is None or (type(role) is str and role in ROLES))
+        _need(role is None or (type(role) is str and role in ROLES_GIVEN))
         _need(all(type(one) is bool for one in (required, keyword, guessed)))
         count = type(default) is int and 0 <= default <= MAX_COUNT
         _need(default is None or default is True or count)

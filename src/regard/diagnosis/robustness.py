@@ -22,7 +22,7 @@ from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant
 from regard.diagnosis.probes import extreme_probes, ready_probe, stretched
 from regard.diagnosis.result import Named
 from regard.diagnosis.signature import LATENTS
-from regard.diagnosis.under_test import FunctionUnderTest
+from regard.diagnosis.under_test import FunctionUnderTest, with_keys_as_values
 
 
 def fragilities(
@@ -88,7 +88,10 @@ def _probes(tested: FunctionUnderTest, convention: Convention) -> Sequence[Probe
         return [stretched(plain, "large scores"), stretched(plain, "rows far apart")]
     always = convention.causal_always
     masks = _takes_masks(tested) and not always
+    probes: Sequence[Probe]
     probes = extreme_probes(np.dtype(convention.dtype), masks=masks, causal_always=always)
+    if "key_value" in tested.callee.roles:
+        probes = [with_keys_as_values(one) for one in probes]
     mechanism = tested.stated.mechanism
     if mechanism is None:
         return probes

@@ -28,7 +28,7 @@ NAMES = {
     "context": "context memory encoderhiddenstates kv encoderoutput encoderoutputs encoded y ctx "
     "encoderstates encoderout encout enc memories source cond inputskv inputkv xkv kvinput "
     "crossstates other contextstates mem keyvalue keyvaluestates totensor xa encoderfeatures audio "
-    "audiofeatures imagefeatures textstates contextembeddings sources",
+    "audiofeatures imagefeatures textstates contextembeddings sources mems",
     "mask": "mask attnmask attentionmask m masks causalmask srcmask tgtmask trgmask selfmask "
     "lookaheadmask attnmasks amask",
     "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "
@@ -80,6 +80,8 @@ NAMES = {
     "longest": "maxseqlen maxseqlenq maxseqlenk maxseqlenkv maxseqlens maxlen maxlength maxs maxq "
     "maxk",
     "layer": "module layer attnmodule attnlayer attentionmodule",
+    "distances": "posemb posembs posembed posembedding posembeddings relpos relposemb relposenc "
+    "relativepositions relativepositionembeddings posenc posencoding rpos",
     "none": "rng prngkey dropoutrng dropoutkey generator",
     "grouped": "enablegqa gqa",
 }
@@ -116,6 +118,9 @@ DIFFERENTIATED = ("query", "key", "key_t", "value", "x", "context", "cache_k", "
 _ROLE_OF = {name: role for role, names in NAMES.items() for name in names.split()}
 # Every role that a user may state.
 ROLES = {*NAMES, *BACKWARD_NAMES, "keep01", "hide01", "add"}
+# And those that a parameter gets beside them: keys that are values too, and a matrix between
+# queries and keys.
+ROLES_GIVEN = ROLES | {"key_value", "between"}
 ARRAYS = ("query", "key", "value")
 # The roles of parameters that hide keys: those of padded keys, and all.
 OF_KEYS = ("key_mask", "key_keep", "key_hide", "lengths")
@@ -126,6 +131,7 @@ PROJECTIONS = ("W_q", "W_k", "W_v")
 STEPS = ("dropped", "kept")
 # Edges of a graph, (2, E): from the nodes of the first row to those of the second.
 EDGES = re.compile("edge_?(index|list|idx)s?$|^edges$", re.IGNORECASE)
+BETWEEN = ("w", "wa", "wgeneral")  # a matrix between queries and keys, as Luong's
 LATENTS = "latents"  # learned queries, among the weights of an object
 MOST_READINGS = 64
 # Words around q, k, v, x and others that say nothing about the role: k_new, query_states, q_heads.
@@ -366,6 +372,9 @@ def _settle(found: list[Parameter], stated: Mapping[str, str]) -> None:
             found[n] = replace(one, role="x")
         elif one.role == "key" and "x" in roles and "value" not in roles:
             found[n] = replace(one, role="none")  # JAX's random key
+        elif plain(one.name) in BETWEEN and not one.required and one.default is None:
+            own = roles & {"key", "context"} and not roles & {*PROJECTIONS}
+            found[n] = replace(one, role="between") if own else one
 
 
 def _with_guesses(found: list[Parameter], roles: Sequence[str]) -> tuple[Parameter, ...]:

@@ -5,6 +5,7 @@ Must not know mistakes, nor how a convention is found out.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -120,13 +121,14 @@ class FunctionUnderTest:
                 if self.is_round:
                     found = [p for p in found if p.sizes["L"] == p.sizes["S"] == ROUND]
             if convention.joined:
-                found = [one for one in map(_with_joined_context, found) if one is not None]
+                both = (_with_joined_context(probe, convention.aligned) for probe in found)
+                found = [one for one in both if one is not None]
             if self.stated.mechanism is not None:
                 found = list(self.stated.mechanism.of(found))
             if "key_t" in roles:  # it may read the width from the values alone
                 found = [probe for probe in found if probe.sizes["D"] == probe.sizes["E"]]
             if "key_value" in roles and kind in ("arrays", "self"):
-                found = [_with_keys_as_values(one) for one in found]
+                found = [with_keys_as_values(one) for one in found]
             if convention.shared:
                 found = [_with_shared_keys(probe) for probe in found if probe.sizes["G"] > 1]
             if mask_role(self.callee) is not None:
@@ -199,8 +201,25 @@ def _projected_probes(callee: Callee, rank: int, rows: int) -> Iterator[Probe]:
         heads = callee.heads or 1
         shapes = {name: array.shape for name, array in weights.items()}
         groups = key_heads(weights, heads)
-        return projected_probes(shapes, heads, groups, weights=weights, **more)
+        found = projected_probes(shapes, heads, groups, weights=weights, **more)
+        apart = {"key", "value"} <= callee.roles.keys()
+        return itertools.chain.from_iterable(map(_with_values_apart, found)) if apart else found
     return _projected_by_arguments(callee, more)
+
+
+def _with_values_apart(probe: Probe) -> Iterator[Probe]:
+    """And one with embeddings for the values that are not those of the keys, if there is a context.
+
+    Both are one context, twice as wide, and either matrix reads half of it.
+    """
+    yield probe
+    if "context" in probe.inputs and probe.ability == "rectangular":
+        keys, own = probe.inputs["context"], dict(probe.inputs)
+        none = {name: np.zeros_like(own[name]) for name in ("W_k", "W_v")}
+        own["context"] = np.concatenate([keys, 0.8 * keys[..., ::-1, ::-1]], axis=-1)
+        own["W_k"] = np.concatenate([own["W_k"], none["W_k"]])
+        own["W_v"] = np.concatenate([none["W_v"], own["W_v"]])
+        yield replace(probe, inputs=own, name=f"{probe.name}, values apart")
 
 
 def _pooling_probes(callee: Callee, more: dict[str, Any]) -> Iterator[Probe]:
@@ -218,15 +237,16 @@ def _pooling_probes(callee: Callee, more: dict[str, Any]) -> Iterator[Probe]:
         yield replace(probe, inputs=inputs)
 
 
-def _with_joined_context(probe: Probe) -> Probe | None:
+def _with_joined_context(probe: Probe, aligned: str) -> Probe | None:
     """With a context that ends in the embeddings themselves, if they are as wide."""
     rows = probe.inputs["embeddings"]
     context = probe.inputs.get("context", 0.7 * rows[:, ::-1])
-    if probe.has_rules or context.shape[-1] != rows.shape[-1]:
+    plain = replace(probe, causal=False)
+    if plain.has_rules or context.shape[-1] != rows.shape[-1]:
         return None
-    return replace(
-        probe, inputs={**probe.inputs, "context": np.concatenate([context, rows], axis=1)}
-    )
+    both = {**probe.inputs, "context": np.concatenate([context, rows], axis=1)}
+    offset = 0 if aligned == "start" else context.shape[1]  # it comes before the first query
+    return replace(probe, inputs=both, offset=offset * probe.causal)
 
 
 def _projected_by_arguments(callee: Callee, more: dict[str, Any]) -> Iterator[Probe]:
@@ -275,7 +295,8 @@ def _with_texts(probe: Probe) -> Probe | None:
     return replace(probe, keep=labels[:, None] == labels, name=f"texts, {probe.name}")
 
 
-def _with_keys_as_values(probe: Probe) -> Probe:
+def with_keys_as_values(probe: Probe) -> Probe:
+    """A probe for a function whose keys are its values too."""
     return replace(probe, inputs={**probe.inputs, "values": probe.inputs["keys"]})
 
 

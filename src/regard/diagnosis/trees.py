@@ -1,0 +1,345 @@
+"""Functions of arrays, made of functions that take their weights in one tree of parameters.
+
+A dictionary, a NamedTuple or a dataclass, as deep as the code reads it, with matrices or with an
+axis of heads. Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
+from regard.diagnosis.signature import LATENTS, Parameter, plain, role_of, text_of
+from regard.diagnosis.weights import LAYERS, LEARNED, fused_order
+
+TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws", "model", "layer")
+WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis of heads, 4
+# Between the tree and its weights: variables["params"]["attention"]["query"].
+CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
+FEWER_KEYS = re.compile(r"kv_?h|n_?kv|kh\b|gqa|mqa|grouped|group_size|groups?\b", re.IGNORECASE)
+TURNED = re.compile(r"\(out\w*, *in\w*\)|\.T\b|\.mT\b|F\.linear|functional\.linear")
+
+# The function, its other parameters, its weights as x @ W, and their heads where these are known.
+Weighed = tuple[Callable[..., Any], list[Parameter], dict[str, Array], "int | None"]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How weights lie in a tree."""
+
+    axes: str = ""  # of W_q, W_k and W_v: MHD, HMD, or those of matrices
+    output: bool = False  # W_o is (H, D, M)
+    turned: bool = False  # matrices are (out, in)
+    groups: int = HEADS  # heads of keys
+    learned: int | None = None  # learned queries
+
+
+class Tree(dict[str, Any]):
+    """Weights by the names that the code reads, as items and as attributes.
+
+    A name that nothing tells before the code runs, such as "attention/" + name, is found by its
+    last word.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], by_role: Callable[[str], Any]) -> None:
+        super().__init__(entries)
+        self._by_role = by_role
+
+    def __missing__(self, name: Any) -> Any:
+        if isinstance(name, int) or CONTAINERS.match(name.lower()):
+            return self
+        if (found := self._by_role(name)) is None:
+            raise KeyError(name)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def with_weights(
+    function: Callable[..., Any], parameters: Sequence[Parameter], framework: str
+) -> list[Weighed]:
+    """The function with weights in the tree of parameters that it asks for, if it asks for one.
+
+    One reading for each way in which the weights may lie in it.
+    """
+    for tree in parameters:
+        kind = _annotated(function, tree.name)
+        own = [*_fields(kind)]
+        if tree.required and (plain(tree.name) in TREES or any(map(projection, own))):
+            code = _Code(function, tree.name, own)
+            if {"W_q", "W_k", "W_v"} <= code.roles:
+                return [
+                    _weighed(function, parameters, tree, code, kind, framework, form)
+                    for form in _forms(function, code)
+                ]
+    return []
+
+
+def _forms(function: Callable[..., Any], code: _Code) -> Iterator[_Form]:
+    """Every form that the code may mean, the likeliest first."""
+    text = text_of(function)
+    turned = (False, True) if TURNED.search(text) else (False,)
+    shapes = [("", False, one) for one in turned]
+    shapes += [("MHD", True, False), ("HMD", True, False), ("MHD", False, False)]
+    shapes += [("HMD", False, False)]
+    groups = (HEADS // 2, HEADS) if FEWER_KEYS.search(text) else (HEADS,)
+    learned = (1, 3) if code.learned else (None,)
+    for few, (axes, output, turn), queries in itertools.product(groups, shapes, learned):
+        yield _Form(axes, output, turn, few, queries)
+
+
+class _Code:
+    """What the code of a function says of its tree: the names of entries, and their leaves."""
+
+    def __init__(self, function: Callable[..., Any], tree: str, known: Sequence[str]) -> None:
+        read = [*dict.fromkeys((*known, *_read_from(function, tree)))]
+        texts = [*dict.fromkeys((*_texts(function), *read))]
+        self.unpacked = _unpacked(function, tree)
+        names = [one for one in (*texts, *self.unpacked) if projection(one)]
+        self.names = {one: projection(one) for one in names}
+        rest = [one for one in read if one not in self.names and not CONTAINERS.match(one.lower())]
+        rest = [one for one in rest if one not in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
+        self.learned = [one for one in rest if LEARNED.match(one)]
+        rest = [one for one in rest if one not in self.learned and not one.startswith("_")]
+        if "W_o" not in self.names.values() and len(rest) == 1:  # the only other one
+            self.names[rest[0]] = "W_o"
+        leaves = [one for one in texts if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
+        self.leaves = [one for one in leaves if one not in self.names]
+        self.own_leaves = _own_leaves(function)
+        has_weight = any(one in WEIGHT_LEAVES for one in self.leaves)
+        self.leaves = self.leaves if has_weight else []
+
+    def leaves_of(self, name: str) -> list[str]:
+        """The leaves of one entry."""
+        return [one for one in self.leaves if one in self.own_leaves.get(name, self.leaves)]
+
+    @property
+    def roles(self) -> set[str]:
+        """The weights and biases that there are."""
+        found = set()
+        for name, role in self.names.items():
+            letters = fused_order(_without_bias(name)) or role[-1]
+            found |= {role[:2] + letter for letter in letters}
+            if role[:2] == "W_" and any(one in BIAS_LEAVES for one in self.leaves_of(name)):
+                found |= {f"b_{letter}" for letter in letters}
+        return found
+
+
+def _weighed(
+    function: Callable[..., Any],
+    parameters: Sequence[Parameter],
+    tree: Parameter,
+    code: _Code,
+    kind: Any,
+    framework: str,
+    form: _Form,
+) -> Weighed:
+    """The function with its tree in one form."""
+    weights = _drawn(code.roles, form, exact=framework == "numpy")
+    if form.learned is not None:
+        rng = np.random.default_rng(1)
+        weights[LATENTS] = rng.uniform(-0.9, 0.9, (form.learned, WIDTH)).astype(np.float32) + 0.0
+
+    def entry(name: str, role: str) -> Any:
+        """A weight with the shape of the form, or the leaves of a layer."""
+        whole = _shaped(weights, role, fused_order(_without_bias(name)), form)
+        leaves = code.leaves_of(name) if role[:2] == "W_" else []
+        if not leaves:
+            return _in_library(whole, framework)
+        letters = fused_order(name)
+        bias = f"b_{role[-1]}"
+        taken = {one: whole for one in leaves if one in WEIGHT_LEAVES}
+        if bias in weights:
+            own = _shaped(weights, bias, letters, form)
+            taken |= {one: own for one in leaves if one in BIAS_LEAVES}
+        return Tree({n: _in_library(one, framework) for n, one in taken.items()}, lambda _: None)
+
+    def by_role(name: str) -> Any:
+        last = re.split(r"[/.]", name)[-1]
+        role = code.names.get(last) or projection(last)
+        return entry(last, role) if role and role in weights else None
+
+    entries = {name: entry(name, role) for name, role in code.names.items() if role in weights}
+    for name in code.learned:
+        entries[name] = _in_library(weights[LATENTS], framework)
+    whole: Any = Tree(entries, by_role)
+    if code.unpacked and all(one in entries for one in code.unpacked):
+        whole = tuple(entries[one] for one in code.unpacked)
+    elif kind is not None:
+        whole = _made(kind, whole)
+    elif framework == "jax":
+        _as_pytree()
+    rest = [replace(one, keyword=True) for one in parameters if one is not tree]
+    known = form.axes or form.groups < HEADS
+    return Adapted(function, {tree.name: whole}, ""), rest, weights, HEADS if known else None
+
+
+def _drawn(roles: set[str], form: _Form, *, exact: bool) -> dict[str, Array]:
+    """Random weights as x @ W, in float32 unless `exact`."""
+    rng, found = np.random.default_rng(0), {}
+    for role in sorted(roles):
+        columns = WIDTH * form.groups // HEADS if role[-1] in "kv" else WIDTH
+        drawn = rng.uniform(-0.9, 0.9, (WIDTH, columns) if role[:2] == "W_" else (columns,))
+        found[role] = drawn if exact else drawn.astype(np.float32).astype(float)
+    return found
+
+
+def _shaped(weights: Mapping[str, Array], role: str, letters: str, form: _Form) -> Array:
+    """One weight or bias, or several side by side, as the form has it."""
+    if letters:
+        whole = np.concatenate([weights[role[:2] + letter] for letter in letters], axis=-1)
+        return whole.T.copy() if form.turned and whole.ndim == 2 else whole
+    whole = weights[role]
+    if role == "W_o" and form.output:
+        return whole.reshape(HEADS, -1, WIDTH)
+    if form.axes and role[-1] != "o":
+        heads = form.groups if role[-1] in "kv" else HEADS
+        split = whole.reshape(*whole.shape[:-1], heads, -1)
+        return split if form.axes == "MHD" or whole.ndim == 1 else split.swapaxes(0, 1).copy()
+    return whole.T.copy() if form.turned and whole.ndim == 2 else whole
+
+
+def _in_library(array: Array, framework: str) -> Any:
+    if framework == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(array)
+    if framework == "torch":
+        import torch
+
+        return torch.from_numpy(np.array(array))
+    return array
+
+
+def _as_pytree() -> None:
+    """Tell JAX how to take a tree apart, as a function that is compiled asks for."""
+    import jax
+
+    with contextlib.suppress(ValueError):  # it has been told before
+        jax.tree_util.register_pytree_node(
+            Tree,
+            lambda tree: (tuple(tree.values()), (tuple(tree), tree._by_role)),
+            lambda known, own: Tree(dict(zip(known[0], own, strict=True)), known[1]),
+        )
+
+
+# --- NamedTuples and dataclasses ------------------------------------------------------------------
+
+
+def _annotated(function: Callable[..., Any], name: str) -> Any:
+    """The NamedTuple or dataclass that a parameter is said to be, if it is one."""
+    inner = inspect.unwrap(function)
+    found = getattr(inner, "__annotations__", {}).get(name)
+    if isinstance(found, str):
+        found = getattr(inner, "__globals__", {}).get(found)
+    return found if inspect.isclass(found) and [*_fields(found)] else None
+
+
+def _fields(kind: Any) -> Iterator[str]:
+    """The names of the fields of a NamedTuple or a dataclass."""
+    if is_dataclass(kind):
+        yield from (one.name for one in fields(kind) if one.init)
+    else:
+        yield from getattr(kind, "_fields", ())
+
+
+def _made(kind: Any, tree: Any) -> Any:
+    """An object of the class with the weights of a tree."""
+    notes = getattr(kind, "__annotations__", {})
+    module = sys.modules.get(kind.__module__)
+    given = {}
+    for name in _fields(kind):
+        inner = notes.get(name)
+        inner = getattr(module, inner, None) if isinstance(inner, str) else inner
+        if name in tree:
+            own = tree[name]
+            given[name] = _made(inner, own) if [*_fields(inner)] else own
+        elif role_of(name) in ("heads", "key_heads"):
+            given[name] = HEADS
+    return kind(**given)
+
+
+# --- the code -------------------------------------------------------------------------------------
+
+
+def projection(name: str) -> str:
+    """The role of a weight by its name, W_q for a fused one; or nothing."""
+    bare = _without_bias(name)
+    if fused_order(bare):
+        return "W_q" if bare == name else "b_q"
+    role = LAYERS.get(plain(name)) or role_of(name) or ""
+    if role[:2] in ("W_", "b_"):
+        return role
+    role = LAYERS.get(plain(re.sub("_?weight$", "", name)), "")  # out_proj_weight
+    return role or (LAYERS.get(plain(bare), "").replace("W_", "b_") if bare != name else "")
+
+
+def _without_bias(name: str) -> str:
+    """The name of the weight that a bias belongs to."""
+    return re.sub("^(b|bias)_?|_?(b|bias)$", "", name)
+
+
+def _texts(function: Callable[..., Any]) -> Iterator[str]:
+    """Every text in the code, and the parameters of functions that a dictionary is spread over."""
+    for node in _nodes(function):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+    yield from spread_over(function, None)
+
+
+def _read_from(function: Callable[..., Any], tree: str) -> Iterator[str]:
+    """The entries and attributes that the code reads of the tree itself, by a constant name."""
+    for node in _nodes(function):
+        if (found := _entry(node)) is not None and getattr(found[0], "id", "") == tree:
+            yield found[1]
+
+
+def _own_leaves(function: Callable[..., Any]) -> dict[str, set[str]]:
+    """The leaves of entries, where the code reads each by its name: params["out"]["kernel"]."""
+    found: dict[str, set[str]] = {}
+    for node in _nodes(function):
+        if (outer := _entry(node)) is not None and (inner := _entry(outer[0])) is not None:
+            found.setdefault(inner[1], set()).add(outer[1])
+    return {name: own for name, own in found.items() if own & {*WEIGHT_LEAVES, *BIAS_LEAVES}}
+
+
+def _entry(node: ast.AST) -> tuple[ast.expr, str] | None:
+    """Of what a constant entry or an attribute is read, and its name."""
+    if isinstance(node, ast.Attribute):
+        return node.value, node.attr
+    key = getattr(node.slice, "value", None) if isinstance(node, ast.Subscript) else None
+    return (node.value, key) if isinstance(node, ast.Subscript) and isinstance(key, str) else None
+
+
+def _unpacked(function: Callable[..., Any], tree: str) -> list[str]:
+    """The names that the code gives to the parts of a tree: w_q, w_k, w_v = params."""
+    for node in _nodes(function):
+        if isinstance(node, ast.Assign) and getattr(node.value, "id", "") == tree:
+            for target in node.targets:
+                if isinstance(target, ast.Tuple | ast.List):
+                    return [getattr(one, "id", "") for one in target.elts]
+    return []
+
+
+def _nodes(function: Callable[..., Any]) -> Iterator[ast.AST]:
+    for tree in trees_of(function):
+        yield from ast.walk(tree)
