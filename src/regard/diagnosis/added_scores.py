@@ -28,6 +28,7 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 RELATIVE = re.compile(r"relative|rel_|_rel|distance|bucket", re.IGNORECASE)
+SLOPES = re.compile(r"alibi", re.IGNORECASE)
 # Vectors that meet the query and the key, and then those of the other's place.
 UNKNOWNS = ((), ("query", "key"), ("query", "key", "key at the query", "query at the key"))
 # Some divide terms that are added up, each of the size of q·k, by the root of their number too.
@@ -45,6 +46,7 @@ class AddedScores:
     by: str  # what it depends on: the distance, or the places
     factor: float = 1.0  # of q·k beside it, where the usual scale is 1
     fault: str = ""  # the name of a mistake that shows in it
+    is_linear: bool = False  # whether it is a number for each head times the distance
 
     def __str__(self) -> str:
         return f"numbers added to the scores by the {self.by} of query and key (not judged)"
@@ -79,6 +81,8 @@ def added_scores(
         return None
     relative = RELATIVE.search(code) is not None
     fault = found.fault or ("relative_bias_misplaced" * (relative and found.by == "places"))
+    if found.is_linear and SLOPES.search(code) and "Parameter" not in code:
+        fault = fault or "alibi_slopes_of_heads"
     return replace(found, conventions=conventions, fault=fault)
 
 
@@ -198,7 +202,10 @@ def _described(
         fault = fault or "relative_term_transposed" * (unknowns == UNKNOWNS[2])
         if any(abs(factor - share) < 1e-4 for share in SHARES):
             factor = 1.0
-    return AddedScores(tested, (), by, factor, fault)
+    apart = np.stack([np.abs(rows - keys), np.ones(len(rows))], -1)
+    rest = found[..., 0].T - apart @ np.linalg.lstsq(apart, found[..., 0].T, rcond=None)[0]
+    is_linear = not unknowns and bool(np.abs(rest).max() < 1e-6 * np.abs(found).max())
+    return AddedScores(tested, (), by, factor, fault, is_linear)
 
 
 def _drawn(probe: Probe, seed: int) -> Probe:

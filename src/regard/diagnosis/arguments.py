@@ -270,6 +270,8 @@ def _mask(probe: Probe, convention: Convention) -> Array:
         raise NotOfferedError("its mask is the same for every batch element")
     if not of_keys and (shape in KEYS_ONLY or convention.mask == "lengths"):
         raise NotOfferedError("its mask hides keys for all queries alike")
+    if keep.ndim == 3 and shape not in ("full", "head cells", "1 head cells"):
+        raise NotOfferedError("its mask is the same for every head")
     kept = _part_of(probe.rule("mask"), convention)
     kind = convention.mask
     if kind in OF_TEXTS:
@@ -278,6 +280,8 @@ def _mask(probe: Probe, convention: Convention) -> Array:
             raise NotOfferedError("its mask is that of texts one after the other")
         return _of_texts(labels, kind, convention, probe.sizes)
     if kind == "lengths":
+        if (np.diff(kept.astype(int)) > 0).any():
+            raise NotOfferedError("its padding comes after the text")
         return np.asarray(kept.sum(-1))
     if kind == "add":
         return np.where(kept, 0, -np.inf).astype(dtype)

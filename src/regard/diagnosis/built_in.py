@@ -43,6 +43,7 @@ class BuiltIn:
     linear: str = ""  # the feature map of linear attention
     unscaled: bool = False  # as its code says it is meant to be
     added: AddedScores | None = None
+    any_heads: bool = False  # its slopes are known for numbers of heads that are no power of two
     at_end: bool = False  # with more keys than queries, the last of both are at the same position
 
     def __str__(self) -> str:
@@ -83,7 +84,10 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
     sizes, inputs = probe.sizes, dict(probe.inputs)
     if own.positions:
         heads = sizes["H"]  # few have the slopes for a number that is no power of two
-        if heads & (heads - 1) if own.positions == "ALiBi" else sizes["D"] % 2:
+        if own.positions == "ALiBi":
+            if heads & (heads - 1) and not own.any_heads:
+                return None
+        elif sizes["D"] % 2:
             return None
         late = sizes["S"] - sizes["L"] if own.at_end else 0
         inputs["query_positions"] = np.arange(float(sizes["L"])) + late

@@ -245,12 +245,16 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
         elif required and value is None:
             value = _by_annotation(one, sizes)
             arguments[one.name] = value
-        elif required or type(value) is float or (own_sizes and _may_change(one.default, value)):
+        elif required or type(value) is float or (own_sizes and _may_change(one, value)):
             arguments[one.name] = value
     return arguments
 
 
-def _may_change(default: Any, value: Any) -> bool:
+def _may_change(parameter: inspect.Parameter, value: Any) -> bool:
+    """Whether a size may be another one than the default; None is as many key heads as others."""
+    default = parameter.default
+    if default is None and role_of(parameter.name) == "key_heads":
+        return True
     return type(default) is int and type(value) is int and default > 0
 
 

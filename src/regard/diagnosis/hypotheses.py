@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from regard.diagnosis.fitted import fitted
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.measured import is_causal, order_matters
 from regard.diagnosis.mistakes import linear
+from regard.diagnosis.mistakes.numerics import POSITIONS_RESTART
 from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.under_test import FunctionUnderTest
@@ -41,6 +42,7 @@ WORDS_OF = {
         re.IGNORECASE,
     ),
 }
+SLOPES = re.compile(r"log2|power", re.IGNORECASE)
 # Conventions under one hypothesis, and what the function returned under them.
 View = tuple[Sequence[Convention], list[ProbeOutput]]
 
@@ -178,6 +180,10 @@ def _with_added(
             found += [] if matcher is None else [replace(one, matcher=matcher, built_in=own)]
         if (match := _right_or_one(found, unit)) is not None:
             return match
+        for one in found:
+            wrong = {one.matcher.outputs[n].probe.ability for n in one.matcher.wrong}
+            if wrong == {"cache"}:
+                return Match(one, ((POSITIONS_RESTART, RIGHT),), unit)
     return None
 
 
@@ -255,17 +261,20 @@ def _with_built_in(
     return None
 
 
-def built_in_of(tested: FunctionUnderTest, *, square: bool) -> Iterable[BuiltIn]:
+def built_in_of(tested: FunctionUnderTest, *, square: bool) -> Iterator[BuiltIn]:
     """What it may compute besides; of a backward pass only the softcap that it has by default."""
-    if not tested.of_gradients:
-        code = "\n".join(text for _, text in tested.callee.blocks)
-        return (
-            x for x in usual(*_numbers(tested), square=square) if not code or _may_have(code, x)
-        )
-    cap = tested.callee.roles.get("softcap")
-    given = None if cap is None else cap.default
-    own = [float(given)] if isinstance(given, int | float) and given else []
-    return [BuiltIn(softcap=one) for one in dict.fromkeys([*own, *tested.callee.caps]) if one > 0]
+    if tested.of_gradients:
+        cap = tested.callee.roles.get("softcap")
+        given = None if cap is None else cap.default
+        own = [float(given)] if isinstance(given, int | float) and given else []
+        caps = dict.fromkeys([*own, *tested.callee.caps])
+        yield from (BuiltIn(softcap=one) for one in caps if one > 0)
+        return
+    code = "\n".join(text for _, text in tested.callee.blocks)
+    every = SLOPES.search(code) is not None
+    for one in usual(*_numbers(tested), square=square):
+        if not code or _may_have(code, one):
+            yield replace(one, any_heads=every and one.positions == "ALiBi")
 
 
 def _may_have(code: str, own: BuiltIn) -> bool:

@@ -42,6 +42,8 @@ ABILITIES = {
 LONG = ((2, 300), (150, 150))
 # A length that windows, blocks, rings and images of the usual sizes divide.
 ROUND = 16
+# Only some functions are asked for these.
+OF_HEADS, LEFT = "a mask for each head", "padding in front"
 
 
 def _draw(seed: int, *shape: int) -> Array:
@@ -107,6 +109,19 @@ def _padding(batch: int, keys: int) -> Array:
     return keep
 
 
+def _of_each_head(heads: int) -> Array:
+    """Another mask for each head, (H, L, S)."""
+    return np.stack([_keep(40 + head, 5, 5) for head in range(heads)])
+
+
+def _left_padding(batch: int, keys: int) -> Array:
+    """A mask of keys that are padded in front of each text, more than most blocks have."""
+    keep = np.ones((batch, 1, 1, keys), bool)
+    keep[0, ..., : keys // 2] = False
+    keep[-1, ..., : keys // 2 + 5] = False
+    return keep
+
+
 def round_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
     """The same of ROUND tokens, for functions that take few lengths."""
     for probe in ready_probes(rank, of_batch=of_batch):
@@ -158,7 +173,12 @@ def ready_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
         yield probe_with_scores("zero scores", "mask", scores, 7, keep=_keep(3, 3, 3), rank=2)
         scores = np.array([[0.75, 1.5, -0.5], [0.0, 0.75, 2.0], [1.0, 0.0, 0.5]])
         yield probe_with_scores("zero scores, causal", "causal", scores, 7, causal=True, rank=2)
+    if heads > 1:
+        yield sized(OF_HEADS, "mask", (5, 5, 6, 6), keep=_of_each_head(heads))
+        shared, own = (batch, 6, 2, 5, 5, 6, 6), dict(keep=_of_each_head(6), rank=rank)
+        yield ready_probe(f"{OF_HEADS} of a group {rank}-D", "mask", shared, 10 * rank, **own)
     yield sized("padding", "key mask", (5, 5, 6, 6), keep=_padding(batch, 5))
+    yield sized(LEFT, "key mask", (70, 70, 4, 4), keep=_left_padding(batch, 70))
     yield sized("causal", "causal", (5, 5, 6, 6), causal=True)
     yield sized("causal, rectangle", "causal rectangular", (3, 5, 6, 6), causal=True, offset=2)
     both = keep | (np.arange(5) == 0)  # every row keeps a key under the causal rule too

@@ -21,6 +21,8 @@ from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import (
+    LEFT,
+    OF_HEADS,
     ROUND,
     one_query_probes,
     projected_probes,
@@ -30,6 +32,12 @@ from regard.diagnosis.probes import (
 from regard.diagnosis.signature import LATENTS, OF_TEXTS, Callee
 from regard.diagnosis.weights import key_heads
 
+# A mask whose axes are said to have heads among them, and one whose real keys are counted.
+MASKS_OF_HEADS = re.compile(
+    r"mask\w*\b[^\n]{0,100}[(\[][^)\]\n]*\b(n_?heads?|num_heads|heads|Hq|H|nh)\b[^)\]\n]*[)\]]"
+)
+GROUPED = re.compile(r"kv_?head|n_?kv|group|multi.?query|hkv", re.IGNORECASE)
+COUNTED = re.compile(r"mask\w*(\.\w+\(\))*\.sum\(|sum\(\w*mask|lengths|right.padd|causal|tri[lu]")
 # All calls together may take this many times the limit of one call.
 CALLS_IN_ALL = 10
 
@@ -120,6 +128,7 @@ class FunctionUnderTest:
                 found = [_with_rules(p, *rules) for p in drawn]
                 if self.is_round:
                     found = [p for p in found if p.sizes["L"] == p.sizes["S"] == ROUND]
+            found = [one for one in found if self._may_be_asked(convention, one)]
             if convention.joined:
                 both = (_with_joined_context(probe, convention.aligned) for probe in found)
                 found = [one for one in both if one is not None]
@@ -145,6 +154,16 @@ class FunctionUnderTest:
                 found = [with_gradients(probe) for probe in found if not probe.chunks]
             self.probes[key] = found
         return self.probes[key]
+
+    def _may_be_asked(self, convention: Convention, probe: Probe) -> bool:
+        """Whether a function says that it takes masks of heads, or nothing that padding is last."""
+        code = "\n".join(text for _, text in self.callee.blocks)
+        if probe.name.startswith(OF_HEADS):
+            few = probe.groups == probe.heads or GROUPED.search(code) is not None
+            return few and MASKS_OF_HEADS.search(code) is not None
+        if probe.name.startswith(LEFT):  # the first rows of a causal rule would see nothing
+            return not (convention.causal_always or COUNTED.search(code))
+        return True
 
     def is_right(self, convention: Convention, probe: Probe) -> bool:
         """Whether the answer to a probe is the textbook's within the digits of float16.

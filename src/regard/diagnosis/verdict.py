@@ -166,6 +166,13 @@ def _of_round_lengths(
     usual = first.callee.kind not in ("arrays", "self") or any(
         one.layout == READY for own in conventions for one in own
     )
+    known = {one for own in conventions for one in own}
+    answered = {
+        probe.sizes["S"]
+        for (convention, probe), one in first.answers.items()
+        if convention in known and one.output is not None
+    }
+    usual = usual or len(answered) > 2  # it takes any length
     refused = (one.problem for one in first.answers.values() if one.kind == "raised")
     if first.hung or (conventions and (usual or not any(map(LENGTH.search, refused)))):
         return likely

@@ -276,6 +276,25 @@ CALLS: Entries = {
             "rel = F.pad(rel, (1, 0)).reshape(b, h, s + 1, l)[:, :, 1:]",
         ),
     ),
+    "alibi_slopes_of_heads": (
+        "the slopes of ALiBi are not those for this number of heads",
+        "For H heads that are no power of two: the slopes for the next lower power of two, and "
+        "then every other one, from the first, of those for twice as many heads.",
+        (),
+        (
+            "slopes = np.concatenate([of(p), of(2 * p)[0::2][: H - p]])  # of(n): 2^(−8·i/n)",
+            "slopes = torch.cat([of(p), of(2 * p)[0::2][: h - p]])  # of(n): 2^(−8·i/n)",
+        ),
+    ),
+    "positions_restart": (
+        "with a cache, positions begin at 0 again in each call",
+        "The position of the first new token is the number of tokens in the cache.",
+        (),
+        (
+            "places = cached + np.arange(L)  # and not np.arange(L)",
+            "places = past + torch.arange(L)  # and not torch.arange(L)",
+        ),
+    ),
     "positions_unused": (
         "its positions have no effect",
         "The result is that without them: a learned table is never added, or is the same for every "
@@ -301,6 +320,7 @@ MASKS_OF_WINDOWS = _BY_NAME["masks_of_windows_misplaced"]
 INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
 POSITIONS_UNUSED = _BY_NAME["positions_unused"]
+POSITIONS_RESTART = _BY_NAME["positions_restart"]
 DROPOUT_LEFT_ON = _BY_NAME["dropout_left_on"]
 LATER_TOKENS = _BY_NAME["later_tokens_seen"]
 DTYPES: Entries = {

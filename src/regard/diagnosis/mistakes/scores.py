@@ -45,6 +45,11 @@ def _divided_by(divisor: Callable[[Probe], float]) -> Replacement:
     return scaled
 
 
+def _besides_the_usual(values: Values, probe: Probe) -> Array:
+    scale = 1.0 if probe.scale is None else probe.scale
+    return np.asarray(values["scores"] * scale / np.sqrt(probe.sizes["D"]))
+
+
 def _scale(*divisors: Callable[[Probe], float]) -> Variants:
     return tuple(replacing(scaled=_divided_by(divisor)) for divisor in divisors)
 
@@ -157,6 +162,11 @@ SCALES: Entries = {
         "the width is read from axis 1 instead of the last one",
         "Right for two axes. With three, axis 1 is that of the queries; with four, of the heads.",
         _scale(lambda probe: _root({2: "D", 3: "L", 4: "H"}.get(probe.rank, "D"))(probe)),
+    ),
+    "given_scale_besides": (
+        "a scale that is given multiplies the scores besides 1/√D, not instead of it",
+        "scale= is the whole factor of q·k; 1/√D is its default.",
+        (replacing(scaled=_besides_the_usual),),
     ),
     "scale_after_softmax": (
         "the weights are divided by √D instead of the scores",
