@@ -6,8 +6,6 @@ Reads the code of the function for the names of entries. Must not know any probe
 from __future__ import annotations
 
 import ast
-import contextlib
-import copy
 import inspect
 import itertools
 import textwrap
@@ -15,10 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from regard.diagnosis.changed_text import parsed
-from regard.diagnosis.signature import Parameter, plain, role_of
+from regard.diagnosis.signature import Parameter, role_of
 
 WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
 BIAS_LEAVES = ("bias", "b", "B")
@@ -47,101 +43,6 @@ class Adapted:
         return self.__wrapped__(**given, **own)
 
 
-class Remembering:
-    """An object that keeps state between calls, or a function with a cache: each question anew.
-
-    `begin` makes a new copy of the object. If the function needs a cache, the first call tries what
-    an empty one may be, and keeps the first with which the output of one token is its value.
-    """
-
-    def __init__(self, thing: Any, method: str, cache: str = "", value: str = "") -> None:
-        self.__wrapped__ = thing if not method else getattr(thing, method)
-        self.__name__ = getattr(thing, "__name__", type(thing).__name__)
-        self._thing, self._method, self._cache, self._value = thing, method, cache, value
-        self._own = thing
-        self._kept: int | None = None
-
-    @property
-    def is_pure(self) -> bool:
-        """Whether a call leaves nothing behind."""
-        return not self._method and self._kept is not None
-
-    def begin(self) -> None:
-        """Forget every earlier call."""
-        if self._method:
-            self._own = copy.deepcopy(self._thing)
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        """Call the function, with an empty cache for None."""
-        function = getattr(self._own, self._method) if self._method else self._own
-        if not self._cache or named.get(self._cache) is not None:
-            return function(*given, **named)
-        shapes = [*named.values()]
-        key = next(one for one in shapes if hasattr(one, "shape") and one.ndim)
-        empty = [*_empty_caches(self.__wrapped__, self._cache, key)]
-        if self._kept is None:
-            self._kept = self._first_that_fits(function, given, named, empty)
-        return function(*given, **{**named, self._cache: empty[self._kept]})
-
-    def _first_that_fits(
-        self,
-        function: Callable[..., Any],
-        given: Sequence[Any],
-        named: Mapping[str, Any],
-        empty: Sequence[Any],
-    ) -> int:
-        runs: list[int] = []
-        for number, cache in enumerate(empty):
-            with contextlib.suppress(Exception):
-                out = function(*given, **{**named, self._cache: copy.deepcopy(cache)})
-                runs.append(number)
-                output, value = np.asarray(out[0]), np.asarray(named[self._value])
-                if output.size == value.size and np.allclose(output.ravel(), value.ravel()):
-                    return number
-        return (*runs, 0)[0]
-
-
-LONGEST_CACHE = 64  # tokens, more than a probe has
-
-
-def _empty_caches(function: Callable[..., Any], name: str, like: Any) -> Iterator[Any]:
-    """What an empty cache may be, the likeliest first; `like` is an array of new tokens."""
-    shape, axes = tuple(like.shape), range(like.ndim + 1)
-    inserted = [(*shape[:n], LONGEST_CACHE, *shape[n:]) for n in axes[:-1] or axes]
-    longer = [(*shape[:n], LONGEST_CACHE, *shape[n + 1 :]) for n in range(max(1, like.ndim - 1))]
-    none = [(*one[:n], 0, *one[n + 1 :]) for one in (shape,) for n in range(max(1, like.ndim - 1))]
-    none += [(*shape[:n], 0, *shape[n:]) for n in axes[:-1]]
-
-    def zeros(size: tuple[int, ...]) -> Any:
-        return like.new_zeros(size) if hasattr(like, "new_zeros") else _zeros_like(like, size)
-
-    needed, asked = _entries(function, name)
-    if names := [*dict.fromkeys((*needed, *asked))]:
-        for size in (*inserted, *longer, *none):
-            yield {one: zeros(size) if _holds_tokens(one) else 0 for one in names}
-        yield {one: [] if _holds_tokens(one) else 0 for one in names}
-        yield {one: None if _holds_tokens(one) else 0 for one in names}
-    yield None
-    for size in none:
-        yield zeros(size), zeros(size)
-    yield [], []
-    yield {}
-    yield []
-    for size in (*inserted, *longer):
-        yield zeros(size), zeros(size)
-        yield zeros(size), zeros(size), 0
-
-
-def _zeros_like(like: Any, size: tuple[int, ...]) -> Any:
-    made = np.zeros(size, str(like.dtype))
-    return made if isinstance(like, np.ndarray) else like.__array_namespace__().asarray(made)
-
-
-def _holds_tokens(name: str) -> bool:
-    """Whether an entry of a cache has keys or values, and not a position."""
-    return plain(name)[:1] in "kvx" or "key" in name.lower() or "val" in name.lower()
-
-
 def from_dictionary(
     function: Callable[..., Any], parameters: Sequence[Parameter]
 ) -> tuple[Callable[..., Any], list[Parameter]] | None:
@@ -150,7 +51,7 @@ def from_dictionary(
     if len(required) != 1:
         return None
     name = required[0].name
-    needed, asked = _entries(function, name)
+    needed, asked = entries_of(function, name)
     if not needed or not any(role_of(one) in ("query", "x") for one in needed):
         return None
     inner = [
@@ -248,7 +149,7 @@ def spread_over(function: Callable[..., Any], name: str | None) -> Iterator[str]
                     yield from inspect.signature(inner).parameters
 
 
-def _entries(function: Callable[..., Any], name: str) -> tuple[list[str], list[str]]:
+def entries_of(function: Callable[..., Any], name: str) -> tuple[list[str], list[str]]:
     """The entries of a parameter that the code reads, and those that it asks for with get."""
     needed, asked = [], []
     for tree in trees_of(function):

@@ -87,7 +87,7 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return sizes["D"] ** (0.5 if convention.scale_divides else -0.5)
         case "block":
             return 1
-        case "pos":
+        case "pos" | "layer_number":
             return 0
         case "model":
             return sizes["D"] * sizes["H"]

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.adapting import Remembering, trees_of
+from regard.diagnosis.adapting import trees_of
+from regard.diagnosis.caches import Remembering
 from regard.diagnosis.construction import constructed
 from regard.diagnosis.signature import Parameter, role_of
 from regard.errors import OptionError

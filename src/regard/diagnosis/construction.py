@@ -238,7 +238,7 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
     sizes = _sizes([one.name for one in parameters], heads, kind)
     arguments: dict[str, Any] = {}
     for one in parameters:
-        value = None if _is_seed(one.name) else _value(one.name, sizes)
+        value = None if _is_seed(one.name) else size_by_name(one.name, sizes)
         required = one.default is one.empty
         if required and CONFIGURATION.fullmatch(plain(one.name)):
             arguments[one.name] = _configuration(kind, one, heads)
@@ -298,7 +298,7 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     }
 
 
-def _value(name: str, sizes: Mapping[str, Any]) -> Any:
+def size_by_name(name: str, sizes: Mapping[str, Any]) -> Any:
     """The size or number that a name asks for, or None."""
     role = "model" if plain(name) in MODEL_NAMES else role_of(name) or ""
     if role == "no":
@@ -324,10 +324,10 @@ def _configuration(kind: Any, parameter: inspect.Parameter, heads: int | None) -
     if is_dataclass(annotated) and isinstance(annotated, type):
         own = [one.name for one in fields(annotated) if one.init]
         sizes = _sizes(own, heads, kind)
-        given = ((name, _value(name, sizes)) for name in own)
+        given = ((name, size_by_name(name, sizes)) for name in own)
         return annotated(**{name: value for name, value in given if value is not None})
     sizes = _sizes(names, heads, kind)
-    values = {name: _value(name, sizes) for name in names}
+    values = {name: size_by_name(name, sizes) for name in names}
     return _Configuration(
         {name: _number(name) if value is None else value for name, value in values.items()}
         | {name: False for name in names if re.search("bias|flash|use|is_|gate|norm", name)}

@@ -15,12 +15,12 @@ from typing import Any
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import (
-    Remembering,
     from_dictionary,
     keeps_state,
 )
 from regard.diagnosis.around import around_attention
 from regard.diagnosis.cache_objects import with_cache_object
+from regard.diagnosis.caches import Remembering
 from regard.diagnosis.construction import (
     as_written,
     constructed,
@@ -288,7 +288,7 @@ def _readings_of(
                 continue
             cache = callee.roles["cache"]
             value = next((one.name for one in own if one.role in ("value", "x")), "")
-            stepping = Remembering(called, "", cache.name, value)
+            stepping = Remembering(called, "", cache.name, value, count)
             keyed = tuple(replace(one, keyword=True) for one in own)
             steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
             found += steps if cache.required else [(called, callee), *steps]

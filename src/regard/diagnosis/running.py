@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.adapting import Remembering
+from regard.diagnosis.caches import Remembering
 from regard.diagnosis.changed_code import ChangedCode
 from regard.diagnosis.convention import UPSTREAM, CallResult, Question, ReturnedArray, agrees
 from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
@@ -129,6 +129,8 @@ def _answers(
         if question.cache and not result.problem:
             if isinstance(returned, tuple | list) and len(returned) > 1:
                 cache = returned[1] if len(returned) == 2 else returned[1:]
+            elif isinstance(function, Remembering) and function.in_place:
+                cache = function.given
             else:
                 result = replace(result, problem="it takes a cache but returns none", kind="type")
         results.append(result)

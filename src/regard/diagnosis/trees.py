@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
 import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
+from regard.diagnosis.caches import annotated, fields_of
 from regard.diagnosis.signature import LATENTS, Parameter, plain, role_of, text_of
 from regard.diagnosis.weights import LAYERS, LEARNED, fused_order
 
@@ -80,8 +80,8 @@ def with_weights(
     One reading for each way in which the weights may lie in it.
     """
     for tree in parameters:
-        kind = _annotated(function, tree.name)
-        own = [*_fields(kind)]
+        kind = annotated(function, tree.name)
+        own = [*fields_of(kind)]
         if tree.required and (plain(tree.name) in TREES or any(map(projection, own))):
             code = _Code(function, tree.name, own)
             if {"W_q", "W_k", "W_v"} <= code.roles:
@@ -243,34 +243,17 @@ def _as_pytree() -> None:
 # --- NamedTuples and dataclasses ------------------------------------------------------------------
 
 
-def _annotated(function: Callable[..., Any], name: str) -> Any:
-    """The NamedTuple or dataclass that a parameter is said to be, if it is one."""
-    inner = inspect.unwrap(function)
-    found = getattr(inner, "__annotations__", {}).get(name)
-    if isinstance(found, str):
-        found = getattr(inner, "__globals__", {}).get(found)
-    return found if inspect.isclass(found) and [*_fields(found)] else None
-
-
-def _fields(kind: Any) -> Iterator[str]:
-    """The names of the fields of a NamedTuple or a dataclass."""
-    if is_dataclass(kind):
-        yield from (one.name for one in fields(kind) if one.init)
-    else:
-        yield from getattr(kind, "_fields", ())
-
-
 def _made(kind: Any, tree: Any) -> Any:
     """An object of the class with the weights of a tree."""
     notes = getattr(kind, "__annotations__", {})
     module = sys.modules.get(kind.__module__)
     given = {}
-    for name in _fields(kind):
+    for name in fields_of(kind):
         inner = notes.get(name)
         inner = getattr(module, inner, None) if isinstance(inner, str) else inner
         if name in tree:
             own = tree[name]
-            given[name] = _made(inner, own) if [*_fields(inner)] else own
+            given[name] = _made(inner, own) if [*fields_of(inner)] else own
         elif role_of(name) in ("heads", "key_heads"):
             given[name] = HEADS
     return kind(**given)
