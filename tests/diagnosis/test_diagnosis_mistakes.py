@@ -38,6 +38,7 @@ WINDOWED = [*wrong.WINDOWS, "window_ignores_offset"]
 PADDED = ["mask_on_the_query_axis", "mask_of_first_batch_for_all", "mask_tiled_over_heads"]
 GROUPED = ["key_heads_tiled", "first_key_head_for_all", "key_heads_reversed"]
 CASES = [
+    ("given_scale_besides", wrong.scaled_besides, {}),
     *((name, wrong.unmasked, {}) for name in UNMASKED),
     *((name, wrong.masked, {"mask": "keep"}) for name in MASKED),
     *((name, wrong.with_causal, {"causal": "end"}) for name in CAUSAL),
@@ -90,6 +91,8 @@ BY_HAND = {
     "relative_bias_misplaced",
     "relative_term_transposed",
     "distance_zero_not_read",
+    "alibi_slopes_of_heads",
+    "positions_restart",
     *(one.name for one in linear.MISTAKES),
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.

@@ -17,7 +17,9 @@ def layer(name, **options):
 
 
 @pytest.mark.needs("torch")
-@pytest.mark.parametrize("name", ["WindowTable", "Buckets", "ShiftedRows", "Disentangled"])
+@pytest.mark.parametrize(
+    "name", ["WindowTable", "Buckets", "CachedBuckets", "ShiftedRows", "Disentangled"]
+)
 def test_what_is_added_by_distance_is_seen_and_makes_nothing_wrong(name):
     found = regard.diagnose(layer(name))
     assert found.verdict == "right"
@@ -29,6 +31,7 @@ def test_what_is_added_by_distance_is_seen_and_makes_nothing_wrong(name):
     ("name", "option", "mistake"),
     [
         ("WindowTable", dict(misplaced=True), "relative_bias_misplaced"),
+        ("CachedBuckets", dict(restarts=True), "positions_restart"),
         ("ShiftedRows", dict(padded_right=True), "distance_zero_not_read"),
         ("Disentangled", dict(transposed=False), "relative_term_transposed"),
     ],
@@ -42,6 +45,66 @@ def test_a_class_whose_window_is_a_pair_is_made():
     from support.relative_attentions_torch import WindowTable
 
     assert regard.diagnose(WindowTable).verdict == "right"
+
+
+def alibi(q, k, v, first=0):
+    def of(heads):
+        return 2.0 ** (-8 / heads * np.arange(1, heads + 1))
+
+    heads, places = q.shape[1], np.arange(k.shape[2])
+    lower = 2 ** int(np.log2(heads))  # a power of two
+    slopes = np.concatenate([of(lower), of(2 * lower)[first::2][: heads - lower]])
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    scores -= slopes[:, None, None] * np.abs(places[: q.shape[2], None] - places)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def alibi_from_the_second(q, k, v):
+    return alibi(q, k, v, first=1)
+
+
+def test_the_slopes_of_three_heads_are_judged():
+    assert "is right with ALiBi" in regard.diagnose(alibi, signature={"first": "none"}).summary
+    assert regard.diagnose(alibi_from_the_second).names == ("alibi_slopes_of_heads",)
+
+
+def by_heads(q, k, v, mask=None, exchanged=False):
+    """mask: True = attend, (batch, heads, queries, keys)"""
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = np.where(mask[:, ::-1] if exchanged else mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def by_other_heads(q, k, v, mask=None):
+    """mask: True = attend, (batch, heads, queries, keys)"""
+    return by_heads(q, k, v, mask, exchanged=True)
+
+
+def test_each_head_has_a_mask_of_its_own_where_the_text_says_so():
+    assert regard.diagnose(by_heads).verdict == "right"
+    assert not regard.diagnose(by_other_heads).ok
+
+
+def in_blocks(q, k, v, key_mask=None, block=16):
+    """key_mask: (batch, keys), True = real"""
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    if key_mask is not None:
+        scores = np.where(key_mask[:, None, None], scores, -np.inf)
+    top, total, out = -np.inf, 0.0, 0.0
+    for at in range(0, k.shape[-2], block):
+        part = scores[..., at : at + block]
+        new = np.maximum(top, part.max(-1, keepdims=True))
+        part, shrink = np.exp(part - new), np.exp(top - new)
+        total = total * shrink + part.sum(-1, keepdims=True)
+        out, top = out * shrink + part @ v[..., at : at + block, :], new
+    return out / total
+
+
+def test_a_block_that_is_all_padding_in_front_is_tried():
+    assert not regard.diagnose(in_blocks).ok
 
 
 def by_hand(q, k, v):

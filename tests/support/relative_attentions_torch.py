@@ -61,6 +61,29 @@ class Buckets(nn.Module):
         return self.o((weights @ v).transpose(1, 2).reshape(b, n, m))
 
 
+class CachedBuckets(Buckets):
+    """As in T5, causal, after keys and values of earlier calls; `restarts` does not count them."""
+
+    def __init__(self, d_model=24, num_heads=4, restarts=False):
+        super().__init__(d_model, num_heads)
+        self.restarts = restarts
+
+    def forward(self, hidden_states, past_key_value=None):
+        b, n, m = hidden_states.shape
+        parts = (one(hidden_states) for one in (self.q, self.k, self.v))
+        q, k, v = (one.view(b, n, self.num_heads, -1).transpose(1, 2) for one in parts)
+        if past_key_value is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(past_key_value, (k, v), strict=True))
+        past = k.shape[2] - n
+        apart = torch.arange(k.shape[2]) - torch.arange(n)[:, None]
+        later = apart > past
+        apart = apart if self.restarts else apart - past
+        bias = self.relative_attention_bias(apart.clamp(-4, 4) + 4).permute(2, 0, 1)
+        scores = (q @ k.mT + bias).masked_fill(later, -torch.inf)
+        weights = torch.softmax(scores.float(), dim=-1).type_as(scores)
+        return self.o((weights @ v).transpose(1, 2).reshape(b, n, m)), (k, v)
+
+
 class ShiftedRows(nn.Module):
     """A vector for each distance that meets the query, lined up by the shift of Transformer-XL."""
 

@@ -189,6 +189,16 @@ def attention(wrong, q, k, v, mask=None, causal=False, window=None):
     return pick(OUTPUTS, wrong, lambda w, q, k, v: w @ v)(weights, q, k, v)
 
 
+def scaled_besides(name):
+    """A scale that is given multiplies the usual one."""
+
+    def attention(q, k, v, scale=1.0):
+        scores = q @ k.swapaxes(-1, -2) * scale / np.sqrt(q.shape[-1])
+        return plain_softmax(scores) @ v
+
+    return attention
+
+
 def unmasked(*wrong):
     def f(q, k, v):
         return attention(wrong, q, k, v)
