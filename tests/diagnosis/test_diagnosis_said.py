@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 
 import regard
+from regard.diagnosis.mask_words import what_true_means
+from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
+from regard.diagnosis.signature import Parameter, role_of
+from regard.diagnosis.source import prose_of
 
 
 def softmax(x):
@@ -235,4 +239,235 @@ def test_graphs_in_a_batch_have_neighbours_each():
     assert found.names == ("padding_changes_the_output",), found
     right = OverGraphs()
     right.multiplies = False
+    assert regard.diagnose(right).verdict != "mistaken"
+
+
+MASKS_SAID = {
+    "keep": (
+        "mask (batch, 1, seq, seq) is 0 at padded items, which leaves some item to look at",
+        "pad: (batch, T), True for real tokens (at least one)",
+        "mask: 1 marks the positions to attend to, 0 the ones to leave out",
+        "attention_mask (FloatTensor of shape `(batch, seq)`, *optional*):\n"
+        "    Mask values selected in `[0, 1]`:\n\n"
+        "    - 1 for tokens that are **not masked**,\n    - 0 for tokens that are **masked**.",
+        "mask: (B, T), zeros at padding",
+        "pad_mask: False for padded frames",
+        "`mask` -- 0/1 array, 0 = pad",
+        "mask: zero entries are not attended to",
+        "mask: which keys are real (True) and which fill up the batch (False)",
+        "Positions with mask == 0 are excluded from the softmax.",
+        "x: (B, T, C); mask: (B, T), 1.0 for real tokens and 0.0 for padding",
+        "padding: bool (B, S), True for the frames that are not padding",
+        "mask: True unless the key is padding",
+    ),
+    "hide": (
+        "mask: padding positions are 1, everything else is 0",
+        "padding_mask: BoolTensor, where padding elements are indicated by 1s.",
+        "mask: True if padded. Padded queries return garbage that is thrown away.",
+        "src_mask: set to True where the source is <pad>",
+        "True entries of `mask` are blanked out before the softmax",
+        "attn_mask: positions with ``True`` are not allowed to attend, ``False`` ones are",
+        "a mask of ones and zeros; the ones are what the softmax should skip",
+        "mask[i, j] = 1 means that i cannot attend to j",
+    ),
+    "": (
+        "mask: additive, 0 for visible keys and -inf for hidden ones",
+        "mask: 0 / -10000, summed with the scores",
+        "mask: broadcastable. Returns the output, where padded rows are set to 0.",
+        "mask: boolean. With causal=True later keys are hidden as well.",
+        "mask: if it is not given, 1 token is attended at a time",
+        "mask: True for padding in the encoder. mask: True for real tokens in the decoder.",
+        "mask (B, S). need_weights: True to return the weights of real tokens.",
+        "mask: bool tensor. At least 1 key must be visible. Masked keys get weight 0.",
+        "causal_mask: True on later keys. mask: of shape (B, 1, 1, S)",
+    ),
+}
+
+
+@pytest.mark.parametrize("means", MASKS_SAID)
+def test_what_true_means_is_said_in_many_ways(means):
+    for text in MASKS_SAID[means]:
+        name = text.split(":")[0].split(" ")[0].strip("`")
+        name = name if name in text.split() and role_of(name) else "mask"
+        role = role_of(name) if "mask" not in name else "mask"
+        found = what_true_means(text, [Parameter("q", "query"), Parameter(name, role)])
+        assert found == means, text
+
+
+@pytest.mark.parametrize(
+    ("means", "texts"),
+    [
+        (
+            "inclusive",
+            (
+                "a token attends to itself and to the window - 1 tokens before it",
+                "With `window` = w a token sees itself and the w - 1 preceding tokens",
+                "query i attends to keys max(0, i - window + 1) ... i",
+                "visible if 0 <= i - j < window",
+                "token t attends to (t - window, t]",
+                "each position sees the last `window` positions, its own one among them",
+                "a window of 1 means that every token sees only itself",
+            ),
+        ),
+        (
+            "exclusive",
+            (
+                "each query attends to itself and the `window` tokens before it",
+                "each token sees the `window` previous tokens and itself",
+                "keys j with i - window <= j <= i are visible",
+                "window tokens to the left and window tokens to the right",
+            ),
+        ),
+        (
+            "",
+            (
+                "sliding window attention with `window` keys per query",
+                "window: how far back a query can look; None for full attention",
+                "a query sees its own bucket and the one before; window is the size of a bucket",
+            ),
+        ),
+    ],
+)
+def test_whether_a_window_counts_the_own_key_is_said_in_many_ways(means, texts):
+    for text in texts:
+        assert what_window_means(text, [Parameter("window", "window")]) == means, text
+
+
+@pytest.mark.parametrize(
+    ("where", "texts"),
+    [
+        (
+            "end",
+            (
+                "aligned to the\n    bottom right corner: the last query sees all keys",
+                "When causal, the mask is lower right aligned, unlike torch's upper left alignment",
+                "the queries are the last L of the S positions",
+                "x holds the tokens that come after those already cached",
+                "query i has the absolute position i + (S - L)",
+            ),
+        ),
+        (
+            "start",
+            (
+                "causal: aligned to the upper left corner, like torch's is_causal",
+                "query i sees keys 0..i, also when there are more keys than queries",
+            ),
+        ),
+        (
+            "",
+            (
+                "returns the attention of the last query over all keys",
+                "the top left cell of the weights is always 1 under a causal mask",
+                "causal: hide later keys",
+            ),
+        ),
+    ],
+)
+def test_where_causal_begins_is_said_in_many_ways(where, texts):
+    for text in texts:
+        assert where_causal_aligns(text) == where, text
+
+
+def test_comments_beside_an_argument_are_about_it_and_those_of_another_mask_are_not():
+    code = """
+    def f(
+        q,
+        mask=None,  # True = hidden
+    ):
+        # mask is True where a key is visible
+        mask = ~mask
+        return mask  # see above
+    """
+    said = prose_of(code, of_arguments=True)
+    assert said == "mask: True = hidden\n\nsee above"
+    assert "visible" in prose_of(code)
+
+
+def test_a_window_that_its_text_says_is_shorter_is_too_long():
+    def attention(q, k, v, window=None):
+        """With `window` = w a token attends to itself and to the w - 1 tokens before it."""
+        apart = np.arange(q.shape[-2])[:, None] - np.arange(k.shape[-2])
+        seen = (apart >= 0) & (apart <= (np.inf if window is None else window))
+        scores = q @ turned(k) / np.sqrt(q.shape[-1])
+        return softmax(np.where(seen, scores, -np.inf)) @ v
+
+    assert regard.diagnose(attention).names == ("window_one_long",)
+
+    def previous(q, k, v, window=None):
+        """A token attends to itself and to the `window` tokens before it."""
+        return attention(q, k, v, window)
+
+    found = regard.diagnose(previous)
+    assert found.ok
+    assert " if " not in found.summary
+
+
+def projected(x, W_q, W_k, W_v, W_o, window):
+    """Causal; each token attends to itself and the window - 1 tokens before it."""
+    apart = np.arange(len(x))[:, None] - np.arange(len(x))
+    scores = (x @ W_q) @ (x @ W_k).T / np.sqrt(W_q.shape[1])
+    seen = (apart >= 0) & (apart <= window)
+    return softmax(np.where(seen, scores, -np.inf)) @ (x @ W_v) @ W_o
+
+
+def test_a_function_of_embeddings_is_asked_for_its_window_too():
+    assert regard.diagnose(projected).names == ("window_one_long",)
+
+
+def test_causal_code_is_aligned_as_its_text_says():
+    def attention(q, k, v, causal=False):
+        """If causal, the mask is aligned to the bottom right: the last query sees all keys."""
+        scores = q @ turned(k) / np.sqrt(q.shape[-1])
+        seen = np.tril(np.ones(scores.shape[-2:], bool)) if causal else True
+        return softmax(np.where(seen, scores, -np.inf)) @ v
+
+    assert regard.diagnose(attention).names == ("causal_aligned_at_start",)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_the_text_says_of_a_mask_outranks_its_name(sign):
+    def attention(q, k, v, pad=None):
+        """pad: (batch, keys), True for real tokens."""
+        scores = q @ turned(k) / np.sqrt(q.shape[-1])
+        if pad is not None:
+            scores = np.where((pad if sign > 0 else ~pad)[:, None, None], scores, -np.inf)
+        return softmax(scores) @ v
+
+    found = regard.diagnose(attention)
+    assert found.names == (() if sign > 0 else ("mask_inverted",)), found
+
+
+class Growing:
+    def __init__(self):
+        self.k, self.v = None, None
+
+    def update(self, k, v):
+        self.k = k if self.k is None else np.concatenate([self.k, k], -2)
+        self.v = v if self.v is None else np.concatenate([self.v, v], -2)
+        return self.k, self.v
+
+
+class InPieces(Heads):
+    """With a cache, x holds the tokens that come after those already cached."""
+
+    offset = 0
+
+    def __call__(self, x, cache=None):
+        q, k, v = (self.split(x, weight) for weight in (self.W_q, self.W_k, self.W_v))
+        if cache is not None:
+            k, v = cache.update(k, v)
+        scores = q @ turned(k) / np.sqrt(q.shape[-1])
+        rows, keys = scores.shape[-2:]
+        first = (keys - rows) * (self.offset or rows == 1)
+        seen = np.arange(keys) <= np.arange(rows)[:, None] + first
+        out = softmax(np.where(seen, scores, -np.inf)) @ v
+        return out.swapaxes(1, 2).reshape(x.shape) @ self.W_o
+
+
+def test_a_cache_that_may_get_several_tokens_gets_them():
+    assert says_pieces(InPieces.__doc__)
+    assert not says_pieces("feed it token by token")
+    assert regard.diagnose(InPieces()).names == ("cache_offset_ignored",)
+    right = InPieces()
+    right.offset = 1
     assert regard.diagnose(right).verdict != "mistaken"

@@ -142,6 +142,8 @@ def likely_readings(
     for tested in readings:
         if patience.spent > seconds or (found and _stage(tested) != _stage(found[0][1])):
             break
+        if tested.callee.steps and tested.callee.says_pieces and any(one > 0.5 for one, _ in found):
+            continue  # it is meant to take several tokens in a call, and does
         share = max((_share_right(tested, one) for one in find_conventions(tested)), default=None)
         if share == 1 or tested.hung or tested.out_of_time:
             return [tested]
@@ -440,6 +442,8 @@ def _alignments(tested: FunctionUnderTest, base: Sequence[Convention]) -> tuple[
         return (str(tested.stated.causal),)
     if tested.callee.has_past or any(one.joined for one in base):  # what came before
         return ("end",)
+    if tested.callee.causal_aligns:
+        return (tested.callee.causal_aligns,)
     both = ("end", "start")
     answered = False
     for aligned, one in itertools.product(both, base):

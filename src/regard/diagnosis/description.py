@@ -64,8 +64,10 @@ def assumptions(tested: FunctionUnderTest, convention: Convention) -> list[str]:
             true, _, meaning = MASK_KINDS[convention.mask].partition(" = ")
             found.append(f"{true} in {name} means {meaning}")
     causal = convention.causal_always or "causal" in roles
-    if convention.aligned == "start" and causal and stated.causal not in ("start", "end"):
+    told = stated.causal in ("start", "end") or callee.causal_aligns
+    if convention.aligned == "start" and causal and not told:
         found.append("causal aligns the first query with the first key")
-    if convention.window_extra and "window" in roles and stated.window is None:
+    told = stated.window is not None or callee.window_means
+    if convention.window_extra and "window" in roles and not told:
         found.append("the window does not count the query's own key")
     return found

@@ -40,7 +40,9 @@ from regard.diagnosis.differentiation import (
 from regard.diagnosis.documented import documented_axes, letters_of
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.layouts import is_of_keys, layout_said
+from regard.diagnosis.mask_words import what_true_means
 from regard.diagnosis.packing import unpacked
+from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
 from regard.diagnosis.signature import (
     MOST_READINGS,
     STEPS,
@@ -58,6 +60,7 @@ from regard.diagnosis.source import (
     code_of_file,
     is_function,
     may_be_batched,
+    prose_of,
     turns_rows,
     words_of,
 )
@@ -80,8 +83,6 @@ from regard.diagnosis.wording import (
     is_unscaled,
     meant_in,
     says_added,
-    what_true_means,
-    what_window_means,
 )
 from regard.errors import OptionError, safe_text
 
@@ -128,6 +129,8 @@ def inspect_function(
             found = _by_axes(function, library, name, error)
     text, helpers = code_of(function), code_called(function)
     queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
+    prose = prose_of(text)
+    of_all = f"{prose}\n\n{prose_of(helpers)}"
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
@@ -136,7 +139,9 @@ def inspect_function(
         "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
         "caps": caps_in(code_of_file(function)),
         "batched": may_be_batched(function, text),
-        "window_means": what_window_means(f"{text}\n{helpers}"),
+        "window_means": what_window_means(of_all, found[0][1].parameters),
+        "causal_aligns": where_causal_aligns(of_all),
+        "says_pieces": says_pieces(prose),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": "in_proj_weight" in text or "out_proj_weight" in text,
         "says_causal": CAUSAL.search(text + helpers) is not None,
@@ -147,6 +152,7 @@ def inspect_function(
         "says_added": says_added(words_of(text)),
         "unscaled": is_unscaled(f"{name}\n{words_of(text)}"),
     }
+    of_arguments = prose_of(text, of_arguments=True)
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function
@@ -155,7 +161,10 @@ def inspect_function(
         (
             called,
             replace(
-                callee, number=number, mask_means=what_true_means(text, callee.parameters), **own
+                callee,
+                number=number,
+                mask_means=what_true_means(of_arguments, callee.parameters),
+                **own,
             ),
         )
         for number, (called, callee) in enumerate(found[:MOST_READINGS])

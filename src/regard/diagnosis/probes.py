@@ -242,6 +242,8 @@ def projected_probes(
     yield probe("mask", "mask", inputs, keep=_keep(4, rows, rows))
     yield probe("padding", "key mask", inputs, keep=_padding(batch, rows))
     yield probe("causal", "causal", inputs, causal=True)
+    if rows > 3:
+        yield probe("window", "window", inputs, causal=True, window=3)
     if rows > 2 and not cross:
         yield probe("cache", "cache", inputs, causal=True, chunks=(2, 1, rows - 3))
 

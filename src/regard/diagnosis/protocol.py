@@ -197,6 +197,8 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "adapted": callee.adapted,
                 "mask_means": callee.mask_means,
                 "window_means": callee.window_means,
+                "causal_aligns": callee.causal_aligns,
+                "says_pieces": callee.says_pieces,
                 "unscaled": callee.unscaled,
                 "says_causal": callee.says_causal,
                 "says_added": callee.says_added,
@@ -269,13 +271,15 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     for name in ("meant", "without"):
         _need(type(content[name]) is list and len(content[name]) <= MAX_ARRAYS)
     _need(content["mask_means"] in ("", "keep", "hide"))
-    _need(content["window_means"] in ("", "inclusive"))
+    _need(content["window_means"] in ("", "inclusive", "exclusive"))
+    _need(content["causal_aligns"] in ("", "end", "start"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
     flags = (
         *kinds,
         "unscaled",
         "says_causal",
         "says_added",
+        "says_pieces",
         "says_cosine",
         "says_linear",
         "says_transposed",
@@ -309,9 +313,8 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
     _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
-    how = {
-        name: content[name] for name in ("steps", "tables", "mask_means", "window_means", *flags)
-    }
+    texts = ("steps", "tables", "mask_means", "window_means", "causal_aligns")
+    how = {name: content[name] for name in (*texts, *flags)}
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
     own |= {"weights": weights, "heads": heads}
     own |= {"opaque": _text(content["opaque"]), "widths": tuple(content["widths"])}

@@ -196,7 +196,9 @@ class Callee:
     rows_first: bool = True  # whether (L, B, M) may be meant, and not only (B, L, M)
     batched: bool = True  # whether its code may be meant for more axes than it is right on
     adapted: bool = False  # called in a way that a line of code does not say
-    window_means: str = ""  # inclusive, if its text says that a window counts the own key
+    window_means: str = ""  # inclusive or exclusive: whether its text counts the own key
+    causal_aligns: str = ""  # end or start: which queries and keys meet, as its text says
+    says_pieces: bool = False  # whether its text lets several tokens follow those in a cache
     says_linear: bool = False  # whether its name or its text mentions linear attention
     says_transposed: bool = False  # whether its weights are stored as (out, in), by a name
     says_causal: bool = False  # whether its text mentions a causal rule

@@ -8,9 +8,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import io
 import re
 import sys
 import textwrap
+import tokenize
+from collections.abc import Iterator
 from typing import Any
 
 from regard.diagnosis.changed_text import parsed
@@ -25,6 +28,11 @@ OF_MATRICES = re.compile(r"\.T\b|\blen\(\w+\)|^\s*\w+, *\w+ *= *\w+\.shape *$", 
 # A call for rotary positions, and a choice whether there are any.
 TURNING = re.compile(r"(?<!def )\b[a-z_]*(rope|rotary|rotate)[a-z_]*\(")
 OPTIONALLY = re.compile(r"\bif\b.*(rope|rotary|rotate|positions?\b)", re.IGNORECASE)
+# A line that makes another mask, or changes the one that was given.
+MAKES_MASK = re.compile(
+    r"\s*(?:self\.)?\w*(?:mask|pad|keep|valid|allow|visib|hid[de]|attend|bias)\w*\s*"
+    r"(?::[^=]+)?[-+*/|&^]?=(?!=)"
+)
 
 
 def code_of(function: Any) -> str:
@@ -72,6 +80,47 @@ def words_of(text: str) -> str:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.append(ast.get_docstring(node) or "")
     return "\n".join(found)
+
+
+def prose_of(text: str, *, of_arguments: bool = False) -> str:
+    """Documentation and comments, with an empty line between one and the next.
+
+    A comment beside an argument begins with its name. With `of_arguments` comments are left out
+    that are about a mask which the code itself makes.
+    """
+    lines = textwrap.dedent(text)
+    found, beside = list[str](), dict[int, list[str]]()
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(parsed(lines)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.append(ast.get_docstring(node) or "")
+            elif isinstance(node, ast.arg):
+                beside.setdefault(node.lineno, []).append(node.arg)
+    for row, code, comment in _comments(lines):
+        names = beside.get(row, [])
+        if of_arguments and not names and MAKES_MASK.match(code):
+            continue
+        found.append(f"{names[0]}: {comment}" if len(names) == 1 else comment)
+    return "\n\n".join(found)
+
+
+def _comments(lines: str) -> Iterator[tuple[int, str, str]]:
+    """Comments: the row of the last line, the code beside or below, and the text."""
+    rows, block = lines.splitlines(), list[str]()
+    with contextlib.suppress(SyntaxError, tokenize.TokenError):
+        for token in tokenize.generate_tokens(io.StringIO(lines).readline):
+            if token.type != tokenize.COMMENT:
+                continue
+            (row, column), said = token.start, token.string.lstrip("#! ")
+            before = rows[row - 1][:column]
+            if before.strip():
+                yield row, before, said
+                continue
+            block.append(said)
+            below = rows[row] if row < len(rows) else ""
+            if not below.lstrip().startswith("#"):
+                yield row, below, "\n".join(block)
+                block = []
 
 
 def may_be_batched(function: Any, text: str) -> bool:

@@ -8,20 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from regard.diagnosis.signature import Parameter
-
-# What True means in a mask: roles that say so, and words that people write after "True" or "1".
-_MEANS = {"keep": "keep", "key_keep": "keep", "hide": "hide", "key_hide": "hide"}
-_TRUE = r"(?:true|non-?zero|ones?|1s?)"
-_WORD = re.compile(
-    r"(?P<no>\b(?:not|never|cannot|can't|may not|no)\b[^.;,]{0,24}?)?\b(?:"
-    r"(?P<keep>attend(?:s|ed)?|visible|allow(?:s|ed)?|keeps?|kept|real|valid|may|can|sees?|seen|"
-    r"unmasked|takes? part|tokens?(?! to| that| which| is| are))|"
-    r"(?P<hide>hides?|hidden|masked|mask(?:s|ed)? out|pad|pads|padding|padded|ignored?|blocked|"
-    r"forbidden|excluded?|disallowed|invisible|dropped))\b"
-)
-
-
 LINEAR = re.compile(
     r"linear_?\s?att|linear_?transf|feature_?map|kernel_?\s?feature|kernel(ized)?_?\s?att|"
     r"\bphi\b|\belu\b|performer|favor|efficient_?\s?att",
@@ -41,12 +27,6 @@ COSINE = re.compile(
     r"\.norm\(|qk_?norm",
     re.IGNORECASE,
 )
-_INCLUSIVE = re.compile(
-    r"(?:including|includes) (?:it|the (?:query|current|own|present)|self|its own)|inclusive of|"
-    r"\b(?:it)?self (?:included|counts|counted)|counts itself|"
-    r"(?:own|current) \w+ (?:included|counts)",
-    re.IGNORECASE,
-)
 _RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)
 _SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
 
@@ -63,9 +43,6 @@ _MEANT = {
         re.IGNORECASE,
     ),
 }
-
-# So many keys before the own one, and that one too.
-_BESIDES = re.compile(r"previous|before|preceding|plus|back|besides|addition", re.IGNORECASE)
 
 
 def caps_in(text: str) -> tuple[float, ...]:
@@ -120,38 +97,3 @@ def is_unscaled(text: str) -> bool:
     (True, False)
     """
     return _UNSCALED.search(text) is not None
-
-
-def what_window_means(text: str) -> str:
-    """The kind of window that a text names: inclusive, or nothing.
-
-    >>> what_window_means("each query sees `window` keys, including itself")
-    'inclusive'
-    >>> what_window_means("`window` previous keys, and including itself one more")
-    ''
-    """
-    lines = (line for line in text.splitlines() if _BESIDES.search(line) is None)
-    return "inclusive" if any(map(_INCLUSIVE.search, lines)) else ""
-
-
-def what_true_means(text: str, parameters: Sequence[Parameter]) -> str:
-    """What True is, keep or hide, if a mask's name or the text of the code says so; else nothing.
-
-    >>> what_true_means("mask: True where attention is NOT allowed", [Parameter("mask", "mask")])
-    'hide'
-    """
-    for one in parameters:
-        if one.role in _MEANS:
-            return _MEANS[one.role]
-    found = set()
-    for one in parameters:
-        if one.role not in ("mask", "key_mask"):
-            continue
-        words = one.name.lower().split("_")  # batch_mask may be the entry "mask" of batch
-        name = "|".join(re.escape("_".join(words[start:])) for start in range(len(words)))
-        said = rf"\b(?:{name})\b[^\n]{{0,60}}?\b{_TRUE}\b(?P<rest>[^\n.;]{{0,60}})"
-        for match in re.finditer(said, text.lower()):
-            if (word := _WORD.search(match["rest"])) is not None:
-                keeps = (word["keep"] is not None) == (word["no"] is None)
-                found.add("keep" if keeps else "hide")
-    return found.pop() if len(found) == 1 else ""
