@@ -234,8 +234,9 @@ def reading(page: Layout) -> Iterator[None]:
         page.say(words, indent=4)
     page.gap()
     page.say(
-        "To read, in the repository: README.md shows regard on one page, docs/explanations.md "
-        "how to ask in Python, and docs/diagnose.md how mistakes are found."
+        "To read, in the repository: README.md shows regard on one page, site/pages/learn is a "
+        "course in attention, docs/explanations.md says how to ask in Python, and docs/diagnose.md "
+        "how mistakes are found."
     )
     yield
 
