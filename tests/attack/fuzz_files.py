@@ -24,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 MOST_LENGTH = 2**16  # bytes of a file
 STRUCTURED = 0.85  # of the mutations; libFuzzer makes the others
 FOUND = "found.jsonl"
-# Seconds that a worker may take beside the time to attack: to begin, for its last file, to end.
-LONGEST_END = 120
+# Seconds on the clock, on a machine that may be busy with other work: for one file, which has its
+# limit of computing beside; for a worker beside the time to attack, to begin and to end.
+LONGEST_FILE = 120
+LONGEST_END = 600
 
 
 def line(reader: str, wrong: str, data: bytes) -> str:
@@ -69,7 +71,7 @@ def work(reader: str, seconds: int, seed: int, folder: Path) -> None:
     options = {
         "max_total_time": seconds,
         "seed": seed,
-        "timeout": int(2 * attack_files.MOST_SECONDS),
+        "timeout": LONGEST_FILE,
         "max_len": MOST_LENGTH,
         "artifact_prefix": f"{folder}/",
         "print_final_stats": 1,

@@ -1,8 +1,9 @@
 """Calls of every kind under valgrind: no byte is read that does not exist or was never written.
 
-`python tests/attack/memcheck.py --calls 60` runs them in a process that valgrind watches, on every
-CPU target that valgrind knows (no AVX-512), and fails on a report with a line of the native module
-in it; CPython has some of its own. Two planted mistakes must be reported first.
+`python tests/attack/memcheck.py --calls 60`, or `--minutes 60`, runs them in a process that
+valgrind watches, on every CPU target that valgrind knows (no AVX-512), and fails on a report with a
+line of the native module in it; CPython has some of its own. Two planted mistakes must be reported
+first.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 import xml.etree.ElementTree as ET
+from collections import Counter
+from itertools import count, islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
@@ -27,21 +31,27 @@ from regard.compute import native
 
 KINDS = ("attention", "gradients", "cache", "merge")
 MODULE = "_fused."
+LOT = 400  # calls that are drawn at once
 # Whether whole vectors of scores have something special in them, keys that no row sees included,
 # is a hint: where they have, `any_seen_special` asks the seen ones alone.
 HINT = "prepare_tile<"
 
 
-def work(count: int, seed: int) -> None:
-    """Make the calls, each on one of the targets."""
+def work(calls: int, minutes: float | None, seed: int) -> None:
+    """Make that many calls, or as many as the minutes give, each on one of the targets."""
     from soak_calls import answer, jobs
 
     warnings.simplefilter("ignore")
+    drawn = (job for lot in count(seed) for job in jobs(LOT, lot, [*KINDS]))
+    until, made = time.monotonic() + 60 * (minutes or 0), Counter[str]()
     with tempfile.TemporaryDirectory() as place:
-        for number, job in enumerate(jobs(count, seed, [*KINDS])):
-            native.use_target(TARGETS[number % len(TARGETS)])
+        for job in drawn if minutes else islice(drawn, calls):
+            if minutes and time.monotonic() > until:
+                break
+            native.use_target(TARGETS[made.total() % len(TARGETS)])
             answer(*job, Path(place))
-    print(f"{count} calls on {', '.join(TARGETS)}", flush=True)
+            made[job[0]] += 1
+    print(f"{made.total()} calls on {', '.join(TARGETS)}: {dict(made)}", flush=True)
 
 
 def plant() -> None:
@@ -59,6 +69,7 @@ def reports(*arguments: str) -> list[tuple[str, list[str]]]:
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "found.xml"
         watch = ["valgrind", "--xml=yes", f"--xml-file={path}", "--partial-loads-ok=no"]
+        watch.append("--error-limit=no")  # or it is silent after a thousand, CPython's included
         environment = os.environ | {"PYTHONMALLOC": "malloc", "OPENBLAS_NUM_THREADS": "1"}
         program = [sys.executable, __file__, *arguments]
         subprocess.run([*watch, *program], env=environment, check=True)
@@ -85,12 +96,13 @@ def ours(found: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
 def main() -> int:
     """Watch; 1 if a mistake is reported, or a planted one is not."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=400)
+    parser.add_argument("--calls", type=int, default=LOT)
+    parser.add_argument("--minutes", type=float, help="as many calls as these give")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worker", choices=("work", "plant"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker:
-        work(asked.calls, asked.seed) if asked.worker == "work" else plant()
+        plant() if asked.worker == "plant" else work(asked.calls, asked.minutes, asked.seed)
         return 0
     if not shutil.which("valgrind"):
         parser.error("needs valgrind; on Debian: apt-get install valgrind")
@@ -98,8 +110,8 @@ def main() -> int:
     if not {"UninitCondition", "InvalidRead"} <= planted:
         print(f"planted mistakes were not reported, only {sorted(planted)}")
         return 1
-    given = ("--worker", "work", "--calls", str(asked.calls), "--seed", str(asked.seed))
-    found = reports(*given)
+    given = ["--worker", "work", "--calls", str(asked.calls), "--seed", str(asked.seed)]
+    found = reports(*given, *(("--minutes", str(asked.minutes)) if asked.minutes else ()))
     for kind, frames in ours(found):
         print(kind, *frames[:12], sep="\n    ")
     print(f"{len(ours(found))} reports of the native module, {len(found)} in all")

@@ -33,7 +33,7 @@ from regard.problems.files import load_target
 from regard.problems.schema import mapping_from_problem
 from regard.problems.toml_json import spell
 
-MOST_SECONDS = 5.0
+MOST_SECONDS = 5.0  # of computing: what else runs on the machine does not count
 MOST_BYTES = 2**30
 LONGEST_MESSAGE = 2000
 
@@ -277,7 +277,7 @@ def verdict(name: str, data: bytes, folder: Path) -> str:
     path = folder / reader.file
     path.write_bytes(data)
     before = sorted(os.listdir(folder))
-    begin = time.monotonic()
+    begin = time.process_time()
     with warnings.catch_warnings(), _watch[0].on(folder):
         warnings.simplefilter("error")
         try:
@@ -286,7 +286,7 @@ def verdict(name: str, data: bytes, folder: Path) -> str:
             wrong = _message(str(error), folder)
         except Exception as error:
             wrong = describe(error)
-    took = time.monotonic() - begin
+    took = time.process_time() - begin
     if took > MOST_SECONDS:
         wrong = wrong or f"takes {took:.1f} s"
     if _watch[0].seen:
