@@ -213,6 +213,11 @@ def _drawn(probe: Probe, seed: int) -> Probe:
     rng = np.random.default_rng(700 + seed)
     names = ("embeddings", "context", "queries", "keys", "values")
     drawn = {n: rng.normal(size=a.shape) for n, a in probe.inputs.items() if n in names}
+    rows, context = (probe.inputs.get(one) for one in ("embeddings", "context"))
+    if rows is not None and context is not None:
+        own = slice(-rows.shape[1], None)
+        if np.array_equal(context[:, own], rows):  # it is joined with them
+            drawn["context"][:, own] = drawn["embeddings"]
     name = f"{probe.name}, drawn {seed}"
     return replace(probe, inputs={**probe.inputs, **drawn}, name=name)
 

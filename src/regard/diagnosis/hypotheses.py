@@ -42,7 +42,7 @@ WORDS_OF = {
         re.IGNORECASE,
     ),
 }
-SLOPES = re.compile(r"log2|power", re.IGNORECASE)
+SLOPES = re.compile(r"log2|(closest|lower|next|nearest)_?power|bit_length", re.IGNORECASE)
 # Conventions under one hypothesis, and what the function returned under them.
 View = tuple[Sequence[Convention], list[ProbeOutput]]
 
@@ -180,11 +180,23 @@ def _with_added(
             found += [] if matcher is None else [replace(one, matcher=matcher, built_in=own)]
         if (match := _right_or_one(found, unit)) is not None:
             return match
+        # How a context is read is found out by right results, which there are none of here.
+        alone = [less for one in found if (less := _without_context(one)) is not None]
+        if (match := _right_or_one(alone, unit)) is not None and not match.mistakes:
+            return match
         for one in found:
             wrong = {one.matcher.outputs[n].probe.ability for n in one.matcher.wrong}
             if wrong == {"cache"}:
                 return Match(one, ((POSITIONS_RESTART, RIGHT),), unit)
     return None
+
+
+def _without_context(one: Hypothesis) -> Hypothesis | None:
+    """The same without what was returned for a context; None if there is nothing else."""
+    outputs = [x for x in one.matcher.outputs if "context" not in x.probe.inputs]
+    if not 0 < len(outputs) < len(one.matcher.outputs):
+        return None
+    return replace(one, matcher=Matcher(outputs, one.matcher.unit, one.matcher.practical))
 
 
 def _fitted(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
