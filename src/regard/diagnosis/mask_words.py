@@ -23,8 +23,8 @@ _KEEPS = (
     r"unmasked|unpadded|exists?|existing|present|real(?![- ](?:valued|number))|valid|sees|seen|"
     r"(?:can|may|to|must|not) see|see(?= (?:the )?(?:key|token)s?\b)|"
     r"look(?:s|ed)?(?![- ]?ahead)|tak(?:es?|ing) part|participat\w+|"
-    r"includes?|included|active|legal|available|us(?:es?|ed|able)(?! (?:for|as|to|in|by|with|when))|"
-    r"actual|observed|reads?|readable|contribut\w+|retain(?:s|ed)?|preserves?|preserved|"
+    r"includes?|included|active|legal|available|us(?:es?|ed|able)(?! (?:for|as|to|in|by|with|when))"
+    r"|actual|observed|reads?|readable|contribut\w+|retain(?:s|ed)?|preserves?|preserved|"
     r"pass(?:es)? through|let through|influences?|genuine|legitimate|accessible|reachable|live|"
     r"selected|meaningful|connected|neighbou?rs?"
 )
@@ -56,7 +56,8 @@ _BEFORE = (
     r"((?:^|[.,:=(]|\b(?:is|are|be|being|equals?|has|have|having|to|as|with|by|of|the|and))\s*)"
 )
 _RESULT = (
-    r"(?:outputs?|results?|return(?:s|ed)?|weights?|scores?|logits?|probability|probabilities|gradients?|loss)"
+    r"(?:outputs?|results?|return(?:s|ed)?|weights?|scores?|logits?|probability|probabilities|"
+    r"gradients?|loss)"
 )
 _AXIS = r"\*?[\w.#…]*(?:\s*[*+/-]\s*\w+)*"
 _ZERO = r"(?:0(?:\.0*)?(?![\w.])|zero\b|false\b)"

@@ -29,7 +29,8 @@ _INCLUSIVE = (
     rf"{_W} ?- ?1\)? {_EARLIER} |\b(?:last|{_EARLIER}) \(?{_W} ?- ?1\b",
     rf"{_W} {_KEYS}\W+(?:{_SELF}|the (?:query|token)) and (?:the|its) {_W} ?- ?1\b",
     # w tokens, its own among them
-    rf"{_W}\b[^.;]*?\b(?:including|includes?|included|counting|inclusive of|counts|with) {_OWN_KEY}",
+    rf"{_W}\b[^.;]*?\b(?:including|includes?|included|counting|inclusive of|counts|with) "
+    rf"{_OWN_KEY}",
     rf"{_W}[^.;]*?(?:{_SELF}|\bself\b)\W+(?:one |token |key |position )?"
     r"(?:is )?(?:included|counted|counts|among them|inclusive)",
     rf"(?:fewer|less) than {_W} {_KEYS} (?:back|away|apart|before|ago)",
