@@ -138,8 +138,8 @@ _NO_NAME = re.compile(
 
 # What may be said to be True.
 _BEARS = re.compile(
-    rf"it|values?|entry|element|cell|bit|flag|that|which|this|there|positions?|tokens?|keys?|{_KEEPS}|"
-    rf"{_HIDES}"
+    r"it|values?|entry|element|cell|bit|flag|that|which|this|there|positions?|tokens?|keys?|"
+    rf"{_KEEPS}|{_HIDES}"
 )
 
 
