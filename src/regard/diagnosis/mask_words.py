@@ -23,8 +23,8 @@ _KEEPS = (
     r"unmasked|unpadded|exists?|existing|present|real(?![- ](?:valued|number))|valid|sees|seen|"
     r"(?:can|may|to|must|not) see|see(?= (?:the )?(?:key|token)s?\b)|"
     r"look(?:s|ed)?(?![- ]?ahead)|tak(?:es?|ing) part|participat\w+|"
-    r"includ(?:es?|ed)|active|legal|available|us(?:es?|ed|able)(?! (?:for|as|to|in|by|with|when))|"
-    r"actual|observed|reads?|readable|contribut\w+|retain(?:s|ed)?|preserv(?:es?|ed)|"
+    r"includes?|included|active|legal|available|us(?:es?|ed|able)(?! (?:for|as|to|in|by|with|when))"
+    r"|actual|observed|reads?|readable|contribut\w+|retain(?:s|ed)?|preserves?|preserved|"
     r"pass(?:es)? through|let through|influences?|genuine|legitimate|accessible|reachable|live|"
     r"selected|meaningful|connected|neighbou?rs?"
 )
@@ -56,7 +56,8 @@ _BEFORE = (
     r"((?:^|[.,:=(]|\b(?:is|are|be|being|equals?|has|have|having|to|as|with|by|of|the|and))\s*)"
 )
 _RESULT = (
-    r"(?:outputs?|results?|return(?:s|ed)?|weights?|scores?|logits?|probabilit\w+|gradients?|loss)"
+    r"(?:outputs?|results?|return(?:s|ed)?|weights?|scores?|logits?|probability|probabilities|"
+    r"gradients?|loss)"
 )
 _AXIS = r"\*?[\w.#…]*(?:\s*[*+/-]\s*\w+)*"
 _ZERO = r"(?:0(?:\.0*)?(?![\w.])|zero\b|false\b)"
@@ -137,8 +138,8 @@ _NO_NAME = re.compile(
 
 # What may be said to be True.
 _BEARS = re.compile(
-    rf"it|values?|entry|element|cell|bit|flag|that|which|this|there|positions?|tokens?|keys?|{_KEEPS}|"
-    rf"{_HIDES}"
+    r"it|values?|entry|element|cell|bit|flag|that|which|this|there|positions?|tokens?|keys?|"
+    rf"{_KEEPS}|{_HIDES}"
 )
 
 
@@ -188,6 +189,7 @@ def _said(text: str, masks: Sequence[Parameter], parameters: set[str]) -> Iterat
 def _entries(text: str, names: set[str], parameters: set[str]) -> Iterator[tuple[bool, str]]:
     """The parts of a text in plain words, and whether each begins with a name of the mask."""
     about, indent, blank, parts = False, 0, False, list[str]()
+    of_another = False  # whether another mask is what is described
     for line in text.splitlines():
         if not line.strip():
             blank = True
@@ -195,7 +197,7 @@ def _entries(text: str, names: set[str], parameters: set[str]) -> Iterator[tuple
         depth = len(line) - len(line.lstrip())
         if blank and depth <= indent:  # deeper lines still belong to the name above them
             yield about, _plain(parts)
-            about, indent, parts = False, depth, []
+            about, of_another, indent, parts = False, False, depth, []
         blank = False
         bare = re.sub(r"^\s*[:@]param\s+(?:\w+\s+(?=\w))?", "", line.strip())
         is_item = re.match(r"[-*•]\s", bare) is not None
@@ -206,9 +208,11 @@ def _entries(text: str, names: set[str], parameters: set[str]) -> Iterator[tuple
             if head is not None and not any(map(_NO_NAME.fullmatch, told - parameters)):
                 yield about, _plain(parts)
                 about, parts = bool(told & names), []
+                of_another = not about and any(re.search("mask|pad", one) for one in told)
                 indent = indent if number else depth
                 part = part[head.end() :] if about else part
-            parts.append(f". {part}" if is_item and number == 0 else part)
+            if not of_another:
+                parts.append(f". {part}" if is_item and number == 0 else part)
     yield about, _plain(parts)
 
 

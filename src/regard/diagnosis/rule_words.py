@@ -29,7 +29,8 @@ _INCLUSIVE = (
     rf"{_W} ?- ?1\)? {_EARLIER} |\b(?:last|{_EARLIER}) \(?{_W} ?- ?1\b",
     rf"{_W} {_KEYS}\W+(?:{_SELF}|the (?:query|token)) and (?:the|its) {_W} ?- ?1\b",
     # w tokens, its own among them
-    rf"{_W}\b[^.;]*?\b(?:includ(?:ing|es?|ed)|counting|inclusive of|counts|with) {_OWN_KEY}",
+    rf"{_W}\b[^.;]*?\b(?:including|includes?|included|counting|inclusive of|counts|with) "
+    rf"{_OWN_KEY}",
     rf"{_W}[^.;]*?(?:{_SELF}|\bself\b)\W+(?:one |token |key |position )?"
     r"(?:is )?(?:included|counted|counts|among them|inclusive)",
     rf"(?:fewer|less) than {_W} {_KEYS} (?:back|away|apart|before|ago)",
@@ -60,7 +61,7 @@ _EXCLUSIVE = (
 )
 # So many keys before the own one, and that one too; or that one not at all.
 _DOUBTFUL = re.compile(
-    rf"\bone more\b|\bexcluding\b|\bwithout (?:{_SELF}|it\b)|\bnot (?:{_SELF}|it\b)"
+    rf"{_SELF} one more\b|\bexcluding\b|\bwithout (?:{_SELF}|it\b)|\bnot (?:{_SELF}|it\b)"
 )
 
 _MANY = r"(?:fewer|less) queries than keys|more keys|\b(?:s|lk|sk|m|t_k|n_k) ?> ?\w+"
@@ -174,7 +175,7 @@ def _sentences(text: str) -> Iterator[str]:
     plain = re.sub(
         r"[`*\"]|(?<!\w)'|'(?!\w)", "", text.lower().replace("−", "-").replace("≤", "<=")
     )
-    for paragraph in re.split(r"\n\s*\n", plain):
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*[a-z_]\w*(?:, ?\w+)*\s*:)", plain):
         for one in re.split(r"(?<![.\s])\.(?=\s|$)|;", " ".join(paragraph.split())):
             if one.strip() and len(one) <= _LONGEST:
                 yield one.strip()

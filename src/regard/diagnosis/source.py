@@ -101,7 +101,7 @@ def prose_of(text: str, *, of_arguments: bool = False) -> str:
         if of_arguments and not names and MAKES_MASK.match(code):
             continue
         found.append(f"{names[0]}: {comment}" if len(names) == 1 else comment)
-    return "\n\n".join(found)
+    return "\n\n".join(filter(None, found))
 
 
 def _comments(lines: str) -> Iterator[tuple[int, str, str]]:

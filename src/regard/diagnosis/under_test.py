@@ -125,7 +125,8 @@ class FunctionUnderTest:
             else:
                 rows = ROUND if self.is_round else 5
                 drawn = _projected_probes(self.callee, rank, rows)
-                found = [_with_rules(p, *rules) for p in drawn]
+                asked = (p for p in drawn if p.window is None or "window" in roles)
+                found = [_with_rules(p, *rules) for p in asked]
                 if self.is_round:
                     found = [p for p in found if p.sizes["L"] == p.sizes["S"] == ROUND]
             found = [one for one in found if self._may_be_asked(convention, one)]
