@@ -6,20 +6,26 @@ Reads the code of the function for the names of entries. Must not know any probe
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import itertools
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from regard.diagnosis.changed_text import parsed
-from regard.diagnosis.signature import Parameter, role_of
+from regard.diagnosis.construction import CONFIGURATION, configuration
+from regard.diagnosis.signature import Parameter, plain, role_of
 
 WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
 BIAS_LEAVES = ("bias", "b", "B")
 # Methods that change the list, dictionary or array that they belong to.
 CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
+
+# Roles of numbers whose names, H and D, are those of matrices too.
+OF_NUMBERS = ("heads", "key_heads", "width", "block", "window", "pos")
 
 
 class Adapted:
@@ -61,6 +67,37 @@ def from_dictionary(
     ]
     rest = [replace(one, keyword=True) for one in parameters if not one.required]
     return Adapted(function, {}, name), [*inner, *rest]
+
+
+def as_used(parameters: Sequence[Parameter], text: str) -> list[Parameter]:
+    """With the role of embeddings for a name of a number, such as H, that code uses as a matrix."""
+    found: list[Parameter] = []
+    for one in parameters:
+        name = re.escape(one.name)
+        used = rf"(?<![\w.]){name}\s*(@|\.(shape|T|dot|transpose|swapaxes)\b)|@\s*{name}\b(?!\.)"
+        if role_of(one.name) in OF_NUMBERS and re.search(used, text):
+            first = any(role_of(other.name) in ("x", "query") for other in found)
+            one = replace(one, role="context" if first else "x")
+        found.append(one)
+    return found
+
+
+def with_configuration(
+    function: Callable[..., Any], parameters: Sequence[Parameter], heads: int
+) -> tuple[Callable[..., Any], list[Parameter]] | None:
+    """The function with sizes and switches in the configuration that it asks for, if it does."""
+    known: Mapping[str, inspect.Parameter] = {}
+    with contextlib.suppress(TypeError, ValueError):
+        known = inspect.signature(function).parameters
+    for one in known.values():
+        own = next((p for p in parameters if p.name == one.name and p.required), None)
+        if own is None or not CONFIGURATION.fullmatch(plain(one.name)):
+            continue
+        if any(_attributes_of(function, one.name)) or entries_of(function, one.name)[0]:
+            made = configuration(inspect.unwrap(function), one, heads)
+            rest = [replace(p, keyword=True) for p in parameters if p is not own]
+            return Adapted(function, {one.name: made}, ""), rest
+    return None
 
 
 def keeps_state(method: Callable[..., Any]) -> bool:

@@ -7,13 +7,64 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
+
+from regard.diagnosis.signature import Parameter
 
 FIRST = re.compile(r"\b[bn]\w*\W+c\w*\W+[hw]\w*\W+[hw]\b", re.IGNORECASE)  # B, C, H, W
 LAST = re.compile(r"\b[bn]\w*\W+h\w*\W+w\w*\W+[cd]\w*\b", re.IGNORECASE)  # B, H, W, C
 _INPUTS = "(x|src|tgt|inputs?|identity|residual|shortcut|skip|hidden_states|latents)"
 RESIDUAL = re.compile(rf"\+ *{_INPUTS}\b|\b{_INPUTS} *\+(?!=? *(pos|1))")
+
+
+IMAGES = re.compile(
+    r"\bx\b[^\n]{0,24}\(\s*[bn]\w*\s*,\s*h\w*\s*,\s*w\w*\s*,\s*[cd]\w*\s*\)", re.IGNORECASE
+)
+# How tokens (B, L, M) lie in images (B, H, W, C): as their rows, their columns, or all pixels.
+LINES = ("rows", "columns", "pixels")
+
+
+class OfImages:
+    """A function of images (B, H, W, C) as one of tokens. `__wrapped__` is the function."""
+
+    def __init__(self, function: Callable[..., Any], name: str, lines: str) -> None:
+        self.__wrapped__ = function
+        self.__name__ = getattr(function, "__name__", "function")
+        self._name, self._lines = name, lines
+
+    def __call__(self, **given: Any) -> Any:
+        """The output of each token."""
+        tokens = given[self._name]
+        batch, length, width = tokens.shape
+        shape = (*_sides(batch, length), width)
+        image = self._turned(
+            tokens.reshape(shape if self._lines == "pixels" else (1, *tokens.shape))
+        )
+        result = self.__wrapped__(**given | {self._name: image})
+        out, *more = result if isinstance(result, tuple) else (result,)
+        out = self._turned(out).reshape(batch, length, -1)
+        return (out, *more) if more else out
+
+    def _turned(self, image: Any) -> Any:
+        return image.swapaxes(1, 2) if self._lines == "columns" else image
+
+
+def _sides(batch: int, length: int) -> tuple[int, int, int]:
+    rows = next(n for n in range(math.isqrt(length), 0, -1) if length % n == 0)
+    return batch, rows, length // rows
+
+
+def of_images(
+    function: Callable[..., Any], parameters: Sequence[Parameter], text: str
+) -> list[tuple[Callable[..., Any], list[Parameter]]]:
+    """A function of images and weights as functions of tokens, if its text says so."""
+    x = next((one for one in parameters if one.required), None)
+    if x is None or x.name != "x" or IMAGES.search(text) is None:
+        return []
+    known = [replace(one, keyword=True) for one in parameters]
+    return [(OfImages(function, x.name, lines), known) for lines in LINES]
 
 
 class AroundAttention:
@@ -34,8 +85,7 @@ class AroundAttention:
             out, *more = result if isinstance(result, tuple) else (result,)
             return (out - x, *more)
         batch, length, width = x.shape
-        rows = next(n for n in range(math.isqrt(length), 0, -1) if length % n == 0)
-        image = x.reshape(batch, rows, length // rows, width)
+        image = x.reshape(*_sides(batch, length), width)
         image = image.permute(0, 3, 1, 2).contiguous() if self._axes == "BCHW" else image
         out = self.__wrapped__(image, **given)
         out = out[0] if isinstance(out, tuple) else out

@@ -27,7 +27,6 @@ MAKER = re.compile(
     rf"^_?({_MAKES})_?\w*(cache|state|carry|past|memory|kv|buffer)\w*$", re.IGNORECASE
 )
 MAKING_METHOD = re.compile(rf"^({_MAKES})(_\w+)?$", re.IGNORECASE)
-CACHE = re.compile("cache|state|carry|past|memory|buffer", re.IGNORECASE)
 Sizes = tuple[int, int, int]  # of the batch, the heads, and a head's width
 
 
@@ -201,9 +200,9 @@ def _makers(function: Callable[..., Any], name: str) -> Iterator[Callable[..., A
         for one in vars(module).values()
         if getattr(one, "__module__", "") == getattr(module, "__name__", None) and one is not inner
     ]
-    kinds = [one for one in own if inspect.isclass(one) and CACHE.search(one.__name__)]
-    if (kind := annotated(function, name)) is not None:
-        kinds = [kind, *(one for one in kinds if one is not kind)]
+    note = getattr(inner, "__annotations__", {}).get(name)
+    said = note if isinstance(note, str) else getattr(note, "__name__", "")
+    kinds = [one for one in own if inspect.isclass(one) and one.__name__ == said]
     for kind in kinds:
         for method, held in vars(kind).items():
             if isinstance(held, classmethod | staticmethod) and MAKING_METHOD.match(method):

@@ -194,7 +194,25 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             if (role_of(str(name)) or "")[:2] in ("W_", "b_") and _is_float(value):
                 drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
                 holder[name] = drawn if isinstance(value, np.ndarray) else _like(value, drawn)
+    for part in vars(own).values():
+        for name, value in arrays_of_layer(part).items():
+            drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
+            drawn = drawn if isinstance(value, np.ndarray) else _like(value, drawn)
+            object.__setattr__(part, name, drawn)
     return own
+
+
+def arrays_of_layer(part: Any) -> dict[str, Any]:
+    """The weight and the bias of an object that is a layer, as Equinox has them; empty for others.
+
+    The weight comes first.
+    """
+    own = getattr(part, "__dict__", {})
+    weight = next((n for n in ("weight", "kernel", "w", "W") if _is_float(own.get(n))), "")
+    if not weight or own[weight].ndim != 2:
+        return {}
+    bias = next((n for n in ("bias", "b") if _is_float(own.get(n))), "")
+    return {name: own[name] for name in (weight, bias) if name}
 
 
 def _without_norms(module: Any) -> Any:
@@ -241,7 +259,7 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
         value = None if _is_seed(one.name) else size_by_name(one.name, sizes)
         required = one.default is one.empty
         if required and CONFIGURATION.fullmatch(plain(one.name)):
-            arguments[one.name] = _configuration(kind, one, heads)
+            arguments[one.name] = configuration(kind, one, heads)
         elif required and value is None:
             value = _by_annotation(one, sizes)
             arguments[one.name] = value
@@ -294,7 +312,7 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
         "batch": 2,
         "layers": 1,
         "softcap": 3,
-        "dropout": DROPOUT if is_module(kind) else 0.0,
+        "dropout": DROPOUT if inspect.isclass(kind) and is_module(kind) else 0.0,
     }
 
 
@@ -314,7 +332,7 @@ def size_by_name(name: str, sizes: Mapping[str, Any]) -> Any:
 # --- configurations ------------------------------------------------------------------------------
 
 
-def _configuration(kind: Any, parameter: inspect.Parameter, heads: int | None) -> Any:
+def configuration(kind: Any, parameter: inspect.Parameter, heads: int | None) -> Any:
     """A configuration with the attributes that the code of a class reads."""
     annotated = parameter.annotation
     module = sys.modules.get(kind.__module__)

@@ -144,6 +144,9 @@ def likely_readings(
             break
         if tested.callee.steps and tested.callee.says_pieces and any(one > 0.5 for one, _ in found):
             continue  # it is meant to take several tokens in a call, and does
+        several = any(one > 0 and not other.callee.steps for one, other in found)
+        if tested.callee.steps and tested.callee.remembers and several:
+            continue  # it takes several tokens at a time, rightly at first: one alone hides more
         share = max((_share_right(tested, one) for one in find_conventions(tested)), default=None)
         if share == 1 or tested.hung or tested.out_of_time:
             return [tested]

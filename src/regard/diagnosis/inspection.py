@@ -5,6 +5,7 @@ Each way to read a function is one reading. Must not call the function, nor know
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import re
@@ -15,10 +16,12 @@ from typing import Any
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import (
+    as_used,
     from_dictionary,
     keeps_state,
+    with_configuration,
 )
-from regard.diagnosis.around import around_attention
+from regard.diagnosis.around import around_attention, of_images
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.construction import (
@@ -48,6 +51,7 @@ from regard.diagnosis.signature import (
     STEPS,
     Callee,
     Parameter,
+    heads_bound,
     parameters_of,
     role_of,
     text_of,
@@ -65,7 +69,7 @@ from regard.diagnosis.source import (
     words_of,
 )
 from regard.diagnosis.tables import from_tables, with_forms
-from regard.diagnosis.trees import Weighed, with_weights
+from regard.diagnosis.trees import HEADS, Weighed, with_weights
 from regard.diagnosis.weights import (
     Read,
     has_positions,
@@ -95,8 +99,6 @@ ROWS_FIRST = re.compile(
     r"(seq\w*|time|length|rows)[- _](first|major)|batch_first=False|\b[lts] b [dcemh]\b",
     re.IGNORECASE,
 )
-# Roles of numbers whose names, H and D, are those of matrices too.
-OF_NUMBERS = ("heads", "key_heads", "width", "block", "window", "pos")
 Reading = tuple[Callable[..., Any], Callee]
 
 
@@ -111,7 +113,8 @@ def inspect_function(
         function = pair
     elif is_autograd_function(function):
         function = Applied(function)
-    name = safe_text(getattr(function, "__name__", type(function).__name__), 60)
+    named = function.func if isinstance(function, functools.partial) else function
+    name = safe_text(getattr(named, "__name__", type(named).__name__), 60)
     if isinstance(function, Pair):
         name = safe_text(function.name, 60)
         found = _readings_in(function, function.forward, roles, heads, library, name)
@@ -211,32 +214,27 @@ def _function_readings(
     name: str,
 ) -> list[Reading]:
     """The readings of a function of arrays, or of a dictionary or a tree of weights."""
-    called, parameters = function, _as_used(known, code_of(function))
+    called, parameters = function, as_used(known, code_of(function))
     if not roles and (adapted := from_dictionary(called, parameters)) is not None:
         called, parameters = adapted
+    heads = heads or heads_bound(function)
+    if not roles and (sized := with_configuration(called, parameters, heads or HEADS)) is not None:
+        (called, parameters), heads = sized, heads or HEADS
     if not roles and (kept := with_cache_object(called, called, parameters, heads)) is not None:
         return _keeping_readings(*kept, framework, heads, name)
     trees = [] if roles else with_weights(called, parameters, framework)
     plain_one: list[Weighed] = [(called, parameters, {}, None)]
     found: list[Reading] = []
-    for own, taken, weights, count in trees or plain_one:
-        found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
+    images: list[Reading] = []
     text = code_of(function)
+    for own, taken, weights, count in trees or plain_one:
+        for image, known in of_images(own, taken, text) if weights else ():
+            images += _readings_of(
+                image, known, weights, roles, heads or count, framework, name, function
+            )
+        found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
     more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
-    return [*found, *more, *_with_own_window(found, text)]
-
-
-def _as_used(parameters: Sequence[Parameter], text: str) -> list[Parameter]:
-    """With the role of embeddings for a name of a number, such as H, that code uses as a matrix."""
-    found: list[Parameter] = []
-    for one in parameters:
-        name = re.escape(one.name)
-        used = rf"(?<![\w.]){name}\s*(@|\.(shape|T|dot|transpose|swapaxes)\b)|@\s*{name}\b(?!\.)"
-        if role_of(one.name) in OF_NUMBERS and re.search(used, text):
-            first = any(role_of(other.name) in ("x", "query") for other in found)
-            one = replace(one, role="context" if first else "x")
-        found.append(one)
-    return found
+    return [*found, *images, *more, *_with_own_window(found, text)]
 
 
 def _keeping_readings(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.signature import EDGES, Parameter, plain, role_of, text_of
+from regard.diagnosis.signature import EDGES, PROJECTIONS, Parameter, plain, role_of, text_of
 
 QKV = re.compile("^(x|in|mixed|fused|packed)?qkv(s|packed|proj|tensor|layer|states|heads)?$")
 KV = re.compile("^(x|mixed|fused|packed)?kv(s|packed|heads)?$")
@@ -60,6 +60,8 @@ def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> l
     whole = next((one for name, one in required.items() if QKV.match(name)), None)
     if whole is not None:
         return _of_parts(function, parameters, whole, ("query", "key", "value"))
+    if (parts := _in_parts(function, parameters)) is not None:
+        return [parts]
     if (grouped := _grouped(function, parameters)) is not None:
         return grouped
     if (paged := _paged(function, parameters)) is not None:
@@ -72,6 +74,53 @@ def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> l
         both = _of_parts(function, parameters, keys, ("key", "value"))
         return [*both, (function, [*parameters])]
     return []
+
+
+def _in_parts(function: Callable[..., Any], parameters: Sequence[Parameter]) -> Alternative | None:
+    """With arrays that the code takes out of one argument, such as q, k, v = inputs.
+
+    Or the matrices of each head, as in: for W_q, W_k, W_v in heads.
+    """
+    text = text_of(function)
+    for one in parameters:
+        listed = r"(\w+(?:\s*,\s*\w+)+)"
+        taken = re.search(rf"^\s*\(?{listed}\)?\s*=\s*{one.name}\s*$", text, re.MULTILINE)
+        looped = re.search(rf"\bfor\s+\(?{listed}\)?\s+in\s+{one.name}\b", text)
+        if not one.required or (match := taken or looped) is None:
+            continue
+        words = re.findall(r"\w+", match[1])
+        roles = [role_of(word) or "" for word in words]
+        wanted = {"query", "key", "value"} if taken else {*PROJECTIONS}
+        if not wanted <= {*roles} or not all(roles):
+            continue
+        inner = [
+            Parameter(f"{one.name}_{word}", role, keyword=True)
+            for word, role in zip(words, roles, strict=True)
+        ]
+        pack: Callable[..., dict[str, Any]] = partial(_together, one.name, [x.name for x in inner])
+        if not taken:
+            inner.append(Parameter(f"{one.name}_count", "heads", keyword=True))
+            pack = partial(_of_heads, one.name, [x.name for x in inner])
+        rest = [replace(x, keyword=True) for x in parameters if x is not one]
+        return Packing(function, pack), [*inner, *rest]
+    return None
+
+
+def _together(name: str, parts: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
+    """Several arguments as a tuple."""
+    return given | {name: tuple(given.pop(part) for part in parts)}
+
+
+def _of_heads(name: str, parts: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
+    """Matrices whose columns are those of several heads as a list with those of each."""
+    *arrays, heads = (given.pop(part) for part in parts)
+    wide = [one.shape[-1] // heads for one in arrays]
+    return given | {
+        name: [
+            tuple(one[..., n * w : (n + 1) * w] for one, w in zip(arrays, wide, strict=True))
+            for n in range(heads)
+        ]
+    }
 
 
 def _grouped(

@@ -5,6 +5,7 @@ Owns the names that people give them. Must not call the function, nor know any p
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import re
@@ -412,8 +413,19 @@ def without_weights(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
     return tuple(replace(one, role=arrays.get(one.role or "", one.role)) for one in parameters)
 
 
+def heads_bound(function: Any) -> int | None:
+    """The number of heads that a partial function has been given already."""
+    if not isinstance(function, functools.partial):
+        return None
+    given = inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
+    counts = (one for name, one in given.arguments.items() if role_of(name) == "heads")
+    return next((one for one in counts if type(one) is int and one > 0), None)
+
+
 def text_of(function: Any) -> str:
     """The code of a function or class; nothing if it is not known."""
+    while isinstance(function, functools.partial):
+        function = function.func
     try:
         return inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError):

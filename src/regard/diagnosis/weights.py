@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.construction import FEED_FORWARD
-from regard.diagnosis.signature import LATENTS, PROJECTIONS, plain, role_of
+from regard.diagnosis.construction import FEED_FORWARD, arrays_of_layer
+from regard.diagnosis.signature import LATENTS, PROJECTIONS, plain, role_of, text_of
 from regard.errors import OptionError, ProblemError
 from regard.problems.checks import weight_sizes
 
@@ -39,6 +39,8 @@ LEARNED = re.compile(
 )
 MOST_HEADS = 4  # numbers of heads that are tried
 
+# A layer whose weight is (out, in), by its code.
+TURNED = re.compile(r"\.m?T\b|\b(weight|kernel|w|W) *@|(dot|matmul)\( *self\.\w+ *,|oi *,")
 Weights = dict[str, Array]
 # The weights, the number of heads, and in which of the ways above they were read.
 Read = tuple[Weights, "int | None"]
@@ -166,8 +168,12 @@ def _layers(thing: Any) -> Iterator[Layer]:
             for inner, array in value.items():
                 if _is_numbers(array):
                     yield str(inner), None, np.asarray(array, float), None
-        elif _is_numbers(value):
-            yield name, None, np.asarray(value, float), None
+        elif arrays := [*arrays_of_layer(value).values()]:
+            weight, *bias = (np.asarray(one, float) for one in arrays)
+            weight = weight.T if TURNED.search(text_of(type(value))) else weight
+            yield name, value, weight, bias[0] if bias else None
+        elif _is_numbers(value) and (np.ndim(value) < 3 or np.any(np.asarray(value))):
+            yield name, None, np.asarray(value, float), None  # zeros are an empty cache
 
 
 _DOWN = re.compile("(^|_)(w?)(q|kv|k|v)_?(a|down)(_proj)?$")

@@ -1,0 +1,220 @@
+"""How parameters, caches and configurations are handed over that a function of its own asks for."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import regard
+import wrong_attentions as wrong
+from regard.diagnosis import protocol
+from regard.diagnosis.inspection import inspect_function
+
+softmax = wrong.plain_softmax
+
+
+def attend(q, k, v):
+    """(T, H, D) for fewer heads of keys."""
+    k, v = (x.repeat(q.shape[-2] // x.shape[-2], -2) for x in (k, v))
+    s = np.einsum("...qhd,...khd->...hqk", q, k) / np.sqrt(q.shape[-1])
+    return np.einsum("...hqk,...khd->...qhd", softmax(s), v)
+
+
+class Grouped(NamedTuple):
+    w_q: np.ndarray  # (M, N, H)
+    w_k: np.ndarray  # (M, K, H)
+    w_v: np.ndarray
+    w_o: np.ndarray  # (N * H, M)
+
+
+def of_tuple(params: Grouped, x):
+    """GQA."""
+    q, k, v = (np.einsum("btm,mnh->btnh", x, w) for w in params[:3])
+    assert k.shape[2] < q.shape[2]
+    return attend(q, k, v).reshape(*x.shape[:2], -1) @ params.w_o
+
+
+def by_name(params, x):
+    def dense(name, y):
+        return y @ params["attention/" + name]["kernel"] + params["attention/" + name]["bias"]
+
+    q, k, v = (dense(n, x).reshape(*x.shape[:2], 4, -1) for n in ("query", "key", "value"))
+    return dense("output", attend(q, k, v).reshape(x.shape))
+
+
+def as_torch_stores_it(query, key, value, params, num_heads):
+    w_q, w_k, w_v = np.split(params["in_proj_weight"], 3)
+    b_q, b_k, b_v = np.split(params["in_proj_bias"], 3)
+    pairs = ((query, w_q, b_q), (key, w_k, b_k), (value, w_v, b_v))
+    heads = ((x @ w.T + b).reshape(*x.shape[:2], num_heads, -1) for x, w, b in pairs)
+    out = attend(*heads).reshape(query.shape)
+    return out @ params["out_proj_weight"].T + params["out_proj_bias"]
+
+
+def pooling(params, x):
+    q = np.broadcast_to(params["probe"] @ params["wq"], (len(x), 1, x.shape[-1]))
+    k, v = x @ params["wk"], x @ params["wv"]
+    return attend(q[..., None, :], k[..., None, :], v[..., None, :])[:, 0, 0]
+
+
+def axial(x, params, num_heads):
+    """x: (B, H, W, C), each row reads itself."""
+    q, k, v = ((x @ params[n]).reshape(*x.shape[:3], num_heads, -1) for n in ("wq", "wk", "wv"))
+    return attend(q, k, v).reshape(x.shape) @ params["linear"]
+
+
+@dataclass
+class Config:
+    d_model: int = 64
+    n_head: int = 8
+
+
+def configured(params, x, cfg: Config):
+    q, k, v = ((x @ params[n]).reshape(*x.shape[:2], cfg.n_head, -1) for n in ("wq", "wk", "wv"))
+    return attend(q, k, v).reshape(*x.shape[:2], cfg.d_model)
+
+
+def of_heads(X, heads, W_o):
+    parts = []
+    for W_q, W_k, W_v in heads:
+        parts.append(softmax((X @ W_q) @ (X @ W_k).T / np.sqrt(W_k.shape[1])) @ (X @ W_v))
+    return np.concatenate(parts, axis=1) @ W_o
+
+
+def of_inputs(inputs):
+    q, k, v = inputs
+    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+
+
+def bound(num_heads, q, k, v):
+    heads = (x.reshape(len(x), num_heads, -1) for x in (q, k, v))
+    return attend(*heads).reshape(len(q), -1)
+
+
+@dataclass
+class Past:
+    keys: np.ndarray
+    values: np.ndarray
+    length: int = 0
+
+    @classmethod
+    def create(cls, batch_size, num_heads, max_len, head_dim, dtype=np.float32):
+        shape = (batch_size, num_heads, max_len, head_dim)
+        return cls(np.zeros(shape, dtype), np.zeros(shape, dtype))
+
+
+def decode(q, k, v, cache: Past, *, more=1):
+    keys, values, n = cache.keys.copy(), cache.values.copy(), cache.length
+    keys[:, :, n], values[:, :, n] = k[:, :, 0], v[:, :, 0]
+    s = q @ keys[:, :, : n + more].swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    return softmax(s) @ values[:, :, : n + more], Past(keys, values, n + 1)
+
+
+def in_place(q, k, v, cache, layer_idx):
+    """cache: a list with the keys and values of each layer."""
+    if cache[layer_idx] is not None:
+        k, v = (np.concatenate([a, b], 2) for a, b in zip(cache[layer_idx], (k, v), strict=True))
+    cache[layer_idx] = (k, v)
+    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+
+
+def translated(X, H, Wq, Wk, Wv):
+    return softmax((X @ Wq) @ (H @ Wk).T / np.sqrt(Wk.shape[1])) @ (H @ Wv)
+
+
+def general(h_t, h_s, W=None):
+    """Luong's attention, whose scores have no scale."""
+    if W is None:
+        raise ValueError("needs W")
+    return softmax(np.einsum("btd,de,bse->bts", h_t, W, h_s)) @ h_s
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        *(of_tuple, by_name, as_torch_stores_it, pooling, axial, configured, of_heads, of_inputs),
+        *(functools.partial(bound, 4), decode, in_place, translated, general),
+    ],
+)
+def test_what_a_function_asks_for_is_made(right):
+    found = regard.diagnose(right)
+    assert found.verdict == "right", str(found)
+
+
+class Linear:
+    def __init__(self, n_in, n_out, rng):
+        self.weight, self.bias = rng.normal(size=(n_out, n_in)), rng.normal(size=n_out)
+
+    def __call__(self, x):
+        return x @ self.weight.T + self.bias
+
+
+class Stateful:
+    """A cache of fixed length, and layers that are objects; `grows` is by what its length grows."""
+
+    def __init__(self, d_model, n_heads, max_len=128, seed=0):
+        rng = np.random.default_rng(seed)
+        self.heads = n_heads
+        self.qkv, self.out = Linear(d_model, 3 * d_model, rng), Linear(d_model, d_model, rng)
+        self.k = np.zeros((max_len, n_heads, d_model // n_heads))
+        self.v, self.length = self.k.copy(), 0
+
+    def __call__(self, x):
+        count, n = len(x), self.length
+        q, k, v = (t.reshape(count, self.heads, -1) for t in np.split(self.qkv(x), 3, -1))
+        self.k[n : n + count], self.v[n : n + count] = k, v
+        self.length += self.grows(count)
+        s = np.einsum("qhd,khd->hqk", q, self.k[: n + count]) / np.sqrt(q.shape[-1])
+        later = np.arange(n + count) > n + np.arange(count)[:, None]
+        out = np.einsum("hqk,khd->qhd", softmax(np.where(later, -np.inf, s)), self.v[: n + count])
+        return self.out(out.reshape(count, -1))
+
+    def grows(self, count):
+        return count
+
+
+class ByOne(Stateful):
+    def grows(self, count):
+        return 1
+
+
+def test_an_object_with_a_cache_is_fed_in_pieces():
+    assert regard.diagnose(Stateful).verdict == "right"
+    assert regard.diagnose(ByOne).verdict not in ("right", "unusable")
+
+
+def blocks(q, k, v, window):
+    """Causal, q, k, v: (B, L, H, D); each query sees `window` keys."""
+    assert q.shape[1] % window == 0, "the length must be a multiple of the window"
+    far = np.arange(q.shape[1])[:, None] - np.arange(q.shape[1])
+    s = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    s = np.where((far >= 0) & (far < window), s, -np.inf)
+    return np.einsum("bhqk,bkhd->bqhd", softmax(s), v)
+
+
+def test_a_window_that_has_to_divide_the_length_does():
+    assert regard.diagnose(blocks).verdict == "right"
+
+
+@pytest.mark.parametrize(("low", "name"), [(-np.inf, None), (0.0, "padding_changes_the_output")])
+def test_a_layer_of_a_graph_is_called_by_its_documented_axes(low, name):
+    def gat(h, adj, W, a_l, a_r):
+        """h: (N, F), adj: (N, N) of 0/1, W: (F, F'), a_l, a_r: (F',)"""
+        Wh = h @ W
+        e = np.tanh((Wh @ a_l)[:, None] + (Wh @ a_r)[None, :])
+        return softmax(np.where(adj > 0, e, low)) @ Wh
+
+    assert regard.diagnose(gat).names == ((name,) if name else ())
+
+
+def test_the_roles_of_every_reading_come_through_the_messages():
+    readings = inspect_function(general, None, None, None)
+    sent = protocol.callees_frame(b"k" * 16, 1, [callee for _, callee in readings])
+    chunks = iter([sent[:32], sent[32:]])
+    message = protocol.receive(lambda count: next(chunks)[:count], b"k" * 16, 2**20)
+    roles = [one.role for one in protocol.as_callees(message)[0].parameters]
+    assert roles == ["query", "key_value", "between"]
