@@ -112,11 +112,14 @@ def test_the_command_writes_the_same_page(tmp_path: Path):
 
 @pytest.mark.needs("chromium", "playwright", "axe")
 @pytest.mark.parametrize("width", [390, pytest.param(1000, marks=pytest.mark.full)])
-def test_it_fits_a_phone_and_breaks_no_rule_of_axe(browser: Any, tmp_path: Path, width: int):
+@pytest.mark.parametrize("name", ["coffee-target", "look-back"])
+def test_it_fits_a_phone_and_breaks_no_rule_of_axe(
+    browser: Any, tmp_path: Path, width: int, name: str
+):
     from axe_core_python.sync_playwright import Axe
 
     path = tmp_path / "sheet.html"
-    regard.explain(regard.load_problem("coffee-target")).to_worksheet(path, gradients=True)
+    regard.explain(regard.load_problem(name)).to_worksheet(path, gradients=True)
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.goto(path.as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= width
