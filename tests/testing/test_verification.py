@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -165,4 +166,6 @@ def test_the_command_says_so_and_takes_less_than_ten_seconds():
     )
     assert done.returncode == 0, done.stdout
     assert "Every promise is kept here." in done.stdout
-    assert sum(check.seconds for check in verify()) < 10
+    begin = time.process_time()  # of all threads; what else the machine does is left out
+    assert all(check.kept for check in verify())
+    assert time.process_time() - begin < 10
