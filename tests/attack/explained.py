@@ -1,6 +1,7 @@
 """Faults that no test can notice, by the name that `drawn_mutants` gives them, each with why."""
 
 EXPLAINED = {
+    "beyond_answers.py: return (): () -> None": "asked is whether anything was found, by `or`",
     "convention.py: reading: int = 0 # which reading of the function is called: 0 -> -1": (
         "every question names its reading"
     ),
@@ -13,6 +14,10 @@ EXPLAINED = {
     ),
     "pictures.js: const SLICE = 7; // milliseconds of work between two frames: 7 -> 8": (
         "a time that was chosen: pictures are drawn in other portions"
+    ),
+    "precision.py: numbers = np.array([[1, 0, 2, -1], [0, 1, -1, 1], [2, 1, 0, 0], "
+    "[-1, 0, 1, 2.0]]): 0 -> 1": (
+        "numbers that were chosen: with other small integers scores are exact too"
     ),
     "questions.py: if TYPE_CHECKING:: TYPE_CHECKING -> (not TYPE_CHECKING)": (
         "names for annotations are imported in vain"

@@ -120,6 +120,15 @@ def test_useful_work_counts_the_visible_scores(mask, causal):
     assert visible.any(-1).all()
 
 
+def test_libraries_are_given_the_bias_or_else_what_is_seen():
+    biased, padded, plain = (
+        make_inputs(case("masks", 1, 2, 8, 8, 4, mask=mask)) for mask in ("bias", "padding", None)
+    )
+    assert biased.keep_or_bias is biased.bias is not None
+    assert padded.keep_or_bias is padded.keep is not None
+    assert plain.keep_or_bias is None
+
+
 def test_the_block_mask_hides_half_of_the_keys():
     inputs = make_inputs(case("masks", 1, 1, 1024, 1024, 4, mask="blocks"))
     np.testing.assert_equal(inputs.visible * 2, 1024 * 1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -79,6 +80,33 @@ def greedy(real, query, key, value, options):
     return got
 
 
+def outside(real, query, key, value, options):
+    got = real(query, key, value, **options)
+    far = np.abs(query).max() > 1e9
+    return got + 2 * np.abs(value).max() if far else got
+
+
+def spilling(real, query, key, value, options):
+    got = real(query, key, value, **options)
+    return np.where(np.isnan(got).any(-1, keepdims=True), np.nan, got)
+
+
+def careless(real, query, key, value, options):
+    options.pop("precision", None)
+    return real(query, key, value, **options)
+
+
+def wide(real, query, key, value, options):
+    if "out" in options:
+        options["out"].base[:, -1] = 0
+    return real(query, key, value, **options)
+
+
+def quiet(real, query, key, value, options):
+    np.seterr(all="ignore")
+    return real(query, key, value, **options)
+
+
 def test_a_wrong_gradient_is_found(monkeypatch):
     real = verification.gradients
 
@@ -107,17 +135,25 @@ def test_a_label_that_is_code_and_a_file_that_is_taken_are_found(monkeypatch):
     [
         (noisy, {"G5", "G6", "G8"}),
         (leaking, {"G1", "G2"}),
+        (outside, {"G3"}),
+        (spilling, {"G4"}),
+        (careless, {"G7"}),
         (writing, {"G12"}),
         (deaf, {"G9"}),
         (forgiving, {"G10"}),
+        (wide, {"G11"}),
+        (quiet, {"G13"}),
         (narrow, {"G6"}),
         (greedy, {"G14"}),
     ],
 )
 def test_a_broken_promise_is_found(monkeypatch, way, numbers):
     monkeypatch.setattr(verification, "attention", changed(way))
-    broken = {check.number for check in verify() if not check.kept}
-    assert numbers <= broken
+    asked = {number: CHECKS[number] for number in sorted(numbers)}
+    monkeypatch.setattr(verification, "CHECKS", asked)
+    with np.errstate():
+        broken = {check.number for check in verify() if not check.kept}
+    assert broken == numbers
 
 
 def test_the_command_says_so_and_takes_less_than_ten_seconds():
@@ -130,4 +166,6 @@ def test_the_command_says_so_and_takes_less_than_ten_seconds():
     )
     assert done.returncode == 0, done.stdout
     assert "Every promise is kept here." in done.stdout
-    assert sum(check.seconds for check in verify()) < 10
+    begin = time.process_time()  # of all threads; what else the machine does is left out
+    assert all(check.kept for check in verify())
+    assert time.process_time() - begin < 10
