@@ -93,6 +93,7 @@ BY_HAND = {
     "distance_zero_not_read",
     "alibi_slopes_of_heads",
     "positions_restart",
+    "tokens_misplaced_in_a_cache",
     *(one.name for one in linear.MISTAKES),
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.

@@ -315,3 +315,33 @@ def test_linear_attention_is_judged_as_such(name):
     found = regard.diagnose(linear_attention)
     assert found.names == ((name,) if name else ())
     assert found.verdict == ("mistaken" if name else "right")
+
+
+class Counting:
+    """`step` takes any number of new tokens, (H, T, D), that follow the earlier ones; causal."""
+
+    ONE = False
+
+    def __init__(self, heads, head_dim, max_len=64):
+        self.k, self.v = np.zeros((2, heads, max_len, head_dim))
+        self.pos = 0
+
+    def step(self, q, k, v):
+        end = self.pos + q.shape[1]
+        self.k[:, self.pos : end], self.v[:, self.pos : end] = k, v
+        scores = q @ self.k[:, :end].swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        later = np.arange(end) > np.arange(self.pos, end)[:, None]
+        weights = np.exp(np.where(later, -np.inf, scores))
+        self.pos += 1 if self.ONE else q.shape[1]
+        return weights / weights.sum(-1, keepdims=True) @ self.v[:, :end]
+
+
+class CountingOne(Counting):
+    """`step` takes any number of new tokens, (H, T, D), that follow the earlier ones; causal."""
+
+    ONE = True
+
+
+def test_a_cache_that_takes_several_tokens_gets_them():
+    assert regard.diagnose(Counting).ok
+    assert regard.diagnose(CountingOne).names == ("tokens_misplaced_in_a_cache",)

@@ -51,7 +51,8 @@ def call(
         place = 0 if forward is None else forward.position
         return gradients(callee, convention, probe, arguments, ask, upstream, place)
     question = Question(probe.name, (arguments,), reading=callee.number)
-    chunks = (1,) * probe.sizes["L"] if callee.steps else probe.chunks
+    in_pieces = callee.steps == "kept" and callee.says_pieces and bool(probe.chunks)
+    chunks = (1,) * probe.sizes["L"] if callee.steps and not in_pieces else probe.chunks
     if chunks:
         cache = callee.roles["cache"].name if "cache" in callee.roles else ""
         calls = _chunks(callee, convention, arguments, chunks)

@@ -23,7 +23,7 @@ from regard.diagnosis.fitted import fitted
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.measured import is_causal, order_matters
 from regard.diagnosis.mistakes import linear
-from regard.diagnosis.mistakes.numerics import POSITIONS_RESTART
+from regard.diagnosis.mistakes.numerics import POSITIONS_RESTART, TOKENS_MISPLACED
 from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.under_test import FunctionUnderTest
@@ -109,7 +109,14 @@ def best_match(
         half = half_type(tested, best_first[0].conventions[0])
         for unit in () if half is None else (half, "bfloat16"):
             match = match or _right_or_one(hypotheses(unit), unit)
+    if match is None and tested.callee.says_pieces and _wrong_in(best_first[0]) == {"cache"}:
+        match = Match(best_first[0], ((TOKENS_MISPLACED, RIGHT),), units[0])
     return match, best_first[0]
+
+
+def _wrong_in(one: Hypothesis) -> set[str]:
+    """The abilities in which something is wrong."""
+    return {one.matcher.outputs[number].probe.ability for number in one.matcher.wrong}
 
 
 def _unscaled(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis]:
@@ -185,8 +192,7 @@ def _with_added(
         if (match := _right_or_one(alone, unit)) is not None and not match.mistakes:
             return match
         for one in found:
-            wrong = {one.matcher.outputs[n].probe.ability for n in one.matcher.wrong}
-            if wrong == {"cache"}:
+            if _wrong_in(one) == {"cache"}:
                 return Match(one, ((POSITIONS_RESTART, RIGHT),), unit)
     return None
 

@@ -117,6 +117,7 @@ _PIECES = re.compile(
     r"\b(?:any|arbitrary) (?:number|length|count) of (?:new |further )?tokens|"
     r"\b(?:some|several|many|a few|multiple|one or more) (?:new |further )?tokens at a time|"
     r"\bone or (?:more|several|many) (?:new |further )?tokens|"
+    r"\bthe next (?:\w|few|some|several) tokens\b|"
     r"\btokens (?:that )?(?:come|follow)s? (?:\w+ )?after (?:those|the ones|the tokens|all|what)"
 )
 _LONGEST = 1000  # characters of a sentence
@@ -164,7 +165,7 @@ def where_causal_aligns(text: str) -> str:
 def says_pieces(text: str) -> bool:
     """Whether several tokens may follow those in a cache in one call.
 
-    >>> says_pieces("feed the prompt in one or several pieces"), says_pieces("token by token")
+    >>> says_pieces("feed the next T tokens, in several pieces"), says_pieces("token by token")
     (True, False)
     """
     return any(_PIECES.search(sentence) for sentence in _sentences(text))

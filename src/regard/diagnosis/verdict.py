@@ -21,6 +21,7 @@ from regard.diagnosis.calling import Once
 from regard.diagnosis.changed_code import ChangedCode
 from regard.diagnosis.convention import READY, Ask, Convention
 from regard.diagnosis.convention_search import (
+    RULED,
     SEARCH_SECONDS,
     as_layout,
     find_conventions,
@@ -353,7 +354,13 @@ def _unknown(tested: FunctionUnderTest, best: Hypothesis, unit: str) -> Outcome:
         facts = (broken, *(fact for fact in facts if fact is not broken))
     mistakes = () if broken is None else (without_example(all_mistakes()[broken.broken]),)
     near = None if mistakes else _nearest(tested, best)
+    tried = tuple(abilities(tested, best.conventions, best.matcher))
+    wrong = [one for one in tried if one.state == "wrong"]
     text = f"{name} differs in a way that the catalogue does not know"
+    options = {*RULED} - {"long"}
+    if [one.name in options for one in wrong] == [True] and any(x.state == "right" for x in tried):
+        without = f"is right without {wrong[0].title}"
+        text = f"{name} {without}, and differs with it in a way that the catalogue does not know"
     if mistakes:
         text = f"{name} is mistaken: {mistakes[0].title}"
     if facts:
@@ -369,7 +376,7 @@ def _unknown(tested: FunctionUnderTest, best: Hypothesis, unit: str) -> Outcome:
         mistakes,
         () if near is None else (near,),
         (),
-        tuple(abilities(tested, best.conventions, best.matcher)),
+        tried,
         (*(Finding("measured", fact.text) for fact in facts[1:]), *findings(tested)),
         tuple(properties(tested, first, UNITS[unit])) if plain else (),
         tuple(parts(best.matcher)) if tested.of_gradients else (),

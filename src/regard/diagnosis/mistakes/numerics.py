@@ -286,6 +286,16 @@ CALLS: Entries = {
             "slopes = torch.cat([of(p), of(2 * p)[0::2][: h - p]])  # of(n): 2^(−8·i/n)",
         ),
     ),
+    "tokens_misplaced_in_a_cache": (
+        "with a cache that gets several tokens in a call, later tokens are wrong",
+        "Without earlier tokens every number is right: new keys are written to another place than "
+        "where they are read, or counted as one.",
+        (),
+        (
+            "K[n : n + T], V[n : n + T] = k, v; n += T; keys, values = K[:n], V[:n]",
+            "K[:, n : n + T] = k; V[:, n : n + T] = v; n += T; keys, values = K[:, :n], V[:, :n]",
+        ),
+    ),
     "positions_restart": (
         "with a cache, positions begin at 0 again in each call",
         "The position of the first new token is the number of tokens in the cache.",
@@ -320,6 +330,7 @@ MASKS_OF_WINDOWS = _BY_NAME["masks_of_windows_misplaced"]
 INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
 POSITIONS_UNUSED = _BY_NAME["positions_unused"]
+TOKENS_MISPLACED = _BY_NAME["tokens_misplaced_in_a_cache"]
 POSITIONS_RESTART = _BY_NAME["positions_restart"]
 DROPOUT_LEFT_ON = _BY_NAME["dropout_left_on"]
 LATER_TOKENS = _BY_NAME["later_tokens_seen"]
