@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +28,8 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 RELATIVE = re.compile(r"relative|rel_|_rel|distance|bucket", re.IGNORECASE)
+IMAGE = re.compile(r"(bias_)?table|relative_position_index|window_size", re.IGNORECASE)
+BUCKETS = re.compile(r"bucket|clamp|clip|abs\(|min\(", re.IGNORECASE)
 SLOPES = re.compile(r"alibi", re.IGNORECASE)
 # Vectors that meet the query and the key, and then those of the other's place.
 UNKNOWNS = ((), ("query", "key"), ("query", "key", "key at the query", "query at the key"))
@@ -46,6 +48,7 @@ class AddedScores:
     by: str  # what it depends on: the distance, or the places
     factor: float = 1.0  # of q·k beside it, where the usual scale is 1
     fault: str = ""  # the name of a mistake that shows in it
+    is_confused: bool = False  # whether different displacements in an image get the same number
     is_linear: bool = False  # whether it is a number for each head times the distance
 
     def __str__(self) -> str:
@@ -83,24 +86,39 @@ def added_scores(
     fault = found.fault or ("relative_bias_misplaced" * (relative and found.by == "places"))
     if found.is_linear and SLOPES.search(code) and "Parameter" not in code:
         fault = fault or "alibi_slopes_of_heads"
+    elif found.is_confused and IMAGE.search(code) and not BUCKETS.search(code):
+        fault = fault or "relative_bias_misplaced"
     return replace(found, conventions=conventions, fault=fault)
 
 
 def are_plain(tested: FunctionUnderTest, convention: Convention) -> bool:
     """Whether a softmax is seen to get the scaled scores, with nothing added and nothing else."""
+    return seen_as(tested, convention, lambda probe: probe) == (True, True)
+
+
+def seen_as(
+    tested: FunctionUnderTest, convention: Convention, besides: Callable[[Probe], Probe | None]
+) -> tuple[bool, bool]:
+    """Whether a softmax is seen to hide the keys, and to get the scores, of the probe `besides`."""
     if tested.of_gradients or tested.stated.mechanism is not None or convention.one_query:
-        return False
+        return False, False
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
     if probe is None or probe.chunks or LATENTS in tested.callee.weights:
-        return False
+        return False, False
     bare = _without_rules(convention, probe)
-    scores = scores_inside(tested, convention, bare)
-    if scores is None:
-        return False
-    visible, right = bare.visible, _right(tested, bare)
+    scores, own = scores_inside(tested, convention, bare), besides(bare)
+    if scores is None or own is None:
+        return False, False
+    visible = own.visible
+    if not np.array_equal(scores > LOW, visible):
+        return False, False
+    if own is bare:
+        right = _right(tested, bare)
+    else:
+        names = ("biased", "positioned", "capped", "scaled")
+        right = next(own.right[one] for one in names if one in own.right)
     size = max(1.0, float(np.abs(right).max()))
-    same = np.abs(scores - right)[visible].max() < 1e-5 * size
-    return bool(same and (scores[~visible] < LOW).all())
+    return True, bool(np.abs(scores - right)[visible].max() < 1e-5 * size)
 
 
 def _without_rules(convention: Convention, probe: Probe) -> Probe:
@@ -205,7 +223,8 @@ def _described(
     apart = np.stack([np.abs(rows - keys), np.ones(len(rows))], -1)
     rest = found[..., 0].T - apart @ np.linalg.lstsq(apart, found[..., 0].T, rcond=None)[0]
     is_linear = not unknowns and bool(np.abs(rest).max() < 1e-6 * np.abs(found).max())
-    return AddedScores(tested, (), by, factor, fault, is_linear)
+    confused = by == "distance" and not unknowns and _are_confused(found, rows, keys, sizes)
+    return AddedScores(tested, (), by, factor, fault, confused, is_linear)
 
 
 def _drawn(probe: Probe, seed: int) -> Probe:
@@ -262,12 +281,27 @@ def _by(found: Array, rows: Array, keys: Array, size: dict[str, int]) -> str | N
     near = 1e-4 * max(1.0, float(np.abs(found).max()))
     if np.ptp(found, 1).max() < near:  # the same everywhere, and none is no position
         return None
-    side = math.isqrt(size["S"])
     apart = [rows - keys]
-    if side > 1 and side**2 == size["S"] == size["L"]:
-        apart.append((rows // side - keys // side) * size["S"] + rows % side - keys % side)
+    if size["S"] == size["L"]:  # and of the pixels of an image
+        for side in (n for n in range(2, size["S"]) if size["S"] % n == 0):
+            down, across = rows // side - keys // side, rows % side - keys % side
+            apart.append(down * size["S"] + across)
     for distance in apart:
         same = (found[:, distance == one] for one in np.unique(distance))
         if all(np.ptp(one, 1).max(initial=0) < near for one in same):
             return "distance"
     return "places"
+
+
+def _are_confused(found: Array, rows: Array, keys: Array, size: dict[str, int]) -> bool:
+    """Whether displacements in an image that differ are given the same number, here and there."""
+    if found.shape[-1] != 1 or size["S"] != size["L"]:
+        return False
+    for side in (n for n in range(2, size["S"]) if size["S"] % n == 0):
+        apart = np.stack([rows // side - keys // side, rows % side - keys % side])
+        _, of_cell = np.unique(apart, axis=1, return_inverse=True)
+        numbers = np.round(found[0, :, 0], 6)
+        pairs = np.unique(np.stack([of_cell.ravel(), numbers]), axis=1)
+        if pairs.shape[1] == of_cell.max() + 1:  # one number for each displacement
+            return bool(len(np.unique(numbers)) < pairs.shape[1])
+    return False

@@ -58,7 +58,7 @@ SIZES = (
 # Sizes of windows and images are pairs in some code, which says so when it gets a number.
 PAIRED = re.compile("size|window|grid|resolution|shape|patches|img|image")
 OF_PAIRS = re.compile("subscriptable|iterable|unpack")
-SIDE = 4  # of such an image: its pixels are as many as the tokens of round probes
+PAIRS = ((2, 8), (4, 4))  # of so many pixels as round probes have tokens
 
 # A single learned number that multiplies what attention returns; of others the module is kept.
 GATE = re.compile("(gamma|gate|alpha|beta)$")
@@ -118,8 +118,12 @@ def _made(kind: Any, arguments: dict[str, Any]) -> Any:
         sizes = [n for n, v in arguments.items() if type(v) is int and PAIRED.search(plain(n))]
         if not sizes or not OF_PAIRS.search(str(error)):
             raise
-        arguments |= dict.fromkeys(sizes, (SIDE, SIDE))
-        return kind(**arguments)
+        for pair in PAIRS:
+            with contextlib.suppress(Exception):
+                made = kind(**arguments | dict.fromkeys(sizes, pair))
+                arguments |= dict.fromkeys(sizes, pair)
+                return made
+        raise
 
 
 def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from regard.diagnosis import matching
-from regard.diagnosis.added_scores import added_scores, are_plain
+from regard.diagnosis.added_scores import added_scores, are_plain, seen_as
 from regard.diagnosis.arguments import KEYS_ONLY
-from regard.diagnosis.built_in import PLAIN, BuiltIn, usual
+from regard.diagnosis.built_in import PLAIN, BuiltIn, usual, with_built_in
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.fitted import fitted
@@ -268,6 +268,14 @@ def _with_built_in(
     for one in every:
         if one.matcher.is_right:
             return match(one)
+    # Where scores are seen inside, they tell what is computed besides, or which keys are hidden.
+    seen = [(one, *_is_seen(tested, one)) for one in every if not tested.of_gradients]
+    alike = [one for one, _, same in seen if same]
+    for one in alike or [one for one, hidden, _ in seen if hidden and one.built_in.is_combined]:
+        if (found := matching.single(one.matcher)) is not None:
+            return match(one, found)
+    if alike:
+        return None
     for one in (one for one in every if not one.built_in.is_combined):
         if (found := matching.single(one.matcher, whole=tested.of_gradients)) is not None:
             return match(one, found)
@@ -277,6 +285,11 @@ def _with_built_in(
         if (found := matching.single(one.matcher)) is not None:
             return match(one, found)
     return None
+
+
+def _is_seen(tested: FunctionUnderTest, one: Hypothesis) -> tuple[bool, bool]:
+    """Whether a softmax of the function hides the keys, and gets the scores, of a computation."""
+    return seen_as(tested, one.conventions[0], lambda probe: with_built_in(one.built_in, probe))
 
 
 def built_in_of(tested: FunctionUnderTest, *, square: bool) -> Iterator[BuiltIn]:

@@ -356,7 +356,9 @@ def _object_readings(
             target = called
         if not roles and (adapted := from_dictionary(called, known)) is not None:
             target, known = adapted
-        elif not roles and (kept := with_cache_object(own, called, known, heads)) is not None:
+        elif not roles and (
+            kept := with_cache_object(own if callable(own) else called, called, known, heads)
+        ):
             (target, known), remembers = kept, True
         if around := [*around_attention(own, code_of(thing))]:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role

@@ -116,7 +116,8 @@ _PIECES = re.compile(
     r"\bchunk(?:ed|s|wise)? (?:prefill|at a time|by chunk|of tokens)|"
     r"\b(?:any|arbitrary) (?:number|length|count) of (?:new |further )?tokens|"
     r"\b(?:some|several|many|a few|multiple|one or more) (?:new |further )?tokens at a time|"
-    r"\bone or (?:more|several|many) (?:new |further )?tokens|"
+    r"\bone or (?:more|several|many) (?:new |further )?(?:tokens|at a time)|"
+    r"\b(?:pieces|parts|chunks|segments) of any (?:size|length)|"
     r"\bthe next (?:\w|few|some|several) tokens\b|"
     r"\btokens (?:that )?(?:come|follow)s? (?:\w+ )?after (?:those|the ones|the tokens|all|what)"
 )

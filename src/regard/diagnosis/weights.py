@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.construction import FEED_FORWARD, arrays_of_layer
+from regard.diagnosis.construction import CONFIGURATION, FEED_FORWARD, arrays_of_layer
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, plain, role_of, text_of
 from regard.errors import OptionError, ProblemError
 from regard.problems.checks import weight_sizes
@@ -124,9 +124,11 @@ def head_count(thing: Any) -> int | None:
 
 def _number(thing: Any, role: str) -> int | None:
     for part in _parts(thing):
-        for name, value in vars(part).items():
-            if role_of(name) == role and type(value) is int and value > 0:
-                return value
+        settings = (one for name, one in vars(part).items() if CONFIGURATION.fullmatch(plain(name)))
+        for own in (part, *(one for one in settings if hasattr(one, "__dict__"))):
+            for name, value in vars(own).items():
+                if role_of(name) == role and type(value) is int and value > 0:
+                    return value
     return None
 
 

@@ -331,6 +331,15 @@ TRIANGLES: Entries = {
         "triu(k=1) marks what to hide; here it marks what to keep.",
         _causal(lambda row, key, probe: key > row + probe.offset),
     ),
+    "causal_restarts_in_blocks": (
+        "each block of queries takes its first one for the first of all",
+        "The rows of a block begin at its start: the mask is key <= start + row.",
+        tuple(
+            way
+            for block in (2, 3, 4, 8, 16, 32, 64, 128)
+            for way in _causal(lambda row, key, probe, n=block: key <= row % n)  # type: ignore[misc]
+        ),
+    ),
     "causal_aligned_at_start": (
         "with more keys than queries, the first query is aligned with the first key",
         "With a cache the last query belongs to the last key: new tokens now see only the oldest.",
