@@ -292,7 +292,9 @@ def traced_without_caches() -> int:
     """
     gc.freeze()
     gc.collect()
-    sys._clear_type_cache()
+    # Its name since Python 3.13; the old one is a warning in 3.14.
+    clear = "_clear_internal_caches" if sys.version_info >= (3, 13) else "_clear_type_cache"
+    getattr(sys, clear)()
     return tracemalloc.get_traced_memory()[0]
 
 
