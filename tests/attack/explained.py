@@ -24,4 +24,7 @@ EXPLAINED = {
     ),
     "safetensors.py: own, begin, end = safe_text(tensor.name, 120), tensor.start - data, "
     "tensor.end - data: 120 -> 119": "a length that was chosen: how much of a name an error shows",
+    "visibility.hpp: Span found = {{chunk.n, 0}, least == greatest};: 0 -> 1": (
+        "a chunk has a key: a range that ends before it begins is empty, whichever way"
+    ),
 }

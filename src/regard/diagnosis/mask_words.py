@@ -48,7 +48,7 @@ _TOKEN = re.compile(
     r"(?:tokens?|text|words?|data|attention)\W*$"
 )
 
-# What stands beside a value.
+# What is beside a value.
 _LINK = (
     r"(?:where|wherever|if|when|for|at|on|over|in|marks?|means?|indicates?|denotes?|signals?|=|:)"
 )

@@ -306,7 +306,7 @@ def _own_leaves(function: Callable[..., Any]) -> dict[str, set[str]]:
 
 
 def _entry(node: ast.AST) -> tuple[ast.expr, str] | None:
-    """Of what a constant entry or an attribute is read, and its name."""
+    """What a constant entry or an attribute is read from, and its name."""
     if isinstance(node, ast.Attribute):
         return node.value, node.attr
     key = getattr(node.slice, "value", None) if isinstance(node, ast.Subscript) else None

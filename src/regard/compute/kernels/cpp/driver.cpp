@@ -247,16 +247,17 @@ static Array turned_rows(const Array& rows, int64_t count, int64_t columns) {
 void turn_rows(const std::vector<Turn>& turns, const Target& target, int threads) {
     const Nested call;
     std::vector<int64_t> ends;  // the number of pieces up to the end of each
+    int64_t pieces = 0;
     double numbers = 0;
     for (const Turn& turn : turns) {
-        ends.push_back((ends.empty() ? 0 : ends.back()) + turn.pieces());
+        ends.push_back(pieces += turn.pieces());
         numbers += double(turn.B) * double(turn.H) * double(turn.L) * double(turn.pairs);
     }
     threads = int(std::min<double>(call.inner() ? 1 : threads, 1 + numbers / kPairsOfAThread));
     std::atomic<int64_t> next{0};
     const auto work = [&](int) {
         const DefaultArithmetic arithmetic;
-        for (int64_t n; (n = next++) < (ends.empty() ? 0 : ends.back());) {
+        for (int64_t n; (n = next++) < pieces;) {
             const auto end = std::upper_bound(ends.begin(), ends.end(), n);
             const Turn& t = turns[size_t(end - ends.begin())];
             const int64_t piece = n - (*end - t.pieces()), blocks = t.pieces() / t.B;
