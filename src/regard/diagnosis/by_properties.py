@@ -116,6 +116,9 @@ def _documented(callee: Callee) -> Iterator[Way]:
     axes = {one.name: callee.axes[one.name] for one in needed if one.name in callee.axes}
     if len(axes) < len(needed) or not any("T" in own for own in axes.values()):
         return
+    weights = [one.name for one in needed if (one.role or one.name)[:1] in "wW"]
+    if any("T" in axes[name] for name in weights):  # it is the width, and not the tokens
+        return
     masks = [one for one in needed if one.role == "lengths" or MASK.search(one.name)]
     mask = next(iter(masks), None)
     kinds = [("", False)]

@@ -19,12 +19,12 @@ _AXES = (
     (
         "L",
         re.compile(
-            r"(l|t|n|s|q|i|m|lq|tq|sq|nq|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time|rows|n_?q|"
+            r"(1|l|t|n|s|q|i|m|lq|tq|sq|nq|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time|rows|n_?q|"
             r"(num_?|n_?)?nodes|frames|patches|pixels|items|steps)$"
         ),
     ),
 )
-_TOKEN = r"[A-Za-z_]\w*"
+_TOKEN = r"(?:[A-Za-z_]\w*|1\b)"  # a single token is one of length 1
 _LIST = rf"{_TOKEN}(?:\s*(?:,|\bx\b|\*)\s*{_TOKEN}){{1,3}}"
 
 
@@ -33,6 +33,8 @@ def axes_of(words: list[str]) -> str:
 
     >>> axes_of(["batch", "seqlen", "n_heads", "head_dim"]), axes_of(["b", "x"])
     ('BLHD', '')
+    >>> axes_of(["batch", "1", "heads", "dim"])
+    'BLHD'
     """
     if [word.lower() for word in words[-3:]] in (["t", "n", "h"], ["s", "n", "h"]):
         words = [*words[:-3], "t", "heads", "dim"]  # as JAX's functions name them
