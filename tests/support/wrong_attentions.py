@@ -117,6 +117,7 @@ TRIANGLES = {
     "causal_hides_own_key": lambda i, j: j < i,
     "causal_reversed": lambda i, j: j >= i,
     "causal_inverted": lambda i, j: j > i,
+    "causal_restarts_in_blocks": lambda i, j: j <= i % 3,
 }
 WINDOWS = {
     "window_ignored": lambda i, j, w: j <= i,

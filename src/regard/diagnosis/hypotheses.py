@@ -73,8 +73,8 @@ def best_match(
     Without `pairs` two mistakes at once are not looked for. Half precision comes last, and only
     with evidence of it: within its tolerance a small mistake is right.
     """
-    seen = [view for view in views if are_plain(tested, view[0][0])] if len(views) > 1 else []
-    views = seen or views
+    if len(views) > 1 and not tested.callee.needs_mask:  # a required one may make it causal
+        views = [view for view in views if are_plain(tested, view[0][0])] or views
 
     def hypotheses(unit: str) -> list[Hypothesis]:
         practical = unit != units[0]
@@ -271,10 +271,11 @@ def _with_built_in(
     # Where scores are seen inside, they tell what is computed besides, or which keys are hidden.
     seen = [(one, *_is_seen(tested, one)) for one in every if not tested.of_gradients]
     alike = [one for one, _, same in seen if same]
-    for one in alike or [one for one, hidden, _ in seen if hidden and one.built_in.is_combined]:
-        if (found := matching.single(one.matcher)) is not None:
+    alike = alike or [one for one, hidden, _ in seen if hidden and one.built_in.is_combined]
+    for whole, one in itertools.product((False, True), alike):
+        if (found := matching.single(one.matcher, whole=whole)) is not None:
             return match(one, found)
-    if alike:
+    if any(same for *_, same in seen):
         return None
     for one in (one for one in every if not one.built_in.is_combined):
         if (found := matching.single(one.matcher, whole=tested.of_gradients)) is not None:

@@ -307,6 +307,16 @@ MASKS: Entries = {
         masked_scores(lambda scores, keep: scores + (1 - keep.astype(float)) * -np.inf),
     ),
 }
+
+
+def _restarting(block: int) -> Variants:
+    """Causal within blocks of queries, whose first one is taken for the first of all."""
+    return (
+        *_causal(lambda row, key, probe: key <= row % block),
+        *_causal(lambda row, key, probe: key <= (row + probe.offset) % block),
+    )
+
+
 TRIANGLES: Entries = {
     "causal_off_by_one": (
         "each query sees one key after its own",
@@ -331,15 +341,6 @@ TRIANGLES: Entries = {
         "triu(k=1) marks what to hide; here it marks what to keep.",
         _causal(lambda row, key, probe: key > row + probe.offset),
     ),
-    "causal_restarts_in_blocks": (
-        "each block of queries takes its first one for the first of all",
-        "The rows of a block begin at its start: the mask is key <= start + row.",
-        tuple(
-            way
-            for block in (2, 3, 4, 8, 16, 32, 64, 128)
-            for way in _causal(lambda row, key, probe, n=block: key <= row % n)  # type: ignore[misc]
-        ),
-    ),
     "causal_aligned_at_start": (
         "with more keys than queries, the first query is aligned with the first key",
         "With a cache the last query belongs to the last key: new tokens now see only the oldest.",
@@ -349,6 +350,11 @@ TRIANGLES: Entries = {
         "with more keys than queries, the last query is aligned with the last key",
         "You asked for query 0 at key 0 (causal=start).",
         _causal(lambda row, key, probe: key <= row + probe.sizes["S"] - probe.sizes["L"]),
+    ),
+    "causal_restarts_in_blocks": (
+        "each block of queries takes its first one for the first of all",
+        "The rows of a block begin at its start: the mask is key <= start + row.",
+        tuple(way for block in (2, 3, 4) for way in _restarting(block)),
     ),
 }
 MISTAKES = (*mistakes("hiding", HIDE, MASKS), *mistakes("hiding", CAUSAL, TRIANGLES))
