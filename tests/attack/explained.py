@@ -5,6 +5,9 @@ EXPLAINED = {
     "convention.py: reading: int = 0 # which reading of the function is called: 0 -> -1": (
         "every question names its reading"
     ),
+    "fast_path.hpp: if (!name) PyErr_Clear();: !name -> !(!name)": (
+        "the name of a type is missing only where there is no memory for one word"
+    ),
     "matching.py: @dataclass(eq=False): dataclass(eq=False) -> dataclass()": (
         "a matcher is compared with nothing; what would compare arrays is left out"
     ),

@@ -196,6 +196,14 @@ def ordinary_probes():
     return [*probes, of_texts, *projected_probes(square, 2)]
 
 
+def test_probes_of_a_causal_rule_are_causal_and_no_others():
+    square = {f"W_{part}": (6, 6) for part in "qkvo"}
+    ready = [probe for rank in (2, 3, 4) for probe in ready_probes(rank)]
+    for probe in (*ready, *projected_probes(square, 2)):
+        follows = any(rule in probe.ability for rule in ("causal", "window", "cache"))
+        assert probe.causal == follows, probe.name
+
+
 def probes_with(name):
     """Probes of a computation that is given positions, a softcap or a sink."""
     if name == "sink":
