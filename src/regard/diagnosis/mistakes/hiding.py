@@ -355,6 +355,10 @@ TRIANGLES: Entries = {
         "each block of queries takes its first one for the first of all",
         "The rows of a block begin at its start: the mask is key <= start + row.",
         tuple(way for block in (2, 3, 4) for way in _restarting(block)),
+        (
+            "keep = j <= start + i[:, None]  # i counts the rows of the block that begins at start",
+            "keep = j <= start + i[:, None]  # i counts the rows of the block that begins at start",
+        ),
     ),
 }
 MISTAKES = (*mistakes("hiding", HIDE, MASKS), *mistakes("hiding", CAUSAL, TRIANGLES))

@@ -46,8 +46,9 @@ def _divided_by(divisor: Callable[[Probe], float]) -> Replacement:
 
 
 def _besides_the_usual(values: Values, probe: Probe) -> Array:
-    scale = 1.0 if probe.scale is None else probe.scale
-    return np.asarray(values["scores"] * scale / np.sqrt(probe.sizes["D"]))
+    if probe.scale is None:
+        return np.asarray(values["scores"] * values["scale"])
+    return np.asarray(values["scores"] * probe.scale / np.sqrt(probe.sizes["D"]))
 
 
 def _scale(*divisors: Callable[[Probe], float]) -> Variants:
@@ -167,6 +168,10 @@ SCALES: Entries = {
         "a scale that is given multiplies the scores besides 1/√D, not instead of it",
         "scale= is the whole factor of q·k; 1/√D is its default.",
         (replacing(scaled=_besides_the_usual),),
+        (
+            "scores = Q @ K.swapaxes(-1, -2) * (D**-0.5 if scale is None else scale)",
+            "scores = q @ k.transpose(-1, -2) * (d**-0.5 if scale is None else scale)",
+        ),
     ),
     "scale_after_softmax": (
         "the weights are divided by √D instead of the scores",
