@@ -193,7 +193,9 @@ def ordinary_probes():
     probes = [probe for rank in (2, 3, 4) for probe in ready_probes(rank)]
     texts = np.array([0, 0, 1, 2, 2])  # one after the other
     of_texts = replace(probes[0], name="texts", keep=texts[:, None] == texts)
-    return [*probes, of_texts, *projected_probes(square, 2)]
+    long = next(probe for probe in probes if probe.name == "150 keys, 150 queries 2-D")
+    causal = replace(long, name="causal, 150 keys", ability="causal", causal=True)
+    return [*probes, of_texts, causal, *projected_probes(square, 2)]
 
 
 def test_probes_of_a_causal_rule_are_causal_and_no_others():

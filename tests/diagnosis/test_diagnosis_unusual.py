@@ -345,3 +345,16 @@ class CountingOne(Counting):
 def test_a_cache_that_takes_several_tokens_gets_them():
     assert regard.diagnose(Counting).ok
     assert regard.diagnose(CountingOne).names == ("tokens_misplaced_in_a_cache",)
+
+
+def with_reach(q, k, v, reach):
+    """Each query sees `reach` keys on either side, and its own. q, k, v: (n, d)"""
+    places = np.arange(len(q))
+    scores = q @ k.T / np.sqrt(q.shape[1])
+    scores = np.where(np.abs(places[:, None] - places[: len(k)]) <= reach, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def test_an_argument_whose_role_is_a_guess_is_not_said_to_be_ignored():
+    assert not regard.diagnose(with_reach).mistakes

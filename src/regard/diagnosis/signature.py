@@ -55,7 +55,7 @@ NAMES = {
     "numquerygroups nheadskv groups nkv nkvh kvh nlocalheads nlocalkvheads nlocal",
     "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
     "model": "dmodel embeddim hiddensize modeldim hiddendim nembd embdim modelsize",
-    "window": "window windowsize slidingwindow localwindow attentionwindow",
+    "window": "window windowsize slidingwindow localwindow attentionwindow radius",
     "block": "block blocksize chunk chunksize tile tilesize blockq blockk blockkv chunkq chunkk bq "
     "bk br bc blockm blockn kvchunk qchunk keychunksize querychunksize kvblock qblock nchunks "
     "numchunks nsplits numsplits slicesize nblocks numblocks splits",

@@ -206,6 +206,9 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if match is None and _says_layout(tested, hypotheses):  # others ran by accident
         stated = replace(tested.stated, layout=tested.callee.layout)
         return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
+    guessed = any(one.guessed for one in tested.callee.parameters)
+    if match and guessed and any(one.name.endswith("_ignored") for one, _ in match.mistakes):
+        match = None  # what is ignored may be something else than was guessed
     if match is None:
         return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to

@@ -309,12 +309,15 @@ MASKS: Entries = {
 }
 
 
+SMALL_BLOCK, BLOCKS = 4, (2, 3, 4, 8, 16, 32, 64, 128)
+
+
 def _restarting(block: int) -> Variants:
     """Causal within blocks of queries, whose first one is taken for the first of all."""
-    return (
-        *_causal(lambda row, key, probe: key <= row % block),
-        *_causal(lambda row, key, probe: key <= (row + probe.offset) % block),
-    )
+    with_offset = _causal(lambda row, key, probe: key <= (row + probe.offset) % block)
+    if block > SMALL_BLOCK:  # few queries of an early block are aligned with the first key
+        return with_offset
+    return (*_causal(lambda row, key, probe: key <= row % block), *with_offset)
 
 
 TRIANGLES: Entries = {
@@ -354,7 +357,7 @@ TRIANGLES: Entries = {
     "causal_restarts_in_blocks": (
         "each block of queries takes its first one for the first of all",
         "The rows of a block begin at its start: the mask is key <= start + row.",
-        tuple(way for block in (2, 3, 4) for way in _restarting(block)),
+        tuple(way for block in BLOCKS for way in _restarting(block)),
         (
             "keep = j <= start + i[:, None]  # i counts the rows of the block that begins at start",
             "keep = j <= start + i[:, None]  # i counts the rows of the block that begins at start",
