@@ -37,7 +37,7 @@ MASKS_OF_HEADS = re.compile(
     r"mask\w*\b[^\n]{0,100}[(\[][^)\]\n]*\b(n_?heads?|num_heads|heads|Hq|H|nh)\b[^)\]\n]*[)\]]"
 )
 GROUPED = re.compile(r"kv_?head|n_?kv|group|multi.?query|hkv", re.IGNORECASE)
-COUNTED = re.compile(r"mask\w*(\.\w+\(\))*\.sum\(|sum\(\w*mask|lengths|right.padd|causal|tri[lu]")
+COUNTED = re.compile(r"mask\w*(\.\w+\(\))*\.sum\(|sum\(\w*mask|lengths|right.pad|causal|tri[lu]")
 # All calls together may take this many times the limit of one call.
 CALLS_IN_ALL = 10
 
