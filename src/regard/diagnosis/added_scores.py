@@ -28,6 +28,8 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 RELATIVE = re.compile(r"relative|rel_|_rel|distance|bucket", re.IGNORECASE)
+# Other places have numbers of their own beside those of distances: a class token, or each place.
+ABSOLUTE = re.compile(r"cls|class_token|absolute|abs_pos|num_relative_distance", re.IGNORECASE)
 IMAGE = re.compile(r"(bias_)?table|relative_position_index|window_size", re.IGNORECASE)
 BUCKETS = re.compile(r"bucket|clamp|clip|abs\(|min\(", re.IGNORECASE)
 SLOPES = re.compile(r"alibi", re.IGNORECASE)
@@ -82,7 +84,7 @@ def added_scores(
     found = _seen(tested, convention, _without_rules(convention, probe))
     if found is None:
         return None
-    relative = RELATIVE.search(code) is not None
+    relative = RELATIVE.search(code) is not None and ABSOLUTE.search(code) is None
     fault = found.fault or ("relative_bias_misplaced" * (relative and found.by == "places"))
     if found.is_linear and SLOPES.search(code) and "Parameter" not in code:
         fault = fault or "alibi_slopes_of_heads"
