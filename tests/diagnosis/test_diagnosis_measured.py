@@ -65,8 +65,15 @@ def test_it_is_named_beside_scores_that_are_not_known(name, change):
 
 @pytest.mark.full
 def test_without_it_scores_that_are_not_known_stay_unknown():
-    found = regard.diagnose(with_distances(lambda s, v: softmax(s) @ v))
+    found = regard.diagnose(with_distances(lambda s, v: softmax(s + 0.3 * np.sin(3 * s)) @ v))
     assert (found.verdict, found.names) == ("unknown", ()), found
+
+
+@pytest.mark.full
+def test_without_it_what_places_add_to_the_scores_counts_as_given():
+    found = regard.diagnose(with_distances(lambda s, v: softmax(s) @ v))
+    assert (found.verdict, found.names) == ("right", ()), found
+    assert "numbers added to the scores by the places of query and key" in str(found)
 
 
 def talking_heads(q, k, v):

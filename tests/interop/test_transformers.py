@@ -7,6 +7,7 @@ no more than twice what the same model in float32 eager attention is off by.
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -450,11 +451,6 @@ OWN = {
         {"vocab_size": 99, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
         | {"attention_types": [[["global"], 2]]},
     ),
-    "gptj": Family(
-        "GPTJModel",
-        "GPTJConfig",
-        {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
-    ),
     "mpt": Family(
         "MptModel", "MptConfig", {"vocab_size": 99, "d_model": 32, "n_layers": 2, "n_heads": 4}
     ),
@@ -476,6 +472,10 @@ def test_a_model_that_keeps_its_own_attention_says_so_and_computes_what_it_did(n
     torch, transformers, interop = neighbours()
     family = OWN[name]
     kind, config = (getattr(transformers, one) for one in (family.model, family.config))
+    if interop._looks_its_attention_up(kind):
+        pytest.skip(
+            f"transformers {transformers.__version__} looks up what {family.model} computes"
+        )
     call, _ = inputs_of(family.kind, "right")
 
     def output(model: Any) -> Any:
@@ -499,10 +499,12 @@ def test_a_model_that_keeps_its_own_attention_says_so_and_computes_what_it_did(n
 
 def test_the_model_types_listed_keep_their_own_attention():
     _, transformers, interop = neighbours()
-    page = ROOT / "docs" / "transformers.md"
-    text = (
-        page.read_text("utf-8").partition("<!-- own attention -->")[2].partition("<!-- end -->")[0]
-    )
+    page = (ROOT / "docs" / "transformers.md").read_text("utf-8")
+    newest = re.search(r"own attention\nin [\d.]+ and ([\d.]+) ", page)[1]
+    installed, listed = (one.split(".")[:2] for one in (transformers.__version__, newest))
+    if [*map(int, installed)] > [*map(int, listed)]:
+        pytest.skip(f"the list is that of transformers {newest}")
+    text = page.partition("<!-- own attention -->")[2].partition("<!-- end -->")[0]
     types = [word.strip(" .") for word in " ".join(text.split()).split(",")]
     assert len(types) == len(set(types))
     for name in types:

@@ -50,6 +50,7 @@ class AddedScores:
     by: str  # what it depends on: the distance, or the places
     factor: float = 1.0  # of q·k beside it, where the usual scale is 1
     fault: str = ""  # the name of a mistake that shows in it
+    is_of_table: bool = False  # whether cells of a head share numbers, as those of a table do
     is_confused: bool = False  # whether different displacements in an image get the same number
     is_linear: bool = False  # whether it is a number for each head times the distance
 
@@ -85,7 +86,9 @@ def added_scores(
     if found is None:
         return None
     relative = RELATIVE.search(code) is not None and ABSOLUTE.search(code) is None
-    fault = found.fault or ("relative_bias_misplaced" * (relative and found.by == "places"))
+    fault = found.fault or (
+        "relative_bias_misplaced" * (relative and found.by == "places" and found.is_of_table)
+    )
     if found.is_linear and SLOPES.search(code) and "Parameter" not in code:
         fault = fault or "alibi_slopes_of_heads"
     elif found.is_confused and IMAGE.search(code) and not BUCKETS.search(code):
@@ -226,7 +229,9 @@ def _described(
     rest = found[..., 0].T - apart @ np.linalg.lstsq(apart, found[..., 0].T, rcond=None)[0]
     is_linear = not unknowns and bool(np.abs(rest).max() < 1e-6 * np.abs(found).max())
     confused = by == "distance" and not unknowns and _are_confused(found, rows, keys, sizes)
-    return AddedScores(tested, (), by, factor, fault, confused, is_linear)
+    numbers = (np.unique(np.round(head, 5), axis=0) for head in found)
+    is_of_table = any(len(one) < len(rows) for one in numbers)
+    return AddedScores(tested, (), by, factor, fault, is_of_table, confused, is_linear)
 
 
 def _drawn(probe: Probe, seed: int) -> Probe:
