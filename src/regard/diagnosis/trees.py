@@ -20,7 +20,8 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.signature import LATENTS, Parameter, plain, role_of, text_of
+from regard.diagnosis.einsums import axes_in_einsums, in_axes
+from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, plain, role_of, text_of
 from regard.diagnosis.weights import LAYERS, LEARNED, fused_order
 
 TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws", "model", "layer")
@@ -84,17 +85,22 @@ def with_weights(
         own = [*fields_of(kind)]
         if tree.required and (plain(tree.name) in TREES or any(map(projection, own))):
             code = _Code(function, tree.name, own)
-            if {"W_q", "W_k", "W_v"} <= code.roles:
+            if {*PROJECTIONS} <= code.roles:
                 return [
                     _weighed(function, parameters, tree, code, kind, framework, form)
                     for form in _forms(function, code)
                 ]
-    return []
+    return _weighed_apart(function, parameters, framework)
 
 
 def _forms(function: Callable[..., Any], code: _Code) -> Iterator[_Form]:
     """Every form that the code may mean, the likeliest first."""
     text = text_of(function)
+    if any("H" in axes for axes in code.axes.values()):
+        learned: tuple[int | None, ...] = (1, 3) if code.learned else (None,)
+        for few, queries in itertools.product(_groups_in(code.axes, text), learned):
+            yield _Form("MHD", True, False, few, queries)
+        return
     turned = (False, True) if TURNED.search(text) else (False,)
     shapes = [("", False, one) for one in turned]
     shapes += [("MHD", True, False), ("HMD", True, False), ("MHD", False, False)]
@@ -103,6 +109,13 @@ def _forms(function: Callable[..., Any], code: _Code) -> Iterator[_Form]:
     learned = (1, 3) if code.learned else (None,)
     for few, (axes, output, turn), queries in itertools.product(groups, shapes, learned):
         yield _Form(axes, output, turn, few, queries)
+
+
+def _groups_in(axes: Mapping[str, str], text: str) -> tuple[int, ...]:
+    """The heads that keys may have: one where their weights have no axis of heads."""
+    if any("H" not in own for name, own in axes.items() if _letters(name)[-1] in "kv"):
+        return (1,)
+    return (HEADS // 2, HEADS) if FEWER_KEYS.search(text) else (HEADS,)
 
 
 class _Code:
@@ -125,6 +138,8 @@ class _Code:
         self.own_leaves = _own_leaves(function)
         has_weight = any(one in WEIGHT_LEAVES for one in self.leaves)
         self.leaves = self.leaves if has_weight else []
+        found = axes_in_einsums(function)
+        self.axes = {name: found[name] for name in self.names if name in found}
 
     def leaves_of(self, name: str) -> list[str]:
         """The leaves of one entry."""
@@ -159,7 +174,7 @@ def _weighed(
 
     def entry(name: str, role: str) -> Any:
         """A weight with the shape of the form, or the leaves of a layer."""
-        whole = _shaped(weights, role, fused_order(_without_bias(name)), form)
+        whole = _shaped(weights, role, fused_order(_without_bias(name)), form, code.axes.get(name))
         leaves = code.leaves_of(name) if role[:2] == "W_" else []
         if not leaves:
             return _in_library(whole, framework)
@@ -191,6 +206,35 @@ def _weighed(
     return Adapted(function, {tree.name: whole}, ""), rest, weights, HEADS if known else None
 
 
+def _weighed_apart(
+    function: Callable[..., Any], parameters: Sequence[Parameter], framework: str
+) -> list[Weighed]:
+    """The function with its weights, if each is an argument and einsums give them their heads."""
+    names = {p.name: projection(p.name) for p in parameters if p.required}
+    names = {name: role for name, role in names.items() if role}
+    found = axes_in_einsums(function)
+    code = _Code(function, "", [])
+    code.axes = {name: found[name] for name in names if name in found}
+    code.names, code.leaves = names, []
+    of_weights = {name for name, role in names.items() if role[:2] == "W_"}
+    has_heads = any("H" in axes for axes in code.axes.values())
+    if not has_heads or of_weights > code.axes.keys() or not {*PROJECTIONS} <= code.roles:
+        return []
+    rest = [replace(one, keyword=True) for one in parameters if one.name not in names]
+    weighed = list[Weighed]()
+    for form in _forms(function, code):
+        weights = _drawn(code.roles, form, exact=framework == "numpy")
+        given = {
+            name: _in_library(
+                _shaped(weights, role, fused_order(_without_bias(name)), form, code.axes.get(name)),
+                framework,
+            )
+            for name, role in names.items()
+        }
+        weighed.append((Adapted(function, given, ""), rest, weights, HEADS))
+    return weighed
+
+
 def _drawn(roles: set[str], form: _Form, *, exact: bool) -> dict[str, Array]:
     """Random weights as x @ W, in float32 unless `exact`."""
     rng, found = np.random.default_rng(0), {}
@@ -201,8 +245,15 @@ def _drawn(roles: set[str], form: _Form, *, exact: bool) -> dict[str, Array]:
     return found
 
 
-def _shaped(weights: Mapping[str, Array], role: str, letters: str, form: _Form) -> Array:
-    """One weight or bias, or several side by side, as the form has it."""
+def _shaped(
+    weights: Mapping[str, Array], role: str, letters: str, form: _Form, axes: str | None = None
+) -> Array:
+    """One weight or bias, or several side by side, in its axes where they are known."""
+    if axes:
+        parts = [weights[role[:2] + letter] for letter in letters or role[-1]]
+        heads = form.groups if (letters or role)[-1] in "kv" and letters != "qkv" else HEADS
+        heads = heads if "H" in axes else 1
+        return in_axes(np.stack(parts) if "P" in axes else np.concatenate(parts, -1), axes, heads)
     if letters:
         whole = np.concatenate([weights[role[:2] + letter] for letter in letters], axis=-1)
         return whole.T.copy() if form.turned and whole.ndim == 2 else whole
@@ -272,6 +323,11 @@ def projection(name: str) -> str:
         return role
     role = LAYERS.get(plain(re.sub("_?weight$", "", name)), "")  # out_proj_weight
     return role or (LAYERS.get(plain(bare), "").replace("W_", "b_") if bare != name else "")
+
+
+def _letters(name: str) -> str:
+    """The letters of the projections that a weight holds."""
+    return fused_order(_without_bias(name)) or projection(name)[-1:]
 
 
 def _without_bias(name: str) -> str:

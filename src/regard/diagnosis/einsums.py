@@ -1,0 +1,98 @@
+"""The axes of weights, as the subscripts of the einsums that read them say.
+
+Reads the code of a function. Must not call it, nor know any probe.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.adapting import trees_of
+from regard.diagnosis.weights import fused_order
+
+# M: the width of a token. H: heads. D: their width. P: the projections of a fused weight.
+_SUBSCRIPTS = re.compile(r"[\w. ]+(,[\w. ]+)+->[\w. ]*")
+
+
+def axes_in_einsums(function: Callable[..., Any]) -> dict[str, str]:
+    """The axes of each weight that meets its rows in an einsum, by its name: MHD, HMD, MD, HDM.
+
+    A name is that of a variable, an attribute or an entry.
+    """
+    found: dict[str, str] = {}
+    for tree in trees_of(function):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                for name, axes in _of_call(node):
+                    found.setdefault(name, axes)
+    return found
+
+
+def _of_call(call: ast.Call) -> Iterator[tuple[str, str]]:
+    if getattr(call.func, "attr", getattr(call.func, "id", "")) != "einsum" or len(call.args) < 3:
+        return
+    text = getattr(call.args[0], "value", None)
+    if not isinstance(text, str) or not _SUBSCRIPTS.fullmatch(text):
+        return
+    inputs, output = text.replace(" ", "").replace("...", "").split("->")
+    operands = inputs.split(",")
+    for number, (own, node) in enumerate(zip(operands, call.args[1:], strict=False)):
+        name = _name(node)
+        others = set("".join(operands[:number] + operands[number + 1 :]))
+        if name and (axes := _axes(own, others, output, fused_order(name))):
+            yield name, axes
+
+
+def _axes(own: str, others: set[str], output: str, fused: str) -> str:
+    """The axes of one operand that is a weight; nothing if it may be none."""
+    summed = [one for one in own if one in others and one not in output]
+    kept = [one for one in own if one in output and one not in others]
+    if len(summed) + len(kept) != len(own):
+        return ""
+    match len(summed), len(kept):
+        case 1, 1:
+            letters = "D"
+        case 1, 2:
+            letters = "PD" if fused else "HD"
+        case 1, 3 if fused:
+            letters = "PHD"
+        case 2, 1:
+            return "".join("M" if one in kept else "HD"[summed.index(one)] for one in own)
+        case _:
+            return ""
+    return "".join("M" if one in summed else letters[kept.index(one)] for one in own)
+
+
+def _name(node: ast.expr) -> str:
+    """The name of an operand: of a variable, an attribute, or an entry."""
+    if isinstance(node, ast.Subscript):
+        key = getattr(node.slice, "value", None)
+        return key if isinstance(key, str) else ""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def in_axes(whole: Array, axes: str, heads: int) -> Array:
+    """A matrix with the axes of a weight: (M, H · D), of an output (H · D, M), or several of them.
+
+    >>> in_axes(np.zeros((6, 8)), "HMD", 2).shape, in_axes(np.zeros((8, 6)), "HDM", 2).shape
+    ((2, 6, 4), (2, 4, 6))
+    >>> in_axes(np.zeros((2, 6, 8)), "MPHD", 2).shape, in_axes(np.zeros((6, 4)), "DM", 1).shape
+    ((6, 2, 2, 4), (4, 6))
+    """
+    known = "P" * (whole.ndim == 3)
+    if axes.index("D") < axes.index("M") and "H" in axes and axes.index("H") < axes.index("M"):
+        known += "HDM"
+    else:
+        known += "MHD"
+    at = known.index("M")
+    sizes = {"P": len(whole), "M": whole.shape[-1 if at == len(known) - 1 else -2], "H": heads}
+    split = whole.reshape([sizes.get(axis, -1) for axis in known])
+    if "H" not in axes:
+        split, known = split.squeeze(known.index("H")), known.replace("H", "")
+    return np.ascontiguousarray(split.transpose([known.index(axis) for axis in axes]))
