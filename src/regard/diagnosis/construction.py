@@ -21,7 +21,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.changed_text import parsed
-from regard.diagnosis.signature import plain, role_of
+from regard.diagnosis.signature import plain, role_of, text_of
 from regard.errors import OptionError, safe_text
 
 # Where an object that is made here keeps what it was made with.
@@ -98,7 +98,9 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
                 raise ValueError("a weight has no numbers")  # such as a width of dim // 8
             with contextlib.suppress(AttributeError):
                 setattr(made, _HEADS, next((v for n, v in arguments.items() if _is_count(n)), None))
-                setattr(made, _MADE, ", ".join(f"{n}={value!r}" for n, value in arguments.items()))
+                setattr(
+                    made, _MADE, ", ".join(f"{n}={_said(value)}" for n, value in arguments.items())
+                )
             found.append(made)
         except OptionError as error:
             problem = problem or str(error)
@@ -108,6 +110,11 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
     if not found:
         raise OptionError(problem)
     return found
+
+
+def _said(value: Any) -> str:
+    """An argument of a constructor as code; the shape of a weight."""
+    return f"<{tuple(value.shape)}>" if hasattr(value, "shape") else repr(value)
 
 
 def _made(kind: Any, arguments: dict[str, Any]) -> Any:
@@ -262,7 +269,10 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
     for one in parameters:
         value = None if _is_seed(one.name) else size_by_name(one.name, sizes)
         required = one.default is one.empty
-        if required and CONFIGURATION.fullmatch(plain(one.name)):
+        weight = _weight(one.name, sizes, kind) if required else None
+        if weight is not None:
+            arguments[one.name] = weight
+        elif required and CONFIGURATION.fullmatch(plain(one.name)):
             arguments[one.name] = configuration(kind, one, heads)
         elif required and value is None:
             value = _by_annotation(one, sizes)
@@ -270,6 +280,21 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
         elif required or type(value) is float or (own_sizes and _may_change(one, value)):
             arguments[one.name] = value
     return arguments
+
+
+def _weight(name: str, sizes: Mapping[str, Any], kind: Any) -> Any:
+    """A weight or a bias for a constructor that takes it, in the library of the class, or None."""
+    role = role_of(name) or ""
+    fused = 3 if re.fullmatch("w?qkv(w|weights?|proj)?", plain(name)) else 1
+    if fused == 1 and role[:2] not in ("W_", "b_"):
+        return None
+    columns = fused * sizes["width"] * sizes["key_heads" if role[-1:] in ("k", "v") else "heads"]
+    shape = (columns,) if role[:2] == "b_" else (sizes["model"], columns)
+    drawn = np.random.default_rng(len(name) + ord(role[-1:] or "q")).uniform(-0.9, 0.9, shape)
+    text = text_of(kind)
+    if re.search(r"\btorch\b", text) and "torch" in sys.modules:
+        return sys.modules["torch"].from_numpy(drawn)
+    return _like(drawn, drawn) if re.search(r"\bjnp\b|\bjax\b", text) else drawn
 
 
 def _may_change(parameter: inspect.Parameter, value: Any) -> bool:
@@ -304,10 +329,11 @@ def _is_seed(name: str) -> bool:
 def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     """Sizes that fit together: heads of six columns each, and half as many key heads."""
     named = any(role_of(name) in ("heads", "key_heads") for name in names)
+    grouped = any(role_of(name) == "key_heads" for name in names)
     count = heads or (HEADS if named else 1)
     return {
         "heads": count,
-        "key_heads": max(1, count // 2),
+        "key_heads": max(1, count // 2) if grouped else count,
         "width": HEAD_WIDTH,
         "model": HEAD_WIDTH * count,
         "length": LONGEST,
