@@ -98,11 +98,30 @@ def _as_one_head(values: Values, probe: Probe) -> Array:
     return np.asarray(softmax(scores) @ own)
 
 
+def _rows_read(weights: Array) -> slice:
+    """The rows of a matrix that read something: half of them where values come apart from keys."""
+    half = len(weights) // 2
+    if weights.ndim == 2 and half and not weights[half:].any():
+        return slice(half)
+    return slice(half if weights.ndim == 2 and half and not weights[:half].any() else 0, None)
+
+
+def _instead(own: Array, new: Callable[[Array], Array]) -> Array:
+    """A matrix with other numbers in the rows that read something."""
+    rows = _rows_read(own)
+    changed = new(own[rows])
+    if changed.shape == own.shape:
+        return changed
+    whole = np.zeros_like(own, shape=(len(own), *changed.shape[1:]))
+    whole[rows] = changed
+    return whole
+
+
 def _changed(names: str, change: Callable[[Array], Array]) -> Variant:
     """Some weights or biases changed."""
 
     def changed(name: str) -> Replacement:
-        return lambda values, probe: change(probe.inputs[name])
+        return lambda values, probe: _instead(probe.inputs[name], change)
 
     return Variant({name: changed(name) for name in names.split()})
 
@@ -110,10 +129,14 @@ def _changed(names: str, change: Callable[[Array], Array]) -> Variant:
 def _used_for(**weights: str) -> Variants:
     """Weights, by the names of those that are used instead."""
 
-    def other(name: str) -> Replacement:
-        return lambda values, probe: probe.inputs[name]
+    def other(part: str, name: str) -> Replacement:
+        def taken(values: Values, probe: Probe) -> Array:
+            own = probe.inputs[name]
+            return _instead(probe.inputs[part], lambda _: own[_rows_read(own)])
 
-    return (Variant({part: other(name) for part, name in weights.items()}),)
+        return taken
+
+    return (Variant({part: other(part, name) for part, name in weights.items()}),)
 
 
 def _transposed(names: str) -> Variant:
