@@ -12,6 +12,7 @@ import pytest
 import regard
 import wrong_attentions as wrong
 from regard.diagnosis import protocol
+from regard.diagnosis.einsums import axes_in_einsums
 from regard.diagnosis.inspection import inspect_function
 
 softmax = wrong.plain_softmax
@@ -218,3 +219,91 @@ def test_the_roles_of_every_reading_come_through_the_messages():
     message = protocol.receive(lambda count: next(chunks)[:count], b"k" * 16, 2**20)
     roles = [one.role for one in protocol.as_callees(message)[0].parameters]
     assert roles == ["query", "key_value", "between"]
+
+
+# --- weights with axes of their own, and classes that take them -----------------------------------
+
+
+def by_einsums(x, wq, wk, wv, wo):
+    """wq: (m, h, k), wk, wv: (m, k): one key head for all."""
+    q = np.einsum("btm,mhk->bhtk", x, wq)
+    k, v = (np.einsum("bsm,mk->bsk", x, w) for w in (wk, wv))
+    o = np.einsum(
+        "bhts,bsk->bhtk", softmax(np.einsum("bhtk,bsk->bhts", q, k) / q.shape[-1] ** 0.5), v
+    )
+    return np.einsum("bhtk,hkm->btm", o, wo)
+
+
+def heads_first(x, wq, wk, wv, wo):
+    q, k = np.einsum("btm,hmd->bhtd", x, wq), np.einsum("btm,hmd->bhtd", x, wk)
+    v = np.einsum("btm,hmd->bhtd", x, wv)
+    a = softmax(np.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5)
+    return np.einsum("bhtd,hdm->btm", np.einsum("bhij,bhid->bhjd", a, v), wo)
+
+
+def fused_einsums(params, x):
+    q = np.einsum("btm,mhd->bhtd", x, params["wq"])
+    k, v = np.einsum("bsm,cmd->cbsd", x, params["wkv"])
+    a = softmax(np.einsum("bhtd,bsd->bhts", q, k) / q.shape[-1] ** 0.5)
+    return np.einsum("bhtd,hdm->btm", np.einsum("bhts,bsd->bhtd", a, v), params["wo"])
+
+
+def test_einsums_say_which_axes_weights_have():
+    assert axes_in_einsums(by_einsums)["wq"] == "MHD"
+    assert axes_in_einsums(by_einsums)["wo"] == "HDM"
+    assert axes_in_einsums(fused_einsums)["wkv"] == "PMD"
+    for function, names in (
+        (by_einsums, ()),
+        (heads_first, ("weights_transposed",)),
+        (fused_einsums, ()),
+    ):
+        found = regard.diagnose(function)
+        assert (found.verdict, found.names) == ("mistaken" if names else "right", names), found
+
+
+class Given:
+    """Used as x @ w."""
+
+    def __init__(self, wq, wk, wv, wo, n_heads):
+        self.wq, self.wk, self.wv, self.wo, self.n_heads = wq, wk, wv, wo, n_heads
+
+    def __call__(self, query, key, value):
+        pairs = ((query, self.wq), (key, self.wk), (self.values_of(key, value), self.wv))
+        q, k, v = ((x @ w).reshape(*x.shape[:2], self.n_heads, -1) for x, w in pairs)
+        return attend(q, k, v).reshape(query.shape) @ self.wo
+
+    def values_of(self, key, value):
+        return value
+
+
+class OfKeys(Given):
+    def values_of(self, key, value):
+        return key
+
+
+class Copied(Given):
+    def __call__(self, query, key, value):
+        kept, self.wv = self.wv, self.wk
+        try:
+            return super().__call__(query, key, value)
+        finally:
+            self.wv = kept
+
+
+def without_context(x, context, W_q, W_k, W_v):
+    return softmax(x @ W_q @ (x @ W_k).T / W_q.shape[1] ** 0.5) @ (x @ W_v)
+
+
+@pytest.mark.parametrize(
+    ("thing", "name"),
+    [
+        (Given, None),
+        (OfKeys, "values_from_key_input"),
+        (Copied, "values_projected_by_W_k"),
+        (without_context, "context_ignored"),
+    ],
+)
+def test_what_keys_and_values_are_made_of_is_seen(thing, name):
+    found = regard.diagnose(thing)
+    assert found.names == ((name,) if name else ()), found
+    assert name or found.verdict == "right"

@@ -30,6 +30,7 @@ from regard.diagnosis.mistakes import (
 )
 from regard.diagnosis.probe import RIGHT, UNITS, Variant, evaluate
 from regard.diagnosis.probes import projected_probes, ready_probes
+from regard.diagnosis.under_test import _with_values_apart
 
 UNMASKED = [*wrong.SCALES, *wrong.PRODUCTS, *wrong.SOFTMAXES, *wrong.OUTPUTS]
 MASKED = [*wrong.BEFORE, *wrong.READ]
@@ -94,6 +95,8 @@ BY_HAND = {
     "alibi_slopes_of_heads",
     "positions_restart",
     "tokens_misplaced_in_a_cache",
+    "context_ignored",
+    "values_from_key_input",
     *(one.name for one in linear.MISTAKES),
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.
@@ -195,7 +198,9 @@ def ordinary_probes():
     of_texts = replace(probes[0], name="texts", keep=texts[:, None] == texts)
     long = next(probe for probe in probes if probe.name == "150 keys, 150 queries 2-D")
     causal = replace(long, name="causal, 150 keys", ability="causal", causal=True)
-    return [*probes, of_texts, causal, *projected_probes(square, 2)]
+    crossed = [p for p in projected_probes(square, 2, cross=True) if "context" in p.inputs]
+    apart = [one for probe in crossed for one in _with_values_apart(probe)]
+    return [*probes, of_texts, causal, *projected_probes(square, 2), *apart]
 
 
 def test_probes_of_a_causal_rule_are_causal_and_no_others():

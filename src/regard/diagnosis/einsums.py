@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,36 @@ def axes_in_einsums(function: Callable[..., Any]) -> dict[str, str]:
 
     A name is that of a variable, an attribute or an entry.
     """
+    nodes = [node for tree in trees_of(function) for node in ast.walk(tree)]
+    others = _other_names(nodes)
     found: dict[str, str] = {}
-    for tree in trees_of(function):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                for name, axes in _of_call(node):
-                    found.setdefault(name, axes)
+    for node in nodes:
+        for name, axes in _of_call(node) if isinstance(node, ast.Call) else ():
+            for one in (name, *others.get(name, ())):
+                found.setdefault(one, axes)
+    return found
+
+
+def _other_names(nodes: Sequence[ast.AST]) -> dict[str, list[str]]:
+    """What names of loops and of parameters of inner functions are for: for w in (w_k, w_v)."""
+    found: dict[str, list[str]] = {}
+
+    def note(target: ast.expr | ast.arg, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for inner, own in zip(target.elts, value.elts, strict=False):
+                note(inner, own)
+        elif name := getattr(target, "id", getattr(target, "arg", "")):
+            found.setdefault(name, []).append(_name(value))
+
+    inside = {node.name: node.args.args for node in nodes if isinstance(node, ast.FunctionDef)}
+    for node in nodes:
+        if isinstance(node, ast.For | ast.comprehension):
+            for value in getattr(node.iter, "elts", ()):
+                note(node.target, value)
+        elif isinstance(node, ast.Call):
+            known = inside.get(getattr(node.func, "id", ""), [])
+            for parameter, value in zip(known, node.args, strict=False):
+                note(parameter, value)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -137,6 +138,25 @@ def _used_for(**weights: str) -> Variants:
         return taken
 
     return (Variant({part: other(part, name) for part, name in weights.items()}),)
+
+
+def _values_of_keys() -> Variants:
+    """W_v where W_k is: the values are made of what the keys are made of."""
+
+    def moved(values: Values, probe: Probe) -> Array:
+        keys, own = (probe.inputs[name] for name in ("W_k", "W_v"))
+        whole = np.zeros_like(own)
+        whole[_rows_read(keys)] = own[_rows_read(own)]
+        return whole
+
+    return (Variant({"W_v": moved}),)
+
+
+def _without_context(values: Values, probe: Probe) -> Array:
+    """The merged heads where the context is not read; a mask hides as many keys as there are."""
+    inputs = {name: one for name, one in probe.inputs.items() if name != "context"}
+    keep = None if probe.keep is None else probe.keep[..., : probe.sizes["L"]]
+    return replace(probe, inputs=inputs, keep=keep, offset=0).right["merged"]
 
 
 def _transposed(names: str) -> Variant:
@@ -370,6 +390,21 @@ PROJECTIONS: Entries = {
         "the values are projected by W_k",
         "Probably a copied line; W_v is never used.",
         _used_for(W_v="W_k") + _used_for(W_v="W_k", b_v="b_k"),
+    ),
+    "values_from_key_input": (
+        "the values are projected from what the keys are projected from",
+        "Where keys and values come apart, what was given as values is never read.",
+        _values_of_keys(),
+        ("values = value_input @ W_v", "v = self.W_v(value)"),
+    ),
+    "context_ignored": (
+        "keys and values are projected from the queries' own embeddings, not from the context",
+        "It is self-attention: what was given as a context is never read.",
+        (Variant({"merged": _without_context}),),
+        (
+            "keys, values = context @ W_k, context @ W_v",
+            "k, v = self.W_k(context), self.W_v(context)",
+        ),
     ),
     "keys_and_values_swapped": (
         "W_k and W_v are swapped",
