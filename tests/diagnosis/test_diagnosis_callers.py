@@ -307,3 +307,66 @@ def test_what_keys_and_values_are_made_of_is_seen(thing, name):
     found = regard.diagnose(thing)
     assert found.names == ((name,) if name else ()), found
     assert name or found.verdict == "right"
+
+
+def linear(x, w, b):
+    return x @ w.T + b
+
+
+def of_state_dict(x, p, num_heads):
+    """p: query.weight, query.bias and so on."""
+
+    def heads(name):
+        y = linear(x, p[name + ".weight"], p[name + ".bias"])
+        return y.reshape(*x.shape[:2], num_heads, -1)
+
+    return attend(heads("query"), heads("key"), heads("value")).reshape(x.shape)
+
+
+class HeadByHead:
+    def __init__(self, d_model, n_heads):
+        rng, d = np.random.default_rng(0), d_model // n_heads
+        self.W_Q, self.W_K, self.W_V = (
+            [rng.normal(size=(d_model, d)) for _ in range(n_heads)] for _ in range(3)
+        )
+
+    def __call__(self, x):
+        parts = zip(self.W_Q, self.W_K, self.W_V, strict=True)
+        heads = [softmax(x @ q @ (x @ k).T / q.shape[1] ** 0.5) @ (x @ v) for q, k, v in parts]
+        return np.concatenate(heads, -1)
+
+
+class OfOneStep:
+    """Additive attention."""
+
+    def __init__(self, dec_dim, enc_dim, attn_dim):
+        rng = np.random.default_rng(0)
+        self.W, self.U = rng.normal(size=(dec_dim, attn_dim)), rng.normal(size=(enc_dim, attn_dim))
+        self.v = rng.normal(size=attn_dim)
+
+    def __call__(self, s, h, src_len):
+        """
+        s: the decoder's state, (batch, dec_dim)
+        h: encoder outputs, (batch, src_max, enc_dim)
+        src_len: (batch,)
+        """
+        e = np.tanh((s @ self.W)[:, None] + h @ self.U) @ self.v
+        return np.einsum("bs,bsm->bm", softmax(self.hidden(e, src_len)), h)
+
+    def hidden(self, e, lengths):
+        return np.where(np.arange(e.shape[1]) < lengths[:, None], e, -np.inf)
+
+
+class WithPadding(OfOneStep):
+    def hidden(self, e, lengths):
+        return np.where(np.arange(e.shape[1]) < lengths[:, None], e, 0)
+
+
+def test_weights_of_a_state_dict_and_of_each_head_are_found():
+    assert regard.diagnose(of_state_dict).verdict == "right"
+    assert regard.diagnose(HeadByHead).verdict == "right"
+
+
+def test_an_object_is_called_by_the_axes_that_it_documents():
+    assert regard.diagnose(OfOneStep).verdict == "unknown"
+    assert regard.diagnose(WithPadding).names == ("padding_changes_the_output",)

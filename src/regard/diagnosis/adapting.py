@@ -17,7 +17,7 @@ from typing import Any
 
 from regard.diagnosis.changed_text import parsed
 from regard.diagnosis.construction import CONFIGURATION, configuration
-from regard.diagnosis.signature import Parameter, plain, role_of
+from regard.diagnosis.signature import Parameter, names_in, plain, role_of
 
 WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
 BIAS_LEAVES = ("bias", "b", "B")
@@ -103,7 +103,7 @@ def with_configuration(
 def keeps_state(method: Callable[..., Any]) -> bool:
     """Whether a method, with those that it calls, changes an attribute that it has read before."""
     kind = type(getattr(method, "__self__", None))
-    names = getattr(getattr(method, "__code__", None), "co_names", ())
+    names = names_in(method)
     called = (getattr(kind, name, None) for name in names)
     own: list[Any] = [method, *(one for one in called if inspect.isfunction(one))]
     changed, read = set[str](), set[str]()
@@ -159,7 +159,7 @@ def _attributes_of(function: Callable[..., Any], name: str) -> Iterator[str]:
 def trees_of(function: Callable[..., Any]) -> Iterator[ast.AST]:
     """The code of a function, and of those of its module that it names."""
     inner = inspect.unwrap(function)
-    names = getattr(getattr(inner, "__code__", None), "co_names", ())
+    names = names_in(inner)
     known = getattr(inner, "__globals__", {})
     others = (known.get(name) for name in names)
     for one in (inner, *(other for other in others if inspect.isfunction(other))):

@@ -119,7 +119,8 @@ def _documented(callee: Callee) -> Iterator[Way]:
     weights = [one.name for one in needed if (one.role or one.name)[:1] in "wW"]
     if any("T" in axes[name] for name in weights):  # it is the width, and not the tokens
         return
-    masks = [one for one in needed if one.role == "lengths" or MASK.search(one.name)]
+    counted = [one for one in needed if one.role == "lengths" or axes[one.name] == "B"]
+    masks = [one for one in needed if one in counted or MASK.search(one.name)]
     mask = next(iter(masks), None)
     kinds = [("", False)]
     if mask is None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from regard.diagnosis.changed_text import MOST_CHARACTERS, Block, Change, parsed
 from regard.diagnosis.insides import NOTE, Notes, noting
+from regard.diagnosis.signature import names_in
 
 MOST_FUNCTIONS = 200
 JAX = ("jax", "jnp")
@@ -173,7 +174,7 @@ def _bare(thing: Any) -> Any:
 def _named_by(function: FunctionType) -> Iterator[Any]:
     """What the names in the code of a function mean, as far as that is known."""
     known = function.__globals__
-    for name in {name for code in _codes(function.__code__) for name in code.co_names}:
+    for name in names_in(function):
         if name in known:
             yield known[name]
     for cell in function.__closure__ or ():

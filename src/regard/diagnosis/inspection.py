@@ -5,6 +5,7 @@ Each way to read a function is one reading. Must not call the function, nor know
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -123,13 +124,18 @@ def inspect_function(
             found = [(one, replace(callee, weights=weights, heads=count)) for one, callee in found]
     elif isinstance(function, Applied):
         found = _readings_in(function, function, roles, heads, "torch", name)
-    elif inspect.isclass(function) or not is_function(function):
-        found = _object_readings(function, roles, heads, library, name)
     else:
+        is_object = inspect.isclass(function) or not is_function(function)
         try:
-            found = _readings_in(function, function, roles, heads, library, name)
+            if is_object:
+                found = _object_readings(function, roles, heads, library, name)
+                if opaque := found[0][1].opaque:
+                    with contextlib.suppress(OptionError):
+                        found = _by_axes(function, heads, library, name, OptionError(opaque))
+            else:
+                found = _readings_in(function, function, roles, heads, library, name)
         except OptionError as error:  # what its arguments are may be written beside it
-            found = _by_axes(function, library, name, error)
+            found = _by_axes(function, heads, library, name, error)
     text, helpers = code_of(function), code_called(function)
     queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
     prose = prose_of(text)
@@ -175,17 +181,27 @@ def inspect_function(
 
 
 def _by_axes(
-    function: Callable[..., Any], library: str | None, name: str, error: OptionError
+    function: Any, heads: int | None, library: str | None, name: str, error: OptionError
 ) -> list[Reading]:
     """A function of arguments without known roles, if its code or documentation has their axes."""
-    parameters = parameters_of(function)
-    axes = letters_of(documented_axes(code_of(function), [one.name for one in parameters])) or {}
+    text, called = code_of(function), function
+    if inspect.isclass(function) or not is_function(function):
+        made = constructed(function, heads)[0] if inspect.isclass(function) else function
+        method = next((one for one in METHODS if _own_method(type(made), one)), "")
+        called = fresh_weights(made) if is_module(type(made)) else getattr(made, method, None)
+        if called is None:
+            raise error
+    described = called.forward if hasattr(called, "state_dict") else called
+    parameters = parameters_of(described)
+    axes = letters_of(documented_axes(text, [one.name for one in parameters])) or {}
     first = next((one for one in parameters if "T" in axes.get(one.name, "")), None)
     if first is None or any(one.required and one.name not in axes for one in parameters):
         raise error
     known = tuple(replace(one, role="x" if one is first else None) for one in parameters)
-    callee = Callee(name, known, library or _framework_of(function), opaque=str(error))
-    return [(function, callee)]
+    callee = Callee(name, known, library or _framework_of(described), opaque=str(error))
+    if called is not function:
+        callee = replace(callee, widths=widths_of(getattr(called, "__self__", called)))
+    return [(called, callee)]
 
 
 def _readings_in(

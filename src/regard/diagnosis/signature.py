@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any
 
 from regard.boundary.arrays import Array
@@ -420,6 +421,14 @@ def heads_bound(function: Any) -> int | None:
     given = inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
     counts = (one for name, one in given.arguments.items() if role_of(name) == "heads")
     return next((one for one in counts if type(one) is int and one > 0), None)
+
+
+def names_in(function: Any) -> list[str]:
+    """The global names and attributes in the code of a function and of those inside it."""
+    codes = [getattr(function, "__code__", None)]
+    for code in codes:
+        codes += [one for one in getattr(code, "co_consts", ()) if isinstance(one, CodeType)]
+    return [*dict.fromkeys(name for code in codes for name in getattr(code, "co_names", ()))]
 
 
 def text_of(function: Any) -> str:

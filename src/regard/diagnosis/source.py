@@ -19,7 +19,7 @@ from typing import Any
 from regard.diagnosis.changed_text import parsed
 from regard.diagnosis.construction import is_module
 from regard.diagnosis.differentiation import Applied, Pair
-from regard.diagnosis.signature import text_of
+from regard.diagnosis.signature import names_in, text_of
 
 BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
 # What only matrices have: a transpose of all axes, a length, a shape of two numbers.
@@ -48,7 +48,7 @@ def code_of(function: Any) -> str:
 def code_called(function: Any) -> str:
     """The code of the functions and classes of its file that a function or an object names."""
     inner = inspect.unwrap(function) if is_function(function) else None
-    names = getattr(getattr(inner, "__code__", None), "co_names", ())
+    names = names_in(inner)
     known = getattr(inner, "__globals__", {})
     own = [known[one] for one in names if one in known]
     own = [

@@ -22,6 +22,7 @@ from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, sprea
 from regard.diagnosis.caches import annotated, fields_of
 from regard.diagnosis.einsums import axes_in_einsums, in_axes
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, plain, role_of, text_of
+from regard.diagnosis.source import code_called
 from regard.diagnosis.weights import LAYERS, LEARNED, fused_order
 
 TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws", "model", "layer")
@@ -95,7 +96,7 @@ def with_weights(
 
 def _forms(function: Callable[..., Any], code: _Code) -> Iterator[_Form]:
     """Every form that the code may mean, the likeliest first."""
-    text = text_of(function)
+    text = text_of(function) + code_called(function)
     if any("H" in axes for axes in code.axes.values()):
         learned: tuple[int | None, ...] = (1, 3) if code.learned else (None,)
         for few, queries in itertools.product(_groups_in(code.axes, text), learned):
@@ -133,7 +134,8 @@ class _Code:
         rest = [one for one in rest if one not in self.learned and not one.startswith("_")]
         if "W_o" not in self.names.values() and len(rest) == 1:  # the only other one
             self.names[rest[0]] = "W_o"
-        leaves = [one for one in texts if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
+        words = (one.strip(".") for one in texts)  # name + ".weight" too
+        leaves = [one for one in words if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
         self.leaves = [one for one in leaves if one not in self.names]
         self.own_leaves = _own_leaves(function)
         has_weight = any(one in WEIGHT_LEAVES for one in self.leaves)
@@ -187,7 +189,10 @@ def _weighed(
         return Tree({n: _in_library(one, framework) for n, one in taken.items()}, lambda _: None)
 
     def by_role(name: str) -> Any:
-        last = re.split(r"[/.]", name)[-1]
+        *outer, last = re.split(r"[/.]", name)
+        if outer and last in (*WEIGHT_LEAVES, *BIAS_LEAVES):  # "query.weight", as in a state_dict
+            whole = by_role(outer[-1])
+            return whole[last] if isinstance(whole, Tree) else whole
         role = code.names.get(last) or projection(last)
         return entry(last, role) if role and role in weights else None
 

@@ -170,6 +170,9 @@ def _layers(thing: Any) -> Iterator[Layer]:
             for inner, array in value.items():
                 if _is_numbers(array):
                     yield str(inner), None, np.asarray(array, float), None
+        elif isinstance(value, list | tuple) and all(map(_is_numbers, value)):
+            for number, array in enumerate(value):  # of each head
+                yield f"{name}.{number}", None, np.asarray(array, float), None
         elif arrays := [*arrays_of_layer(value).values()]:
             weight, *bias = (np.asarray(one, float) for one in arrays)
             weight = weight.T if TURNED.search(text_of(type(value))) else weight
