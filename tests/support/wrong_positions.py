@@ -250,6 +250,8 @@ def sinks(wrong=""):
         if wrong == "sink_without_effect":
             w = w[..., :-1] / w[..., :-1].sum(-1, keepdims=True)
             return w @ v
+        if wrong == "sink_left_at_the_other_end":
+            return w[..., 1:] @ v
         if wrong == "sink_has_a_value":
             return w @ np.concatenate([v, v[..., -1:, :]], -2)
         return w[..., :-1] @ v
@@ -262,6 +264,7 @@ SINKS = (
     "sink_not_shifted",
     "sink_added_unexponentiated",
     "sink_has_a_value",
+    "sink_left_at_the_other_end",
     "sink_scaled",
     "sink_of_another_head",
 )

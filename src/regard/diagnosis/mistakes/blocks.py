@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -52,19 +52,35 @@ def _by_size(size: int) -> Cuts:
     return lambda keys: [slice(start, start + size) for start in range(0, keys, size)]
 
 
-def _by_count(count: int) -> Cuts:
-    def cuts(keys: int) -> list[slice]:
-        edges = np.cumsum([0, *(len(part) for part in np.array_split(np.arange(keys), count))])
-        return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges) if a < b]
+def _by_count(count: int) -> Iterator[Cuts]:
+    """So many blocks, where their number does not divide that of the keys: in three ways."""
 
-    return cuts
+    def at(edges: Callable[[int], Sequence[int]]) -> Cuts:
+        def cuts(keys: int) -> list[slice]:
+            return [slice(a, b) for a, b in itertools.pairwise(edges(keys)) if a < b]
+
+        return cuts
+
+    def longer_first(keys: int) -> list[int]:  # as array_split
+        whole, rest = divmod(keys, count)
+        return [n * whole + min(n, rest) for n in range(count + 1)]
+
+    def alternating(keys: int) -> list[int]:  # as whole numbers of linspace
+        own = min(count, keys)
+        return [n * keys // max(1, own) for n in range(own + 1)]
+
+    def shorter_last(keys: int) -> list[int]:
+        size = -(-keys // count)
+        return [min(n * size, keys) for n in range(count + 1)]
+
+    yield from map(at, (longer_first, alternating, shorter_last))
 
 
 def _every_cut(
     *, counts: tuple[int, ...] = COUNTS, sizes: tuple[int, ...] = SIZES, least: int = 1
 ) -> Iterator[Cuts]:
     yield from (_by_size(size) for size in sizes if size >= least)
-    yield from (_by_count(count) for count in counts)
+    yield from itertools.chain.from_iterable(map(_by_count, counts))
 
 
 def _blocks(values: Values, probe: Probe, cuts: Cuts) -> Iterator[tuple[Array, Array]]:

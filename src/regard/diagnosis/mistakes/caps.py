@@ -147,6 +147,16 @@ def _repeated(values: Values, probe: Probe) -> Array:
     return np.repeat(values["values"], heads // values["values"].shape[1], axis=1)
 
 
+def _shifted(columns: Callable[[Array, Array], list[Array]]) -> Replacement:
+    """The sink's weight meets the value of a key, and a key's weight is lost."""
+
+    def output(values: Values, probe: Probe) -> Array:
+        own = columns(values["weights"], _share(values))
+        return np.asarray(np.concatenate(own, -1) @ _repeated(values, probe))
+
+    return output
+
+
 SINKS: Entries = {
     "sink_without_effect": (
         "the sink has no effect: the weights are divided by their sum without it",
@@ -176,6 +186,14 @@ SINKS: Entries = {
             replacing(output=_as_value(lambda v: v[..., -1:, :])),
             replacing(output=_as_value(lambda v: v.mean(-2, keepdims=True))),
             replacing(output=_as_value(lambda v: np.ones_like(v[..., :1, :]))),
+        ),
+    ),
+    "sink_left_at_the_other_end": (
+        "the column of a key is left out instead of the sink's: weights are shifted by one key",
+        "Where the sink was joined on the right, [..., :-1] leaves it out; on the left, [..., 1:].",
+        (
+            Variant({"output": _shifted(lambda weights, sink: [weights[..., 1:], sink])}),
+            Variant({"output": _shifted(lambda weights, sink: [sink, weights[..., :-1]])}),
         ),
     ),
     "sink_scaled": (
