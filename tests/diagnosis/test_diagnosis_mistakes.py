@@ -38,6 +38,7 @@ CAUSAL = [*wrong.TRIANGLES, "causal_aligned_at_start"]
 WINDOWED = [*wrong.WINDOWS, "window_ignores_offset"]
 PADDED = ["mask_on_the_query_axis", "mask_of_first_batch_for_all", "mask_tiled_over_heads"]
 GROUPED = ["key_heads_tiled", "first_key_head_for_all", "key_heads_reversed"]
+GROUPED += ["grouped_heads_merged_in_turn"]
 CASES = [
     ("given_scale_besides", wrong.scaled_besides, {}),
     *((name, wrong.unmasked, {}) for name in UNMASKED),

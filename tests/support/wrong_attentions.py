@@ -333,6 +333,8 @@ def grouped(wrong):
             }.get(wrong, h // (heads // groups))
             a, b, c = q[..., h, :, :], k[..., g, :, :], v[..., g, :, :]
             out.append(plain_softmax(a @ b.swapaxes(-1, -2) / np.sqrt(a.shape[-1])) @ c)
+        if wrong == "grouped_heads_merged_in_turn":
+            out = [one for n in range(heads // groups) for one in out[n :: heads // groups]]
         return np.stack(out, axis=-3)
 
     return f

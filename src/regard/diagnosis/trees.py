@@ -100,6 +100,7 @@ def _forms(function: Callable[..., Any], code: _Code) -> Iterator[_Form]:
     if any("H" in axes for axes in code.axes.values()):
         learned: tuple[int | None, ...] = (1, 3) if code.learned else (None,)
         for few, queries in itertools.product(_groups_in(code.axes, text), learned):
+            yield _Form("MHD", False, False, few, queries)
             yield _Form("MHD", True, False, few, queries)
         return
     turned = (False, True) if TURNED.search(text) else (False,)
@@ -221,7 +222,7 @@ def _weighed_apart(
     code = _Code(function, "", [])
     code.axes = {name: found[name] for name in names if name in found}
     code.names, code.leaves = names, []
-    of_weights = {name for name, role in names.items() if role[:2] == "W_"}
+    of_weights = {name for name, role in names.items() if role[:2] == "W_" and role != "W_o"}
     has_heads = any("H" in axes for axes in code.axes.values())
     if not has_heads or of_weights > code.axes.keys() or not {*PROJECTIONS} <= code.roles:
         return []

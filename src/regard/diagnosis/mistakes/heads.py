@@ -12,6 +12,7 @@ from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,
     Variants,
+    blend,
     both,
     equivalents,
     heads_of,
@@ -296,7 +297,25 @@ MIXED: Entries = {
         SPLIT,
     ),
 }
+
+
+def _by_place_in_group(values: Values, probe: Probe) -> Array:
+    """The output's heads, first those that come first in their group."""
+    output, groups = blend(values["weights"], values["values"]), probe.sizes["G"]
+    split = output.reshape(len(output), groups, -1, *output.shape[2:])
+    return np.asarray(split.swapaxes(1, 2).reshape(output.shape))
+
+
 KEY_HEADS: Entries = {
+    "grouped_heads_merged_in_turn": (
+        "the heads of the output are in turn of different groups: 0 2 1 3 instead of 0 1 2 3",
+        "The axes of groups and of the heads in a group changed places before they were joined.",
+        (replacing(output=_by_place_in_group),),
+        (
+            "output = output.reshape(B, G, H // G, L, E)  # groups first, then heads in a group",
+            "out = torch.einsum('bghqk,bgkd->bghqd', w, v).flatten(1, 2)",
+        ),
+    ),
     "key_heads_tiled": (
         "key heads are tiled (0 1 0 1) instead of repeated (0 0 1 1)",
         "Query head h reads key head h // (H // G); tiled, most heads read another group's keys.",
