@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import regard
+import wrong_attentions_torch as of_torch
+from regard.diagnosis.source import unused_layers
 from regard.diagnosis.weights import readings_of_weights
 
 pytestmark = pytest.mark.needs("torch")
@@ -77,3 +79,23 @@ def test_the_layer_after_the_heads_has_many_names(name):
     (weights, heads), *_ = readings_of_weights(Layer(), 2)
     assert (sorted(weights), heads) == (["W_k", "W_o", "W_q", "W_v"], 2)
     np.testing.assert_array_equal(weights["W_o"], 2 * np.eye(8))
+
+
+def test_a_parameter_that_nothing_reads_is_named():
+    import torch
+
+    class Head(torch.nn.Module):
+        def __init__(self, dim):
+            super().__init__()
+            self.q, self.k, self.v = (torch.nn.Linear(dim, dim) for _ in range(3))
+            self.spare_bias = torch.nn.Parameter(torch.zeros(dim))
+            torch.nn.init.zeros_(self.spare_bias)
+
+        def forward(self, x):
+            s = self.q(x) @ self.k(x).transpose(-1, -2) / x.shape[-1] ** 0.5
+            return s.softmax(-1) @ self.v(x)
+
+    found = regard.diagnose(Head)
+    assert found.names == ("layer_unused",)
+    assert "_".join(("spare", "bias")) in str(found)  # its name as a text would be a use of it
+    assert unused_layers(of_torch.MultiHead) == ()

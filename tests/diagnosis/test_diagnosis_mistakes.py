@@ -90,6 +90,7 @@ BY_HAND = {
     "window_wraps_around",
     "integer_mask_inverted",
     "positions_unused",
+    "layer_unused",
     "relative_bias_misplaced",
     "relative_term_transposed",
     "distance_zero_not_read",

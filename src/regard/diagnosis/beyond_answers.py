@@ -6,6 +6,7 @@ A mask that is read otherwise than documented, digits that are lost, and what se
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from regard.diagnosis.arguments import mask_role
 from regard.diagnosis.hypotheses import Hypothesis
@@ -19,6 +20,7 @@ from regard.diagnosis.mistakes.numerics import (
     DROPOUT_LEFT_ON,
     INTEGER_MASK,
     LATER_TOKENS,
+    LAYER_UNUSED,
     MASKS_OF_WINDOWS,
     POSITIONS_UNUSED,
     STALE_CONTEXT,
@@ -62,6 +64,9 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield all_mistakes()[own.built_in.added.fault]
     if tested.callee.has_positions and not (own.built_in.positions or own.built_in.added):
         yield POSITIONS_UNUSED
+    if tested.callee.unused:
+        names = ", ".join(tested.callee.unused)
+        yield replace(LAYER_UNUSED, why=f"{names}: {LAYER_UNUSED.why}")
     if _leaks(tested, own):
         yield LATER_TOKENS
     if any(masks_of_windows_misplaced(tested, one) for one in own.conventions):

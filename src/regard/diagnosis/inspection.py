@@ -67,6 +67,7 @@ from regard.diagnosis.source import (
     may_be_batched,
     prose_of,
     turns_rows,
+    unused_layers,
     words_of,
 )
 from regard.diagnosis.tables import from_tables, with_forms
@@ -151,6 +152,7 @@ def inspect_function(
         "window_means": what_window_means(of_all, found[0][1].parameters),
         "causal_aligns": where_causal_aligns(of_all),
         "says_pieces": says_pieces(prose),
+        "unused": unused_layers(function),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": "in_proj_weight" in text or "out_proj_weight" in text,
         "says_causal": CAUSAL.search(text + helpers) is not None,

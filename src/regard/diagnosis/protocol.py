@@ -217,6 +217,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "mask_of_keys": callee.mask_of_keys,
                 "has_positions": callee.has_positions,
                 "without": callee.without,
+                "unused": callee.unused,
                 "says_linear": callee.says_linear,
                 "parameters": [
                     [*plain, _kind_of_default(one.default), one.guessed]
@@ -268,7 +269,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(type(content["caps"]) is list and all(type(one) is float for one in content["caps"]))
     _need(type(content["widths"]) is list and len(content["widths"]) <= MAX_ARRAYS)
     _need(all(type(one) is int and 0 < one <= MAX_COUNT for one in content["widths"]))
-    for name in ("meant", "without"):
+    for name in ("meant", "without", "unused"):
         _need(type(content[name]) is list and len(content[name]) <= MAX_ARRAYS)
     _need(content["mask_means"] in ("", "keep", "hide"))
     _need(content["window_means"] in ("", "inclusive", "exclusive"))
@@ -319,8 +320,8 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     own |= {"weights": weights, "heads": heads}
     own |= {"opaque": _text(content["opaque"]), "widths": tuple(content["widths"])}
     own |= {"layout": content["layout"], "caps": tuple(content["caps"])}
-    own |= {"made": _text(content["made"]), "without": tuple(map(_text, content["without"]))}
-    own |= {"meant": tuple(map(_text, content["meant"]))}
+    own |= {"made": _text(content["made"])}
+    own |= {name: tuple(map(_text, content[name])) for name in ("meant", "without", "unused")}
     _need(type(content["axes"]) is dict and len(content["axes"]) <= MAX_ARRAYS)
     own |= {"axes": {_text(name): _text(axes) for name, axes in content["axes"].items()}}
     return Callee(name, tuple(parameters), content["framework"], **own), start

@@ -184,6 +184,7 @@ class Callee:
     layout: str = ""  # of the queries, as the code or its documentation says
     opaque: str = ""  # why its weights cannot be used, if they cannot
     widths: tuple[int, ...] = ()  # that arrays of tokens may have, by the weights
+    unused: tuple[str, ...] = ()  # layers that its class makes and never reads
     has_positions: bool = False  # whether it has a learned table of positions
     mask_of_keys: bool = False  # whether its code says that a mask is (B, S)
     caps: tuple[float, ...] = ()  # numbers that its file gives to names with cap in them

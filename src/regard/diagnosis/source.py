@@ -35,6 +35,45 @@ MAKES_MASK = re.compile(
 )
 
 
+# What makes a layer or a parameter, and the methods in which being read is no use of it.
+MAKES_LAYER = re.compile(r"(Linear|Dense|Conv1d|Conv2d|Parameter|Embedding)$")
+MAKES_ONLY = re.compile("init|reset|setup|build")
+
+
+def unused_layers(thing: Any) -> tuple[str, ...]:
+    """The layers and parameters that a class makes and that nothing in its file reads."""
+    kind = thing if inspect.isclass(thing) else type(thing)
+    if is_function(thing) or not is_module(kind):
+        return ()
+    try:
+        tree = parsed(textwrap.dedent(inspect.getsource(kind)))
+        file = parsed(inspect.getsource(sys.modules[kind.__module__]))
+    except (OSError, TypeError, SyntaxError, KeyError):
+        return ()
+    made = [
+        target.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if MAKES_LAYER.search(ast.unparse(node.value.func))
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    ]
+    methods = (node for node in ast.walk(file) if isinstance(node, ast.FunctionDef))
+    used = {
+        word for node in methods if not MAKES_ONLY.search(node.name) for word in _words_in(node)
+    }
+    return tuple(name for name in dict.fromkeys(made) if name not in used)
+
+
+def _words_in(tree: ast.AST) -> Iterator[str]:
+    """The attributes that code reads, and its texts, which may name some."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"\w+", node.value)
+
+
 def code_of(function: Any) -> str:
     """The code of a function, of the class of an object, or of two passes; empty if unknown."""
     if isinstance(function, Pair):

@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.construction import CONFIGURATION, FEED_FORWARD, arrays_of_layer
+from regard.diagnosis.construction import (
+    CONFIGURATION,
+    FEED_FORWARD,
+    GATE_LAYER,
+    arrays_of_layer,
+)
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, plain, role_of, text_of
 from regard.errors import OptionError, ProblemError
 from regard.problems.checks import weight_sizes
@@ -61,6 +66,8 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
         named = {**dict.fromkeys(PROJECTIONS, np.eye(latents.shape[-1])), **named}
     if set(PROJECTIONS) <= named.keys():
         found = [named]
+        if "W_o" not in named and (last := _only_other(layers, named)) is not None:
+            found.insert(0, named | last)
         raw = {role for path, role, _ in _raw(layers) if role in named}
         if raw and all(named[one].ndim == 2 for one in raw):
             turned = {role: array.T if role in raw else array for role, array in named.items()}
@@ -275,6 +282,18 @@ def _named(
         for role, arrays in found.items()
         if role not in ("W_o", "b_o") or len(arrays) == 1
     }
+
+
+def _only_other(layers: list[Layer], named: Weights) -> Weights | None:
+    """The one layer whose name says nothing, as that of the output, if its sizes are those."""
+    rest = [one for one in layers if one[1] is not None and not _role(one[0])]
+    if len(rest) != 1:
+        return None
+    path, _, weight, bias = rest[0]
+    fits = len(weight) == named["W_v"].shape[-1] and weight.shape[-1] == len(named["W_q"])
+    if not fits or OTHER_LAYERS.search(path) or GATE_LAYER.search(path):
+        return None
+    return {"W_o": weight} | ({} if bias is None else {"b_o": bias})
 
 
 def _groups_beside(layers: list[Layer], heads: int | None) -> int | None:

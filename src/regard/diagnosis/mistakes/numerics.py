@@ -315,6 +315,12 @@ CALLS: Entries = {
             "x = x + self.pos[:, : x.size(1)]; angles = torch.outer(past + torch.arange(L), freqs)",
         ),
     ),
+    "layer_unused": (
+        "a layer or a parameter is made and never read",
+        "what it was made for is missing, or another one is used twice.",
+        (),
+        ("output = merged @ W_o  # every weight of the layer is used", "return self.out(merged)"),
+    ),
     "dropout_left_on": (
         "dropout is on although nothing is trained",
         "Each answer is another one; F.dropout is on unless it gets training=self.training, and "
@@ -329,6 +335,7 @@ _BY_NAME = {one.name: one for one in OF_CALLS}
 MASKS_OF_WINDOWS = _BY_NAME["masks_of_windows_misplaced"]
 INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
+LAYER_UNUSED = _BY_NAME["layer_unused"]
 POSITIONS_UNUSED = _BY_NAME["positions_unused"]
 TOKENS_MISPLACED = _BY_NAME["tokens_misplaced_in_a_cache"]
 POSITIONS_RESTART = _BY_NAME["positions_restart"]

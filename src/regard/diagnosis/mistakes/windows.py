@@ -71,6 +71,16 @@ def _in_another_order(values: Values, probe: Probe) -> Array:
     return blend(weights, values["values"][..., order, :])
 
 
+def _keys_kept_as_values(values: Values, probe: Probe) -> Array:
+    """The output where the values of earlier calls are keys."""
+    usual, keys = values["values"], values["keys"]
+    if not probe.chunks or usual.shape != keys.shape:
+        return blend(values["weights"], usual)
+    (start, _), key = _chunk(probe), np.arange(probe.sizes["S"])
+    earlier = np.where(key < start, values["weights"], 0)
+    return blend(values["weights"] - earlier, usual) + blend(earlier, keys)
+
+
 WINDOWS: Entries = {
     "window_ignored": (
         "the window has no effect",
@@ -159,6 +169,11 @@ CACHES: Entries = {
         "the oldest key is dropped from the cache",
         "A slice starts at 1, or a ring buffer is one too short.",
         _cache(lambda row, key, start, end: (key <= row) & ((key > 0) | (start == 0))),
+    ),
+    "cache_keeps_keys_as_values": (
+        "the cache keeps the keys where the values belong",
+        "The first call is right; later ones blend keys for all tokens before them.",
+        (replacing(output=_keys_kept_as_values),),
     ),
     "cache_appended_twice": (
         "new keys are put into the cache twice",
