@@ -58,20 +58,20 @@ def unused_layers(thing: Any) -> tuple[str, ...]:
         for target in node.targets
         if isinstance(target, ast.Attribute)
     ]
-    methods = (node for node in ast.walk(file) if isinstance(node, ast.FunctionDef))
-    used = {
-        word for node in methods if not MAKES_ONLY.search(node.name) for word in _words_in(node)
-    }
+    used = {*_words_in(file)}
     return tuple(name for name in dict.fromkeys(made) if name not in used)
 
 
-def _words_in(tree: ast.AST) -> Iterator[str]:
-    """The attributes that code reads, and its texts, which may name some."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            yield node.attr
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from re.findall(r"\w+", node.value)
+def _words_in(node: ast.AST) -> Iterator[str]:
+    """The attributes that code reads, but for code that makes layers, and words of its texts."""
+    if isinstance(node, ast.FunctionDef) and MAKES_ONLY.search(node.name):
+        return
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield node.attr
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from re.findall(r"\w+", node.value)
+    for inner in ast.iter_child_nodes(node):
+        yield from _words_in(inner)
 
 
 def code_of(function: Any) -> str:
