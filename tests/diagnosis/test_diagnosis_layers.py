@@ -99,3 +99,23 @@ def test_a_parameter_that_nothing_reads_is_named():
     assert found.names == ("layer_unused",)
     assert "_".join(("spare", "bias")) in str(found)  # its name as a text would be a use of it
     assert unused_layers(of_torch.MultiHead) == ()
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_positions_of_queries_and_keys_that_reach_the_values_are_named(everywhere):
+    import torch
+
+    class Encoder(torch.nn.Module):
+        """pos is added to queries and keys."""
+
+        def __init__(self, dim):
+            super().__init__()
+            self.q, self.k, self.v = (torch.nn.Linear(dim, dim) for _ in range(3))
+
+        def forward(self, src, pos=None):
+            """src, pos: (batch, length, dim)"""
+            both = src if pos is None else src + pos
+            s = self.q(both) @ self.k(both).transpose(-1, -2) / src.shape[-1] ** 0.5
+            return s.softmax(-1) @ self.v(both if everywhere else src)
+
+    assert regard.diagnose(Encoder).names == ("positions_in_values",) * everywhere

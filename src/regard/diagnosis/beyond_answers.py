@@ -22,10 +22,12 @@ from regard.diagnosis.mistakes.numerics import (
     LATER_TOKENS,
     LAYER_UNUSED,
     MASKS_OF_WINDOWS,
+    POSITIONS_IN_VALUES,
     POSITIONS_UNUSED,
     STALE_CONTEXT,
 )
 from regard.diagnosis.observations import (
+    adds_positions_to_values,
     inverts_integers,
     keeps_context,
     masks_of_windows_misplaced,
@@ -67,6 +69,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
     if tested.callee.unused:
         names = ", ".join(tested.callee.unused)
         yield replace(LAYER_UNUSED, why=f"{names}: {LAYER_UNUSED.why}")
+    if adds_positions_to_values(tested, own.conventions[0]):
+        yield POSITIONS_IN_VALUES
     if _leaks(tested, own):
         yield LATER_TOKENS
     if any(masks_of_windows_misplaced(tested, one) for one in own.conventions):

@@ -39,6 +39,11 @@ OF_AXES = re.compile(
     "unpack|dimension|subscript|axes|axis|indices|Einstein|out of range|not aligned|matmul|shape",
     re.IGNORECASE,
 )
+# An argument of positions, and text that they are for queries and keys.
+OF_POSITIONS = re.compile("^(\\w*_)?pos(_?emb\\w*|_?enc\\w*|itions?\\w*)?$", re.IGNORECASE)
+TO_QUERIES_AND_KEYS = re.compile(
+    r"(queries|query|q)(_states)?\W+(and|&|\+)\W+(the )?(keys|key|k)\b|\bq *= *k *=", re.IGNORECASE
+)
 # Not reported if there is no mask, causal flag or window at all.
 FINER = ("key mask", "causal rectangular", "causal and mask", "window rectangular")
 
@@ -180,6 +185,37 @@ def inverts_integers(tested: FunctionUnderTest, conventions: Sequence[Convention
             one, two = (_returned(tested, convention, x) for x in (given, integers))
             if one is not None and two is not None:
                 return not agrees(one, two, probe.tolerance(UNITS["float32"]))
+    return False
+
+
+def adds_positions_to_values(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether positions change the output of tokens that are all the same, where none may.
+
+    Such tokens have equal values, so it does not matter which of them is read. Only code that says
+    that its positions are those of queries and keys is held to that.
+    """
+    callee = tested.callee
+    code = "\n".join(text for _, text in callee.blocks)
+    name = next((p.name for p in callee.parameters if OF_POSITIONS.search(p.name)), None)
+    rows = next((p.name for p in callee.parameters if p.role in ("x", "query")), None)
+    probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
+    if "sink" in {*callee.roles, *callee.weights}:  # weights do not add up to 1
+        return False
+    if name is None or rows is None or probe is None or not TO_QUERIES_AND_KEYS.search(code):
+        return False
+    with contextlib.suppress(NotOfferedError):
+        given = arguments_for(callee, convention, probe)
+        place = convention.token_axis
+        given = {
+            key: np.repeat(array.take([0], place), array.shape[place], place)
+            if np.shape(array) == np.shape(given[rows])
+            else array
+            for key, array in given.items()
+        }
+        drawn = np.random.default_rng(5).normal(size=given[rows].shape).astype(given[rows].dtype)
+        one, two = (_returned(tested, convention, {**given, name: a}) for a in (0 * drawn, drawn))
+        if one is not None and two is not None and one.shape == two.shape:
+            return not agrees(one, two, probe.tolerance(UNITS["float32"]))
     return False
 
 

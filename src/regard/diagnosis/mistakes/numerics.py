@@ -315,6 +315,12 @@ CALLS: Entries = {
             "x = x + self.pos[:, : x.size(1)]; angles = torch.outer(past + torch.arange(L), freqs)",
         ),
     ),
+    "positions_in_values": (
+        "positions are added to what the values are made of",
+        "Its text says that they belong to queries and keys; values carry the tokens alone.",
+        (),
+        ("queries = keys = x + positions; values = x", "q = k = x + pos; v = x"),
+    ),
     "layer_unused": (
         "a layer or a parameter is made and never read",
         "what it was made for is missing, or another one is used twice.",
@@ -335,6 +341,7 @@ _BY_NAME = {one.name: one for one in OF_CALLS}
 MASKS_OF_WINDOWS = _BY_NAME["masks_of_windows_misplaced"]
 INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
+POSITIONS_IN_VALUES = _BY_NAME["positions_in_values"]
 LAYER_UNUSED = _BY_NAME["layer_unused"]
 POSITIONS_UNUSED = _BY_NAME["positions_unused"]
 TOKENS_MISPLACED = _BY_NAME["tokens_misplaced_in_a_cache"]
