@@ -119,3 +119,38 @@ def test_positions_of_queries_and_keys_that_reach_the_values_are_named(everywher
             return s.softmax(-1) @ self.v(both if everywhere else src)
 
     assert regard.diagnose(Encoder).names == ("positions_in_values",) * everywhere
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("width", [16, 12])
+def test_a_scale_by_a_part_of_the_width_is_named_where_no_catalogue_knows_the_scores(width, summed):
+    import torch
+
+    def turned(x):
+        return x.roll(1, -1) * torch.arange(x.shape[-2])[:, None].cos()
+
+    class Latent(torch.nn.Module):
+        def __init__(self, dim=24):
+            super().__init__()
+            self.q_down, self.q_up = torch.nn.Linear(dim, 8), torch.nn.Linear(8, 2 * 16)
+            self.kv_down, self.kv_up = torch.nn.Linear(dim, 8 + 4), torch.nn.Linear(8, 2 * 24)
+            self.proj = torch.nn.Linear(24, dim)
+
+        def forward(self, x):
+            split = (*x.shape[:2], 2, -1)
+            q, near = self.q_up(self.q_down(x)).view(split).transpose(1, 2).split([12, 4], -1)
+            low, far = self.kv_down(x).split([8, 4], -1)
+            k, v = self.kv_up(low).view(split).transpose(1, 2).split([12, 12], -1)
+            near, far = turned(near), turned(far)[:, None]
+            if summed:
+                s = q @ k.transpose(-1, -2) + near @ far.transpose(-1, -2)
+            else:
+                q, k = torch.cat([q, near], -1), torch.cat([k, far.expand(-1, 2, -1, -1)], -1)
+                s = q @ k.transpose(-1, -2)
+            s = (s / width**0.5).softmax(-1) @ v
+            return self.proj(s.transpose(1, 2).flatten(2))
+
+    found = regard.diagnose(Latent())
+    assert found.names == (() if width == 16 else ("scale_of_a_part",)), found
+    held = [one.name for one in found.properties]
+    assert width == 12 or "scale_of_a_part" in held

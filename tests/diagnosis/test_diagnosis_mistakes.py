@@ -91,6 +91,7 @@ BY_HAND = {
     "integer_mask_inverted",
     "positions_unused",
     "layer_unused",
+    "scale_of_a_part",
     "positions_in_values",
     "relative_bias_misplaced",
     "relative_term_transposed",

@@ -149,7 +149,7 @@ def scores_inside(tested: FunctionUnderTest, convention: Convention, probe: Prob
         given = arguments_for(tested.callee, convention, probe)
     except NotOfferedError:
         return None
-    question = Question(probe.name, (given,), reading=tested.callee.number, looks=True)
+    question = Question(probe.name, (given,), reading=tested.callee.number, looks="scores")
     result = tested.put(question)[-1]
     arrays = [one.numbers for one in result.arrays if one.numbers is not None]
     return None if result.problem else next(_arranged(arrays, probe), None)

@@ -28,6 +28,7 @@ HELD = {
     "weights_do_not_add_up": "beside padding the weights add up to 1",
     "later_tokens_seen": "later tokens are hidden",
     "weights_all_equal": "tokens get different weights",
+    "scale_of_a_part": "scores are divided by the root of the width of queries and keys",
 }
 BATCH, TOKENS, ROWS, REAL = 3, 5, 4, 3
 SIDE = 4  # of an image, whose pixels are tokens
@@ -36,6 +37,7 @@ MASK = re.compile("mask|adj|pad|valid|edge_?(index|list)|^edges$", re.IGNORECASE
 POSITIONED = re.compile("pos|rope|rotary|alibi|relative|decay|order", re.IGNORECASE)
 GRAPH = re.compile("^adj|edge", re.IGNORECASE)
 MOST_CALLS = 160
+SAME_SHARE = 1e-3  # of a width, which a factor gives
 OF_TOKENS = ("x", "query", "key", "value", "context", "key_value")
 # The axes that tokens may have: one array of them, or a query and what it reads.
 ALONE = ("BTM", "BMT", "TM", "BMhw", "TBM")
@@ -96,6 +98,7 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
             found = {**_apart(calls, way, arrays, output), **_masked(calls, way, arrays)}
             found |= _evenly(calls, way, arrays, output) | _later(calls, way, arrays, output)
             found |= {} if "weights_do_not_add_up" in found else _by_length(calls, way, arrays)
+            found |= _scaled(calls, way, arrays)
             broken = tuple(name for name, holds in found.items() if not holds)
             held = tuple(name for name, holds in found.items() if holds)
             return Measured(broken, held, _words(way))
@@ -199,16 +202,28 @@ class _Calls:
 
     def put(self, way: Way, arrays: Mapping[str, Array], *, real: int) -> Array | None:
         """The first array of its answer, if `real` tokens of the first text are real; or None."""
-        given: dict[str, Any] = dict(arrays)
-        if way.kind:
-            given[way.mask] = self._mask(way, real)
+        given = self._given(way, arrays, real)
         self.count += 1
-        callee = self._tested.callee
-        dtype = "float32" if callee.narrow or callee.framework == "jax" else "float64"
-        given = {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in given.items()}
         name = f"properties {self.count}"
         result = self._tested.put(Question(name, (given,), reading=self._tested.callee.number))[-1]
         return None if result.problem or not result.arrays else result.arrays[0].numbers
+
+    def _given(self, way: Way, arrays: Mapping[str, Array], real: int) -> dict[str, Any]:
+        given: dict[str, Any] = dict(arrays)
+        if way.kind:
+            given[way.mask] = self._mask(way, real)
+        callee = self._tested.callee
+        dtype = "float32" if callee.narrow or callee.framework == "jax" else "float64"
+        return {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in given.items()}
+
+    def factors(self, way: Way, arrays: Mapping[str, Array]) -> Array:
+        """By what q·k is multiplied in each softmax that is seen inside, and the width of q."""
+        given = self._given(way, arrays, TOKENS)
+        own = Question("a look", (given,), reading=self._tested.callee.number, looks="factors")
+        result = self._tested.put(own)[-1]
+        found = [one.numbers for one in result.arrays if one.shape == (1, 2)]
+        found = [one for one in found if one is not None]
+        return np.concatenate([np.empty((0, 2)), *found])
 
     def _mask(self, way: Way, real: int) -> Array:
         if way.kind == COUNTED:
@@ -374,6 +389,18 @@ def _later(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) 
     if after is None or after.shape != output.shape:
         return {}
     return {"later_tokens_seen": _same(output.take(0, place), after.take(0, place))}
+
+
+def _scaled(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
+    """Whether q·k is divided by the root of the width of q and k, and not by that of a part."""
+    factors = calls.factors(way, arrays)
+    for factor, width in factors:
+        parts = factor**-2 if factor > 0 else 0.0
+        if abs(parts - width) < SAME_SHARE * width:
+            return {"scale_of_a_part": True}
+        if 1 < round(parts) < width and abs(parts - round(parts)) < SAME_SHARE * parts:
+            return {"scale_of_a_part": False}
+    return {}
 
 
 def _evenly(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -92,6 +92,10 @@ def from_layout(array: Array, axes: str, layout: str, shape: tuple[int, ...]) ->
 UPSTREAM = "d output"
 
 
+# A look inside: the scores that softmaxes get, or by what q·k is multiplied in them, and its width.
+Look = Literal["", "scores", "factors"]
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """One probe as calls of the function: arguments by the names of its parameters."""
@@ -103,7 +107,7 @@ class Question:
     wrt: tuple[str, ...] = ()  # the parameters whose gradients are asked for instead of a result
     place: int = 0  # the result that they are gradients of; UPSTREAM in `calls` is its own
     change: Change | None = None  # of the code, for as long as the calls take
-    looks: bool = False  # whether the scores that softmaxes get inside are asked for, not results
+    looks: Look = ""  # what is asked for instead of results: see Look
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,8 @@ and the scores whose softmax they are. Must not know what the function should co
 from __future__ import annotations
 
 import ast
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ MOST_NUMBERS = 2**16  # of an array that is noted
 MOST_ARRAYS = 2000
 MOST_FOUND = 16  # softmaxes, as many as loops over batch and heads have in a probe
 NEAR = 1e-4
+MOST_PAIRS = 1000  # of arrays that may be queries and keys
+LOW = -1e3  # below this a cell is hidden
 
 
 class Notes:
@@ -57,6 +61,59 @@ class Notes:
             if len(found) == MOST_FOUND:
                 break
         return found
+
+    def factor_of(self, scores: Array) -> tuple[float, int] | None:
+        """By what products of queries and keys are multiplied in scores, and their width.
+
+        One product, or the sum of two, each of features of its own.
+        """
+        arrays = [one for one in self._found.values() if one.ndim == scores.ndim > 1]
+        alike = [one for one in arrays if one.shape == scores.shape]
+        for turned in (False, True)[: 1 + (scores.ndim == 4)]:  # (B, L, H, S) is (B, H, L, S)
+            own = scores.swapaxes(1, 2) if turned else scores
+            terms = [one.swapaxes(1, 2) if turned else one for one in alike]
+            widths = [_width_of(one, arrays) for one in terms]
+            products = [pair for pair in zip(terms, widths, strict=True) if pair[1]]
+            for count in (1, 2):
+                for parts in itertools.combinations(products, count):
+                    factor = _factor(own, np.sum([one for one, _ in parts], axis=0))
+                    if factor is not None:
+                        return factor, sum(width for _, width in parts)
+        return None
+
+
+def _factor(scores: Array, products: Array) -> float | None:
+    """By what products are multiplied in scores, where these are not hidden; None if by nothing."""
+    seen = np.isfinite(scores) & (scores > LOW)
+    own, products = scores[seen], products[seen]
+    factor = float((products * own).sum() / max((products**2).sum(), 1e-300))
+    size = max(1e-3, float(np.abs(own).max(initial=0)))
+    return factor if np.abs(factor * products - own).max(initial=0) < NEAR * size else None
+
+
+def _width_of(term: Array, arrays: Sequence[Array]) -> int:
+    """How many features of queries and keys are multiplied in an array; 0 if it is no product."""
+    size = max(1e-3, float(np.abs(term).max(initial=0)))
+    queries = [own for one in arrays for own in _rows_of(one, term.shape[:-1])]
+    rows = (*term.shape[:-2], term.shape[-1])
+    keys = [own for one in arrays for own in _rows_of(one, rows)]
+    pairs = ((q, k) for q in queries for k in keys if q.shape[-1] == k.shape[-1])
+    for query, key in itertools.islice(pairs, MOST_PAIRS):
+        products = query @ key.swapaxes(-1, -2)
+        if products.shape == term.shape and np.abs(products - term).max() < NEAR * size:
+            return int(query.shape[-1])
+    return 0
+
+
+def _rows_of(array: Array, rows: tuple[int, ...]) -> Iterator[Array]:
+    """An array with these axes before that of the features, as it is or with rows before heads.
+
+    Heads that share it are one.
+    """
+    for own in (array, array.swapaxes(1, 2)) if array.ndim == 4 else (array,):
+        alike = all(n in (whole, 1) for n, whole in zip(own.shape[:-1], rows, strict=True))
+        if alike and own.shape[-2] == rows[-1] and own.shape[-1] > 1:
+            yield own
 
 
 def _numbers(value: Any) -> Array | None:

@@ -315,6 +315,12 @@ CALLS: Entries = {
             "x = x + self.pos[:, : x.size(1)]; angles = torch.outer(past + torch.arange(L), freqs)",
         ),
     ),
+    "scale_of_a_part": (
+        "the scores are divided by the root of a part of their width",
+        "Queries and keys have more features than that part, such as those that carry positions.",
+        (),
+        ("scores = q @ k.T / np.sqrt(q.shape[-1])  # of all features that are multiplied",) * 2,
+    ),
     "positions_in_values": (
         "positions are added to what the values are made of",
         "Its text says that they belong to queries and keys; values carry the tokens alone.",
