@@ -367,3 +367,27 @@ def test_an_object_is_called_by_the_axes_that_it_documents():
     layer = OfOneStep(4, 6, 3)
     layer.low = 0.0
     assert regard.diagnose(layer).names == ("padding_changes_the_output",)
+
+
+class FromAFreshCache(HeadByHead):
+    """One token after the other."""
+
+    def reset(self):
+        self.keys, self.values = [], []
+
+    def step(self, x):
+        self.keys.append([x @ k for k in self.W_K])
+        self.values.append([x @ v for v in self.W_V])
+        parts = zip(
+            self.W_Q, *(np.swapaxes(x, 0, 1) for x in (self.keys, self.values)), strict=True
+        )
+        return np.concatenate([softmax(k @ (x @ q) / q.shape[1] ** 0.5) @ v for q, k, v in parts])
+
+    def __call__(self, x):
+        self.reset()
+        return np.stack([self.step(row) for row in x])
+
+
+def test_an_object_that_begins_anew_in_each_call_keeps_nothing_between_them():
+    found = regard.diagnose(FromAFreshCache)
+    assert found.verdict == "right", found

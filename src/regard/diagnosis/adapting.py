@@ -17,10 +17,12 @@ from typing import Any
 
 from regard.diagnosis.changed_text import parsed
 from regard.diagnosis.construction import CONFIGURATION, configuration
-from regard.diagnosis.signature import Parameter, names_in, plain, role_of
+from regard.diagnosis.signature import Parameter, names_in, plain, role_of, text_of
 
 WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
 BIAS_LEAVES = ("bias", "b", "B")
+# What a method calls that begins anew each time.
+BEGINS = re.compile(r"\bself\.(reset|clear)\w*\(\)")
 # Methods that change the list, dictionary or array that they belong to.
 CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
 
@@ -102,6 +104,8 @@ def with_configuration(
 
 def keeps_state(method: Callable[..., Any]) -> bool:
     """Whether a method, with those that it calls, changes an attribute that it has read before."""
+    if BEGINS.search(text_of(method)):
+        return False
     kind = type(getattr(method, "__self__", None))
     names = names_in(method)
     called = (getattr(kind, name, None) for name in names)

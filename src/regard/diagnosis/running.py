@@ -99,6 +99,8 @@ def _scores_inside(
     if question.looks == "factors":
         factors = (notes.factor_of(one) for one in found)
         found = [np.array([one]) for one in factors if one is not None]
+    if not found:
+        return CallResult(problem="no product of queries and keys was seen", kind="nothing")
     return CallResult(tuple(ReturnedArray(one.shape, "float64", one) for one in found))
 
 

@@ -97,7 +97,7 @@ def with_weights(
 def _forms(function: Callable[..., Any], code: _Code) -> Iterator[_Form]:
     """Every form that the code may mean, the likeliest first."""
     text = text_of(function) + code_called(function)
-    if any("H" in axes for axes in code.axes.values()):
+    if any("H" in axes for name, axes in code.axes.items() if _letters(name) != "o"):
         learned: tuple[int | None, ...] = (1, 3) if code.learned else (None,)
         for few, queries in itertools.product(_groups_in(code.axes, text), learned):
             yield _Form("MHD", False, False, few, queries)
