@@ -248,7 +248,15 @@ def fused_einsums(params, x):
     return np.einsum("bhtd,hdm->btm", np.einsum("bhts,bsd->bhtd", a, v), params["wo"])
 
 
-def test_einsums_say_which_axes_weights_have():
+def one_after_the_other(Q, K, V, Wq, Wk, Wv, Wo):
+    """Wq, Wk, Wv: (h, d, d_head), one matrix for each head; Wo: (h * d_head, d)"""
+    heads = []
+    for q, k, v in zip(Wq, Wk, Wv, strict=True):
+        heads.append(softmax(Q @ q @ (K @ k).T / q.shape[1] ** 0.5) @ (V @ v))
+    return np.stack(heads, -1).reshape(len(Q), -1) @ Wo
+
+
+def test_einsums_and_words_say_which_axes_weights_have():
     assert axes_in_einsums(by_einsums)["wq"] == "MHD"
     assert axes_in_einsums(by_einsums)["wo"] == "HDM"
     assert axes_in_einsums(fused_einsums)["wkv"] == "PMD"
@@ -256,6 +264,7 @@ def test_einsums_say_which_axes_weights_have():
         (by_einsums, ()),
         (heads_first, ("weights_transposed",)),
         (fused_einsums, ()),
+        (one_after_the_other, ("heads_merged_interleaved",)),
     ):
         found = regard.diagnose(function)
         assert (found.verdict, found.names) == ("mistaken" if names else "right", names), found
@@ -321,6 +330,24 @@ def of_state_dict(x, p, num_heads):
         return y.reshape(*x.shape[:2], num_heads, -1)
 
     return attend(heads("query"), heads("key"), heads("value")).reshape(x.shape)
+
+
+class Letters:
+    def __init__(self, D, k):
+        self.k, self.Dh, rng = k, D // k, np.random.default_rng(0)
+        self.W_q, self.W_k, self.W_v = (rng.normal(size=(D, D)) for _ in range(3))
+
+    def __call__(self, x):
+        split = (
+            (x @ w).reshape(*x.shape[:2], self.k, self.Dh) for w in (self.W_q, self.W_k, self.W_v)
+        )
+        q, k, v = split
+        heads = softmax(q @ k.swapaxes(-1, -2) / self.Dh**0.5) @ v
+        return heads.swapaxes(1, 2).reshape(x.shape)
+
+
+def test_a_letter_by_which_a_width_is_divided_is_the_number_of_heads():
+    assert regard.diagnose(Letters).names == ("attention_over_heads",)
 
 
 class HeadByHead:

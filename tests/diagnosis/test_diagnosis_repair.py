@@ -25,8 +25,8 @@ def with_a_sink(q, k, v, sink):
     """Causal attention with a sink of each head, (H,), in front: q, k, v (B, H, L, D)."""
     s = np.einsum("bhid,bhjd->bhij", q, k) / np.sqrt(q.shape[-1])
     s = np.where(np.tri(s.shape[-2], dtype=bool), s, -np.inf)
-    s = np.concatenate([np.zeros_like(s[..., :1]) + sink[:, None, None], s], axis=-1)
-    w = softmax(s)[..., :-1]
+    s = np.concatenate([np.zeros_like(s[..., :1]) - sink[:, None, None], s], axis=-1)
+    w = softmax(s)[..., 1:]
     return np.einsum("bhij,bhjd->bhid", w, v)
 
 
@@ -65,7 +65,10 @@ def with_gains(q, k, v):
 @pytest.mark.parametrize(
     ("function", "line"),
     [
-        (with_a_sink, "w = softmax(s)[..., 1:]"),
+        (
+            with_a_sink,
+            "s = np.concatenate([np.zeros_like(s[..., :1]) + sink[:, None, None], s], axis=-1)",
+        ),
         pytest.param(capped, "d_s = d_s * (1 - t ** 2) * scale", marks=pytest.mark.full),
         pytest.param(
             of_cosines,
@@ -204,6 +207,10 @@ def test_code_whose_file_has_changed_is_left_alone(tmp_path):
         ("y = f(mask)", "y = f((~mask))"),
         ("y = roll(a, (-i, -n))", "y = roll(a, (i, n))"),
         ("y = a @ b", "y = (a @ b) * scale"),
+        (
+            "y = f.normalize(a), f.normalize(b)",
+            "y = f.normalize(a, dim=-1), f.normalize(b, dim=-1)",
+        ),
         ("y = {'é': 1 - a}", "y = {'é': 1 - b}"),
     ],
 )

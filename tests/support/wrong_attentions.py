@@ -482,6 +482,8 @@ def cached(wrong=None):
         new_k = np.concatenate([old_k, k], axis=-2)
         new_v = np.concatenate([old_v, v], axis=-2)
         keep_k, keep_v = new_k, new_v
+        if wrong == "cache_of_the_last_call_alone":
+            keep_k, keep_v = k, v
         if wrong == "cache_keeps_keys_as_values":
             keep_v = new_k
         i = np.arange(n)[:, None] + start
@@ -526,5 +528,6 @@ CACHED = [
     "cache_first_call_only",
     "cache_oldest_lost",
     "cache_keeps_keys_as_values",
+    "cache_of_the_last_call_alone",
     "cache_appended_twice",
 ]

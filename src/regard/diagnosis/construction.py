@@ -97,7 +97,8 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
             if is_module(kind) and not all(own.numel() for own in made.parameters()):
                 raise ValueError("a weight has no numbers")  # such as a width of dim // 8
             with contextlib.suppress(AttributeError):
-                setattr(made, _HEADS, next((v for n, v in arguments.items() if _is_count(n)), None))
+                counts = (v for n, v in arguments.items() if _is_count(n, kind))
+                setattr(made, _HEADS, next(counts, None))
                 setattr(
                     made, _MADE, ", ".join(f"{n}={_said(value)}" for n, value in arguments.items())
                 )
@@ -143,8 +144,11 @@ def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
     return {roles["width"]: first // count} if "heads" in roles and first % count == 0 else {}
 
 
-def _is_count(name: str) -> bool:
-    return role_of(name) == "heads"
+def _is_count(name: str, kind: Any) -> bool:
+    """Whether a parameter is the number of heads: by its name, or as a letter that widths have."""
+    if role_of(name) == "heads" or len(name) > 1:
+        return role_of(name) == "heads"
+    return re.search(rf"\w+ *(//|%) *{name}\b", text_of(kind)) is not None
 
 
 def heads_made_with(thing: Any) -> int | None:
@@ -268,6 +272,7 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for one in parameters:
         value = None if _is_seed(one.name) else size_by_name(one.name, sizes)
+        value = sizes["heads"] if _is_count(one.name, kind) else value
         required = one.default is one.empty
         weight = _weight(one.name, sizes, kind) if required else None
         if weight is not None:
@@ -328,7 +333,7 @@ def _is_seed(name: str) -> bool:
 
 def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     """Sizes that fit together: heads of six columns each, and half as many key heads."""
-    named = any(role_of(name) in ("heads", "key_heads") for name in names)
+    named = any(_is_count(name, kind) or role_of(name) == "key_heads" for name in names)
     grouped = any(role_of(name) == "key_heads" for name in names)
     count = heads or (HEADS if named else 1)
     return {

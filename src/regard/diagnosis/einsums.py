@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import trees_of
+from regard.diagnosis.documented import documented_axes
+from regard.diagnosis.signature import text_of
 from regard.diagnosis.weights import fused_order
 
 # M: the width of a token. H: heads. D: their width. P: the projections of a fused weight.
+HEADS = re.compile("h|n?_?heads?|nh|num_heads|n_head|q_heads|kv_heads|hq|hkv")
+WIDTHS = re.compile("d_?[kvhq]|hd|d_head|dh|head_?(dim|size|width)|dim_head|k|v|dk")
 _SUBSCRIPTS = re.compile(r"[\w. ]+(,[\w. ]+)+->[\w. ]*")
 
 
@@ -32,6 +36,18 @@ def axes_in_einsums(function: Callable[..., Any]) -> dict[str, str]:
         for name, axes in _of_call(node) if isinstance(node, ast.Call) else ():
             for one in (name, *others.get(name, ())):
                 found.setdefault(one, axes)
+    return found
+
+
+def axes_in_words(function: Callable[..., Any], names: Collection[str]) -> dict[str, str]:
+    """The same for those that documentation gives three axes, one of them of heads: (h, d, d_k)."""
+    found = {}
+    for name, words in documented_axes(text_of(function), names).items():
+        heads = [one for one in words if HEADS.fullmatch(one.lower())]
+        widths = [one for one in words if WIDTHS.fullmatch(one.lower()) and one not in heads]
+        if len(words) == 3 and len(heads) == len(widths) == 1:
+            letters = dict.fromkeys(words, "M") | {heads[0]: "H", widths[0]: "D"}
+            found[name] = "".join(letters[one] for one in words)
     return found
 
 

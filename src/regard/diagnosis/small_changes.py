@@ -95,6 +95,7 @@ class _Changes(Syntax):
             yield from self._of_names(function)
             yield from self._of_factors(function)
             yield from self._of_order(function)
+            yield from self._of_lengths(function)
 
     # --- one place ---------------------------------------------------------------------------
 
@@ -319,6 +320,25 @@ class _Changes(Syntax):
             for one, other in itertools.pairwise(body if isinstance(body, list) else []):
                 if isinstance(one, simple) and isinstance(other, simple):
                     yield THIRD, self.exchanged(one, other)
+
+    def _of_lengths(self, function: ast.FunctionDef) -> Iterator[Likely]:
+        """Rows of length 1: torch's normalize takes axis 1 unless it is told another one."""
+        for statement in ast.walk(function):
+            value = getattr(statement, "value", None)
+            if not (isinstance(statement, ast.stmt) and isinstance(value, ast.expr)):
+                continue
+            calls = [one for one in ast.walk(value) if isinstance(one, ast.Call)]
+            alone = [
+                self.span(one.args[0])[1]
+                for one in calls
+                if getattr(one.func, "attr", "") == "normalize" and len(one.args) == 1
+                if not one.keywords
+            ]
+            if alone:
+                start, end = self.span(value)
+                edges = [start, *sorted(alone), end]
+                parts = (self.text[one:other] for one, other in itertools.pairwise(edges))
+                yield FIRST, (start, end, ", dim=-1".join(parts))
 
 
 def _other_sums(formula: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.einsums import axes_in_einsums, in_axes
+from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, plain, role_of, text_of
 from regard.diagnosis.source import code_called
 from regard.diagnosis.weights import LAYERS, LEARNED, fused_order
@@ -216,9 +216,10 @@ def _weighed_apart(
     function: Callable[..., Any], parameters: Sequence[Parameter], framework: str
 ) -> list[Weighed]:
     """The function with its weights, if each is an argument and einsums give them their heads."""
-    names = {p.name: projection(p.name) for p in parameters if p.required}
-    names = {name: role for name, role in names.items() if role}
-    found = axes_in_einsums(function)
+    required = [p.name for p in parameters if p.required]
+    own = (one for one in required if (role_of(one) or "W_")[:2] in ("W_", "b_"))
+    names = {name: role for name in own if (role := projection(name))}
+    found = axes_in_words(function, names) | axes_in_einsums(function)
     code = _Code(function, "", [])
     code.axes = {name: found[name] for name in names if name in found}
     code.names, code.leaves = names, []

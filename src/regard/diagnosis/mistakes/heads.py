@@ -287,7 +287,12 @@ MIXED: Entries = {
     "attention_over_heads": (
         "the heads attend to each other at every position, instead of the positions in every head",
         "The axes of heads and rows are exchanged: softmax has to run over the keys of one head.",
-        _rearranged(lambda a: a.swapaxes(1, 2), lambda out, shape: out.swapaxes(1, 2)),
+        _rearranged(lambda a: a.swapaxes(1, 2), lambda out, shape: out.swapaxes(1, 2))
+        # Turned back all the same before they are merged.
+        + _rearranged(
+            lambda a: a.swapaxes(1, 2),
+            lambda out, shape: out.swapaxes(1, 2).reshape(out.shape).swapaxes(1, 2),
+        ),
         SPLIT,
     ),
     "attention_over_batch": (

@@ -81,6 +81,16 @@ def _keys_kept_as_values(values: Values, probe: Probe) -> Array:
     return blend(values["weights"] - earlier, usual) + blend(earlier, keys)
 
 
+def _last_call_alone(values: Values, probe: Probe) -> Array:
+    """The output where a call sees its own keys and those of the call before."""
+    scores, lengths = logits(values), list(probe.chunks)
+    if lengths:
+        starts = np.cumsum([0, 0, *lengths[:-1]])[:-1]
+        first = np.repeat(starts, lengths)[:, None]
+        scores = np.where(np.arange(probe.sizes["S"]) >= first, scores, -np.inf)
+    return blend(softmax(scores), values["values"])
+
+
 WINDOWS: Entries = {
     "window_ignored": (
         "the window has no effect",
@@ -169,6 +179,12 @@ CACHES: Entries = {
         "the oldest key is dropped from the cache",
         "A slice starts at 1, or a ring buffer is one too short.",
         _cache(lambda row, key, start, end: (key <= row) & ((key > 0) | (start == 0))),
+    ),
+    "cache_of_the_last_call_alone": (
+        "the cache keeps the keys of the last call alone",
+        "What is handed on are the new keys and values, without those from before.",
+        (replacing(output=_last_call_alone),),
+        ("return output, (K, V)  # all of them, not the new ones", "return out, (k, v)"),
     ),
     "cache_keeps_keys_as_values": (
         "the cache keeps the keys where the values belong",
