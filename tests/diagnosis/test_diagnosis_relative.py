@@ -126,3 +126,22 @@ def test_the_scores_of_a_softmax_in_several_lines_are_seen():
     np.testing.assert_array_equal(seen, scores)
     np.testing.assert_array_equal(result, by_hand(q, k, v))
     assert "regard_note" not in globals()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_vectors_of_distances_that_are_documented_are_given(first):
+    def relative(q, k, v, e):
+        """q, k, v: (H, L, D); e: (H, L, D), e[:, L - 1 - r] is for distance r."""
+        H, L, D = q.shape
+        skewed = np.pad(q @ e.swapaxes(1, 2), ((0, 0), (0, 0), (1, 0))).reshape(H, L + 1, L)
+        s = (q @ k.swapaxes(1, 2) + skewed[:, first : L + first]) / np.sqrt(D)
+        s = np.where(np.tri(L, dtype=bool), s, -np.inf)
+        w = np.exp(s - s.max(-1, keepdims=True))
+        return w / w.sum(-1, keepdims=True) @ v
+
+    found = regard.diagnose(relative)
+    if first:
+        assert found.verdict == "right", found
+        assert "by the distance" in str(found)
+    else:
+        assert found.verdict not in ("right", "unusable"), found

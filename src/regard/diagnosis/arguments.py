@@ -99,6 +99,8 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             rows = LONG if {"pos", "positions"} & callee.roles.keys() else sizes["S"]
             of = np.cos if role == "cos" else np.sin
             return table(of, callee.tables, rows, sizes["D"]).astype(dtype)
+        case "distances" if lengths := _as_documented(callee, convention, probe):
+            return np.random.default_rng(8).normal(size=lengths).astype(dtype)
         case "distances":  # T − 1 … −(T − 1), each by its sines and its cosines
             far = np.arange(sizes["L"] - 1, -sizes["L"], -1.0)
             width = probe.inputs["embeddings"].shape[-1] if "embeddings" in probe.inputs else 6
@@ -123,6 +125,18 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             convention = replace(convention, mask=kind, mask_shape="batch keys")
         return _mask(everything, convention)
     return None
+
+
+def _as_documented(callee: Callee, convention: Convention, probe: Probe) -> list[int]:
+    """The lengths of vectors of distances whose axes are documented as axes of the queries."""
+    roles = callee.roles
+    if "query" not in roles:
+        return []
+    whole, own = (callee.axes.get(roles[one].name, "") for one in ("query", "distances"))
+    if not own or len(whole) != len(convention.layout):
+        return []
+    letters = dict(zip(whole, convention.layout, strict=True))
+    return [probe.sizes[letters[one]] for one in own] if set(own) <= set(whole) else []
 
 
 def mask_role(callee: Callee, *, keys: bool = False) -> str | None:

@@ -163,6 +163,7 @@ def inspect_function(
         "says_added": says_added(words_of(text)),
         "unscaled": is_unscaled(f"{name}\n{words_of(text)}"),
     }
+    found = _with_vectors(found, own["axes"])
     of_arguments = prose_of(text, of_arguments=True)
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
@@ -180,6 +181,25 @@ def inspect_function(
         )
         for number, (called, callee) in enumerate(found[:MOST_READINGS])
     ]
+
+
+def _with_vectors(found: list[Reading], axes: Mapping[str, str]) -> list[Reading]:
+    """The same where a guess has the axes of rows of vectors: those of distances, as e: (L, D)."""
+    queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
+    whole = axes.get(queries, "")
+    alike = {n for n, own in axes.items() if len(own) > 1 and own[-1] == whole[-1:]}
+    taken, seen = list[Reading](), set[tuple[Parameter, ...]]()
+    for called, callee in found:
+        own = tuple(
+            replace(one, role="distances", guessed=False)
+            if one.guessed and one.name in alike and set(axes[one.name]) <= set(whole)
+            else one
+            for one in callee.parameters
+        )
+        if own == callee.parameters or own not in seen:
+            taken.append((called, replace(callee, parameters=own)))
+        seen.add(own)
+    return taken
 
 
 def _by_axes(

@@ -258,11 +258,13 @@ class _Changes(Syntax):
         own -= {"self", "cls"}
         read = [one for one in names if isinstance(one.ctx, ast.Load) and one.id in own]
         reads = Counter(one.id for one in read)
+        sizes = self._sizes(function)
 
         def others(name: str, count: int) -> list[str]:
             """The likeliest names in the place of this one, read so often here."""
             free = reads[name] > count
             found = [one for one in own if one != name and (free or not reads[one])]
+            found = [one for one in found if one not in sizes or name in sizes]
             found.sort(key=lambda one: (-SequenceMatcher(None, name, one).ratio(), one))
             return found[:MOST_NAMES]
 
@@ -280,6 +282,17 @@ class _Changes(Syntax):
                     places = [self.span(one) for one in read if one in inside and one.id == name]
                     for other in others(name, count) if count > 1 else ():
                         yield SECOND, self._renamed(self.span(value), sorted(places), other)
+
+    def _sizes(self, function: ast.FunctionDef) -> set[str]:
+        """Names of lengths, as b, n, d = x.shape gives them: none is meant where an array is."""
+        found = set()
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and re.search(
+                r"\.(shape|size\(\))$", self.code(node.value)
+            ):
+                names = (one for target in node.targets for one in ast.walk(target))
+                found |= {one.id for one in names if isinstance(one, ast.Name)}
+        return found
 
     def _renamed(self, whole: tuple[int, int], places: list[tuple[int, int]], name: str) -> Span:
         """A part of the text with another name in all of these places."""
