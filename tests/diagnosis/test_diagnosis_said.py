@@ -472,3 +472,16 @@ def test_a_cache_that_may_get_several_tokens_gets_them():
     right = InPieces()
     right.offset = 1
     assert regard.diagnose(right).verdict != "mistaken"
+
+
+def test_a_parameter_that_nothing_was_tried_for_is_listed():
+    def attention(q, k, v, layer_state_table=None, dtype=None):
+        """(L, D)"""
+        if layer_state_table is not None:
+            v = v + layer_state_table
+        return softmax(q @ k.T / np.sqrt(q.shape[-1])) @ v
+
+    found = regard.diagnose(attention)
+    assert found.verdict == "right"
+    (one,) = (one.text for one in found.findings if one.name == "not_tried")
+    assert one == "attention is not judged with layer_state_table: nothing was tried for it"

@@ -44,6 +44,11 @@ OF_POSITIONS = re.compile("^(\\w*_)?pos(_?emb\\w*|_?enc\\w*|itions?\\w*)?$", re.
 TO_QUERIES_AND_KEYS = re.compile(
     r"(queries|query|q)(_states)?\W+(and|&|\+)\W+(the )?(keys|key|k)\b|\bq *= *k *=", re.IGNORECASE
 )
+# What may be None and says nothing of what is computed.
+OF_NO_ATTENTION = re.compile(
+    "dtype|device|out$|rng|key$|seed|generator|train|name|precision|layout|return|need|output",
+    re.IGNORECASE,
+)
 # Not reported if there is no mask, causal flag or window at all.
 FINER = ("key mask", "causal rectangular", "causal and mask", "window rectangular")
 
@@ -109,6 +114,9 @@ def findings(tested: FunctionUnderTest) -> Iterator[Finding]:
     if tested.callee.without:
         text = f"{name} is judged without its {', '.join(tested.callee.without)}"
         yield Finding("left_out", text)
+    if untried := never_given(tested):
+        text = f"{name} is not judged with {', '.join(untried)}: nothing was tried for it"
+        yield Finding("not_tried", text)
     if tested.out_of_time:
         text = f"{name} is slow: after {tested.calls} calls no time was left for more"
         yield Finding("slow", text)
@@ -125,6 +133,21 @@ def findings(tested: FunctionUnderTest) -> Iterator[Finding]:
         if known and not probe.has_rules and answer.output is not None:
             yield Finding("another_dtype", f"{name} returns {returned} for {given} arrays")
             break
+
+
+def never_given(tested: FunctionUnderTest) -> list[str]:
+    """The parameters with a default of None that had no other value in any call."""
+    own = {
+        one.name
+        for one in tested.callee.parameters
+        if not one.required and one.default is None and not OF_NO_ATTENTION.search(one.name)
+        if one.role not in ("none", "no", "yes", "keeps")
+    }
+    for convention, probe in list(tested.answers) if own else ():
+        with contextlib.suppress(NotOfferedError):
+            given = arguments_for(tested.callee, convention, probe)
+            own -= {name for name, value in given.items() if value is not None}
+    return sorted(own)
 
 
 def _has_other_weights(
