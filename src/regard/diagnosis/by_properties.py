@@ -398,7 +398,8 @@ def _scaled(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, b
         parts = factor**-2 if factor > 0 else 0.0
         if abs(parts - width) < SAME_SHARE * width:
             return {"scale_of_a_part": True}
-        if 1 < round(parts) < width and abs(parts - round(parts)) < SAME_SHARE * parts:
+        # A single feature more may come of the sizes that were chosen for an object.
+        if 1 < round(parts) < width - 1 and abs(parts - round(parts)) < SAME_SHARE * parts:
             return {"scale_of_a_part": False}
     return {}
 

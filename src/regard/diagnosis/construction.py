@@ -29,6 +29,11 @@ _MADE = "regard_made_with"
 _HEADS = "regard_made_with_heads"
 MODEL_NAMES = ("d", "dim", "width")  # of the embeddings in a constructor, of a head elsewhere
 HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
+# A width of which a quarter and a half are even, for a part of it that rotary positions turn.
+ROUND_WIDTH, PARTIAL = (
+    8,
+    re.compile("rotary_pct|partial_rotary|rotary_(ndims|dim|percent)|rope_pct"),
+)
 DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
@@ -336,11 +341,12 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     named = any(_is_count(name, kind) or role_of(name) == "key_heads" for name in names)
     grouped = any(role_of(name) == "key_heads" for name in names)
     count = heads or (HEADS if named else 1)
+    width = ROUND_WIDTH if PARTIAL.search(text_of(kind)) else HEAD_WIDTH
     return {
         "heads": count,
         "key_heads": max(1, count // 2) if grouped else count,
-        "width": HEAD_WIDTH,
-        "model": HEAD_WIDTH * count,
+        "width": width,
+        "model": width * count,
         "length": LONGEST,
         "block": LONGEST,
         "window": 3,

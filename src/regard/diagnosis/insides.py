@@ -68,7 +68,7 @@ class Notes:
         One product, or the sum of two, each of features of its own.
         """
         arrays = [one for one in self._found.values() if one.ndim == scores.ndim > 1]
-        arrays = [one for one in arrays if np.isfinite(one).all()]
+        arrays = [one for one in arrays if np.abs(one).max(initial=0) < -LOW]  # nothing is hidden
         alike = [one for one in arrays if one.shape == scores.shape]
         for turned in (False, True)[: 1 + (scores.ndim == 4)]:  # (B, L, H, S) is (B, H, L, S)
             own = scores.swapaxes(1, 2) if turned else scores
@@ -85,7 +85,7 @@ class Notes:
 
 def _factor(scores: Array, products: Array) -> float | None:
     """By what products are multiplied in scores, where these are not hidden; None if by nothing."""
-    seen = np.isfinite(scores) & (np.abs(scores) < -LOW) & (np.abs(products) < -LOW)
+    seen = np.abs(scores) < -LOW
     own, products = scores[seen], products[seen]
     factor = float((products * own).sum() / max((products**2).sum(), 1e-300))
     size = max(1e-3, float(np.abs(own).max(initial=0)))
