@@ -105,12 +105,9 @@ def seen_as(
     tested: FunctionUnderTest, convention: Convention, besides: Callable[[Probe], Probe | None]
 ) -> tuple[bool, bool]:
     """Whether a softmax is seen to hide the keys, and to get the scores, of the probe `besides`."""
-    if tested.of_gradients or tested.stated.mechanism is not None or convention.one_query:
+    bare = _plain_probe(tested, convention)
+    if bare is None:
         return False, False
-    probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
-    if probe is None or probe.chunks or LATENTS in tested.callee.weights:
-        return False, False
-    bare = _without_rules(convention, probe)
     scores, own = scores_inside(tested, convention, bare), besides(bare)
     if scores is None or own is None:
         return False, False
@@ -124,6 +121,31 @@ def seen_as(
         right = next(own.right[one] for one in names if one in own.right)
     size = max(1.0, float(np.abs(right).max()))
     return True, bool(np.abs(scores - right)[visible].max() < 1e-5 * size)
+
+
+def diagonal_is_seen(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether a softmax gets the scaled score of each token with itself, whatever others get.
+
+    No positions that are relative change it, right or wrong ones.
+    """
+    bare = _plain_probe(tested, convention)
+    if bare is None or bare.sizes["L"] != bare.sizes["S"]:
+        return False
+    scores = scores_inside(tested, convention, bare)
+    if scores is None:
+        return False
+    own, right = (np.diagonal(one, axis1=-2, axis2=-1) for one in (scores, _right(tested, bare)))
+    return bool(np.abs(own - right).max() < 1e-5 * max(1.0, float(np.abs(right).max())))
+
+
+def _plain_probe(tested: FunctionUnderTest, convention: Convention) -> Probe | None:
+    """A probe without rules whose scores may be seen."""
+    if tested.of_gradients or tested.stated.mechanism is not None or convention.one_query:
+        return None
+    probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
+    if probe is None or probe.chunks or LATENTS in tested.callee.weights:
+        return None
+    return _without_rules(convention, probe)
 
 
 def _without_rules(convention: Convention, probe: Probe) -> Probe:

@@ -7,7 +7,7 @@ Must not know mistakes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -38,6 +38,7 @@ class BuiltIn:
 
     positions: Positions = ""
     base: float = BASES[0]
+    share: float = 1.0  # of the features of a head, the first ones, that rotary positions turn
     softcap: float | None = None
     window: int | None = None
     linear: str = ""  # the feature map of linear attention
@@ -52,6 +53,8 @@ class BuiltIn:
         words += [WORDS[self.positions]] if self.positions else []
         if self.positions.startswith("rotary") and self.base != BASES[0]:
             words[-1] += f" of base {self.base:g}"
+        if self.share != 1:
+            words[-1] += f" of {self.share:.0%} of the features"
         if self.softcap is not None:
             words.append(f"a softcap of {self.softcap:g}")
         if self.window is not None:
@@ -79,6 +82,8 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
     if own == PLAIN:
         return probe
     if isinstance(probe, GradientProbe):
+        if own.share != 1:
+            return None
         forward = None if probe.forward is None else with_built_in(own, probe.forward)
         return None if forward is None else with_gradients(forward)
     sizes, inputs = probe.sizes, dict(probe.inputs)
@@ -87,8 +92,10 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
         if own.positions == "ALiBi":
             if heads & (heads - 1) and not own.any_heads:
                 return None
-        elif sizes["D"] % 2:
+        elif sizes["D"] * own.share % 2:
             return None
+        elif own.share != 1 and own.positions == "rotary, halves":
+            inputs = _in_pairs(inputs, int(sizes["D"] * own.share), sizes["D"])
         late = sizes["S"] - sizes["L"] if own.at_end else 0
         inputs["query_positions"] = np.arange(float(sizes["L"])) + late
         inputs["key_positions"] = np.arange(float(sizes["S"]))
@@ -107,20 +114,44 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
     return replace(probe, inputs=inputs, window=window, scale=scale)
 
 
+def _in_pairs(inputs: Mapping[str, Array], turned: int, width: int) -> dict[str, Array]:
+    """The same queries and keys with their features in another order, which changes no score.
+
+    The two halves of the first ones, of which the first `turned` are, alternate.
+    """
+    order = np.arange(width)
+    order[:turned] = order[:turned].reshape(2, -1).T.ravel()
+    found = dict(inputs)
+    for name in ("queries", "keys", "W_q", "W_k", "b_q", "b_k"):
+        if name in found:
+            array = found[name]
+            heads = array.reshape(*array.shape[:-1], -1, width)
+            found[name] = heads[..., order].reshape(array.shape)
+    return found
+
+
 def _frequencies(own: BuiltIn, width: int) -> Array:
     """Radians per position of each feature; the first one of a pair turns the other way."""
-    pairs = own.base ** (-np.arange(0, width, 2) / width)
+    turned = int(width * own.share)
+    pairs = own.base ** (-np.arange(0, turned, 2) / turned)
+    if own.share != 1:  # see _in_pairs
+        return np.append(np.stack([-pairs, pairs], -1).ravel(), np.zeros(width - turned))
     if own.positions == "rotary, pairs":
         return np.stack([-pairs, pairs], -1).ravel()
     return np.concatenate([-pairs, pairs])
 
 
 def usual(
-    defaults: Iterable[float], windows: Iterable[int], *, square: bool = False
+    defaults: Iterable[float],
+    windows: Iterable[int],
+    *,
+    square: bool = False,
+    shares: Sequence[float] = (),
 ) -> Iterator[BuiltIn]:
     """What functions often have, one at a time and then together.
 
-    `defaults` are numbers of the function's; `square`: it never has more keys than queries.
+    `defaults` are numbers of the function's; `square`: it never has more keys than queries;
+    `shares`: of the features that rotary positions may turn.
     """
     defaults = list(defaults)
     bases = [BASES[0]] + [base for base in BASES[1:] if base in defaults]
@@ -131,6 +162,12 @@ def usual(
         for one in POSITIONS[1:]
         for base in (bases if one != "ALiBi" else bases[:1])
         for at_end in at_ends
+    ]
+    positions += [
+        replace(one, share=share)
+        for share in shares
+        for one in positions
+        if one.positions != "ALiBi"
     ]
     capped = [BuiltIn(softcap=cap) for cap in caps]
     windowed = [BuiltIn(window=window) for window in windows]

@@ -39,6 +39,8 @@ LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
 # Names of sizes, where a role does not tell; the first pattern that matches decides.
 SIZES = (
+    (re.compile("rotary(pct|percent)|partialrotary|ropepct"), "turned share"),
+    (re.compile("^rotaryn?dims?$"), "turned"),
     (
         re.compile(
             "len|block|context(?!dim)|positions|seq|maxpos|maxsteps|ntokens|capacity|buffer|slots|"
@@ -347,6 +349,8 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
         "key_heads": max(1, count // 2) if grouped else count,
         "width": width,
         "model": width * count,
+        "turned": width // 2,
+        "turned share": 0.5,
         "length": LONGEST,
         "block": LONGEST,
         "window": 3,

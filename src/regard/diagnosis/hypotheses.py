@@ -17,6 +17,7 @@ from regard.diagnosis import matching
 from regard.diagnosis.added_scores import added_scores, are_plain, seen_as
 from regard.diagnosis.arguments import KEYS_ONLY
 from regard.diagnosis.built_in import PLAIN, BuiltIn, usual, with_built_in
+from regard.diagnosis.construction import PARTIAL
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.fitted import fitted
@@ -304,7 +305,8 @@ def built_in_of(tested: FunctionUnderTest, *, square: bool) -> Iterator[BuiltIn]
         return
     code = "\n".join(text for _, text in tested.callee.blocks)
     every = SLOPES.search(code) is not None
-    for one in usual(*_numbers(tested), square=square):
+    shares = (0.25, 0.5) if PARTIAL.search(code) else ()
+    for one in usual(*_numbers(tested), square=square, shares=shares):
         if not code or _may_have(code, one):
             yield replace(one, any_heads=every and one.positions == "ALiBi")
 

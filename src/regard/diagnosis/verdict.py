@@ -10,12 +10,13 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from regard.diagnosis import matching
-from regard.diagnosis.added_scores import are_plain
+from regard.diagnosis.added_scores import diagonal_is_seen, seen_as
 from regard.diagnosis.beyond_answers import lost_digits, read_otherwise, seen_in_calls
-from regard.diagnosis.built_in import PLAIN
+from regard.diagnosis.built_in import PLAIN, with_built_in
 from regard.diagnosis.by_properties import HELD, by_properties
 from regard.diagnosis.calling import Once
 from regard.diagnosis.changed_code import ChangedCode
@@ -31,7 +32,7 @@ from regard.diagnosis.description import assumptions, describe_call
 from regard.diagnosis.examples import named, without_example
 from regard.diagnosis.fitted import temperature_of_cosines
 from regard.diagnosis.gradient_probe import GradientProbe
-from regard.diagnosis.hypotheses import Hypothesis, best_match, distinct_views
+from regard.diagnosis.hypotheses import Hypothesis, best_match, built_in_of, distinct_views
 from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.measured import measured
@@ -134,7 +135,8 @@ def diagnose(
     seconds = SEARCH_SECONDS if outcome is None else GUESS_SECONDS
     likely = _of_round_lengths(all_tested, likely_readings(all_tested, seconds))
     if len(likely) > 1:  # of the right weights, whatever else is wrong
-        likely = [one for one in likely if _scores_are_seen(one)] or likely
+        seen = [one for one in likely if _scores_are_seen(one)]
+        likely = seen or [one for one in likely if _diagonal_is_seen(one)] or likely
     for tested in likely:
         own = _verdict(tested, found)
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
@@ -153,9 +155,21 @@ def diagnose(
 
 
 def _scores_are_seen(tested: FunctionUnderTest) -> bool:
-    """Whether a softmax of the function gets the scores that this reading of its weights gives."""
-    conventions = (one[0] for one in find_conventions(tested))
-    return any(are_plain(tested, one) for one in conventions)
+    """Whether a softmax of the function gets the scores that this reading of its weights gives.
+
+    They may be those of positions that it computes besides.
+    """
+    conventions = [one[0] for one in find_conventions(tested)]
+    besides = [PLAIN, *(one for one in built_in_of(tested, square=True) if not one.is_combined)]
+    return any(
+        seen_as(tested, one, partial(with_built_in, own)) == (True, True)
+        for own in besides
+        for one in conventions
+    )
+
+
+def _diagonal_is_seen(tested: FunctionUnderTest) -> bool:
+    return any(diagonal_is_seen(tested, one[0]) for one in find_conventions(tested))
 
 
 def _of_round_lengths(
