@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from regard.diagnosis.construction import made_with
 from regard.diagnosis.signature import Parameter
 
 FIRST = re.compile(r"\b[bn]\w*\W+c\w*\W+[hw]\w*\W+[hw]\b", re.IGNORECASE)  # B, C, H, W
@@ -77,6 +78,8 @@ class AroundAttention:
         self.__wrapped__ = layer
         self.__name__ = type(layer).__name__
         self._axes, self.adds = axes, adds
+        pairs = re.findall(r"=\((\d+), (\d+)\)", made_with(layer))
+        self._image = next(((int(rows), int(columns)) for rows, columns in pairs), (0, 0))
 
     def __call__(self, x: Any, **given: Any) -> Any:
         """The output of each token, without the input if that is added."""
@@ -85,7 +88,8 @@ class AroundAttention:
             out, *more = result if isinstance(result, tuple) else (result,)
             return (out - x, *more)
         batch, length, width = x.shape
-        image = x.reshape(*_sides(batch, length), width)
+        sides = (batch, *self._image) if math.prod(self._image) == length else _sides(batch, length)
+        image = x.reshape(*sides, width)
         image = image.permute(0, 3, 1, 2).contiguous() if self._axes == "BCHW" else image
         out = self.__wrapped__(image, **given)
         out = out[0] if isinstance(out, tuple) else out

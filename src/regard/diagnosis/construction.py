@@ -97,19 +97,18 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
     for own_sizes in (True, False):
         try:
             arguments = _arguments(kind, heads, own_sizes)
-            made = _made(kind, arguments)
+            made, *with_others = _made(kind, arguments)
             if own_sizes and (width := _width_of_heads(made, arguments)):
                 arguments |= width
                 made = kind(**arguments)
             if is_module(kind) and not all(own.numel() for own in made.parameters()):
                 raise ValueError("a weight has no numbers")  # such as a width of dim // 8
-            with contextlib.suppress(AttributeError):
-                counts = (v for n, v in arguments.items() if _is_count(n, kind))
-                setattr(made, _HEADS, next(counts, None))
-                setattr(
-                    made, _MADE, ", ".join(f"{n}={_said(value)}" for n, value in arguments.items())
-                )
-            found.append(made)
+            for own, given in ((made, arguments), *with_others):
+                with contextlib.suppress(AttributeError):
+                    counts = (value for name, value in given.items() if _is_count(name, kind))
+                    setattr(own, _HEADS, next(counts, None))
+                    setattr(own, _MADE, ", ".join(f"{n}={_said(v)}" for n, v in given.items()))
+                found.append(own)
         except OptionError as error:
             problem = problem or str(error)
         except Exception as error:
@@ -125,20 +124,27 @@ def _said(value: Any) -> str:
     return f"<{tuple(value.shape)}>" if hasattr(value, "shape") else repr(value)
 
 
-def _made(kind: Any, arguments: dict[str, Any]) -> Any:
-    """An object of a class, with pairs for the sizes that are pairs to it."""
+def _made(kind: Any, arguments: dict[str, Any]) -> list[Any]:
+    """An object of a class, with pairs for the sizes that are pairs to it.
+
+    After it others with other pairs, each with its arguments.
+    """
     try:
-        return kind(**arguments)
+        return [kind(**arguments)]
     except TypeError as error:
         sizes = [n for n, v in arguments.items() if type(v) is int and PAIRED.search(plain(n))]
         if not sizes or not OF_PAIRS.search(str(error)):
             raise
+        found = []
         for pair in PAIRS:
             with contextlib.suppress(Exception):
-                made = kind(**arguments | dict.fromkeys(sizes, pair))
-                arguments |= dict.fromkeys(sizes, pair)
-                return made
-        raise
+                own = arguments | dict.fromkeys(sizes, pair)
+                found.append((kind(**own), own))
+        if not found:
+            raise
+        (made, own), *others = found
+        arguments |= own
+        return [made, *others]
 
 
 def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:

@@ -107,7 +107,7 @@ def _width_of(term: Array, arrays: Sequence[Array]) -> int:
 
 
 def _rows_of(array: Array, rows: tuple[int, ...]) -> Iterator[Array]:
-    """An array with these axes before that of the features, as it is or with rows before heads.
+    """An array with these axes before that of the features, also one of rows before heads.
 
     Heads that share it are one.
     """

@@ -130,7 +130,9 @@ def inspect_function(
         try:
             if is_object:
                 found = _object_readings(function, roles, heads, library, name)
-                if opaque := found[0][1].opaque:
+                opaque = found[0][1].opaque
+                names = [one.name for one in found[0][1].parameters]
+                if opaque and not any(role_of(one) in ("x", "query") for one in names):
                     with contextlib.suppress(OptionError):
                         found = _by_axes(function, heads, library, name, OptionError(opaque))
             else:

@@ -68,7 +68,8 @@ from regard.scores import Cosine
 TIME_LIMIT = 10.0
 # What a function says of a length that it does not take.
 LENGTH = re.compile(
-    "equal division|divisible|divide|multiple of|AssertionError|reshape", re.IGNORECASE
+    "equal division|divisible|divide|multiple of|AssertionError|reshape|for input of|broadcast",
+    re.IGNORECASE,
 )
 GUESS_SECONDS = 2.0  # of the search, where roles are guesses and the axes of all are documented
 READINGS_SECONDS = 2.0  # after these no other way of reading a function is judged
