@@ -418,3 +418,25 @@ class FromAFreshCache(HeadByHead):
 def test_an_object_that_begins_anew_in_each_call_keeps_nothing_between_them():
     found = regard.diagnose(FromAFreshCache)
     assert found.verdict == "right", found
+
+
+def of_lengths(q, k, v, q_lens, kv_lens):
+    """Texts one after the other, q: (sum(q_lens), H, D)."""
+    out, i, j = [], 0, 0
+    for n, m in zip(q_lens, kv_lens, strict=True):
+        out.append(attend(q[i : i + n], k[j : j + m], v[j : j + m]))
+        i, j = i + n, j + m
+    return np.concatenate(out)
+
+
+def of_earlier_lengths(q, k, v, q_lens, kv_lens):
+    out, i, j = [], 0, 0
+    for n, m in zip(q_lens, kv_lens, strict=True):
+        out.append(attend(q[i : i + n], k[: j + m], v[: j + m]))
+        i, j = i + n, j + m
+    return np.concatenate(out)
+
+
+def test_lengths_of_texts_are_given_as_numbers():
+    assert regard.diagnose(of_lengths).verdict == "right"
+    assert regard.diagnose(of_earlier_lengths).names == ("earlier_texts_read",)

@@ -30,6 +30,11 @@ GROUPED = re.compile(
 PAGE = 5  # tokens in a page: a short text of a probe has one, a long one many
 # Where three arrays of equal shape are put together: side by side, or along a new axis.
 PLACES: tuple[int | None, ...] = (-3, None, 0, 1)
+# How long the texts of queries, or of keys, are: q_lens, seqlens_q, kv_lengths.
+LENGTHS_OF_SIDE = re.compile(
+    "^(?:(q|query|queries)_?(?:seq)?(?:lens|lengths)|(?:seq)?(?:lens|lengths)(q)|"
+    "(k|kv|key|keys)_?(?:seq)?(?:lens|lengths)|(?:seq)?(?:lens|lengths)(k|kv))$"
+)
 Alternative = tuple[Callable[..., Any], list[Parameter]]
 
 
@@ -52,6 +57,31 @@ class Packing:
     def __call__(self, **given: Any) -> Any:
         """Call the function."""
         return self._unpack(self.__wrapped__(**self._pack(given)))
+
+
+def with_borders(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> Alternative | None:
+    """A function that takes how long each text of queries and of keys is, as one of borders."""
+    roles = {"query": "borders", "key": "key_borders"}
+    names = {one.name: roles[side] for one in parameters if (side := _side_of_lengths(one.name))}
+    if "borders" not in names.values():
+        return None
+    known = [
+        replace(one, role=names[one.name], keyword=True) if one.name in names else one
+        for one in parameters
+    ]
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        lengths = {n: np.diff(np.asarray(given[n])).tolist() for n in names if n in given}
+        return given | lengths
+
+    return Packing(function, pack), [replace(one, keyword=True) for one in known]
+
+
+def _side_of_lengths(name: str) -> str:
+    own = LENGTHS_OF_SIDE.search(plain(name))
+    return "" if own is None else "query" if own[1] or own[2] else "key"
 
 
 def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> list[Alternative]:
