@@ -78,6 +78,7 @@ class Measured:
     broken: tuple[str, ...]
     held: tuple[str, ...]
     call: str
+    scale: str = ""  # what was seen of a wrong one
 
 
 def by_properties(tested: FunctionUnderTest) -> Measured | None:
@@ -98,10 +99,11 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
             found = {**_apart(calls, way, arrays, output), **_masked(calls, way, arrays)}
             found |= _evenly(calls, way, arrays, output) | _later(calls, way, arrays, output)
             found |= {} if "weights_do_not_add_up" in found else _by_length(calls, way, arrays)
-            found |= _scaled(calls, way, arrays)
+            scaled, scale = _scaled(calls, way, arrays)
+            found |= scaled
             broken = tuple(name for name, holds in found.items() if not holds)
             held = tuple(name for name, holds in found.items() if holds)
-            return Measured(broken, held, _words(way))
+            return Measured(broken, held, _words(way), scale)
         elif way.kind == COUNTED and any((_influence(calls, way, arrays) or ())[REAL:]):
             return Measured(("padding_changes_the_output",), (), _words(way))
         if calls.count > MOST_CALLS:
@@ -391,17 +393,21 @@ def _later(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) 
     return {"later_tokens_seen": _same(output.take(0, place), after.take(0, place))}
 
 
-def _scaled(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
-    """Whether q·k is divided by the root of the width of q and k, and not by that of a part."""
+def _scaled(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> tuple[dict[str, bool], str]:
+    """Whether q·k is divided by the root of the width of q and k, and not by that of a part.
+
+    And the numbers, if it is not.
+    """
     factors = calls.factors(way, arrays)
     for factor, width in factors:
         parts = factor**-2 if factor > 0 else 0.0
         if abs(parts - width) < SAME_SHARE * width:
-            return {"scale_of_a_part": True}
+            return {"scale_of_a_part": True}, ""
         # A single feature more may come of the sizes that were chosen for an object.
         if 1 < round(parts) < width - 1 and abs(parts - round(parts)) < SAME_SHARE * parts:
-            return {"scale_of_a_part": False}
-    return {}
+            seen = f"q·k is multiplied by {factor:.4g} = 1/√{round(parts)}"
+            return {"scale_of_a_part": False}, f"{seen}; q and k are {width:g} wide."
+    return {}, ""
 
 
 def _evenly(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:

@@ -143,6 +143,8 @@ def never_given(tested: FunctionUnderTest) -> list[str]:
         if not one.required and one.default is None and not OF_NO_ATTENTION.search(one.name)
         if one.role not in ("none", "no", "yes", "keeps")
     }
+    if tested.callee.remembers or any(probe.chunks for _, probe in tested.answers):
+        own -= {p.name for p in tested.callee.parameters if "cache" in (p.role or "")}
     for convention, probe in list(tested.answers) if own else ():
         with contextlib.suppress(NotOfferedError):
             given = arguments_for(tested.callee, convention, probe)

@@ -319,7 +319,10 @@ CALLS: Entries = {
         "the scores are divided by the root of a part of their width",
         "Queries and keys have more features than that part, such as those that carry positions.",
         (),
-        ("scores = q @ k.T / np.sqrt(q.shape[-1])  # of all features that are multiplied",) * 2,
+        (
+            "scores = Q @ K.T / np.sqrt(Q.shape[-1])  # all of their features",
+            "scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # all of their features",
+        ),
     ),
     "positions_in_values": (
         "positions are added to what the values are made of",
