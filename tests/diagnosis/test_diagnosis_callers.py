@@ -303,9 +303,16 @@ def without_context(x, context, W_q, W_k, W_v):
     return softmax(x @ W_q @ (x @ W_k).T / W_q.shape[1] ** 0.5) @ (x @ W_v)
 
 
+def of_the_context(x, context, W_q, W_k, W_v):
+    """(B, L, M)"""
+    s = context @ W_q @ (x @ W_k).swapaxes(-1, -2) / W_q.shape[1] ** 0.5
+    return softmax(s) @ (x @ W_v)
+
+
 @pytest.mark.parametrize(
     ("thing", "name"),
     [
+        (of_the_context, "queries_from_context"),
         (Given, None),
         (OfKeys, "values_from_key_input"),
         (Copied, "values_projected_by_W_k"),

@@ -91,6 +91,7 @@ BY_HAND = {
     "integer_mask_inverted",
     "positions_unused",
     "layer_unused",
+    "queries_from_context",
     "scale_of_a_part",
     "positions_in_values",
     "relative_bias_misplaced",

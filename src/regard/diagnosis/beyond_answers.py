@@ -5,6 +5,7 @@ A mask that is read otherwise than documented, digits that are lost, and what se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from regard.diagnosis.mistakes.numerics import (
     MASKS_OF_WINDOWS,
     POSITIONS_IN_VALUES,
     POSITIONS_UNUSED,
+    QUERIES_FROM_CONTEXT,
     STALE_CONTEXT,
 )
 from regard.diagnosis.observations import (
@@ -35,6 +37,9 @@ from regard.diagnosis.observations import (
 from regard.diagnosis.precision import HALF
 from regard.diagnosis.probe import RIGHT
 from regard.diagnosis.under_test import FunctionUnderTest
+
+# Names of what is attended to, and of nothing else.
+CONTEXT = re.compile("context|memory|encoder|^enc(_|$)", re.IGNORECASE)
 
 
 def read_otherwise(tested: FunctionUnderTest, own: Hypothesis) -> tuple[Found, ...]:
@@ -69,6 +74,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
     if tested.callee.unused:
         names = ", ".join(tested.callee.unused)
         yield replace(LAYER_UNUSED, why=f"{names}: {LAYER_UNUSED.why}")
+    if _has_rows_of_context(tested):
+        yield QUERIES_FROM_CONTEXT
     if adds_positions_to_values(tested, own.conventions[0]):
         yield POSITIONS_IN_VALUES
     if _leaks(tested, own):
@@ -79,6 +86,20 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield INTEGER_MASK
     if keeps_context(tested, own.conventions[0]):
         yield STALE_CONTEXT
+
+
+def _has_rows_of_context(tested: FunctionUnderTest) -> bool:
+    """Whether the output has a row for each token of what is called a context."""
+    context = tested.callee.roles.get("context")
+    if context is None or CONTEXT.search(context.name) is None:
+        return False
+    return any(
+        answer.kind == "shape"
+        and "context" in probe.inputs
+        and probe.sizes["L"] != probe.sizes["S"]
+        and answer.shape[:-1] == (probe.sizes["B"], probe.sizes["S"])
+        for (_, probe), answer in tested.answers.items()
+    )
 
 
 def _leaks(tested: FunctionUnderTest, own: Hypothesis) -> bool:

@@ -166,7 +166,7 @@ def _answer(result: CallResult, convention: Convention, probe: Probe, seconds: f
         shapes = " and ".join(safe_text(array.shape, 100) for array in arrays[:3])
         expected = _output_shape(convention, probe)
         text = f"it returned shape {shapes}; the output should be {expected}"
-        return replace(answer, problem=text, kind="shape")
+        return replace(answer, problem=text, kind="shape", shape=arrays[0].shape)
     place = convention.output_at if convention.output_at in places else places[0]
     weights = None
     names = ["output" if n == place else "more" for n in range(len(arrays))]

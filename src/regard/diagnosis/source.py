@@ -37,7 +37,9 @@ MAKES_MASK = re.compile(
 
 # What makes a layer or a parameter, and the methods in which being read is no use of it.
 MAKES_LAYER = re.compile(r"(Linear|Dense|Conv1d|Conv2d|Parameter|Embedding)$")
-MAKES_ONLY = re.compile("init|reset|setup|build")
+MAKES_ONLY = re.compile(
+    "__init__|_?(re)?init(ialize)?_?(weights?|param\\w*)|_?reset_param\\w*|setup|build"
+)
 
 
 def unused_layers(thing: Any) -> tuple[str, ...]:
@@ -64,7 +66,7 @@ def unused_layers(thing: Any) -> tuple[str, ...]:
 
 def _words_in(node: ast.AST) -> Iterator[str]:
     """The attributes that code reads, but for code that makes layers, and words of its texts."""
-    if isinstance(node, ast.FunctionDef) and MAKES_ONLY.search(node.name):
+    if isinstance(node, ast.FunctionDef) and MAKES_ONLY.fullmatch(node.name):
         return
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         yield node.attr

@@ -315,6 +315,15 @@ CALLS: Entries = {
             "x = x + self.pos[:, : x.size(1)]; angles = torch.outer(past + torch.arange(L), freqs)",
         ),
     ),
+    "queries_from_context": (
+        "queries are made of the context: the output has a row for each of its tokens",
+        "The two are exchanged: a query asks, and what it reads is the context.",
+        (),
+        (
+            "Q, K, V = x @ W_q, context @ W_k, context @ W_v",
+            "q, k = self.W_q(x), self.W_k(context)",
+        ),
+    ),
     "scale_of_a_part": (
         "the scores are divided by the root of a part of their width",
         "Queries and keys have more features than that part, such as those that carry positions.",
@@ -350,6 +359,7 @@ _BY_NAME = {one.name: one for one in OF_CALLS}
 MASKS_OF_WINDOWS = _BY_NAME["masks_of_windows_misplaced"]
 INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
+QUERIES_FROM_CONTEXT = _BY_NAME["queries_from_context"]
 POSITIONS_IN_VALUES = _BY_NAME["positions_in_values"]
 LAYER_UNUSED = _BY_NAME["layer_unused"]
 POSITIONS_UNUSED = _BY_NAME["positions_unused"]
