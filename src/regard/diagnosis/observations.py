@@ -42,7 +42,9 @@ OF_AXES = re.compile(
 # An argument of positions, and text that they are for queries and keys.
 OF_POSITIONS = re.compile("^(\\w*_)?pos(_?emb\\w*|_?enc\\w*|itions?\\w*)?$", re.IGNORECASE)
 TO_QUERIES_AND_KEYS = re.compile(
-    r"(queries|query|q)(_states)?\W+(and|&|\+)\W+(the )?(keys|key|k)\b|\bq *= *k *=", re.IGNORECASE
+    r"(pos|encod|embed)[^.]{0,90}\b(quer(y|ies)|q)\W+(and|&|\+)\W+(the )?(keys?|k)\b|"
+    r"\b(quer(y|ies)|q)\W+(and|&|\+)\W+(the )?(keys?|k)\b[^.]{0,60}pos|\bq *= *k *=[^\n]*pos",
+    re.IGNORECASE,
 )
 # What may be None and says nothing of what is computed.
 OF_NO_ATTENTION = re.compile(
