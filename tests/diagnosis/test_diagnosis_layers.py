@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import regard
-import wrong_attentions_torch as of_torch
 from regard.diagnosis.source import unused_layers
 from regard.diagnosis.weights import readings_of_weights
 
@@ -83,6 +82,8 @@ def test_the_layer_after_the_heads_has_many_names(name):
 
 def test_a_parameter_that_nothing_reads_is_named():
     import torch
+
+    import wrong_attentions_torch as of_torch
 
     class Head(torch.nn.Module):
         def __init__(self, dim):

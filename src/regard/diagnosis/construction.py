@@ -62,6 +62,10 @@ SIZES = (
     ),
 )
 
+# A window with a side, so that a probe of 16 tokens fills it.
+OF_IMAGES = re.compile(
+    r"(window(_size)?|ws)\)? *\*\* *2|(window_size|ws) *\* *(self\.)?(window_size|ws)\b|meshgrid"
+)
 # Sizes of windows and images are pairs in some code, which says so when it gets a number.
 PAIRED = re.compile("size|window|grid|resolution|shape|patches|img|image")
 OF_PAIRS = re.compile("subscriptable|iterable|unpack")
@@ -359,7 +363,7 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
         "turned share": 0.5,
         "length": LONGEST,
         "block": LONGEST,
-        "window": 3,
+        "window": 4 if OF_IMAGES.search(text_of(kind)) else 3,
         "batch": 2,
         "layers": 1,
         "softcap": 3,

@@ -91,6 +91,9 @@ _END = (
     r"\b(?:queries|q|tokens) (?:that )?(?:come|follow|start|begin|are placed|sit)s? (?:\w+ )?"
     r"after (?:\W?\w+\W+){0,4}?(?:those |that )?(?:\w+ )?(?:cache[ds]?|past|prefix)",
     r"\bnew (?:tokens|queries) (?:are|sit|come) at the end",
+    # the queries may be fewer; they are then the last ones of the sequence
+    rf"\b(?:they|these) are (?:\w+ )?the {_LAST} (?:ones |tokens |rows |positions )?of the "
+    r"(?:whole )?(?:sequence|text|keys)",
     r"\b(?:queries|q)\b[^.;]{0,30} at the end of (?:the )?(?:k\b|keys?|caches?|sequence)",
     r"\b(?:queries|q) (?:are|is|holds?|contains?) (?:only |just )?the new "
     r"(?:tokens|positions|ones|rows)",

@@ -65,15 +65,30 @@ def unused_layers(thing: Any) -> tuple[str, ...]:
 
 
 def _words_in(node: ast.AST) -> Iterator[str]:
-    """The attributes that code reads, but for code that makes layers, and words of its texts."""
+    """The attributes that code reads, and words of its texts.
+
+    But for code that makes layers, and for what is computed and never read.
+    """
     if isinstance(node, ast.FunctionDef) and MAKES_ONLY.fullmatch(node.name):
         return
+    read = set[str]()
+    if isinstance(node, ast.FunctionDef):
+        names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+        read = {one.id for one in names if isinstance(one.ctx, ast.Load)}
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         yield node.attr
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield from re.findall(r"\w+", node.value)
     for inner in ast.iter_child_nodes(node):
-        yield from _words_in(inner)
+        if not (read and isinstance(inner, ast.Assign) and _is_dead(inner, read)):
+            yield from _words_in(inner)
+
+
+def _is_dead(assignment: ast.Assign, read: set[str]) -> bool:
+    """Whether an assignment is to one name, which is not among those that are read."""
+    target = assignment.targets[0]
+    alone = len(assignment.targets) == 1 and isinstance(target, ast.Name)
+    return alone and isinstance(target, ast.Name) and target.id not in read
 
 
 def code_of(function: Any) -> str:

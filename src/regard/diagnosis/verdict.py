@@ -68,7 +68,7 @@ from regard.scores import Cosine
 TIME_LIMIT = 10.0
 # What a function says of a length that it does not take.
 LENGTH = re.compile(
-    "equal division|divisible|divide|multiple of|AssertionError|reshape|for input of|broadcast",
+    "equal division|divisible|divide|multiple of|AssertionError|reshape|for input of",
     re.IGNORECASE,
 )
 GUESS_SECONDS = 2.0  # of the search, where roles are guesses and the axes of all are documented

@@ -219,6 +219,11 @@ SOFTMAXES: Entries = {
         "One of the two factors is the output itself.",
         _delta(lambda v: (v["d_output"] ** 2).sum(-1)),
     ),
+    "delta_without_output": (
+        "δ is Σ dO instead of Σ dO·O",
+        "The output is missing: each number of dO has to be multiplied by that of O.",
+        _delta(lambda v: v["d_output"].sum(-1)),
+    ),
     "delta_over_queries": (
         "δ is summed over the queries instead of the keys",
         "Softmax runs along each row, and so does the sum that its gradient subtracts.",
