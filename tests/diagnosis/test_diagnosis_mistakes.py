@@ -91,6 +91,7 @@ BY_HAND = {
     "integer_mask_inverted",
     "positions_unused",
     "layer_unused",
+    "blocks_change_the_output",
     "queries_from_context",
     "scale_of_a_part",
     "positions_in_values",

@@ -485,3 +485,63 @@ def test_a_parameter_that_nothing_was_tried_for_is_listed():
     assert found.verdict == "right"
     (one,) = (one.text for one in found.findings if one.name == "not_tried")
     assert one == "attention is not judged with layer_state_table: nothing was tried for it"
+
+
+def in_pieces_of_queries(last_is_shorter):
+    def attention(q, k, v, chunk=128):
+        """(L, D), in pieces of queries"""
+        out = np.empty((len(q), v.shape[-1]))
+        for start in range(0, len(q), chunk):
+            begin = start if last_is_shorter else min(start, max(0, len(q) - chunk))
+            rows = softmax(q[begin : begin + chunk] @ k.T / np.sqrt(q.shape[-1])) @ v
+            out[start : start + chunk] = rows[: len(q) - start]
+        return out
+
+    return attention
+
+
+def test_the_size_of_blocks_may_not_change_a_result():
+    assert regard.diagnose(in_pieces_of_queries(True)).verdict == "right"
+    assert regard.diagnose(in_pieces_of_queries(False)).names == ("blocks_change_the_output",)
+
+
+def test_a_mask_of_keys_beside_another_mask_is_what_its_text_says():
+    def attention(hides):
+        def f(q, k, v, key_padding_mask=None, attn_mask=None):
+            """q, k, v: (B, H, L, D)
+
+            key_padding_mask: (B, S) bool, True for the keys to be ignored
+            attn_mask: (L, S), added to the scores
+            """
+            s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+            if attn_mask is not None:
+                s = s + attn_mask
+            if key_padding_mask is not None:
+                s = np.where(key_padding_mask[:, None, None] == hides, -np.inf, s)
+            return softmax(s) @ v
+
+        return f
+
+    assert regard.diagnose(attention(True)).verdict == "right"
+    assert regard.diagnose(attention(False)).names == ("mask_inverted",)
+
+
+def test_key_heads_that_a_text_means_to_share_are_no_accident():
+    def gqa(q, k, v):
+        """q: (B, T, N, H); k, v: (B, S, K, H): query heads share kv heads."""
+        each = q.shape[2] // k.shape[2]
+        k, v = np.tile(k, (1, 1, each, 1)), np.repeat(v, each, 2)
+        s = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1])
+        return np.einsum("bnts,bsnh->btnh", softmax(s), v)
+
+    assert regard.diagnose(gqa).names == ("key_heads_tiled",)
+
+
+def test_a_window_that_is_the_size_of_blocks_is_none():
+    def local(q, k, v, window_size):
+        """q, k, v: (L, D); the rows are cut into blocks of ``window_size``, causal in each."""
+        i = np.arange(len(q))
+        seen = (i[:, None] // window_size == i // window_size) & (i <= i[:, None])
+        return softmax(np.where(seen, q @ k.T / np.sqrt(q.shape[-1]), -np.inf)) @ v
+
+    assert regard.diagnose(local).verdict == "right"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from regard.diagnosis.arguments import mask_role
+from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.hypotheses import Hypothesis
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import is_causal
@@ -17,6 +18,7 @@ from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
 from regard.diagnosis.mistakes.numerics import (
+    BLOCKS_MATTER,
     COMPUTED_IN_HALF,
     DROPOUT_LEFT_ON,
     INTEGER_MASK,
@@ -30,6 +32,7 @@ from regard.diagnosis.mistakes.numerics import (
 )
 from regard.diagnosis.observations import (
     adds_positions_to_values,
+    depends_on_blocks,
     inverts_integers,
     keeps_context,
     masks_of_windows_misplaced,
@@ -44,6 +47,8 @@ CONTEXT = re.compile("context|memory|encoder|^enc(_|$)", re.IGNORECASE)
 
 def read_otherwise(tested: FunctionUnderTest, own: Hypothesis) -> tuple[Found, ...]:
     """The mistake of a mask that is read otherwise than its name or the code's text says."""
+    if _read_otherwise_of_keys(tested, own):
+        return ((MASK_INVERTED, MASK_INVERTED.variants[0]),)
     means, read = tested.callee.mask_means, own.conventions[0].mask.removesuffix("01")
     was_tried = any(one.probe.keep is not None for one in own.matcher.outputs)
     if tested.stated.mask is not None or not means or not was_tried:
@@ -52,6 +57,21 @@ def read_otherwise(tested: FunctionUnderTest, own: Hypothesis) -> tuple[Found, .
         return ((MASK_INVERTED, MASK_INVERTED.variants[0]),)
     is_added = read == "add" and not tested.callee.says_added
     return ((MASK_ADDED, MASK_ADDED.variants[0]),) if is_added else ()
+
+
+def _read_otherwise_of_keys(tested: FunctionUnderTest, own: Hypothesis) -> bool:
+    """Whether a mask of padded keys, beside another mask, hides what its text says it keeps."""
+    callee, means = tested.callee, tested.callee.key_mask_means
+    if not means or mask_role(callee, keys=True) == mask_role(callee) or tested.stated.mask:
+        return False
+    asked = [
+        (key_mask_convention(tested, convention, probe), probe)
+        for convention in own.conventions
+        for probe in tested.probes_for(convention)
+        if probe.ability == "key mask"
+    ]
+    read = {one.mask.removesuffix("01") for one, probe in asked if tested.is_right(one, probe)}
+    return read == {"keep", "hide"} - {means}
 
 
 def lost_digits(returned: str, given: str, exact_to: str) -> tuple[Found, ...]:
@@ -74,6 +94,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
     if tested.callee.unused:
         names = ", ".join(tested.callee.unused)
         yield replace(LAYER_UNUSED, why=f"{names}: {LAYER_UNUSED.why}")
+    if depends_on_blocks(tested, own.conventions[0]):
+        yield BLOCKS_MATTER
     if _has_rows_of_context(tested):
         yield QUERIES_FROM_CONTEXT
     if adds_positions_to_values(tested, own.conventions[0]):

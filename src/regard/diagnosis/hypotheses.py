@@ -27,6 +27,7 @@ from regard.diagnosis.mistakes import linear
 from regard.diagnosis.mistakes.numerics import POSITIONS_RESTART, TOKENS_MISPLACED
 from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
+from regard.diagnosis.trees import FEWER_KEYS
 from regard.diagnosis.under_test import FunctionUnderTest
 
 # Windows of functions that have no parameter for one.
@@ -55,6 +56,7 @@ class Hypothesis:
     conventions: Sequence[Convention]
     matcher: Matcher
     built_in: BuiltIn = PLAIN
+    groups_are_meant: bool = False  # whether the code says that there may be fewer key heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +79,14 @@ def best_match(
     if len(views) > 1 and not tested.callee.needs_mask:  # a required one may make it causal
         views = [view for view in views if are_plain(tested, view[0][0])] or views
 
+    meant = FEWER_KEYS.search(tested.callee.name + "".join(t for _, t in tested.callee.blocks))
+
     def hypotheses(unit: str) -> list[Hypothesis]:
         practical = unit != units[0]
         found = [
-            Hypothesis(conventions, Matcher(outputs, UNITS[unit], practical))
+            Hypothesis(
+                conventions, Matcher(outputs, UNITS[unit], practical), PLAIN, meant is not None
+            )
             for conventions, outputs in views
         ]
         return [own for one in found for own in (*_unscaled(tested, one), one)]
@@ -110,7 +116,8 @@ def best_match(
         half = half_type(tested, best_first[0].conventions[0])
         for unit in () if half is None else (half, "bfloat16"):
             match = match or _right_or_one(hypotheses(unit), unit)
-    if match is None and tested.callee.says_pieces and _wrong_in(best_first[0]) == {"cache"}:
+    pieces = tested.callee.says_pieces or (tested.callee.remembers and not tested.callee.steps)
+    if match is None and pieces and _wrong_in(best_first[0]) == {"cache"}:
         match = Match(best_first[0], ((TOKENS_MISPLACED, RIGHT),), units[0])
     return match, best_first[0]
 
@@ -230,7 +237,7 @@ def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
             return Match(one, (mistake,), unit)
     for one in hypotheses:
         wrong = [one.matcher.outputs[n].probe.ability for n in one.matcher.wrong]
-        if set(wrong) == {"grouped"}:  # it ran by accident: nothing says that it is meant to
+        if set(wrong) == {"grouped"} and not one.groups_are_meant:  # it ran by accident
             outputs = [x for x in one.matcher.outputs if x.probe.ability != "grouped"]
             return Match(replace(one, matcher=replace(one.matcher, outputs=outputs)), (), unit)
     return None

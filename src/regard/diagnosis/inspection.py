@@ -49,6 +49,7 @@ from regard.diagnosis.packing import unpacked, with_borders
 from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
 from regard.diagnosis.signature import (
     MOST_READINGS,
+    OF_KEYS,
     STEPS,
     Callee,
     Parameter,
@@ -63,6 +64,7 @@ from regard.diagnosis.source import (
     code_called,
     code_of,
     code_of_file,
+    documentation_of_file,
     is_function,
     may_be_batched,
     prose_of,
@@ -143,6 +145,8 @@ def inspect_function(
     queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
     prose = prose_of(text)
     of_all = f"{prose}\n\n{prose_of(helpers)}"
+    of_arguments = prose_of(text, of_arguments=True)
+    of_keys = [one for one in found[0][1].parameters if one.role in ("key_mask", *OF_KEYS)]
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
@@ -163,10 +167,10 @@ def inspect_function(
         or {},
         "meant": meant_in(f"{name}\n{text}", helpers),
         "says_added": says_added(words_of(text)),
-        "unscaled": is_unscaled(f"{name}\n{words_of(text)}"),
+        "unscaled": is_unscaled(f"{name}\n{words_of(text)}\n{documentation_of_file(function)}"),
+        "key_mask_means": what_true_means(of_arguments, of_keys),
     }
     found = _with_vectors(found, own["axes"])
-    of_arguments = prose_of(text, of_arguments=True)
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function
@@ -259,6 +263,7 @@ def _function_readings(
         called, parameters = adapted
     if not roles and (bordered := with_borders(called, parameters)) is not None:
         called, parameters = bordered
+    parameters = [_as_block(one, code_of(function)) for one in parameters]
     heads = heads or heads_bound(function)
     if not roles and (sized := with_configuration(called, parameters, heads or HEADS)) is not None:
         (called, parameters), heads = sized, heads or HEADS
@@ -277,6 +282,15 @@ def _function_readings(
         found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
     more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
     return [*found, *images, *more, *_with_own_window(found, text)]
+
+
+def _as_block(one: Parameter, text: str) -> Parameter:
+    """A window that is said to be the size of blocks, in which all is seen: one block holds all."""
+    name = re.escape(one.name)
+    is_block = rf"(blocks|chunks|pieces|cut into [^.]{{0,20}}) of (size |length )?`*{name}\b"
+    if role_of(one.name) == "window" and re.search(is_block, text) is not None:
+        return replace(one, role="longest")
+    return one
 
 
 def _keeping_readings(

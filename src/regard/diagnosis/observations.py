@@ -46,6 +46,7 @@ TO_QUERIES_AND_KEYS = re.compile(
     r"\b(quer(y|ies)|q)\W+(and|&|\+)\W+(the )?(keys?|k)\b[^.]{0,60}pos|\bq *= *k *=[^\n]*pos",
     re.IGNORECASE,
 )
+NEAR_BLOCKS = re.compile("local|window|sparse|dilat|neighbo|axial|stride", re.IGNORECASE)
 # What may be None and says nothing of what is computed.
 OF_NO_ATTENTION = re.compile(
     "dtype|device|out$|rng|key$|seed|generator|train|name|precision|layout|return|need|output",
@@ -243,6 +244,30 @@ def adds_positions_to_values(tested: FunctionUnderTest, convention: Convention) 
         one, two = (_returned(tested, convention, {**given, name: a}) for a in (0 * drawn, drawn))
         if one is not None and two is not None and one.shape == two.shape:
             return not agrees(one, two, probe.tolerance(UNITS["float32"]))
+    return False
+
+
+def depends_on_blocks(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether blocks of another size, of which the last is not full, change a result.
+
+    Code that says that only blocks near each other are read is not held to that.
+    """
+    callee = tested.callee
+    block = next((p for p in callee.parameters if p.role == "block" and not p.required), None)
+    code = "\n".join(text for _, text in callee.blocks)
+    if block is None or callee.steps or NEAR_BLOCKS.search(callee.name + code):
+        return False
+    for probe in tested.probes_for(convention):
+        if probe.keep is None and not probe.chunks and probe.sizes["L"] in (5, 70):
+            with contextlib.suppress(NotOfferedError):
+                given = arguments_for(callee, convention, probe)
+                whole = _returned(tested, convention, given)
+                for size in (2, 3):
+                    own = _returned(tested, convention, {**given, block.name: size})
+                    comparable = whole is not None and own is not None and own.shape == whole.shape
+                    near = probe.tolerance(UNITS["float32"])
+                    if comparable and not agrees(own, whole, near):  # type: ignore[arg-type]
+                        return True
     return False
 
 

@@ -196,6 +196,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "batched": callee.batched,
                 "adapted": callee.adapted,
                 "mask_means": callee.mask_means,
+                "key_mask_means": callee.key_mask_means,
                 "window_means": callee.window_means,
                 "causal_aligns": callee.causal_aligns,
                 "says_pieces": callee.says_pieces,
@@ -271,7 +272,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(all(type(one) is int and 0 < one <= MAX_COUNT for one in content["widths"]))
     for name in ("meant", "without", "unused"):
         _need(type(content[name]) is list and len(content[name]) <= MAX_ARRAYS)
-    _need(content["mask_means"] in ("", "keep", "hide"))
+    _need(all(content[one] in ("", "keep", "hide") for one in ("mask_means", "key_mask_means")))
     _need(content["window_means"] in ("", "inclusive", "exclusive"))
     _need(content["causal_aligns"] in ("", "end", "start"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
@@ -314,7 +315,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
     _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
-    texts = ("steps", "tables", "mask_means", "window_means", "causal_aligns")
+    texts = ("steps", "tables", "mask_means", "key_mask_means", "window_means", "causal_aligns")
     how = {name: content[name] for name in (*texts, *flags)}
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
     own |= {"weights": weights, "heads": heads}

@@ -59,7 +59,8 @@ NAMES = {
     "window": "window windowsize slidingwindow localwindow attentionwindow radius",
     "block": "block blocksize chunk chunksize tile tilesize blockq blockk blockkv chunkq chunkk bq "
     "bk br bc blockm blockn kvchunk qchunk keychunksize querychunksize kvblock qblock nchunks "
-    "numchunks nsplits numsplits slicesize nblocks numblocks splits",
+    "numchunks nsplits numsplits slicesize nblocks numblocks splits querychunk keychunk chunklen "
+    "chunklength blocklen blocksizeq blocksizek qblocksize kvblocksize kvchunksize qchunksize",
     "cache": "cache kvcache past pastkv pastkeyvalue pastkeyvalues layerpast state carry prevkv",
     "cache_k": "pastk kcache cachek keycache pastkey pastkeys kpast prevk cachedk cachedkeys",
     "cache_v": "pastv vcache cachev valuecache pastvalue pastvalues vpast prevv cachedv "
@@ -209,6 +210,7 @@ class Callee:
     meant: tuple[str, ...] = ()  # names of mistakes that its text says are meant
     says_added: bool = False  # whether its text says that a mask is added to the scores
     unscaled: bool = False  # whether its name or its text says that scores are not scaled
+    key_mask_means: str = ""  # the same of a mask of padded keys beside another mask
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
     blocks: tuple[Block, ...] = ()  # its code, and that of its file that it calls
 

@@ -37,6 +37,7 @@ MAKES_MASK = re.compile(
 
 # What makes a layer or a parameter, and the methods in which being read is no use of it.
 MAKES_LAYER = re.compile(r"(Linear|Dense|Conv1d|Conv2d|Parameter|Embedding)$")
+MOST_DOCUMENTATION = 2000  # characters at the top of a file
 MAKES_ONLY = re.compile(
     "__init__|_?(re)?init(ialize)?_?(weights?|param\\w*)|_?reset_param\\w*|setup|build"
 )
@@ -120,6 +121,14 @@ def code_of_file(function: Any) -> str:
     kind = own if inspect.isroutine(own) or inspect.isclass(own) else type(own)
     module = sys.modules.get(getattr(inspect.unwrap(kind), "__module__", ""))
     return text_of(module) if getattr(module, "__file__", "") else ""
+
+
+def documentation_of_file(function: Any) -> str:
+    """The documentation at the top of the file in which a function or class is written."""
+    kind = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+    module = sys.modules.get(getattr(kind, "__module__", "") or "")
+    alone = module is not None and not hasattr(module, "__path__")  # and not that of a package
+    return str(getattr(module, "__doc__", "") or "")[:MOST_DOCUMENTATION] if alone else ""
 
 
 def turns_rows(code: str) -> bool:

@@ -186,7 +186,7 @@ def _key_head(choose: Callable[[Array, int, int], Array]) -> Variants:
     def output(values: Values, probe: Probe) -> Array:
         return np.asarray(values["weights"] @ chosen(values["values"], probe.sizes["H"]))
 
-    return (*both(scores=scores, output=output), replacing(output=output))
+    return (*both(scores=scores, output=output), *both(scores=scores), replacing(output=output))
 
 
 def _rearranged(

@@ -315,6 +315,15 @@ CALLS: Entries = {
             "x = x + self.pos[:, : x.size(1)]; angles = torch.outer(past + torch.arange(L), freqs)",
         ),
     ),
+    "blocks_change_the_output": (
+        "the size of the blocks changes the result",
+        "Right code gives the same for every size, also where the last block is not full.",
+        (),
+        (
+            "block = Q[start : min(start + size, len(Q))]  # the last one may be shorter",
+            "block = q[:, start : start + size]  # the last one may be shorter",
+        ),
+    ),
     "queries_from_context": (
         "queries are made of the context: the output has a row for each of its tokens",
         "The two are exchanged: a query asks, and what it reads is the context.",
@@ -359,6 +368,7 @@ _BY_NAME = {one.name: one for one in OF_CALLS}
 MASKS_OF_WINDOWS = _BY_NAME["masks_of_windows_misplaced"]
 INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
+BLOCKS_MATTER = _BY_NAME["blocks_change_the_output"]
 QUERIES_FROM_CONTEXT = _BY_NAME["queries_from_context"]
 POSITIONS_IN_VALUES = _BY_NAME["positions_in_values"]
 LAYER_UNUSED = _BY_NAME["layer_unused"]
