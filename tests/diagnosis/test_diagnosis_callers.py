@@ -248,6 +248,15 @@ def fused_einsums(params, x):
     return np.einsum("bhtd,hdm->btm", np.einsum("bhts,bsd->bhtd", a, v), params["wo"])
 
 
+def as_shazeer_writes_it(x, m, mask, P_q, P_k, P_v, P_o):
+    """x: [b, n, d]; m: [b, m, d]; mask: None or added; P_q, P_o: [h, d, k]; P_k, P_v: [d, k]"""
+    q = np.einsum("bnd,hdk->bhnk", x, P_q)
+    k, v = (np.einsum("bmd,dk->bmk", m, w) for w in (P_k, P_v))
+    s = np.einsum("bhnk,bmk->bhnm", q, k) / q.shape[-1] ** 0.5
+    w = softmax(s if mask is None else s + mask)
+    return np.einsum("bhnk,hdk->bnd", np.einsum("bhnm,bmk->bhnk", w, v), P_o)
+
+
 def one_after_the_other(Q, K, V, Wq, Wk, Wv, Wo):
     """Wq, Wk, Wv: (h, d, d_head), one matrix for each head; Wo: (h * d_head, d)"""
     heads = []
@@ -264,6 +273,7 @@ def test_einsums_and_words_say_which_axes_weights_have():
         (by_einsums, ()),
         (heads_first, ("weights_transposed",)),
         (fused_einsums, ()),
+        (as_shazeer_writes_it, ()),
         (one_after_the_other, ("heads_merged_interleaved",)),
     ):
         found = regard.diagnose(function)
@@ -425,6 +435,20 @@ class FromAFreshCache(HeadByHead):
 def test_an_object_that_begins_anew_in_each_call_keeps_nothing_between_them():
     found = regard.diagnose(FromAFreshCache)
     assert found.verdict == "right", found
+
+
+def one_step(q, k_new, v_new, cache, pos):
+    """q: (B, H, D); k_new, v_new: (B, K, D), H a multiple of K; cache: (B, T, K, D) each"""
+    keys, values = (one.copy() for one in (cache["k"], cache["v"]))
+    keys[:, pos], values[:, pos] = k_new, v_new
+    each = q.shape[1] // k_new.shape[1]
+    k, v = (one[:, : pos + 1].repeat(each, 2) for one in (keys, values))
+    w = softmax(np.einsum("bhd,bthd->bht", q, k) / q.shape[-1] ** 0.5)
+    return np.einsum("bht,bthd->bhd", w, v), {"k": keys, "v": values}
+
+
+def test_a_step_with_a_cache_is_called_token_by_token_whatever_its_text_says_of_heads():
+    assert regard.diagnose(one_step).verdict == "right"
 
 
 def of_lengths(q, k, v, q_lens, kv_lens):

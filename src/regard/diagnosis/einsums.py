@@ -117,19 +117,16 @@ def _name(node: ast.expr) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
-def in_axes(whole: Array, axes: str, heads: int) -> Array:
-    """A matrix with the axes of a weight: (M, H · D), of an output (H · D, M), or several of them.
+def in_axes(whole: Array, axes: str, heads: int, *, output: bool = False) -> Array:
+    """A matrix with the axes of a weight: (M, H · D), several of them, or an output's (H · D, M).
 
-    >>> in_axes(np.zeros((6, 8)), "HMD", 2).shape, in_axes(np.zeros((8, 6)), "HDM", 2).shape
+    >>> own, last = np.zeros((6, 8)), np.zeros((8, 6))
+    >>> in_axes(own, "HMD", 2).shape, in_axes(last, "HDM", 2, output=True).shape
     ((2, 6, 4), (2, 4, 6))
     >>> in_axes(np.zeros((2, 6, 8)), "MPHD", 2).shape, in_axes(np.zeros((6, 4)), "DM", 1).shape
     ((6, 2, 2, 4), (4, 6))
     """
-    known = "P" * (whole.ndim == 3)
-    if axes.index("D") < axes.index("M") and "H" in axes and axes.index("H") < axes.index("M"):
-        known += "HDM"
-    else:
-        known += "MHD"
+    known = "P" * (whole.ndim == 3) + ("HDM" if output else "MHD")
     at = known.index("M")
     sizes = {"P": len(whole), "M": whole.shape[-1 if at == len(known) - 1 else -2], "H": heads}
     split = whole.reshape([sizes.get(axis, -1) for axis in known])

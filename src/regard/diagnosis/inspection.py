@@ -326,7 +326,8 @@ def _readings_of(
         has_flag = any(role_of(one.name) == "heads" for one in parameters)
         counts = [4] if has_flag else [1, 2, 3, 4]
     found: list[Reading] = []
-    packed = [] if roles or weights else unpacked(called, parameters)
+    steps_only = any(one.required and role_of(one.name) == "cache" for one in parameters)
+    packed = [] if roles or weights or steps_only else unpacked(called, parameters)
     for other, taken in packed:
         for own in with_roles(taken, {}):
             own = without_weights(own)

@@ -369,8 +369,12 @@ def _settle(found: list[Parameter], stated: Mapping[str, str]) -> None:
             if one.required and one.role in whole and one.name not in stated:
                 found[n] = replace(one, role=whole[one.role])
         roles = {one.role for one in found}
+    several = sum(one.role == "mask" for one in found) > 1
     for n, one in enumerate(found):
         if one.name in stated:
+            continue
+        if one.role == "mask" and several and plain(one.name) == "m":  # the memory, then
+            found[n] = replace(one, role="context")
             continue
         if one.role == "context" and {"query", "value"} <= roles and "key" not in roles:
             found[n] = replace(one, role="key")

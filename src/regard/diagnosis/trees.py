@@ -217,7 +217,7 @@ def _weighed_apart(
 ) -> list[Weighed]:
     """The function with its weights, if each is an argument and einsums give them their heads."""
     required = [p.name for p in parameters if p.required]
-    own = (one for one in required if (role_of(one) or "W_")[:2] in ("W_", "b_"))
+    own = (one for one in required if (role_of(one) or "W_")[:2] in ("W_", "b_"))  # not a query
     names = {name: role for name in own if (role := projection(name))}
     found = axes_in_words(function, names) | axes_in_einsums(function)
     code = _Code(function, "", [])
@@ -260,7 +260,8 @@ def _shaped(
         parts = [weights[role[:2] + letter] for letter in letters or role[-1]]
         heads = form.groups if (letters or role)[-1] in "kv" and letters != "qkv" else HEADS
         heads = heads if "H" in axes else 1
-        return in_axes(np.stack(parts) if "P" in axes else np.concatenate(parts, -1), axes, heads)
+        whole = np.stack(parts) if "P" in axes else np.concatenate(parts, -1)
+        return in_axes(whole, axes, heads, output=role[-1] == "o")
     if letters:
         whole = np.concatenate([weights[role[:2] + letter] for letter in letters], axis=-1)
         return whole.T.copy() if form.turned and whole.ndim == 2 else whole
@@ -322,6 +323,8 @@ def _made(kind: Any, tree: Any) -> Any:
 
 def projection(name: str) -> str:
     """The role of a weight by its name, W_q for a fused one; or nothing."""
+    if (own := re.fullmatch("[Pp]_([qkvo])", name)) is not None:  # as Shazeer writes them
+        return f"W_{own[1]}"
     bare = _without_bias(name)
     if fused_order(bare):
         return "W_q" if bare == name else "b_q"
