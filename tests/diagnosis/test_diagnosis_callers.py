@@ -471,3 +471,33 @@ def of_earlier_lengths(q, k, v, q_lens, kv_lens):
 def test_lengths_of_texts_are_given_as_numbers():
     assert regard.diagnose(of_lengths).verdict == "right"
     assert regard.diagnose(of_earlier_lengths).names == ("earlier_texts_read",)
+
+
+def turned(x, past):
+    angles = (past + np.arange(x.shape[-2]))[:, None] * 10000.0 ** (
+        -np.arange(0, x.shape[-1], 2) / x.shape[-1]
+    )
+    even, odd, c, s = x[..., ::2], x[..., 1::2], np.cos(angles), np.sin(angles)
+    return np.stack([even * c - odd * s, even * s + odd * c], -1).reshape(x.shape)
+
+
+def one_key_head(begins_anew):
+    def attention(x, wq, wk, wv, wo, n_heads, cache=None):
+        """Rotary positions. wq: (M, H*D); wk, wv: (M, D); wo: (H*D, M); x: (B, T, M)"""
+        past = 0 if cache is None else cache[0].shape[1]
+        place = 0 if begins_anew else past
+        q = (x @ wq).reshape(*x.shape[:2], n_heads, -1).swapaxes(1, 2)
+        k, v = turned(x @ wk, place), x @ wv
+        if cache is not None:
+            k, v = np.concatenate([cache[0], k], 1), np.concatenate([cache[1], v], 1)
+        s = turned(q, place) @ k[:, None].swapaxes(-1, -2) / q.shape[-1] ** 0.5
+        seen = np.arange(k.shape[1]) <= past + np.arange(x.shape[1])[:, None]
+        o = softmax(np.where(seen, s, -np.inf)) @ v[:, None]
+        return o.swapaxes(1, 2).reshape(*x.shape[:2], -1) @ wo, (k, v)
+
+    return attention
+
+
+def test_one_key_head_is_known_by_the_documented_columns_of_its_weights():
+    assert regard.diagnose(one_key_head(False)).verdict == "right"
+    assert regard.diagnose(one_key_head(True)).names == ("rotary_from_zero_in_each_call",)

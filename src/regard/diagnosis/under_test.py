@@ -42,6 +42,10 @@ COUNTED = re.compile(r"mask\w*(\.\w+\(\))*\.sum\(|sum\(\w*mask|lengths|right.pad
 CALLS_IN_ALL = 10
 
 
+# Code of rotary positions, which turn pairs of features.
+TURNS = re.compile(r"rope|rotary|rotat", re.IGNORECASE)
+
+
 @dataclass(frozen=True)
 class StatedConventions:
     """What the user says about the conventions; None is to be found out."""
@@ -277,10 +281,28 @@ def _projected_by_arguments(callee: Callee, more: dict[str, Any]) -> Iterator[Pr
     width = 6 if 6 % (callee.heads or 1) == 0 else 3 * (callee.heads or 1)
     square = {name: (width,) * len(shape) for name, shape in taken.items()}
     if "heads" in callee.roles:
-        yield from projected_probes(square, callee.heads or 2, **more)
+        heads, groups = callee.heads or 2, None
+        if TURNS.search("".join(text for _, text in callee.blocks)):  # an even width of heads
+            square = {name: (4 * heads,) * len(shape) for name, shape in taken.items()}
+            width = 4 * heads
+        if _keys_are_narrower(callee):
+            of_keys = {
+                n: (*shape[:-1], width // heads) for n, shape in square.items() if n[-1] in "kv"
+            }
+            square, groups = square | of_keys, 1
+        yield from projected_probes(square, heads, groups, **more)
         return
     yield from projected_probes(square, 1, **more)
     yield from projected_probes(taken, 1, **more)
+
+
+def _keys_are_narrower(callee: Callee) -> bool:
+    """Whether W_k is documented with other columns than W_q: (M, D) and (M, H · D)."""
+    roles = callee.roles
+    if not {"W_q", "W_k"} <= roles.keys() or "key_heads" in roles:
+        return False
+    own, other = (callee.axes.get(roles[one].name, "") for one in ("W_q", "W_k"))
+    return len(own) == len(other) == 2 and own[0] == other[0] and own[1] != other[1]
 
 
 def _packed_probes(heads: int, batch: int, rank: int) -> Iterator[Probe]:
