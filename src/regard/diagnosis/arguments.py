@@ -93,6 +93,8 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return sizes["D"] * sizes["H"]
         case "softcap":
             return 1e9
+        case "turned":  # how many features rotary positions turn
+            return sizes["D"]
         case "layer":  # of these sizes; running.py makes it
             return f"{sizes['H']} {sizes['G']} {sizes['D']}"
         case "cos" | "sin":

@@ -85,6 +85,7 @@ NAMES = {
     "layer": "module layer attnmodule attnlayer attentionmodule",
     "distances": "posemb posembs posembed posembedding posembeddings relpos relposemb relposenc "
     "relativepositions relativepositionembeddings posenc posencoding rpos",
+    "turned": "rotarydim rotarydims rotdim rotdims ropedim rotaryndims nrot",
     "layer_number": "layeridx layerindex layerid layernumber layeri li",
     "none": "rng prngkey dropoutrng dropoutkey generator",
     "grouped": "enablegqa gqa",
