@@ -501,3 +501,24 @@ def one_key_head(begins_anew):
 def test_one_key_head_is_known_by_the_documented_columns_of_its_weights():
     assert regard.diagnose(one_key_head(False)).verdict == "right"
     assert regard.diagnose(one_key_head(True)).names == ("rotary_from_zero_in_each_call",)
+
+
+def of_two_sides(shifted):
+    def attention(q, k, v, causal=False, window_size=(-1, -1)):
+        """(L, D). Keys from window_size[0] before to window_size[1] after the query; -1: no limit."""
+        left, right = (window_size[0], 0) if causal else window_size
+        late = len(k) - len(q)
+        apart = np.arange(len(k)) - np.arange(len(q))[:, None] - late
+        hidden = np.zeros(apart.shape, bool)
+        if left >= 0:
+            hidden |= apart + (0 if shifted else late) < -left
+        if right >= 0:
+            hidden |= apart > right
+        return softmax(np.where(hidden, -np.inf, q @ k.T / q.shape[-1] ** 0.5)) @ v
+
+    return attention
+
+
+def test_a_window_of_two_sides_is_given_one_of_each():
+    assert regard.diagnose(of_two_sides(True)).verdict in ("right", "fragile")
+    assert regard.diagnose(of_two_sides(False)).verdict in ("unknown", "mistaken")

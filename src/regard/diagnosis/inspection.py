@@ -45,7 +45,7 @@ from regard.diagnosis.documented import documented_axes, letters_of
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.layouts import is_of_keys, layout_said
 from regard.diagnosis.mask_words import what_true_means
-from regard.diagnosis.packing import unpacked, with_borders
+from regard.diagnosis.packing import unpacked, with_borders, with_one_window
 from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
 from regard.diagnosis.signature import (
     MOST_READINGS,
@@ -263,6 +263,8 @@ def _function_readings(
         called, parameters = adapted
     if not roles and (bordered := with_borders(called, parameters)) is not None:
         called, parameters = bordered
+    if not roles and (windowed := with_one_window(called, parameters)) is not None:
+        called, parameters = windowed
     parameters = [_as_block(one, code_of(function)) for one in parameters]
     heads = heads or heads_bound(function)
     if not roles and (sized := with_configuration(called, parameters, heads or HEADS)) is not None:

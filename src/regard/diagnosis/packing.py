@@ -84,6 +84,34 @@ def _side_of_lengths(name: str) -> str:
     return "" if own is None else "query" if own[1] or own[2] else "key"
 
 
+def with_one_window(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> Alternative | None:
+    """A function that takes how far a window reaches to the left and to the right, as one of keys.
+
+    It does not reach to the right where a flag makes attention causal.
+    """
+    pair = next((one for one in parameters if _is_window_of_two(one)), None)
+    if pair is None:
+        return None
+    flags = [one.name for one in parameters if role_of(one.name) == "causal"]
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        if type(count := given.get(pair.name)) is int:
+            causal = any(given.get(one) for one in flags)
+            given = {**given, pair.name: (count - 1, 0 if causal else count - 1)}
+        return given
+
+    known = [replace(one, default=None) if one is pair else one for one in parameters]
+    return Packing(function, pack), [replace(one, keyword=True) for one in known]
+
+
+def _is_window_of_two(one: Parameter) -> bool:
+    return (
+        role_of(one.name) == "window" and isinstance(one.default, tuple) and len(one.default) == 2
+    )
+
+
 def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> list[Alternative]:
     """Every way in which a function may take its arrays packed; none if its names say nothing."""
     required = {plain(one.name): one for one in parameters if one.required}
