@@ -505,7 +505,7 @@ def test_one_key_head_is_known_by_the_documented_columns_of_its_weights():
 
 def of_two_sides(shifted):
     def attention(q, k, v, causal=False, window_size=(-1, -1)):
-        """(L, D). Keys from window_size[0] before to window_size[1] after the query; -1: no limit."""
+        """(L, D). Keys from window_size[0] before to window_size[1] after it; -1: no limit."""
         left, right = (window_size[0], 0) if causal else window_size
         late = len(k) - len(q)
         apart = np.arange(len(k)) - np.arange(len(q))[:, None] - late
