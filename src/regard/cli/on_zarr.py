@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,9 @@ def compute(
         ):
             end = over_zarr.attention(**given, executor=executor, workers=number, watch=watch)
     except KeyboardInterrupt:
+        # The process ends; what zarr's own loop had begun is nothing that a user has to know of.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        logging.getLogger("asyncio").disabled = True
         place = safe_text(Output(targets["output"]).folder, 200)
         raise KeyboardInterrupt(f"the same command goes on from {place}") from None
     if end.kept:
