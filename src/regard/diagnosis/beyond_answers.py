@@ -93,7 +93,7 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield POSITIONS_UNUSED
     if tested.callee.unused:
         names = ", ".join(tested.callee.unused)
-        yield replace(LAYER_UNUSED, why=f"{names}: {LAYER_UNUSED.why}")
+        yield replace(LAYER_UNUSED, why=f"Nothing reads {names}. {LAYER_UNUSED.why}")
     if depends_on_blocks(tested, own.conventions[0]):
         yield BLOCKS_MATTER
     if _has_rows_of_context(tested):

@@ -30,10 +30,8 @@ _HEADS = "regard_made_with_heads"
 MODEL_NAMES = ("d", "dim", "width")  # of the embeddings in a constructor, of a head elsewhere
 HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
 # A width of which a quarter and a half are even, for a part of it that rotary positions turn.
-ROUND_WIDTH, PARTIAL = (
-    8,
-    re.compile("rotary_pct|partial_rotary|rotary_(ndims|dim|percent)|rope_pct"),
-)
+ROUND_WIDTH = 8
+PARTIAL = re.compile("rotary_pct|partial_rotary|rotary_(ndims|dim|percent)|rope_pct")
 DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")

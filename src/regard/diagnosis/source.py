@@ -35,9 +35,9 @@ MAKES_MASK = re.compile(
 )
 
 
+MOST_DOCUMENTATION = 2000  # characters at the top of a file
 # What makes a layer or a parameter, and the methods in which being read is no use of it.
 MAKES_LAYER = re.compile(r"(Linear|Dense|Conv1d|Conv2d|Parameter|Embedding)$")
-MOST_DOCUMENTATION = 2000  # characters at the top of a file
 MAKES_ONLY = re.compile(
     "__init__|_?(re)?init(ialize)?_?(weights?|param\\w*)|_?reset_param\\w*|setup|build"
 )
@@ -87,9 +87,8 @@ def _words_in(node: ast.AST) -> Iterator[str]:
 
 def _is_dead(assignment: ast.Assign, read: set[str]) -> bool:
     """Whether an assignment is to one name, which is not among those that are read."""
-    target = assignment.targets[0]
-    alone = len(assignment.targets) == 1 and isinstance(target, ast.Name)
-    return alone and isinstance(target, ast.Name) and target.id not in read
+    target, *others = assignment.targets
+    return not others and isinstance(target, ast.Name) and target.id not in read
 
 
 def code_of(function: Any) -> str:

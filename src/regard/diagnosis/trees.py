@@ -225,7 +225,7 @@ def _weighed_apart(
     code.names, code.leaves = names, []
     of_weights = {name for name, role in names.items() if role[:2] == "W_" and role != "W_o"}
     has_heads = any("H" in axes for axes in code.axes.values())
-    if not has_heads or of_weights > code.axes.keys() or not {*PROJECTIONS} <= code.roles:
+    if not has_heads or not of_weights <= code.axes.keys() or not {*PROJECTIONS} <= code.roles:
         return []
     rest = [replace(one, keyword=True) for one in parameters if one.name not in names]
     weighed = list[Weighed]()

@@ -350,7 +350,7 @@ CALLS: Entries = {
     ),
     "layer_unused": (
         "a layer or a parameter is made and never read",
-        "what it was made for is missing, or another one is used twice.",
+        "What it was made for is missing, or another one is used twice.",
         (),
         ("output = merged @ W_o  # every weight of the layer is used", "return self.out(merged)"),
     ),
