@@ -43,7 +43,7 @@ CALLS_IN_ALL = 10
 
 
 # Code of rotary positions, which turn pairs of features.
-TURNS = re.compile(r"rope|rotary|rotat", re.IGNORECASE)
+TURNS = re.compile(r"rope|rotary|rotate|rotation|rotating", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
