@@ -56,6 +56,7 @@ mathjax3_config = {"options": {"enableMenu": False}}
 html_theme = "pydata_sphinx_theme"
 html_title = "regard"
 html_css_files = ["site.css"]
+html_js_files = ["keyboard.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_sidebars = {"index": []}

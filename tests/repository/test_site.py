@@ -180,11 +180,13 @@ class TestBuilt:
             "classroom/animals",
             "docs/training",
             "gallery/index",
+            "bounds",
             "reference/mistakes/softmax_over_queries",
             "reference/tests/test_semantics_masks",
             "reference/api/regard.attention",
         ):
             page = open_page(name, width, scheme)
+            page.evaluate("async () => { await window.MathJax?.startup?.promise }")
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
             found = Axe().run(page)["violations"]
             assert [(one["id"], one["nodes"][0]["html"]) for one in found] == [], name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,31 @@ def test_on_a_phone_an_opened_number_is_in_sight_above_its_explanation(open_page
             opened, sheet = page.evaluate(places)
             assert 0 <= opened["top"] < opened["bottom"] <= sheet["top"], name
             page.locator("#why .operand").last.press("Enter")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_has_a_shadow_where_it_goes_on_beside_the_edge(
+    open_page: Open, scheme: str
+) -> None:
+    from matplotlib.image import imread
+
+    page = open_page(example("look-back"), width=390, scheme=scheme)
+    wide, narrow = "scrollWidth > e.clientWidth + 50", "scrollWidth == Math.max(e.clientWidth, 99)"
+    tables = "[...document.querySelectorAll('[data-step] .sheet')]"
+
+    def ground_changes(which: str, scrolled: str) -> bool:
+        """Whether the last pixels of an upper edge are of another colour than those before."""
+        found = f"{tables}.find(e => e.{which})"
+        page.evaluate(f"{found}.scrollIntoView({{block: 'center'}})")
+        page.evaluate(f"{found}.scrollLeft = {scrolled}")
+        box = page.evaluate(f"{found}.getBoundingClientRect().toJSON()")
+        clip = {"x": box["right"] - 60, "y": box["y"] + 1, "width": 60, "height": 1}
+        edge = imread(io.BytesIO(page.screenshot(clip=clip)))[0]
+        return bool(np.abs(edge[-2] - edge[2]).max() > 0.05)
+
+    assert ground_changes(wide, "0")
+    assert not ground_changes(wide, "9999")
+    assert not ground_changes(narrow, "0")
 
 
 def test_arrow_keys_stay_in_the_table_and_home_and_end_go_to_its_sides(open_page: Open) -> None:
