@@ -102,6 +102,34 @@ def test_a_parameter_that_nothing_reads_is_named():
     assert unused_layers(of_torch.MultiHead) == ()
 
 
+@pytest.mark.parametrize(
+    ("inputs", "added", "again", "names"),
+    [
+        ("hhh", "x", False, ()),
+        ("xxx", "x", True, ()),
+        ("hhh", "h", False, ("normalised_input_added",)),
+        ("hxx", "x", False, ("norm_misses_a_part",)),
+        ("hhx", "x", True, ("norm_misses_a_part",)),
+    ],
+)
+def test_what_a_normalisation_reaches_is_seen(inputs, added, again, names):
+    import torch
+
+    class PreNormLayer(torch.nn.Module):
+        def __init__(self, dim, heads):
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(dim)
+            self.attention = torch.nn.MultiheadAttention(dim, heads, batch_first=True)
+
+        def forward(self, x):
+            known = {"x": x, "h": self.norm(x)}
+            x = known[added] + self.attention(*(known[one] for one in inputs))[0]
+            return self.norm(x) if again else x
+
+    found = regard.diagnose(PreNormLayer)
+    assert (found.names, found.ok) == (names, not names), str(found)
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_positions_of_queries_and_keys_that_reach_the_values_are_named(everywhere):
     import torch

@@ -91,6 +91,8 @@ BY_HAND = {
     "integer_mask_inverted",
     "positions_unused",
     "layer_unused",
+    "normalised_input_added",
+    "norm_misses_a_part",
     "blocks_change_the_output",
     "queries_from_context",
     "scale_of_a_part",

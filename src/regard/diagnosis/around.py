@@ -17,8 +17,9 @@ from regard.diagnosis.signature import Parameter
 FIRST = re.compile(r"\b[bn]\w*\W+c\w*\W+[hw]\w*\W+[hw]\b", re.IGNORECASE)  # B, C, H, W
 LAST = re.compile(r"\b[bn]\w*\W+h\w*\W+w\w*\W+[cd]\w*\b", re.IGNORECASE)  # B, H, W, C
 _INPUTS = "(x|src|tgt|inputs?|identity|residual|shortcut|skip|hidden_states|latents)"
-RESIDUAL = re.compile(rf"\+ *{_INPUTS}\b|\b{_INPUTS} *\+(?!=? *(pos|1))")
-
+RESIDUAL = re.compile(
+    rf"\+ *{_INPUTS}\b|\b{_INPUTS} *\+(?!=? *(pos|1))|[\w\])] *\+=? *self\.\w*(drop|att|mha)\w*\("
+)
 
 IMAGES = re.compile(
     r"\bx\b[^\n]{0,24}\(\s*[bn]\w*\s*,\s*h\w*\s*,\s*w\w*\s*,\s*[cd]\w*\s*\)", re.IGNORECASE

@@ -15,27 +15,29 @@ from regard.diagnosis.hypotheses import Hypothesis
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import is_causal
 from regard.diagnosis.mistakes import all_mistakes
-from regard.diagnosis.mistakes.entry import Mistake
-from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
-from regard.diagnosis.mistakes.numerics import (
+from regard.diagnosis.mistakes.calls import (
     BLOCKS_MATTER,
-    COMPUTED_IN_HALF,
     DROPOUT_LEFT_ON,
     INTEGER_MASK,
     LATER_TOKENS,
     LAYER_UNUSED,
     MASKS_OF_WINDOWS,
+    OF_NORMS,
     POSITIONS_IN_VALUES,
     POSITIONS_UNUSED,
     QUERIES_FROM_CONTEXT,
     STALE_CONTEXT,
 )
+from regard.diagnosis.mistakes.entry import Mistake
+from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
+from regard.diagnosis.mistakes.numerics import COMPUTED_IN_HALF
 from regard.diagnosis.observations import (
     adds_positions_to_values,
     depends_on_blocks,
     inverts_integers,
     keeps_context,
     masks_of_windows_misplaced,
+    what_norms_miss,
 )
 from regard.diagnosis.precision import HALF
 from regard.diagnosis.probe import RIGHT
@@ -94,6 +96,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
     if tested.callee.unused:
         names = ", ".join(tested.callee.unused)
         yield replace(LAYER_UNUSED, why=f"Nothing reads {names}. {LAYER_UNUSED.why}")
+    if missed := what_norms_miss(tested, own.conventions[0]):
+        yield OF_NORMS[missed]
     if depends_on_blocks(tested, own.conventions[0]):
         yield BLOCKS_MATTER
     if _has_rows_of_context(tested):

@@ -21,6 +21,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.changed_text import parsed
+from regard.diagnosis.norms import NORM, without_norms
 from regard.diagnosis.signature import plain, role_of, text_of
 from regard.errors import OptionError, safe_text
 
@@ -76,7 +77,6 @@ GATE = re.compile("(gamma|gate|alpha|beta)$")
 SHARPNESS = re.compile(r"(scale|temperature|tau)$")
 # A layer whose sigmoid multiplies it; with a large bias it multiplies by 1.
 GATE_LAYER = re.compile("gat(e|ing)|g_proj$|linear_g$")
-NORM = re.compile("Norm$")
 # Layers behind attention, whose output is added: without numbers they add nothing.
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 
@@ -199,7 +199,7 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
     if hasattr(own, "state_dict") and hasattr(own, "parameters"):
         import torch
 
-        own = _without_norms(own).eval()
+        own = without_norms(own).eval()
         own = own.float() if narrow else own.double()
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -243,17 +243,6 @@ def arrays_of_layer(part: Any) -> dict[str, Any]:
         return {}
     bias = next((n for n in ("bias", "b") if _is_float(own.get(n))), "")
     return {name: own[name] for name in (weight, bias) if name}
-
-
-def _without_norms(module: Any) -> Any:
-    """The module with its normalisations replaced by nothing: attention alone is judged."""
-    import torch
-
-    for part in [*module.modules()]:
-        for name, child in part.named_children():
-            if NORM.search(type(child).__name__):
-                setattr(part, name, torch.nn.Identity())
-    return module
 
 
 def without(thing: Any) -> list[str]:

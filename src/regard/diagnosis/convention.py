@@ -92,8 +92,9 @@ def from_layout(array: Array, axes: str, layout: str, shape: tuple[int, ...]) ->
 UPSTREAM = "d output"
 
 
-# A look inside: the scores that softmaxes get, or by what q·k is multiplied in them, and its width.
-Look = Literal["", "scores", "factors"]
+# A look inside: the scores that softmaxes get, or by what q·k is multiplied in them, and its width;
+# or the results with every normalisation that is left out doubled.
+Look = Literal["", "scores", "factors", "doubled"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from regard.diagnosis.fitted import fitted
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.measured import is_causal, order_matters
 from regard.diagnosis.mistakes import linear
-from regard.diagnosis.mistakes.numerics import POSITIONS_RESTART, TOKENS_MISPLACED
+from regard.diagnosis.mistakes.calls import POSITIONS_RESTART, TOKENS_MISPLACED
 from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.trees import FEWER_KEYS

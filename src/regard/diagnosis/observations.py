@@ -6,6 +6,7 @@ Must not know mistakes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.arguments import NotOfferedError, arguments_for, mask_role
-from regard.diagnosis.calling import call_again
+from regard.diagnosis.calling import Once, call_again
 from regard.diagnosis.convention import Answer, Convention, Question, agrees, spell
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.description import describe_call
@@ -44,6 +45,13 @@ OF_POSITIONS = re.compile("^(\\w*_)?pos(_?emb\\w*|_?enc\\w*|itions?\\w*)?$", re.
 TO_QUERIES_AND_KEYS = re.compile(
     r"(pos|encod|embed)[^.]{0,90}\b(quer(y|ies)|q)\W+(and|&|\+)\W+(the )?(keys?|k)\b|"
     r"\b(quer(y|ies)|q)\W+(and|&|\+)\W+(the )?(keys?|k)\b[^.]{0,60}pos|\bq *= *k *=[^\n]*pos",
+    re.IGNORECASE,
+)
+# Normalisations of queries and keys, which reach these alone.
+OF_SCORES = re.compile(r"(^|[._])(q|k|qk|query|key)(_|norm|ln|$)", re.IGNORECASE)
+# What a layer's text says where the input is normalised before attention, and not after it.
+NORM_FIRST = re.compile(
+    r"\bpre[- _]?(layer)?(norm|ln)|norm[_ ]?first|\b\w+ \+ [\w.]+\((ln|layer_?norm|rms_?norm|norm)",
     re.IGNORECASE,
 )
 NEAR_BLOCKS = re.compile("local|window|sparse|dilat|neighbo|axial|stride", re.IGNORECASE)
@@ -176,6 +184,46 @@ def keeps_context(tested: FunctionUnderTest, convention: Convention) -> bool:
     if alone is None or after is None:
         return False
     return not agrees(after, alone, new.tolerance(UNITS["float32"]))
+
+
+def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:
+    """Whether normalisations reach the input that is "added", or not each "part" of attention.
+
+    With F the layer, A(x) = F(x) − x and every normalisation doubled, it computes c·(x + b·A(a·x)),
+    where a, b and c are 1 or 2 for each normalisation before attention, after it and at the end.
+    """
+    callee = tested.callee
+    names = [one for one in callee.without if one != "residual"]
+    if "residual" not in callee.without or callee.roles.keys() & {"context", "query"}:
+        return ""
+    text = "\n".join((callee.name, *(code for _, code in callee.blocks)))
+    if not names or any(map(OF_SCORES.search, names)) or not NORM_FIRST.search(text):
+        return ""
+    probe = next((p for p in tested.probes_for(convention) if not p.has_rules), None)
+    if probe is None or "embeddings" not in probe.inputs:
+        return ""
+    rows = probe.inputs["embeddings"]
+    doubled = replace(tested, put=Once(lambda one: tested.put(replace(one, looks="doubled"))))
+    doubled.answers, doubled.probes = {}, {}
+    seen = doubled.ask(convention, probe).output
+    asked = {a: tested.ask(convention, _times(probe, a)).output for a in (1, 2, 4)}
+    parts = {a: one for a, one in asked.items() if one is not None}
+    if seen is None or len(parts) < len(asked):
+        return ""
+    whole = seen + rows  # the layer is called without the input that it adds
+
+    def is_whole(expected: Array) -> bool:
+        return agrees(whole, expected, 8 * probe.tolerance(UNITS["float32"]))
+
+    factors = itertools.product((1, 2, 4), repeat=3)
+    if any(is_whole(c * (rows + b * parts[a])) for a, b, c in factors):
+        return ""
+    return "added" if is_whole(2 * rows + parts[2]) else "part"
+
+
+def _times(probe: Probe, factor: int) -> Probe:
+    inputs = {**probe.inputs, "embeddings": factor * probe.inputs["embeddings"]}
+    return probe if factor == 1 else replace(probe, inputs=inputs, name=f"{probe.name}, {factor} x")
 
 
 def masks_of_windows_misplaced(tested: FunctionUnderTest, convention: Convention) -> bool:

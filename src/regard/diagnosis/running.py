@@ -28,6 +28,7 @@ from regard.diagnosis.convention import UPSTREAM, CallResult, Question, Returned
 from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
 from regard.diagnosis.dropout import without_dropout
 from regard.diagnosis.jax_traces import Traces, Untraceable
+from regard.diagnosis.norms import doubled_norms
 from regard.diagnosis.signature import Callee
 from regard.errors import safe_text
 
@@ -75,6 +76,9 @@ def answer_question(
     """
     if question.change is not None:
         with _one_at_a_time.lock, code.with_change(question.change):
+            return _answers(readings, question, limit, {})
+    if question.looks == "doubled":
+        with _one_at_a_time.lock, doubled_norms(readings[question.reading][0]):
             return _answers(readings, question, limit, {})
     if question.looks:
         return [_scores_inside(readings, question, limit, code)]

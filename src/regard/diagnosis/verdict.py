@@ -38,10 +38,8 @@ from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes import all_mistakes
-from regard.diagnosis.mistakes.numerics import (
-    COMPUTED_IN_FLOAT32,
-    DROPOUT_LEFT_ON,
-)
+from regard.diagnosis.mistakes.calls import DROPOUT_LEFT_ON
+from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32
 from regard.diagnosis.observations import (
     abilities,
     findings,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.mistakes import (
     blocks,
+    calls,
     caps,
     gradients,
     heads,
@@ -18,6 +19,7 @@ from regard.diagnosis.mistakes import (
     linear,
     numerics,
     positions,
+    projections,
     scores,
     softmax,
     windows,
@@ -32,6 +34,7 @@ CATALOGUE: tuple[Mistake, ...] = (
     *softmax.MISTAKES,
     *hiding.MISTAKES,
     *heads.MISTAKES,
+    *projections.MISTAKES,
     *windows.MISTAKES,
     *numerics.MISTAKES,
     *blocks.MISTAKES,
@@ -50,14 +53,14 @@ GRADIENTS: tuple[Mistake, ...] = gradients.MISTAKES
 BY_DIGITS = (
     numerics.COMPUTED_IN_FLOAT32,
     numerics.COMPUTED_IN_HALF,
-    *numerics.OF_CALLS,
+    *calls.OF_CALLS,
 )
 BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT)
 EQUIVALENTS: tuple[Equivalent, ...] = (
     *scores.EQUIVALENTS,
     *hiding.EQUIVALENTS,
     *numerics.EQUIVALENTS,
-    *heads.EQUIVALENTS,
+    *projections.EQUIVALENTS,
     *windows.EQUIVALENTS,
 )
 

@@ -1,0 +1,45 @@
+"""The normalisations of a layer around attention, which is judged without them.
+
+Each is replaced by nothing. Doubling shows what they reach: queries, keys and values get twice the
+input, and the input that is added stays the same. Must not call it, nor know any probe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+NORM = re.compile("Norm$")
+REPLACED = "regard_replaced"  # marks what was put in place of a normalisation
+
+
+def without_norms(module: Any) -> Any:
+    """The torch module with its normalisations replaced by nothing."""
+    import torch
+
+    for part in [*module.modules()]:
+        for name, child in part.named_children():
+            if NORM.search(type(child).__name__):
+                nothing = torch.nn.Identity()
+                setattr(nothing, REPLACED, True)
+                setattr(part, name, nothing)
+    return module
+
+
+@contextlib.contextmanager
+def doubled_norms(function: Callable[..., Any]) -> Iterator[None]:
+    """Let what replaces a normalisation return twice its input for the time of the block."""
+    own = getattr(function, "__wrapped__", function)
+    parts = own.modules() if hasattr(own, "modules") else ()
+    hooks = [
+        part.register_forward_hook(lambda *call: 2 * call[-1])
+        for part in parts
+        if hasattr(part, REPLACED)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
