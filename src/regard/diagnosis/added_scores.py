@@ -18,6 +18,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.arguments import NotOfferedError, arguments_for
 from regard.diagnosis.convention import Convention, Question
+from regard.diagnosis.distance_tables import is_reversed
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.signature import LATENTS
 from regard.diagnosis.under_test import FunctionUnderTest
@@ -247,6 +248,8 @@ def _described(
         fault = fault or "relative_term_transposed" * (unknowns == UNKNOWNS[2])
         if any(abs(factor - share) < 1e-4 for share in SHARES):
             factor = 1.0
+    elif is_reversed(tested, found[..., 0], rows, keys):
+        fault = "relative_bias_reversed"
     apart = np.stack([np.abs(rows - keys), np.ones(len(rows))], -1)
     rest = found[..., 0].T - apart @ np.linalg.lstsq(apart, found[..., 0].T, rcond=None)[0]
     is_linear = not unknowns and bool(np.abs(rest).max() < 1e-6 * np.abs(found).max())

@@ -5,6 +5,7 @@ Must not call the function, nor know mistakes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,9 @@ MASK_PARTS = {
     "batch keys": (ALL, 0, 0),
     "keys": (0, 0, 0),
 }
+# Code that writes into a cache, which has room for what follows.
+WRITTEN = re.compile(r"update_slice|\.at\[|cache\w*\[[^\]\n]*\] *=|index_copy_|scatter")
+ROOM = 2
 KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys", "batch 1 keys")
 WIDER_THAN_ANY_PROBE = 1024  # and not so wide that each query takes long
 DROPOUT = 0.1
@@ -68,6 +72,11 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
             arguments[parameter.name] = _neutral(parameter.role, callee, convention, probe)
         elif parameter.role == "window" and type(parameter.default) is int and parameter.default:
             arguments[parameter.name] = WIDER_THAN_ANY_PROBE  # its default hides keys
+    counts = arguments.get(callee.roles["lengths"].name) if "lengths" in callee.roles else None
+    if counts is not None and callee.has_past and convention.one_query:
+        if (counts < probe.sizes["S"]).any():
+            raise NotOfferedError("its new token comes after all that count")
+        counts -= 1  # so many came before
     return arguments
 
 
@@ -87,6 +96,8 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return sizes["D"] ** (0.5 if convention.scale_divides else -0.5)
         case "block":
             return 1
+        case "pos" if callee.has_past:
+            return sizes["S"] - sizes["L"]
         case "pos" | "layer_number":
             return 0
         case "model":
@@ -165,7 +176,7 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
             "key_value": key,
             "x": query.copy(),
         }
-        if {"cache_k", "cache_v"} <= callee.roles.keys() and not convention.one_query:
+        if {"cache_k", "cache_v"} <= callee.roles.keys():
             found |= _with_past(callee, convention, probe, key, value)
         return found
     embeddings = probe.inputs["embeddings"]
@@ -226,11 +237,21 @@ def _with_past(
 ) -> dict[str, Any]:
     """The keys before those of the queries as the past, for a function that takes both apart."""
     past = probe.sizes["S"] - probe.sizes["L"]
-    axis = convention.key_token_axis if convention.shared else convention.token_axis
+    axis = convention.key_token_axis
     if past == 0 and not callee.roles["cache_k"].required:
         return {}
     (old_k, new_k), (old_v, new_v) = (np.split(one, [past], axis=axis) for one in (key, value))
+    if convention.one_query:
+        new_k, new_v = (one.squeeze(axis) for one in (new_k, new_v))
+    if any(WRITTEN.search(text) for _, text in callee.blocks):
+        old_k, old_v = (_with_room(one, axis) for one in (old_k, old_v))
     return {"key": new_k, "value": new_v, "cache_k": old_k, "cache_v": old_v}
+
+
+def _with_room(rows: Array, axis: int) -> Array:
+    """A cache with places that are not filled, whose numbers nothing may read."""
+    shape = [ROOM if n == axis % rows.ndim else size for n, size in enumerate(rows.shape)]
+    return np.concatenate([rows, np.full(shape, 0.5, rows.dtype)], axis)
 
 
 def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:

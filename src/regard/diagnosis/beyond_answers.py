@@ -41,6 +41,7 @@ from regard.diagnosis.observations import (
 )
 from regard.diagnosis.precision import HALF
 from regard.diagnosis.probe import RIGHT
+from regard.diagnosis.signature import given_windows
 from regard.diagnosis.under_test import FunctionUnderTest
 
 # Names of what is attended to, and of nothing else.
@@ -91,6 +92,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         return
     if own.built_in.added is not None and own.built_in.added.fault:
         yield all_mistakes()[own.built_in.added.fault]
+    if name := _wrong_window(tested, own):
+        yield all_mistakes()[name]
     if tested.callee.has_positions and not (own.built_in.positions or own.built_in.added):
         yield POSITIONS_UNUSED
     if tested.callee.unused:
@@ -112,6 +115,15 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield INTEGER_MASK
     if keeps_context(tested, own.conventions[0]):
         yield STALE_CONTEXT
+
+
+def _wrong_window(tested: FunctionUnderTest, own: Hypothesis) -> str:
+    """The mistake of a window that is a key longer or shorter than an object's text says."""
+    given, means = [*given_windows(tested.callee.made).values()], tested.callee.window_means
+    if own.built_in.window is None or len(given) != 1 or not means:
+        return ""
+    more = own.built_in.window - given[0] - (means == "exclusive")
+    return {1: "window_one_long", -1: "window_one_short"}.get(more, "")
 
 
 def _has_rows_of_context(tested: FunctionUnderTest) -> bool:

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -166,10 +166,11 @@ def _holds_tokens(name: str) -> bool:
 def annotated(function: Callable[..., Any], name: str) -> Any:
     """The NamedTuple or dataclass that a parameter is said to be, if it is one."""
     inner = inspect.unwrap(function)
-    found = getattr(inner, "__annotations__", {}).get(name)
-    if isinstance(found, str):
-        found = getattr(inner, "__globals__", {}).get(found)
-    return found if inspect.isclass(found) and [*fields_of(found)] else None
+    said = getattr(inner, "__annotations__", {}).get(name)
+    known = getattr(inner, "__globals__", {})
+    words = re.findall(r"\w+", said) if isinstance(said, str) else []
+    parts = [*map(known.get, words), said, *get_args(said)]  # Optional[Cache], Cache | None
+    return next((one for one in parts if inspect.isclass(one) and [*fields_of(one)]), None)
 
 
 def fields_of(kind: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +47,7 @@ SIZES = (
         ),
         "length",
     ),
-    (re.compile("^c(hidden|head)$"), "width"),
+    (re.compile("^c(hidden|head)$|preattnscalar$"), "width"),
     (re.compile("batch|bsz"), "batch"),
     (re.compile("layer|depth"), "layers"),
     (re.compile("vocab"), "length"),
@@ -80,6 +80,8 @@ GATE_LAYER = re.compile("gat(e|ing)|g_proj$|linear_g$")
 # Layers behind attention, whose output is added: without numbers they add nothing.
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 
+# What makes the weights of a function that takes them.
+INITIAL = re.compile("_?(init|make|create|new|random)", re.IGNORECASE)
 # Numbers that are no sizes, by their names.
 NUMBERS = (
     (re.compile("eps"), 1e-6),
@@ -291,19 +293,37 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
     return arguments
 
 
+def initial_tree(function: Any, names: Iterable[str], heads: int) -> Mapping[str, Any]:
+    """The weights with these names, among others, that a function of the same file makes."""
+    module = sys.modules.get(getattr(inspect.unwrap(function), "__module__", ""))
+    for name, own in vars(module).items() if module else ():
+        if not (INITIAL.match(name) and inspect.isfunction(own)) or own is function:
+            continue
+        with contextlib.suppress(Exception):
+            made = own(**_arguments(own, heads, own_sizes=True))
+            found = made if isinstance(made, Mapping) else made._asdict()
+            if {*names} <= found.keys():
+                return dict(found)
+    return {}
+
+
 def _weight(name: str, sizes: Mapping[str, Any], kind: Any) -> Any:
     """A weight or a bias for a constructor that takes it, in the library of the class, or None."""
-    role = role_of(name) or ""
-    fused = 3 if re.fullmatch("w?qkv(w|weights?|proj)?", plain(name)) else 1
-    if fused == 1 and role[:2] not in ("W_", "b_"):
+    role, bare = role_of(name) or "", plain(name)
+    as_torch = re.fullmatch("(in|out)proj(weights?|bias)", bare)  # (3 · M, M) and (M, M)
+    fused = 3 if re.fullmatch("w?qkv(w|weights?|proj)?|inproj(weights?|bias)", bare) else 1
+    if fused == 1 and not as_torch and role[:2] not in ("W_", "b_"):
         return None
     columns = fused * sizes["width"] * sizes["key_heads" if role[-1:] in ("k", "v") else "heads"]
-    shape = (columns,) if role[:2] == "b_" else (sizes["model"], columns)
+    shape: tuple[int, ...]
+    shape = (columns, sizes["model"]) if as_torch else (sizes["model"], columns)
+    if role[:2] == "b_" or bare.endswith("bias"):
+        shape = (columns,)
     drawn = np.random.default_rng(len(name) + ord(role[-1:] or "q")).uniform(-0.9, 0.9, shape)
-    text = text_of(kind)
-    if re.search(r"\btorch\b", text) and "torch" in sys.modules:
+    used = vars(sys.modules.get(kind.__module__, sys)).keys()
+    if "torch" in used:
         return sys.modules["torch"].from_numpy(drawn)
-    return _like(drawn, drawn) if re.search(r"\bjnp\b|\bjax\b", text) else drawn
+    return _like(drawn, drawn) if {"jnp", "jax"} & used else drawn
 
 
 def _may_change(parameter: inspect.Parameter, value: Any) -> bool:
@@ -311,7 +331,8 @@ def _may_change(parameter: inspect.Parameter, value: Any) -> bool:
     default = parameter.default
     if default is None and role_of(parameter.name) == "key_heads":
         return True
-    return type(default) is int and type(value) is int and default > 0
+    is_size = type(default) is int or plain(parameter.name).endswith("preattnscalar")
+    return is_size and type(value) is int and default > 0
 
 
 def _by_annotation(parameter: inspect.Parameter, sizes: Mapping[str, Any]) -> Any:

@@ -62,8 +62,9 @@ class Convention:
 
     @property
     def key_token_axis(self) -> int:
-        """The same in keys and values that all heads share."""
-        own = self.layout.replace("H", "")
+        """The same in keys and values, which may have axes of their own, or be shared by heads."""
+        own = self.keys or self.layout
+        own = own.replace("H", "") if self.shared else own
         return own.index("L") - len(own)
 
 
@@ -93,8 +94,8 @@ UPSTREAM = "d output"
 
 
 # A look inside: the scores that softmaxes get, or by what q·k is multiplied in them, and its width;
-# or the results with every normalisation that is left out doubled.
-Look = Literal["", "scores", "factors", "doubled"]
+# the results with every normalisation that is left out doubled; or learned tables.
+Look = Literal["", "scores", "factors", "doubled", "tables"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -262,7 +262,7 @@ def _of_one_query(tested: FunctionUnderTest, dtype: str) -> list[tuple[Conventio
 
     Where no usual layout fits at all it may be wrong, and otherwise not.
     """
-    if tested.stated.layout is not None or tested.callee.has_past or tested.callee.is_backward:
+    if tested.stated.layout is not None or tested.callee.is_backward:
         return []
     found: list[tuple[Convention, Fit]] = []
     for layout, keys in ONE_QUERY_LAYOUTS:

@@ -45,7 +45,12 @@ from regard.diagnosis.documented import documented_axes, letters_of
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.layouts import is_of_keys, layout_said
 from regard.diagnosis.mask_words import what_true_means
-from regard.diagnosis.packing import unpacked, with_borders, with_one_window
+from regard.diagnosis.packing import (
+    unpacked,
+    with_borders,
+    with_one_window,
+    with_texts_of_both,
+)
 from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
 from regard.diagnosis.signature import (
     MOST_READINGS,
@@ -53,6 +58,7 @@ from regard.diagnosis.signature import (
     STEPS,
     Callee,
     Parameter,
+    given_windows,
     heads_bound,
     parameters_of,
     role_of,
@@ -147,6 +153,7 @@ def inspect_function(
     of_all = f"{prose}\n\n{prose_of(helpers)}"
     of_arguments = prose_of(text, of_arguments=True)
     of_keys = [one for one in found[0][1].parameters if one.role in ("key_mask", *OF_KEYS)]
+    made = found[0][1].made
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
@@ -155,7 +162,7 @@ def inspect_function(
         "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
         "caps": caps_in(code_of_file(function)),
         "batched": may_be_batched(function, text),
-        "window_means": what_window_means(of_all, found[0][1].parameters),
+        "window_means": what_window_means(of_all, [*found[0][1].parameters, *given_windows(made)]),
         "causal_aligns": where_causal_aligns(of_all),
         "says_pieces": says_pieces(prose),
         "unused": unused_layers(function),
@@ -170,7 +177,7 @@ def inspect_function(
         "unscaled": is_unscaled(f"{name}\n{words_of(text)}\n{documentation_of_file(function)}"),
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
-    found = _with_vectors(found, own["axes"])
+    found = _by_their_axes(found, own["axes"])
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function
@@ -189,8 +196,11 @@ def inspect_function(
     ]
 
 
-def _with_vectors(found: list[Reading], axes: Mapping[str, str]) -> list[Reading]:
-    """The same where a guess has the axes of rows of vectors: those of distances, as e: (L, D)."""
+def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Reading]:
+    """The same where a guess has the axes of rows of vectors, those of distances, or is a count.
+
+    Vectors of distances are e: (L, D), and the lengths of texts n: (B,).
+    """
     queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
     whole = axes.get(queries, "")
     alike = {n for n, own in axes.items() if len(own) > 1 and own[-1] == whole[-1:]}
@@ -199,6 +209,8 @@ def _with_vectors(found: list[Reading], axes: Mapping[str, str]) -> list[Reading
         own = tuple(
             replace(one, role="distances", guessed=False)
             if one.guessed and one.name in alike and set(axes[one.name]) <= set(whole)
+            else replace(one, role="lengths", guessed=False)
+            if one.guessed and axes.get(one.name) == "B"
             else one
             for one in callee.parameters
         )
@@ -261,10 +273,9 @@ def _function_readings(
     called, parameters = function, as_used(known, code_of(function))
     if not roles and (adapted := from_dictionary(called, parameters)) is not None:
         called, parameters = adapted
-    if not roles and (bordered := with_borders(called, parameters)) is not None:
-        called, parameters = bordered
-    if not roles and (windowed := with_one_window(called, parameters)) is not None:
-        called, parameters = windowed
+    for simpler in () if roles else (with_borders, with_one_window, with_texts_of_both):
+        if (simple := simpler(called, parameters)) is not None:
+            called, parameters = simple
     parameters = [_as_block(one, code_of(function)) for one in parameters]
     heads = heads or heads_bound(function)
     if not roles and (sized := with_configuration(called, parameters, heads or HEADS)) is not None:

@@ -306,11 +306,11 @@ def depends_on_blocks(tested: FunctionUnderTest, convention: Convention) -> bool
     if block is None or callee.steps or NEAR_BLOCKS.search(callee.name + code):
         return False
     for probe in tested.probes_for(convention):
-        if probe.keep is None and not probe.chunks and probe.sizes["L"] in (5, 70):
+        if probe.keep is None and not probe.chunks and probe.sizes["S"] in (5, 70):
             with contextlib.suppress(NotOfferedError):
                 given = arguments_for(callee, convention, probe)
                 whole = _returned(tested, convention, given)
-                own = (_returned(tested, convention, given | {block.name: n}) for n in (2, 3))
+                own = (_returned(tested, convention, given | {block.name: n}) for n in (1, 2, 3))
                 near = probe.tolerance(UNITS["float32"])
                 if whole is not None and any(
                     one is not None and _differ(one, whole, near) for one in own

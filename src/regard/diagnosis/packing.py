@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.diagnosis.caches import annotated, fields_of
 from regard.diagnosis.signature import EDGES, PROJECTIONS, Parameter, plain, role_of, text_of
 
 QKV = re.compile("^(x|in|mixed|fused|packed)?qkv(s|packed|proj|tensor|layer|states|heads)?$")
@@ -104,6 +105,24 @@ def with_one_window(
 
     known = [replace(one, default=None) if one is pair else one for one in parameters]
     return Packing(function, pack), [replace(one, keyword=True) for one in known]
+
+
+def with_texts_of_both(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> Alternative | None:
+    """A function that takes the texts of queries and keys in a pair, as one of the same texts."""
+    for one in parameters:
+        kind = annotated(function, one.name)
+        if role_of(one.name) == "segments" and len([*fields_of(kind)]) == 2:
+            break
+    else:
+        return None
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        texts = given.get(one.name)
+        return given if texts is None else {**given, one.name: kind(texts, texts)}
+
+    return Packing(function, pack), [replace(p, keyword=True) for p in parameters]
 
 
 def _is_window_of_two(one: Parameter) -> bool:

@@ -195,7 +195,7 @@ def one_query_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
     for probe in ready_probes(rank, of_batch=of_batch):
         if probe.causal or probe.chunks or probe.sizes["L"] == 3 or probe.name[:4] == "cube":
             continue
-        if probe.keep is not None and probe.keep.ndim == 2:
+        if probe.keep is not None and probe.keep.shape[-2] > 1:  # of several queries
             continue
         queries = probe.inputs["queries"][..., -1:, :]
         ability = "rectangular" if probe.ability == "plain" else probe.ability

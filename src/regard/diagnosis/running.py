@@ -80,6 +80,8 @@ def answer_question(
     if question.looks == "doubled":
         with _one_at_a_time.lock, doubled_norms(readings[question.reading][0]):
             return _answers(readings, question, limit, {})
+    if question.looks == "tables":
+        return [_tables(readings[question.reading][0])]
     if question.looks:
         return [_scores_inside(readings, question, limit, code)]
     return _answers(readings, question, limit, traces)
@@ -106,6 +108,16 @@ def _scores_inside(
     if not found:
         return CallResult(problem="no product of queries and keys was seen", kind="nothing")
     return CallResult(tuple(ReturnedArray(one.shape, "float64", one) for one in found))
+
+
+def _tables(function: Any) -> CallResult:
+    """The parameters and buffers with two axes of a torch module, as if it returned them."""
+    own = getattr(function, "__wrapped__", function)
+    both = [*own.parameters(), *own.buffers()] if hasattr(own, "named_parameters") else []
+    found = [as_numpy(one) for one in both if one.ndim == 2]
+    real = [one.astype(float) for one in found if one.dtype.kind in "fi"][:MAX_ARRAYS]
+    shown = tuple(ReturnedArray(one.shape, "float64", one) for one in real)
+    return CallResult(shown) if shown else CallResult(problem="it has none", kind="nothing")
 
 
 @contextlib.contextmanager

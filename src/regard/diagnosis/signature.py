@@ -40,7 +40,9 @@ NAMES = {
     "realtokens validmask istoken realkeys keykeep keepkeys live alive",
     "lengths": "lengths lens validlens validlen validlength validlengths seqlens seqlengths kvlens "
     "keylens keylengths kvlengths length nvalid numvalid actuallengths kvseqlens cachelens "
-    "sizes bagsizes nframes numframes nreal nnodes counts",
+    "sizes bagsizes nframes numframes nreal nnodes counts cacheseqlens contextlens contextlengths "
+    "memorylengths memorylens srclengths srclens seqlensk sequsedk encoderlengths encodedlengths "
+    "sourcelengths ntokens numtokens",
     "keep": "keep attend visible keepmask allowed attendmask cansee see allow",
     "hide": "hide ignore hidemask ignoremask blocked forbidden disallowed future",
     "bias": "bias attnbias attentionbias additivemask scorebias relbias relposbias positionbias "
@@ -56,7 +58,8 @@ NAMES = {
     "numquerygroups nheadskv groups nkv nkvh kvh nlocalheads nlocalkvheads nlocal",
     "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
     "model": "dmodel embeddim hiddensize modeldim hiddendim nembd embdim modelsize",
-    "window": "window windowsize slidingwindow localwindow attentionwindow radius",
+    "window": "window windowsize slidingwindow localwindow attentionwindow radius onesidedwindow "
+    "halfwindow windowradius halfwidth bandwidth",
     "block": "block blocksize chunk chunksize tile tilesize blockq blockk blockkv chunkq chunkk bq "
     "bk br bc blockm blockn kvchunk qchunk keychunksize querychunksize kvblock qblock nchunks "
     "numchunks nsplits numsplits slicesize nblocks numblocks splits querychunk keychunk chunklen "
@@ -437,6 +440,16 @@ def names_in(function: Any) -> list[str]:
     for code in codes:
         codes += [one for one in getattr(code, "co_consts", ()) if isinstance(one, CodeType)]
     return [*dict.fromkeys(name for code in codes for name in getattr(code, "co_names", ()))]
+
+
+def given_windows(made: str) -> dict[Parameter, int]:
+    """The windows that an object was made with, as the arguments of its constructor say.
+
+    >>> [(one.name, size) for one, size in given_windows("dim=24, sliding_window=3").items()]
+    [('sliding_window', 3)]
+    """
+    given = re.findall(r"\b(\w+)=(\d+)\b", made)
+    return {Parameter(n, "window"): int(size) for n, size in given if role_of(n) == "window"}
 
 
 def text_of(function: Any) -> str:

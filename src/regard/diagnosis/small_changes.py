@@ -60,6 +60,8 @@ FACTORS = re.compile(
     re.IGNORECASE,
 )
 WIDTHS = re.compile("^d$|d_?k|d_?h|dim|width|size|hidden", re.IGNORECASE)
+# A size of blocks: with others, as one key in each, a merge that is wrong may be right by chance.
+OF_BLOCKS = re.compile("^(size|step|stride)$|block|chunk|tile|split", re.IGNORECASE)
 MOST_NAMES, LIKELY_NAMES = 8, 3  # that are tried in the place of another one
 MOST_AXES, MOST_LETTERS = 4, 40  # of an index with a new axis, of a formula of einsum
 AUGMENTED = (("+=", "-="), ("-=", "+="), ("*=", "/="), ("/=", "*="), ("+=", "="))
@@ -257,6 +259,7 @@ class _Changes(Syntax):
         own |= {one.id for one in names if not isinstance(one.ctx, ast.Load)}
         own -= {"self", "cls"}
         read = [one for one in names if isinstance(one.ctx, ast.Load) and one.id in own]
+        read = [one for one in read if not self._is_of_blocks(one)]
         reads = Counter(one.id for one in read)
         sizes = self._sizes(function)
 
@@ -282,6 +285,13 @@ class _Changes(Syntax):
                     places = [self.span(one) for one in read if one in inside and one.id == name]
                     for other in others(name, count) if count > 1 else ():
                         yield SECOND, self._renamed(self.span(value), sorted(places), other)
+
+    def _is_of_blocks(self, node: ast.AST) -> bool:
+        """Whether a node makes the size of blocks."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        return any(OF_BLOCKS.search(getattr(one, "id", "")) is not None for one in targets)
 
     def _sizes(self, function: ast.FunctionDef) -> set[str]:
         """Names of lengths, as b, n, d = x.shape gives them: none is meant where an array is."""

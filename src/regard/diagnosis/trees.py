@@ -20,6 +20,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
 from regard.diagnosis.caches import annotated, fields_of
+from regard.diagnosis.construction import initial_tree
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, plain, role_of, text_of
 from regard.diagnosis.source import code_called
@@ -87,9 +88,13 @@ def with_weights(
         if tree.required and (plain(tree.name) in TREES or any(map(projection, own))):
             code = _Code(function, tree.name, own)
             if {*PROJECTIONS} <= code.roles:
+                made = initial_tree(function, (*code.names, *code.rest), HEADS)
+                few = _groups_made(made, code)
+                forms = [*_forms(function, code)]
+                forms = [replace(one, groups=few) for one in forms] if few else forms
                 return [
-                    _weighed(function, parameters, tree, code, kind, framework, form)
-                    for form in _forms(function, code)
+                    _weighed(function, parameters, tree, code, kind, framework, form, made)
+                    for form in dict.fromkeys(forms)
                 ]
     return _weighed_apart(function, parameters, framework)
 
@@ -120,6 +125,15 @@ def _groups_in(axes: Mapping[str, str], text: str) -> tuple[int, ...]:
     return (HEADS // 2, HEADS) if FEWER_KEYS.search(text) else (HEADS,)
 
 
+def _groups_made(made: Mapping[str, Any], code: _Code) -> int | None:
+    """The heads of keys of weights that were made, by their size; None if that is not known."""
+    for name, role in code.names.items():
+        letters = _letters(name)
+        if name in made and role[:2] == "W_" and letters and {*letters} <= {*"kv"}:
+            return max(1, int(np.size(made[name]) * HEADS // (len(letters) * WIDTH**2)))
+    return None
+
+
 class _Code:
     """What the code of a function says of its tree: the names of entries, and their leaves."""
 
@@ -132,6 +146,7 @@ class _Code:
         rest = [one for one in read if one not in self.names and not CONTAINERS.match(one.lower())]
         rest = [one for one in rest if one not in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
         self.learned = [one for one in rest if LEARNED.match(one)]
+        self.rest = [one for one in rest if one not in self.learned]
         rest = [one for one in rest if one not in self.learned and not one.startswith("_")]
         if "W_o" not in self.names.values() and len(rest) == 1:  # the only other one
             self.names[rest[0]] = "W_o"
@@ -168,8 +183,9 @@ def _weighed(
     kind: Any,
     framework: str,
     form: _Form,
+    made: Mapping[str, Any],
 ) -> Weighed:
-    """The function with its tree in one form."""
+    """The function with its tree in one form, and what else was `made` for it."""
     weights = _drawn(code.roles, form, exact=framework == "numpy")
     if form.learned is not None:
         rng = np.random.default_rng(1)
@@ -198,6 +214,7 @@ def _weighed(
         return entry(last, role) if role and role in weights else None
 
     entries = {name: entry(name, role) for name, role in code.names.items() if role in weights}
+    entries |= {name: made[name] for name in code.rest if name in made}
     for name in code.learned:
         entries[name] = _in_library(weights[LATENTS], framework)
     whole: Any = Tree(entries, by_role)

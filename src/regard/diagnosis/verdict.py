@@ -38,10 +38,11 @@ from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes import all_mistakes
-from regard.diagnosis.mistakes.calls import DROPOUT_LEFT_ON
+from regard.diagnosis.mistakes.calls import BLOCKS_MATTER, DROPOUT_LEFT_ON
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32
 from regard.diagnosis.observations import (
     abilities,
+    depends_on_blocks,
     findings,
     is_random,
     nan_throughout,
@@ -372,6 +373,8 @@ def _unknown(tested: FunctionUnderTest, best: Hypothesis, unit: str) -> Outcome:
     if broken is not None:  # no right attention has it, whatever else this one computes
         facts = (broken, *(fact for fact in facts if fact is not broken))
     mistakes = () if broken is None else (without_example(all_mistakes()[broken.broken]),)
+    if not mistakes and plain and depends_on_blocks(tested, first):
+        mistakes = (without_example(BLOCKS_MATTER),)
     near = None if mistakes else _nearest(tested, best)
     tried = tuple(abilities(tested, best.conventions, best.matcher))
     wrong = [one for one in tried if one.state == "wrong"]
@@ -382,7 +385,7 @@ def _unknown(tested: FunctionUnderTest, best: Hypothesis, unit: str) -> Outcome:
         text = f"{name} {without}, and differs with it in a way that the catalogue does not know"
     if mistakes:
         text = f"{name} is mistaken: {mistakes[0].title}"
-    if facts:
+    if facts and (broken is not None or not mistakes):
         text += f"; measured: {facts[0].text}"
     elif near is not None:
         text += f"; nearest: {near.title}"

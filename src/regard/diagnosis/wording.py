@@ -24,7 +24,7 @@ CAUSAL = re.compile(
 )
 COSINE = re.compile(
     r"cosine|cos_?sim|\bnormalize\(|l2_?norm|unit_?(vector|norm|length)|linalg\.(vector_)?norm|"
-    r"\.norm\(|qk_?norm",
+    r"\.norm\(|qk[-_ ]?norm|\brms|rsqrt",
     re.IGNORECASE,
 )
 _RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)

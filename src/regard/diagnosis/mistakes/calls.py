@@ -123,6 +123,15 @@ CALLS: Entries = {
             "bias = table[index.view(-1)].view(L, S, -1).permute(2, 0, 1)",
         ),
     ),
+    "relative_bias_reversed": (
+        "what is added for a distance is what the table has for the opposite one",
+        "Query and key changed places: the sign of their distance, or two axes of the table.",
+        (),
+        (
+            "bias = table[index].transpose(2, 0, 1)  # (L, S, heads) to (heads, L, S)",
+            "bias = table[key_places[None, :] - query_places[:, None] + offset]",
+        ),
+    ),
     "relative_term_transposed": (
         "a term of relative positions meets the key of the query's place, not of the key's",
         "Its rows are keys and its columns queries: it has to be transposed before it is added.",

@@ -89,19 +89,36 @@ def _with_epsilon(epsilon: float) -> Weights:
     return lambda s, seen, q, k, phi: s * seen / ((s * seen).sum(-1, keepdims=True) + epsilon)
 
 
+# Maps that are meant to be elu(x) + 1, which are negative, or jump from 1 to 0.
+SLIPS: tuple[Map, ...] = (
+    lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    lambda x: np.where(x > 0, x, np.exp(np.minimum(x, 0))),
+)
 # Right ones, by the map, and the mistakes with each.
 RIGHT_ONES = {
     name: tuple(_variant(phi, _with_epsilon(epsilon)) for epsilon in EPSILONS)
     for name, phi in MAPS.items()
 }
-MISTAKES = tuple(
-    Mistake(
-        name,
-        "one head",
-        title,
-        why,
-        *LINES,
-        variants=tuple(_variant(phi, weights) for phi in MAPS.values()),
-    )
-    for name, (title, why, weights) in _WRONG.items()
+_WITHOUT_ONE = Mistake(
+    "linear_map_without_one",
+    "one head",
+    "the feature map is elu(x) without the 1 that is added",
+    "Features below 0 make negative weights; elu(x) + 1 is x + 1 above 0, and exp(x) below.",
+    "phi = np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))",
+    "phi = torch.nn.functional.elu(x) + 1",
+    variants=tuple(_variant(phi, _with_epsilon(one)) for phi in SLIPS for one in EPSILONS),
+)
+MISTAKES = (
+    _WITHOUT_ONE,
+    *(
+        Mistake(
+            name,
+            "one head",
+            title,
+            why,
+            *LINES,
+            variants=tuple(_variant(phi, weights) for phi in MAPS.values()),
+        )
+        for name, (title, why, weights) in _WRONG.items()
+    ),
 )
