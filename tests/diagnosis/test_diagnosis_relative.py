@@ -18,7 +18,8 @@ def layer(name, **options):
 
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize(
-    "name", ["WindowTable", "Buckets", "CachedBuckets", "ShiftedRows", "Disentangled"]
+    "name",
+    ["WindowTable", "Buckets", "SidedBuckets", "CachedBuckets", "ShiftedRows", "Disentangled"],
 )
 def test_what_is_added_by_distance_is_seen_and_makes_nothing_wrong(name):
     found = regard.diagnose(layer(name))
@@ -31,6 +32,8 @@ def test_what_is_added_by_distance_is_seen_and_makes_nothing_wrong(name):
     ("name", "option", "mistake"),
     [
         ("WindowTable", dict(misplaced=True), "relative_bias_misplaced"),
+        ("WindowTable", dict(order=(2, 1, 0)), "relative_bias_reversed"),
+        ("SidedBuckets", dict(sign=-1), "relative_bias_reversed"),
         ("CachedBuckets", dict(restarts=True), "positions_restart"),
         ("ShiftedRows", dict(padded_right=True), "distance_zero_not_read"),
         ("Disentangled", dict(transposed=False), "relative_term_transposed"),

@@ -545,3 +545,58 @@ def test_a_window_that_is_the_size_of_blocks_is_none():
         return softmax(np.where(seen, q @ k.T / np.sqrt(q.shape[-1]), -np.inf)) @ v
 
     assert regard.diagnose(local).verdict == "right"
+
+
+class Window:
+    """Every token sees itself and the ``sliding_window - 1`` tokens before it."""
+
+    more = 0
+
+    def __init__(self, dim, sliding_window):
+        self.W_q, self.W_k, self.W_v = np.random.default_rng(0).normal(size=(3, dim, dim))
+        self.sliding_window = sliding_window
+
+    def __call__(self, x):
+        q, k, v = (x @ one for one in (self.W_q, self.W_k, self.W_v))
+        apart = np.arange(x.shape[-2])[:, None] - np.arange(x.shape[-2])
+        seen = (apart >= 0) & (apart < self.sliding_window + self.more)
+        s = np.where(seen, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -np.inf)
+        return softmax(s) @ v
+
+
+class LongWindow(Window):
+    """Every token sees itself and the ``sliding_window - 1`` tokens before it."""
+
+    more = 1
+
+
+def test_the_window_of_a_constructor_is_as_long_as_its_text_says():
+    assert regard.diagnose(Window).verdict == "right"
+    assert regard.diagnose(LongWindow).names == ("window_one_long",)
+
+
+def test_an_offset_of_the_wrong_sign_is_named():
+    def attention(sign):
+        def f(q, k, v, causal=False):
+            """(B, H, L, D); the last query is aligned with the last key"""
+            s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+            late = sign * (s.shape[-1] - s.shape[-2])
+            if causal:
+                s = np.where(np.tri(*s.shape[-2:], late, dtype=bool), s, -1e30)
+            return softmax(s) @ v
+
+        return f
+
+    assert regard.diagnose(attention(1)).verdict == "right"
+    assert regard.diagnose(attention(-1)).names == ("causal_offset_reversed",)
+
+
+def test_a_mask_may_take_the_place_of_a_causal_rule():
+    def attention(q, k, v, mask=None):
+        """(B, H, L, D), mask: added to the scores; causal without one"""
+        n = q.shape[-2]
+        mask = np.triu(np.full((n, n), -np.inf), 1) if mask is None else mask
+        return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + mask) @ v
+
+    found = regard.diagnose(attention)
+    assert (found.verdict, "causal if there is no mask" in str(found)) == ("right", True)

@@ -10,9 +10,10 @@ from torch import nn
 class WindowTable(nn.Module):
     """A learned number for each displacement in a window, with a mask of windows to add."""
 
-    def __init__(self, dim, window_size, num_heads, misplaced=False):
+    def __init__(self, dim, window_size, num_heads, misplaced=False, order=(2, 0, 1)):
         super().__init__()
         self.window_size, self.num_heads, self.misplaced = window_size, num_heads, misplaced
+        self.order = order
         rows, columns = window_size
         self.relative_bias_table = nn.Parameter(
             torch.zeros((2 * rows - 1) * (2 * columns - 1), num_heads)
@@ -31,7 +32,7 @@ class WindowTable(nn.Module):
         q, k, v = self.qkv(x).view(shape).permute(2, 0, 3, 1, 4)
         attn = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         bias = self.relative_bias_table[self.relative_index.view(-1)]
-        bias = bias.view(-1, N, N) if self.misplaced else bias.view(N, N, -1).permute(2, 0, 1)
+        bias = bias.view(-1, N, N) if self.misplaced else bias.view(N, N, -1).permute(self.order)
         attn = attn + bias
         if mask is not None:  # (windows, N, N)
             attn = attn.view(-1, len(mask), self.num_heads, N, N) + mask[:, None]
@@ -58,6 +59,24 @@ class Buckets(nn.Module):
         if mask is not None:
             scores = scores + mask
         weights = torch.softmax(scores.float(), dim=-1).type_as(scores)
+        return self.o((weights @ v).transpose(1, 2).reshape(b, n, m))
+
+
+class SidedBuckets(Buckets):
+    """Buckets as T5 has them: the upper half for keys after the query; `sign` turns the sides."""
+
+    def __init__(self, d_model=24, num_heads=4, sign=1):
+        super().__init__(d_model, num_heads)
+        self.relative_attention_bias, self.sign = nn.Embedding(32, num_heads), sign
+
+    def forward(self, hidden_states):
+        b, n, m = hidden_states.shape
+        parts = (one(hidden_states) for one in (self.q, self.k, self.v))
+        q, k, v = (one.view(b, n, self.num_heads, -1).transpose(1, 2) for one in parts)
+        apart = self.sign * (torch.arange(n) - torch.arange(n)[:, None])
+        buckets = 16 * (apart > 0) + apart.abs().clamp(max=15)
+        bias = self.relative_attention_bias(buckets).permute(2, 0, 1)
+        weights = (q @ k.mT + bias).softmax(-1)
         return self.o((weights @ v).transpose(1, 2).reshape(b, n, m))
 
 

@@ -33,6 +33,9 @@ HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
 # A width of which a quarter and a half are even, for a part of it that rotary positions turn.
 ROUND_WIDTH = 8
 PARTIAL = re.compile("rotary_pct|partial_rotary|rotary_(ndims|dim|percent)|rope_pct")
+# Code of slopes of ALiBi that knows numbers of heads which are no power of two, such as 6.
+SLOPES = re.compile(r"log2|(closest|lower|next|nearest)_?power|bit_length", re.IGNORECASE)
+ODD_HEADS = 6
 DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
@@ -360,7 +363,8 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     """Sizes that fit together: heads of six columns each, and half as many key heads."""
     named = any(_is_count(name, kind) or role_of(name) == "key_heads" for name in names)
     grouped = any(role_of(name) == "key_heads" for name in names)
-    count = heads or (HEADS if named else 1)
+    usual = ODD_HEADS if SLOPES.search(text_of(sys.modules.get(kind.__module__))) else HEADS
+    count = heads or (usual if named else 1)
     width = ROUND_WIDTH if PARTIAL.search(text_of(kind)) else HEAD_WIDTH
     return {
         "heads": count,

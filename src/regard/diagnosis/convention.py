@@ -39,6 +39,7 @@ class Convention:
     mask: str = "keep"
     mask_shape: str = "full"  # cells (L, S), full (all axes), keys (S,) or (B, S), or (B, 1, 1, S)
     causal_always: bool = False
+    mask_instead: bool = False  # a mask that is given takes the place of its causal rule
     aligned: str = "end"  # with more keys than queries: where the first, or the last, ones meet
     window_extra: int = 0  # 1 if the window does not count the query's own key
     scale_divides: bool = False

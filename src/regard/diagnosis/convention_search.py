@@ -56,6 +56,8 @@ ONE_QUERY_LAYOUTS = (
     ("BHD", "BHLD"),
     ("BD", "LBD"),
 )
+# Code that does something of its own where it gets no mask.
+NO_MASK = re.compile(r"mask\w* is None|mask\w* is not None|if (not )?\w*mask\b")
 SHARED_LAYOUTS = ("BHLD", "HBLD", "BLHD", "HLD", "LHD")  # of queries, with keys that have no heads
 EMBEDDED_LAYOUTS: tuple[tuple[str, ...], ...] = (("LM",), ("BLM", "LBM"))
 
@@ -355,15 +357,18 @@ def _with_masks(tested: FunctionUnderTest, base: list[Convention]) -> list[list[
             if any(_is_plainly_right(tested, replace(one, mask=kind)) for one in base)
         )
         kinds = tuple(right) or kinds
-    running, by_kind = [], {}
-    for kind in kinds:
-        found = [_mask_shape(tested, replace(one, mask=kind)) for one in base]
-        by_kind[kind] = [convention for convention, _, _ in found]
+    bases = [base]
+    if replaces and any(NO_MASK.search(text) for _, text in tested.callee.blocks):
+        bases.append([replace(one, mask_instead=one.causal_always) for one in base])
+    running, others = list[list[Convention]](), list[list[Convention]]()
+    for own, kind in itertools.product(bases, kinds):
+        found = [_mask_shape(tested, replace(one, mask=kind)) for one in own]
+        conventions = [convention for convention, _, _ in found]
         if any(right for _, right, _ in found):
-            return [by_kind[kind]]
-        if any(ran for _, _, ran in found):
-            running.append(kind)
-    return [by_kind[kind] for kind in running or kinds[:1]]
+            return [conventions]
+        ran = any(ran for _, _, ran in found)
+        (running if ran else others).append(conventions)
+    return running or others[:1]
 
 
 def _mask_shape(tested: FunctionUnderTest, base: Convention) -> tuple[Convention, bool, bool]:

@@ -17,7 +17,7 @@ from regard.diagnosis import matching
 from regard.diagnosis.added_scores import added_scores, are_plain, seen_as
 from regard.diagnosis.arguments import KEYS_ONLY
 from regard.diagnosis.built_in import PLAIN, BuiltIn, usual, with_built_in
-from regard.diagnosis.construction import PARTIAL
+from regard.diagnosis.construction import PARTIAL, SLOPES
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.fitted import fitted
@@ -44,7 +44,7 @@ WORDS_OF = {
         re.IGNORECASE,
     ),
 }
-SLOPES = re.compile(r"log2|(closest|lower|next|nearest)_?power|bit_length", re.IGNORECASE)
+USUAL_MAP = ("elu(x) + 1",)  # of linear attention
 # Conventions under one hypothesis, and what the function returned under them.
 View = tuple[Sequence[Convention], list[ProbeOutput]]
 
@@ -145,7 +145,9 @@ def _linear(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
                 own = replace(one, matcher=matcher, built_in=BuiltIn(linear=name))
                 return Match(own, (), unit)
     for one, mistake in itertools.product(hypotheses, linear.MISTAKES):
-        for name, variant in zip(linear.MAPS, mistake.variants, strict=True):
+        all_maps = len(mistake.variants) == len(linear.MAPS)
+        names = itertools.cycle(linear.MAPS if all_maps else USUAL_MAP)
+        for name, variant in zip(names, mistake.variants, strict=False):
             if one.matcher.fits(variant):
                 matcher = replace(one.matcher, base=linear.RIGHT_ONES[name][0])
                 own = replace(one, matcher=matcher, built_in=BuiltIn(linear=name))

@@ -88,7 +88,7 @@ class _Changes(Syntax):
         outer = [one for one in functions if not self.is_within_function(one)]
         for function in outer:
             for node in ast.walk(function):
-                if not self.limits(node):
+                if not self.limits(node) and not self._is_of_blocks(node):
                     yield from self._of_node(node)
                 if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "range":
                     stop = node.args[min(1, len(node.args) - 1)]
@@ -288,10 +288,11 @@ class _Changes(Syntax):
 
     def _is_of_blocks(self, node: ast.AST) -> bool:
         """Whether a node makes the size of blocks."""
-        while not isinstance(node, ast.stmt):
+        while not isinstance(node, ast.stmt) and node in self.parents:
             node = self.parents[node]
         targets = node.targets if isinstance(node, ast.Assign) else []
-        return any(OF_BLOCKS.search(getattr(one, "id", "")) is not None for one in targets)
+        names = (getattr(part, "id", "") for one in targets for part in ast.walk(one))
+        return any(OF_BLOCKS.search(name) is not None for name in names)
 
     def _sizes(self, function: ast.FunctionDef) -> set[str]:
         """Names of lengths, as b, n, d = x.shape gives them: none is meant where an array is."""

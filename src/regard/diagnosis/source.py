@@ -103,13 +103,15 @@ def code_of(function: Any) -> str:
 
 def code_called(function: Any) -> str:
     """The code of the functions and classes of its file that a function or an object names."""
-    inner = inspect.unwrap(function) if is_function(function) else None
-    names = names_in(inner)
-    known = getattr(inner, "__globals__", {})
-    own = [known[one] for one in names if one in known]
-    own = [
-        one for one in own if getattr(one, "__module__", "") == getattr(inner, "__module__", None)
-    ]
+    parts: list[Any] = [inspect.unwrap(function)]
+    if not is_function(function):
+        kind = function if inspect.isclass(function) else type(function)
+        parts = [one for one in vars(kind).values() if inspect.isfunction(one)]
+    home = getattr(parts[0], "__module__", None) if parts else None
+    known = getattr(parts[0], "__globals__", {}) if parts else {}
+    names = dict.fromkeys(name for one in parts for name in names_in(one))
+    own = [known[one] for one in names if one in known and known[one] is not function]
+    own = [one for one in own if getattr(one, "__module__", "") == home]
     return "\n".join(text_of(one) for one in own if inspect.isfunction(one) or inspect.isclass(one))
 
 

@@ -111,7 +111,7 @@ class FunctionUnderTest:
         """The ordinary probes for one way of calling, made once."""
         layout = convention.keys or convention.layout
         own = (convention.one_query, convention.causal_always, convention.aligned)
-        key = (layout, *own, convention.shared, convention.joined)
+        key = (layout, *own, convention.shared, convention.joined, convention.mask_instead)
         if key not in self.probes:
             kind, roles = self.callee.kind, self.callee.roles
             rank, of_batch = len(layout), "B" in layout and "H" not in layout
@@ -147,6 +147,8 @@ class FunctionUnderTest:
                 found = [_with_shared_keys(probe) for probe in found if probe.sizes["G"] > 1]
             if mask_role(self.callee) is not None:
                 found += [_with_bias(probe) for probe in found if probe.name in BIASED]
+            if convention.mask_instead:
+                found = [_without_causal(one) for one in found if one.ability != "causal and mask"]
             if "softcap" in roles:
                 found += [_with_softcap(probe) for probe in found if CAPPED.match(probe.name)]
             if "sink" in roles:
@@ -211,6 +213,12 @@ def _with_rules(probe: Probe, always: bool, both_ways: bool, aligned: str) -> Pr
     elif both_ways and probe.window is not None:
         probe = replace(probe, causal=False)
     return replace(probe, offset=0) if aligned == "start" and probe.offset else probe
+
+
+def _without_causal(probe: Probe) -> Probe:
+    """A probe whose mask takes the place of the causal rule."""
+    has_mask = probe.keep is not None or "bias" in probe.inputs
+    return replace(probe, causal=False) if has_mask else probe
 
 
 def _projected_probes(callee: Callee, rank: int, rows: int) -> Iterator[Probe]:

@@ -69,6 +69,12 @@ def _causal(sees: Callable[[Array, Array, Probe], Array]) -> Variants:
     return other_cells(sees, "causal", given=lambda probe: probe.causal)
 
 
+def _late(row: Array, key: Array, probe: Probe) -> Array:
+    """The cells of causal attention, and of its window, as far too late as they should be early."""
+    own = row - probe.offset
+    return (key <= own) & (key > own - (probe.window or probe.sizes["S"] + probe.offset))
+
+
 def _mask(change: Callable[[Array], Array], *, padding: bool | None = None) -> Variants:
     """`change(keep)` replaces the mask; with `padding`, only a mask that is one of keys, or not."""
 
@@ -348,6 +354,11 @@ TRIANGLES: Entries = {
         "with more keys than queries, the first query is aligned with the first key",
         "With a cache the last query belongs to the last key: new tokens now see only the oldest.",
         _causal(lambda row, key, probe: key <= row),
+    ),
+    "causal_offset_reversed": (
+        "with more keys than queries, the offset between the two has the wrong sign",
+        "Query i belongs to key i + S − L, not to i + L − S: most rows see nothing at all.",
+        other_cells(_late, "causal", "window", given=lambda probe: probe.causal),
     ),
     "causal_aligned_at_end": (
         "with more keys than queries, the last query is aligned with the last key",
