@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import nox
@@ -266,16 +267,18 @@ def wheel_speed(session: nox.Session) -> None:
 def sdist(session: nox.Session) -> None:
     """The sources in dist/; they build and pass the tests by themselves, without the repository."""
     session.install("build")
-    folder = Path(session.create_tmp())
-    shutil.rmtree(folder)
-    session.run("python", "-m", "build", "--sdist", "--outdir", str(folder), ".")
-    (archive,) = folder.glob("*.tar.gz")
-    Path("dist").mkdir(exist_ok=True)
-    shutil.copy(archive, "dist")
-    shutil.unpack_archive(archive, folder, filter="data")
-    session.chdir(folder / archive.name.removesuffix(".tar.gz"))
-    session.install(".[test]", env={"REGARD_REQUIRE_FUSED": "1"})
-    session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": "distribution,fused"})
+    with (
+        tempfile.TemporaryDirectory() as place
+    ):  # within the repository pytest would read its files
+        folder = Path(place)
+        session.run("python", "-m", "build", "--sdist", "--outdir", place, ".")
+        (archive,) = folder.glob("*.tar.gz")
+        Path("dist").mkdir(exist_ok=True)
+        shutil.copy(archive, "dist")
+        shutil.unpack_archive(archive, folder, filter="data")
+        with session.chdir(folder / archive.name.removesuffix(".tar.gz")):
+            session.install(".[test]", env={"REGARD_REQUIRE_FUSED": "1"})
+            session.run("pytest", *session.posargs, env={"REGARD_REQUIRE": "distribution,fused"})
 
 
 @nox.session(python="3.11")

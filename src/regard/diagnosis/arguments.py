@@ -100,6 +100,9 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return sizes["S"] - sizes["L"]
         case "pos" | "layer_number":
             return 0
+        case "prefix":  # that all tokens see: none
+            is_of_texts = callee.axes.get(callee.roles["prefix"].name) == "B"
+            return np.zeros(sizes["B"], int) if is_of_texts else 0
         case "model":
             return sizes["D"] * sizes["H"]
         case "softcap":

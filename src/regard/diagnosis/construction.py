@@ -209,7 +209,9 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, parameter in own.named_parameters():
-                if SHARPNESS.search(name) and (parameter == parameter.flatten()[0]).all():
+                of_heads = parameter.ndim > 2 and parameter.numel() == max(parameter.shape)
+                is_same = parameter.numel() and (parameter == parameter.flatten()[0]).all()
+                if is_same and (SHARPNESS.search(name) or (of_heads and parameter.any())):
                     continue
                 if parameter.numel() > 1:
                     parameter.uniform_(-0.9, 0.9, generator=generator)
@@ -365,12 +367,14 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     grouped = any(role_of(name) == "key_heads" for name in names)
     usual = ODD_HEADS if SLOPES.search(text_of(sys.modules.get(kind.__module__))) else HEADS
     count = heads or (usual if named else 1)
+    # A head alone has another width than the embeddings, so that a scale by these is seen.
+    apart = 2 if count == 1 and any(role_of(name) == "width" for name in names) else 1
     width = ROUND_WIDTH if PARTIAL.search(text_of(kind)) else HEAD_WIDTH
     return {
         "heads": count,
         "key_heads": max(1, count // 2) if grouped else count,
         "width": width,
-        "model": width * count,
+        "model": width * count * apart,
         "turned": width // 2,
         "turned share": 0.5,
         "length": LONGEST,

@@ -27,6 +27,13 @@ SEARCH_SECONDS = 10.0  # after these no other way of reading a function is tried
 RULED = tuple(ABILITIES)[tuple(ABILITIES).index("mask") :]
 MASK_SHAPES = ("full", "cells", "batch cells", "batch 1 cells", "head cells", "1 head cells")
 KEY_MASK_SHAPES = (*KEYS_ONLY, "full", "batch cells", "batch 1 cells", "cells")
+SHAPES_SAID = (
+    ("BT", "batch keys"),
+    ("[^B1]T", "cells"),
+    ("B[^1]T", "batch cells"),
+    ("B1[^1]T", "batch 1 cells"),
+    ("B11T", "batch 1 1 keys"),
+)
 # Kinds of masks that a parameter of this role takes, if none is called just mask: as its name says,
 # or the other way round, which is a mistake.
 KINDS_BY_ROLE = {
@@ -379,10 +386,19 @@ def _mask_shape(tested: FunctionUnderTest, base: Convention) -> tuple[Convention
         probe = next((one for one in tested.probes_for(base) if one.ability == ability), None)
         if probe is None:
             continue
-        found = _first_right(tested, [replace(base, mask_shape=shape) for shape in shapes], probe)
+        said = [replace(base, mask_shape=shape) for shape in _said_first(tested, shapes)]
+        found = _first_right(tested, said, probe)
         if found is not None:
             return found, tested.is_right(found, probe), True
     return base, False, False
+
+
+def _said_first(tested: FunctionUnderTest, shapes: Sequence[str]) -> Sequence[str]:
+    """The shapes of a mask, first the one whose axes the documentation gives."""
+    role = mask_role(tested.callee)
+    axes = "" if role is None else tested.callee.axes.get(tested.callee.roles[role].name, "")
+    said = next((one for form, one in SHAPES_SAID if re.fullmatch(form, axes)), None)
+    return sorted(shapes, key=lambda shape: shape != said)
 
 
 def _first_right(
@@ -408,7 +424,7 @@ def key_mask_convention(
         kinds = KINDS_BY_ROLE.get(own or "", ANY_KIND)
     conventions = [
         replace(convention, mask=kind, mask_shape=shape)
-        for kind, shape in itertools.product(kinds, KEY_MASK_SHAPES)
+        for kind, shape in itertools.product(kinds, _said_first(tested, KEY_MASK_SHAPES))
     ]
     return _first_right(tested, conventions, probe) or convention
 

@@ -59,8 +59,9 @@ def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) ->
     elif not convention.one_query:
         yield from _of_identity(tested, convention, _keys(tested), unit)
         means = tested.callee.says_causal and "causal" not in tested.callee.roles
-        if means and is_causal(tested, convention) is False:
-            text = "the last key changes the output of the first query"
+        seen = _seeing_the_last(tested, convention) if means else None
+        if seen is not None and seen[:-1].any():
+            text = f"the last key changes the output of query {seen.argmax()} of {len(seen)}"
             yield Fact(text, "later_tokens_seen")
         yield from _mixing(tested, convention)
         yield from _of_length(tested, convention, unit)
@@ -93,6 +94,12 @@ def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | N
 
 def is_causal(tested: FunctionUnderTest, convention: Convention) -> bool | None:
     """Whether the last key or token leaves the output of the first alone; None if unknown."""
+    seen = _seeing_the_last(tested, convention)
+    return None if seen is None else bool(seen[-1] and not seen[0])
+
+
+def _seeing_the_last(tested: FunctionUnderTest, convention: Convention) -> Array | None:
+    """Which rows of the output the last key or token changes; None if that is not known."""
     if tested.callee.kind == "arrays":
         if convention.one_query:
             return None
@@ -110,7 +117,7 @@ def is_causal(tested: FunctionUnderTest, convention: Convention) -> bool | None:
     if (after := tested.ask(convention, probe).output) is None:
         return None
     apart = np.abs(after - before).max(-1).reshape(-1, before.shape[-2]).max(0)
-    return bool(apart[0] <= 1e-4 * (float(np.abs(before).max()) + 1e-30) < apart[-1])
+    return np.asarray(apart > 1e-4 * (float(np.abs(before).max()) + 1e-30))
 
 
 def _keys(tested: FunctionUnderTest) -> int:

@@ -87,8 +87,9 @@ def with_weights(
         own = [*fields_of(kind)]
         if tree.required and (plain(tree.name) in TREES or any(map(projection, own))):
             code = _Code(function, tree.name, own)
+            made = initial_tree(function, (*code.names, *code.rest), HEADS)
+            code.names |= {one: role for one in made if (role := projection(one))}
             if {*PROJECTIONS} <= code.roles:
-                made = initial_tree(function, (*code.names, *code.rest), HEADS)
                 few = _groups_made(made, code)
                 forms = [*_forms(function, code)]
                 forms = [replace(one, groups=few) for one in forms] if few else forms
@@ -130,7 +131,8 @@ def _groups_made(made: Mapping[str, Any], code: _Code) -> int | None:
     for name, role in code.names.items():
         letters = _letters(name)
         if name in made and role[:2] == "W_" and letters and {*letters} <= {*"kv"}:
-            return max(1, int(np.size(made[name]) * HEADS // (len(letters) * WIDTH**2)))
+            own = made[name].values() if isinstance(made[name], Mapping) else [made[name]]
+            return max(1, max(map(np.size, own)) * HEADS // (len(letters) * WIDTH**2))
     return None
 
 

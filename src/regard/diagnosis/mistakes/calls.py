@@ -77,15 +77,6 @@ CALLS: Entries = {
             "weights = scores.masked_fill(~keep, -torch.inf).softmax(-1)",
         ),
     ),
-    "weights_all_equal": (
-        "every token gets the same weight",
-        "The softmax runs over an axis of length 1, and its sum is then the mean.",
-        (),
-        (
-            "weights = softmax(scores, axis=1)  # (batch, tokens)",
-            "weights = scores.softmax(dim=1)  # (batch, tokens)",
-        ),
-    ),
     "masks_of_windows_misplaced": (
         "with several images the masks of their windows go to the wrong ones",
         "Window w of each image has mask w: the axis of images comes before that of windows.",

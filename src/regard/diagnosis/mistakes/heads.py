@@ -132,7 +132,12 @@ HEADS: Entries = {
     "heads_split_without_transpose": (
         "heads are split by reshape alone: (L, HD) becomes (H, L, D)",
         "Each head gets some whole rows instead of its columns of every row: tokens are mixed.",
-        (Variant(RESHAPED),),
+        (
+            Variant(RESHAPED),
+            *(Variant({part: RESHAPED[part]}) for part in RESHAPED),
+            Variant({part: RESHAPED[part] for part in ("keys", "values")}),
+            Variant({part: RESHAPED[part] for part in ("queries", "keys")}),
+        ),
     ),
     "heads_merged_without_transpose": (
         "heads are merged by reshape alone: (H, L, E) becomes (L, HE)",

@@ -168,6 +168,19 @@ WEIGHTS: Entries = {
         "Attention blends values; a maximum has no gradient and ignores the other keys.",
         _weights(lambda s: np.arange(s.shape[-1]) == s.argmax(axis=-1, keepdims=True)),
     ),
+    "weights_all_equal": (
+        "every token gets the same weight",
+        "Scores have no effect: the softmax gets the same number for every key, as where all are "
+        "hidden by a finite one, or it runs over an axis of length 1.",
+        _weights(
+            lambda s: softmax(np.where(np.isneginf(s), s, 0)),
+            lambda s: np.full_like(s, 1 / s.shape[-1]),
+        ),
+        (
+            "weights = softmax(scores, axis=1)  # (batch, tokens)",
+            "weights = scores.softmax(dim=1)  # (batch, tokens)",
+        ),
+    ),
     "one_in_the_denominator": (
         "1 is added to the sum of the exponentials",
         "Rows add up to less than 1. As a sink that is a choice (softmax1), but if the maximum "
