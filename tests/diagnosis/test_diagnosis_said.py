@@ -308,6 +308,7 @@ def test_what_true_means_is_said_in_many_ways(means):
                 "token t attends to (t - window, t]",
                 "each position sees the last `window` positions, its own one among them",
                 "a window of 1 means that every token sees only itself",
+                "attention over the last `window` frames, the current frame being one of them",
             ),
         ),
         (

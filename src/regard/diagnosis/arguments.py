@@ -38,6 +38,7 @@ ROOM = 2
 KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys", "batch 1 keys")
 WIDER_THAN_ANY_PROBE = 1024  # and not so wide that each query takes long
 DROPOUT = 0.1
+SHARP = 0.4
 
 
 class NotOfferedError(Exception):
@@ -100,6 +101,9 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return sizes["S"] - sizes["L"]
         case "pos" | "layer_number":
             return 0
+        case "sharpness":  # the logarithm of a factor of cosines, the same for all heads
+            axes = callee.axes.get(callee.roles["sharpness"].name, "")
+            return np.full(sizes["H"], SHARP, dtype) if len(axes) == 1 else dtype.type(SHARP)
         case "prefix":  # that all tokens see: none
             is_of_texts = callee.axes.get(callee.roles["prefix"].name) == "B"
             return np.zeros(sizes["B"], int) if is_of_texts else 0

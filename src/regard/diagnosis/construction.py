@@ -83,6 +83,10 @@ GATE_LAYER = re.compile("gat(e|ing)|g_proj$|linear_g$")
 # Layers behind attention, whose output is added: without numbers they add nothing.
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 
+# What the constructor of a class that has weights mentions.
+OF_WEIGHTS = re.compile(
+    r"\b[wW]_?[qkvo]|weight|Linear|Dense|Parameter|kernel|proj|random|normal|qkv|//"
+)
 # What makes the weights of a function that takes them.
 INITIAL = re.compile("_?(init|make|create|new|random)", re.IGNORECASE)
 # Numbers that are no sizes, by their names.
@@ -290,6 +294,8 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
             arguments[one.name] = weight
         elif required and CONFIGURATION.fullmatch(plain(one.name)):
             arguments[one.name] = configuration(kind, one, heads)
+        elif required and (choice := _choice(one.name, text_of(kind))):
+            arguments[one.name] = choice
         elif required and value is None:
             value = _by_annotation(one, sizes)
             arguments[one.name] = value
@@ -340,6 +346,16 @@ def _may_change(parameter: inspect.Parameter, value: Any) -> bool:
     return is_size and type(value) is int and default > 0
 
 
+def _choice(name: str, text: str) -> str:
+    """The first of the words that code compares an argument with.
+
+    >>> _choice("method", 'if method not in ("dot", "general"):')
+    'dot'
+    """
+    compared = rf"\b{name}\b *(?:==|!=|(?:not +)?in *[(\[{{]) *[\"'](\w+)[\"']"
+    return next((one[1] for one in re.finditer(compared, text)), "")
+
+
 def _by_annotation(parameter: inspect.Parameter, sizes: Mapping[str, Any]) -> Any:
     words = re.findall(r"\w+", inspect.formatannotation(parameter.annotation))
     if "dtype" in plain(parameter.name):
@@ -367,19 +383,22 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     grouped = any(role_of(name) == "key_heads" for name in names)
     usual = ODD_HEADS if SLOPES.search(text_of(sys.modules.get(kind.__module__))) else HEADS
     count = heads or (usual if named else 1)
+    text = text_of(kind)
+    begins = text_of(kind.__init__) if inspect.isclass(kind) else ""
+    is_bare = begins != "" and not OF_WEIGHTS.search(begins)  # it gets queries and keys
     # A head alone has another width than the embeddings, so that a scale by these is seen.
     apart = 2 if count == 1 and any(role_of(name) == "width" for name in names) else 1
-    width = ROUND_WIDTH if PARTIAL.search(text_of(kind)) else HEAD_WIDTH
+    width = ROUND_WIDTH if PARTIAL.search(text) else HEAD_WIDTH
     return {
         "heads": count,
-        "key_heads": max(1, count // 2) if grouped else count,
+        "key_heads": max(1, count // 2) if grouped and not is_bare else count,
         "width": width,
-        "model": width * count * apart,
+        "model": width if is_bare else width * count * apart,
         "turned": width // 2,
         "turned share": 0.5,
         "length": LONGEST,
         "block": LONGEST,
-        "window": 4 if OF_IMAGES.search(text_of(kind)) else 3,
+        "window": 4 if OF_IMAGES.search(text) else 3,
         "batch": 2,
         "layers": 1,
         "softcap": 3,

@@ -340,7 +340,8 @@ def _numbers(tested: FunctionUnderTest) -> tuple[list[float], list[int]]:
     defaults = [one.default for one in tested.callee.parameters]
     numbers = [float(x) for x in defaults if isinstance(x, int | float) and x is not True]
     numbers += tested.callee.caps
-    hidden = tested.callee.kind in ("self", "projected") and "window" not in tested.callee.roles
+    hidden = tested.callee.kind in ("self", "projected") or tested.callee.remembers
+    hidden = hidden and "window" not in tested.callee.roles
     return numbers, list(WINDOWS) if hidden else []
 
 

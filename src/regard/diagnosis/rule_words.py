@@ -33,6 +33,7 @@ _INCLUSIVE = (
     rf"{_OWN_KEY}",
     rf"{_W}[^.;]*?(?:{_SELF}|\bself\b)\W+(?:one |token |key |position )?"
     r"(?:is )?(?:included|counted|counts|among them|inclusive)",
+    rf"{_W}[^.;]*?{_SELF}\W+(?:being|is|as|are) (?:one|part) of (?:them|it|these|those)",
     rf"(?:fewer|less) than {_W} {_KEYS} (?:back|away|apart|before|ago)",
     # max(0, i - w + 1) … i, (i - w, i], 0 <= i - j < w
     rf"\b\w+ ?- ?\(?{_W} ?- ?1\)|\b\w+ ?- ?{_W} ?\+ ?1\b(?! ?\))|\b\w+ ?\+ ?1 ?- ?{_W}",

@@ -85,6 +85,7 @@ NAMES = {
     "key_segments": "kvsegmentids ksegmentids kvsegids ksegids",
     "longest": "maxseqlen maxseqlenq maxseqlenk maxseqlenkv maxseqlens maxlen maxlength maxs maxq "
     "maxk",
+    "sharpness": "logitscale logitscales logtau logtemperature",
     "prefix": "prefixlen prefixlens prefixlength prefixlengths prefix prefixsize",
     "layer": "module layer attnmodule attnlayer attentionmodule",
     "distances": "posemb posembs posembed posembedding posembeddings relpos relposemb relposenc "

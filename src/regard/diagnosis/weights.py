@@ -170,6 +170,8 @@ def _layers(thing: Any) -> Iterator[Layer]:
                     yield path, part, turned, None if bias is None else _array(bias)
                 continue
             for name, value in own.items():
+                if value.ndim > 2 and value.numel() == max(value.shape):
+                    continue  # a number for each head
                 yield f"{path}.{name}".lstrip("."), None, _array(value), None
         return
     for name, value in getattr(thing, "__dict__", {}).items():

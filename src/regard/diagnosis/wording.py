@@ -14,7 +14,7 @@ LINEAR = re.compile(
     re.IGNORECASE,
 )
 _UNSCALED = re.compile(
-    r"(?<![a-z])t5|unscaled|luong|no[_ ]scal|not[_ ]scaled|not\W+divided by|"
+    r"non_?-?local|(?<![a-z])t5|unscaled|luong|no[_ ]scal|not[_ ]scaled|not\W+divided by|"
     r"without[_ ](?:a[_ ]|the[_ ]|any[_ ])?scal|"
     r"scal(?:e|ing) (?:is )?(?:folded|absorbed|left)|dot[_ ]?score\b",
     re.IGNORECASE,
