@@ -297,7 +297,7 @@ def _arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict[str, Any]:
         elif required and (choice := _choice(one.name, text_of(kind))):
             arguments[one.name] = choice
         elif required and value is None:
-            value = _by_annotation(one, sizes)
+            value = _by_annotation(one, sizes, kind)
             arguments[one.name] = value
         elif required or type(value) is float or (own_sizes and _may_change(one, value)):
             arguments[one.name] = value
@@ -331,10 +331,15 @@ def _weight(name: str, sizes: Mapping[str, Any], kind: Any) -> Any:
     if role[:2] == "b_" or bare.endswith("bias"):
         shape = (columns,)
     drawn = np.random.default_rng(len(name) + ord(role[-1:] or "q")).uniform(-0.9, 0.9, shape)
-    used = vars(sys.modules.get(kind.__module__, sys)).keys()
+    used = _names_beside(kind)
     if "torch" in used:
         return sys.modules["torch"].from_numpy(drawn)
     return _like(drawn, drawn) if {"jnp", "jax"} & used else drawn
+
+
+def _names_beside(kind: Any) -> set[str]:
+    """The names of the file in which a class or a function is written."""
+    return {*vars(sys.modules.get(kind.__module__, sys))}
 
 
 def _may_change(parameter: inspect.Parameter, value: Any) -> bool:
@@ -356,14 +361,15 @@ def _choice(name: str, text: str) -> str:
     return next((one[1] for one in re.finditer(compared, text)), "")
 
 
-def _by_annotation(parameter: inspect.Parameter, sizes: Mapping[str, Any]) -> Any:
+def _by_annotation(parameter: inspect.Parameter, sizes: Mapping[str, Any], kind: Any) -> Any:
     words = re.findall(r"\w+", inspect.formatannotation(parameter.annotation))
     if "dtype" in plain(parameter.name):
         return np.float64
     if _is_seed(parameter.name):
-        jax = sys.modules.get("jax")
         if plain(parameter.name) == "seed":
             return 0
+        of_jax = {"jax", "jnp", "jr", "random"} & _names_beside(kind)
+        jax = sys.modules.get("jax") if of_jax else None
         return np.random.default_rng(0) if jax is None else jax.random.PRNGKey(0)
     if "bool" in words:
         return True
@@ -385,7 +391,7 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     count = heads or (usual if named else 1)
     text = text_of(kind)
     begins = text_of(kind.__init__) if inspect.isclass(kind) else ""
-    is_bare = begins != "" and not OF_WEIGHTS.search(begins)  # it gets queries and keys
+    is_bare = begins != "" and not (is_module(kind) or OF_WEIGHTS.search(begins))
     # A head alone has another width than the embeddings, so that a scale by these is seen.
     apart = 2 if count == 1 and any(role_of(name) == "width" for name in names) else 1
     width = ROUND_WIDTH if PARTIAL.search(text) else HEAD_WIDTH

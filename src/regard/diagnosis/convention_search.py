@@ -63,8 +63,10 @@ ONE_QUERY_LAYOUTS = (
     ("BHD", "BHLD"),
     ("BD", "LBD"),
 )
-# Code that does something of its own where it gets no mask.
-NO_MASK = re.compile(r"mask\w* is None|mask\w* is not None|if (not )?\w*mask\b")
+# Code that makes a causal mask where it gets none.
+NO_MASK = re.compile(
+    r"mask\w* is None(?s:.){0,160}?(causal|tri[lu]?\b|tri\(|inf|full)", re.IGNORECASE
+)
 SHARED_LAYOUTS = ("BHLD", "HBLD", "BLHD", "HLD", "LHD")  # of queries, with keys that have no heads
 EMBEDDED_LAYOUTS: tuple[tuple[str, ...], ...] = (("LM",), ("BLM", "LBM"))
 

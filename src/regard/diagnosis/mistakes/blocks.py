@@ -289,7 +289,7 @@ BLOCKS: Entries = {
     "blocks_averaged": (
         "the outputs of the blocks are averaged",
         "A block with a larger sum of exponentials must count more.",
-        _merged(lambda maxima, sums, lse: np.ones_like(lse)),
+        _merged(lambda maxima, sums, lse: np.ones_like(lse), least=2),  # of one key: a mean
         MERGE,
     ),
     "blocks_added": (
