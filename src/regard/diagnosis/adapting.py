@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from regard.diagnosis.changed_text import parsed
-from regard.diagnosis.construction import CONFIGURATION, configuration
-from regard.diagnosis.signature import Parameter, names_in, plain, role_of, text_of
+from regard.diagnosis.constructor_arguments import CONFIGURATION, configuration
+from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.signature import Parameter, names_in, text_of
 
 WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
 BIAS_LEAVES = ("bias", "b", "B")

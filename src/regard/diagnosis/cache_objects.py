@@ -17,7 +17,8 @@ import numpy as np
 from regard.diagnosis.adapting import trees_of
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.construction import constructed
-from regard.diagnosis.signature import Parameter, role_of
+from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.signature import Parameter
 from regard.errors import OptionError
 
 SWITCHES = ("use_cache", "usecache", "update_cache")

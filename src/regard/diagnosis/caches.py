@@ -18,8 +18,8 @@ from typing import Any, get_args
 import numpy as np
 
 from regard.diagnosis.adapting import CHANGING, entries_of, trees_of
-from regard.diagnosis.construction import MODEL_NAMES, size_by_name
-from regard.diagnosis.signature import plain, role_of
+from regard.diagnosis.constructor_arguments import MODEL_NAMES, size_by_name
+from regard.diagnosis.parameter_names import plain, role_of
 
 LONGEST_CACHE = 64  # tokens, more than a probe has
 _MAKES = "init|initial(ize)?|make|create|new|empty|alloc(ate)?|build|get|fresh|start|zeros?|blank"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.boundary.files import read_file
-from regard.diagnosis.signature import ARRAYS, Parameter, role_of, with_roles
+from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.signature import ARRAYS, Parameter, with_roles
 from regard.diagnosis.target import MAX_BYTES, code_cells, is_file
 from regard.errors import OptionError, ProblemError, safe_text
 from regard.problems.schema import about

@@ -14,7 +14,8 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from regard.diagnosis.changed_text import parsed
-from regard.diagnosis.signature import DIFFERENTIATED, is_upstream, plain, role_of
+from regard.diagnosis.parameter_names import is_upstream, plain, role_of
+from regard.diagnosis.signature import DIFFERENTIATED
 from regard.errors import OptionError, safe_text
 
 # What a name says about the direction of a pass, and the other direction.

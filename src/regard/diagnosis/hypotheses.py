@@ -17,7 +17,7 @@ from regard.diagnosis import matching
 from regard.diagnosis.added_scores import added_scores, are_plain, seen_as
 from regard.diagnosis.arguments import KEYS_ONLY
 from regard.diagnosis.built_in import PLAIN, BuiltIn, usual, with_built_in
-from regard.diagnosis.construction import PARTIAL, SLOPES
+from regard.diagnosis.constructor_arguments import PARTIAL, SLOPES
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.fitted import fitted

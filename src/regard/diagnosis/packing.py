@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.signature import EDGES, PROJECTIONS, Parameter, plain, role_of, text_of
+from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.signature import EDGES, PROJECTIONS, Parameter, text_of
 
 QKV = re.compile("^(x|in|mixed|fused|packed)?qkv(s|packed|proj|tensor|layer|states|heads)?$")
 KV = re.compile("^(x|mixed|fused|packed)?kv(s|packed|heads)?$")

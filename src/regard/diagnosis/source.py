@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.diagnosis.changed_text import parsed
-from regard.diagnosis.construction import is_module
+from regard.diagnosis.constructor_arguments import is_module
 from regard.diagnosis.differentiation import Applied, Pair
 from regard.diagnosis.signature import names_in, text_of
 

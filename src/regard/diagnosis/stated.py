@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from regard.diagnosis.convention import MASK_KINDS
-from regard.diagnosis.inspection import LIBRARIES
+from regard.diagnosis.libraries import LIBRARIES
 from regard.errors import OptionError, safe_text
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.packing import Alternative, Packing
-from regard.diagnosis.signature import Callee, Parameter, plain
+from regard.diagnosis.parameter_names import plain
+from regard.diagnosis.signature import Callee, Parameter
 
 COMPLEX = re.compile("^(freqs?cis|freqscomplex|rotarycis|cis)$")
 PAIRED = re.compile(

@@ -20,9 +20,10 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.construction import initial_tree
+from regard.diagnosis.constructor_arguments import initial_tree
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
-from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, plain, role_of, text_of
+from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, text_of
 from regard.diagnosis.source import code_called
 from regard.diagnosis.weights import LAYERS, LEARNED, fused_order
 

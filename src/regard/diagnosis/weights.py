@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.construction import (
-    CONFIGURATION,
-    FEED_FORWARD,
-    GATE_LAYER,
-    arrays_of_layer,
-)
-from regard.diagnosis.signature import LATENTS, PROJECTIONS, plain, role_of, text_of
+from regard.diagnosis.construction import FEED_FORWARD, GATE_LAYER, arrays_of_layer
+from regard.diagnosis.constructor_arguments import CONFIGURATION
+from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.signature import LATENTS, PROJECTIONS, text_of
 from regard.errors import OptionError, ProblemError
 from regard.problems.checks import weight_sizes
 

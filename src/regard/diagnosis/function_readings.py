@@ -1,0 +1,193 @@
+"""The ways to read a function: of arrays, of embeddings and weights, or with a cache.
+
+Must not call the function, nor know any probe.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.adapting import (
+    as_used,
+    from_dictionary,
+    with_configuration,
+)
+from regard.diagnosis.around import of_images
+from regard.diagnosis.cache_objects import with_cache_object
+from regard.diagnosis.caches import Remembering
+from regard.diagnosis.fused_weights import with_fused_weights
+from regard.diagnosis.libraries import LIBRARIES, framework_of
+from regard.diagnosis.packing import (
+    unpacked,
+    with_borders,
+    with_one_window,
+    with_texts_of_both,
+)
+from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.signature import (
+    STEPS,
+    Callee,
+    Parameter,
+    heads_bound,
+    parameters_of,
+    with_roles,
+    without_weights,
+)
+from regard.diagnosis.source import (
+    code_of,
+)
+from regard.diagnosis.tables import from_tables, with_forms
+from regard.diagnosis.trees import HEADS, Weighed, with_weights
+
+# What is called, and what is known of it.
+Reading = tuple[Callable[..., Any], Callee]
+
+
+def readings_of_function(
+    function: Callable[..., Any],
+    described: Callable[..., Any],
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    library: str | None,
+    name: str,
+) -> list[Reading]:
+    """The readings in the library that the code uses, then in others; `described` has its names."""
+    framework = library or framework_of(described)
+    others = [] if library else [x for x in LIBRARIES if x != framework and x in sys.modules]
+    found = []
+    for one in (framework, *others):
+        found += _function_readings(function, parameters_of(described), roles, heads, one, name)
+    return found
+
+
+def _function_readings(
+    function: Callable[..., Any],
+    known: Sequence[Parameter],
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    framework: str,
+    name: str,
+) -> list[Reading]:
+    """The readings of a function of arrays, or of a dictionary or a tree of weights."""
+    called, parameters = function, as_used(known, code_of(function))
+    if not roles and (adapted := from_dictionary(called, parameters)) is not None:
+        called, parameters = adapted
+    for simpler in () if roles else (with_borders, with_one_window, with_texts_of_both):
+        if (simple := simpler(called, parameters)) is not None:
+            called, parameters = simple
+    parameters = [_as_block(one, code_of(function)) for one in parameters]
+    heads = heads or heads_bound(function)
+    if not roles and (sized := with_configuration(called, parameters, heads or HEADS)) is not None:
+        (called, parameters), heads = sized, heads or HEADS
+    if not roles and (kept := with_cache_object(called, called, parameters, heads)) is not None:
+        return _keeping_readings(*kept, framework, heads, name)
+    trees = [] if roles else with_weights(called, parameters, framework)
+    plain_one: list[Weighed] = [(called, parameters, {}, None)]
+    found: list[Reading] = []
+    images: list[Reading] = []
+    text = code_of(function)
+    for own, taken, weights, count in trees or plain_one:
+        for image, known in of_images(own, taken, text) if weights else ():
+            images += _readings_of(
+                image, known, weights, roles, heads or count, framework, name, function
+            )
+        found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
+    more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
+    return [*found, *images, *more, *_with_own_window(found, text)]
+
+
+def _as_block(one: Parameter, text: str) -> Parameter:
+    """A window that is said to be the size of blocks, in which all is seen: one block holds all."""
+    name = re.escape(one.name)
+    is_block = rf"(blocks|chunks|pieces|cut into [^.]{{0,20}}) of (size |length )?`*{name}\b"
+    if role_of(one.name) == "window" and re.search(is_block, text) is not None:
+        return replace(one, role="longest")
+    return one
+
+
+def _keeping_readings(
+    called: Callable[..., Any],
+    parameters: list[Parameter],
+    framework: str,
+    heads: int | None,
+    name: str,
+) -> list[Reading]:
+    """The readings of a function that keeps keys and values in an object that it gets."""
+    found = []
+    for own in with_roles(parameters, {}):
+        callee = Callee(
+            name, without_weights(own), framework, {}, heads, adapted=True, remembers=True
+        )
+        found += [(called, callee), *((called, replace(callee, steps=one)) for one in STEPS)]
+    return found
+
+
+def _readings_of(
+    called: Callable[..., Any],
+    parameters: list[Parameter],
+    weights: Mapping[str, Array],
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    framework: str,
+    name: str,
+    function: Callable[..., Any],
+) -> list[Reading]:
+    """The readings of a function of arrays with each reading of its parameters."""
+    counts: list[int | None] = [heads]
+    if weights and heads is None:
+        has_flag = any(role_of(one.name) == "heads" for one in parameters)
+        counts = [4] if has_flag else [1, 2, 3, 4]
+    found: list[Reading] = []
+    steps_only = any(one.required and role_of(one.name) == "cache" for one in parameters)
+    packed = [] if roles or weights or steps_only else unpacked(called, parameters)
+    for other, taken in packed:
+        for own in with_roles(taken, {}):
+            own = without_weights(own)
+            found.append((other, Callee(name, own, framework, {}, heads, adapted=True)))
+    if packed:
+        return found
+    if not roles and (tabled := from_tables(called, parameters)) is not None:
+        called, parameters = tabled
+    fused = [] if roles or weights else with_fused_weights(called, parameters)
+    for other, taken in fused:
+        found += _readings_of(other, taken, {}, {}, heads, framework, name, function)
+    if fused:
+        return found
+    for own, count in itertools.product(with_roles(parameters, dict(roles or {})), counts):
+        own = own if weights else without_weights(own)
+        whole = Callee(name, own, framework, weights, count, adapted=called is not function)
+        for callee in with_forms(whole):
+            if "cache" not in callee.roles:
+                found.append((called, callee))
+                if heads and not roles and not weights and callee.kind == "arrays":
+                    found.append((called, replace(callee, packs=True)))
+                continue
+            cache = callee.roles["cache"]
+            value = next((one.name for one in own if one.role in ("value", "x")), "")
+            stepping = Remembering(called, "", cache.name, value, count)
+            keyed = tuple(replace(one, keyword=True) for one in own)
+            steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
+            found += steps if cache.required else [(called, callee), *steps]
+    return found
+
+
+def _with_own_window(found: Sequence[Reading], text: str) -> Iterator[Reading]:
+    """The same with the window that is the default, where lengths have to be multiples of it."""
+    for called, callee in found:
+        one = callee.roles.get("window")
+        if one is not None and not one.required and re.search(rf"%\s*{one.name}\b", text):
+            own = tuple(replace(p, role=None) if p is one else p for p in callee.parameters)
+            yield called, replace(callee, parameters=own)
+
+
+def _with_blocks_of_one(called: Callable[..., Any], callee: Callee) -> Iterator[Reading]:
+    """The same with blocks of one token, for a function whose default refuses other lengths."""
+    if any(one.role == "block" and not one.required for one in callee.parameters):
+        own = (replace(p, required=p.required or p.role == "block") for p in callee.parameters)
+        yield called, replace(callee, parameters=tuple(own))

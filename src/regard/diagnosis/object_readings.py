@@ -1,0 +1,174 @@
+"""The ways to read an object: which of its methods is called, and with which weights.
+
+Must not call the function, nor know any probe.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from regard.diagnosis.adapting import (
+    from_dictionary,
+    keeps_state,
+)
+from regard.diagnosis.around import around_attention
+from regard.diagnosis.cache_objects import with_cache_object
+from regard.diagnosis.caches import Remembering
+from regard.diagnosis.construction import (
+    as_written,
+    constructed,
+    fresh_weights,
+    heads_made_with,
+    made_with,
+    without,
+)
+from regard.diagnosis.constructor_arguments import is_module
+from regard.diagnosis.function_readings import Reading
+from regard.diagnosis.libraries import framework_of
+from regard.diagnosis.signature import (
+    STEPS,
+    Callee,
+    parameters_of,
+    text_of,
+    with_roles,
+)
+from regard.diagnosis.source import (
+    code_of,
+    turns_rows,
+)
+from regard.diagnosis.tables import from_tables, with_forms
+from regard.diagnosis.weights import (
+    Read,
+    has_positions,
+    head_count,
+    key_heads,
+    readings_of_weights,
+    widths_of,
+)
+from regard.errors import OptionError, safe_text
+
+# Methods that are called if an object has no __call__, in this order.
+METHODS = ("__call__", "forward", "attend", "attention", "apply", "call", "step", "decode")
+# The length before the batch: L, B, E = x.shape; (seq_len, batch, dim); tgt_len, bsz; time-major.
+ROWS_FIRST = re.compile(
+    r"\b(l|t|s|n|seq\w*|\w*len\w*|time)\s*,\s*(b|n|bs|bsz|batch\w*)\s*,|"
+    r"(seq\w*|time|length|rows)[- _](first|major)|batch_first=False|\b[lts] b [dcemh]\b",
+    re.IGNORECASE,
+)
+
+
+def readings_of_object(
+    thing: Any,
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    library: str | None,
+    name: str,
+) -> list[Reading]:
+    """The readings of an object with its weights, or of objects made of a class."""
+    kind = thing if inspect.isclass(thing) else type(thing)
+    method = next((one for one in METHODS if own_method(kind, one)), "")
+    if is_module(kind):
+        method = "forward"
+    if not method:
+        raise OptionError(
+            f"diagnose needs a function, or an object that can be called, not "
+            f"{safe_text(repr(thing), 60)}"
+        )
+    found: list[Reading] = []
+    made = constructed(thing, heads) if inspect.isclass(thing) else [thing]
+    objects = [fresh_weights(one) for one in made]
+    if not inspect.isclass(thing) and not is_module(kind):
+        objects.append(thing)  # its weights may have to agree with something else in it
+    if is_module(kind):  # some compute with constants that only float32 has
+        objects += [fresh_weights(one, narrow=True) for one in made]
+    left_out = tuple(without(made[0])[:4])
+    for number, own in enumerate(objects):
+        called = getattr(own, method)
+        framework = library or ("torch" if is_module(kind) else framework_of(called))
+        weighed, opaque = _weights_of(own, heads or head_count(own) or heads_made_with(own), name)
+        if not weighed:
+            weighed = [({}, heads or head_count(own))]
+        known = parameters_of(called)
+        remembers, rows_first = keeps_state(called), _may_have_rows_first(kind)
+        target: Callable[..., Any] = Remembering(own, method) if remembers else own
+        if not callable(target):
+            target = called
+        if not roles and (adapted := from_dictionary(called, known)) is not None:
+            target, known = adapted
+        elif not roles and (
+            kept := with_cache_object(own if callable(own) else called, called, known, heads)
+        ):
+            (target, known), remembers = kept, True
+        if around := [*around_attention(own, code_of(thing))]:
+            role = "x" if sum(one.required for one in known) == 1 else known[0].role
+            known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
+        if not roles and (tabled := from_tables(target, known)) is not None:
+            target, known = tabled
+        targets: list[Callable[..., Any]] = [*around, target]
+        for target, (weights, count) in itertools.product(targets, weighed):
+            for parameters in with_roles(known, dict(roles or {})):
+                whole = replace(
+                    Callee(name, parameters, framework, weights, count, made=made_with(own)),
+                    without=left_out + ("residual",) * getattr(target, "adds", False),
+                    opaque=opaque,
+                    widths=widths_of(own),
+                    has_positions=has_positions(own) or (remembers and turns_rows(code_of(thing))),
+                    narrow=is_module(kind) and number >= len(made),
+                    remembers=remembers,
+                    rows_first=rows_first,
+                    adapted=target not in (own, called) or not as_written(own, thing),
+                )
+                for callee in with_forms(whole):
+                    steps = [(target, replace(callee, steps=one)) for one in STEPS if remembers]
+                    plain_one = [(target, callee)]
+                    is_step = method in ("step", "decode")
+                    found += steps if is_step and remembers else [*plain_one, *steps]
+    return found
+
+
+def _weights_of(own: Any, count: int | None, name: str) -> tuple[list[Read], str]:
+    """The readings of an object's weights; or none, and why they cannot be used."""
+    try:
+        weighed = readings_of_weights(own, count)
+        for weights, heads in weighed[:1]:
+            if weights:
+                key_heads(weights, heads or 1)
+    except OptionError as error:
+        return [], str(error)
+    except ValueError:
+        weighed = []
+    if weighed or not _has_matrices(own):
+        return weighed, ""
+    return [], (
+        f"the weights of {name} cannot be recognised; call the layers W_q, W_k, W_v (or "
+        "query, q_proj, to_q, qkv, …) and W_o, or give a function of embeddings and weights"
+    )
+
+
+def _may_have_rows_first(kind: type) -> bool:
+    """Whether (L, B, M) may be meant: torch's own layers do, others if their code mentions it."""
+    if not is_module(kind) or kind.__module__.startswith("torch."):
+        return True
+    text = text_of(kind)
+    return not text or ROWS_FIRST.search(text) is not None
+
+
+def own_method(kind: Any, name: str) -> bool:
+    """Whether a class has a method of its own by this name."""
+    return inspect.isfunction(getattr(kind, name, None)) or (
+        name == "__call__"
+        and "__call__" in dir(kind)
+        and kind.__call__ is not type.__call__
+        and not isinstance(kind.__call__, type(object().__str__))
+    )
+
+
+def _has_matrices(thing: Any) -> bool:
+    """Whether a torch module has weights with rows and columns."""
+    own = thing.parameters() if hasattr(thing, "state_dict") else ()
+    return any(parameter.ndim > 1 for parameter in own)
