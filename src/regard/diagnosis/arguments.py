@@ -277,7 +277,7 @@ def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, 
             raise NotOfferedError("it takes no mask")
         options[role] = _mask(probe, convention)
         if f"key_{role}" in callee.roles and role in OF_TEXTS:
-            options[f"key_{role}"] = options[role]
+            options[f"key_{role}"] = _mask(probe, convention, of_keys=True)
     if "bias" in probe.inputs:
         role = mask_role(callee)
         if role is None or convention.mask != "add" or convention.mask_shape in KEYS_ONLY:
@@ -305,14 +305,14 @@ def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, 
     return options
 
 
-def _mask(probe: Probe, convention: Convention) -> Array:
-    """The mask of a probe in the shape and kind of one convention."""
+def _mask(probe: Probe, convention: Convention, *, of_keys: bool = False) -> Array:
+    """The mask of a probe in the shape and kind of one convention; of texts, for the keys."""
     keep, shape, dtype = probe.keep, convention.mask_shape, np.dtype(convention.dtype)
     assert keep is not None
-    of_keys = keep.ndim == 4
-    if of_keys and probe.sizes["B"] > 1 and shape in ("keys", "cells") and not keep.all():
+    is_padding = keep.ndim == 4
+    if is_padding and probe.sizes["B"] > 1 and shape in ("keys", "cells") and not keep.all():
         raise NotOfferedError("its mask is the same for every batch element")
-    if not of_keys and (shape in KEYS_ONLY or convention.mask == "lengths"):
+    if not is_padding and (shape in KEYS_ONLY or convention.mask == "lengths"):
         raise NotOfferedError("its mask hides keys for all queries alike")
     if keep.ndim == 3 and shape not in ("full", "head cells", "1 head cells"):
         raise NotOfferedError("its mask is the same for every head")
@@ -322,7 +322,7 @@ def _mask(probe: Probe, convention: Convention) -> Array:
         labels = labels_of(keep)
         if labels is None:
             raise NotOfferedError("its mask is that of texts one after the other")
-        return _of_texts(labels, kind, convention, probe.sizes)
+        return _of_texts(labels[of_keys], kind, convention, probe.sizes)
     if kind == "lengths":
         if (np.diff(kept.astype(int)) > 0).any():
             raise NotOfferedError("its padding comes after the text")
@@ -337,6 +337,7 @@ def _of_texts(labels: Array, kind: str, convention: Convention, sizes: dict[str,
     """Texts one after the other: the number of each token's, or where each begins and ends."""
     if kind == "borders":
         return np.concatenate([np.flatnonzero(np.diff(labels, prepend=-1)), [len(labels)]])
+    labels = labels + 1  # in some code 0 is padding
     whole = "B" in convention.layout and convention.mask_shape != "cells"
     return np.tile(labels, (sizes["B"], 1)) if whole else labels
 

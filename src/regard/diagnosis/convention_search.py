@@ -423,7 +423,9 @@ def key_mask_convention(
     own = mask_role(tested.callee, keys=True)
     kinds: tuple[str, ...] = (convention.mask,)
     if own != mask_role(tested.callee) and tested.stated.mask is None:
+        said = tested.callee.key_mask_means  # where none gives right results, as the text says
         kinds = KINDS_BY_ROLE.get(own or "", ANY_KIND)
+        kinds = tuple(sorted(kinds, key=lambda kind: bool(said) and not kind.startswith(said)))
     conventions = [
         replace(convention, mask=kind, mask_shape=shape)
         for kind, shape in itertools.product(kinds, _said_first(tested, KEY_MASK_SHAPES))

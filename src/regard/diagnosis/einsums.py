@@ -31,11 +31,14 @@ def axes_in_einsums(function: Callable[..., Any]) -> dict[str, str]:
     """
     nodes = [node for tree in trees_of(function) for node in ast.walk(tree)]
     others = _other_names(nodes)
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    known = [one for call in calls for one in _of_call(call)]
     found: dict[str, str] = {}
-    for node in nodes:
-        for name, axes in _of_call(node) if isinstance(node, ast.Call) else ():
-            for one in (name, *others.get(name, ())):
-                found.setdefault(one, axes)
+    for name, axes in known:
+        found.setdefault(name, axes)
+    for name, axes in known:
+        for one in others.get(name, ()):
+            found.setdefault(one, axes)
     return found
 
 

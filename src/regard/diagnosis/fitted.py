@@ -182,6 +182,8 @@ def _added(matcher: Matcher, number: int) -> Found | None:
     found, *_ = np.linalg.lstsq(columns, own.output.ravel(), rcond=None)
     clear = np.abs(found) > 1e-5
     factor = float(found[0])
+    if abs(factor) < 1e-3:  # the values, or what else is added, are all that there is
+        return None
     added = {
         name: float(x)
         for name, x, is_one in zip(arrays, found[1:], clear[1:], strict=True)

@@ -45,6 +45,14 @@ from regard.diagnosis.source import (
 from regard.diagnosis.tables import from_tables, with_forms
 from regard.diagnosis.trees import HEADS, Weighed, with_weights
 
+# Text that says that tokens see those of their own block alone, and code that merges blocks.
+WITHIN = re.compile(
+    r"(attention|attends?|sees?|causal|visible)\b[^.\n]{0,40}\b(inside|within|in) "
+    r"(each|every|one|the same|(its|their) own) (chunk|block|piece|segment)\b|"
+    r"\bnothing crosses|\bacross (chunk|block)s? (border|boundar)",
+    re.IGNORECASE,
+)
+MERGES = re.compile(r"online|flash|lse|log_?sum|rescal|running|accum|new_?max|m_new|corr", re.I)
 # What is called, and what is known of it.
 Reading = tuple[Callable[..., Any], Callee]
 
@@ -108,6 +116,8 @@ def _as_block(one: Parameter, text: str) -> Parameter:
     is_block = rf"(blocks|chunks|pieces|cut into [^.]{{0,20}}) of (size |length )?`*{name}\b"
     if role_of(one.name) == "window" and re.search(is_block, text) is not None:
         return replace(one, role="longest")
+    if role_of(one.name) == "block" and WITHIN.search(text) and not MERGES.search(text):
+        return replace(one, role="longest", required=True)
     return one
 
 

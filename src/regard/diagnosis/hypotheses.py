@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.diagnosis import matching
 from regard.diagnosis.added_scores import added_scores, are_plain, seen_as
-from regard.diagnosis.arguments import KEYS_ONLY
+from regard.diagnosis.arguments import KEYS_ONLY, mask_role
 from regard.diagnosis.built_in import PLAIN, BuiltIn, usual, with_built_in
 from regard.diagnosis.constructor_arguments import PARTIAL, SLOPES
 from regard.diagnosis.convention import Convention
@@ -172,13 +172,18 @@ def _as_meant(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis
     accidents: tuple[str, ...] = ()
     if "key mask" in right and "batch keys" in shapes and "bias" not in tested.callee.roles:
         accidents = ("mask", "causal and mask", "bias")
-    elif "mask" in right and shapes <= {"cells", "head cells"}:
+    elif "mask" in right and shapes <= {"cells", "head cells"} and not _has_mask_of_keys(tested):
         accidents = ("key mask",)
     kept = [x for x in one.matcher.outputs if x.probe.ability not in accidents]
     if tested.callee.has_one_length:
         kept = [x for x in kept if x.probe.sizes["L"] == x.probe.sizes["S"]]
     if 0 < len(kept) < len(one.matcher.outputs):
         yield replace(one, matcher=Matcher(kept, one.matcher.unit, one.matcher.practical))
+
+
+def _has_mask_of_keys(tested: FunctionUnderTest) -> bool:
+    """Whether padded keys have a mask of their own, beside one of cells."""
+    return mask_role(tested.callee, keys=True) != mask_role(tested.callee)
 
 
 def _with_added(

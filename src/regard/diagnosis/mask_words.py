@@ -80,6 +80,11 @@ _PLAINER = [
             "weightless",
         ),
         (r"\bzero[- ](?:pad\w*|out)\b", "zeroed"),
+        (
+            r"\b(?:gives?|returns?|yields?|produces?|outputs?) (?:all |a row of )?zeros?\b|"
+            r"\bzeros? (?:instead of|and not|not) nan\b",
+            " ",
+        ),
         (r"(?<![\w.])([01])\s+-\s+(?=[a-z]{3})(?!\w*mask)", r"\1 = "),
         (
             rf"(?:!=|≠|>|\bnot(?: equal to)?|\b(?:greater|other) than)\s*{_ZERO}|\bnon-?zeros?\b",

@@ -48,7 +48,7 @@ NAMES = {
     "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
     "model": "dmodel embeddim hiddensize modeldim hiddendim nembd embdim modelsize",
     "window": "window windowsize slidingwindow localwindow attentionwindow radius onesidedwindow "
-    "halfwindow windowradius halfwidth bandwidth",
+    "halfwindow windowradius halfwidth bandwidth left leftwindow windowleft lookback",
     "block": "block blocksize chunk chunksize tile tilesize blockq blockk blockkv chunkq chunkk bq "
     "bk br bc blockm blockn kvchunk qchunk keychunksize querychunksize kvblock qblock nchunks "
     "numchunks nsplits numsplits slicesize nblocks numblocks splits querychunk keychunk chunklen "

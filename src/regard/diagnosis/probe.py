@@ -265,14 +265,14 @@ def largest(result: Array) -> float:
     return float(found)
 
 
-def labels_of(keep: Array) -> Array | None:
-    """The number of each token's text, if a mask shows each token its own text alone, or None."""
+def labels_of(keep: Array) -> tuple[Array, Array] | None:
+    """The number of each query's text and of each key's, if each sees its own alone, or None."""
     cells = keep.reshape(-1, *keep.shape[-2:])[0]
-    if cells.shape[0] not in (1, cells.shape[1]):
-        return None
-    labels = np.asarray(np.unique(cells.argmax(-1), return_inverse=True)[1]).ravel()
-    same: Array = labels[:, None] == labels
-    return labels if np.array_equal(np.broadcast_to(cells, same.shape), same) else None
+    first = cells.argmax(-1) if len(cells) > 1 else np.zeros(cells.shape[1], int)
+    rows = np.asarray(np.unique(first, return_inverse=True)[1]).ravel()
+    keys = rows[cells.argmax(0)] if len(cells) > 1 else rows
+    same: Array = rows[:, None] == keys
+    return (rows, keys) if np.array_equal(np.broadcast_to(cells, same.shape), same) else None
 
 
 def evaluate(probe: Probe, variant: Variant = RIGHT, last: str = "") -> dict[str, Array]:

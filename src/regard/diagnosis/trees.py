@@ -89,6 +89,7 @@ def with_weights(
         if tree.required and (plain(tree.name) in TREES or any(map(projection, own))):
             code = _Code(function, tree.name, own)
             made = initial_tree(function, (*code.names, *code.rest), HEADS)
+            made = made if _has_usual_sizes(made) else {}
             code.names |= {one: role for one in made if (role := projection(one))}
             if {*PROJECTIONS} <= code.roles:
                 few = _groups_made(made, code)
@@ -127,13 +128,24 @@ def _groups_in(axes: Mapping[str, str], text: str) -> tuple[int, ...]:
     return (HEADS // 2, HEADS) if FEWER_KEYS.search(text) else (HEADS,)
 
 
+def _has_usual_sizes(made: Mapping[str, Any]) -> bool:
+    """Whether the queries' and the output's weights are as wide as those that are drawn here."""
+    parts = {name: projection(name)[-1:] for name in made if not fused_order(_without_bias(name))}
+    own = [_size_of(made[name]) for name, letter in parts.items() if letter in ("q", "o")]
+    return all(size in (WIDTH, WIDTH**2) for size in own)
+
+
+def _size_of(made: Any) -> int:
+    """How many numbers a weight has, which may be a layer with a bias."""
+    return max(map(np.size, made.values() if isinstance(made, Mapping) else [made]))
+
+
 def _groups_made(made: Mapping[str, Any], code: _Code) -> int | None:
     """The heads of keys of weights that were made, by their size; None if that is not known."""
     for name, role in code.names.items():
         letters = _letters(name)
         if name in made and role[:2] == "W_" and letters and {*letters} <= {*"kv"}:
-            own = made[name].values() if isinstance(made[name], Mapping) else [made[name]]
-            return max(1, max(map(np.size, own)) * HEADS // (len(letters) * WIDTH**2))
+            return max(1, _size_of(made[name]) * HEADS // (len(letters) * WIDTH**2))
     return None
 
 

@@ -43,6 +43,8 @@ CALLS_IN_ALL = 10
 
 
 # Code of rotary positions, which turn pairs of features.
+# Text that gives weights the same axis twice.
+SQUARE = re.compile(r"\b(?:weights?|[wW]_?[qkvo])\b[^\n]{0,30}[\[(] *(\w+) *, *\1 *[\])]")
 TURNS = re.compile(r"rope|rotary|rotate|rotation|rotating", re.IGNORECASE)
 
 
@@ -154,7 +156,9 @@ class FunctionUnderTest:
             if "sink" in roles:
                 found = [_with_sink(probe) for probe in found]
             if mask_role(self.callee) in OF_TEXTS:
-                found = [text for one in found if (text := _with_texts(one)) is not None]
+                apart = any(f"key_{role}" in roles for role in OF_TEXTS)
+                both = (_with_texts(one, apart) for one in found)
+                found = [one for one in both if one is not None]
             if self.callee.needs_mask:
                 found = [replace(probe, needs_mask=True) for probe in found]
             if self.of_gradients:
@@ -301,7 +305,8 @@ def _projected_by_arguments(callee: Callee, more: dict[str, Any]) -> Iterator[Pr
         yield from projected_probes(square, heads, groups, **more)
         return
     yield from projected_probes(square, 1, **more)
-    yield from projected_probes(taken, 1, **more)
+    if not SQUARE.search("".join(text for _, text in callee.blocks)):
+        yield from projected_probes(taken, 1, **more)
 
 
 def _keys_are_narrower(callee: Callee) -> bool:
@@ -335,11 +340,18 @@ def _packed_probes(heads: int, batch: int, rank: int) -> Iterator[Probe]:
                 yield replace(probe, inputs=inputs, name=name, ability=ability)
 
 
-def _with_texts(probe: Probe) -> Probe | None:
-    """With texts one after the other instead of a mask; None if it has another mask."""
+def _with_texts(probe: Probe, of_keys: bool) -> Probe | None:
+    """With texts one after the other instead of a mask; None if it has another mask.
+
+    Where those `of_keys` are told apart, they may be longer than those of the queries.
+    """
     if probe.keep is None or "bias" in probe.inputs:
         return probe if "bias" not in probe.inputs else None
-    if probe.keep.ndim != 2 or probe.sizes["L"] != probe.sizes["S"] or probe.sizes["S"] < 5:
+    rows, keys = probe.sizes["L"], probe.sizes["S"]
+    if probe.keep.ndim == 2 and of_keys and 2 < rows < keys and not probe.causal:
+        texts = np.arange(rows) > 0, np.arange(keys) > 2  # of 1 and 2 queries, and of 3 and 2 keys
+        return replace(probe, keep=texts[0][:, None] == texts[1], name=f"texts, {probe.name}")
+    if probe.keep.ndim != 2 or rows != keys or keys < 5:
         return None
     labels = np.minimum(np.arange(probe.sizes["S"]) * 2 // 3, 2)  # of 2, 1 and 2 tokens
     return replace(probe, keep=labels[:, None] == labels, name=f"texts, {probe.name}")

@@ -128,6 +128,12 @@ def _rearranged(
     return variant(hides=False), variant(hides=True)
 
 
+def _over_batch(array: Array) -> Array:
+    if len(array) == 1:  # each token alone: other mistakes give that too
+        raise ValueError("there is one text")
+    return array.swapaxes(0, 2)
+
+
 HEADS: Entries = {
     "heads_split_without_transpose": (
         "heads are split by reshape alone: (L, HD) becomes (H, L, D)",
@@ -213,7 +219,7 @@ MIXED: Entries = {
     "attention_over_batch": (
         "the texts of a batch attend to each other at every position",
         "The axes of batch and rows are exchanged: (L, B, M) was meant, or batch_first=True.",
-        _rearranged(lambda a: a.swapaxes(0, 2), lambda out, shape: out.swapaxes(0, 2)),
+        _rearranged(_over_batch, lambda out, shape: out.swapaxes(0, 2)),
         SPLIT,
     ),
 }

@@ -90,17 +90,18 @@ def _transposed_if_square(keep: Array) -> Array:
 
 
 def _and_earlier_texts(keep: Array) -> Array:
-    labels = labels_of(keep)
-    return keep if labels is None else np.broadcast_to(labels[:, None] >= labels, keep.shape)
+    if (labels := labels_of(keep)) is None:
+        return keep
+    rows, keys = labels
+    return np.broadcast_to(rows[:, None] >= keys, keep.shape)
 
 
 def _texts_late(keep: Array) -> Array:
     """Each text begins one token late: its first token belongs to the text before."""
-    labels = labels_of(keep)
-    if labels is None:
+    if (labels := labels_of(keep)) is None:
         return keep
-    late = labels[np.maximum(np.arange(len(labels)) - 1, 0)]
-    return np.broadcast_to(late[:, None] == late, keep.shape)
+    rows, keys = (own[np.maximum(np.arange(len(own)) - 1, 0)] for own in labels)
+    return np.broadcast_to(rows[:, None] == keys, keep.shape)
 
 
 def _moved_end(step: int) -> Variants:
