@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -113,7 +113,7 @@ def inspect_function(
             is_of_keys(text, one.name) for one in found[0][1].parameters if one.role == "mask"
         ),
         "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
-        "caps": caps_in(code_of_file(function)),
+        "caps": (*_caps_by_default(found[0][1]), *caps_in(code_of_file(function))),
         "batched": may_be_batched(function, text),
         "window_means": what_window_means(of_all, [*found[0][1].parameters, *given_windows(made)]),
         "causal_aligns": where_causal_aligns(of_all),
@@ -147,6 +147,13 @@ def inspect_function(
         )
         for number, (called, callee) in enumerate(found[:MOST_READINGS])
     ]
+
+
+def _caps_by_default(callee: Callee) -> Iterator[float]:
+    """The limit that a function has unless it is told another one."""
+    own = callee.roles.get("softcap")
+    if own is not None and type(own.default) in (int, float) and own.default > 0:
+        yield float(own.default)
 
 
 def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Reading]:
