@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,6 @@ from regard.diagnosis.signature import (
     MOST_READINGS,
     OF_KEYS,
     Callee,
-    Parameter,
     given_windows,
     parameters_of,
 )
@@ -63,6 +63,9 @@ from regard.diagnosis.wording import (
     says_added,
 )
 from regard.errors import OptionError, safe_text
+
+# Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
+TURNED = re.compile(r"(in|out)_proj_weight|\b[wW]_?[qkvo] @ x\b")
 
 
 def inspect_function(
@@ -120,7 +123,7 @@ def inspect_function(
         "says_pieces": says_pieces(prose),
         "unused": unused_layers(function),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
-        "says_transposed": "in_proj_weight" in text or "out_proj_weight" in text,
+        "says_transposed": TURNED.search(text) is not None,
         "says_causal": CAUSAL.search(text + helpers) is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
         "axes": letters_of(documented_axes(text, [one.name for one in found[0][1].parameters]))
@@ -164,7 +167,7 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
     queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
     whole = axes.get(queries, "")
     alike = {n for n, own in axes.items() if len(own) > 1 and own[-1] == whole[-1:]}
-    taken, seen = list[Reading](), set[tuple[Parameter, ...]]()
+    taken, seen = list[Reading](), set[tuple[str | None, ...]]()
     for called, callee in found:
         own = tuple(
             replace(one, role="distances", guessed=False)
@@ -174,9 +177,10 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
             else one
             for one in callee.parameters
         )
-        if own == callee.parameters or own not in seen:
+        roles = tuple(one.role for one in own)  # a default may be anything
+        if roles == tuple(one.role for one in callee.parameters) or roles not in seen:
             taken.append((called, replace(callee, parameters=own)))
-        seen.add(own)
+        seen.add(roles)
     return taken
 
 
