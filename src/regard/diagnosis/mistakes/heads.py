@@ -108,13 +108,21 @@ def _key_head(choose: Callable[[Array, int, int], Array]) -> Variants:
 
 
 def _rearranged(
-    there: Callable[[Array], Array], back: Callable[[Array, tuple[int, ...]], Array]
+    there: Callable[[Array], Array],
+    back: Callable[[Array, tuple[int, ...]], Array],
+    *,
+    of_batch: bool = False,
 ) -> Variants:
-    """Attention over other axes: arrays (B, H, L, D) go `there`, and the output comes `back`."""
+    """Attention over other axes: arrays (B, H, L, D) go `there`, and the output comes `back`.
+
+    `of_batch`: over an axis that arrays of a single text do not have.
+    """
 
     def variant(hides: bool) -> Variant:
         def output(values: Values, probe: Probe) -> Array:
             shape = probe.right["output"].shape
+            if of_batch and shape[0] == 1 and probe.rank < (4 if "queries" in probe.inputs else 3):
+                raise ValueError("there is no batch")
             queries, keys, own = map(there, heads_of(values))
             scores = queries @ transposed(keys) * values["scale"]
             if hides and probe.causal and scores.shape[-1] == scores.shape[-2]:
@@ -126,12 +134,6 @@ def _rearranged(
         return replacing(output=output)
 
     return variant(hides=False), variant(hides=True)
-
-
-def _over_batch(array: Array) -> Array:
-    if len(array) == 1:  # each token alone: other mistakes give that too
-        raise ValueError("there is one text")
-    return array.swapaxes(0, 2)
 
 
 HEADS: Entries = {
@@ -219,7 +221,9 @@ MIXED: Entries = {
     "attention_over_batch": (
         "the texts of a batch attend to each other at every position",
         "The axes of batch and rows are exchanged: (L, B, M) was meant, or batch_first=True.",
-        _rearranged(_over_batch, lambda out, shape: out.swapaxes(0, 2)),
+        _rearranged(
+            lambda a: a.swapaxes(0, 2), lambda out, shape: out.swapaxes(0, 2), of_batch=True
+        ),
         SPLIT,
     ),
 }
