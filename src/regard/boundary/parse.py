@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Booleans = NDArray[np.bool_]
 
 MAX_AXES = 3
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) -> Array:
@@ -32,17 +33,16 @@ def as_numbers(name: str, value: Any, words: Mapping[str, float] | None = None) 
         raise ProblemError.of(name, "is a MaskedArray, whose mask would be lost; give its data")
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "iu" and value.dtype.itemsize > 4:
-            value = value.tolist()  # each integer is checked: float64 holds them up to 2**53
-        elif value.dtype.name in ("float16", "bfloat16", "float32", "float64") or (
-            value.dtype.kind in "iu"
-        ):
-            return _frozen(value.astype(np.float64, order="C"))
-        else:
+            # Float64 holds all integers up to 2**53, and some of those beyond.
+            for index in np.argwhere((value > 2**53) | (value < -(2**53))).tolist():
+                as_number(f"{name} at {tuple(index)}", int(value[tuple(index)]), words)
+        elif value.dtype.kind not in "iu" and value.dtype.name not in FLOATS:
             raise ProblemError.of(
                 name,
                 f"has the dtype {safe_text(value.dtype, 40)}; "
                 "it must hold floating-point numbers of at most 64 bits, or integers",
             )
+        return _frozen(value.astype(np.float64, order="C"))
     elif not isinstance(value, (list, tuple)) and hasattr(value, "__array__"):
         return as_numbers(name, as_numpy(name, value))
     shape, cells = _unnested(name, value, "number")
