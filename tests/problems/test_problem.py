@@ -9,6 +9,7 @@ from dataclasses import FrozenInstanceError, fields
 import numpy as np
 import pytest
 
+from regard.boundary.parse import as_booleans, as_numbers
 from regard.errors import ProblemError
 from regard.problems.parts import MAX_NUMBERS, Expectation, RandomMatrices
 from regard.problems.problem import Problem
@@ -558,3 +559,9 @@ def test_a_masked_array_of_booleans_is_refused_as_mask():
     mask = np.ma.masked_array([[True, False]], [[True, False]])
     with pytest.raises(ProblemError, match="mask is a MaskedArray"):
         Problem(queries=[[1.0]], keys=[[1.0], [2.0]], values=[[1.0], [2.0]], mask=mask)
+
+
+@pytest.mark.parametrize("read", [as_numbers, as_booleans])
+def test_an_array_without_numbers_is_read_at_once_however_long_its_axes_are(read):
+    long = np.empty((1, 2**31, 2, 0, 1), np.int64)  # as nested lists, of which there are 2**31
+    assert read("keys", long).shape == long.shape

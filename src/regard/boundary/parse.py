@@ -60,8 +60,8 @@ def as_booleans(name: str, value: Any) -> Booleans:
     """A read-only copy of an array or of nested lists of booleans."""
     if isinstance(value, np.ma.MaskedArray):
         raise ProblemError.of(name, "is a MaskedArray, whose mask would be lost; give its data")
-    if isinstance(value, np.ndarray) and value.dtype == np.bool_:
-        return _frozen(value.copy(order="C"))
+    if isinstance(value, np.ndarray) and (value.dtype == np.bool_ or not value.size):
+        return _frozen(value.astype(np.bool_, order="C"))  # of long axes without a number too
     if isinstance(value, np.ndarray):
         value = value.tolist()
     shape, cells = _unnested(name, value, "boolean")
