@@ -52,7 +52,9 @@ WITHIN = re.compile(
     r"\bnothing crosses|\bacross (chunk|block)s? (border|boundar)",
     re.IGNORECASE,
 )
-MERGES = re.compile(r"online|flash|lse|log_?sum|rescal|running|accum|new_?max|m_new|corr", re.I)
+MERGES = re.compile(
+    r"online|flash|lse|log_?sum|rescal|running|accum|new_?max|m_new|corr", re.IGNORECASE
+)
 # What is called, and what is known of it.
 Reading = tuple[Callable[..., Any], Callee]
 

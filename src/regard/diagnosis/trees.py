@@ -137,7 +137,9 @@ def _has_usual_sizes(made: Mapping[str, Any]) -> bool:
 
 def _size_of(made: Any) -> int:
     """How many numbers a weight has, which may be a layer with a bias."""
-    return max(map(np.size, made.values() if isinstance(made, Mapping) else [made]))
+    with contextlib.suppress(ValueError):  # of lists of different lengths
+        return max(map(np.size, made.values() if isinstance(made, Mapping) else [made]), default=0)
+    return 0
 
 
 def _groups_made(made: Mapping[str, Any], code: _Code) -> int | None:

@@ -42,9 +42,9 @@ COUNTED = re.compile(r"mask\w*(\.\w+\(\))*\.sum\(|sum\(\w*mask|lengths|right.pad
 CALLS_IN_ALL = 10
 
 
-# Code of rotary positions, which turn pairs of features.
 # Text that gives weights the same axis twice.
 SQUARE = re.compile(r"\b(?:weights?|[wW]_?[qkvo])\b[^\n]{0,30}[\[(] *(\w+) *, *\1 *[\])]")
+# Code of rotary positions, which turn pairs of features.
 TURNS = re.compile(r"rope|rotary|rotate|rotation|rotating", re.IGNORECASE)
 
 
