@@ -17,6 +17,7 @@ from regard.diagnosis.measured import is_causal
 from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.mistakes.calls import (
     BLOCKS_MATTER,
+    DEFAULT_KEPT,
     DROPOUT_LEFT_ON,
     INTEGER_MASK,
     LATER_TOKENS,
@@ -36,6 +37,7 @@ from regard.diagnosis.observations import (
     depends_on_blocks,
     inverts_integers,
     keeps_context,
+    keeps_default,
     masks_of_windows_misplaced,
     what_norms_miss,
 )
@@ -115,6 +117,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield INTEGER_MASK
     if keeps_context(tested, own.conventions[0]):
         yield STALE_CONTEXT
+    if keeps_default(tested, own.conventions[0]):
+        yield DEFAULT_KEPT
 
 
 def _wrong_window(tested: FunctionUnderTest, own: Hypothesis) -> str:

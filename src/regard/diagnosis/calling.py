@@ -7,7 +7,7 @@ the function runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from typing import Any
 
@@ -69,6 +69,23 @@ def call_again(
     calls = (arguments_for(callee, convention, before), arguments_for(callee, convention, probe))
     question = Question(f"{probe.name}, again", calls, reading=callee.number)
     return _answer(ask(question)[-1], convention, probe, 0.0)
+
+
+def with_defaults(
+    callee: Callee, convention: Convention, probe: Probe, without: Set[str], ask: Ask
+) -> tuple[CallResult, CallResult]:
+    """A call with some arguments left to their defaults: the first one, and after another one."""
+    given = arguments_for(callee, convention, probe)
+    if callee.steps:
+        (given,) = _chunks(callee, convention, given, (1,))
+    before = {name: value for name, value in given.items() if name not in without}
+    tokens = {callee.roles[one].name for one in ("query", "key", "value", "x") if one in callee.roles}
+    other = {name: -0.5 * value if name in tokens else value for name, value in before.items()}
+    first, after = (
+        ask(Question(f"defaults, {len(calls)}", calls, reading=callee.number, looks="defaults"))
+        for calls in ((other,), (before, other))
+    )
+    return first[-1], after[-1]
 
 
 class Once:

@@ -9,6 +9,7 @@ import __future__
 
 import ast
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
@@ -20,6 +21,7 @@ from typing import Any
 
 from regard.diagnosis.changed_text import MOST_CHARACTERS, Block, Change, parsed
 from regard.diagnosis.insides import NOTE, Notes, noting
+from regard.diagnosis.run_lines import RunLines
 from regard.diagnosis.signature import names_in
 
 MOST_FUNCTIONS = 200
@@ -41,6 +43,8 @@ class ChangedCode:
         if text and len(text) <= MOST_CHARACTERS:
             with contextlib.suppress(SyntaxError, ValueError):
                 self.blocks = tuple(self._blocks_in(text))
+        self.lines = RunLines([own for one in self._functions for own in _codes(one.__code__)])
+        self._defaults = [_changeable(one) for one in self._functions]
         self._caches = [one for one in map(_cache_of, self._functions) if one is not None]
 
     def _blocks_in(self, text: str) -> Iterator[Block]:
@@ -69,6 +73,19 @@ class ChangedCode:
             codes = self._compiled(self.blocks[change.block][0], change.of(self.blocks))
         with self._exchanged(codes):
             yield
+
+    @contextlib.contextmanager
+    def with_first_defaults(self) -> Iterator[None]:
+        """While this lasts lists and dictionaries that are defaults are those of the beginning."""
+        now = [one.__defaults__ for one in self._functions]
+        for function, defaults in zip(self._functions, self._defaults, strict=True):
+            if defaults is not None:
+                function.__defaults__ = copy.deepcopy(defaults)
+        try:
+            yield
+        finally:
+            for function, before in zip(self._functions, now, strict=True):
+                function.__defaults__ = before
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[Notes]:
@@ -112,6 +129,16 @@ class ChangedCode:
             name in JAX for one in self._functions for name in one.__globals__
         ):
             jax.clear_caches()
+
+
+def _changeable(function: FunctionType) -> tuple[Any, ...] | None:
+    """A copy of the defaults of a function, if there is a list or a dictionary among them."""
+    defaults = function.__defaults__ or ()
+    if not any(isinstance(one, list | dict) for one in defaults):
+        return None
+    with contextlib.suppress(Exception):  # what is in them may be anything
+        return copy.deepcopy(defaults)
+    return None
 
 
 def _place(function: FunctionType) -> tuple[str, int]:

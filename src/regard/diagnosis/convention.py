@@ -95,8 +95,9 @@ UPSTREAM = "d output"
 
 
 # A look inside: the scores that softmaxes get, or by what q·k is multiplied in them, and its width;
-# the results with every normalisation that is left out doubled; or learned tables.
-Look = Literal["", "scores", "factors", "doubled", "tables"]
+# the results with every normalisation that is left out doubled; with its own defaults instead of an
+# empty cache; learned tables; or the numbers of the lines that all calls together have run.
+Look = Literal["", "scores", "factors", "doubled", "defaults", "tables", "lines"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.arguments import NotOfferedError, arguments_for, mask_role
-from regard.diagnosis.calling import Once, call_again
+from regard.diagnosis.calling import Once, call_again, with_defaults
 from regard.diagnosis.convention import Answer, Convention, Question, agrees, spell
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.description import describe_call
@@ -25,7 +25,9 @@ from regard.diagnosis.matching import Matcher
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.result import Ability, Finding, Outcome
+from regard.diagnosis.run_lines import never_run
 from regard.diagnosis.under_test import FunctionUnderTest
+from regard.errors import safe_text
 
 _GRADIENTS = {
     "queries": "dQ, the gradient of the queries",
@@ -55,6 +57,10 @@ NORM_FIRST = re.compile(
     re.IGNORECASE,
 )
 NEAR_BLOCKS = re.compile("local|window|sparse|dilat|neighbo|axial|stride", re.IGNORECASE)
+# A parameter whose default is a list or a dictionary, which Python makes once.
+CHANGEABLE = re.compile(
+    r"\b(\w+)(?: *:[^=,()]*)? *= *(?:\[[^\]\n]*\]|\{[^}\n]*\}|dict\(\)|list\(\)) *[,)]"
+)
 # What may be None and says nothing of what is computed.
 OF_NO_ATTENTION = re.compile(
     "dtype|device|out$|rng|key$|seed|generator|train|name|precision|layout|return|need|output",
@@ -146,6 +152,17 @@ def findings(tested: FunctionUnderTest) -> Iterator[Finding]:
             break
 
 
+def lines_never_run(tested: FunctionUnderTest) -> Iterator[Finding]:
+    """The statements of the function's file that no call has run, each part with its condition."""
+    name = f"lines of {tested.calls} calls"
+    (seen,) = tested.put(Question(name, ({},), reading=tested.callee.number, looks="lines"))
+    run = {int(line) for one in seen.arrays if one.numbers is not None for line in one.numbers}
+    for first, last, condition in never_run(tested.callee.blocks, run):
+        lines = f"line {first}" if first == last else f"lines {first} to {last}"
+        where = safe_text(condition.removesuffix(":"), 80)
+        yield Finding("not_run", f"{lines} never ran, where {where}: nothing is known of them")
+
+
 def never_given(tested: FunctionUnderTest) -> list[str]:
     """The parameters with a default of None that had no other value in any call."""
     own = {
@@ -184,6 +201,24 @@ def keeps_context(tested: FunctionUnderTest, convention: Convention) -> bool:
     if alone is None or after is None:
         return False
     return not agrees(after, alone, new.tolerance(UNITS["float32"]))
+
+
+def keeps_default(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether a call without an argument changes what the next one gets in its place."""
+    code = "\n".join(text for _, text in tested.callee.blocks)
+    may_change = {one[1] for one in CHANGEABLE.finditer(code)}
+    kept = may_change & {one.name for one in tested.callee.parameters if not one.required}
+    probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
+    if not kept or probe is None:
+        return False
+    with contextlib.suppress(NotOfferedError):
+        first, after = with_defaults(tested.callee, convention, probe, kept, tested.put)
+        if first.problem or after.problem:
+            return not first.problem
+        one, two = (x.arrays[convention.output_at or 0].numbers for x in (first, after))
+        near = probe.tolerance(UNITS["float32"])
+        return one is not None and two is not None and not agrees(two, one, near)
+    return False
 
 
 def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:

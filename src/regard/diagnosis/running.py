@@ -80,11 +80,19 @@ def answer_question(
     if question.looks == "doubled":
         with _one_at_a_time.lock, doubled_norms(readings[question.reading][0]):
             return _answers(readings, question, limit, {})
+    if question.looks == "defaults":
+        readings = [(getattr(own, "__wrapped__", own), callee) for own, callee in readings]
+        with _one_at_a_time.lock, code.with_first_defaults():
+            return _answers(readings, question, limit, {})
     if question.looks == "tables":
         return [_tables(readings[question.reading][0])]
+    if question.looks == "lines":
+        lines = np.array(sorted(code.lines.found), float)
+        return [CallResult((ReturnedArray(lines.shape, "float64", lines),))]
     if question.looks:
         return [_scores_inside(readings, question, limit, code)]
-    return _answers(readings, question, limit, traces)
+    with _one_at_a_time.lock, code.lines.watched():
+        return _answers(readings, question, limit, traces)
 
 
 def _scores_inside(

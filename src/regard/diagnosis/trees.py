@@ -158,8 +158,10 @@ class _Code:
         read = [*dict.fromkeys((*known, *_read_from(function, tree)))]
         texts = [*dict.fromkeys((*_texts(function), *read))]
         self.unpacked = _unpacked(function, tree)
-        names = [one for one in (*texts, *self.unpacked) if projection(one)]
-        self.names = {one: projection(one) for one in names}
+        self.names = {one: role for one in read if (role := projection(one))}
+        known = {*self.names.values()}  # what another object calls so is none, as cache.k
+        names = [one for one in (*texts, *self.unpacked) if projection(one) not in known]
+        self.names |= {one: role for one in names if (role := projection(one))}
         rest = [one for one in read if one not in self.names and not CONTAINERS.match(one.lower())]
         rest = [one for one in rest if one not in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
         self.learned = [one for one in rest if LEARNED.match(one)]
@@ -224,7 +226,7 @@ def _weighed(
 
     def by_role(name: str) -> Any:
         *outer, last = re.split(r"[/.]", name)
-        if outer and last in (*WEIGHT_LEAVES, *BIAS_LEAVES):  # "query.weight", as in a state_dict
+        if name not in code.names and outer and last in (*WEIGHT_LEAVES, *BIAS_LEAVES):  # "query.weight", as in a state_dict
             whole = by_role(outer[-1])
             return whole[last] if isinstance(whole, Tree) else whole
         role = code.names.get(last) or projection(last)
@@ -359,6 +361,9 @@ def projection(name: str) -> str:
     """The role of a weight by its name, W_q for a fused one; or nothing."""
     if (own := re.fullmatch("[Pp]_([qkvo])", name)) is not None:  # as Shazeer writes them
         return f"W_{own[1]}"
+    if (leaf := re.fullmatch(r"(\w+)\.(weight|bias)", name)) is not None:  # as in a state_dict
+        role = projection(leaf[1])
+        return role if leaf[2] == "weight" else role.replace("W_", "b_")
     bare = _without_bias(name)
     if fused_order(bare):
         return "W_q" if bare == name else "b_q"

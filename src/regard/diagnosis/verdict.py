@@ -45,6 +45,7 @@ from regard.diagnosis.observations import (
     depends_on_blocks,
     findings,
     is_random,
+    lines_never_run,
     nan_throughout,
     no_gradients,
     parts,
@@ -150,8 +151,20 @@ def diagnose(
             found = by_rule
     if found.verdict == "unknown" or found.measured:
         found = repaired(likely[0], found, lambda changed: _verdict(changed, None))
+    if found.ok:
+        found = _with_lines_never_run(likely[0], found)
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=put.calls, seconds=seconds)
+
+
+def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:
+    """The same verdict, which says of which lines it says nothing."""
+    parts = list(lines_never_run(tested))
+    if not parts:
+        return found
+    which = " and ".join(one.text.split(" never")[0] for one in parts[:3])
+    summary = f"{found.summary}; {which}{' and more' * (len(parts) > 3)} never ran"
+    return replace(found, summary=summary, findings=(*found.findings, *parts))
 
 
 def _scores_are_seen(tested: FunctionUnderTest) -> bool:

@@ -104,6 +104,15 @@ CALLS: Entries = {
             "k = self.k_proj(context)  # of the context of this call",
         ),
     ),
+    "default_kept": (
+        "a default is changed by each call: the next one begins with what is left in it",
+        "Python makes a default once, when it reads the definition, and every call shares it.",
+        (),
+        (
+            "def attend(x, cache=None): cache = [] if cache is None else cache",
+            "def attend(x, cache=None): cache = {} if cache is None else cache",
+        ),
+    ),
     "relative_bias_misplaced": (
         "what is added for a distance is not the same for all keys at that distance",
         "The index into the table of distances, or the order of axes in which its rows are laid "
@@ -245,6 +254,7 @@ OF_CALLS = mistakes("numerics", NO_DROPOUT, CALLS)
 _BY_NAME = {one.name: one for one in OF_CALLS}
 MASKS_OF_WINDOWS = _BY_NAME["masks_of_windows_misplaced"]
 INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
+DEFAULT_KEPT = _BY_NAME["default_kept"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
 BLOCKS_MATTER = _BY_NAME["blocks_change_the_output"]
 QUERIES_FROM_CONTEXT = _BY_NAME["queries_from_context"]
