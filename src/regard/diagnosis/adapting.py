@@ -52,6 +52,40 @@ class Adapted:
         return self.__wrapped__(**given, **own)
 
 
+class WithSink:
+    """An object whose sink is an argument of the call. `__wrapped__` is the object."""
+
+    def __init__(self, thing: Any, name: str) -> None:
+        self.__wrapped__ = thing
+        self.__name__ = type(thing).__name__
+        self._name = name
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Call the object with another sink of each head."""
+        own = getattr(self.__wrapped__, self._name)
+        sink = named.pop(self._name)  # of as many heads as a probe has
+        sink = sink.reshape([len(sink) if size > 1 else 1 for size in own.shape])
+        if hasattr(self.__wrapped__, "named_parameters"):
+            import torch
+
+            return torch.func.functional_call(self.__wrapped__, {self._name: sink}, given, named)
+        setattr(self.__wrapped__, self._name, sink)
+        return self.__wrapped__(*given, **named)
+
+
+def with_sink(
+    thing: Any, parameters: Sequence[Parameter]
+) -> tuple[Callable[..., Any], list[Parameter]] | None:
+    """An object of queries, keys and values as a function of its sink, too, if it has one."""
+    if not callable(thing) or not any(role_of(one.name) == "query" for one in parameters):
+        return None
+    own = vars(thing) | dict(getattr(thing, "_parameters", {}))
+    names = [n for n, one in own.items() if role_of(n) == "sink" and hasattr(one, "reshape")]
+    if len(names) != 1 or any(role_of(one.name) == "sink" for one in parameters):
+        return None
+    return WithSink(thing, names[0]), [*parameters, Parameter(names[0], "sink", keyword=True)]
+
+
 def from_dictionary(
     function: Callable[..., Any], parameters: Sequence[Parameter]
 ) -> tuple[Callable[..., Any], list[Parameter]] | None:

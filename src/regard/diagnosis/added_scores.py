@@ -159,8 +159,13 @@ def _without_rules(convention: Convention, probe: Probe) -> Probe:
 def _right(tested: FunctionUnderTest, probe: Probe) -> Array:
     """The scores as they are scaled, before anything is added or hidden."""
     right = probe.right
-    unscaled = tested.callee.unscaled and probe.scale is None
-    return right["scores"] if unscaled else right["scaled"]
+    said = tested.callee.said_scale if probe.scale is None else ""
+    return right["scores"] * factor_of(said, probe.sizes["D"]) if said else right["scaled"]
+
+
+def factor_of(said_scale: str, width: int) -> float:
+    """By what q·k is multiplied where a text says that it is not divided by the root of D."""
+    return 1.0 if said_scale == "none" else 1.0 / width
 
 
 def scores_inside(tested: FunctionUnderTest, convention: Convention, probe: Probe) -> Array | None:

@@ -72,7 +72,8 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
         elif parameter.required:
             arguments[parameter.name] = _neutral(parameter.role, callee, convention, probe)
         elif parameter.role == "window" and type(parameter.default) is int and parameter.default:
-            arguments[parameter.name] = WIDER_THAN_ANY_PROBE  # its default hides keys
+            # Its default hides keys.
+            arguments[parameter.name] = _neutral("window", callee, convention, probe)
     counts = arguments.get(callee.roles["lengths"].name) if "lengths" in callee.roles else None
     if counts is not None and callee.has_past and convention.one_query:
         if (counts < probe.sizes["S"]).any():

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.added_scores import AddedScores
+from regard.diagnosis.added_scores import AddedScores, factor_of
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.probe import Probe
 from regard.positions import Alibi
@@ -31,6 +31,8 @@ WORDS = {
     "ALiBi": "ALiBi",
 }
 
+SCALES = {"none": "unscaled scores", "width": "scores divided by D"}
+
 
 @dataclass(frozen=True)
 class BuiltIn:
@@ -42,13 +44,13 @@ class BuiltIn:
     softcap: float | None = None
     window: int | None = None
     linear: str = ""  # the feature map of linear attention
-    unscaled: bool = False  # as its code says it is meant to be
+    said_scale: str = ""  # as its code says it is meant to be: none, or 1 over the width
     added: AddedScores | None = None
     any_heads: bool = False  # its slopes are known for numbers of heads that are no power of two
     at_end: bool = False  # with more keys than queries, the last of both are at the same position
 
     def __str__(self) -> str:
-        words = ["unscaled scores"] if self.unscaled else []
+        words = [SCALES[self.said_scale]] if self.said_scale else []
         words += [f"linear attention of φ(x) = {self.linear}"] if self.linear else []
         words += [WORDS[self.positions]] if self.positions else []
         if self.positions.startswith("rotary") and self.base != BASES[0]:
@@ -110,7 +112,9 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
     if own.softcap is not None and "softcap" not in inputs:
         inputs["softcap"] = np.array(own.softcap)
     window = probe.window if own.window is None or probe.window else own.window
-    scale = 1.0 if own.unscaled and probe.scale is None else probe.scale
+    scale = probe.scale
+    if own.said_scale and scale is None:
+        scale = factor_of(own.said_scale, sizes["D"])
     return replace(probe, inputs=inputs, window=window, scale=scale)
 
 

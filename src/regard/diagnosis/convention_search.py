@@ -102,8 +102,8 @@ def _search(tested: FunctionUnderTest) -> list[list[Convention]]:
     of_embeddings = callee.kind == "projected"
     joined = (False, True) if of_embeddings and "context" in callee.roles else (False,)
     for join, always_so, turn in itertools.product(joined, always, transposed) if layouts else ():
-        how: dict[str, Any] = dict(causal_always=always_so, transposed=turn, joined=join)
-        base = [replace(one, **how) for one in layouts]
+        how: dict[str, Any] = dict(causal_always=always_so, joined=join)
+        base = [replace(one, transposed=turn or one.transposed, **how) for one in layouts]
         if always_so and not join and _joins(callee):  # the context is what came before
             continue
         if join and any(_reads_context(tested, replace(one, joined=False)) for one in base):
@@ -221,6 +221,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
     for dtype in dtypes:
         found = []
         for layouts in (*READY_LAYOUTS, ("D",)) if ready else EMBEDDED_LAYOUTS:
+            if tested.callee.says_transposed and not ready:  # W @ x: tokens may be columns
+                layouts = (*layouts, *(one[:-2] + "ML" for one in layouts if one.endswith("LM")))
             if not tested.callee.rows_first:
                 layouts = tuple(one for one in layouts if one != "LBM")
             said = tested.callee.layout
@@ -236,6 +238,7 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             for layout, keeps in itertools.product(layouts, kept):
                 of_keys = "LD" if layout == "D" else ""
                 bare = Convention(layout=layout, dtype=dtype, keeps_axis=keeps, keys=of_keys)
+                bare = replace(bare, transposed=layout.endswith("ML"))
                 fits += [(one, _fit(tested, one)) for one in _with_required_mask(tested, bare)]
                 fitting = fits and fits[-1][1]
                 if fitting is Fit.RIGHT or (layout == said and fitting not in ([], Fit.NONE)):
@@ -309,6 +312,8 @@ def _mask_kinds(tested: FunctionUnderTest) -> tuple[str, ...]:
     roles = tested.callee.roles
     if tested.stated.mask is not None:
         return (tested.stated.mask,)
+    if "mask" in roles and tested.callee.mask_means and not tested.callee.says_added:
+        return tuple(one for one in ANY_KIND if one != "add")
     if "mask" in roles:
         return ANY_KIND
     return next((own for role, own in KINDS_BY_ROLE.items() if role in roles), ANY_KIND)

@@ -22,6 +22,8 @@ _TOKENS = re.compile(
 _OF_ALL = re.compile(
     rf"\b[Aa]ll (?:arrays|inputs|tensors)\b[\w ,:]{{0,30}}[(\[]\s*({_LIST})\s*[)\]]"
 )
+_SHAPE = rf"[(\[]\s*{_LIST}\s*[)\]]"
+_IN_ORDER = re.compile(rf"((?:{_SHAPE}\s*,\s*)+{_SHAPE})\s*(?:->|→)")
 LETTERS = "acdefgijkmnpqrs"  # of the axes that are neither
 
 
@@ -32,6 +34,8 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
     {'h': ('batch', 'tokens', 'dim')}
     >>> documented_axes("def f(x: Tensor,  # [B, T]", ["x"]), documented_axes("b, d = q.shape", "q")
     ({'x': ('B', 'T')}, {'q': ('b', 'd')})
+    >>> documented_axes("(L, D), (S, D), (S, E) -> (L, E)", ["a", "b"])
+    {'a': ('L', 'D'), 'b': ('S', 'D')}
     >>> documented_axes("return w @ k, turned(scores)  # All arrays (H, T, D)", ["k"])
     {'k': ('H', 'T', 'D')}
     """
@@ -54,6 +58,9 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
             if words is not None:
                 found[name] = tuple(words)
                 break
+    if (in_order := _IN_ORDER.search(text)) is not None:
+        shapes = (re.findall(_WORD, own) for own in re.findall(_SHAPE, in_order[1]))
+        found = {name: tuple(own) for name, own in zip(names, shapes, strict=False)} | found
     of_all = _OF_ALL.search(text)
     alike = tuple(re.findall(_WORD, of_all[1])) if of_all else ()
     return dict.fromkeys(names, alike) | found if alike else found

@@ -28,6 +28,7 @@ from regard.diagnosis.packing import (
     with_borders,
     with_one_window,
     with_texts_of_both,
+    with_two_sides,
 )
 from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import (
@@ -76,6 +77,10 @@ def readings_of_function(
     return found
 
 
+# Each makes one argument of several, or of an argument with parts.
+ONE_OF_SEVERAL = (with_borders, with_one_window, with_two_sides, with_texts_of_both)
+
+
 def _function_readings(
     function: Callable[..., Any],
     known: Sequence[Parameter],
@@ -88,7 +93,7 @@ def _function_readings(
     called, parameters = function, as_used(known, code_of(function))
     if not roles and (adapted := from_dictionary(called, parameters)) is not None:
         called, parameters = adapted
-    for simpler in () if roles else (with_borders, with_one_window, with_texts_of_both):
+    for simpler in () if roles else ONE_OF_SEVERAL:
         if (simple := simpler(called, parameters)) is not None:
             called, parameters = simple
     parameters = [_as_block(one, code_of(function)) for one in parameters]

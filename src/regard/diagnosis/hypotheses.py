@@ -89,7 +89,7 @@ def best_match(
             )
             for conventions, outputs in views
         ]
-        return [own for one in found for own in (*_unscaled(tested, one), one)]
+        return [own for one in found for own in (*_as_scaled(tested, one), one)]
 
     def share_wrong(one: Hypothesis) -> float:
         return len(one.matcher.wrong) / len(one.matcher.outputs)
@@ -127,10 +127,10 @@ def _wrong_in(one: Hypothesis) -> set[str]:
     return {one.matcher.outputs[number].probe.ability for number in one.matcher.wrong}
 
 
-def _unscaled(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis]:
-    """The same without a scale, if the code says that it is meant to have none."""
-    own = BuiltIn(unscaled=True)
-    if not tested.callee.unscaled or tested.stated.mechanism is not None:
+def _as_scaled(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesis]:
+    """The same with another scale, if the code says that it is meant to have that, or none."""
+    own = BuiltIn(said_scale=tested.callee.said_scale)
+    if not own.said_scale or tested.stated.mechanism is not None:
         return
     if (matcher := one.matcher.with_built_in(own)) is not None:
         yield replace(one, matcher=matcher, built_in=own)
@@ -273,7 +273,7 @@ def _with_built_in(
     square = tested.callee.kind != "arrays"
     has_flag = "causal" in tested.callee.roles
     every = [
-        replace(one, matcher=matcher, built_in=replace(own, unscaled=one.built_in.unscaled))
+        replace(one, matcher=matcher, built_in=replace(own, said_scale=one.built_in.said_scale))
         for own in built_in_of(tested, square=square)
         for one in plain
         if (ordered or own.window is None)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from regard.diagnosis.construction import constructed, fresh_weights
+from regard.diagnosis.construction import constructed, fresh_weights, of_an_object
 from regard.diagnosis.constructor_arguments import is_module
 from regard.diagnosis.differentiation import (
     Applied,
@@ -45,6 +45,7 @@ from regard.diagnosis.source import (
     is_function,
     may_be_batched,
     prose_of,
+    said_of_arguments,
     unused_layers,
     words_of,
 )
@@ -58,14 +59,14 @@ from regard.diagnosis.wording import (
     LINEAR,
     caps_in,
     inverts_mask,
-    is_unscaled,
     meant_in,
+    said_scale,
     says_added,
 )
 from regard.errors import OptionError, safe_text
 
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
-TURNED = re.compile(r"(in|out)_proj_weight|\b[wW]_?[qkvo] @ x\b")
+TURNED = re.compile(r"(in|out)_proj_weight|\b[wW]_?[qkvo] @ x\b", re.IGNORECASE)
 
 
 def inspect_function(
@@ -75,6 +76,7 @@ def inspect_function(
 
     Every reading of the function, the likeliest first.
     """
+    function = of_an_object(function, METHODS, heads)
     if (pair := pair_of(function)) is not None:
         function = pair
     elif is_autograd_function(function):
@@ -129,8 +131,8 @@ def inspect_function(
         "axes": letters_of(documented_axes(text, [one.name for one in found[0][1].parameters]))
         or {},
         "meant": meant_in(f"{name}\n{text}", helpers),
-        "says_added": says_added(words_of(text)),
-        "unscaled": is_unscaled(f"{name}\n{words_of(text)}\n{documentation_of_file(function)}"),
+        "says_added": says_added(said_of_arguments(text)),
+        "said_scale": said_scale(f"{name}\n{words_of(text)}\n{documentation_of_file(function)}"),
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
     found = _by_their_axes(found, own["axes"])

@@ -15,6 +15,7 @@ from typing import Any
 from regard.diagnosis.adapting import (
     from_dictionary,
     keeps_state,
+    with_sink,
 )
 from regard.diagnosis.around import around_attention
 from regard.diagnosis.cache_objects import with_cache_object
@@ -100,6 +101,8 @@ def readings_of_object(
             target = called
         if not roles and (adapted := from_dictionary(called, known)) is not None:
             target, known = adapted
+        elif not roles and not weighed[0][0] and (given := with_sink(target, known)) is not None:
+            target, known = given
         elif not roles and (
             kept := with_cache_object(own if callable(own) else called, called, known, heads)
         ):

@@ -85,6 +85,9 @@ def _side_of_lengths(name: str) -> str:
     own = LENGTHS_OF_SIDE.search(plain(name))
     return "" if own is None else "query" if own[1] or own[2] else "key"
 
+# How far a query sees beyond its own place.
+LOOK_AHEAD = re.compile("^(look_?ahead|n?_?right|right_context|ahead|window_?right)$", re.IGNORECASE)
+
 
 def with_one_window(
     function: Callable[..., Any], parameters: Sequence[Parameter]
@@ -106,6 +109,23 @@ def with_one_window(
 
     known = [replace(one, default=None) if one is pair else one for one in parameters]
     return Packing(function, pack), [replace(one, keyword=True) for one in known]
+
+
+def with_two_sides(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> Alternative | None:
+    """A function that takes both sides of a window apart, the right one too, as one of a window."""
+    after = next((one for one in parameters if LOOK_AHEAD.search(one.name)), None)
+    before = next((one for one in parameters if role_of(one.name) == "window"), None)
+    if before is None or after is None or after.default == 0 or before is after:
+        return None
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        count = given.get(before.name)
+        return given if count is None else {**given, after.name: count}
+
+    known = [replace(one, keyword=True) for one in parameters if one is not after]
+    return Packing(function, pack), known
 
 
 def with_texts_of_both(

@@ -200,7 +200,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "window_means": callee.window_means,
                 "causal_aligns": callee.causal_aligns,
                 "says_pieces": callee.says_pieces,
-                "unscaled": callee.unscaled,
+                "said_scale": callee.said_scale,
                 "says_causal": callee.says_causal,
                 "says_added": callee.says_added,
                 "says_cosine": callee.says_cosine,
@@ -275,10 +275,10 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(all(content[one] in ("", "keep", "hide") for one in ("mask_means", "key_mask_means")))
     _need(content["window_means"] in ("", "inclusive", "exclusive"))
     _need(content["causal_aligns"] in ("", "end", "start"))
+    _need(content["said_scale"] in ("", "none", "width"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
     flags = (
         *kinds,
-        "unscaled",
         "says_causal",
         "says_added",
         "says_pieces",
@@ -315,7 +315,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
     _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
-    texts = ("steps", "tables", "mask_means", "key_mask_means", "window_means", "causal_aligns")
+    texts = ("steps", "tables", "mask_means", "key_mask_means", "window_means", "causal_aligns", "said_scale")
     how = {name: content[name] for name in (*texts, *flags)}
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
     own |= {"weights": weights, "heads": heads}

@@ -109,7 +109,7 @@ class Callee:
     says_cosine: bool = False  # whether its text normalises vectors, or mentions the cosine
     meant: tuple[str, ...] = ()  # names of mistakes that its text says are meant
     says_added: bool = False  # whether its text says that a mask is added to the scores
-    unscaled: bool = False  # whether its name or its text says that scores are not scaled
+    said_scale: str = ""  # none or width: what its text says in place of the root of D
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
     key_mask_means: str = ""  # the same of a mask of padded keys beside another mask
     blocks: tuple[Block, ...] = ()  # its code, and that of its file that it calls

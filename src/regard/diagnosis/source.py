@@ -148,6 +148,19 @@ def words_of(text: str) -> str:
     return "\n".join(found)
 
 
+def said_of_arguments(text: str) -> str:
+    """Documentation, and comments beside arguments; all comments where there is neither."""
+    lines, found, beside = textwrap.dedent(text), list[str](), set[int]()
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(parsed(lines)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.append(ast.get_docstring(node) or "")
+            elif isinstance(node, ast.arg):
+                beside.add(node.lineno)
+    found += [comment for row, _, comment in _comments(lines) if row in beside]
+    return "\n".join(filter(None, found)) or words_of(text)
+
+
 def prose_of(text: str, *, of_arguments: bool = False) -> str:
     """Documentation and comments, with an empty line between one and the next.
 

@@ -20,17 +20,22 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
 from regard.diagnosis.caches import annotated, fields_of
+from regard.diagnosis.construction import GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
+from regard.diagnosis.documented import documented_axes
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.parameter_names import plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, text_of
 from regard.diagnosis.source import code_called
 from regard.diagnosis.weights import LAYERS, LEARNED, fused_order
+from regard.errors import OptionError, safe_text
 
 TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws", "model", "layer")
 WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis of heads, 4
 # Between the tree and its weights: variables["params"]["attention"]["query"].
 CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
+# Factors, which are 1 where nothing is learned.
+ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
 FEWER_KEYS = re.compile(r"kv_?h|n_?kv|kh\b|gqa|mqa|grouped|group_size|groups?\b", re.IGNORECASE)
 TURNED = re.compile(r"\(out\w*, *in\w*\)|\.T\b|\.mT\b|F\.linear|functional\.linear")
 
@@ -240,6 +245,8 @@ def _weighed(
     if code.unpacked and all(one in entries for one in code.unpacked):
         whole = tuple(entries[one] for one in code.unpacked)
     elif kind is not None:
+        neutral = _neutral(kind, code, exact=framework == "numpy").items()
+        whole |= {n: _in_library(one, framework) for n, one in neutral if n not in whole}
         whole = _made(kind, whole)
     elif framework == "jax":
         _as_pytree()
@@ -338,6 +345,27 @@ def _as_pytree() -> None:
 # --- NamedTuples and dataclasses ------------------------------------------------------------------
 
 
+def _neutral(kind: Any, code: _Code, *, exact: bool) -> dict[str, Array]:
+    """What changes nothing for other fields whose axes are documented: open gates, ones, zeros."""
+    words = documented_axes(text_of(kind), [*fields_of(kind)])
+    letters = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
+    sizes = {
+        word: letters[axis]
+        for name, axes in code.axes.items()
+        if len(axes) == len(words.get(name, ()))
+        for word, axis in zip(words[name], axes, strict=True)
+        if axis in letters
+    }
+    found = {}
+    for name, own in words.items():
+        if name not in code.names and all(one in sizes for one in own):
+            bias = re.search("(^b|_b|bias)$", name) is not None
+            fill = 100.0 * bias if GATE_LAYER.search(name) else float(bool(ONES.search(name)))
+            dtype = np.float64 if exact else np.float32
+            found[name] = np.full([sizes[one] for one in own], fill, dtype)
+    return found
+
+
 def _made(kind: Any, tree: Any) -> Any:
     """An object of the class with the weights of a tree."""
     notes = getattr(kind, "__annotations__", {})
@@ -351,7 +379,11 @@ def _made(kind: Any, tree: Any) -> Any:
             given[name] = _made(inner, own) if [*fields_of(inner)] else own
         elif role_of(name) in ("heads", "key_heads"):
             given[name] = HEADS
-    return kind(**given)
+    try:
+        return kind(**given)
+    except TypeError as error:
+        name = safe_text(kind.__name__, 60)
+        raise OptionError(f"{name} cannot be made: {safe_text(error, 200)}") from None
 
 
 # --- the code -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.diagnosis import matching
 from regard.diagnosis.added_scores import diagonal_is_seen, seen_as
-from regard.diagnosis.beyond_answers import lost_digits, read_otherwise, seen_in_calls
+from regard.diagnosis.beyond_answers import as_told, lost_digits, read_otherwise, seen_in_calls
 from regard.diagnosis.built_in import PLAIN, with_built_in
 from regard.diagnosis.by_properties import HELD, by_properties
 from regard.diagnosis.calling import Once
@@ -69,6 +69,12 @@ TIME_LIMIT = 10.0
 # What a function says of a length that it does not take.
 LENGTH = re.compile(
     "equal division|divisible|divide|multiple of|AssertionError|reshape|for input of",
+    re.IGNORECASE,
+)
+# What its text says of such lengths.
+SAID_OF_LENGTH = re.compile(
+    r"(must|should|has to|have to|needs to) (evenly )?(divide|be divisible)|"
+    r"(?<!not )(?<!no )\ba multiple of|divisible by \W?\w*(window|block|chunk|size)",
     re.IGNORECASE,
 )
 GUESS_SECONDS = 2.0  # of the search, where roles are guesses and the axes of all are documented
@@ -201,8 +207,11 @@ def _of_round_lengths(
         if convention in known and one.output is not None
     }
     usual = usual or len(answered) > 2  # it takes any length
+    told = any(SAID_OF_LENGTH.search(text) for _, text in first.callee.blocks)
+    told &= first.callee.kind in ("arrays", "self")
     refused = (one.problem for one in first.answers.values() if one.kind == "raised")
-    if first.hung or (conventions and (usual or not any(map(LENGTH.search, refused)))):
+    keeps = usual or not any(map(LENGTH.search, refused))
+    if first.hung or (conventions and keeps and not told):
         return likely
     round_ones = [replace(one, is_round=True, answers={}, probes={}) for one in readings]
     found = likely_readings(round_ones)
@@ -240,7 +249,7 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
-    found = match.mistakes or read_otherwise(tested, own) or lost_digits(dtype, given, exact_to)
+    found = as_told(tested, match.mistakes) or read_otherwise(tested, own) or lost_digits(dtype, given, exact_to)
     found = (*found, *((one, RIGHT) for one in seen_in_calls(tested, own, bool(found))))
     mistakes = tuple(named(*one, tested, own.conventions, own.built_in) for one in found)
     fragile: tuple[Named, ...] = ()
@@ -348,7 +357,9 @@ def _with_gradients(tested: FunctionUnderTest, forward: Hypothesis, outcome: Out
     ]
     if not views:
         return replace(outcome, findings=(*outcome.findings, *no_gradients(own)))
-    match, best = best_match(own, views, _units(_returned_dtype(own)))
+    units = _units(_returned_dtype(own))  # scores that are float32 inside are so in gradients too
+    known = outcome.exact_to if outcome.exact_to in units else units[0]
+    match, best = best_match(own, views, units[units.index(known) :])
     matcher = best.matcher if match is None else match.hypothesis.matcher
     found = replace(outcome, gradients=tuple(parts(matcher)))
     if match is not None and not match.mistakes:

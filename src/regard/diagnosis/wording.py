@@ -16,7 +16,15 @@ LINEAR = re.compile(
 _UNSCALED = re.compile(
     r"non_?-?local|(?<![a-z])t5|unscaled|luong|no[_ ]scal|not[_ ]scaled|not\W+divided by|"
     r"without[_ ](?:a[_ ]|the[_ ]|any[_ ])?scal|"
-    r"scal(?:e|ing) (?:is )?(?:folded|absorbed|left)|dot[_ ]?score\b",
+    r"scal(?:e|ing) (?:is )?(?:folded|absorbed|left)|dot[_ ]?score\b|"
+    r"\b(?:attention|logits|scores)(?: itself)? (?:does|do|are|is) not (?:divided?|scaled?)|"
+    r"\bno (?:factor|temperature|1 ?/ ?sqrt|division by)",
+    re.IGNORECASE,
+)
+_BY_WIDTH = re.compile(
+    r"(?<![a-z])(?:mup|µp|μp|maximal update)(?![a-z])|"
+    r"\b1 ?/ ?(?:d|d_?k|d_?head|head_?dim|width)\b(?! ?\*\* ?-?0?\.5)[^\n]{0,20}"
+    r"(?:instead of|rather than|and not|not)[^\n]{0,20}(?:sqrt|√|root)",
     re.IGNORECASE,
 )
 CAUSAL = re.compile(
@@ -39,7 +47,7 @@ _MEANT = {
         re.IGNORECASE,
     ),
     "later_tokens_seen": re.compile(
-        r"causal\w*\W[^\n]*\bFalse|\bif\b[^\n]*causal|bidirectional|non.?causal|prefix|encoder",
+        r"\bnot[ \w]{0,12} causal|causal\w*\W[^\n]*\bFalse|\bif\b[^\n]*causal|bidirectional|non.?causal|prefix|encoder",
         re.IGNORECASE,
     ),
 }
@@ -78,7 +86,9 @@ def inverts_mask(text: str, names: Sequence[str]) -> bool:
     True
     """
     said = re.search(r"\b1s?\b[^\n]{0,40}(/|,|and|else|,? *0)[^\n]{0,12}\b0s?\b|int64", text)
-    return said is not None and any(re.search(rf"~ *{re.escape(one)}\b", text) for one in names)
+    inverted = {one[1] for one in re.finditer(r"~ *(\w+)\b", text)}
+    made = re.compile(rf"\b({'|'.join(map(re.escape, inverted or ['0']))}) *=[^\n]*\bint(64|32)?\)")
+    return said is not None and bool({*names} & inverted or made.search(text))
 
 
 def says_added(words: str) -> bool:
@@ -90,10 +100,14 @@ def says_added(words: str) -> bool:
     return re.search(r"additive|\badded\b|[-−]\s?(?:inf|∞|1e\d|10\^)|finfo", words) is not None
 
 
-def is_unscaled(text: str) -> bool:
-    """Whether a text says that scores are meant to have no scale.
+def said_scale(text: str) -> str:
+    """What a text says of the scale of scores: that there is none, or that it is 1 over the width.
 
-    >>> is_unscaled("T5 folds the scale into its weights"), is_unscaled("scaled dot product")
-    (True, False)
+    >>> said_scale("T5 folds the scale into its weights"), said_scale("scaled dot product")
+    ('none', '')
+    >>> said_scale("muP: 1/d instead of 1/sqrt(d)")
+    'width'
     """
-    return _UNSCALED.search(text) is not None
+    if _BY_WIDTH.search(text):
+        return "width"
+    return "none" if _UNSCALED.search(text) else ""

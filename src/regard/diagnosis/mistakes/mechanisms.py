@@ -375,7 +375,7 @@ _FEATURES: _Named = (
 )
 
 
-def _unit(x: Array, power: float = 1.0, axis: int = -1) -> Array:
+def _unit(x: Array, power: float = 1.0, axis: int | tuple[int, ...] = -1) -> Array:
     return np.asarray(x / np.square(x).sum(axis, keepdims=True) ** (power / 2))
 
 
@@ -397,6 +397,18 @@ _COSINE: _Named = (
         _of_rows(
             lambda q, k, values: (
                 _unit(q, axis=1) @ transposed(_unit(k, axis=1)) / values["score_temperature"]
+            )
+        ),
+    ),
+    (
+        "heads_normalised_together",
+        "queries and keys are normalised over all heads together instead of each by itself",
+        "The length of a head's vector is a sum over its own features, the last axis alone.",
+        _of_rows(
+            lambda q, k, values: (
+                _unit(q, axis=(1, -1))
+                @ transposed(_unit(k, axis=(1, -1)))
+                / values["score_temperature"]
             )
         ),
     ),
