@@ -48,6 +48,8 @@ from regard.diagnosis.under_test import FunctionUnderTest
 
 # Numbers of texts that are compared otherwise than for being the same.
 LATER = re.compile(r"(seg|doc|text|ids?)\w*(\[[^\]]*\]|\.unsqueeze\([^)]*\))? *[<>]=")
+# Code that means to add 1 to the sum of the exponentials.
+ADDS_ONE = re.compile(r"softmax_?(1|one|plus)|off.by.one|quiet|no.?op|attend to nothing", re.I)
 # What says that each head is normalised by itself.
 BY_HEAD = re.compile(r"per[- ]head|(each|every|a) head|head'?s'? vector|head_?wise", re.IGNORECASE)
 # Names of what is attended to, and of nothing else.
@@ -83,17 +85,24 @@ def _read_otherwise_of_keys(tested: FunctionUnderTest, own: Hypothesis) -> bool:
     return read == {"keep", "hide"} - {means}
 
 
-def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[Found, ...]:
-    """The same mistakes, under the name that the code gives to what they have in common."""
-    names = [one.name for one, _ in found]
-    if names == ["weights_all_equal"] and tested.callee.inverts_mask:
-        return ((INTEGER_MASK, RIGHT),)
-    if names == ["heads_normalised_together"]:  # some models mean just that
-        return found if any(BY_HEAD.search(text) for _, text in tested.callee.blocks) else ()
-    if names == ["mask_ignored"] and mask_role(tested.callee) in OF_TEXTS:
-        if tested.callee.says_causal and any(LATER.search(text) for _, text in tested.callee.blocks):
-            return ((all_mistakes()["earlier_texts_read"], found[0][1]),)
-    return found
+def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[Found, ...], str]:
+    """The same mistakes under the names that the code gives them, and what it means to compute.
+
+    What its text says that it means is no mistake.
+    """
+    callee, names = tested.callee, [one.name for one, _ in found]
+    code = "\n".join(text for _, text in callee.blocks)
+    if names == ["weights_all_equal"] and callee.inverts_mask:
+        return ((INTEGER_MASK, RIGHT),), ""
+    if names == ["heads_normalised_together"] and not BY_HEAD.search(code):
+        return (), "queries and keys normalised over all heads together"
+    adds_one = names == ["one_in_the_denominator"] and found[0][1] is found[0][0].variants[1]
+    if adds_one and ADDS_ONE.search(code):  # a logit of 0, shifted like others
+        return (), "1 added to the sum of the exponentials"
+    reads_earlier = callee.says_causal and LATER.search(code) is not None
+    if names == ["mask_ignored"] and mask_role(callee) in OF_TEXTS and reads_earlier:
+        return ((all_mistakes()["earlier_texts_read"], found[0][1]),), ""
+    return found, ""
 
 
 def lost_digits(returned: str, given: str, exact_to: str) -> tuple[Found, ...]:

@@ -79,7 +79,9 @@ def with_defaults(
     if callee.steps:
         (given,) = _chunks(callee, convention, given, (1,))
     before = {name: value for name, value in given.items() if name not in without}
-    tokens = {callee.roles[one].name for one in ("query", "key", "value", "x") if one in callee.roles}
+    tokens = {
+        callee.roles[one].name for one in ("query", "key", "value", "x") if one in callee.roles
+    }
     other = {name: -0.5 * value if name in tokens else value for name, value in before.items()}
     first, after = (
         ask(Question(f"defaults, {len(calls)}", calls, reading=callee.number, looks="defaults"))

@@ -34,6 +34,8 @@ _MADE = "regard_made_with"
 _HEADS = "regard_made_with_heads"
 # A single learned number that multiplies what attention returns; of others the module is kept.
 GATE = re.compile("(gamma|gate|alpha|beta)$")
+# A learned factor of each feature of what attention returns, the same for all at first.
+LAYER_SCALE = re.compile(r"(^|[._])(ls\d?|layer_?scale\w*|gamma_?\d?|lambda_?\d?)(\.\w+)?$")
 
 # A learned factor of the scores; where each head has the same, all keep it.
 SHARPNESS = re.compile(r"(scale|temperature|tau)$")
@@ -163,7 +165,9 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
                 is_same = parameter.numel() and (parameter == parameter.flatten()[0]).all()
                 if is_same and (SHARPNESS.search(name) or (of_heads and parameter.any())):
                     continue
-                if parameter.numel() > 1:
+                if is_same and parameter.ndim == 1 and LAYER_SCALE.search(name):
+                    parameter.fill_(1.0)
+                elif parameter.numel() > 1:
                     parameter.uniform_(-0.9, 0.9, generator=generator)
                 elif GATE.search(name):
                     parameter.fill_(1.0)
@@ -187,6 +191,18 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             drawn = drawn if isinstance(value, np.ndarray) else like(value, drawn)
             object.__setattr__(part, name, drawn)
     return own
+
+
+def learned_log(thing: Any, text: str) -> float | None:
+    """The logarithm of a factor of the scores that an object has learned, one for all heads."""
+    own = (
+        vars(thing) | dict(getattr(thing, "_parameters", {})) if hasattr(thing, "__dict__") else {}
+    )
+    for name, value in own.items():
+        if role_of(name) == "sharpness" and _is_float(value) and "log(" in text:
+            numbers = np.unique(np.asarray(value.detach() if hasattr(value, "detach") else value))
+            return float(numbers[0]) if len(numbers) == 1 else None
+    return None
 
 
 def arrays_of_layer(part: Any) -> dict[str, Any]:

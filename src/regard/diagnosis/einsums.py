@@ -15,8 +15,8 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import trees_of
 from regard.diagnosis.documented import documented_axes
+from regard.diagnosis.parameter_names import fused_order
 from regard.diagnosis.signature import text_of
-from regard.diagnosis.weights import fused_order
 
 # M: the width of a token. H: heads. D: their width. P: the projections of a fused weight.
 HEADS = re.compile("h|n?_?heads?|nh|num_heads|n_head|q_heads|kv_heads|hq|hkv")

@@ -6,6 +6,7 @@ called.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -17,7 +18,7 @@ from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes.entry import Mistake, Replacement, replacing
 from regard.diagnosis.mistakes.mechanisms import cosine_ways
 from regard.diagnosis.mistakes.scores import OUTPUT, SCALE
-from regard.diagnosis.probe import Probe, Values, Variant
+from regard.diagnosis.probe import RIGHT, Probe, Values, Variant
 from regard.scores import Cosine
 
 # Factors of q·k, by how people write them.
@@ -45,6 +46,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
 FROM = np.concatenate([-np.geomspace(0.02, 8, 9), np.geomspace(0.02, 8, 17)])
 TEMPERATURES = np.geomspace(0.05, 100, 12)  # one divided by these
 STEPS = 12
+MOST_SHARPNESS = 100.0  # the usual limit of what multiplies cosines
 
 
 def fitted(matcher: Matcher) -> Found | None:
@@ -164,6 +166,25 @@ def temperature_of_cosines(
                     short = float(f"{1 / factor:.6g}")  # 0.1 for 0.09999999999999981
                     return short if abs(short * factor - 1) < 1e-12 else 1 / factor
     return None
+
+
+def other_sharpness(log: float | None, temperature: float, width: int) -> Mistake | None:
+    """The mistake of cosines that are multiplied by another number than the learned one.
+
+    What is learned is its logarithm, `log`; lengths of vectors may be powers of their width.
+    """
+    if log is None:
+        return None
+    meant, got = min(math.exp(log), MOST_SHARPNESS), 1 / temperature
+    if any(math.isclose(got, meant * width**power, rel_tol=1e-3) for power in (0, 0.5, 1, -0.5)):
+        return None
+    title = f"cosines are multiplied by {got:.4g} instead of exp({log:.4g}) = {meant:.4g}"
+    why = "What is learned is a logarithm, which has the limit; its exponential is the factor."
+    lines = (
+        "scores = cosines * np.exp(np.minimum(logit_scale, np.log(100)))",
+        "scores = cosines * self.logit_scale.clamp(max=math.log(100)).exp()",
+    )
+    return _mistake("scale_of_another_size", title, why, lines, RIGHT)[0]
 
 
 def _added(matcher: Matcher, number: int) -> Found | None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, spread_over
 from regard.diagnosis.packing import Alternative, Packing, joined
-from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import Parameter
-from regard.diagnosis.weights import LAYERS, fused_order
+from regard.diagnosis.weights import LAYERS
 
 _SUFFIX = re.compile("(weights?|w|matrix)$")
 _BIAS = re.compile("^(b|bias)_?|_?(b|bias)$", re.IGNORECASE)

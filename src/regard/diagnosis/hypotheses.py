@@ -116,6 +116,9 @@ def best_match(
         half = half_type(tested, best_first[0].conventions[0])
         for unit in () if half is None else (half, "bfloat16"):
             match = match or _right_or_one(hypotheses(unit), unit)
+    if match is None and tested.quantises and not tested.of_gradients:
+        right = (one for one in hypotheses("int8") if not one.matcher.wrong)
+        match = next((Match(one, (), "int8") for one in right), None)
     pieces = tested.callee.says_pieces or (tested.callee.remembers and not tested.callee.steps)
     if match is None and pieces and _wrong_in(best_first[0]) == {"cache"}:
         match = Match(best_first[0], ((TOKENS_MISPLACED, RIGHT),), units[0])

@@ -46,6 +46,7 @@ from regard.diagnosis.source import (
     may_be_batched,
     prose_of,
     said_of_arguments,
+    turns_rows,
     unused_layers,
     words_of,
 )
@@ -57,6 +58,7 @@ from regard.diagnosis.wording import (
     CAUSAL,
     COSINE,
     LINEAR,
+    NORM_FIRST,
     caps_in,
     inverts_mask,
     meant_in,
@@ -112,6 +114,7 @@ def inspect_function(
     of_arguments = prose_of(text, of_arguments=True)
     of_keys = [one for one in found[0][1].parameters if one.role in ("key_mask", *OF_KEYS)]
     made = found[0][1].made
+    said = f"{name}\n{text}\n{documentation_of_file(function)}"
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
@@ -126,6 +129,7 @@ def inspect_function(
         "unused": unused_layers(function),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": TURNED.search(text) is not None,
+        "norm_first": NORM_FIRST.search(f"{said}\n{helpers}") is not None,
         "says_causal": CAUSAL.search(text + helpers) is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
         "axes": letters_of(documented_axes(text, [one.name for one in found[0][1].parameters]))
@@ -136,6 +140,11 @@ def inspect_function(
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
     found = _by_their_axes(found, own["axes"])
+    if turns_rows(text):
+        found = [
+            (called, replace(one, has_positions=one.has_positions or _keeps_rows(one)))
+            for called, one in found
+        ]
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function
@@ -152,6 +161,12 @@ def inspect_function(
         )
         for number, (called, callee) in enumerate(found[:MOST_READINGS])
     ]
+
+
+def _keeps_rows(callee: Callee) -> bool:
+    """Whether keys are kept between calls, and nothing says the positions of new ones."""
+    told = {"pos", "positions", "cos", "sin"} & callee.roles.keys()
+    return not told and (bool(callee.steps) or "cache" in callee.roles)
 
 
 def _caps_by_default(callee: Callee) -> Iterator[float]:

@@ -25,6 +25,7 @@ from regard.diagnosis.construction import (
     constructed,
     fresh_weights,
     heads_made_with,
+    learned_log,
     made_with,
     without,
 )
@@ -119,6 +120,7 @@ def readings_of_object(
                     Callee(name, parameters, framework, weights, count, made=made_with(own)),
                     without=left_out + ("residual",) * getattr(target, "adds", False),
                     opaque=opaque,
+                    sharpness=learned_log(own, code_of(thing)),
                     widths=widths_of(own),
                     has_positions=has_positions(own) or (remembers and turns_rows(code_of(thing))),
                     narrow=is_module(kind) and number >= len(made),

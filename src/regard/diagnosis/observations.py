@@ -51,11 +51,6 @@ TO_QUERIES_AND_KEYS = re.compile(
 )
 # Normalisations of queries and keys, which reach these alone, and others within attention.
 WITHIN = re.compile(r"(^|[._])(q|k|qk|query|key)(_|norm|ln|$)|att\w*\.", re.IGNORECASE)
-# What a layer's text says where the input is normalised before attention, and not after it.
-NORM_FIRST = re.compile(
-    r"\bpre[- _]?(layer)?(norm|ln)|norm[_ ]?first|\b\w+ \+ [\w.]+\((ln|layer_?norm|rms_?norm|norm)",
-    re.IGNORECASE,
-)
 NEAR_BLOCKS = re.compile("local|window|sparse|dilat|neighbo|axial|stride", re.IGNORECASE)
 # A parameter whose default is a list or a dictionary, which Python makes once.
 CHANGEABLE = re.compile(
@@ -231,8 +226,7 @@ def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:
     names = [one for one in callee.without if one != "residual"]
     if "residual" not in callee.without or callee.roles.keys() & {"context", "query"}:
         return ""
-    text = "\n".join((callee.name, *(code for _, code in callee.blocks)))
-    if not names or any(map(WITHIN.search, names)) or not NORM_FIRST.search(text):
+    if not names or any(map(WITHIN.search, names)) or not callee.norm_first:
         return ""
     probe = next((p for p in tested.probes_for(convention) if not p.has_rules), None)
     if probe is None or "embeddings" not in probe.inputs:

@@ -85,8 +85,9 @@ def _side_of_lengths(name: str) -> str:
     own = LENGTHS_OF_SIDE.search(plain(name))
     return "" if own is None else "query" if own[1] or own[2] else "key"
 
+
 # How far a query sees beyond its own place.
-LOOK_AHEAD = re.compile("^(look_?ahead|n?_?right|right_context|ahead|window_?right)$", re.IGNORECASE)
+LOOK_AHEAD = re.compile("^(look_?ahead|n?_?right|right_context|ahead|window_?right)$", re.I)
 
 
 def with_one_window(

@@ -139,3 +139,18 @@ def role_of(name: str) -> str | None:
 def plain(name: str) -> str:
     """A name in lower case without underscores."""
     return name.lower().replace("_", "")
+
+
+# Names of layers that hold all three projections.
+PACKED = ("inproj", "cattn", "inprojweight", "inprojbias")  # as qkv
+
+
+def fused_order(name: str) -> str:
+    """The projections that lie side by side in a layer: qkv, kv, kqv; or nothing."""
+    name = plain(name)
+    if name in PACKED:
+        return "qkv"
+    own = re.sub("^(to|w|fc|lin|linear|c|in|x)", "", name)
+    own = re.sub("(proj|projection|lin|linear|weight|w|layer|net)$", "", own)
+    own = own.replace("query", "q").replace("key", "k").replace("value", "v")
+    return own if sorted(own) in (["k", "q", "v"], ["k", "v"], ["q", "k"]) else ""

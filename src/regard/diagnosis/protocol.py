@@ -201,6 +201,8 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "causal_aligns": callee.causal_aligns,
                 "says_pieces": callee.says_pieces,
                 "said_scale": callee.said_scale,
+                "sharpness": callee.sharpness,
+                "norm_first": callee.norm_first,
                 "says_causal": callee.says_causal,
                 "says_added": callee.says_added,
                 "says_cosine": callee.says_cosine,
@@ -275,10 +277,12 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(all(content[one] in ("", "keep", "hide") for one in ("mask_means", "key_mask_means")))
     _need(content["window_means"] in ("", "inclusive", "exclusive"))
     _need(content["causal_aligns"] in ("", "end", "start"))
+    _need(content["sharpness"] is None or type(content["sharpness"]) is float)
     _need(content["said_scale"] in ("", "none", "width"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
     flags = (
         *kinds,
+        "norm_first",
         "says_causal",
         "says_added",
         "says_pieces",
@@ -315,7 +319,16 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
     _need(type(content["returns"]) is list and len(content["returns"]) <= MAX_ARRAYS)
-    texts = ("steps", "tables", "mask_means", "key_mask_means", "window_means", "causal_aligns", "said_scale")
+    texts = (
+        "steps",
+        "tables",
+        "mask_means",
+        "key_mask_means",
+        "window_means",
+        "causal_aligns",
+        "said_scale",
+        "sharpness",
+    )
     how = {name: content[name] for name in (*texts, *flags)}
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
     own |= {"weights": weights, "heads": heads}

@@ -31,6 +31,7 @@ SECONDS = 6.0  # of the search
 MORE_SECONDS = 3.0  # of it, after which no second change is looked for
 MOST_REPAIRS = 3
 NEAR = 1e-5  # as near as a change has to bring the first output, before all are judged
+NEAR_INTEGERS = 2e-2  # the same where numbers pass through integers of 8 bits
 MOST_VIEWS = 3
 
 
@@ -167,7 +168,7 @@ def _aims(tested: FunctionUnderTest, views: Sequence[View], unit: float) -> Iter
         for own, variant in _forms(tested, probe):
             expected = own.output(variant)
             right.append(expected)
-            tolerances.append(NEAR * own.largest(variant))
+            tolerances.append((NEAR_INTEGERS if tested.quantises else NEAR) * own.largest(variant))
         yield _Aim(convention, probe, np.stack(right), np.array(tolerances), cosines)
 
 

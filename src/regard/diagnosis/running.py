@@ -75,8 +75,10 @@ def answer_question(
     change the `code` that is called.
     """
     if question.change is not None:
+        own = traces.get(question.reading, Traces())
+        changed = {question.reading: Traces(checked=True)} if own.usable and own.known else {}
         with _one_at_a_time.lock, code.with_change(question.change):
-            return _answers(readings, question, limit, {})
+            return _answers(readings, question, limit, changed)
     if question.looks == "doubled":
         with _one_at_a_time.lock, doubled_norms(readings[question.reading][0]):
             return _answers(readings, question, limit, {})

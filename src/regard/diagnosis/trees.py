@@ -24,10 +24,10 @@ from regard.diagnosis.construction import GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
 from regard.diagnosis.documented import documented_axes
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
-from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, text_of
 from regard.diagnosis.source import code_called
-from regard.diagnosis.weights import LAYERS, LEARNED, fused_order
+from regard.diagnosis.weights import LAYERS, LEARNED
 from regard.errors import OptionError, safe_text
 
 TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws", "model", "layer")
@@ -231,7 +231,9 @@ def _weighed(
 
     def by_role(name: str) -> Any:
         *outer, last = re.split(r"[/.]", name)
-        if name not in code.names and outer and last in (*WEIGHT_LEAVES, *BIAS_LEAVES):  # "query.weight", as in a state_dict
+        if (
+            name not in code.names and outer and last in (*WEIGHT_LEAVES, *BIAS_LEAVES)
+        ):  # "query.weight", as in a state_dict
             whole = by_role(outer[-1])
             return whole[last] if isinstance(whole, Tree) else whole
         role = code.names.get(last) or projection(last)

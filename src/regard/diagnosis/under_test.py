@@ -44,6 +44,7 @@ CALLS_IN_ALL = 10
 
 # Text that gives weights the same axis twice.
 SQUARE = re.compile(r"\b(?:weights?|[wW]_?[qkvo])\b[^\n]{0,30}[\[(] *(\w+) *, *\1 *[\])]")
+QUANTISED = re.compile(r"\bu?int8\b|quanti[sz]e|fake_quant", re.IGNORECASE)
 # Code of rotary positions, which turn pairs of features.
 TURNS = re.compile(r"rope|rotary|rotate|rotation|rotating", re.IGNORECASE)
 
@@ -103,6 +104,11 @@ class FunctionUnderTest:
     def of_gradients(self) -> bool:
         """Whether gradients are asked for."""
         return self.callee.is_backward or self.forward is not None
+
+    @property
+    def quantises(self) -> bool:
+        """Whether its code says that numbers pass through integers of 8 bits."""
+        return any(QUANTISED.search(text) for _, text in self.callee.blocks)
 
     @property
     def calls(self) -> int:
@@ -184,7 +190,8 @@ class FunctionUnderTest:
         answer = self.ask(convention, probe)
         if answer.output is None:
             return False
-        unit = max(UNITS["float16"], UNITS.get(answer.dtype, 0.0))
+        kind = "int8" if self.quantises else "float16"
+        unit = max(UNITS[kind], UNITS.get(answer.dtype, 0.0))
         return agrees(answer.output, probe.result(probe.right), probe.tolerance(unit))
 
 

@@ -30,7 +30,7 @@ from regard.diagnosis.convention_search import (
 )
 from regard.diagnosis.description import assumptions, describe_call
 from regard.diagnosis.examples import named, without_example
-from regard.diagnosis.fitted import temperature_of_cosines
+from regard.diagnosis.fitted import other_sharpness, temperature_of_cosines
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.hypotheses import Hypothesis, best_match, built_in_of, distinct_views
 from regard.diagnosis.inspection import inspect_function
@@ -52,6 +52,7 @@ from regard.diagnosis.observations import (
     unusable,
 )
 from regard.diagnosis.patience import Patience
+from regard.diagnosis.precision import HALF
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.properties import properties
 from regard.diagnosis.repair import repaired
@@ -235,6 +236,12 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if tested.callee.says_cosine and not tested.of_gradients and tested.stated.mechanism is None:
         outputs = [own for _, own in views]
         if (temperature := temperature_of_cosines(outputs, UNITS[_units(dtype)[0]])) is not None:
+            width = tested.probes_for(views[0][0][0])[0].sizes["D"]
+            other = other_sharpness(tested.callee.sharpness, temperature, width)
+            if other is not None:
+                called = describe_call(tested, views[0][0], None)
+                text = f"{name} is mistaken: {other.title}"
+                return Outcome(name, "mistaken", text, called, mistakes=(without_example(other),))
             cosine = as_mechanism(Cosine(temperature), None)
             stated = replace(tested.stated, mechanism=cosine)
             return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
@@ -249,13 +256,14 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
-    found = as_told(tested, match.mistakes) or read_otherwise(tested, own) or lost_digits(dtype, given, exact_to)
+    found, meant = as_told(tested, match.mistakes)
+    found = found or read_otherwise(tested, own) or lost_digits(dtype, given, exact_to)
     found = (*found, *((one, RIGHT) for one in seen_in_calls(tested, own, bool(found))))
     mistakes = tuple(named(*one, tested, own.conventions, own.built_in) for one in found)
     fragile: tuple[Named, ...] = ()
     if own.built_in.linear:  # an example would compare it with softmax
         mistakes = tuple(replace(one, example=None, usual_check="") for one in mistakes)
-    elif not mistakes and not tested.of_gradients:
+    elif not (mistakes or meant or tested.of_gradients):
         notes = _narrower(tested, own, dtype, exact_to)
         fragile = (*notes, *fragilities(tested, own.conventions[0], exact_to, own.built_in))
     breaks = any(one.severity == "fragile" for one in fragile)
@@ -264,7 +272,7 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     outcome = Outcome(
         name,
         verdict,
-        _summary(name, verdict, exact_to, _conditions(tested, own), (*mistakes, *fragile)),
+        _summary(name, verdict, exact_to, _conditions(tested, own, meant), (*mistakes, *fragile)),
         _called(tested, own),
         exact_to,
         mistakes,
@@ -276,7 +284,7 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         tuple(parts(own.matcher)) if tested.of_gradients else (),
         script=_script(tested, own),
     )
-    if replace(own.built_in, softcap=None) != PLAIN or not outcome.ok:
+    if replace(own.built_in, softcap=None) != PLAIN or meant or not outcome.ok:
         return outcome
     return _with_gradients(tested, own, outcome)
 
@@ -345,7 +353,7 @@ def _with_gradients(tested: FunctionUnderTest, forward: Hypothesis, outcome: Out
         return outcome
     if callee.steps:  # one token after the other: a cache keeps what earlier gradients need
         return outcome
-    if outcome.exact_to in ("float16", "bfloat16"):  # too few digits to tell a mistake by
+    if outcome.exact_to in (*HALF, "int8"):  # too few digits to tell a mistake by
         return outcome
     own = replace(tested, forward=tested, answers={}, probes={})
     widest = max(forward.conventions, key=lambda one: len(one.layout))
@@ -460,9 +468,10 @@ def _returned_dtype(tested: FunctionUnderTest) -> str:
     return kinds[0] if kinds and kinds[0] in UNITS else "float64"
 
 
-def _conditions(tested: FunctionUnderTest, own: Hypothesis) -> str:
+def _conditions(tested: FunctionUnderTest, own: Hypothesis, meant: str) -> str:
     """What a function computes besides plain attention, and what its verdict takes for granted."""
     beside = "" if own.built_in == PLAIN else f" with {own.built_in}"
+    beside += f" with {meant}" if meant else ""
     mechanism = tested.stated.mechanism
     if tested.callee.says_cosine and mechanism is not None and mechanism.score is not None:
         beside += f" with {mechanism.score} as its score"

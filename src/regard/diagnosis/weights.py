@@ -16,7 +16,8 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.construction import FEED_FORWARD, GATE_LAYER, arrays_of_layer
 from regard.diagnosis.constructor_arguments import CONFIGURATION
-from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.einsums import axes_in_einsums
+from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, text_of
 from regard.errors import OptionError, ProblemError
 from regard.problems.checks import weight_sizes
@@ -30,7 +31,6 @@ LAYERS = {
     **dict.fromkeys(("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout"), "W_o"),
     **dict.fromkeys(("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"), "W_o"),
 }
-PACKED = ("inproj", "cattn", "inprojweight", "inprojbias")  # as qkv
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
 # The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
 FUSED_ORDERS = ("PHD", "HPD", "HDP", "DPH")
@@ -171,8 +171,12 @@ def _layers(thing: Any) -> Iterator[Layer]:
                     continue  # a number for each head
                 yield f"{path}.{name}".lstrip("."), None, _array(value), None
         return
+    axes = axes_in_einsums(type(thing)) if hasattr(thing, "__dict__") else {}
     for name, value in getattr(thing, "__dict__", {}).items():
-        if isinstance(value, dict):
+        if _is_numbers(value) and sorted(axes.get(name, "")) == [*"DHMP"] and np.ndim(value) == 4:
+            whole = np.asarray(value, float).transpose([axes[name].index(one) for one in "MPHD"])
+            yield name, None, whole.reshape(len(whole), -1), None
+        elif isinstance(value, dict):
             for inner, array in value.items():
                 if _is_numbers(array):
                     yield str(inner), None, np.asarray(array, float), None
@@ -230,18 +234,10 @@ def _role(path: str) -> str:
         role = LAYERS.get(name) or role_of(part) or LAYERS.get(name.removesuffix("net"), "")
         if role[:2] in ("W_", "b_") or fused_order(part):
             return role if role[:2] in ("W_", "b_") else part
+        held = re.fullmatch("(.+?)_?(weight|kernel|bias)", part)  # proj_weight is proj's
+        if held is not None and (role := LAYERS.get(plain(held[1]), "")):
+            return role.replace("W_", "b_") if held[2] == "bias" else role
     return ""
-
-
-def fused_order(name: str) -> str:
-    """The projections that lie side by side in a layer: qkv, kv, kqv; or nothing."""
-    name = plain(name)
-    if name in PACKED:
-        return "qkv"
-    own = re.sub("^(to|w|fc|lin|linear|c|in|x)", "", name)
-    own = re.sub("(proj|projection|lin|linear|weight|w|layer|net)$", "", own)
-    own = own.replace("query", "q").replace("key", "k").replace("value", "v")
-    return own if sorted(own) in (["k", "q", "v"], ["k", "v"], ["q", "k"]) else ""
 
 
 def _fused_name(layers: list[Layer]) -> str:

@@ -35,6 +35,11 @@ COSINE = re.compile(
     r"\.norm\(|qk[-_ ]?norm|\brms|rsqrt",
     re.IGNORECASE,
 )
+# What a layer's text says where the input is normalised before attention, and not after it.
+NORM_FIRST = re.compile(
+    r"\bpre[- _]?(layer)?(norm|ln)|norm[_ ]?first|\b\w+ \+ [\w.]+\((ln|layer_?norm|rms_?norm|norm)",
+    re.IGNORECASE,
+)
 _RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)
 _SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
 
@@ -47,7 +52,8 @@ _MEANT = {
         re.IGNORECASE,
     ),
     "later_tokens_seen": re.compile(
-        r"\bnot[ \w]{0,12} causal|causal\w*\W[^\n]*\bFalse|\bif\b[^\n]*causal|bidirectional|non.?causal|prefix|encoder",
+        r"\bnot[ \w]{0,12} causal|causal\w*\W[^\n]*\bFalse|\bif\b[^\n]*causal|bidirectional|"
+        r"non.?causal|prefix|encoder",
         re.IGNORECASE,
     ),
 }
