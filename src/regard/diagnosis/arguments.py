@@ -175,7 +175,7 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         if convention.shared:
             of_keys = of_keys.replace("H", "")
         key, value = to_layout(k, READY, of_keys), to_layout(v, READY, of_keys)
-        found = sink | _of_backward(convention, probe)
+        found = sink | _of_backward(callee, convention, probe)
         found |= {
             "query": query,
             "key": key,
@@ -217,14 +217,14 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
     return by_role
 
 
-def _of_backward(convention: Convention, probe: Probe) -> dict[str, Any]:
+def _of_backward(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:
     """What a backward pass takes besides: the gradient of the output, and what forward has kept."""
     if not isinstance(probe, GradientProbe):
         return {}
     layout, dtype = convention.layout, np.dtype(convention.dtype)
     right = {name: one.astype(dtype) for name, one in probe.right.items()}
     in_rows = "".join(axis for axis in READY if axis in layout)
-    rows = in_rows.removesuffix("D")
+    rows = _rows_as_documented(callee, layout) or in_rows.removesuffix("D")
     lse, delta = (
         to_layout(one, READY[:-1], rows)
         for one in (right["lse"], (right["d_output"] * right["output"]).sum(-1))
@@ -238,6 +238,17 @@ def _of_backward(convention: Convention, probe: Probe) -> dict[str, Any]:
         "lse": lse,
         "delta": delta,
     }
+
+
+def _rows_as_documented(callee: Callee, layout: str) -> str:
+    """The axes of lse as its documentation gives them; nothing if it gives none."""
+    roles = callee.roles
+    axes = [callee.axes.get(roles[one].name, "") for one in ("query", "lse") if one in roles]
+    if len(axes) < 2 or len(axes[0]) != len(layout) or not {*axes[1]} < {*axes[0]}:
+        return ""
+    known = dict(zip(axes[0], layout, strict=True))
+    found = "".join(known[one] for one in axes[1])
+    return found if {*found} == {*layout} - {"D"} else ""
 
 
 def _with_past(

@@ -23,6 +23,7 @@ from regard.diagnosis.constructor_arguments import (
     constructor_arguments,
     is_count,
     is_module,
+    is_pair,
     like,
 )
 from regard.diagnosis.norms import NORM, without_norms
@@ -100,22 +101,27 @@ def _made(kind: Any, arguments: dict[str, Any]) -> list[Any]:
 
     After it others with other pairs, each with its arguments.
     """
+    sizes = [n for n, v in arguments.items() if is_pair(n, v)]
     try:
-        return [kind(**arguments)]
+        made = kind(**arguments)
+        if not sizes:
+            return [made]
+        problem: Exception = ValueError("no pair of sizes fits it")
     except TypeError as error:
         sizes = [n for n, v in arguments.items() if type(v) is int and PAIRED.search(plain(n))]
         if not sizes or not OF_PAIRS.search(str(error)):
             raise
-        found = []
-        for pair in PAIRS:
-            with contextlib.suppress(Exception):
-                own = arguments | dict.fromkeys(sizes, pair)
-                found.append((kind(**own), own))
-        if not found:
-            raise
-        (made, own), *others = found
-        arguments |= own
-        return [made, *others]
+        problem = error
+    found = []
+    for pair in PAIRS:
+        with contextlib.suppress(Exception):
+            own = arguments | dict.fromkeys(sizes, pair)
+            found.append((kind(**own), own))
+    if not found:
+        raise problem
+    (made, own), *others = found
+    arguments |= own
+    return [made, *others]
 
 
 def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:

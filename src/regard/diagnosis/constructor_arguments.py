@@ -91,6 +91,12 @@ def is_module(kind: type) -> bool:
     return any(base.__module__.startswith("torch.nn") for base in kind.__mro__)
 
 
+def is_pair(name: str, value: Any) -> bool:
+    """Whether the value of a parameter is a height and a width."""
+    is_two = isinstance(value, tuple) and [*map(type, value)] == [int, int]
+    return is_two and PAIRED.search(plain(name)) is not None
+
+
 def is_count(name: str, kind: Any) -> bool:
     """Whether a parameter is the number of heads: by its name, or as a letter that widths have."""
     if role_of(name) == "heads" or len(name) > 1:
@@ -127,6 +133,8 @@ def constructor_arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict
         elif required and value is None:
             value = _by_annotation(one, sizes, kind)
             arguments[one.name] = value
+        elif own_sizes and is_pair(one.name, one.default):
+            arguments[one.name] = one.default
         elif required or type(value) is float or (own_sizes and _may_change(one, value)):
             arguments[one.name] = value
     return arguments

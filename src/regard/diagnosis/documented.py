@@ -22,6 +22,7 @@ _TOKENS = re.compile(
 _OF_ALL = re.compile(
     rf"\b[Aa]ll (?:arrays|inputs|tensors)\b[\w ,:]{{0,30}}[(\[]\s*({_LIST})\s*[)\]]"
 )
+_EACH = re.compile(rf"[(\[]\s*({_LIST})\s*[)\]],? each\b")
 _SHAPE = rf"[(\[]\s*{_LIST}\s*[)\]]"
 _IN_ORDER = re.compile(rf"((?:{_SHAPE}\s*,\s*)+{_SHAPE})\s*(?:->|→)")
 LETTERS = "acdefgijkmnpqrs"  # of the axes that are neither
@@ -61,9 +62,18 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
     if (in_order := _IN_ORDER.search(text)) is not None:
         shapes = (re.findall(_WORD, own) for own in re.findall(_SHAPE, in_order[1]))
         found = {name: tuple(own) for name, own in zip(names, shapes, strict=False)} | found
-    of_all = _OF_ALL.search(text)
-    alike = tuple(re.findall(_WORD, of_all[1])) if of_all else ()
+    alike = axes_of_all(text)
     return dict.fromkeys(names, alike) | found if alike else found
+
+
+def axes_of_all(text: str) -> tuple[str, ...]:
+    """The axes that a text gives all arrays.
+
+    >>> axes_of_all("(H, L, D) each"), axes_of_all("all arrays are (L, D)")
+    (('H', 'L', 'D'), ('L', 'D'))
+    """
+    found = _OF_ALL.search(text) or _EACH.search(text)
+    return tuple(re.findall(_WORD, found[1])) if found else ()
 
 
 def _are_axes(words: Sequence[str], name: str) -> bool:

@@ -51,6 +51,9 @@ def gradients(
     answer = Answer(printed=result.printed, changed=result.changed)
     if result.problem:
         return replace(answer, problem=result.problem, kind=result.kind)
+    if len(result.arrays) == len(own) + 1 and not result.names:
+        arrays = [one for one in result.arrays if not _is_output(one, probe)]
+        result = replace(result, arrays=tuple(arrays if len(arrays) == len(own) else result.arrays))
     found = _by_parameter(callee, own, result, arguments)
     if isinstance(found, str):
         return replace(answer, problem=found, kind="shape")
@@ -61,6 +64,14 @@ def gradients(
         returned=f"the gradients of {names}",
         dtype=result.arrays[0].dtype,
     )
+
+
+def _is_output(found: ReturnedArray, probe: GradientProbe) -> bool:
+    """Whether an array has the numbers of the output itself, in whatever order."""
+    right = probe.right["output"]
+    if found.numbers is None or found.numbers.size != right.size:
+        return False
+    return np.allclose(np.sort(found.numbers, None), np.sort(right, None), 1e-4, 1e-4)
 
 
 def _by_parameter(

@@ -22,7 +22,7 @@ from regard.diagnosis.differentiation import (
     pair_of,
     returned_gradients,
 )
-from regard.diagnosis.documented import documented_axes, letters_of
+from regard.diagnosis.documented import axes_of_all, documented_axes, letters_of
 from regard.diagnosis.function_readings import Reading, readings_of_function
 from regard.diagnosis.layouts import is_of_keys, layout_said
 from regard.diagnosis.libraries import framework_of
@@ -115,6 +115,10 @@ def inspect_function(
     of_keys = [one for one in found[0][1].parameters if one.role in ("key_mask", *OF_KEYS)]
     made = found[0][1].made
     said = f"{name}\n{text}\n{documentation_of_file(function)}"
+    axes = documented_axes(text, [one.name for one in found[0][1].parameters])
+    if not axes and (alike := axes_of_all(helpers)):
+        roles = found[0][1].roles
+        axes = {roles[one].name: alike for one in ("query", "key", "value") if one in roles}
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
@@ -132,8 +136,7 @@ def inspect_function(
         "norm_first": NORM_FIRST.search(f"{said}\n{helpers}") is not None,
         "says_causal": CAUSAL.search(text + helpers) is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
-        "axes": letters_of(documented_axes(text, [one.name for one in found[0][1].parameters]))
-        or {},
+        "axes": letters_of(axes) or {},
         "meant": meant_in(f"{name}\n{text}", helpers),
         "says_added": says_added(said_of_arguments(text)),
         "said_scale": said_scale(f"{name}\n{words_of(text)}\n{documentation_of_file(function)}"),

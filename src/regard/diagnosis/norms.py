@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 NORM = re.compile("Norm$")
+# Normalisations of queries and keys, which reach these alone, and others within attention.
+WITHIN = re.compile(r"(^|[._])(q|k|qk|query|key)(_|norm|ln|$)|att\w*\.", re.IGNORECASE)
 REPLACED = "regard_replaced"  # marks what was put in place of a normalisation
 
 
@@ -32,11 +34,11 @@ def without_norms(module: Any) -> Any:
 def doubled_norms(function: Callable[..., Any]) -> Iterator[None]:
     """Let what replaces a normalisation return twice its input for the time of the block."""
     own = getattr(function, "__wrapped__", function)
-    parts = own.modules() if hasattr(own, "modules") else ()
+    parts = own.named_modules() if hasattr(own, "named_modules") else ()
     hooks = [
         part.register_forward_hook(lambda *call: 2 * call[-1])
-        for part in parts
-        if hasattr(part, REPLACED)
+        for name, part in parts
+        if hasattr(part, REPLACED) and not WITHIN.search(name)
     ]
     try:
         yield

@@ -22,6 +22,7 @@ from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.description import describe_call
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.matching import Matcher
+from regard.diagnosis.norms import WITHIN
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.result import Ability, Finding, Outcome
@@ -49,8 +50,6 @@ TO_QUERIES_AND_KEYS = re.compile(
     r"\b(quer(y|ies)|q)\W+(and|&|\+)\W+(the )?(keys?|k)\b[^.]{0,60}pos|\bq *= *k *=[^\n]*pos",
     re.IGNORECASE,
 )
-# Normalisations of queries and keys, which reach these alone, and others within attention.
-WITHIN = re.compile(r"(^|[._])(q|k|qk|query|key)(_|norm|ln|$)|att\w*\.", re.IGNORECASE)
 NEAR_BLOCKS = re.compile("local|window|sparse|dilat|neighbo|axial|stride", re.IGNORECASE)
 # A parameter whose default is a list or a dictionary, which Python makes once.
 CHANGEABLE = re.compile(
@@ -223,10 +222,10 @@ def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:
     where a, b and c are 1 or 2 for each normalisation before attention, after it and at the end.
     """
     callee = tested.callee
-    names = [one for one in callee.without if one != "residual"]
+    names = [one for one in callee.without if one != "residual" and not WITHIN.search(one)]
     if "residual" not in callee.without or callee.roles.keys() & {"context", "query"}:
         return ""
-    if not names or any(map(WITHIN.search, names)) or not callee.norm_first:
+    if not names or not callee.norm_first:
         return ""
     probe = next((p for p in tested.probes_for(convention) if not p.has_rules), None)
     if probe is None or "embeddings" not in probe.inputs:
