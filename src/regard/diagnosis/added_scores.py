@@ -18,7 +18,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.arguments import NotOfferedError, arguments_for
 from regard.diagnosis.convention import Convention, Question
-from regard.diagnosis.distance_tables import is_reversed
+from regard.diagnosis.distance_tables import is_out_of_order, is_reversed
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.signature import LATENTS
 from regard.diagnosis.under_test import FunctionUnderTest
@@ -255,6 +255,8 @@ def _described(
             factor = 1.0
     elif is_reversed(tested, found[..., 0], rows, keys):
         fault = "relative_bias_reversed"
+    if not fault and is_out_of_order(tested, found, rows, keys):
+        fault = "distance_rows_out_of_order"
     apart = np.stack([np.abs(rows - keys), np.ones(len(rows))], -1)
     rest = found[..., 0].T - apart @ np.linalg.lstsq(apart, found[..., 0].T, rcond=None)[0]
     is_linear = not unknowns and bool(np.abs(rest).max() < 1e-6 * np.abs(found).max())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,6 +43,11 @@ LAYER_SCALE = re.compile(r"(^|[._])(ls\d?|layer_?scale\w*|gamma_?\d?|lambda_?\d?
 SHARPNESS = re.compile(r"(scale|temperature|tau)$")
 # A layer whose sigmoid multiplies it; with a large bias it multiplies by 1.
 GATE_LAYER = re.compile("gat(e|ing)|g_proj$|linear_g$")
+# Learned vectors of distances that are added to the values.
+OF_VALUES = re.compile(
+    r"(^|[._])(rel\w*_v(al(ue)?s?)?|v(al(ue)?s?)?_rel\w*|a_?v|rel\w*_(emb\w*|pos\w*|table)_v\w*)(\.|$)",
+    re.IGNORECASE,
+)
 # Layers behind attention, whose output is added: without numbers they add nothing.
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 
@@ -171,7 +177,9 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
                 is_same = parameter.numel() and (parameter == parameter.flatten()[0]).all()
                 if is_same and (SHARPNESS.search(name) or (of_heads and parameter.any())):
                     continue
-                if is_same and parameter.ndim == 1 and LAYER_SCALE.search(name):
+                if OF_VALUES.search(name):
+                    parameter.zero_()
+                elif is_same and parameter.ndim == 1 and LAYER_SCALE.search(name):
                     parameter.fill_(1.0)
                 elif parameter.numel() > 1:
                     parameter.uniform_(-0.9, 0.9, generator=generator)
@@ -191,12 +199,31 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             if (role_of(str(name)) or "")[:2] in ("W_", "b_") and _is_float(value):
                 drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
                 holder[name] = drawn if isinstance(value, np.ndarray) else like(value, drawn)
+    for name, value in vars(own).items():
+        if OF_VALUES.search(name):
+            _empty(own, name)
+        elif isinstance(value, tuple) and all(map(_is_float, value)):
+            drawn = (rng.uniform(-0.9, 0.9, one.shape).astype(one.dtype) for one in value)
+            parts = zip(value, drawn, strict=True)
+            setattr(
+                own, name, tuple(d if isinstance(v, np.ndarray) else like(v, d) for v, d in parts)
+            )
     for part in vars(own).values():
         for name, value in arrays_of_layer(part).items():
             drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
             drawn = drawn if isinstance(value, np.ndarray) else like(value, drawn)
             object.__setattr__(part, name, drawn)
     return own
+
+
+def _empty(own: Any, name: str) -> None:
+    """Fill an array of an object with zeros, or those of an object that is its part."""
+    value = getattr(own, name)
+    if _is_float(value):
+        setattr(own, name, 0 * value)
+    for inner, array in vars(value).items() if hasattr(value, "__dict__") else ():
+        if _is_float(array) and not hasattr(value, "shape"):
+            setattr(value, inner, 0 * array)
 
 
 def learned_log(thing: Any, text: str) -> float | None:
@@ -227,11 +254,13 @@ def arrays_of_layer(part: Any) -> dict[str, Any]:
 def without(thing: Any) -> list[str]:
     """The layers of a torch module that `fresh_weights` leaves out, by their names."""
     if not hasattr(thing, "named_modules"):
-        return []
+        return [name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name)]
     parts = thing.named_modules()
     left_out = (
         n for n, part in parts if NORM.search(type(part).__name__) or FEED_FORWARD.search(n)
     )
+    tables = (n for n, _ in thing.named_parameters() if OF_VALUES.search(n))
+    left_out = itertools.chain(left_out, dict.fromkeys(n.split(".")[0] for n in tables))
     return [name for name in left_out if name]
 
 

@@ -225,6 +225,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
                 layouts = (*layouts, *(one[:-2] + "ML" for one in layouts if one.endswith("LM")))
             if not tested.callee.rows_first:
                 layouts = tuple(one for one in layouts if one != "LBM")
+            told = "" if ready else _embedded_as_told(tested.callee)
+            layouts = tuple(sorted(layouts, key=lambda one: bool(told) and one != told))
             said = tested.callee.layout
             if ready and tested.stated.layout is None and said in layouts:
                 layouts = (said, *(one for one in layouts if one != said))
@@ -269,6 +271,13 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
         if found:
             return [_with_output_position(tested, convention) for convention, _ in found]
     return []
+
+
+def _embedded_as_told(callee: Callee) -> str:
+    """The layout of embeddings with three axes, where documentation tells their axes."""
+    own = next((callee.roles[one].name for one in ("x", "query") if one in callee.roles), "")
+    axes = re.sub("[^BT]", "M", callee.axes.get(own, "")).replace("T", "L")
+    return axes if axes in ("BLM", "LBM") else ""
 
 
 def _of_one_query(tested: FunctionUnderTest, dtype: str) -> list[tuple[Convention, Fit]]:

@@ -22,11 +22,56 @@ OF_T5 = re.compile(
 )
 
 
+# Text that gives rows to distances in another order than that of the distances.
+IN_ANOTHER_ORDER = re.compile(
+    r"bucket|meshgrid|wrap|from the end|-(clip|k|max\w*) ?\.\.", re.IGNORECASE
+)
+
+
+def is_out_of_order(tested: FunctionUnderTest, added: Array, rows: Array, keys: Array) -> bool:
+    """Whether distances that grow do not read rows of a learned table one after the other.
+
+    `added` has for each head and cell a number, and then vectors that meet the query and the key.
+    """
+    text = "\n".join((tested.callee.name, *(one for _, one in tested.callee.blocks)))
+    if IN_ANOTHER_ORDER.search(text):
+        return False
+    width = (added.shape[-1] - 1) // 2
+    cells = added[0, :, 1 : 1 + width] if width else added[..., 0].T
+    for table in _tables(tested):
+        if table.shape[1] != cells.shape[1]:
+            continue
+        read = {}
+        for distance in np.unique(keys - rows):
+            alike = np.flatnonzero(keys - rows == distance)
+            found = _row_of(table, cells[alike[0]], scaled=bool(width))
+            if found is None or np.ptp(cells[alike], 0).max() > NEAR:
+                break
+            read[distance] = found
+        else:
+            steps = np.diff([*read.values()])
+            return not ((steps >= 0).all() or (steps <= 0).all())
+    return False
+
+
+def _row_of(table: Array, numbers: Array, *, scaled: bool) -> int | None:
+    """The only row of a table that is these numbers, up to a positive factor if `scaled`."""
+    if scaled:
+        table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), NEAR)
+        numbers = numbers / max(float(np.linalg.norm(numbers)), NEAR)
+    near = np.flatnonzero(np.abs(table - numbers).max(1) < 10 * NEAR)
+    return int(near[0]) if len(near) == 1 else None
+
+
+def _tables(tested: FunctionUnderTest) -> list[Array]:
+    """The learned arrays with two axes that a function has."""
+    question = Question("tables", ({},), reading=tested.callee.number, looks="tables")
+    return [one.numbers for one in tested.put(question)[-1].arrays if one.numbers is not None]
+
+
 def is_reversed(tested: FunctionUnderTest, added: Array, rows: Array, keys: Array) -> bool:
     """Whether the numbers (H, cells) are those of a learned table with query and key exchanged."""
-    question = Question("tables", ({},), reading=tested.callee.number, looks="tables")
-    result = tested.put(question)[-1]
-    arrays = [one.numbers for one in result.arrays if one.numbers is not None]
+    arrays = _tables(tested)
     tables = [x for one in arrays for x in (one, one.T) if x.shape[1] == len(added)]
     text = "\n".join((tested.callee.name, *(one for _, one in tested.callee.blocks)))
     for table in tables:

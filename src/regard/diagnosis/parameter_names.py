@@ -151,6 +151,6 @@ def fused_order(name: str) -> str:
     if name in PACKED:
         return "qkv"
     own = re.sub("^(to|w|fc|lin|linear|c|in|x)", "", name)
-    own = re.sub("(proj|projection|lin|linear|weight|w|layer|net)$", "", own)
+    own = re.sub("(proj|projection|lin|linear|weight|kernel|w|layer|net)$", "", own)
     own = own.replace("query", "q").replace("key", "k").replace("value", "v")
     return own if sorted(own) in (["k", "q", "v"], ["k", "v"], ["q", "k"]) else ""

@@ -27,6 +27,7 @@ from regard.diagnosis.changed_code import ChangedCode
 from regard.diagnosis.convention import UPSTREAM, CallResult, Question, ReturnedArray, agrees
 from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
 from regard.diagnosis.dropout import without_dropout
+from regard.diagnosis.fused_calls import noting_fused
 from regard.diagnosis.jax_traces import Traces, Untraceable
 from regard.diagnosis.norms import doubled_norms
 from regard.diagnosis.signature import Callee
@@ -105,7 +106,9 @@ def _scores_inside(
     if isinstance(function, Remembering):
         function.begin()
     untraced = Traces(usable=False) if callee.framework == "jax" else None
-    with _one_at_a_time.lock, code.noted() as notes, _without_jit(callee.framework):
+    library = callee.framework
+    lock = _one_at_a_time.lock
+    with lock, code.noted() as notes, noting_fused(notes, library), _without_jit(library):
         _, result = _guarded(function, callee, question.calls[0], question, limit, untraced)
     if result.problem:
         return result
@@ -121,10 +124,20 @@ def _scores_inside(
 
 
 def _tables(function: Any) -> CallResult:
-    """The parameters and buffers with two axes of a torch module, as if it returned them."""
-    own = getattr(function, "__wrapped__", function)
-    both = [*own.parameters(), *own.buffers()] if hasattr(own, "named_parameters") else []
-    found = [as_numpy(one) for one in both if one.ndim == 2]
+    """The arrays of numbers with two axes that an object or its parts have, as if it returned them.
+
+    Of a torch module these are its parameters and buffers.
+    """
+    own = function
+    while hasattr(own, "__wrapped__"):
+        own = own.__wrapped__
+    own = getattr(own, "__self__", own)
+    if hasattr(own, "named_parameters"):
+        every = [*own.parameters(), *own.buffers()]
+    else:
+        parts = [own, *(one for one in getattr(own, "__dict__", {}).values())]
+        every = [one for part in parts for one in getattr(part, "__dict__", {}).values()]
+    found = [as_numpy(one) for one in every if getattr(one, "ndim", 0) == 2]
     real = [one.astype(float) for one in found if one.dtype.kind in "fi"][:MAX_ARRAYS]
     shown = tuple(ReturnedArray(one.shape, "float64", one) for one in real)
     return CallResult(shown) if shown else CallResult(problem="it has none", kind="nothing")

@@ -26,7 +26,7 @@ from regard.diagnosis.documented import documented_axes
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, text_of
-from regard.diagnosis.source import code_called
+from regard.diagnosis.source import code_called, code_of_file
 from regard.diagnosis.weights import LAYERS, LEARNED
 from regard.errors import OptionError, safe_text
 
@@ -34,6 +34,12 @@ TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws"
 WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis of heads, 4
 # Between the tree and its weights: variables["params"]["attention"]["query"].
 CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
+# What says that a fused projection has the columns of one head after the other.
+BY_HEAD = re.compile(
+    r"columns (are )?(grouped|ordered|stored|interleaved) (by|per) head|"
+    r"head 0\b[^.]{0,90}\bhead 1\b|per[- ]head \[ *q",
+    re.IGNORECASE,
+)
 # Factors, which are 1 where nothing is learned.
 ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
 FEWER_KEYS = re.compile(r"kv_?h|n_?kv|kh\b|gqa|mqa|grouped|group_size|groups?\b", re.IGNORECASE)
@@ -52,6 +58,7 @@ class _Form:
     turned: bool = False  # matrices are (out, in)
     groups: int = HEADS  # heads of keys
     learned: int | None = None  # learned queries
+    by_head: bool = False  # the columns of a fused matrix are those of one head after the other
 
 
 class Tree(dict[str, Any]):
@@ -122,8 +129,9 @@ def _forms(function: Callable[..., Any], code: _Code) -> Iterator[_Form]:
     shapes += [("HMD", False, False)]
     groups = (HEADS // 2, HEADS) if FEWER_KEYS.search(text) else (HEADS,)
     learned = (1, 3) if code.learned else (None,)
+    by_head = BY_HEAD.search(code_of_file(function)) is not None
     for few, (axes, output, turn), queries in itertools.product(groups, shapes, learned):
-        yield _Form(axes, output, turn, few, queries)
+        yield _Form(axes, output, turn, few, queries, by_head and few == HEADS)
 
 
 def _groups_in(axes: Mapping[str, str], text: str) -> tuple[int, ...]:
@@ -307,6 +315,11 @@ def _shaped(
         heads = heads if "H" in axes else 1
         whole = np.stack(parts) if "P" in axes else np.concatenate(parts, -1)
         return in_axes(whole, axes, heads, output=role[-1] == "o")
+    if letters and form.by_head:
+        parts = [weights[role[:2] + letter] for letter in letters]
+        split = np.stack([one.reshape(*one.shape[:-1], HEADS, -1) for one in parts], -2)
+        whole = split.reshape(*parts[0].shape[:-1], -1)
+        return whole.T.copy() if form.turned and whole.ndim == 2 else whole
     if letters:
         whole = np.concatenate([weights[role[:2] + letter] for letter in letters], axis=-1)
         return whole.T.copy() if form.turned and whole.ndim == 2 else whole
@@ -404,7 +417,7 @@ def projection(name: str) -> str:
     role = LAYERS.get(plain(name)) or role_of(name) or ""
     if role[:2] in ("W_", "b_"):
         return role
-    role = LAYERS.get(plain(re.sub("_?weight$", "", name)), "")  # out_proj_weight
+    role = LAYERS.get(plain(re.sub("_?(weight|kernel|w|mat)$", "", name)), "")  # out_proj_weight
     return role or (LAYERS.get(plain(bare), "").replace("W_", "b_") if bare != name else "")
 
 

@@ -180,6 +180,9 @@ def _layers(thing: Any) -> Iterator[Layer]:
             for inner, array in value.items():
                 if _is_numbers(array):
                     yield str(inner), None, np.asarray(array, float), None
+        elif _is_layer(value):
+            weight, bias = (np.asarray(one, float) for one in value)
+            yield name, None, weight, bias
         elif isinstance(value, list | tuple) and all(map(_is_numbers, value)):
             for number, array in enumerate(value):  # of each head
                 yield f"{name}.{number}", None, np.asarray(array, float), None
@@ -189,6 +192,14 @@ def _layers(thing: Any) -> Iterator[Layer]:
             yield name, value, weight, bias[0] if bias else None
         elif _is_numbers(value) and (np.ndim(value) < 3 or np.any(np.asarray(value))):
             yield name, None, np.asarray(value, float), None  # zeros are an empty cache
+
+
+def _is_layer(value: Any) -> bool:
+    """Whether something is a matrix and the bias of its columns, or of its rows."""
+    if not isinstance(value, list | tuple) or not all(map(_is_numbers, value)):
+        return False
+    shapes = [np.shape(one) for one in value]
+    return [*map(len, shapes)] == [2, 1] and shapes[1][0] in shapes[0]
 
 
 _DOWN = re.compile("(^|_)(w?)(q|kv|k|v)_?(a|down)(_proj)?$")

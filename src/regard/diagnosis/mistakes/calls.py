@@ -132,6 +132,15 @@ CALLS: Entries = {
             "bias = table[key_places[None, :] - query_places[:, None] + offset]",
         ),
     ),
+    "distance_rows_out_of_order": (
+        "distances that grow do not read the rows of their table one after the other",
+        "A distance below 0 counts from the end of the table: add the largest one to it first.",
+        (),
+        (
+            "row = table[np.clip(key - query, -far, far) + far]  # 2 · far + 1 rows",
+            "row = self.table(torch.clamp(key - query, -far, far) + far)  # 2 · far + 1 rows",
+        ),
+    ),
     "relative_term_transposed": (
         "a term of relative positions meets the key of the query's place, not of the key's",
         "Its rows are keys and its columns queries: it has to be transposed before it is added.",
