@@ -102,7 +102,11 @@ class AroundAttention:
 def around_attention(layer: Any, text: str) -> Iterator[AroundAttention]:
     """The ways in which a layer may have more around attention, as its code says."""
     called = text[max(0, text.find("def forward")) :]  # the constructor adds other things
-    adds, axes = RESIDUAL.search(called) is not None, []
+    first = re.match(r"def forward\(\s*self,\s*(\w+)", called)
+    x = re.escape(first[1]) if first else "x"
+    adds = RESIDUAL.search(called) is not None
+    adds |= re.search(rf"return {x} \+ |\+ {x}\s*$", called, re.MULTILINE) is not None
+    axes: list[str] = []
     if hasattr(layer, "modules"):
         convolved = any(type(part).__name__ == "Conv2d" for part in layer.modules())
         axes = ["BCHW"] * (convolved or FIRST.search(text) is not None)

@@ -357,7 +357,11 @@ def _by_length(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str
     """Tokens that are all the same give the same, however many, if a softmax makes the weights."""
     code = " ".join(text for _, text in calls._tested.callee.blocks)
     ordered = calls._tested.callee.has_positions or POSITIONED.search(code)
-    if way.kind or way.square or "softmax" not in code or ordered:
+    shares = (
+        re.search(r"softmax|exp\(", code)
+        and "weights_do_not_add_up" not in calls._tested.callee.meant
+    )
+    if way.kind or way.square or not shares or ordered:
         return {}
     found = []
     for length in (TOKENS, TOKENS + 2):

@@ -235,6 +235,7 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             fits: list[tuple[Convention, Fit]] = []
             if "borders" in tested.callee.roles:  # texts one after the other have no batch
                 layouts = tuple(one for one in layouts if "B" not in one and "L" in one)
+                layouts = tuple(sorted(layouts, key=lambda one: one != "LHD"))
             if mask_role(tested.callee) in OF_KEYS:  # one for each batch element
                 layouts = tuple(sorted(layouts, key=lambda one: "B" not in one))
             for layout, keeps in itertools.product(layouts, kept):

@@ -15,7 +15,7 @@ _PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
 _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
 _BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|n_?windows|n_?seq|samples)$")
 _TOKENS = re.compile(
-    r"(t|l|s|n|m|tk|tx|t_x|t_k|lk|ls|src\w*|j|i|k|kv|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time\w*|steps?|"
+    r"(t|l|s|n|m|tk|tx|t_x|t_k|lk|ls|src\w*|j|i|k|kv|total\w*|nnz|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time\w*|steps?|"
     r"n_?res|n_?keys|n_?nodes|nodes|slots|items|frames|words|regions|pixels|patches|points|history|"
     r"neighbou?rs)$"
 )
@@ -45,7 +45,7 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
         one = re.escape(name)
         said = (
             rf"(?<![\w.]){one}\b(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?[\w ,/&`]{{0,40}}?"
-            rf"\s*(?::|=|-)?\s*(?:[a-z ]{{3,40}},\s*)?(?:of )?(?:shape )?(?<!\w)"
+            rf"\s*(?::|=|-)?\s*(?:[a-z ]{{3,40}},\s*)?(?:optional,? |of )?(?:shape )?(?<!\w)"
             rf"[(\[]\s*({_LIST})\s*[)\]]"
         )
         unpacked = (

@@ -107,7 +107,11 @@ def best_match(
     if not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
     as_meant = [own for one in best_first for own in _as_meant(tested, one)]
-    match = match or _right_or_one(as_meant, units[0])
+    for unit in wide:
+        own = [own for one in hypotheses(unit) for own in _as_meant(tested, one)]
+        match = match or _right_or_one(own, unit)
+    if not plain and as_meant:
+        match = match or _with_built_in(tested, as_meant, wide)
     match = match or (None if plain else _with_added(tested, hypotheses, wide))
     if pairs:
         match = match or _two(best_first, units[0])

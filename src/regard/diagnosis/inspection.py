@@ -34,6 +34,7 @@ from regard.diagnosis.signature import (
     MOST_READINGS,
     OF_KEYS,
     Callee,
+    Parameter,
     given_windows,
     parameters_of,
 )
@@ -122,7 +123,7 @@ def inspect_function(
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
-            is_of_keys(text, one.name) for one in found[0][1].parameters if one.role == "mask"
+            is_of_keys(f"{text}\n{helpers}", one.name) for one in found[0][1].parameters if one.role == "mask"
         ),
         "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
         "caps": (*_caps_by_default(found[0][1]), *caps_in(code_of_file(function))),
@@ -193,7 +194,7 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
             replace(one, role="distances", guessed=False)
             if one.guessed and one.name in alike and set(axes[one.name]) <= set(whole)
             else replace(one, role="lengths", guessed=False)
-            if one.guessed and axes.get(one.name) == "B"
+            if axes.get(one.name) == "B" and (one.guessed or _counts_tokens(one))
             else one
             for one in callee.parameters
         )
@@ -202,6 +203,11 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
             taken.append((called, replace(callee, parameters=own)))
         seen.add(roles)
     return taken
+
+
+def _counts_tokens(one: Parameter) -> bool:
+    """Whether an argument that may be left out says how many tokens a text has, by its name."""
+    return one.role is None and re.search("len(gth)?s?$", one.name) is not None
 
 
 def _by_axes(

@@ -19,7 +19,7 @@ _AXES = (
     (
         "L",
         re.compile(
-            r"(1|l|t|n|s|q|i|m|lq|tq|sq|nq|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time|rows|n_?q|"
+            r"(1|l|t|n|s|q|i|m|lq|tq|sq|nq|total\w*|nnz|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time|rows|n_?q|"
             r"(num_?|n_?)?nodes|frames|patches|pixels|items|steps)$"
         ),
     ),

@@ -95,6 +95,7 @@ class _Changes(Syntax):
                     if not isinstance(stop, ast.Constant):  # a loop that ends a step early
                         yield SECOND, self.instead(stop, f"{self.code(stop)} + 1")
             yield from self._of_names(function)
+            yield from self._of_unread(function)
             yield from self._of_factors(function)
             yield from self._of_order(function)
             yield from self._of_lengths(function)
@@ -239,6 +240,8 @@ class _Changes(Syntax):
                 yield SECOND, (end - len(name), end, other)
         for pair in itertools.combinations(node.args, 2):
             yield SECOND, self.exchanged(*pair)
+        if name in ("reshape", "view") and isinstance(node.func, ast.Attribute):
+            yield SECOND, self.instead(node, f"{self.code(node.func.value)}.swapaxes(-1, -2)")
 
     def _negated(self, node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[Likely]:
         """A mask with True for what was False."""
@@ -312,6 +315,18 @@ class _Changes(Syntax):
             text += self.text[at:start] + name
             at = end
         return *whole, text + self.text[at : whole[1]]
+
+    def _of_unread(self, function: ast.FunctionDef) -> Iterator[Likely]:
+        """What a name that nothing reads was meant for: it is added, or multiplies."""
+        names = [one for one in ast.walk(function) if isinstance(one, ast.Name)]
+        known = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        known |= {one.id for one in names if isinstance(one.ctx, ast.Store)}
+        unread = known - {one.id for one in names if isinstance(one.ctx, ast.Load)} - {"self", "_"}
+        returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return)]
+        for value, name in itertools.product(returned, sorted(unread)):
+            if value is not None and not isinstance(value, ast.Tuple):
+                for operator in "+*-/":
+                    yield SECOND, self.instead(value, f"({self.code(value)}) {operator} {name}")
 
     def _of_factors(self, function: ast.FunctionDef) -> Iterator[Likely]:
         """A factor that was forgotten, a square, a root."""

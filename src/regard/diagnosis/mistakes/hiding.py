@@ -104,6 +104,32 @@ def _texts_late(keep: Array) -> Array:
     return np.broadcast_to(rows[:, None] == keys, keep.shape)
 
 
+def _first_token_apart(keep: Array, probe: Probe) -> Array:
+    """The same, and the first token of all belongs to no text; also where there is one text."""
+    if probe.keep is None and not probe.needs_mask:
+        return keep
+    size = probe.sizes
+    labels = np.zeros(size["L"], int), np.zeros(size["S"], int)
+    if probe.keep is not None:
+        found = labels_of(probe.keep)
+        if found is None:
+            return keep
+        labels = found
+    rows, keys = (np.append(-1, own[:-1]) for own in labels)
+    return np.broadcast_to(rows[:, None] == keys, keep.shape)
+
+
+def _texts_late_and_apart() -> Variants:
+    def alone(values: Mapping[str, Array], probe: Probe) -> Any:
+        if probe.has_rules or not probe.needs_mask:
+            return None
+        scaled = values["scores"] * values["scale"]
+        return np.where(_first_token_apart(np.ones(scaled.shape, bool), probe), scaled, -np.inf)
+
+    found = other_visible(_first_token_apart, "mask")
+    return tuple(one | replacing(scaled=alone) for one in found)
+
+
 def _moved_end(step: int) -> Variants:
     """Padding begins a key later, or earlier; also where a required mask hides nothing."""
 
@@ -305,7 +331,7 @@ MASKS: Entries = {
     "texts_begin_late": (
         "the first token of each text is taken for the last of the one before",
         "A border is where the next text begins: searchsorted needs right=True.",
-        _mask(_texts_late, padding=False),
+        _mask(_texts_late, padding=False) + _texts_late_and_apart(),
         BORDERS,
     ),
     "mask_times_infinity": (
