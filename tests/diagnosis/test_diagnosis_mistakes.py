@@ -79,6 +79,8 @@ BY_HAND = {
     "padding_one_key_less",
     "texts_begin_late",
     "stale_context",
+    "default_kept",
+    "distance_rows_out_of_order",
     "batch_elements_mixed",
     "padding_changes_the_output",
     "weights_do_not_add_up",

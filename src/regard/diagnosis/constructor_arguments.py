@@ -226,7 +226,8 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     usual = ODD_HEADS if SLOPES.search(text_of(sys.modules.get(kind.__module__))) else HEADS
     count = heads or (usual if named else 1)
     text = text_of(kind)
-    begins = text_of(kind.__init__) if inspect.isclass(kind) else ""
+    own = [one for one in getattr(kind, "__mro__", ()) if one.__module__ == kind.__module__]
+    begins = "\n".join(text_of(vars(one)["__init__"]) for one in own if "__init__" in vars(one))
     is_bare = begins != "" and not (is_module(kind) or OF_WEIGHTS.search(begins))
     # A head alone has another width than the embeddings, so that a scale by these is seen.
     apart = 2 if count == 1 and any(role_of(name) == "width" for name in names) else 1

@@ -26,6 +26,7 @@ from regard.diagnosis.libraries import LIBRARIES, framework_of
 from regard.diagnosis.packing import (
     unpacked,
     with_borders,
+    with_half_windows,
     with_one_window,
     with_texts_of_both,
     with_two_sides,
@@ -78,7 +79,13 @@ def readings_of_function(
 
 
 # Each makes one argument of several, or of an argument with parts.
-ONE_OF_SEVERAL = (with_borders, with_one_window, with_two_sides, with_texts_of_both)
+ONE_OF_SEVERAL = (
+    with_borders,
+    with_one_window,
+    with_two_sides,
+    with_half_windows,
+    with_texts_of_both,
+)
 
 
 def _function_readings(

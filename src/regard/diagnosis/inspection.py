@@ -123,7 +123,9 @@ def inspect_function(
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
-            is_of_keys(f"{text}\n{helpers}", one.name) for one in found[0][1].parameters if one.role == "mask"
+            is_of_keys(f"{text}\n{helpers}", one.name)
+            for one in found[0][1].parameters
+            if one.role == "mask"
         ),
         "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
         "caps": (*_caps_by_default(found[0][1]), *caps_in(code_of_file(function))),

@@ -129,6 +129,21 @@ def with_two_sides(
     return Packing(function, pack), known
 
 
+def with_half_windows(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> Alternative | None:
+    """A function whose window has half of its keys on either side, as one of keys on each."""
+    one = next((one for one in parameters if role_of(one.name) == "window"), None)
+    if one is None or not re.search(rf"\b{re.escape(one.name)} *// *2\b", text_of(function)):
+        return None
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        count = given.get(one.name)
+        return {**given, one.name: 2 * (count - 1)} if type(count) is int else given
+
+    return Packing(function, pack), [replace(p, keyword=True) for p in parameters]
+
+
 def with_texts_of_both(
     function: Callable[..., Any], parameters: Sequence[Parameter]
 ) -> Alternative | None:

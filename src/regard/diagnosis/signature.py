@@ -5,6 +5,7 @@ Must not call the function, nor know any probe.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -351,10 +352,17 @@ def given_windows(made: str) -> dict[Parameter, int]:
 
 
 def text_of(function: Any) -> str:
-    """The code of a function or class; nothing if it is not known."""
+    """The code of a function, or of a class and those of its file that it inherits from.
+
+    Nothing of what is not known.
+    """
     while isinstance(function, functools.partial):
         function = function.func
-    try:
-        return inspect.getsource(inspect.unwrap(function))
-    except (OSError, TypeError):
-        return ""
+    parts = [function]
+    if inspect.isclass(function):
+        parts = [one for one in function.__mro__ if one.__module__ == function.__module__]
+    found = []
+    for one in parts:
+        with contextlib.suppress(OSError, TypeError):
+            found.append(inspect.getsource(inspect.unwrap(one)))
+    return "\n".join(found)

@@ -356,8 +356,11 @@ class _Changes(Syntax):
         simple = (ast.Assign, ast.AugAssign, ast.Expr, ast.If)
         for node in ast.walk(function):
             body = getattr(node, "body", None)
-            for one, other in itertools.pairwise(body if isinstance(body, list) else []):
-                if isinstance(one, simple) and isinstance(other, simple):
+            body = body if isinstance(body, list) else []
+            loops = isinstance(node, ast.For | ast.While)
+            for place, (one, other) in enumerate(itertools.pairwise(body)):
+                both = isinstance(one, simple) and isinstance(other, simple)
+                if both and (loops or _reads(body[place + 2 :], one)):  # or it has no effect
                     yield THIRD, self.exchanged(one, other)
 
     def _of_lengths(self, function: ast.FunctionDef) -> Iterator[Likely]:
@@ -378,6 +381,14 @@ class _Changes(Syntax):
                 edges = [start, *sorted(alone), end]
                 parts = (self.text[one:other] for one, other in itertools.pairwise(edges))
                 yield FIRST, (start, end, ", dim=-1".join(parts))
+
+
+def _reads(later: Sequence[ast.stmt], one: ast.stmt) -> bool:
+    """Whether later statements read a name that this one gives a value; or it gives none."""
+    names = [part for part in ast.walk(one) if isinstance(part, ast.Name)]
+    given = {part.id for part in names if isinstance(part.ctx, ast.Store)}
+    after = (part for own in later for part in ast.walk(own) if isinstance(part, ast.Name))
+    return not given or any(part.id in given for part in after)
 
 
 def _other_sums(formula: str) -> Iterator[str]:
