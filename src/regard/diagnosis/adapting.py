@@ -37,6 +37,8 @@ class Adapted:
     `__wrapped__` is the function itself, so that its library is found.
     """
 
+    has_table = False  # whether a table of distances is among what is fixed
+
     def __init__(self, function: Callable[..., Any], fixed: Mapping[str, Any], packed: str) -> None:
         self.__wrapped__ = function
         self.__name__ = getattr(function, "__name__", "function")

@@ -16,7 +16,7 @@ from regard.diagnosis.signature import Parameter
 
 FIRST = re.compile(r"\b[bn]\w*\W+c\w*\W+[hw]\w*\W+[hw]\b", re.IGNORECASE)  # B, C, H, W
 LAST = re.compile(r"\b[bn]\w*\W+h\w*\W+w\w*\W+[cd]\w*\b", re.IGNORECASE)  # B, H, W, C
-_INPUTS = "(x|src|tgt|inputs?|identity|residual|shortcut|skip|hidden_states|latents)"
+_INPUTS = "(x|input_tensor|src|tgt|inputs?|identity|residual|shortcut|skip|hidden_states|latents)"
 RESIDUAL = re.compile(
     rf"\+ *{_INPUTS}\b|\b{_INPUTS} *\+(?!=? *(pos|1))|[\w\])] *\+=? *self\.\w*(drop|att|mha)\w*\("
 )
@@ -99,12 +99,15 @@ class AroundAttention:
         return out - x if self.adds else out
 
 
-def around_attention(layer: Any, text: str) -> Iterator[AroundAttention]:
-    """The ways in which a layer may have more around attention, as its code says."""
+def around_attention(layer: Any, text: str, helpers: str) -> Iterator[AroundAttention]:
+    """The ways in which a layer may have more around attention, as its code says.
+
+    `helpers` is the code of the classes that it calls, one of which may add the input.
+    """
     called = text[max(0, text.find("def forward")) :]  # the constructor adds other things
     first = re.match(r"def forward\(\s*self,\s*(\w+)", called)
     x = re.escape(first[1]) if first else "x"
-    adds = RESIDUAL.search(called) is not None
+    adds = RESIDUAL.search(called) is not None or "+ input_tensor" in helpers
     adds |= re.search(rf"return {x} \+ |\+ {x}\s*$", called, re.MULTILINE) is not None
     axes: list[str] = []
     if hasattr(layer, "modules"):

@@ -33,6 +33,7 @@ from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_HALF
 from regard.diagnosis.observations import (
+    adds_numbers,
     adds_positions_to_values,
     depends_on_blocks,
     inverts_integers,
@@ -141,6 +142,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield MASKS_OF_WINDOWS
     if inverts_integers(tested, own.conventions):
         yield INTEGER_MASK
+    if adds_numbers(tested, own.conventions):
+        yield MASK_ADDED
     if keeps_context(tested, own.conventions[0]):
         yield STALE_CONTEXT
     if keeps_default(tested, own.conventions[0]):

@@ -133,8 +133,8 @@ def constructor_arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict
         elif required and value is None:
             value = _by_annotation(one, sizes, kind)
             arguments[one.name] = value
-        elif own_sizes and is_pair(one.name, one.default):
-            arguments[one.name] = one.default
+        elif is_pair(one.name, one.default) if own_sizes else role_of(one.name) == "window":
+            arguments[one.name] = one.default  # what it is has to be known
         elif required or type(value) is float or (own_sizes and _may_change(one, value)):
             arguments[one.name] = value
     return arguments

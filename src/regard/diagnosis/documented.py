@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 # B: texts, heads or images that have nothing to do with each other. T: what is attended to.
-_WORD = r"(?:[A-Za-z_]\w*'?|1)"
+_WORD = r"(?:[A-Za-z_]\w*'?|\d+)"
 _PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
 _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
 _BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|n_?windows|n_?seq|samples)$")
@@ -44,7 +44,7 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
     for name in names:
         one = re.escape(name)
         said = (
-            rf"(?<![\w.]){one}\b(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?[\w ,/&`]{{0,40}}?"
+            rf"(?<![\w.]){one}\b(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?[\w ,/&`\"']{{0,40}}?"
             rf"\s*(?::|=|-)?\s*(?:[a-z ]{{3,40}},\s*)?(?:optional,? |of )?(?:shape )?(?<!\w)"
             rf"[(\[]\s*({_LIST})\s*[)\]]"
         )
@@ -78,6 +78,8 @@ def axes_of_all(text: str) -> tuple[str, ...]:
 
 def _are_axes(words: Sequence[str], name: str) -> bool:
     """Whether words may be axes: not those of a call, as in f(q, k, v), nor of x[None, None]."""
+    if all(word.isdigit() for word in words):  # an example
+        return False
     return name not in words and not {"None", "self", "dtype", "int", "float"} & {*words}
 
 

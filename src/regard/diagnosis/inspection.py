@@ -59,10 +59,10 @@ from regard.diagnosis.wording import (
     CAUSAL,
     COSINE,
     LINEAR,
-    NORM_FIRST,
     caps_in,
     inverts_mask,
     meant_in,
+    place_of_norm,
     said_scale,
     says_added,
 )
@@ -136,7 +136,7 @@ def inspect_function(
         "unused": unused_layers(function),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": TURNED.search(text) is not None,
-        "norm_first": NORM_FIRST.search(f"{said}\n{helpers}") is not None,
+        "norm_place": place_of_norm(f"{said}\n{helpers}"),
         "says_causal": CAUSAL.search(text + helpers) is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
         "axes": letters_of(axes) or {},
@@ -146,11 +146,16 @@ def inspect_function(
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
     found = _by_their_axes(found, own["axes"])
-    if turns_rows(text):
-        found = [
-            (called, replace(one, has_positions=one.has_positions or _keeps_rows(one)))
-            for called, one in found
-        ]
+    turns = turns_rows(text)
+    found = [
+        (
+            called,
+            replace(one, has_positions=True)
+            if getattr(called, "has_table", False) or (turns and _keeps_rows(one))
+            else one,
+        )
+        for called, one in found
+    ]
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function

@@ -58,13 +58,19 @@ def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) ->
         yield from _of_tokens(tested, convention)
     elif not convention.one_query:
         yield from _of_identity(tested, convention, _keys(tested), unit)
-        means = tested.callee.says_causal and "causal" not in tested.callee.roles
+        means = _hides_by_itself(tested)
         seen = _seeing_the_last(tested, convention) if means else None
         if seen is not None and seen[:-1].any():
             text = f"the last key changes the output of query {seen.argmax()} of {len(seen)}"
             yield Fact(text, "later_tokens_seen")
         yield from _mixing(tested, convention)
         yield from _of_length(tested, convention, unit)
+
+
+def _hides_by_itself(tested: FunctionUnderTest) -> bool:
+    """Whether a text mentions a causal rule, without a flag or a needed mask for it."""
+    callee = tested.callee
+    return callee.says_causal and "causal" not in callee.roles and not callee.needs_mask
 
 
 def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | None:
@@ -317,8 +323,8 @@ def _of_tokens(tested: FunctionUnderTest, convention: Convention) -> Iterator[Fa
                 "batch_elements_mixed",
             )
     if is_causal(tested, convention) is False and tested.callee.says_causal:
-        no_flag = "causal" not in tested.callee.roles
-        yield Fact("the last token changes the output of the first", "later_tokens_seen" * no_flag)
+        broken = "later_tokens_seen" * _hides_by_itself(tested)
+        yield Fact("the last token changes the output of the first", broken)
     if order_matters(tested, convention):
         yield Fact(
             "the order of earlier tokens changes what the last one gets: look for positions, a "

@@ -40,6 +40,7 @@ from regard.diagnosis.signature import (
     with_roles,
 )
 from regard.diagnosis.source import (
+    code_called,
     code_of,
     turns_rows,
 )
@@ -108,7 +109,7 @@ def readings_of_object(
             kept := with_cache_object(own if callable(own) else called, called, known, heads)
         ):
             (target, known), remembers = kept, True
-        if around := [*around_attention(own, code_of(thing))]:
+        if around := [*around_attention(own, code_of(thing), code_called(thing))]:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role
             known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
         if not roles and (tabled := from_tables(target, known)) is not None:

@@ -147,14 +147,19 @@ def findings(tested: FunctionUnderTest) -> Iterator[Finding]:
 
 
 def lines_never_run(tested: FunctionUnderTest) -> Iterator[Finding]:
-    """The statements of the function's file that no call has run, each part with its condition."""
+    """The statements of the function's file that no call has run, each part with its condition.
+
+    Those of an option for which nothing was tried have another name.
+    """
     name = f"lines of {tested.calls} calls"
     (seen,) = tested.put(Question(name, ({},), reading=tested.callee.number, looks="lines"))
     run = {int(line) for one in seen.arrays if one.numbers is not None for line in one.numbers}
-    for first, last, condition in never_run(tested.callee.blocks, run):
+    given = _given(tested)
+    for first, last, condition, arguments in never_run(tested.callee.blocks, run):
         lines = f"line {first}" if first == last else f"lines {first} to {last}"
         where = safe_text(condition.removesuffix(":"), 80)
-        yield Finding("not_run", f"{lines} never ran, where {where}: nothing is known of them")
+        text = f"{lines} never ran, where {where}: nothing is known of them"
+        yield Finding("not_run" if arguments <= given else "option_not_run", text)
 
 
 def never_given(tested: FunctionUnderTest) -> list[str]:
@@ -167,11 +172,17 @@ def never_given(tested: FunctionUnderTest) -> list[str]:
     }
     if tested.callee.remembers or any(probe.chunks for _, probe in tested.answers):
         own -= {p.name for p in tested.callee.parameters if "cache" in (p.role or "")}
-    for convention, probe in list(tested.answers) if own else ():
+    return sorted(own - _given(tested)) if own else []
+
+
+def _given(tested: FunctionUnderTest) -> set[str]:
+    """The parameters that had a value in some call."""
+    found = set[str]()
+    for convention, probe in tested.answers:
         with contextlib.suppress(NotOfferedError):
             given = arguments_for(tested.callee, convention, probe)
-            own -= {name for name, value in given.items() if value is not None}
-    return sorted(own)
+            found |= {name for name, value in given.items() if value is not None}
+    return found
 
 
 def _has_other_weights(
@@ -218,6 +229,8 @@ def keeps_default(tested: FunctionUnderTest, convention: Convention) -> bool:
 def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:
     """Whether normalisations reach the input that is "added", or not each "part" of attention.
 
+    Or not the "sum" of both, where the text says that it is normalised.
+
     With F the layer, A(x) = F(x) − x and every normalisation doubled, it computes c·(x + b·A(a·x)),
     where a, b and c are 1 or 2 for each normalisation before attention, after it and at the end.
     """
@@ -225,7 +238,7 @@ def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:
     names = [one for one in callee.without if one != "residual" and not WITHIN.search(one)]
     if "residual" not in callee.without or callee.roles.keys() & {"context", "query"}:
         return ""
-    if not names or not callee.norm_first:
+    if not names or not callee.norm_place:
         return ""
     probe = next((p for p in tested.probes_for(convention) if not p.has_rules), None)
     if probe is None or "embeddings" not in probe.inputs:
@@ -243,6 +256,8 @@ def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:
     def is_whole(expected: Array) -> bool:
         return agrees(whole, expected, 8 * probe.tolerance(UNITS["float32"]))
 
+    if callee.norm_place == "last":
+        return "sum" if is_whole(rows + 2 * parts[1]) else ""
     factors = itertools.product((1, 2, 4), repeat=3)
     if any(is_whole(c * (rows + b * parts[a])) for a, b, c in factors):
         return ""
@@ -281,12 +296,31 @@ def masks_of_windows_misplaced(tested: FunctionUnderTest, convention: Convention
 
 def inverts_integers(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> bool:
     """Whether a mask of integers that the code inverts by ~ is another one than that of truths."""
-    for convention in conventions if tested.callee.inverts_mask else ():
+    return tested.callee.inverts_mask and _differs_for(tested, conventions, np.int64)
+
+
+def adds_numbers(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> bool:
+    """Whether a mask that is said to hold 1.0 and 0.0 is another one than that of truths."""
+    role = mask_role(tested.callee)
+    if role is None or not tested.callee.mask_means:
+        return False
+    name = re.escape(tested.callee.roles[role].name)
+    said = re.compile(rf"\b{name}\b[^\n]*\bfloat|\b{name}\b[^\n]*\b1\.0\b")
+    if not any(said.search(text) for _, text in tested.callee.blocks):
+        return False
+    return _differs_for(tested, conventions, np.float64)
+
+
+def _differs_for(
+    tested: FunctionUnderTest, conventions: Sequence[Convention], kind: type[np.number[Any]]
+) -> bool:
+    """Whether a mask of truths is another one if it is handed over as numbers of a kind."""
+    for convention in conventions:
         for probe, name, given in _with_masks(tested, convention, "mask", "key mask"):
             if np.asarray(given[name]).dtype != bool:
                 continue
-            integers = {**given, name: np.asarray(given[name]).astype(np.int64)}
-            one, two = (_returned(tested, convention, x) for x in (given, integers))
+            numbers = {**given, name: np.asarray(given[name]).astype(kind)}
+            one, two = (_returned(tested, convention, x) for x in (given, numbers))
             if one is not None and two is not None:
                 return not agrees(one, two, probe.tolerance(UNITS["float32"]))
     return False

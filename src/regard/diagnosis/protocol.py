@@ -202,7 +202,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "says_pieces": callee.says_pieces,
                 "said_scale": callee.said_scale,
                 "sharpness": callee.sharpness,
-                "norm_first": callee.norm_first,
+                "norm_place": callee.norm_place,
                 "says_causal": callee.says_causal,
                 "says_added": callee.says_added,
                 "says_cosine": callee.says_cosine,
@@ -278,11 +278,11 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(content["window_means"] in ("", "inclusive", "exclusive"))
     _need(content["causal_aligns"] in ("", "end", "start"))
     _need(content["sharpness"] is None or type(content["sharpness"]) is float)
+    _need(content["norm_place"] in ("", "first", "last"))
     _need(content["said_scale"] in ("", "none", "width"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
     flags = (
         *kinds,
-        "norm_first",
         "says_causal",
         "says_added",
         "says_pieces",
@@ -326,6 +326,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         "key_mask_means",
         "window_means",
         "causal_aligns",
+        "norm_place",
         "said_scale",
         "sharpness",
     )

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.diagnosis.changed_text import Block, parsed
 
@@ -62,8 +62,17 @@ def lines_of(code: CodeType) -> set[int]:
     return {line for _, _, line in code.co_lines() if line} - {code.co_firstlineno}
 
 
-def never_run(blocks: Sequence[Block], run: set[int]) -> Iterator[tuple[int, int, str]]:
-    """The first and last lines of the statements that never ran, and the condition above them.
+class Unrun(NamedTuple):
+    """Statements that never ran: their first and last lines, and the condition above them."""
+
+    first: int
+    last: int
+    condition: str
+    arguments: frozenset[str]  # of the function that they belong to, in the condition
+
+
+def never_run(blocks: Sequence[Block], run: set[int]) -> Iterator[Unrun]:
+    """The parts of some code of which no line ran.
 
     Only functions that ran are looked at; what refuses a call, or is of training, is left out.
     """
@@ -71,15 +80,17 @@ def never_run(blocks: Sequence[Block], run: set[int]) -> Iterator[tuple[int, int
         tree = parsed("\n" * (first - 1) + text)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and any(_has_run(one, run) for one in node.body):
-                yield from _parts_never_run(node.body, run, "")
+                known = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+                for first, last, condition in _parts_never_run(node.body, run, ""):
+                    words = set(re.findall(r"\w+", condition))
+                    yield Unrun(first, last, condition, frozenset(known & words))
 
 
 def _parts_never_run(
     body: Sequence[ast.stmt], run: set[int], condition: str
 ) -> Iterator[tuple[int, int, str]]:
     if body and condition and not any(_has_run(one, run) for one in body):
-        computes = any(not isinstance(one, REFUSES) and not _only_says(one) for one in body)
-        if computes and not APART.search(condition):
+        if any(map(_computes, body)) and not APART.search(condition):
             yield body[0].lineno, body[-1].end_lineno or body[-1].lineno, condition
         return
     for one in body:
@@ -89,6 +100,13 @@ def _parts_never_run(
             yield from _parts_never_run(one.orelse, run, f"not ({test})")
         elif isinstance(one, ast.For | ast.While | ast.With):
             yield from _parts_never_run(one.body, run, ast.unparse(one).split("\n")[0])
+
+
+def _computes(statement: ast.stmt) -> bool:
+    """Whether a statement does more than refuse a call, or say something."""
+    if isinstance(statement, ast.If):
+        return any(map(_computes, (*statement.body, *statement.orelse)))
+    return not isinstance(statement, REFUSES) and not _only_says(statement)
 
 
 def _has_run(statement: ast.stmt, run: set[int]) -> bool:

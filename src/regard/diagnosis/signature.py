@@ -106,12 +106,12 @@ class Callee:
     says_pieces: bool = False  # whether its text lets several tokens follow those in a cache
     says_linear: bool = False  # whether its name or its text mentions linear attention
     says_transposed: bool = False  # whether its weights are stored as (out, in), by a name
-    norm_first: bool = False  # whether its text says that its input is normalised before attention
+    norm_place: str = ""  # first or last: whether the input is normalised, or the sum with it
     says_causal: bool = False  # whether its text mentions a causal rule
     says_cosine: bool = False  # whether its text normalises vectors, or mentions the cosine
     meant: tuple[str, ...] = ()  # names of mistakes that its text says are meant
     says_added: bool = False  # whether its text says that a mask is added to the scores
-    sharpness: float | None = None  # the logarithm of what multiplies its cosines, as it is learned
+    sharpness: float | None = None  # the logarithm of what multiplies its cosines, if learned
     said_scale: str = ""  # none or width: what its text says in place of the root of D
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
     key_mask_means: str = ""  # the same of a mask of padded keys beside another mask

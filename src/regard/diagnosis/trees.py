@@ -23,6 +23,8 @@ from regard.diagnosis.caches import annotated, fields_of
 from regard.diagnosis.construction import GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
 from regard.diagnosis.documented import documented_axes
+from regard.diagnosis.einsums import HEADS as HEAD_AXIS
+from regard.diagnosis.einsums import WIDTHS as WIDTH_AXIS
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, text_of
@@ -40,6 +42,11 @@ BY_HEAD = re.compile(
     r"head 0\b[^.]{0,90}\bhead 1\b|per[- ]head \[ *q",
     re.IGNORECASE,
 )
+TABLE = re.compile("rel|table|alibi|position|pos_", re.IGNORECASE)
+LETTERS = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
+MODEL_AXIS = re.compile("d_?model|embed(_dim)?|dim|e|c|m|hidden(_size)?|model|width")
+Sizes = Mapping[str, int]
+Parts = dict[str, Array]
 # Factors, which are 1 where nothing is learned.
 ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
 FEWER_KEYS = re.compile(r"kv_?h|n_?kv|kh\b|gqa|mqa|grouped|group_size|groups?\b", re.IGNORECASE)
@@ -251,18 +258,23 @@ def _weighed(
     entries |= {name: made[name] for name in code.rest if name in made}
     for name in code.learned:
         entries[name] = _in_library(weights[LATENTS], framework)
+    counts = {p.name: p.default for p in parameters if type(p.default) is int}
+    beside = _beside(function, kind, code, counts)
+    for name, array in beside.items():
+        own = array if framework == "numpy" else array.astype(np.float32)
+        entries.setdefault(name, _in_library(own, framework))
     whole: Any = Tree(entries, by_role)
     if code.unpacked and all(one in entries for one in code.unpacked):
         whole = tuple(entries[one] for one in code.unpacked)
     elif kind is not None:
-        neutral = _neutral(kind, code, exact=framework == "numpy").items()
-        whole |= {n: _in_library(one, framework) for n, one in neutral if n not in whole}
         whole = _made(kind, whole)
     elif framework == "jax":
         _as_pytree()
     rest = [replace(one, keyword=True) for one in parameters if one is not tree]
     known = form.axes or form.groups < HEADS
-    return Adapted(function, {tree.name: whole}, ""), rest, weights, HEADS if known else None
+    adapted = Adapted(function, {tree.name: whole}, "")
+    adapted.has_table = any(map(TABLE.search, beside))
+    return adapted, rest, weights, HEADS if known else None
 
 
 def _weighed_apart(
@@ -360,25 +372,41 @@ def _as_pytree() -> None:
 # --- NamedTuples and dataclasses ------------------------------------------------------------------
 
 
-def _neutral(kind: Any, code: _Code, *, exact: bool) -> dict[str, Array]:
-    """What changes nothing for other fields whose axes are documented: open gates, ones, zeros."""
-    words = documented_axes(text_of(kind), [*fields_of(kind)])
-    letters = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
-    sizes = {
-        word: letters[axis]
-        for name, axes in code.axes.items()
-        if len(axes) == len(words.get(name, ()))
-        for word, axis in zip(words[name], axes, strict=True)
-        if axis in letters
-    }
+def _beside(function: Callable[..., Any], kind: Any, code: _Code, sizes: Sizes) -> Parts:
+    """What other entries of a tree may be, if their axes are known: by einsums, or as documented.
+
+    Gates are open, factors 1, tables drawn, and all else is 0.
+    """
+    names = [*fields_of(kind)] if kind is not None else code.rest
+    words = documented_axes(f"{text_of(kind)}\n{code_of_file(function)}", [*names, *code.names])
+    sizes = dict(sizes)
+    for name, axes in code.axes.items():
+        if len(axes) == len(words.get(name, ())):
+            own = zip(words[name], axes, strict=True)
+            sizes |= {word: LETTERS[axis] for word, axis in own if axis in LETTERS}
     found = {}
-    for name, own in words.items():
-        if name not in code.names and all(one in sizes for one in own):
-            bias = re.search("(^b|_b|bias)$", name) is not None
-            fill = 100.0 * bias if GATE_LAYER.search(name) else float(bool(ONES.search(name)))
-            dtype = np.float64 if exact else np.float32
-            found[name] = np.full([sizes[one] for one in own], fill, dtype)
+    for name in names:
+        axes = axes_in_einsums(function).get(name, "")
+        shape = [LETTERS[one] for one in axes if one in LETTERS]
+        if len(shape) != len(axes) or not axes:
+            own_words = words.get(name, ())
+            shape = [sizes.get(one) or _size_named(one) for one in own_words]
+        is_gate, is_bias = GATE_LAYER.search(name), re.search("(^b|_b|bias)$", name)
+        shape = [HEADS, LETTERS["D"]] if is_gate and is_bias and not shape else shape
+        if name in code.names or not shape or not all(shape):
+            continue
+        drawn = np.random.default_rng(len(name)).normal(size=shape)
+        filled = 100.0 * bool(is_bias) if is_gate else float(bool(ONES.search(name)))
+        found[name] = drawn if TABLE.search(name) else np.full(shape, filled)
     return found
+
+
+def _size_named(word: str) -> int:
+    """The length of an axis with such a name; 0 if that is not known."""
+    if word.isdigit():
+        return int(word)
+    kinds = (HEAD_AXIS, HEADS), (WIDTH_AXIS, LETTERS["D"]), (MODEL_AXIS, WIDTH)
+    return next((size for kind, size in kinds if kind.fullmatch(word.lower())), 0)
 
 
 def _made(kind: Any, tree: Any) -> Any:

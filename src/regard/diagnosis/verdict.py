@@ -79,6 +79,7 @@ SAID_OF_LENGTH = re.compile(
     re.IGNORECASE,
 )
 GUESS_SECONDS = 2.0  # of the search, where roles are guesses and the axes of all are documented
+MOST_PARTS = 8  # of a file that never ran, which are shown
 READINGS_SECONDS = 2.0  # after these no other way of reading a function is judged
 
 
@@ -167,11 +168,12 @@ def diagnose(
 def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:
     """The same verdict, which says of which lines it says nothing."""
     parts = list(lines_never_run(tested))
-    if not parts:
+    found = replace(found, findings=(*found.findings, *parts[:MOST_PARTS]))
+    which = [one.text.split(" never")[0] for one in parts if one.name == "not_run"]
+    if not which:
         return found
-    which = " and ".join(one.text.split(" never")[0] for one in parts[:3])
-    summary = f"{found.summary}; {which}{' and more' * (len(parts) > 3)} never ran"
-    return replace(found, summary=summary, findings=(*found.findings, *parts))
+    more = " and more" * (len(which) > 3)
+    return replace(found, summary=f"{found.summary}; {' and '.join(which[:3])}{more} never ran")
 
 
 def _scores_are_seen(tested: FunctionUnderTest) -> bool:

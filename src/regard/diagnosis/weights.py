@@ -51,7 +51,7 @@ Read = tuple[Weights, "int | None"]
 def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     """Every way to read the weights of an object, as x @ W: the likeliest first."""
     stated = heads or head_count(thing)
-    layers = _without_bottlenecks([*_layers(thing)])
+    layers = _without_bottlenecks([one for one in _layers(thing) if one[2].size > 1])
     groups = _number(thing, "key_heads") or _groups_beside(layers, stated)
     found: list[Weights] = []
     per_head: list[int] = []
@@ -261,12 +261,20 @@ def _named(
 ) -> Weights:
     """The projections by the names of layers; those of single heads are put side by side."""
     found: dict[str, list[Array]] = {}
-    for path, _, weight, bias in layers:
-        role = _role(path)
-        order = fused_order(path.split(".")[-1])
+    orders = {path: fused_order(path.split(".")[-1]) for path, *_ in layers}
+    joined_rows = {
+        path
+        for path, layer, weight, _ in layers
+        if weight.ndim == 2 and layer is None and orders[path]
+        if len(weight) == len(orders[path]) * weight.shape[1]
+    }
+    for path, layer, weight, bias in layers:
+        role, order = _role(path), orders[path]
+        # Where rows of arrays are what is joined, each is (out, in), as in torch.
+        if path in joined_rows or (joined_rows and layer is None and weight.ndim == 2):
+            weight = weight.T
         if order:
             is_bias = weight.ndim == 1
-            weight = weight.T if path.endswith("in_proj_weight") else weight
             for array, kind in ((weight, "b_" if is_bias else "W_"), (bias, "b_")):
                 if array is not None:
                     for letter, part in _unpacked(order, array, heads, groups):

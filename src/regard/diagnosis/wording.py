@@ -35,10 +35,13 @@ COSINE = re.compile(
     r"\.norm\(|qk[-_ ]?norm|\brms|rsqrt",
     re.IGNORECASE,
 )
-# What a layer's text says where the input is normalised before attention, and not after it.
-NORM_FIRST = re.compile(
+# What a layer's text says where its input is normalised before attention, and where their sum is.
+_NORM_FIRST = re.compile(
     r"\bpre[- _]?(layer)?(norm|ln)|norm[_ ]?first|\b\w+ \+ [\w.]+\((ln|layer_?norm|rms_?norm|norm)",
     re.IGNORECASE,
+)
+_NORM_LAST = re.compile(
+    r"\bpost[- _]?(layer)?(norm|ln)\b|normali[sz]es? the(ir)? sum|add (&|and) norm", re.IGNORECASE
 )
 _RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)
 _SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
@@ -83,6 +86,17 @@ def meant_in(text: str, called: str = "") -> tuple[str, ...]:
     found += ["later_tokens_seen"] * (_RULE.search(text) is None)
     found += ["weights_do_not_add_up"] * (_SHARES.search(text + called) is None)
     return tuple(dict.fromkeys(found))
+
+
+def place_of_norm(text: str) -> str:
+    """Whether a layer normalises its input first, or last the sum with it; nothing if not said.
+
+    >>> place_of_norm("pre-norm block"), place_of_norm("post-LN, as in the original")
+    ('first', 'last')
+    """
+    if _NORM_FIRST.search(text):
+        return "first"
+    return "last" if _NORM_LAST.search(text) else ""
 
 
 def inverts_mask(text: str, names: Sequence[str]) -> bool:

@@ -244,6 +244,12 @@ CALLS: Entries = {
         (),
         ("h = norm(x); x = x + attention(h, h, h)", "h = self.norm(x); x = x + self.attn(h, h, h)"),
     ),
+    "norm_before_the_sum": (
+        "what attention returns is normalised, and the input is added after that",
+        "A layer that normalises last does so with the sum, so that its rows have one length.",
+        (),
+        ("x = norm(x + attention(x))", "x = self.norm(x + self.attention(x))"),
+    ),
     "layer_unused": (
         "a layer or a parameter is made and never read",
         "What it was made for is missing, or another one is used twice.",
@@ -269,6 +275,7 @@ BLOCKS_MATTER = _BY_NAME["blocks_change_the_output"]
 QUERIES_FROM_CONTEXT = _BY_NAME["queries_from_context"]
 POSITIONS_IN_VALUES = _BY_NAME["positions_in_values"]
 OF_NORMS = {"added": _BY_NAME["normalised_input_added"], "part": _BY_NAME["norm_misses_a_part"]}
+OF_NORMS["sum"] = _BY_NAME["norm_before_the_sum"]
 LAYER_UNUSED = _BY_NAME["layer_unused"]
 POSITIONS_UNUSED = _BY_NAME["positions_unused"]
 TOKENS_MISPLACED = _BY_NAME["tokens_misplaced_in_a_cache"]
