@@ -280,7 +280,6 @@ class Pairs:
         )
 
     def __call__(self, x):
-        T, B, E = x.shape
         q, k, v = (
             heads_of((x @ w.T + b).swapaxes(0, 1), self.heads)
             for w, b in (self.q_proj, self.k_proj, self.v_proj)
@@ -611,7 +610,7 @@ def modules():
 
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize(
-    "place, name",
+    ("place", "name"),
     [
         (0, ""),
         (1, "normalised_input_added"),

@@ -80,6 +80,8 @@ BY_HAND = {
     "texts_begin_late",
     "stale_context",
     "default_kept",
+    "fused_columns_misread",
+    "norm_before_the_sum",
     "distance_rows_out_of_order",
     "batch_elements_mixed",
     "padding_changes_the_output",

@@ -37,6 +37,7 @@ class Adapted:
     `__wrapped__` is the function itself, so that its library is found.
     """
 
+    by_head: bool | None = None  # whether a fused matrix has one head's columns after another's
     has_table = False  # whether a table of distances is among what is fixed
 
     def __init__(self, function: Callable[..., Any], fixed: Mapping[str, Any], packed: str) -> None:

@@ -17,6 +17,7 @@ from regard.diagnosis.measured import is_causal
 from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.mistakes.calls import (
     BLOCKS_MATTER,
+    COLUMNS_MISREAD,
     DEFAULT_KEPT,
     DROPOUT_LEFT_ON,
     INTEGER_MASK,
@@ -121,6 +122,9 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         return
     if own.built_in.added is not None and own.built_in.added.fault:
         yield all_mistakes()[own.built_in.added.fault]
+    said, by_head = tested.callee.columns_said, tested.callee.by_head
+    if by_head is not None and said == ("parts" if by_head else "heads"):
+        yield COLUMNS_MISREAD
     if name := _wrong_window(tested, own):
         yield all_mistakes()[name]
     if tested.callee.has_positions and not (own.built_in.positions or own.built_in.added):

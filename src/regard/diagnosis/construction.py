@@ -10,7 +10,7 @@ import copy
 import inspect
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -256,7 +256,7 @@ def without(thing: Any) -> list[str]:
     if not hasattr(thing, "named_modules"):
         return [name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name)]
     parts = thing.named_modules()
-    left_out = (
+    left_out: Iterable[str] = (
         n for n, part in parts if NORM.search(type(part).__name__) or FEED_FORWARD.search(n)
     )
     tables = (n for n, _ in thing.named_parameters() if OF_VALUES.search(n))

@@ -68,6 +68,8 @@ def assumptions(tested: FunctionUnderTest, convention: Convention) -> list[str]:
     told = stated.causal in ("start", "end") or callee.causal_aligns
     if convention.aligned == "start" and causal and not told:
         found.append("causal aligns the first query with the first key")
+    if callee.by_head and not callee.columns_said:
+        found.append("a fused projection has the columns of one head after the other")
     told = stated.window is not None or callee.window_means
     if convention.window_extra and "window" in roles and not told:
         found.append("the window does not count the query's own key")

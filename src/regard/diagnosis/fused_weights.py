@@ -5,6 +5,7 @@ Side by side in one matrix, or with their bias in a dictionary. Must not know an
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -40,22 +41,31 @@ def with_fused_weights(
     ]
     rest = [replace(one, keyword=True) for one in parameters if one.name not in parts]
 
-    def pack(axis: int, given: dict[str, Any]) -> dict[str, Any]:
+    count = next((p.name for p in parameters if role_of(p.name) == "heads"), "")
+
+    def pack(axis: int, by_head: bool, given: dict[str, Any]) -> dict[str, Any]:
+        heads = given.get(count) if by_head else None
         packed = {}
         for name, own in parts.items():
             taken = {role: given.pop(f"{name}_{role}") for role in _with_biases(own, leaves[name])}
-            whole = _whole([taken[role] for role in own], axis)
+            whole = _whole([taken[role] for role in own], axis, heads)
             if leaves[name]:
                 bias = [one for role, one in taken.items() if role[:2] == "b_"]
                 entries = {leaf: whole for leaf in leaves[name] if leaf in WEIGHT_LEAVES}
                 if bias:
                     of_bias = (leaf for leaf in leaves[name] if leaf in BIAS_LEAVES)
-                    entries |= dict.fromkeys(of_bias, _whole(bias, -1))
+                    entries |= dict.fromkeys(of_bias, _whole(bias, -1, heads))
                 whole = entries
             packed[name] = whole
         return given | packed
 
-    return [(Packing(function, partial(pack, axis)), [*rest, *inner]) for axis in (-1, 0)]
+    found: list[Alternative] = []
+    several = any(len(own) == 3 for own in parts.values())
+    for by_head, axis in itertools.product((False, True)[: 1 + (several and bool(count))], (-1, 0)):
+        packing = Packing(function, partial(pack, axis, by_head))
+        packing.by_head = by_head
+        found.append((packing, [*rest, *inner]))
+    return found
 
 
 def _parts_of(name: str) -> Iterator[str]:
@@ -78,7 +88,15 @@ def _with_biases(roles: Sequence[str], leaves: Sequence[str]) -> list[str]:
     return [*roles, *(role.replace("W_", "b_") for role in roles if has_bias)]
 
 
-def _whole(arrays: Sequence[Any], axis: int) -> Any:
+def _whole(arrays: Sequence[Any], axis: int, heads: int | None) -> Any:
+    """Weights or biases side by side; those of one head after the other, if so many are given."""
     if len(arrays) == 1:
         return arrays[0]
-    return joined(arrays, axis if np.ndim(arrays[0]) > 1 else -1)
+    axis = axis if np.ndim(arrays[0]) > 1 else -1
+    if not heads:
+        return joined(arrays, axis)
+    if axis == 0:
+        parts = [one.reshape(heads, 1, -1, one.shape[-1]) for one in arrays]
+        return joined(parts, 1).reshape(-1, arrays[0].shape[-1])
+    lead = arrays[0].shape[:-1]
+    return joined([one.reshape(*lead, heads, 1, -1) for one in arrays], -2).reshape(*lead, -1)

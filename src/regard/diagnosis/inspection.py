@@ -60,6 +60,7 @@ from regard.diagnosis.wording import (
     COSINE,
     LINEAR,
     caps_in,
+    columns_said,
     inverts_mask,
     meant_in,
     place_of_norm,
@@ -68,6 +69,8 @@ from regard.diagnosis.wording import (
 )
 from regard.errors import OptionError, safe_text
 
+# Names of learned numbers for distances.
+OF_DISTANCES = re.compile("table|rel|bias|distance|bucket|pos", re.IGNORECASE)
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
 TURNED = re.compile(r"(in|out)_proj_weight|\b[wW]_?[qkvo] @ x\b", re.IGNORECASE)
 
@@ -118,8 +121,9 @@ def inspect_function(
     said = f"{name}\n{text}\n{documentation_of_file(function)}"
     axes = documented_axes(text, [one.name for one in found[0][1].parameters])
     if not axes and (alike := axes_of_all(helpers)):
-        roles = found[0][1].roles
-        axes = {roles[one].name: alike for one in ("query", "key", "value") if one in roles}
+        own_roles = found[0][1].roles
+        arrays = (own_roles[one] for one in ("query", "key", "value") if one in own_roles)
+        axes = {one.name: alike for one in arrays}
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
@@ -136,6 +140,7 @@ def inspect_function(
         "unused": unused_layers(function),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": TURNED.search(text) is not None,
+        "columns_said": columns_said(code_of_file(function)),
         "norm_place": place_of_norm(f"{said}\n{helpers}"),
         "says_causal": CAUSAL.search(text + helpers) is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
@@ -150,9 +155,9 @@ def inspect_function(
     found = [
         (
             called,
-            replace(one, has_positions=True)
-            if getattr(called, "has_table", False) or (turns and _keeps_rows(one))
-            else one,
+            replace(one, has_positions=True, by_head=getattr(called, "by_head", None))
+            if getattr(called, "has_table", "table" in one.roles) or (turns and _keeps_rows(one))
+            else replace(one, by_head=getattr(called, "by_head", None)),
         )
         for called, one in found
     ]
@@ -200,6 +205,8 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
         own = tuple(
             replace(one, role="distances", guessed=False)
             if one.guessed and one.name in alike and set(axes[one.name]) <= set(whole)
+            else replace(one, role="table", guessed=False)
+            if one.guessed and _is_table(one.name, axes)
             else replace(one, role="lengths", guessed=False)
             if axes.get(one.name) == "B" and (one.guessed or _counts_tokens(one))
             else one
@@ -210,6 +217,12 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
             taken.append((called, replace(callee, parameters=own)))
         seen.add(roles)
     return taken
+
+
+def _is_table(name: str, axes: Mapping[str, str]) -> bool:
+    """Whether an argument has a row for each distance, by its name and its axes."""
+    own = axes.get(name, "")
+    return len(own) == 2 and not {"B", "T"} & {*own} and OF_DISTANCES.search(name) is not None
 
 
 def _counts_tokens(one: Parameter) -> bool:

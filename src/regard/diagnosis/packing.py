@@ -46,6 +46,8 @@ class Packing:
     `__wrapped__` is the function itself, so that its library is found.
     """
 
+    by_head: bool | None = None  # whether a fused matrix has one head's columns after another's
+
     def __init__(
         self,
         function: Callable[..., Any],

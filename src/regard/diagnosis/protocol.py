@@ -203,6 +203,8 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "said_scale": callee.said_scale,
                 "sharpness": callee.sharpness,
                 "norm_place": callee.norm_place,
+                "columns_said": callee.columns_said,
+                "by_head": callee.by_head,
                 "says_causal": callee.says_causal,
                 "says_added": callee.says_added,
                 "says_cosine": callee.says_cosine,
@@ -278,6 +280,8 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(content["window_means"] in ("", "inclusive", "exclusive"))
     _need(content["causal_aligns"] in ("", "end", "start"))
     _need(content["sharpness"] is None or type(content["sharpness"]) is float)
+    _need(content["by_head"] in (None, True, False))
+    _need(content["columns_said"] in ("", "heads", "parts"))
     _need(content["norm_place"] in ("", "first", "last"))
     _need(content["said_scale"] in ("", "none", "width"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
@@ -327,6 +331,8 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         "window_means",
         "causal_aligns",
         "norm_place",
+        "columns_said",
+        "by_head",
         "said_scale",
         "sharpness",
     )

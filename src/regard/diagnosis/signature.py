@@ -31,9 +31,9 @@ from regard.errors import OptionError, safe_text
 DIFFERENTIATED = ("query", "key", "key_t", "value", "x", "context", "cache_k", "cache_v")
 # Every role that a user may state.
 ROLES = {*NAMES, *BACKWARD_NAMES, "keep01", "hide01", "add"}
-# And those that a parameter gets beside them: keys that are values too, and a matrix between
-# queries and keys.
-ROLES_GIVEN = ROLES | {"key_value", "between"}
+# And those that a parameter gets beside them: keys that are values too, a matrix between queries
+# and keys, and a learned table of distances.
+ROLES_GIVEN = ROLES | {"key_value", "between", "table"}
 ARRAYS = ("query", "key", "value")
 # The roles of parameters that hide keys: those of padded keys, and all.
 OF_KEYS = ("key_mask", "key_keep", "key_hide", "lengths")
@@ -106,6 +106,8 @@ class Callee:
     says_pieces: bool = False  # whether its text lets several tokens follow those in a cache
     says_linear: bool = False  # whether its name or its text mentions linear attention
     says_transposed: bool = False  # whether its weights are stored as (out, in), by a name
+    by_head: bool | None = None  # whether one head's fused columns follow another's
+    columns_said: str = ""  # heads or parts: whether its text says so, or the opposite
     norm_place: str = ""  # first or last: whether the input is normalised, or the sum with it
     says_causal: bool = False  # whether its text mentions a causal rule
     says_cosine: bool = False  # whether its text normalises vectors, or mentions the cosine

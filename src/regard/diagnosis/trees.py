@@ -36,12 +36,6 @@ TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws"
 WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis of heads, 4
 # Between the tree and its weights: variables["params"]["attention"]["query"].
 CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
-# What says that a fused projection has the columns of one head after the other.
-BY_HEAD = re.compile(
-    r"columns (are )?(grouped|ordered|stored|interleaved) (by|per) head|"
-    r"head 0\b[^.]{0,90}\bhead 1\b|per[- ]head \[ *q",
-    re.IGNORECASE,
-)
 TABLE = re.compile("rel|table|alibi|position|pos_", re.IGNORECASE)
 LETTERS = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
 MODEL_AXIS = re.compile("d_?model|embed(_dim)?|dim|e|c|m|hidden(_size)?|model|width")
@@ -136,9 +130,11 @@ def _forms(function: Callable[..., Any], code: _Code) -> Iterator[_Form]:
     shapes += [("HMD", False, False)]
     groups = (HEADS // 2, HEADS) if FEWER_KEYS.search(text) else (HEADS,)
     learned = (1, 3) if code.learned else (None,)
-    by_head = BY_HEAD.search(code_of_file(function)) is not None
-    for few, (axes, output, turn), queries in itertools.product(groups, shapes, learned):
-        yield _Form(axes, output, turn, few, queries, by_head and few == HEADS)
+    fused = any(len(fused_order(_without_bias(name))) == 3 for name in code.names)
+    for by_head in (False, True)[: 1 + fused]:
+        for few, (axes, output, turn), queries in itertools.product(groups, shapes, learned):
+            if few == HEADS or not by_head:
+                yield _Form(axes, output, turn, few, queries, by_head)
 
 
 def _groups_in(axes: Mapping[str, str], text: str) -> tuple[int, ...]:
@@ -179,8 +175,8 @@ class _Code:
         texts = [*dict.fromkeys((*_texts(function), *read))]
         self.unpacked = _unpacked(function, tree)
         self.names = {one: role for one in read if (role := projection(one))}
-        known = {*self.names.values()}  # what another object calls so is none, as cache.k
-        names = [one for one in (*texts, *self.unpacked) if projection(one) not in known]
+        named = {*self.names.values()}  # what another object calls so is none, as cache.k
+        names = [one for one in (*texts, *self.unpacked) if projection(one) not in named]
         self.names |= {one: role for one in names if (role := projection(one))}
         rest = [one for one in read if one not in self.names and not CONTAINERS.match(one.lower())]
         rest = [one for one in rest if one not in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
@@ -274,6 +270,8 @@ def _weighed(
     known = form.axes or form.groups < HEADS
     adapted = Adapted(function, {tree.name: whole}, "")
     adapted.has_table = any(map(TABLE.search, beside))
+    if any(len(fused_order(_without_bias(name))) == 3 for name in code.names):
+        adapted.by_head = form.by_head
     return adapted, rest, weights, HEADS if known else None
 
 

@@ -43,6 +43,17 @@ _NORM_FIRST = re.compile(
 _NORM_LAST = re.compile(
     r"\bpost[- _]?(layer)?(norm|ln)\b|normali[sz]es? the(ir)? sum|add (&|and) norm", re.IGNORECASE
 )
+# What says that a fused projection has the columns of one head after the other, or all of one part.
+_BY_HEAD = re.compile(
+    r"columns (are )?(grouped|ordered|stored|interleaved) (by|per) head|"
+    r"head 0\b[^.]{0,90}\bhead 1\b|per[- ]head \[ *q",
+    re.IGNORECASE,
+)
+_BY_PARTS = re.compile(
+    r"\[ ?w?_?q ?[|,;] ?w?_?k ?[|,;] ?w?_?v ?\]|all of q\b[^.]{0,20}all of k\b|"
+    r"in_proj_(weight|bias)|\bq, k(,| and) v (lie )?side by side",
+    re.IGNORECASE,
+)
 _RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)
 _SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
 
@@ -97,6 +108,17 @@ def place_of_norm(text: str) -> str:
     if _NORM_FIRST.search(text):
         return "first"
     return "last" if _NORM_LAST.search(text) else ""
+
+
+def columns_said(text: str) -> str:
+    """The order of a fused projection's columns: heads one by one, or whole parts; or nothing.
+
+    >>> columns_said("columns [Q | K | V]"), columns_said("columns are grouped by head")
+    ('parts', 'heads')
+    """
+    if _BY_HEAD.search(text):
+        return "heads"
+    return "parts" if _BY_PARTS.search(text) else ""
 
 
 def inverts_mask(text: str, names: Sequence[str]) -> bool:

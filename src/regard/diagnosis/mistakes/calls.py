@@ -244,6 +244,15 @@ CALLS: Entries = {
         (),
         ("h = norm(x); x = x + attention(h, h, h)", "h = self.norm(x); x = x + self.attn(h, h, h)"),
     ),
+    "fused_columns_misread": (
+        "the columns of a fused projection are taken apart in another order than is said",
+        "(3, heads, D) has all queries first, (heads, 3, D) one head after the other.",
+        (),
+        (
+            "q, k, v = np.moveaxis(qkv.reshape(B, L, 3, heads, D), 2, 0)",
+            "q, k, v = qkv.view(B, L, 3, heads, D).unbind(2)",
+        ),
+    ),
     "norm_before_the_sum": (
         "what attention returns is normalised, and the input is added after that",
         "A layer that normalises last does so with the sum, so that its rows have one length.",
@@ -270,6 +279,7 @@ _BY_NAME = {one.name: one for one in OF_CALLS}
 MASKS_OF_WINDOWS = _BY_NAME["masks_of_windows_misplaced"]
 INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 DEFAULT_KEPT = _BY_NAME["default_kept"]
+COLUMNS_MISREAD = _BY_NAME["fused_columns_misread"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
 BLOCKS_MATTER = _BY_NAME["blocks_change_the_output"]
 QUERIES_FROM_CONTEXT = _BY_NAME["queries_from_context"]
