@@ -52,6 +52,11 @@ from regard.diagnosis.under_test import FunctionUnderTest
 LATER = re.compile(r"(seg|doc|text|ids?)\w*(\[[^\]]*\]|\.unsqueeze\([^)]*\))? *[<>]=")
 # Code that means to add 1 to the sum of the exponentials.
 ADDS_ONE = re.compile(r"softmax_?(1|one|plus)|off.by.one|quiet|no.?op|attend to nothing", re.I)
+# A causal rule and another one of which one is enough.
+JOINED_BY_OR = re.compile(
+    r"\b\w*(causal|tri[lu]?|past)\w*(\([^\n]*\))? *\| *\w+|\w+ *\| *\w*causal|logical_or\(",
+    re.IGNORECASE,
+)
 # What says that each head is normalised by itself.
 BY_HEAD = re.compile(r"per[- ]head|(each|every|a) head|head'?s'? vector|head_?wise", re.IGNORECASE)
 # Names of what is attended to, and of nothing else.
@@ -101,6 +106,8 @@ def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[
     adds_one = names == ["one_in_the_denominator"] and found[0][1] is found[0][0].variants[1]
     if adds_one and ADDS_ONE.search(code):  # a logit of 0, shifted like others
         return (), "1 added to the sum of the exponentials"
+    if names == ["earlier_texts_read"] and callee.says_causal and JOINED_BY_OR.search(code):
+        return ((all_mistakes()["masks_joined_by_or"], found[0][1]),), ""
     reads_earlier = callee.says_causal and LATER.search(code) is not None
     if names == ["mask_ignored"] and mask_role(callee) in OF_TEXTS and reads_earlier:
         return ((all_mistakes()["earlier_texts_read"], found[0][1]),), ""

@@ -97,7 +97,10 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
                     return None  # no attention at all
                 return Measured(tuple(apart), (), _words(way))  # it reads other texts instead
             found = {**_apart(calls, way, arrays, output), **_masked(calls, way, arrays)}
-            found |= _evenly(calls, way, arrays, output) | _later(calls, way, arrays, output)
+            found |= _evenly(calls, way, arrays, output)
+            if found.get("weights_all_equal") is False and _inverted(calls, way, arrays, output):
+                return Measured(("mask_inverted",), (), _words(way), "")
+            found |= _later(calls, way, arrays, output)
             found |= {} if "weights_do_not_add_up" in found else _by_length(calls, way, arrays)
             scaled, scale = _scaled(calls, way, arrays)
             found |= scaled
@@ -422,6 +425,14 @@ def _evenly(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array)
     mean = arrays[name].mean(axes.index("T"))
     mean = mean if axes.index("B") == 0 or axes == "TBM" else mean.T
     return {"weights_all_equal": not _same(mean, output)} if mean.shape == output.shape else {}
+
+
+def _inverted(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> bool:
+    """Whether a mask that hides all, as its text says it, is one that hides nothing."""
+    if not way.kind or not calls._tested.callee.mask_means:
+        return False
+    other = calls.put(way, arrays, real=0)
+    return other is not None and np.isfinite(other).all() and not _same(other, output)
 
 
 def _same(one: Array, other: Array) -> bool:

@@ -72,6 +72,8 @@ PAIRS = ((2, 8), (4, 4))  # of so many pixels as round probes have tokens
 OF_WEIGHTS = re.compile(
     r"\b[wW]_?[qkvo]|weight|Linear|Dense|Parameter|kernel|proj|random|normal|qkv|//"
 )
+# Code whose blocks change nothing, so that a short text may have several.
+BY_BLOCKS = re.compile(r"online|flash|running (max|sum)|rescal|\btile", re.IGNORECASE)
 # What makes the weights of a function that takes them.
 INITIAL = re.compile("_?(init|make|create|new|random)", re.IGNORECASE)
 # Numbers that are no sizes, by their names.
@@ -240,7 +242,7 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
         "turned": width // 2,
         "turned share": 0.5,
         "length": LONGEST,
-        "block": LONGEST,
+        "block": 2 if BY_BLOCKS.search(text) else LONGEST,
         "window": 4 if OF_IMAGES.search(text) else 3,
         "batch": 2,
         "layers": 1,

@@ -240,7 +240,7 @@ def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:
         return ""
     if not names or not callee.norm_place:
         return ""
-    probe = next((p for p in tested.probes_for(convention) if not p.has_rules), None)
+    probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
     if probe is None or "embeddings" not in probe.inputs:
         return ""
     rows = probe.inputs["embeddings"]
@@ -305,7 +305,7 @@ def adds_numbers(tested: FunctionUnderTest, conventions: Sequence[Convention]) -
     if role is None or not tested.callee.mask_means:
         return False
     name = re.escape(tested.callee.roles[role].name)
-    said = re.compile(rf"\b{name}\b[^\n]*\bfloat|\b{name}\b[^\n]*\b1\.0\b")
+    said = re.compile(rf"\b{name}\b[^\n]*(\bfloat[^\n]*\b1\b|\b1\.0\b)")
     if not any(said.search(text) for _, text in tested.callee.blocks):
         return False
     return _differs_for(tested, conventions, np.float64)

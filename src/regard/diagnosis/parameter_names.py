@@ -39,7 +39,7 @@ NAMES = {
     "sink": "sink sinks s saux attnsink attnsinks sinklogit sinklogits attentionsinks sinkscores",
     "softcap": "softcap cap logitcap softcapping softcapvalue logitsoftcap logitssoftcap "
     "attnlogitsoftcap attnlogitssoftcap attnlogitsoftcapping attnsoftcap tanhcap",
-    "causal": "causal iscausal usecausalmask autoregressive masked usecausal",
+    "causal": "causal iscausal usecausalmask autoregressive masked usecausal isdecoder",
     "scale": "scale scaling scalefactor smscale softmaxscale",
     "heads": "h heads numheads nheads nhead numberofheads headcount nh numhead numattentionheads "
     "nqheads noheads numqueryheads qheads nheadq numqheads hq attentionheads nattnheads",
@@ -47,7 +47,8 @@ NAMES = {
     "numquerygroups nheadskv groups nkv nkvh kvh nlocalheads nlocalkvheads nlocal",
     "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
     "model": "dmodel embeddim hiddensize modeldim hiddendim nembd embdim modelsize",
-    "window": "window windowsize slidingwindow localwindow attentionwindow radius onesidedwindow "
+    "window": "window ws windowsize slidingwindow localwindow attentionwindow radius "
+    "onesidedwindow "
     "halfwindow windowradius halfwidth bandwidth left leftwindow windowleft lookback",
     "block": "block blocksize chunk chunksize tile tilesize blockq blockk blockkv chunkq chunkk bq "
     "bk br bc blockm blockn kvchunk qchunk keychunksize querychunksize kvblock qblock nchunks "
@@ -68,7 +69,8 @@ NAMES = {
     "borders": "cuseqlens cuseqlen cuseqlensq culens cu culengths culen cuq seqstarts starts "
     "boundaries borders cumlens cumseqlens indptr offsets qindptr docstarts",
     "key_borders": "cuseqlensk cuseqlenskv cuk cukv kvindptr",
-    "segments": "segmentids segids segid docids docid documentids sequenceids seqids segments "
+    "segments": "decodersegmentids segmentids segids segid docids docid documentids sequenceids "
+    "seqids segments "
     "batchidx batchindex batchids batchvec packids sampleids episodeids segmentid qsegmentids docs "
     "qsegids seg documents graphids",
     "key_segments": "kvsegmentids ksegmentids kvsegids ksegids",

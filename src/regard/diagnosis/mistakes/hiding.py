@@ -169,6 +169,13 @@ def _tiled(keep: Array) -> Array:
     return np.asarray(keep[np.arange(batch * heads) % batch, 0].reshape(keep.shape))
 
 
+def _repeated(keep: Array) -> Array:
+    """(H·B) rows of scores, all texts of one head first, with a mask that is not tiled."""
+    batch, heads = keep.shape[:2]
+    rows = np.arange(heads)[None, :] * batch + np.arange(batch)[:, None]
+    return np.asarray(keep[rows // heads, 0])
+
+
 def _product(hidden: float | None = None) -> Variants:
     """Scores times the mask; with `hidden`, every 0 becomes that."""
     if hidden is None:
@@ -250,7 +257,7 @@ MASKS: Entries = {
     "mask_tiled_over_heads": (
         "the mask is tiled over heads and batch in the wrong order",
         "(B·H) scores need each mask H times in a row; tiled, heads get that of another text.",
-        _mask(_tiled),
+        _mask(_tiled) + _mask(_repeated),
         REPEATED,
     ),
     "mask_after_softmax": (
