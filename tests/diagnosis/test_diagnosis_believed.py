@@ -215,6 +215,151 @@ def test_a_first_token_that_is_a_text_of_its_own_is_a_border_one_token_late():
     assert regard.diagnose(packed_late).names == ("texts_begin_late",)
 
 
+def joined_by_or(q, k, v, doc_ids):
+    """q, k, v: (B, H, T, D). Causal within each document; doc_ids (B, T) never fall."""
+    causal = np.tri(q.shape[2], dtype=bool)
+    seen = (causal | (doc_ids[:, :, None] == doc_ids[:, None]))[:, None]
+    scores = np.where(seen, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -np.inf)
+    return softmax(scores) @ v
+
+
+def test_rules_that_are_joined_by_or_are_named_so():
+    assert regard.diagnose(joined_by_or).names == ("masks_joined_by_or",)
+
+
+class Local:
+    """window: how many steps a query sees, itself included (window=1: only itself)."""
+
+    more = 1
+
+    def __init__(self, d_in=8, d_out=8, window=3):
+        rng = np.random.default_rng(0)
+        self.window = window
+        self.Wq, self.Wk, self.Wv = rng.normal(size=(3, d_in, d_out))
+
+    def forward(self, x):
+        q, k, v = x @ self.Wq, x @ self.Wk, x @ self.Wv
+        out = np.empty_like(v)
+        for t in range(len(x)):
+            own = slice(max(0, t - self.window + self.more), t + 1)
+            out[t] = softmax(k[own] @ q[t] / np.sqrt(q.shape[1])) @ v[own]
+        return out
+
+
+class LongLocal(Local):
+    """window: how many steps a query sees, itself included (window=1: only itself)."""
+
+    more = 0
+
+
+class Online:
+    """Online softmax over blocks of keys, with a running maximum. q, k, v: (n, d)"""
+
+    rescales = True
+
+    def __init__(self, block_k=64):
+        self.block_k = block_k
+
+    def __call__(self, q, k, v):
+        top, total, out = np.full(len(q), -np.inf), np.zeros(len(q)), np.zeros((len(q), v.shape[1]))
+        for start in range(0, len(k), self.block_k):
+            own = slice(start, start + self.block_k)
+            scores = q @ k[own].T / np.sqrt(q.shape[1])
+            most = np.maximum(top, scores.max(1))
+            weights, alpha = np.exp(scores - most[:, None]), np.exp(top - most)
+            total = total * alpha + weights.sum(1)
+            out = out * (alpha[:, None] if self.rescales else 1) + weights @ v[own]
+            top = most
+        return out / total[:, None]
+
+
+class NotRescaled(Online):
+    """Online softmax over blocks of keys, with a running maximum. q, k, v: (n, d)"""
+
+    rescales = False
+
+
+def test_sizes_of_objects_are_known_and_show_what_they_hide():
+    assert is_right(regard.diagnose(Local.forward))
+    assert regard.diagnose(LongLocal).names == ("window_one_long",)
+    assert is_right(regard.diagnose(Online))
+    assert regard.diagnose(NotRescaled).names == ("block_output_not_rescaled",)
+
+
+# --- tables and columns --------------------------------------------------------------------------
+
+
+def bucketed(q, k, v, bias_table, sign):
+    places = np.arange(q.shape[2])
+    bucket = np.clip(sign * (places - places[:, None]), 0, len(bias_table) - 1)
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    scores = scores + bias_table[bucket].transpose(2, 0, 1)
+    return softmax(np.where(places <= places[:, None], scores, -np.inf)) @ v
+
+
+def with_table(q, k, v, bias_table):
+    """Causal. q, k, v (B, H, T, D); bias_table (num_buckets, H), by the distance back."""
+    return bucketed(q, k, v, bias_table, -1)
+
+
+def with_table_unread(q, k, v, bias_table):
+    """Causal. q, k, v (B, H, T, D); bias_table (num_buckets, H), by the distance back."""
+    return bucketed(q, k, v, bias_table, 1)
+
+
+def in_tree(params, x, num_heads, sign):
+    q, k, v = (heads_of(x @ params[one], num_heads) for one in ("wq", "wk", "wv"))
+    return merged(bucketed(q, k, v, params["rel"], sign)) @ params["wo"]
+
+
+def tree_with_table(params, x, num_heads=4):
+    """params: wq, wk, wv, wo (D, D) and rel (32, heads); x: (B, T, D), causal"""
+    return in_tree(params, x, num_heads, -1)
+
+
+def tree_with_table_unread(params, x, num_heads=4):
+    """params: wq, wk, wv, wo (D, D) and rel (32, heads); x: (B, T, D), causal"""
+    return in_tree(params, x, num_heads, 1)
+
+
+def test_a_table_of_distances_is_drawn_where_it_is_asked_for():
+    for right, wrong in (
+        (with_table, with_table_unread),
+        (tree_with_table, tree_with_table_unread),
+    ):
+        assert is_right(regard.diagnose(right)), str(regard.diagnose(right))
+        assert regard.diagnose(wrong).names == ("positions_unused",)
+
+
+def fused(x, weight, bias, heads, by_head):
+    parts = (x @ weight.T + bias).reshape(
+        *x.shape[:-1], *((heads, 3) if by_head else (3, heads)), -1
+    )
+    q, k, v = np.moveaxis(parts, 3 if by_head else 2, 0)
+    q, k, v = (one.swapaxes(1, 2) for one in (q, k, v))
+    return merged(softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v)
+
+
+def of_torch(x, in_proj_weight, in_proj_bias, num_heads=4):
+    """x: (B, T, E); the weights of torch.nn.MultiheadAttention"""
+    return fused(x, in_proj_weight, in_proj_bias, num_heads, False)
+
+
+def of_torch_by_head(x, in_proj_weight, in_proj_bias, num_heads=4):
+    """x: (B, T, E); the weights of torch.nn.MultiheadAttention"""
+    return fused(x, in_proj_weight, in_proj_bias, num_heads, True)
+
+
+def by_heads_too(x, qkv_weight, qkv_bias, num_heads=4):
+    """x: (B, T, E)"""
+    return fused(x, qkv_weight, qkv_bias, num_heads, True)
+
+
+def test_fused_columns_are_taken_apart_as_they_are_said_to_lie():
+    assert is_right(regard.diagnose(of_torch))
+    assert regard.diagnose(of_torch_by_head).names == ("fused_columns_misread",)
+
+
 # --- gradients -----------------------------------------------------------------------------------
 
 
@@ -605,7 +750,40 @@ def modules():
             weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
             return self.o((weights @ v).transpose(1, 2).flatten(2))
 
-    return Block, Normalised, Window, Between, Reshaped, Sliding
+    class Last(nn.Module):
+        """hidden: (B, T, C), mask: (B, T) float, 1.0 = token, 0.0 = padding. Post-norm."""
+
+        def __init__(self, dim=24, num_heads=4, of_sum=True, as_truths=True):
+            super().__init__()
+            self.heads, self.of_sum, self.as_truths = num_heads, of_sum, as_truths
+            self.qkv, self.dense = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+            self.norm = nn.LayerNorm(dim)
+
+        def forward(self, hidden, mask=None):
+            q, k, v = (
+                one.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for one in self.qkv(hidden).chunk(3, -1)
+            )
+            if mask is not None:
+                mask = mask[:, None, None].expand(-1, 1, q.shape[2], -1)
+                mask = mask > 0 if self.as_truths else mask
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            out = self.dense(out.transpose(1, 2).flatten(2))
+            return self.norm(out + hidden) if self.of_sum else self.norm(out) + hidden
+
+    class Before(Last):
+        """hidden: (B, T, C), mask: (B, T) float, 1.0 = token, 0.0 = padding. Post-norm."""
+
+        def __init__(self, dim=24, num_heads=4):
+            super().__init__(dim, num_heads, of_sum=False)
+
+    class Numbers(Last):
+        """hidden: (B, T, C), mask: (B, T) float, 1.0 = token, 0.0 = padding. Post-norm."""
+
+        def __init__(self, dim=24, num_heads=4):
+            super().__init__(dim, num_heads, as_truths=False)
+
+    return Block, Normalised, Window, Between, Reshaped, Sliding, Last, Before, Numbers
 
 
 @pytest.mark.needs("torch")
@@ -618,6 +796,9 @@ def modules():
         (3, ""),
         (4, "keys_reshaped"),
         (5, ""),
+        (6, ""),
+        (7, "norm_before_the_sum"),
+        (8, "mask_added_as_ones"),
     ],
 )
 def test_layers_around_attention_are_seen_through(place, name):

@@ -33,6 +33,7 @@ from regard.diagnosis.mistakes.calls import (
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_HALF
+from regard.diagnosis.norms_reached import what_norms_miss
 from regard.diagnosis.observations import (
     adds_numbers,
     adds_positions_to_values,
@@ -41,7 +42,6 @@ from regard.diagnosis.observations import (
     keeps_context,
     keeps_default,
     masks_of_windows_misplaced,
-    what_norms_miss,
 )
 from regard.diagnosis.precision import HALF
 from regard.diagnosis.probe import RIGHT
@@ -54,7 +54,7 @@ LATER = re.compile(r"(seg|doc|text|ids?)\w*(\[[^\]]*\]|\.unsqueeze\([^)]*\))? *[
 ADDS_ONE = re.compile(r"softmax_?(1|one|plus)|off.by.one|quiet|no.?op|attend to nothing", re.I)
 # A causal rule and another one of which one is enough.
 JOINED_BY_OR = re.compile(
-    r"\b\w*(causal|tri[lu]?|past)\w*(\([^\n]*\))? *\| *\w+|\w+ *\| *\w*causal|logical_or\(",
+    r"\b\w*(causal|tri[lu]?|past)\w*(\([^\n]*\))? *\| *[\w(~]|\w+ *\| *\w*causal|logical_or\(",
     re.IGNORECASE,
 )
 # What says that each head is normalised by itself.

@@ -432,7 +432,7 @@ def _inverted(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Arra
     if not way.kind or not calls._tested.callee.mask_means:
         return False
     other = calls.put(way, arrays, real=0)
-    return other is not None and np.isfinite(other).all() and not _same(other, output)
+    return other is not None and bool(np.isfinite(other).all()) and not _same(other, output)
 
 
 def _same(one: Array, other: Array) -> bool:

@@ -19,6 +19,7 @@ from regard.diagnosis.adapting import (
     with_configuration,
 )
 from regard.diagnosis.around import of_images
+from regard.diagnosis.beside_weights import HEADS
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.fused_weights import with_fused_weights
@@ -45,7 +46,7 @@ from regard.diagnosis.source import (
     code_of,
 )
 from regard.diagnosis.tables import from_tables, with_forms
-from regard.diagnosis.trees import HEADS, Weighed, with_weights
+from regard.diagnosis.trees import Weighed, with_weights
 
 # Text that says that tokens see those of their own block alone, and code that merges blocks.
 WITHIN = re.compile(

@@ -117,7 +117,7 @@ def _has_run(statement: ast.stmt, run: set[int]) -> bool:
 
 
 def _only_says(statement: ast.stmt) -> bool:
-    """A text that stands alone, or a call whose result nothing reads."""
+    """A text alone, or a call whose result nothing reads."""
     if not isinstance(statement, ast.Expr):
         return False
     name = ast.unparse(statement.value).split("(")[0]

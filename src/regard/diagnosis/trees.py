@@ -19,30 +19,19 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
+from regard.diagnosis.beside_weights import HEADS, TABLE, WIDTH, beside_weights
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.construction import GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
-from regard.diagnosis.documented import documented_axes
-from regard.diagnosis.einsums import HEADS as HEAD_AXIS
-from regard.diagnosis.einsums import WIDTHS as WIDTH_AXIS
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, text_of
-from regard.diagnosis.source import code_called, code_of_file
+from regard.diagnosis.source import code_called
 from regard.diagnosis.weights import LAYERS, LEARNED
 from regard.errors import OptionError, safe_text
 
 TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws", "model", "layer")
-WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis of heads, 4
 # Between the tree and its weights: variables["params"]["attention"]["query"].
 CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
-TABLE = re.compile("rel|table|alibi|position|pos_", re.IGNORECASE)
-LETTERS = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
-MODEL_AXIS = re.compile("d_?model|embed(_dim)?|dim|e|c|m|hidden(_size)?|model|width")
-Sizes = Mapping[str, int]
-Parts = dict[str, Array]
-# Factors, which are 1 where nothing is learned.
-ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
 FEWER_KEYS = re.compile(r"kv_?h|n_?kv|kh\b|gqa|mqa|grouped|group_size|groups?\b", re.IGNORECASE)
 TURNED = re.compile(r"\(out\w*, *in\w*\)|\.T\b|\.mT\b|F\.linear|functional\.linear")
 
@@ -255,7 +244,7 @@ def _weighed(
     for name in code.learned:
         entries[name] = _in_library(weights[LATENTS], framework)
     counts = {p.name: p.default for p in parameters if type(p.default) is int}
-    beside = _beside(function, kind, code, counts)
+    beside = beside_weights(function, kind, code.rest, code.names, code.axes, counts)
     for name, array in beside.items():
         own = array if framework == "numpy" else array.astype(np.float32)
         entries.setdefault(name, _in_library(own, framework))
@@ -368,43 +357,6 @@ def _as_pytree() -> None:
 
 
 # --- NamedTuples and dataclasses ------------------------------------------------------------------
-
-
-def _beside(function: Callable[..., Any], kind: Any, code: _Code, sizes: Sizes) -> Parts:
-    """What other entries of a tree may be, if their axes are known: by einsums, or as documented.
-
-    Gates are open, factors 1, tables drawn, and all else is 0.
-    """
-    names = [*fields_of(kind)] if kind is not None else code.rest
-    words = documented_axes(f"{text_of(kind)}\n{code_of_file(function)}", [*names, *code.names])
-    sizes = dict(sizes)
-    for name, axes in code.axes.items():
-        if len(axes) == len(words.get(name, ())):
-            own = zip(words[name], axes, strict=True)
-            sizes |= {word: LETTERS[axis] for word, axis in own if axis in LETTERS}
-    found = {}
-    for name in names:
-        axes = axes_in_einsums(function).get(name, "")
-        shape = [LETTERS[one] for one in axes if one in LETTERS]
-        if len(shape) != len(axes) or not axes:
-            own_words = words.get(name, ())
-            shape = [sizes.get(one) or _size_named(one) for one in own_words]
-        is_gate, is_bias = GATE_LAYER.search(name), re.search("(^b|_b|bias)$", name)
-        shape = [HEADS, LETTERS["D"]] if is_gate and is_bias and not shape else shape
-        if name in code.names or not shape or not all(shape):
-            continue
-        drawn = np.random.default_rng(len(name)).normal(size=shape)
-        filled = 100.0 * bool(is_bias) if is_gate else float(bool(ONES.search(name)))
-        found[name] = drawn if TABLE.search(name) else np.full(shape, filled)
-    return found
-
-
-def _size_named(word: str) -> int:
-    """The length of an axis with such a name; 0 if that is not known."""
-    if word.isdigit():
-        return int(word)
-    kinds = (HEAD_AXIS, HEADS), (WIDTH_AXIS, LETTERS["D"]), (MODEL_AXIS, WIDTH)
-    return next((size for kind, size in kinds if kind.fullmatch(word.lower())), 0)
 
 
 def _made(kind: Any, tree: Any) -> Any:

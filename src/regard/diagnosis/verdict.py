@@ -6,7 +6,6 @@ inputs break it. Each is answered in a module of its own.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from regard.diagnosis.built_in import PLAIN, with_built_in
 from regard.diagnosis.by_properties import HELD, by_properties
 from regard.diagnosis.calling import Once
 from regard.diagnosis.changed_code import ChangedCode
-from regard.diagnosis.convention import READY, Ask, Convention
+from regard.diagnosis.convention import Ask, Convention
 from regard.diagnosis.convention_search import (
     RULED,
     SEARCH_SECONDS,
@@ -59,6 +58,7 @@ from regard.diagnosis.repair import repaired
 from regard.diagnosis.reproduction import origin, script
 from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome, Property
 from regard.diagnosis.robustness import fragilities
+from regard.diagnosis.round_lengths import of_round_lengths
 from regard.diagnosis.running import answer_question
 from regard.diagnosis.signature import LATENTS, Callee
 from regard.diagnosis.stated import check_stated, parse_signature
@@ -67,17 +67,6 @@ from regard.errors import OptionError
 from regard.scores import Cosine
 
 TIME_LIMIT = 10.0
-# What a function says of a length that it does not take.
-LENGTH = re.compile(
-    "equal division|divisible|divide|multiple of|AssertionError|reshape|for input of",
-    re.IGNORECASE,
-)
-# What its text says of such lengths.
-SAID_OF_LENGTH = re.compile(
-    r"(must|should|has to|have to|needs to) (evenly )?(divide|be divisible)|"
-    r"(?<!not )(?<!no )\ba multiple of|divisible by \W?\w*(window|block|chunk|size)",
-    re.IGNORECASE,
-)
 GUESS_SECONDS = 2.0  # of the search, where roles are guesses and the axes of all are documented
 MOST_PARTS = 8  # of a file that never ran, which are shown
 READINGS_SECONDS = 2.0  # after these no other way of reading a function is judged
@@ -142,7 +131,7 @@ def diagnose(
         seconds = round(time.monotonic() - begin, 3)
         return replace(outcome, calls=put.calls, seconds=seconds)
     seconds = SEARCH_SECONDS if outcome is None else GUESS_SECONDS
-    likely = _of_round_lengths(all_tested, likely_readings(all_tested, seconds))
+    likely = of_round_lengths(all_tested, likely_readings(all_tested, seconds))
     if len(likely) > 1:  # of the right weights, whatever else is wrong
         seen = [one for one in likely if _scores_are_seen(one)]
         likely = seen or [one for one in likely if _diagonal_is_seen(one)] or likely
@@ -192,33 +181,6 @@ def _scores_are_seen(tested: FunctionUnderTest) -> bool:
 
 def _diagonal_is_seen(tested: FunctionUnderTest) -> bool:
     return any(diagonal_is_seen(tested, one[0]) for one in find_conventions(tested))
-
-
-def _of_round_lengths(
-    readings: Sequence[FunctionUnderTest], likely: list[FunctionUnderTest]
-) -> list[FunctionUnderTest]:
-    """The same asked with round lengths alone, if others are refused, and they are not."""
-    first = likely[0]
-    conventions = find_conventions(first)
-    usual = first.callee.kind not in ("arrays", "self") or any(
-        one.layout == READY for own in conventions for one in own
-    )
-    known = {one for own in conventions for one in own}
-    answered = {
-        probe.sizes["S"]
-        for (convention, probe), one in first.answers.items()
-        if convention in known and one.output is not None
-    }
-    usual = usual or len(answered) > 2  # it takes any length
-    told = any(SAID_OF_LENGTH.search(text) for _, text in first.callee.blocks)
-    told &= first.callee.kind in ("arrays", "self")
-    refused = (one.problem for one in first.answers.values() if one.kind == "raised")
-    keeps = usual or not any(map(LENGTH.search, refused))
-    if first.hung or (conventions and keeps and not told):
-        return likely
-    round_ones = [replace(one, is_round=True, answers={}, probes={}) for one in readings]
-    found = likely_readings(round_ones)
-    return found if find_conventions(found[0]) else likely
 
 
 def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:

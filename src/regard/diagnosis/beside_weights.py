@@ -1,0 +1,73 @@
+"""What lies beside the weights in a tree of parameters: gates, factors, tables of distances.
+
+Owns the sizes of weights that are made for a function. Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.caches import fields_of
+from regard.diagnosis.construction import GATE_LAYER
+from regard.diagnosis.documented import documented_axes
+from regard.diagnosis.einsums import HEADS as HEAD_AXIS
+from regard.diagnosis.einsums import WIDTHS as WIDTH_AXIS
+from regard.diagnosis.einsums import axes_in_einsums
+from regard.diagnosis.signature import text_of
+from regard.diagnosis.source import code_of_file
+
+WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis of heads, 4
+LETTERS = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
+MODEL_AXIS = re.compile("d_?model|embed(_dim)?|dim|e|c|m|hidden(_size)?|model|width")
+TABLE = re.compile("rel|table|alibi|position|pos_", re.IGNORECASE)
+# Factors, which are 1 where nothing is learned.
+ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
+
+
+def beside_weights(
+    function: Callable[..., Any],
+    kind: Any,
+    rest: Sequence[str],
+    weights: Collection[str],
+    known: Mapping[str, str],
+    sizes: Mapping[str, int],
+) -> dict[str, Array]:
+    """What other entries of a tree may be, if their axes are known: by einsums, or as documented.
+
+    `known` are the axes of its `weights`. Gates are open, factors 1, tables drawn, all else is 0.
+    """
+    names = [*fields_of(kind)] if kind is not None else rest
+    words = documented_axes(f"{text_of(kind)}\n{code_of_file(function)}", [*names, *weights])
+    sizes = dict(sizes)
+    for name, axes in known.items():
+        if len(axes) == len(words.get(name, ())):
+            own = zip(words[name], axes, strict=True)
+            sizes |= {word: LETTERS[axis] for word, axis in own if axis in LETTERS}
+    found = {}
+    for name in names:
+        axes = axes_in_einsums(function).get(name, "")
+        shape = [LETTERS[one] for one in axes if one in LETTERS]
+        if len(shape) != len(axes) or not axes:
+            own_words = words.get(name, ())
+            shape = [sizes.get(one) or _size_named(one) for one in own_words]
+        is_gate, is_bias = GATE_LAYER.search(name), re.search("(^b|_b|bias)$", name)
+        shape = [HEADS, LETTERS["D"]] if is_gate and is_bias and not shape else shape
+        if name in weights or not shape or not all(shape):
+            continue
+        drawn = np.random.default_rng(len(name)).normal(size=shape)
+        filled = 100.0 * bool(is_bias) if is_gate else float(bool(ONES.search(name)))
+        found[name] = drawn if TABLE.search(name) else np.full(shape, filled)
+    return found
+
+
+def _size_named(word: str) -> int:
+    """The length of an axis with such a name; 0 if that is not known."""
+    if word.isdigit():
+        return int(word)
+    kinds = (HEAD_AXIS, HEADS), (WIDTH_AXIS, LETTERS["D"]), (MODEL_AXIS, WIDTH)
+    return next((size for kind, size in kinds if kind.fullmatch(word.lower())), 0)
