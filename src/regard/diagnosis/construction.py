@@ -45,7 +45,7 @@ SHARPNESS = re.compile(r"(scale|temperature|tau)$")
 GATE_LAYER = re.compile("gat(e|ing)|g_proj$|linear_g$")
 # Learned vectors of distances that are added to the values.
 OF_VALUES = re.compile(
-    r"(^|[._])(rel\w*_v(al(ue)?s?)?|v(al(ue)?s?)?_rel\w*|a_?v|rel\w*_(emb\w*|pos\w*|table)_v\w*)(\.|$)",
+    r"(^|[._])(rel\w*_(v|values?|vals?)|(v|values?)_rel\w*|a_?v|rel\w*_(emb\w*|pos\w*|table)_v\w*)(\.|$)",
     re.IGNORECASE,
 )
 # Layers behind attention, whose output is added: without numbers they add nothing.
