@@ -402,6 +402,19 @@ def test_gradients_may_come_with_the_output_and_lse_as_documented():
     assert regard.diagnose(rows_first).verdict == "right"
 
 
+def of_truths(q, k, v, attn_mask):
+    """q, k, v: (B, H, L, D), attn_mask: (B, L), True = token"""
+    from torch.nn import functional as F
+
+    seen = attn_mask[:, None, None]
+    return F.scaled_dot_product_attention(q / q.shape[-1] ** 0.5, k, v, attn_mask=seen, scale=1.0)
+
+
+@pytest.mark.needs("torch")
+def test_a_scale_of_1_does_not_say_that_a_mask_holds_numbers():
+    assert is_right(regard.diagnose(of_truths, library="torch"))
+
+
 @pytest.mark.needs("torch")
 def test_a_softmax_in_float32_does_not_make_gradients_wrong():
     def upcast(q, k, v):

@@ -202,7 +202,7 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
     for name, value in vars(own).items():
         if OF_VALUES.search(name):
             _empty(own, name)
-        elif isinstance(value, tuple) and all(map(_is_float, value)):
+        elif type(value) is tuple and value and all(map(_is_float, value)):
             drawn = (rng.uniform(-0.9, 0.9, one.shape).astype(one.dtype) for one in value)
             parts = zip(value, drawn, strict=True)
             setattr(

@@ -135,8 +135,8 @@ def constructor_arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict
         elif required and value is None:
             value = _by_annotation(one, sizes, kind)
             arguments[one.name] = value
-        elif is_pair(one.name, one.default) if own_sizes else role_of(one.name) == "window":
-            arguments[one.name] = one.default  # what it is has to be known
+        elif not required and _is_kept(one, own_sizes):
+            arguments[one.name] = one.default
         elif required or type(value) is float or (own_sizes and _may_change(one, value)):
             arguments[one.name] = value
     return arguments
@@ -178,6 +178,13 @@ def _weight(name: str, sizes: Mapping[str, Any], kind: Any) -> Any:
 def _names_beside(kind: Any) -> set[str]:
     """The names of the file in which a class or a function is written."""
     return {*vars(sys.modules.get(kind.__module__, sys))}
+
+
+def _is_kept(parameter: inspect.Parameter, own_sizes: bool) -> bool:
+    """Whether a default is handed over, because it is a pair, or a window that has to be known."""
+    if own_sizes:
+        return is_pair(parameter.name, parameter.default)
+    return role_of(parameter.name) == "window"
 
 
 def _may_change(parameter: inspect.Parameter, value: Any) -> bool:

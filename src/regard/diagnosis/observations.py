@@ -260,8 +260,9 @@ def adds_numbers(tested: FunctionUnderTest, conventions: Sequence[Convention]) -
     if role is None or not tested.callee.mask_means:
         return False
     name = re.escape(tested.callee.roles[role].name)
-    said = re.compile(rf"\b{name}\b[^\n]*(\bfloat[^\n]*\b1\b|\b1\.0\b)")
-    if not any(said.search(text) for _, text in tested.callee.blocks):
+    text = "\n".join(text for _, text in tested.callee.blocks)
+    said = re.search(rf"\b{name}\b[^\n=]*(\bfloat\b[^\n=]*\b1\b|\b1\.0\b)", text)
+    if said is None or re.search(rf"\b{name}\b[^\n]*\bbool", text):
         return False
     return _differs_for(tested, conventions, np.float64)
 
