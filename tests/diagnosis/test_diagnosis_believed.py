@@ -472,6 +472,54 @@ class OutOfOrder(Relative):
         super().__init__(d_model, heads, far, shift=False)
 
 
+class Sinusoids:
+    """Causal attention with a term of relative positions: q · r(distance), after Transformer-XL."""
+
+    from_the_end = False
+
+    def __init__(self, d_model=24, heads=4):
+        rng = np.random.default_rng(0)
+        self.heads = heads
+        shape = (d_model, d_model)
+        self.wq, self.wk, self.wv, self.wo, self.w_pos = (rng.normal(size=shape) for _ in range(5))
+
+    def __call__(self, x):
+        q, k, v, r = (
+            heads_of(one @ w, self.heads)
+            for one, w in (
+                (x, self.wq),
+                (x, self.wk),
+                (x, self.wv),
+                (self.sinusoids(*x.shape), self.w_pos),
+            )
+        )
+        apart = np.arange(len(x))[:, None] - np.arange(len(x))
+        row = np.clip(apart, 0, None)
+        row = len(x) - 1 - row if self.from_the_end else row
+        terms = np.einsum("hid,hijd->hij", q, r[:, row])
+        scores = (q @ k.swapaxes(-1, -2) + terms) / np.sqrt(q.shape[-1])
+        # softmax along an axis that is not the last one
+        seen = np.where(apart >= 0, scores, -np.inf).transpose(1, 2, 0)
+        weights = np.exp(seen - seen.max(1, keepdims=True))
+        weights = weights / weights.sum(1, keepdims=True)
+        return np.einsum("ijh,hjd->ihd", weights, v).reshape(len(x), -1) @ self.wo
+
+    def sinusoids(self, length, width):
+        angles = np.arange(length)[:, None] / 100 ** (np.arange(0, width, 2) / width)
+        return np.concatenate([np.sin(angles), np.cos(angles)], -1)
+
+
+class FromTheEnd(Sinusoids):
+    """Causal attention with a term of relative positions: q · r(distance), after Transformer-XL."""
+
+    from_the_end = True
+
+
+def test_relative_positions_do_not_depend_on_the_length():
+    assert is_right(regard.diagnose(Sinusoids)), str(regard.diagnose(Sinusoids))
+    assert regard.diagnose(FromTheEnd).names == ("distances_counted_from_the_end",)
+
+
 def test_layers_may_be_pairs_and_tables_may_be_those_of_values():
     assert regard.diagnose(Pairs).verdict == "right"
     found = regard.diagnose(Relative)
@@ -537,7 +585,9 @@ def gated(params: Gated, x):
 
 
 def test_a_gate_beside_the_weights_is_open():
-    assert is_right(regard.diagnose(gated))
+    found = regard.diagnose(gated)
+    assert is_right(found)
+    assert any("gating_w" in one.text for one in found.findings if one.name == "left_out")
 
 
 class Sinks:

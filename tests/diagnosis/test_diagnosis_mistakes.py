@@ -80,6 +80,7 @@ BY_HAND = {
     "texts_begin_late",
     "stale_context",
     "default_kept",
+    "distances_counted_from_the_end",
     "fused_columns_misread",
     "norm_before_the_sum",
     "distance_rows_out_of_order",

@@ -38,6 +38,7 @@ class Adapted:
     """
 
     by_head: bool | None = None  # whether a fused matrix has one head's columns after another's
+    left_out: tuple[str, ...] = ()  # what is fixed so that it changes nothing
     has_table = False  # whether a table of distances is among what is fixed
 
     def __init__(self, function: Callable[..., Any], fixed: Mapping[str, Any], packed: str) -> None:

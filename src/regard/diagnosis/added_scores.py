@@ -231,8 +231,55 @@ def _seen(tested: FunctionUnderTest, convention: Convention, probe: Probe) -> Ad
             samples += list(zip(scores, _right(tested, own), queries, of_keys, strict=True))
         found = _solved(samples, rows, keys, unknowns)
         if found is not None:
-            return _described(tested, *found, unknowns, rows, keys, probe.sizes)
+            added = _described(tested, *found, unknowns, rows, keys, probe.sizes)
+            if added is None or added.fault or added.by != "distance" or len(unknowns) > 2:
+                return added
+            changes = _change_with_length(tested, convention, probe, *found, unknowns)
+            return replace(added, fault="distances_counted_from_the_end" * changes)
     return None
+
+
+def _change_with_length(
+    tested: FunctionUnderTest,
+    convention: Convention,
+    probe: Probe,
+    found: Array,
+    factor: float,
+    unknowns: Sequence[str],
+) -> bool:
+    """Whether the same distance gets other numbers in a shorter text, if it may be shorter."""
+    inputs, less = dict(probe.inputs), 0
+    if convention.joined:  # what came before is shorter
+        less = min(2, inputs["context"].shape[1] - probe.sizes["L"])
+        inputs["context"] = inputs["context"][:, less:]
+    elif "embeddings" in inputs and "context" not in inputs:
+        length = probe.sizes["L"] - 1
+        length -= length == probe.sizes["H"]  # so that axes cannot be confused
+        inputs["embeddings"] = inputs["embeddings"][:, :length]
+    else:
+        return False
+    offset = probe.offset - less if probe.offset else 0
+    shorter = _drawn(replace(probe, inputs=inputs, offset=offset), 99)
+    scores = scores_inside(tested, convention, shorter)
+    visible = shorter.visible[0, 0]
+    if scores is None or less < convention.joined or not np.isfinite(scores[0, 0][visible]).all():
+        return False
+    rows, keys = np.nonzero(probe.visible[0, 0])
+    vectors = {int(d): own for d, own in zip(keys - rows - probe.offset, found[0], strict=True)}
+    queries, of_keys, right = (
+        own[0, 0]
+        for own in (shorter.right["queries"], shorter.right["keys"], _right(tested, shorter))
+    )
+    apart = []
+    for row, key in zip(*np.nonzero(visible), strict=True):
+        own = vectors.get(int(key - row - offset))
+        if own is None:
+            continue
+        rest = dict(query=queries[row], key=of_keys[key])
+        known = np.concatenate([[1.0], *(rest[one] for one in unknowns)])
+        apart.append(abs(factor * right[row, key] + own @ known - scores[0, 0, row, key]))
+    size = max(1.0, float(np.abs(scores[0, 0][visible]).max(initial=0)))
+    return bool(max(apart, default=0.0) > 1e-3 * size)
 
 
 def _described(

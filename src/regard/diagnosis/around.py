@@ -108,7 +108,9 @@ def around_attention(layer: Any, text: str, helpers: str) -> Iterator[AroundAtte
     first = re.match(r"def forward\(\s*self,\s*(\w+)", called)
     x = re.escape(first[1]) if first else "x"
     adds = RESIDUAL.search(called) is not None or "+ input_tensor" in helpers
-    adds |= re.search(rf"return {x} \+ |\+ {x}\s*$", called, re.MULTILINE) is not None
+    adds |= (
+        re.search(rf"return {x} \+ |\b{x} \+ self\.|\+ {x}\s*$", called, re.MULTILINE) is not None
+    )
     axes: list[str] = []
     if hasattr(layer, "modules"):
         convolved = any(type(part).__name__ == "Conv2d" for part in layer.modules())

@@ -46,21 +46,10 @@ class Notes:
         return value
 
     def softmaxes(self) -> list[Array]:
-        """The scores of each softmax along a last axis, as they are when it gets them."""
+        """The scores of each softmax, as they are when it gets them, its axis as the last one."""
         arrays = list(self._found.values())
-        found: list[Array] = []
-        taken: set[int] = set()
-        for place, weights in enumerate(arrays):
-            if place in taken or not _are_weights(weights):
-                continue
-            for earlier in range(place):
-                scores = arrays[earlier]
-                if scores.shape == weights.shape and _is_softmax(scores, weights):
-                    found.append(scores)
-                    break
-            if len(found) == MOST_FOUND:
-                break
-        return found
+        axes = range(1, max((one.ndim for one in arrays), default=1) + 1)
+        return next((own for axis in axes if (own := _softmaxes(arrays, axis))), [])
 
     def factor_of(self, scores: Array) -> tuple[float, int] | None:
         """By what products of queries and keys are multiplied in scores, and their width.
@@ -81,6 +70,21 @@ class Notes:
                     if factor is not None:
                         return factor, sum(width for _, width in parts)
         return None
+
+
+def _softmaxes(arrays: Sequence[Array], axis: int) -> list[Array]:
+    """The scores of softmaxes along an axis, counted from the end."""
+    turned = [np.moveaxis(one, -axis, -1) for one in arrays if one.ndim >= axis]
+    found: list[Array] = []
+    for place, weights in enumerate(turned):
+        if not _are_weights(weights):
+            continue
+        alike = (one for one in turned[:place] if one.shape == weights.shape)
+        scores = next((one for one in alike if _is_softmax(one, weights)), None)
+        found += [] if scores is None else [scores]
+        if len(found) == MOST_FOUND:
+            break
+    return found
 
 
 def _factor(scores: Array, products: Array) -> float | None:

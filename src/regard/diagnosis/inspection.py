@@ -9,7 +9,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -155,9 +155,14 @@ def inspect_function(
     found = [
         (
             called,
-            replace(one, has_positions=True, by_head=getattr(called, "by_head", None))
-            if getattr(called, "has_table", "table" in one.roles) or (turns and _keeps_rows(one))
-            else replace(one, by_head=getattr(called, "by_head", None)),
+            replace(
+                one,
+                has_positions=one.has_positions
+                or getattr(called, "has_table", "table" in one.roles)
+                or (turns and _keeps_rows(one)),
+                by_head=getattr(called, "by_head", None),
+                without=(*one.without, *getattr(called, "left_out", ())),
+            ),
         )
         for called, one in found
     ]
@@ -171,7 +176,7 @@ def inspect_function(
             replace(
                 callee,
                 number=number,
-                mask_means=what_true_means(of_arguments, callee.parameters),
+                mask_means=what_true_means(of_arguments, _by_names(callee.parameters)),
                 **own,
             ),
         )
@@ -217,6 +222,11 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
             taken.append((called, replace(callee, parameters=own)))
         seen.add(roles)
     return taken
+
+
+def _by_names(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Parameters with the roles that their names have, where axes alone say how they are called."""
+    return [replace(one, role=one.role or role_of(one.name)) for one in parameters]
 
 
 def _is_table(name: str, axes: Mapping[str, str]) -> bool:

@@ -21,6 +21,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
 from regard.diagnosis.beside_weights import HEADS, TABLE, WIDTH, beside_weights
 from regard.diagnosis.caches import annotated, fields_of
+from regard.diagnosis.construction import GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.parameter_names import fused_order, plain, role_of
@@ -152,6 +153,8 @@ def _groups_made(made: Mapping[str, Any], code: _Code) -> int | None:
     for name, role in code.names.items():
         letters = _letters(name)
         if name in made and role[:2] == "W_" and letters and {*letters} <= {*"kv"}:
+            if "H" in (axes := code.axes.get(name, "")) and np.ndim(made[name]) == len(axes):
+                return int(made[name].shape[axes.index("H")])
             return max(1, _size_of(made[name]) * HEADS // (len(letters) * WIDTH**2))
     return None
 
@@ -247,7 +250,8 @@ def _weighed(
     beside = beside_weights(function, kind, code.rest, code.names, code.axes, counts)
     for name, array in beside.items():
         own = array if framework == "numpy" else array.astype(np.float32)
-        entries.setdefault(name, _in_library(own, framework))
+        if name not in entries or GATE_LAYER.search(name):  # it is open, however it was made
+            entries[name] = _in_library(own, framework)
     whole: Any = Tree(entries, by_role)
     if code.unpacked and all(one in entries for one in code.unpacked):
         whole = tuple(entries[one] for one in code.unpacked)
@@ -259,6 +263,7 @@ def _weighed(
     known = form.axes or form.groups < HEADS
     adapted = Adapted(function, {tree.name: whole}, "")
     adapted.has_table = any(map(TABLE.search, beside))
+    adapted.left_out = tuple(filter(GATE_LAYER.search, beside))
     if any(len(fused_order(_without_bias(name))) == 3 for name in code.names):
         adapted.by_head = form.by_head
     return adapted, rest, weights, HEADS if known else None

@@ -132,6 +132,16 @@ CALLS: Entries = {
             "bias = table[key_places[None, :] - query_places[:, None] + offset]",
         ),
     ),
+    "distances_counted_from_the_end": (
+        "what is added for a distance changes with the length of the text",
+        "The rows of relative positions are in the opposite order: a shift that lines them up "
+        "takes the farthest distance first, and 0 last.",
+        (),
+        (
+            "places = np.arange(S - 1, -1, -1)  # S − 1 … 0, and not 0 … S − 1",
+            "pos_seq = torch.arange(klen - 1, -1, -1.0)  # and not torch.arange(klen)",
+        ),
+    ),
     "distance_rows_out_of_order": (
         "distances that grow do not read the rows of their table one after the other",
         "A distance below 0 counts from the end of the table: add the largest one to it first.",
