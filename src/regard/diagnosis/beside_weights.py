@@ -48,9 +48,9 @@ def beside_weights(
         if len(axes) == len(words.get(name, ())):
             own = zip(words[name], axes, strict=True)
             sizes |= {word: LETTERS[axis] for word, axis in own if axis in LETTERS}
-    found = {}
+    found, in_einsums = {}, axes_in_einsums(function)
     for name in names:
-        axes = axes_in_einsums(function).get(name, "")
+        axes = in_einsums.get(name, "")
         shape = [LETTERS[one] for one in axes if one in LETTERS]
         if len(shape) != len(axes) or not axes:
             own_words = words.get(name, ())

@@ -12,10 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, spread_over
-from regard.diagnosis.packing import Alternative, Packing, joined
+from regard.diagnosis.packing import Alternative, Packing, side_by_side
 from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import Parameter
 from regard.diagnosis.weights import LAYERS
@@ -48,13 +46,13 @@ def with_fused_weights(
         packed = {}
         for name, own in parts.items():
             taken = {role: given.pop(f"{name}_{role}") for role in _with_biases(own, leaves[name])}
-            whole = _whole([taken[role] for role in own], axis, heads)
+            whole = side_by_side([taken[role] for role in own], axis, heads)
             if leaves[name]:
                 bias = [one for role, one in taken.items() if role[:2] == "b_"]
                 entries = {leaf: whole for leaf in leaves[name] if leaf in WEIGHT_LEAVES}
                 if bias:
                     of_bias = (leaf for leaf in leaves[name] if leaf in BIAS_LEAVES)
-                    entries |= dict.fromkeys(of_bias, _whole(bias, -1, heads))
+                    entries |= dict.fromkeys(of_bias, side_by_side(bias, -1, heads))
                 whole = entries
             packed[name] = whole
         return given | packed
@@ -86,17 +84,3 @@ def _with_biases(roles: Sequence[str], leaves: Sequence[str]) -> list[str]:
     """The same and their biases, if the argument is a dictionary that has them."""
     has_bias = any(leaf in BIAS_LEAVES for leaf in leaves)
     return [*roles, *(role.replace("W_", "b_") for role in roles if has_bias)]
-
-
-def _whole(arrays: Sequence[Any], axis: int, heads: int | None) -> Any:
-    """Weights or biases side by side; those of one head after the other, if so many are given."""
-    if len(arrays) == 1:
-        return arrays[0]
-    axis = axis if np.ndim(arrays[0]) > 1 else -1
-    if not heads:
-        return joined(arrays, axis)
-    if axis == 0:
-        parts = [one.reshape(heads, 1, -1, one.shape[-1]) for one in arrays]
-        return joined(parts, 1).reshape(-1, arrays[0].shape[-1])
-    lead = arrays[0].shape[:-1]
-    return joined([one.reshape(*lead, heads, 1, -1) for one in arrays], -2).reshape(*lead, -1)

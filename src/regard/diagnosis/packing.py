@@ -313,6 +313,20 @@ def joined(arrays: Sequence[Any], axis: int) -> Any:
     return _library_of(first).concatenate(arrays, axis)
 
 
+def side_by_side(arrays: Sequence[Any], axis: int, heads: int | None) -> Any:
+    """Weights or biases side by side; those of one head after the other, if so many are given."""
+    if len(arrays) == 1:
+        return arrays[0]
+    axis = axis if np.ndim(arrays[0]) > 1 else -1
+    if not heads:
+        return joined(arrays, axis)
+    if axis == 0:
+        parts = [one.reshape(heads, 1, -1, one.shape[-1]) for one in arrays]
+        return joined(parts, 1).reshape(-1, arrays[0].shape[-1])
+    lead = arrays[0].shape[:-1]
+    return joined([one.reshape(*lead, heads, 1, -1) for one in arrays], -2).reshape(*lead, -1)
+
+
 def _stacked(arrays: Sequence[Any], axis: int) -> Any:
     """Arrays along a new axis."""
     first = arrays[0]

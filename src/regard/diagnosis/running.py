@@ -135,7 +135,7 @@ def _tables(function: Any) -> CallResult:
     if hasattr(own, "named_parameters"):
         every = [*own.parameters(), *own.buffers()]
     else:
-        parts = [own, *(one for one in getattr(own, "__dict__", {}).values())]
+        parts = [own, *getattr(own, "__dict__", {}).values()]
         every = [one for part in parts for one in getattr(part, "__dict__", {}).values()]
     found = [as_numpy(one) for one in every if getattr(one, "ndim", 0) == 2]
     real = [one.astype(float) for one in found if one.dtype.kind in "fi"][:MAX_ARRAYS]

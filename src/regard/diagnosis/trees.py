@@ -24,6 +24,7 @@ from regard.diagnosis.caches import annotated, fields_of
 from regard.diagnosis.construction import GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
+from regard.diagnosis.packing import side_by_side
 from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, text_of
 from regard.diagnosis.source import code_called
@@ -319,13 +320,9 @@ def _shaped(
         heads = heads if "H" in axes else 1
         whole = np.stack(parts) if "P" in axes else np.concatenate(parts, -1)
         return in_axes(whole, axes, heads, output=role[-1] == "o")
-    if letters and form.by_head:
-        parts = [weights[role[:2] + letter] for letter in letters]
-        split = np.stack([one.reshape(*one.shape[:-1], HEADS, -1) for one in parts], -2)
-        whole = split.reshape(*parts[0].shape[:-1], -1)
-        return whole.T.copy() if form.turned and whole.ndim == 2 else whole
     if letters:
-        whole = np.concatenate([weights[role[:2] + letter] for letter in letters], axis=-1)
+        parts = [weights[role[:2] + letter] for letter in letters]
+        whole = np.asarray(side_by_side(parts, -1, HEADS if form.by_head else None))
         return whole.T.copy() if form.turned and whole.ndim == 2 else whole
     whole = weights[role]
     if role == "W_o" and form.output:
