@@ -25,7 +25,7 @@ from regard.diagnosis.under_test import FunctionUnderTest
 
 # Code that adds nothing by place has none of these words.
 WORDS = re.compile(
-    r"relative|rel_|_rel|bias|position|pos_|_pos|dist|alibi|slope|decay|edge|spatial|bucket|offset",
+    r"relative|rel_|_rel|bias|pair|position|pos_|_pos|dist|alibi|slope|decay|edge|spatial|bucket|offset",
     re.IGNORECASE,
 )
 RELATIVE = re.compile(r"relative|rel_|_rel|distance|bucket", re.IGNORECASE)

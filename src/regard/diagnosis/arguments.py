@@ -38,7 +38,6 @@ ROOM = 2
 KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys", "batch 1 keys")
 WIDER_THAN_ANY_PROBE = 1024  # and not so wide that each query takes long
 DROPOUT = 0.1
-BUCKETS = 32
 SHARP = 0.4
 
 
@@ -128,8 +127,6 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             width = probe.inputs["embeddings"].shape[-1] if "embeddings" in probe.inputs else 6
             angles = far[:, None] * BASE ** (-np.arange(0, width, 2) / width)
             return np.concatenate([np.sin(angles), np.cos(angles)], -1)[None].astype(dtype)
-        case "table":
-            return _table_of_distances(callee, convention, probe).astype(dtype)
         case "positions":
             numbers = np.arange(sizes["L"])
             return numbers[None] if callee.tables.startswith("batch") else numbers
@@ -149,15 +146,6 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             convention = replace(convention, mask=kind, mask_shape="batch keys")
         return _mask(everything, convention)
     return None
-
-
-def _table_of_distances(callee: Callee, convention: Convention, probe: Probe) -> Array:
-    """Numbers for distances, with a row for each of BUCKETS, and the axes of queries."""
-    whole, own = (callee.axes.get(callee.roles[one].name, "") for one in ("query", "table"))
-    fits = len(whole) == len(convention.layout)
-    known = dict(zip(whole, convention.layout, strict=True)) if fits else {}
-    lengths = [probe.sizes[known[one]] if one in known else BUCKETS for one in own]
-    return np.random.default_rng(9).normal(size=lengths)
 
 
 def _as_documented(callee: Callee, convention: Convention, probe: Probe) -> list[int]:
@@ -222,6 +210,8 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         by_role["context"] = context
     if not callee.weights:
         for name, array in probe.inputs.items():
+            if name[:2] == "b_" and layout.endswith("ML"):  # a column for tokens that are columns
+                array = array[None]
             if name[:2] in ("W_", "b_"):
                 by_role[name] = np.array(
                     array.T if convention.transposed else array, dtype, order="C"

@@ -16,7 +16,8 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.convention import Question
-from regard.diagnosis.signature import EDGES, MASKS, Callee, Parameter
+from regard.diagnosis.observations import OF_POSITIONS, TO_QUERIES_AND_KEYS
+from regard.diagnosis.signature import EDGES, MASKS, OF_KEYS, Callee, Parameter
 from regard.diagnosis.under_test import FunctionUnderTest
 
 # What is measured, in the words for a function of which it holds.
@@ -28,6 +29,9 @@ HELD = {
     "weights_do_not_add_up": "beside padding the weights add up to 1",
     "later_tokens_seen": "later tokens are hidden",
     "weights_all_equal": "tokens get different weights",
+    "normalised_input_added": "the input is added as it came",
+    "sublayer_lost": "what each layer computes reaches the output",
+    "positions_in_values": "positions change no values",
     "scale_of_a_part": "scores are divided by the root of the width of queries and keys",
 }
 BATCH, TOKENS, ROWS, REAL = 3, 5, 4, 3
@@ -64,6 +68,7 @@ class Way:
     kind: str = ""
     square: bool = False  # a mask (T, T), as of a graph
     lengths: Mapping[str, int] = field(default_factory=dict)  # of axes that are documented
+    first: bool = False  # whether padding comes before the text: causal code hides what follows
 
     def size(self, axis: str, name: str) -> int:
         """How long an axis is."""
@@ -103,7 +108,7 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
             found |= _later(calls, way, arrays, output)
             found |= {} if "weights_do_not_add_up" in found else _by_length(calls, way, arrays)
             scaled, scale = _scaled(calls, way, arrays)
-            found |= scaled
+            found |= scaled | _of_parts(calls, way, arrays) | _of_positions(calls, way, arrays)
             broken = tuple(name for name, holds in found.items() if not holds)
             held = tuple(name for name, holds in found.items() if holds)
             return Measured(broken, held, _words(way), scale)
@@ -128,7 +133,8 @@ def _documented(callee: Callee) -> Iterator[Way]:
     if any("T" in axes[name] for name in weights):  # it is the width, and not the tokens
         return
     counted = [one for one in needed if one.role == "lengths" or axes[one.name] == "B"]
-    masks = [one for one in needed if one in counted or MASK.search(one.name)]
+    named = (one for one in needed if one.role in OF_KEYS or MASK.search(one.name))
+    masks = [*counted, *named]
     mask = next(iter(masks), None)
     kinds = [("", False)]
     if mask is None:
@@ -189,6 +195,8 @@ def _kinds(callee: Callee, mask: Parameter) -> list[str]:
     if mask.role == "lengths" or callee.axes.get(mask.name) == "B":
         return [COUNTED, SHARE]
     hides = mask.role in ("hide", "key_hide")
+    if mask.role == "key_keep" and callee.mask_means != "hide":  # by its name, or by a number
+        return ["True for real tokens"]
     return sorted(KINDS, key=lambda kind: kind.startswith("True for padding") != hides)
 
 
@@ -230,6 +238,14 @@ class _Calls:
         found = [one for one in found if one is not None]
         return np.concatenate([np.empty((0, 2)), *found])
 
+    def of_parts(self, way: Way, arrays: Mapping[str, Array]) -> list[Array]:
+        """The outputs of a block whose layers are silenced; see sublayers.py."""
+        given = self._given(way, arrays, TOKENS)
+        own = Question("layers", (given,), reading=self._tested.callee.number, looks="parts")
+        result = self._tested.put(own)[-1]
+        found = [] if result.problem else [one.numbers for one in result.arrays]
+        return [one for one in found if one is not None]
+
     def _mask(self, way: Way, real: int) -> Array:
         if way.kind == COUNTED:
             return np.array([real, *[TOKENS] * (BATCH - 1)])
@@ -240,6 +256,7 @@ class _Calls:
         seen[0, real:] = False
         if way.square:
             seen[:, real:] = False
+        seen = seen[:, ::-1] if way.first else seen
         if way.kind == LISTED:
             return np.stack(np.nonzero(seen)[::-1])
         yes, no = KINDS[way.kind]
@@ -299,7 +316,8 @@ def _masked(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, b
     kinds = _kinds(calls._tested.callee, role)
     seen = []
     for kind in kinds:
-        own = replace(way, kind=kind)
+        first = calls._tested.callee.says_causal and kind in KINDS
+        own = replace(way, kind=kind, first=first)
         influence = _influence(calls, own, arrays)
         seen += [] if influence is None else [any(influence[REAL:])]
         # A mask of another kind than is meant hides real tokens, or nothing at all.
@@ -332,14 +350,15 @@ def _influence(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> tuple[bo
         if after is None:
             return None
         found.append(not _same(_first(way, before), _first(way, after)))
-    return tuple(found)
+    return tuple(found[::-1] if way.first else found)
 
 
 def _first(way: Way, output: Array) -> Array:
     """What the first text, and of several rows the last real one, gets."""
     place = _batch_axis(way, output)
     own = output if place is None else output.take(0, place)
-    return own.take(REAL - 1, own.shape.index(TOKENS)) if TOKENS in own.shape else own
+    last = TOKENS - 1 if way.first else REAL - 1
+    return own.take(last, own.shape.index(TOKENS)) if TOKENS in own.shape else own
 
 
 def _add_up(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
@@ -415,6 +434,41 @@ def _scaled(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> tuple[dict[
             seen = f"q·k is multiplied by {factor:.4g} = 1/√{round(parts)}"
             return {"scale_of_a_part": False}, f"{seen}; q and k are {width:g} wide."
     return {}, ""
+
+
+def _of_parts(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
+    """Whether a block of several layers adds what each of them computes to what it got."""
+    outputs = calls.of_parts(way, arrays)
+    rows = next(iter(arrays.values()))
+    if len(outputs) < 3 or not _same(outputs[0], rows):
+        return {}
+    silent, doubled, *told = outputs
+    kept = _same(silent, doubled) or calls._tested.callee.norm_place != "first"
+    lost = any(_same(silent, one) for one in told)
+    return {"normalised_input_added": kept, "sublayer_lost": not lost}
+
+
+def _of_positions(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
+    """Whether positions that are those of queries and keys leave equal values as they are."""
+    callee = calls._tested.callee
+    names = [one.name for one in callee.parameters if OF_POSITIONS.search(one.name)]
+    code = "\n".join(text for _, text in callee.blocks)
+    if not names or {*names} & arrays.keys() or not TO_QUERIES_AND_KEYS.search(code):
+        return {}
+    same = {
+        name: np.ones_like(array) * array.take([0], way.axes[name].index(axis))
+        for name, array in arrays.items()
+        for axis in way.axes[name]
+        if axis in "TLO" or (axis.islower() and axis == way.axes[name][0])
+    }
+    if same.keys() != arrays.keys() or (before := calls.put(way, same, real=TOKENS)) is None:
+        return {}
+    found = []
+    for name, rows in itertools.product(names, same.values()):
+        drawn = np.random.default_rng(5).normal(size=rows.shape)
+        after = calls.put(way, {**same, name: drawn}, real=TOKENS)
+        found += [] if after is None else [_same(before, after)]
+    return {"positions_in_values": all(found)} if found else {}
 
 
 def _evenly(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 _WORD = r"(?:[A-Za-z_]\w*'?|\d+)"
 _PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
 _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
+_SUM = rf"{_WORD}(?:\s*(?:\*|//|\+|-)\s*{_WORD}){{0,3}}"
+_SUMS = rf"{_SUM}(?:\s*,\s*{_SUM}){{0,5}}\s*,?"
 _BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|n_?windows|n_?seq|samples)$")
 _TOKENS = re.compile(
     r"(t|l|s|n|m|tk|tx|t_x|t_k|lk|ls|src\w*|j|i|k|kv|total\w*|nnz|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time\w*|steps?|"
@@ -42,12 +44,7 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
     """
     found = {}
     for name in names:
-        one = re.escape(name)
-        said = (
-            rf"(?<![\w.]){one}\b(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?[\w ,/&`\"']{{0,40}}?"
-            rf"\s*(?::|=|-)?\s*(?:[a-z ]{{3,40}},\s*)?(?:optional,? |of )?(?:shape )?(?<!\w)"
-            rf"[(\[]\s*({_LIST})\s*[)\]]"
-        )
+        one, said = re.escape(name), _said(name, _LIST)
         unpacked = (
             rf"^\s*({_WORD}(?:\s*,\s*{_WORD}){{1,5}})\s*=\s*{one}\.(?:shape|size\(\))\s*(?:#.*)?$"
         )
@@ -64,6 +61,32 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
         found = {name: tuple(own) for name, own in zip(names, shapes, strict=False)} | found
     alike = axes_of_all(text)
     return dict.fromkeys(names, alike) | found if alike else found
+
+
+def _said(name: str, within: str) -> str:
+    """The pattern of a list in brackets that a text gives a name, perhaps with others."""
+    return (
+        rf"(?<![\w.]){re.escape(name)}\b(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?"
+        rf"[\w ,/&`\"']{{0,40}}?"
+        rf"\s*(?::|=|-)?\s*(?:[a-z ]{{3,40}},\s*)?(?:optional,? |of )?(?:shape )?(?<!\w)"
+        rf"[(\[]\s*({within})\s*[)\]]"
+    )
+
+
+def documented_sizes(text: str, names: Collection[str]) -> dict[str, list[str]]:
+    """The lengths of the axes of each argument whose shape a text gives, as it writes them.
+
+    >>> documented_sizes("rel_k, rel_v: (2 * clip + 1, d)", ["rel_v"])
+    {'rel_v': ['2 * clip + 1', 'd']}
+    """
+    found = {}
+    for name in names:
+        for match in re.finditer(_said(name, _SUMS), text):
+            sizes = [one.strip() for one in match[1].split(",") if one.strip()]
+            if _are_axes(re.findall(_WORD, match[1]), name):
+                found[name] = sizes
+                break
+    return found
 
 
 def axes_of_all(text: str) -> tuple[str, ...]:

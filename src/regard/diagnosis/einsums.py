@@ -18,7 +18,8 @@ from regard.diagnosis.documented import documented_axes
 from regard.diagnosis.parameter_names import fused_order
 from regard.diagnosis.signature import text_of
 
-# M: the width of a token. H: heads. D: their width. P: the projections of a fused weight.
+# M: the width of a token. H: heads, or G: groups of them and R: those of each. D: their width.
+# P: the projections of a fused weight.
 HEADS = re.compile("h|n?_?heads?|nh|num_heads|n_head|q_heads|kv_heads|hq|hkv")
 WIDTHS = re.compile("d_?[kvhq]|hd|d_head|dh|head_?(dim|size|width)|dim_head|k|v|dk")
 _SUBSCRIPTS = re.compile(r"[\w. ]+(,[\w. ]+)+->[\w. ]*")
@@ -31,8 +32,11 @@ def axes_in_einsums(function: Callable[..., Any]) -> dict[str, str]:
     """
     nodes = [node for tree in trees_of(function) for node in ast.walk(tree)]
     others = _other_names(nodes)
-    calls = (node for node in nodes if isinstance(node, ast.Call))
-    known = [one for call in calls for one in _of_call(call)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    own = [one for call in calls for one in _operands(call)]
+    # Subscripts of the heads of keys, of which a weight has one axis.
+    groups = {kept[-2] for name, *_, kept in own if len(kept) == 2 + bool(fused_order(name))}
+    known = [(one[0], axes) for one in own if (axes := _axes(*one, groups))]
     found: dict[str, str] = {}
     for name, axes in known:
         found.setdefault(name, axes)
@@ -77,7 +81,11 @@ def _other_names(nodes: Sequence[ast.AST]) -> dict[str, list[str]]:
     return found
 
 
-def _of_call(call: ast.Call) -> Iterator[tuple[str, str]]:
+def _operands(call: ast.Call) -> Iterator[tuple[str, str, str, str]]:
+    """Each operand of an einsum that may be a weight: its name and its subscripts.
+
+    And which of these are summed, and which are kept.
+    """
     if getattr(call.func, "attr", getattr(call.func, "id", "")) != "einsum" or len(call.args) < 3:
         return
     text = getattr(call.args[0], "value", None)
@@ -86,18 +94,19 @@ def _of_call(call: ast.Call) -> Iterator[tuple[str, str]]:
     inputs, output = text.replace(" ", "").replace("...", "").split("->")
     operands = inputs.split(",")
     for number, (own, node) in enumerate(zip(operands, call.args[1:], strict=False)):
-        name = _name(node)
         others = set("".join(operands[:number] + operands[number + 1 :]))
-        if name and (axes := _axes(own, others, output, fused_order(name))):
-            yield name, axes
+        summed = "".join(one for one in own if one in others and one not in output)
+        kept = "".join(one for one in own if one in output and one not in others)
+        if (name := _name(node)) and len(summed) + len(kept) == len(own):
+            yield name, own, summed, kept
 
 
-def _axes(own: str, others: set[str], output: str, fused: str) -> str:
-    """The axes of one operand that is a weight; nothing if it may be none."""
-    summed = [one for one in own if one in others and one not in output]
-    kept = [one for one in own if one in output and one not in others]
-    if len(summed) + len(kept) != len(own):
-        return ""
+def _axes(name: str, own: str, summed: str, kept: str, groups: set[str]) -> str:
+    """The axes of one operand that is a weight; nothing if it may be none.
+
+    `groups` are the subscripts of the heads of keys, where queries have an axis of these.
+    """
+    fused = fused_order(name)
     match len(summed), len(kept):
         case 1, 1:
             letters = "D"
@@ -105,8 +114,11 @@ def _axes(own: str, others: set[str], output: str, fused: str) -> str:
             letters = "PD" if fused else "HD"
         case 1, 3 if fused:
             letters = "PHD"
-        case 2, 1:
-            return "".join("M" if one in kept else "HD"[summed.index(one)] for one in own)
+        case 1, 3 if len(groups & {*kept[:2]}) == 1:
+            letters = "GRD" if kept[0] in groups else "RGD"
+        case 2 | 3, 1:
+            letters = "HD" if len(summed) == 2 else "GRD" if summed[0] in groups else "RGD"
+            return "".join("M" if one in kept else letters[summed.index(one)] for one in own)
         case _:
             return ""
     return "".join("M" if one in summed else letters[kept.index(one)] for one in own)
@@ -120,19 +132,26 @@ def _name(node: ast.expr) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
-def in_axes(whole: Array, axes: str, heads: int, *, output: bool = False) -> Array:
+def in_axes(whole: Array, axes: str, heads: int, *, output: bool = False, groups: int = 1) -> Array:
     """A matrix with the axes of a weight: (M, H · D), several of them, or an output's (H · D, M).
+
+    An axis of heads may be two, one of `groups` (G) and one of the heads of each (R).
 
     >>> own, last = np.zeros((6, 8)), np.zeros((8, 6))
     >>> in_axes(own, "HMD", 2).shape, in_axes(last, "HDM", 2, output=True).shape
     ((2, 6, 4), (2, 4, 6))
     >>> in_axes(np.zeros((2, 6, 8)), "MPHD", 2).shape, in_axes(np.zeros((6, 4)), "DM", 1).shape
     ((6, 2, 2, 4), (4, 6))
+    >>> in_axes(own, "MRGD", 4, groups=2).shape
+    (6, 2, 2, 2)
     """
     known = "P" * (whole.ndim == 3) + ("HDM" if output else "MHD")
     at = known.index("M")
     sizes = {"P": len(whole), "M": whole.shape[-1 if at == len(known) - 1 else -2], "H": heads}
     split = whole.reshape([sizes.get(axis, -1) for axis in known])
-    if "H" not in axes:
+    if "G" in axes:
+        at, known = known.index("H"), known.replace("H", "GR")
+        split = split.reshape(*split.shape[:at], groups, -1, *split.shape[at + 1 :])
+    elif "H" not in axes:
         split, known = split.squeeze(known.index("H")), known.replace("H", "")
     return np.ascontiguousarray(split.transpose([known.index(axis) for axis in axes]))

@@ -23,11 +23,13 @@ from regard.diagnosis.beside_weights import HEADS
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.fused_weights import with_fused_weights
+from regard.diagnosis.given_arrays import with_given
 from regard.diagnosis.libraries import LIBRARIES, framework_of
 from regard.diagnosis.packing import (
     unpacked,
     with_borders,
     with_half_windows,
+    with_ids,
     with_one_window,
     with_texts_of_both,
     with_two_sides,
@@ -86,6 +88,8 @@ ONE_OF_SEVERAL = (
     with_two_sides,
     with_half_windows,
     with_texts_of_both,
+    with_ids,
+    with_given,
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -69,10 +70,8 @@ from regard.diagnosis.wording import (
 )
 from regard.errors import OptionError, safe_text
 
-# Names of learned numbers for distances.
-OF_DISTANCES = re.compile("table|rel|bias|distance|bucket|pos", re.IGNORECASE)
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
-TURNED = re.compile(r"(in|out)_proj_weight|\b[wW]_?[qkvo] @ x\b", re.IGNORECASE)
+TURNED = re.compile(r"(in|out)_proj_weight|\b\w*_?[qkvo] @ x\b", re.IGNORECASE)
 
 
 def inspect_function(
@@ -137,7 +136,6 @@ def inspect_function(
         "window_means": what_window_means(of_all, [*found[0][1].parameters, *given_windows(made)]),
         "causal_aligns": where_causal_aligns(of_all),
         "says_pieces": says_pieces(prose),
-        "unused": unused_layers(function),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": TURNED.search(text) is not None,
         "columns_said": columns_said(code_of_file(function)),
@@ -151,17 +149,18 @@ def inspect_function(
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
     found = _by_their_axes(found, own["axes"])
-    turns = turns_rows(text)
+    turns, unused = turns_rows(text), unused_layers(function)
     found = [
         (
             called,
             replace(
                 one,
                 has_positions=one.has_positions
-                or getattr(called, "has_table", "table" in one.roles)
+                or any(_of_wrappers(called, "has_table"))
                 or (turns and _keeps_rows(one)),
                 by_head=getattr(called, "by_head", None),
-                without=(*one.without, *getattr(called, "left_out", ())),
+                without=(*one.without, *itertools.chain(*_of_wrappers(called, "left_out"))),
+                unused=(*unused, *itertools.chain(*_of_wrappers(called, "unread"))),
             ),
         )
         for called, one in found
@@ -182,6 +181,13 @@ def inspect_function(
         )
         for number, (called, callee) in enumerate(found[:MOST_READINGS])
     ]
+
+
+def _of_wrappers(called: Any, name: str) -> Iterator[Any]:
+    """What the wrappers of a function, one around the other, say by an attribute."""
+    while hasattr(called, "__wrapped__"):
+        yield getattr(called, name, ())
+        called = called.__wrapped__
 
 
 def _keeps_rows(callee: Callee) -> bool:
@@ -210,8 +216,6 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
         own = tuple(
             replace(one, role="distances", guessed=False)
             if one.guessed and one.name in alike and set(axes[one.name]) <= set(whole)
-            else replace(one, role="table", guessed=False)
-            if one.guessed and _is_table(one.name, axes)
             else replace(one, role="lengths", guessed=False)
             if axes.get(one.name) == "B" and (one.guessed or _counts_tokens(one))
             else one
@@ -227,12 +231,6 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
 def _by_names(parameters: Sequence[Parameter]) -> list[Parameter]:
     """Parameters with the roles that their names have, where axes alone say how they are called."""
     return [replace(one, role=one.role or role_of(one.name)) for one in parameters]
-
-
-def _is_table(name: str, axes: Mapping[str, str]) -> bool:
-    """Whether an argument has a row for each distance, by its name and its axes."""
-    own = axes.get(name, "")
-    return len(own) == 2 and not {"B", "T"} & {*own} and OF_DISTANCES.search(name) is not None
 
 
 def _counts_tokens(one: Parameter) -> bool:
@@ -258,7 +256,8 @@ def _by_axes(
     if first is None or any(one.required and one.name not in axes for one in parameters):
         raise error
     known = tuple(replace(one, role="x" if one is first else None) for one in parameters)
-    callee = Callee(name, known, library or framework_of(described), opaque=str(error))
+    framework = "torch" if hasattr(called, "state_dict") else framework_of(described)
+    callee = Callee(name, known, library or framework, opaque=str(error))
     if called is not function:
         callee = replace(callee, widths=widths_of(getattr(called, "__self__", called)))
     return [(called, callee)]

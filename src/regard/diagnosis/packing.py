@@ -16,6 +16,7 @@ import numpy as np
 from regard.diagnosis.caches import annotated, fields_of
 from regard.diagnosis.parameter_names import plain, role_of
 from regard.diagnosis.signature import EDGES, PROJECTIONS, Parameter, text_of
+from regard.diagnosis.source import code_of_file
 
 QKV = re.compile("^(x|in|mixed|fused|packed)?qkv(s|packed|proj|tensor|layer|states|heads)?$")
 KV = re.compile("^(x|mixed|fused|packed)?kv(s|packed|heads)?$")
@@ -46,6 +47,7 @@ class Packing:
     `__wrapped__` is the function itself, so that its library is found.
     """
 
+    left_out: tuple[str, ...] = ()  # what is fixed so that it changes nothing
     by_head: bool | None = None  # whether a fused matrix has one head's columns after another's
 
     def __init__(
@@ -162,6 +164,40 @@ def with_texts_of_both(
         return given if texts is None else {**given, one.name: kind(texts, texts)}
 
     return Packing(function, pack), [replace(p, keyword=True) for p in parameters]
+
+
+# What tells padding from tokens: `ids != 0`, `tokens.eq(PAD)`.
+COMPARED = r"(?<![\w.]){name}\b\s*(?:[!=]=|\.(?:eq|ne)\()\s*(?:self\.)?(\w+)"
+IDENTIFIERS = re.compile(r"(^|_)(ids?|idx|tokens|items?|words|seqs?|log_seqs)$", re.IGNORECASE)
+
+
+def with_ids(function: Callable[..., Any], parameters: Sequence[Parameter]) -> Alternative | None:
+    """A function that takes tokens' numbers, of which one is padding, as one of a mask."""
+    text = code_of_file(function)
+    for one in parameters[1:]:
+        compared = re.search(COMPARED.format(name=re.escape(one.name)), text)
+        if compared and IDENTIFIERS.search(one.name) and role_of(one.name) in (None, "x"):
+            padding = _number_named(compared[1], text)
+            break
+    else:
+        return None
+    if padding is None:
+        return None
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        keep = given.get(one.name)  # True for what is no padding
+        return given if keep is None else {**given, one.name: keep * 3 + padding}
+
+    named = [replace(p, keyword=True, role="key_keep" if p is one else p.role) for p in parameters]
+    return Packing(function, pack), named
+
+
+def _number_named(word: str, text: str) -> int | None:
+    """A number, or what a name is set to in code: PAD = 1, pad_id=0, pad_id: int = 0."""
+    if word.isdigit():
+        return int(word)
+    said = re.search(rf"\b{re.escape(word)}\s*(?::\s*int)?\s*=\s*(\d+)", text)
+    return int(said[1]) if said else None
 
 
 def _is_window_of_two(one: Parameter) -> bool:

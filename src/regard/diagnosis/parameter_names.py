@@ -96,6 +96,7 @@ for _part in "qkvo":
             _part,
             _word,
             *(("out", "0", "project") if _part == "o" else (f"{_word}s",)),
+            *(("ke", "kcontent") if _part == "k" else ()),  # as Transformer-XL's
         )
     )
     NAMES[f"b_{_part}"] = " ".join(

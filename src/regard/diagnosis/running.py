@@ -31,6 +31,7 @@ from regard.diagnosis.fused_calls import noting_fused
 from regard.diagnosis.jax_traces import Traces, Untraceable
 from regard.diagnosis.norms import doubled_norms
 from regard.diagnosis.signature import Callee
+from regard.diagnosis.sublayers import outputs_of_parts
 from regard.errors import safe_text
 
 # How much of a result is read: the output of a probe has some kilobytes.
@@ -87,6 +88,9 @@ def answer_question(
         readings = [(getattr(own, "__wrapped__", own), callee) for own, callee in readings]
         with _one_at_a_time.lock, code.with_first_defaults():
             return _answers(readings, question, limit, {})
+    if question.looks == "parts":
+        silenced = [(partial(outputs_of_parts, own), callee) for own, callee in readings]
+        return _answers(silenced, question, limit, {})
     if question.looks == "tables":
         return [_tables(readings[question.reading][0])]
     if question.looks == "lines":
@@ -128,8 +132,9 @@ def _tables(function: Any) -> CallResult:
 
     Of a torch module these are its parameters and buffers.
     """
-    own = function
+    own, given = function, list[Any]()
     while hasattr(own, "__wrapped__"):
+        given += getattr(own, "arrays", {}).values()
         own = own.__wrapped__
     own = getattr(own, "__self__", own)
     if hasattr(own, "named_parameters"):
@@ -137,7 +142,7 @@ def _tables(function: Any) -> CallResult:
     else:
         parts = [own, *getattr(own, "__dict__", {}).values()]
         every = [one for part in parts for one in getattr(part, "__dict__", {}).values()]
-    found = [as_numpy(one) for one in every if getattr(one, "ndim", 0) == 2]
+    found = [as_numpy(one) for one in (*given, *every) if getattr(one, "ndim", 0) == 2]
     real = [one.astype(float) for one in found if one.dtype.kind in "fi"][:MAX_ARRAYS]
     shown = tuple(ReturnedArray(one.shape, "float64", one) for one in real)
     return CallResult(shown) if shown else CallResult(problem="it has none", kind="nothing")

@@ -31,9 +31,9 @@ from regard.errors import OptionError, safe_text
 DIFFERENTIATED = ("query", "key", "key_t", "value", "x", "context", "cache_k", "cache_v")
 # Every role that a user may state.
 ROLES = {*NAMES, *BACKWARD_NAMES, "keep01", "hide01", "add"}
-# And those that a parameter gets beside them: keys that are values too, a matrix between queries
-# and keys, and a learned table of distances.
-ROLES_GIVEN = ROLES | {"key_value", "between", "table"}
+# And those that a parameter gets beside them: keys that are values too, and a matrix between
+# queries and keys.
+ROLES_GIVEN = ROLES | {"key_value", "between"}
 ARRAYS = ("query", "key", "value")
 # The roles of parameters that hide keys: those of padded keys, and all.
 OF_KEYS = ("key_mask", "key_keep", "key_hide", "lengths")
@@ -45,6 +45,7 @@ STEPS = ("dropped", "kept")
 # Edges of a graph, (2, E): from the nodes of the first row to those of the second.
 EDGES = re.compile("edge_?(index|list|idx)s?$|^edges$", re.IGNORECASE)
 BETWEEN = ("w", "wa", "wgeneral")  # a matrix between queries and keys, as Luong's
+FAMILY = re.compile("(\\w+?)_?([qkvoQKVO])")  # of names: omega_q, omega_k, omega_v
 LATENTS = "latents"  # learned queries, among the weights of an object
 MOST_READINGS = 64
 # What a required parameter may be whose name and position say nothing, by its annotation.
@@ -219,6 +220,14 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
         )
         for one in parameters
     ]
+    if (
+        found[:1]
+        and not (stated or found[0].role or _takes_queries(found))
+        and {one.role for one in found} >= {*PROJECTIONS}
+    ):
+        found[0] = replace(found[0], role="x")  # before the matrices that it meets
+    if not stated:
+        found = _by_families(found)
     if not stated and not _takes_queries(found):
         of_arrays = dict(zip(PROJECTIONS, ARRAYS, strict=True))  # query_layer is an array, then
         found = [replace(one, role=of_arrays.get(one.role or "", one.role)) for one in found]
@@ -245,6 +254,25 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
     choices = [GUESSES[one.kind] for one in unknown]
     readings = itertools.islice(itertools.product(*choices), MOST_GUESSES)
     return [_with_guesses(found, roles) for roles in readings]
+
+
+def _by_families(found: list[Parameter]) -> list[Parameter]:
+    """Names that differ in q, k and v alone are those of weights, and others of biases.
+
+    As in f(X, omega_v, omega_q, omega_k, beta_v, beta_q, beta_k).
+    """
+    parts = {one.name: FAMILY.fullmatch(one.name) for one in found[1:] if one.role is None}
+    stems: dict[str, dict[str, str]] = {}
+    for name, own in parts.items():
+        if own is not None:
+            stems.setdefault(own[1], {})[own[2].lower()] = name
+    whole = [one for one in stems.values() if {*"qkv"} <= one.keys()]
+    roles = {
+        name: f"{kind}_{letter}"
+        for kind, own in zip("Wb", whole, strict=False)
+        for letter, name in own.items()
+    }
+    return [replace(one, role=one.role or roles.get(one.name)) for one in found]
 
 
 def _by_position(found: list[Parameter]) -> list[Parameter]:

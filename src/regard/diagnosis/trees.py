@@ -317,9 +317,9 @@ def _shaped(
     if axes:
         parts = [weights[role[:2] + letter] for letter in letters or role[-1]]
         heads = form.groups if (letters or role)[-1] in "kv" and letters != "qkv" else HEADS
-        heads = heads if "H" in axes else 1
+        heads = heads if {*axes} & {*"HG"} else 1
         whole = np.stack(parts) if "P" in axes else np.concatenate(parts, -1)
-        return in_axes(whole, axes, heads, output=role[-1] == "o")
+        return in_axes(whole, axes, heads, output=role[-1] == "o", groups=form.groups)
     if letters:
         parts = [weights[role[:2] + letter] for letter in letters]
         whole = np.asarray(side_by_side(parts, -1, HEADS if form.by_head else None))
@@ -413,11 +413,20 @@ def _without_bias(name: str) -> str:
 
 def _texts(function: Callable[..., Any]) -> Iterator[str]:
     """Every text in the code, and the parameters of functions that a dictionary is spread over."""
+    texts, ends = list[str](), list[str]()
     for node in _nodes(function):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-        elif isinstance(node, ast.Attribute):
-            yield node.attr
+        match node:
+            case ast.Constant(value=str(text)):
+                texts.append(text)
+            case ast.Attribute(attr=name):
+                texts.append(name)
+            case ast.BinOp(op=ast.Add(), right=ast.Constant(value=str(end))):
+                ends.append(end)  # name + "_w"
+            case ast.JoinedStr(values=[ast.FormattedValue(), ast.Constant(value=str(end))]):
+                ends.append(end)  # f"{name}_w"
+    yield from texts
+    ends = [end for end in ends if end.isidentifier()]  # and no ".weight": a leaf, not a name
+    yield from (f"{text}{end}" for text in texts if len(text) < 6 for end in ends)
     yield from spread_over(function, None)
 
 

@@ -275,6 +275,15 @@ CALLS: Entries = {
         (),
         ("output = merged @ W_o  # every weight of the layer is used", "return self.out(merged)"),
     ),
+    "sublayer_lost": (
+        "what one of its layers computes is lost",
+        "The output does not depend on it: the next layer adds its result to what came before.",
+        (),
+        (
+            "y = y + self_attention(norm(y)); y = y + cross_attention(norm(y), memory)",
+            "y = y + self.attn(self.ln1(y)); y = y + self.cross(self.ln2(y), memory)",
+        ),
+    ),
     "dropout_left_on": (
         "dropout is on although nothing is trained",
         "Each answer is another one; F.dropout is on unless it gets training=self.training, and "
