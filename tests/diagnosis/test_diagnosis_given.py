@@ -227,3 +227,49 @@ class Detector(torch.nn.Module):
 )
 def test_what_the_layers_of_a_block_compute_is_added(block, name):
     assert names_of(block) == (name,)
+
+
+# --- positions in half precision ------------------------------------------------------------------
+
+
+def turned(x, positions, base):
+    angles = torch.outer(positions, base ** (-torch.arange(0, x.shape[-1], 2) / x.shape[-1]))
+    cos, sin = (torch.cat([one, one], -1).to(x.dtype) for one in (angles.cos(), angles.sin()))
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def with_positions(q, k, v, positions, upcast):
+    q, k = turned(q, positions, 10000.0), turned(k, positions, 10000.0)
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores = scores.float() if upcast else scores
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+    return weights.to(v.dtype) @ v
+
+
+def in_float32(q, k, v):
+    """Causal, with rotary positions, in any dtype."""
+    return with_positions(q, k, v, torch.arange(q.shape[-2]).to(torch.float32), True)
+
+
+def in_float32_with_scores_in_half(q, k, v):
+    """Causal, with rotary positions, in any dtype."""
+    return with_positions(q, k, v, torch.arange(q.shape[-2]).to(torch.float32), False)
+
+
+def in_the_dtype_of_queries(q, k, v):
+    """Causal, with rotary positions, in any dtype."""
+    return with_positions(q, k, v, torch.arange(q.shape[-2]).to(q.dtype).float(), True)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (in_float32, "right"),
+        (in_float32_with_scores_in_half, "right"),
+        (in_the_dtype_of_queries, "positions_rounded"),
+    ],
+)
+def test_positions_beyond_256_are_not_rounded(function, name):
+    assert names_of(function) == (name,)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from regard.diagnosis.arguments import mask_role
 from regard.diagnosis.convention_search import key_mask_convention
+from regard.diagnosis.half_positions import rounds_positions
 from regard.diagnosis.hypotheses import Hypothesis
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import is_causal
@@ -26,6 +27,7 @@ from regard.diagnosis.mistakes.calls import (
     MASKS_OF_WINDOWS,
     OF_NORMS,
     POSITIONS_IN_VALUES,
+    POSITIONS_ROUNDED,
     POSITIONS_UNUSED,
     QUERIES_FROM_CONTEXT,
     STALE_CONTEXT,
@@ -134,6 +136,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield COLUMNS_MISREAD
     if name := _wrong_window(tested, own):
         yield all_mistakes()[name]
+    if own.built_in.positions[:6] == "rotary" and rounds_positions(tested, own.conventions[0]):
+        yield POSITIONS_ROUNDED
     if tested.callee.has_positions and not (own.built_in.positions or own.built_in.added):
         yield POSITIONS_UNUSED
     if tested.callee.unused:

@@ -18,6 +18,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.convention import Question
 from regard.diagnosis.observations import OF_POSITIONS, TO_QUERIES_AND_KEYS
 from regard.diagnosis.signature import EDGES, MASKS, OF_KEYS, Callee, Parameter
+from regard.diagnosis.sublayers import DOUBLED, SILENT
 from regard.diagnosis.under_test import FunctionUnderTest
 
 # What is measured, in the words for a function of which it holds.
@@ -83,7 +84,7 @@ class Measured:
     broken: tuple[str, ...]
     held: tuple[str, ...]
     call: str
-    scale: str = ""  # what was seen of a wrong one
+    seen: Mapping[str, str] = field(default_factory=dict)  # what was seen of what is broken
 
 
 def by_properties(tested: FunctionUnderTest) -> Measured | None:
@@ -104,14 +105,16 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
             found = {**_apart(calls, way, arrays, output), **_masked(calls, way, arrays)}
             found |= _evenly(calls, way, arrays, output)
             if found.get("weights_all_equal") is False and _inverted(calls, way, arrays, output):
-                return Measured(("mask_inverted",), (), _words(way), "")
+                return Measured(("mask_inverted",), (), _words(way))
             found |= _later(calls, way, arrays, output)
             found |= {} if "weights_do_not_add_up" in found else _by_length(calls, way, arrays)
-            scaled, scale = _scaled(calls, way, arrays)
-            found |= scaled | _of_parts(calls, way, arrays) | _of_positions(calls, way, arrays)
+            found |= _of_positions(calls, way, arrays)
+            seen = dict[str, str]()
+            for own, texts in (_scaled(calls, way, arrays), _of_parts(calls, way, arrays)):
+                found, seen = found | own, seen | texts
             broken = tuple(name for name, holds in found.items() if not holds)
             held = tuple(name for name, holds in found.items() if holds)
-            return Measured(broken, held, _words(way), scale)
+            return Measured(broken, held, _words(way), seen)
         elif way.kind == COUNTED and any((_influence(calls, way, arrays) or ())[REAL:]):
             return Measured(("padding_changes_the_output",), (), _words(way))
         if calls.count > MOST_CALLS:
@@ -238,13 +241,13 @@ class _Calls:
         found = [one for one in found if one is not None]
         return np.concatenate([np.empty((0, 2)), *found])
 
-    def of_parts(self, way: Way, arrays: Mapping[str, Array]) -> list[Array]:
-        """The outputs of a block whose layers are silenced; see sublayers.py."""
+    def of_parts(self, way: Way, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of a block whose layers are silenced, by names; see sublayers.py."""
         given = self._given(way, arrays, TOKENS)
         own = Question("layers", (given,), reading=self._tested.callee.number, looks="parts")
         result = self._tested.put(own)[-1]
-        found = [] if result.problem else [one.numbers for one in result.arrays]
-        return [one for one in found if one is not None]
+        found = zip(result.names, result.arrays, strict=False)
+        return {name: one.numbers for name, one in found if one.numbers is not None}
 
     def _mask(self, way: Way, real: int) -> Array:
         if way.kind == COUNTED:
@@ -419,33 +422,34 @@ def _later(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) 
     return {"later_tokens_seen": _same(output.take(0, place), after.take(0, place))}
 
 
-def _scaled(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> tuple[dict[str, bool], str]:
-    """Whether q·k is divided by the root of the width of q and k, and not by that of a part.
+Seen = tuple[dict[str, bool], dict[str, str]]  # what holds, and what was seen of what does not
 
-    And the numbers, if it is not.
-    """
+
+def _scaled(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> Seen:
+    """Whether q·k is divided by the root of the width of q and k, and not by that of a part."""
     factors = calls.factors(way, arrays)
     for factor, width in factors:
         parts = factor**-2 if factor > 0 else 0.0
         if abs(parts - width) < SAME_SHARE * width:
-            return {"scale_of_a_part": True}, ""
+            return {"scale_of_a_part": True}, {}
         # A single feature more may come of the sizes that were chosen for an object.
         if 1 < round(parts) < width - 1 and abs(parts - round(parts)) < SAME_SHARE * parts:
             seen = f"q·k is multiplied by {factor:.4g} = 1/√{round(parts)}"
-            return {"scale_of_a_part": False}, f"{seen}; q and k are {width:g} wide."
-    return {}, ""
+            text = f"{seen}; q and k are {width:g} wide."
+            return {"scale_of_a_part": False}, {"scale_of_a_part": text}
+    return {}, {}
 
 
-def _of_parts(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
+def _of_parts(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> Seen:
     """Whether a block of several layers adds what each of them computes to what it got."""
     outputs = calls.of_parts(way, arrays)
-    rows = next(iter(arrays.values()))
-    if len(outputs) < 3 or not _same(outputs[0], rows):
-        return {}
-    silent, doubled, *told = outputs
+    silent, doubled = outputs.pop(SILENT, None), outputs.pop(DOUBLED, None)
+    if silent is None or doubled is None or not _same(silent, next(iter(arrays.values()))):
+        return {}, {}
     kept = _same(silent, doubled) or calls._tested.callee.norm_place != "first"
-    lost = any(_same(silent, one) for one in told)
-    return {"normalised_input_added": kept, "sublayer_lost": not lost}
+    lost = [name for name, one in outputs.items() if _same(silent, one)]
+    text = f"Whatever {lost[0]} returns, the output is the same." if lost else ""
+    return {"normalised_input_added": kept, "sublayer_lost": not lost}, {"sublayer_lost": text}
 
 
 def _of_positions(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:

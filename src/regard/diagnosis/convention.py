@@ -96,9 +96,9 @@ UPSTREAM = "d output"
 
 # A look inside: the scores that softmaxes get, or by what q·k is multiplied in them, and its width;
 # the results with every normalisation that is left out doubled; with its own defaults instead of an
-# empty cache; learned tables; the results where layers of a block are silent; or the numbers of the
-# lines that all calls together have run.
-Look = Literal["", "scores", "factors", "doubled", "defaults", "tables", "parts", "lines"]
+# empty cache; learned tables; the results where layers of a block are silent, or in half precision;
+# or the numbers of the lines that all calls together have run.
+Look = Literal["", "scores", "factors", "doubled", "defaults", "tables", "parts", "half", "lines"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ from regard.diagnosis.convention import UPSTREAM, CallResult, Question, Returned
 from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
 from regard.diagnosis.dropout import without_dropout
 from regard.diagnosis.fused_calls import noting_fused
+from regard.diagnosis.half_positions import InHalf
 from regard.diagnosis.jax_traces import Traces, Untraceable
 from regard.diagnosis.norms import doubled_norms
 from regard.diagnosis.signature import Callee
@@ -88,6 +89,11 @@ def answer_question(
         readings = [(getattr(own, "__wrapped__", own), callee) for own, callee in readings]
         with _one_at_a_time.lock, code.with_first_defaults():
             return _answers(readings, question, limit, {})
+    if question.looks == "half":
+        halved = [(InHalf(own), callee) for own, callee in readings]
+        untraced = {question.reading: Traces(usable=False)}  # NumPy has no such numbers
+        with _one_at_a_time.lock:
+            return _answers(halved, question, limit, untraced)
     if question.looks == "parts":
         silenced = [(partial(outputs_of_parts, own), callee) for own, callee in readings]
         return _answers(silenced, question, limit, {})

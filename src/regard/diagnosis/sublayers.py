@@ -13,12 +13,13 @@ from typing import Any
 from regard.diagnosis.norms import REPLACED, doubled_norms
 
 MOST_PARTS = 8
+SILENT, DOUBLED = "silent layers", "silent layers, doubled norms"  # names that no layer has
 
 
-def outputs_of_parts(block: Any, *given: Any, **named: Any) -> tuple[Any, ...]:
+def outputs_of_parts(block: Any, *given: Any, **named: Any) -> dict[str, Any]:
     """The outputs of a torch module where its layers return nothing but zeros.
 
-    As it is, with its normalisations doubled, and then with numbers from one layer after the other.
+    As it is, with its normalisations doubled, and then with numbers from one layer, by its name.
     The normalisation after the last layer is left alone. A TypeError for other functions.
     """
     parts, ends = _parts_of(block, given, named)
@@ -36,7 +37,9 @@ def outputs_of_parts(block: Any, *given: Any, **named: Any) -> tuple[Any, ...]:
 
     with doubled_norms(block):
         doubled = output() / (2 if ends else 1)
-    return (output(), doubled, *map(output, range(len(parts))))
+    names = {part: name for name, part in block.named_modules()}
+    told = {names[part]: output(number) for number, part in enumerate(parts)}
+    return {SILENT: output(), DOUBLED: doubled, **told}
 
 
 def _parts_of(block: Any, given: Any, named: Any) -> tuple[list[Any], bool]:

@@ -268,9 +268,9 @@ def _of_properties(tested: FunctionUnderTest) -> Outcome | None:
         return None
     name, known = tested.callee.name, all_mistakes()
     mistakes = tuple(without_example(known[one]) for one in seen.broken)
-    if seen.scale:
-        own = (f"{seen.scale} " * (one.name == "scale_of_a_part") + one.why for one in mistakes)
-        mistakes = tuple(replace(one, why=why) for one, why in zip(mistakes, own, strict=True))
+    mistakes = tuple(
+        replace(one, why=f"{seen.seen.get(one.name, '')} {one.why}".strip()) for one in mistakes
+    )
     text = f"{name} computes scores that are not known here; nothing measured is wrong"
     if mistakes:
         text = f"{name} is mistaken: {', and '.join(one.title for one in mistakes)}"

@@ -209,6 +209,16 @@ CALLS: Entries = {
             "x = x + self.pos[:, : x.size(1)]; angles = torch.outer(past + torch.arange(L), freqs)",
         ),
     ),
+    "positions_rounded": (
+        "positions are counted in half precision",
+        "bfloat16 has no odd numbers above 256, and float16 none above 2048: tokens beyond get the "
+        "angles of others.",
+        (),
+        (
+            "angles = np.outer(np.arange(L, dtype=np.float32), frequencies)",
+            "angles = torch.outer(torch.arange(L).float(), freqs); cos = angles.cos().to(x.dtype)",
+        ),
+    ),
     "blocks_change_the_output": (
         "the size of the blocks changes the result",
         "Right code gives the same for every size, also where the last block is not full.",
@@ -277,7 +287,7 @@ CALLS: Entries = {
     ),
     "sublayer_lost": (
         "what one of its layers computes is lost",
-        "The output does not depend on it: the next layer adds its result to what came before.",
+        "The next layer adds its result to what came before, and not to that.",
         (),
         (
             "y = y + self_attention(norm(y)); y = y + cross_attention(norm(y), memory)",
@@ -306,6 +316,7 @@ POSITIONS_IN_VALUES = _BY_NAME["positions_in_values"]
 OF_NORMS = {"added": _BY_NAME["normalised_input_added"], "part": _BY_NAME["norm_misses_a_part"]}
 OF_NORMS["sum"] = _BY_NAME["norm_before_the_sum"]
 LAYER_UNUSED = _BY_NAME["layer_unused"]
+POSITIONS_ROUNDED = _BY_NAME["positions_rounded"]
 POSITIONS_UNUSED = _BY_NAME["positions_unused"]
 TOKENS_MISPLACED = _BY_NAME["tokens_misplaced_in_a_cache"]
 POSITIONS_RESTART = _BY_NAME["positions_restart"]
