@@ -273,3 +273,46 @@ def in_the_dtype_of_queries(q, k, v):
 )
 def test_positions_beyond_256_are_not_rounded(function, name):
     assert names_of(function) == (name,)
+
+
+# --- additive scores, and channels before time ----------------------------------------------------
+
+
+class Additive(torch.nn.Module):
+    """score = v · tanh(W s + U h). query: (B, 1, d), keys: (B, T, d)"""
+
+    def __init__(self, hidden=16, apart=False):
+        super().__init__()
+        self.Wa, self.Ua = torch.nn.Linear(hidden, hidden), torch.nn.Linear(hidden, hidden)
+        self.Va, self.apart = torch.nn.Linear(hidden, 1), apart
+
+    def forward(self, query, keys):
+        parts = self.Wa(query), self.Ua(keys)
+        mixed = sum(map(torch.tanh, parts)) if self.apart else torch.tanh(sum(parts))
+        weights = self.Va(mixed).transpose(1, 2).softmax(-1)
+        return weights @ keys, weights
+
+
+def test_a_query_changes_what_is_read():
+    assert names_of(Additive) == ("unknown",)
+    assert names_of(Additive(apart=True)) == ("queries_without_effect",)
+
+
+class OfChannels(torch.nn.Module):
+    """qkv: (N, H * 3 * C, T), one head after the other."""
+
+    def __init__(self, n_heads=2, power=-0.25):
+        super().__init__()
+        self.n_heads, self.power = n_heads, power
+
+    def forward(self, qkv):
+        batch, width, length = qkv.shape
+        ch = width // (3 * self.n_heads)
+        q, k, v = qkv.reshape(batch * self.n_heads, 3 * ch, length).split(ch, 1)
+        weights = (torch.einsum("bct,bcs->bts", q, k) * ch ** (2 * self.power)).softmax(-1)
+        return torch.einsum("bts,bcs->bct", weights, v).reshape(batch, -1, length)
+
+
+def test_channels_may_come_before_time():
+    assert names_of(OfChannels) == ("right",)
+    assert names_of(OfChannels(power=-0.5)) == ("scale_by_width",)

@@ -97,6 +97,7 @@ BY_HAND = {
     "integer_mask_inverted",
     "positions_unused",
     "layer_unused",
+    "queries_without_effect",
     "positions_rounded",
     "sublayer_lost",
     "normalised_input_added",

@@ -30,6 +30,7 @@ HELD = {
     "weights_do_not_add_up": "beside padding the weights add up to 1",
     "later_tokens_seen": "later tokens are hidden",
     "weights_all_equal": "tokens get different weights",
+    "queries_without_effect": "each query gets something else",
     "normalised_input_added": "the input is added as it came",
     "sublayer_lost": "what each layer computes reaches the output",
     "positions_in_values": "positions change no values",
@@ -46,7 +47,15 @@ SAME_SHARE = 1e-3  # of a width, which a factor gives
 OF_TOKENS = ("x", "query", "key", "value", "context", "key_value")
 # The axes that tokens may have: one array of them, or a query and what it reads.
 ALONE = ("BTM", "BMT", "TM", "BMhw", "TBM")
-READING = (("BM", "BTM"), ("BLM", "BTM"), ("OBM", "TBM"), ("BM", "TBM"), ("M", "TM"), ("LM", "TM"))
+READING = (
+    ("BM", "BTM"),
+    ("BLM", "BTM"),
+    ("BOM", "BTM"),
+    ("OBM", "TBM"),
+    ("BM", "TBM"),
+    ("M", "TM"),
+    ("LM", "TM"),
+)
 # What a mask of tokens may be: its numbers where a token is real, and where it is not.
 KINDS: dict[str, tuple[Any, Any]] = {
     "True for real tokens": (True, False),
@@ -108,7 +117,7 @@ def by_properties(tested: FunctionUnderTest) -> Measured | None:
                 return Measured(("mask_inverted",), (), _words(way))
             found |= _later(calls, way, arrays, output)
             found |= {} if "weights_do_not_add_up" in found else _by_length(calls, way, arrays)
-            found |= _of_positions(calls, way, arrays)
+            found |= _of_queries(calls, way, arrays, output) | _of_positions(calls, way, arrays)
             seen = dict[str, str]()
             for own, texts in (_scaled(calls, way, arrays), _of_parts(calls, way, arrays)):
                 found, seen = found | own, seen | texts
@@ -473,6 +482,19 @@ def _of_positions(calls: _Calls, way: Way, arrays: Mapping[str, Array]) -> dict[
         after = calls.put(way, {**same, name: drawn}, real=TOKENS)
         found += [] if after is None else [_same(before, after)]
     return {"positions_in_values": all(found)} if found else {}
+
+
+def _of_queries(
+    calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array
+) -> dict[str, bool]:
+    """Whether other queries get other results."""
+    names = [one.name for one in calls._tested.callee.parameters if one.role == "query"]
+    if len(arrays) < 2 or not {*names} & arrays.keys():
+        return {}
+    own = next(name for name in names if name in arrays)
+    drawn = np.random.default_rng(9).normal(size=arrays[own].shape)
+    after = calls.put(way, {**arrays, own: drawn}, real=TOKENS)
+    return {} if after is None else {"queries_without_effect": not _same(output, after)}
 
 
 def _evenly(calls: _Calls, way: Way, arrays: Mapping[str, Array], output: Array) -> dict[str, bool]:

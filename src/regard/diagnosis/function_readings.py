@@ -22,6 +22,7 @@ from regard.diagnosis.around import of_images
 from regard.diagnosis.beside_weights import HEADS
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
+from regard.diagnosis.channels import of_channels
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.given_arrays import with_given
 from regard.diagnosis.libraries import LIBRARIES, framework_of
@@ -174,7 +175,9 @@ def _readings_of(
         counts = [4] if has_flag else [1, 2, 3, 4]
     found: list[Reading] = []
     steps_only = any(one.required and role_of(one.name) == "cache" for one in parameters)
-    packed = [] if roles or weights or steps_only else unpacked(called, parameters)
+    packed = []
+    if not (roles or weights or steps_only):
+        packed = of_channels(called, parameters) or unpacked(called, parameters)
     for other, taken in packed:
         for own in with_roles(taken, {}):
             own = without_weights(own)

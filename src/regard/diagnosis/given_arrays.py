@@ -139,7 +139,7 @@ def _value(size: str, known: Mapping[str, int]) -> int:
             case ast.Name(id=name) if WIDTHS.fullmatch(name.lower()) and known.get(""):
                 return known[""]
             case ast.Name(id=name):
-                return BUCKETS if "bucket" in name else ANY
+                return BUCKETS if "bucket" in name else ANY if name == size else FURTHEST
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 return int(_ARITHMETIC[type(op)](of(left), of(right)))
         raise TypeError(f"the length {size} is not known")

@@ -20,6 +20,7 @@ from regard.diagnosis.adapting import (
 from regard.diagnosis.around import around_attention
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
+from regard.diagnosis.channels import of_channels
 from regard.diagnosis.construction import (
     as_written,
     constructed,
@@ -39,6 +40,7 @@ from regard.diagnosis.signature import (
     parameters_of,
     text_of,
     with_roles,
+    without_weights,
 )
 from regard.diagnosis.source import (
     code_called,
@@ -112,6 +114,12 @@ def readings_of_object(
             (target, known), remembers = kept, True
         if not roles and (of_ids := with_ids(target, known)) is not None:
             target, known = of_ids
+        channels = [] if roles else of_channels(own, known)
+        for target, known in channels:
+            callee = Callee(name, tuple(known), framework, made=made_with(own), adapted=True)
+            found.append((target, callee))
+        if channels:
+            continue
         if around := [*around_attention(own, code_of(thing), code_called(thing))]:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role
             known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
@@ -120,6 +128,7 @@ def readings_of_object(
         targets: list[Callable[..., Any]] = [*around, target]
         for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
+                parameters = parameters if weights or opaque else without_weights(parameters)
                 whole = replace(
                     Callee(name, parameters, framework, weights, count, made=made_with(own)),
                     without=left_out + ("residual",) * getattr(target, "adds", False),

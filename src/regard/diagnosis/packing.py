@@ -333,7 +333,7 @@ def _of_parts(
     def pack(place: int | None, given: dict[str, Any]) -> dict[str, Any]:
         own = dict(given)
         arrays = [own.pop(name) for name in names]
-        together = joined(arrays, -1) if place is None else _stacked(arrays, place)
+        together = joined(arrays, -1) if place is None else stacked(arrays, place)
         return own | {whole.name: together}
 
     return [(Packing(function, partial(pack, place)), [*inner, *rest]) for place in PLACES]
@@ -363,7 +363,7 @@ def side_by_side(arrays: Sequence[Any], axis: int, heads: int | None) -> Any:
     return joined([one.reshape(*lead, heads, 1, -1) for one in arrays], -2).reshape(*lead, -1)
 
 
-def _stacked(arrays: Sequence[Any], axis: int) -> Any:
+def stacked(arrays: Sequence[Any], axis: int) -> Any:
     """Arrays along a new axis."""
     first = arrays[0]
     if hasattr(first, "new_zeros"):

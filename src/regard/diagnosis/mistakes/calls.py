@@ -228,6 +228,15 @@ CALLS: Entries = {
             "block = q[:, start : start + size]  # the last one may be shorter",
         ),
     ),
+    "queries_without_effect": (
+        "queries have no effect: all get the same",
+        "What a query adds is the same for every key, and a softmax takes that out again.",
+        (),
+        (
+            "scores = np.tanh(s @ W + h @ U) @ v  # one tanh of their sum",
+            "scores = self.v(torch.tanh(self.W(s) + self.U(h)))  # one tanh of their sum",
+        ),
+    ),
     "queries_from_context": (
         "queries are made of the context: the output has a row for each of its tokens",
         "The two are exchanged: a query asks, and what it reads is the context.",
