@@ -95,7 +95,9 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
     made = Given(function, pack)
     made.left_out = tuple(one.name for one in asked if OF_VALUES.search(one.name))
     made.has_table = any(OF_DISTANCES.search(one.name) for one in asked)
-    made.unread = _unread(function, [one.name for one in asked])
+    learned = (BARE.fullmatch, MATRIX.fullmatch, OF_DISTANCES.search)
+    asked_for = [one.name for one in asked if any(kind(one.name) for kind in learned)]
+    made.unread = _unread(function, asked_for)
     return made, [replace(one, keyword=True) for one in rest]
 
 
@@ -176,6 +178,6 @@ def _unread(function: Callable[..., Any], names: Sequence[str]) -> tuple[str, ..
     loaded = {
         node.id
         for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
     }
     return tuple(name for name in names if name not in loaded)
