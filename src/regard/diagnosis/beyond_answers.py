@@ -57,6 +57,13 @@ JOINED_BY_OR = re.compile(
     r"\b\w*(causal|tri[lu]?|past)\w*(\([^\n]*\))? *\| *[\w(~]|\w+ *\| *\w*causal|logical_or\(",
     re.IGNORECASE,
 )
+# What says that a token sees those before it alone.
+STRICTLY = re.compile(
+    r"strict(ly)?[- _]causal|\bnot (to|see|at|look at|attend to) (itself|themselves|oneself)|"
+    r"\b(itself|own (key|token|position))\b[^.\n]{0,20}\b(excluded|hidden|masked)|exclud\w+ (itself|self)|"
+    r"\bstrictly (before|earlier|previous)",
+    re.IGNORECASE,
+)
 # What says that each head is normalised by itself.
 BY_HEAD = re.compile(r"per[- ]head|(each|every|a) head|head'?s'? vector|head_?wise", re.IGNORECASE)
 # Names of what is attended to, and of nothing else.
@@ -101,6 +108,10 @@ def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[
     code = "\n".join(text for _, text in callee.blocks)
     if names == ["weights_all_equal"] and callee.inverts_mask:
         return ((INTEGER_MASK, RIGHT),), ""
+    if names == ["key_heads_tiled"] and "key_heads_tiled" in callee.meant:
+        return (), "query heads h that read key head h % G"
+    if names == ["causal_hides_own_key"] and STRICTLY.search(code):
+        return (), "each token hidden from itself"
     if names == ["heads_normalised_together"] and not BY_HEAD.search(code):
         return (), "queries and keys normalised over all heads together"
     adds_one = names == ["one_in_the_denominator"] and found[0][1] is found[0][0].variants[1]

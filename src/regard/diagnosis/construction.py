@@ -27,6 +27,7 @@ from regard.diagnosis.constructor_arguments import (
     is_pair,
     like,
 )
+from regard.diagnosis.neutral_parts import made_neutral, neutral_parts
 from regard.diagnosis.norms import NORM, without_norms
 from regard.diagnosis.parameter_names import plain, role_of
 from regard.errors import OptionError, safe_text
@@ -192,6 +193,7 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
                 if GATE_LAYER.search(name) and getattr(part, "bias", None) is not None:
                     part.weight.zero_()
                     part.bias.fill_(100.0)  # its sigmoid is 1
+        made_neutral(own)
         return own
     rng = np.random.default_rng(0)
     for holder in (vars(own), *(one for one in vars(own).values() if isinstance(one, dict))):
@@ -213,6 +215,7 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
             drawn = drawn if isinstance(value, np.ndarray) else like(value, drawn)
             object.__setattr__(part, name, drawn)
+    made_neutral(own)
     return own
 
 
@@ -252,14 +255,16 @@ def arrays_of_layer(part: Any) -> dict[str, Any]:
 
 
 def without(thing: Any) -> list[str]:
-    """The layers of a torch module that `fresh_weights` leaves out, by their names."""
+    """The layers of an object that `fresh_weights` leaves out, by their names."""
     if not hasattr(thing, "named_modules"):
-        return [name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name)]
+        tables = [name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name)]
+        return [*tables, *neutral_parts(thing)]
     parts = thing.named_modules()
     left_out: Iterable[str] = (
         n for n, part in parts if NORM.search(type(part).__name__) or FEED_FORWARD.search(n)
     )
     tables = (n for n, _ in thing.named_parameters() if OF_VALUES.search(n))
+    tables = itertools.chain(tables, neutral_parts(thing))
     left_out = itertools.chain(left_out, dict.fromkeys(n.split(".")[0] for n in tables))
     return [name for name in left_out if name]
 

@@ -29,7 +29,10 @@ HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
 ROUND_WIDTH = 8
 PARTIAL = re.compile("rotary_pct|partial_rotary|rotary_(ndims|dim|percent)|rope_pct")
 # Code of slopes of ALiBi that knows numbers of heads which are no power of two, such as 6.
-SLOPES = re.compile(r"log2|(closest|lower|next|nearest)_?power|bit_length", re.IGNORECASE)
+SLOPES = re.compile(
+    r"log2(?s:.)*(floor|int\(|is_integer|// *1\b)|(closest|lower|next|nearest)_?power|bit_length",
+    re.IGNORECASE,
+)
 ODD_HEADS = 6
 DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has

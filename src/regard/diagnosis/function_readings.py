@@ -25,6 +25,7 @@ from regard.diagnosis.caches import Remembering
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.given_arrays import with_given
 from regard.diagnosis.libraries import LIBRARIES, framework_of
+from regard.diagnosis.neutral_arguments import with_neutral
 from regard.diagnosis.packing import (
     unpacked,
     with_borders,
@@ -90,6 +91,7 @@ ONE_OF_SEVERAL = (
     with_texts_of_both,
     with_ids,
     with_given,
+    with_neutral,
 )
 
 

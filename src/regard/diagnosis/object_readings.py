@@ -32,6 +32,7 @@ from regard.diagnosis.construction import (
 from regard.diagnosis.constructor_arguments import is_module
 from regard.diagnosis.function_readings import Reading
 from regard.diagnosis.libraries import framework_of
+from regard.diagnosis.neutral_arguments import with_neutral
 from regard.diagnosis.packing import with_ids
 from regard.diagnosis.signature import (
     STEPS,
@@ -112,6 +113,8 @@ def readings_of_object(
             (target, known), remembers = kept, True
         if not roles and (of_ids := with_ids(target, known)) is not None:
             target, known = of_ids
+        if not roles and (neutral := with_neutral(target, known)) is not None:
+            target, known = neutral
         if around := [*around_attention(own, code_of(thing), code_called(thing))]:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role
             known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]

@@ -17,6 +17,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.construction import FEED_FORWARD, GATE_LAYER, arrays_of_layer
 from regard.diagnosis.constructor_arguments import CONFIGURATION
 from regard.diagnosis.einsums import axes_in_einsums
+from regard.diagnosis.neutral_parts import OF_NO_TOKEN, logit_of_no_token, mixes_before
 from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, text_of
 from regard.errors import OptionError, ProblemError
@@ -51,7 +52,8 @@ Read = tuple[Weights, "int | None"]
 def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     """Every way to read the weights of an object, as x @ W: the likeliest first."""
     stated = heads or head_count(thing)
-    layers = _without_bottlenecks([one for one in _layers(thing) if one[2].size > 1])
+    layers = [one for one in _layers(thing) if one[2].size > 1 and not OF_NO_TOKEN.search(one[0])]
+    layers = _without_bottlenecks(layers)
     groups = _number(thing, "key_heads") or _groups_beside(layers, stated)
     found: list[Weights] = []
     per_head: list[int] = []
@@ -85,6 +87,11 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     sinks = (one for path, _, one, _ in layers if role_of(path.rpartition(".")[2]) == "sink")
     if (sink := next(sinks, None)) is not None:
         out = [(own | {"sink": sink.ravel()}, n) for own, n in out if sink.size == (n or 1)] or out
+    if mixes_before(thing):
+        out = [({r: -a if r[1:] == "_q" else a for r, a in own.items()}, n) for own, n in out]
+    logit = logit_of_no_token(thing, found[0]["W_k"].shape[-1])
+    if logit is not None:
+        out = [(own | {"sink": np.full(n or 1, logit)}, n) for own, n in out]
     if latents is not None:
         out = [(weights | {LATENTS: latents}, count) for weights, count in out]
     return out
@@ -106,7 +113,7 @@ def _learned_queries(layers: list[Layer]) -> tuple[Array | None, list[Layer]]:
 def has_positions(thing: Any) -> bool:
     """Whether a torch module has learned a table of positions."""
     own = thing.named_parameters() if hasattr(thing, "state_dict") else ()
-    return any(one.ndim > 1 and re.search("rel|pos|bias_table", name) for name, one in own)
+    return any(one.ndim > 1 and re.search("rel|pos(?!t)|bias_table", name) for name, one in own)
 
 
 def widths_of(thing: Any) -> tuple[int, ...]:

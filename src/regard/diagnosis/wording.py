@@ -55,6 +55,12 @@ _BY_PARTS = re.compile(
     r"in_proj_(weight|bias)|\bq, k(,| and) v (lie )?side by side",
     re.IGNORECASE,
 )
+# What says that query head h reads key head h % G, which is another order than is usual.
+_HEADS_IN_TURN = re.compile(
+    r"\bhead\b[^.;]{0,60}\b\w+ ?(?:%|\bmod(?:ulo)?\b) ?\w+|\b(?:strided|tiled|cyclic|round.?robin)"
+    r"(?: head)? (?:order|grouping|heads|layout)",
+    re.IGNORECASE,
+)
 _RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)
 _SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
 
@@ -63,7 +69,8 @@ _MEANT = {
     "heads_mixed": re.compile("talking|mix", re.IGNORECASE),
     "weights_do_not_add_up": re.compile(
         r"sigmoid|sinks?\b|relu|\belu|linear|retention|decay|off.by.one|softmax_?(1|one|plus)|quiet|"
-        r"entmax|\bgate|register|(exp|sum)\([^\n]*\)+ *\+ *1|\b1\.? *\+[^\n]*(exp|sum)\(",
+        r"entmax|\bgate|register|null|\bmem(ory)?_?(k|v|kv|keys?|values?)\b|persistent|bias_kv|zero_attn|"
+        r"(exp|sum)\([^\n]*\)+ *\+ *1|\b1\.? *\+[^\n]*(exp|sum)\(",
         re.IGNORECASE,
     ),
     "later_tokens_seen": re.compile(
@@ -85,10 +92,10 @@ def caps_in(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(map(float, found)))[:8]
 
 
-def meant_in(text: str, called: str = "") -> tuple[str, ...]:
+def meant_in(text: str, called: str = "", prose: str = "") -> tuple[str, ...]:
     """Names of mistakes that a text says are none, because it means to compute just that.
 
-    `called` is the code of what it calls.
+    `called` is the code of what it calls, and `prose` what is said beside code.
 
     >>> meant_in("talking heads: a softmax whose weights are mixed, causal")
     ('heads_mixed',)
@@ -97,6 +104,7 @@ def meant_in(text: str, called: str = "") -> tuple[str, ...]:
     # A decoder or a word about the future alone does not say that later tokens are hidden.
     found += ["later_tokens_seen"] * (_RULE.search(text) is None)
     found += ["weights_do_not_add_up"] * (_SHARES.search(text + called) is None)
+    found += ["key_heads_tiled"] * (_HEADS_IN_TURN.search(prose) is not None)
     return tuple(dict.fromkeys(found))
 
 
