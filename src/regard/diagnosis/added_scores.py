@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -160,12 +160,14 @@ def _right(tested: FunctionUnderTest, probe: Probe) -> Array:
     """The scores as they are scaled, before anything is added or hidden."""
     right = probe.right
     said = tested.callee.said_scale if probe.scale is None else ""
-    return right["scores"] * factor_of(said, probe.sizes["D"]) if said else right["scaled"]
+    return right["scores"] * factor_of(said, probe.sizes) if said else right["scaled"]
 
 
-def factor_of(said_scale: str, width: int) -> float:
+def factor_of(said_scale: str, sizes: Mapping[str, int]) -> float:
     """By what q·k is multiplied where a text says that it is not divided by the root of D."""
-    return 1.0 if said_scale == "none" else 1.0 / width
+    if said_scale == "model":
+        return float((sizes["D"] * sizes["H"]) ** -0.5)
+    return 1.0 if said_scale == "none" else 1.0 / sizes["D"]
 
 
 def scores_inside(tested: FunctionUnderTest, convention: Convention, probe: Probe) -> Array | None:

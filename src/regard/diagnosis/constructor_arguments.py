@@ -138,6 +138,8 @@ def constructor_arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict
         elif required and value is None:
             value = _by_annotation(one, sizes, kind)
             arguments[one.name] = value
+        elif own_sizes and is_dataclass(one.default) and CONFIGURATION.fullmatch(plain(one.name)):
+            arguments[one.name] = configuration(kind, one, heads)
         elif not required and _is_kept(one, own_sizes):
             arguments[one.name] = one.default
         elif required or type(value) is float or (own_sizes and _may_change(one, value)):
@@ -283,6 +285,7 @@ def configuration(kind: Any, parameter: inspect.Parameter, heads: int | None) ->
     module = sys.modules.get(kind.__module__)
     if isinstance(annotated, str):
         annotated = getattr(module, annotated, None)
+    annotated = type(parameter.default) if is_dataclass(parameter.default) else annotated
     names = [*_read_from(kind, parameter.name)]
     if is_dataclass(annotated) and isinstance(annotated, type):
         own = [one.name for one in fields(annotated) if one.init]

@@ -131,7 +131,15 @@ def inspect_function(
             if one.role == "mask"
         ),
         "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
-        "caps": (*_caps_by_default(found[0][1]), *caps_in(code_of_file(function))),
+        "caps": tuple(
+            dict.fromkeys(
+                (
+                    *_caps_by_default(found[0][1]),
+                    *caps_in(made),
+                    *caps_in(code_of_file(function)),
+                )
+            )
+        ),
         "batched": may_be_batched(function, text),
         "window_means": what_window_means(of_all, [*found[0][1].parameters, *given_windows(made)]),
         "causal_aligns": where_causal_aligns(of_all),

@@ -17,7 +17,7 @@ from regard.diagnosis.adapting import (
     keeps_state,
     with_sink,
 )
-from regard.diagnosis.around import around_attention
+from regard.diagnosis.around import around_attention, without_the_rest
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.construction import (
@@ -121,6 +121,9 @@ def readings_of_object(
         if not roles and (tabled := from_tables(target, known)) is not None:
             target, known = tabled
         targets: list[Callable[..., Any]] = [*around, target]
+        if (alone := without_the_rest(own, f"{code_of(thing)}\n{code_called(thing)}")) is not None:
+            targets = [alone]
+            weighed = [({r: a for r, a in w.items() if r[1:] != "_o"}, n) for w, n in weighed]
         for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
                 whole = replace(

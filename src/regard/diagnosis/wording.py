@@ -28,6 +28,18 @@ _BY_WIDTH = re.compile(
     r"(?:instead of|rather than|and not|not)[^\n]{0,20}(?:sqrt|√|root)",
     re.IGNORECASE,
 )
+_BY_ALL_HEADS = re.compile(
+    r"set[_ -]?transformer|\bmab\b|"
+    r"(?:scale|temperature|scores?|divided)\b[^.;]{0,60}(?:sqrt|√|root)[^.;]{0,30}"
+    r"\b(?:full|whole|total|model(?:'s)?) width|"
+    r"(?:sqrt|√|root)[^.;]{0,40},? (?:and )?not (?:that|the width) of (?:one|a|each|the) head\b|"
+    r"\bwidth of all heads\b",
+    re.IGNORECASE,
+)
+_BY_ONE_HEAD = re.compile(
+    r"(?:sqrt|√|root)[^.;,]{0,24}\b(?:d_?k|d_?h(?:ead)?|head_?(?:dim|width|size)|dim_?head)\b",
+    re.IGNORECASE,
+)
 CAUSAL = re.compile(
     r"causal|tri[lu]\b|look_?ahead|future|autoregressive|subsequent|decoder", re.IGNORECASE
 )
@@ -152,13 +164,17 @@ def says_added(words: str) -> bool:
 
 
 def said_scale(text: str) -> str:
-    """What a text says of the scale of scores: that there is none, or that it is 1 over the width.
+    """What a text says of the scale of scores: none, 1 over the width, or by the width of all heads.
 
     >>> said_scale("T5 folds the scale into its weights"), said_scale("scaled dot product")
     ('none', '')
     >>> said_scale("muP: 1/d instead of 1/sqrt(d)")
     'width'
+    >>> said_scale("divided by sqrt(dim_V), the full width")
+    'model'
     """
+    if _BY_ALL_HEADS.search(words := " ".join(text.split())) and not _BY_ONE_HEAD.search(words):
+        return "model"
     if _BY_WIDTH.search(text):
         return "width"
     return "none" if _UNSCALED.search(text) else ""
