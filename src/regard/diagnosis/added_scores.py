@@ -106,7 +106,7 @@ def seen_as(
     tested: FunctionUnderTest, convention: Convention, besides: Callable[[Probe], Probe | None]
 ) -> tuple[bool, bool]:
     """Whether a softmax is seen to hide the keys, and to get the scores, of the probe `besides`."""
-    bare = _plain_probe(tested, convention)
+    bare = plain_probe(tested, convention)
     if bare is None:
         return False, False
     scores, own = scores_inside(tested, convention, bare), besides(bare)
@@ -129,7 +129,7 @@ def diagonal_is_seen(tested: FunctionUnderTest, convention: Convention) -> bool:
 
     No positions that are relative change it, right or wrong ones.
     """
-    bare = _plain_probe(tested, convention)
+    bare = plain_probe(tested, convention)
     if bare is None or bare.sizes["L"] != bare.sizes["S"]:
         return False
     scores = scores_inside(tested, convention, bare)
@@ -139,7 +139,7 @@ def diagonal_is_seen(tested: FunctionUnderTest, convention: Convention) -> bool:
     return bool(np.abs(own - right).max() < 1e-5 * max(1.0, float(np.abs(right).max())))
 
 
-def _plain_probe(tested: FunctionUnderTest, convention: Convention) -> Probe | None:
+def plain_probe(tested: FunctionUnderTest, convention: Convention) -> Probe | None:
     """A probe without rules whose scores may be seen."""
     if tested.of_gradients or tested.stated.mechanism is not None or convention.one_query:
         return None

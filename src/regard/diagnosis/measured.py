@@ -6,6 +6,7 @@ facts hold for no right attention: these have a name. Must not know mistakes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,9 +17,12 @@ from regard.diagnosis.added_scores import are_plain
 from regard.diagnosis.convention import Convention, agrees
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ROUND, ready_probe
+from regard.diagnosis.third_tokens import reads_third_tokens
 from regard.diagnosis.under_test import FunctionUnderTest
 
 KEYS = 6
+# Code that moves what is computed for each distance to the cells of queries and keys.
+SHIFTS = re.compile(r"rel\w*_shift|shift_rel|relative_to_absolute|rel_to_abs|skew", re.IGNORECASE)
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 65, 128, 129)
 
 
@@ -307,6 +311,10 @@ def _of_length(tested: FunctionUnderTest, convention: Convention, unit: float) -
 
 def _of_tokens(tested: FunctionUnderTest, convention: Convention) -> Iterator[Fact]:
     """The same for a function of embeddings."""
+    code = "\n".join(text for _, text in tested.callee.blocks)
+    if SHIFTS.search(code) and reads_third_tokens(tested, convention):
+        text = "the score of two tokens depends on a third one, next to either"
+        yield Fact(text, "relative_shift_misplaced")
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
     if probe is None or (before := tested.ask(convention, probe).output) is None:
         return

@@ -160,6 +160,16 @@ CALLS: Entries = {
             "scores = scores + p2c.transpose(-1, -2)  # (S, L) to (L, S)",
         ),
     ),
+    "relative_shift_misplaced": (
+        "the shift that lines up relative positions puts scores of one query into the row of another",
+        "The score of a query and a key then depends on a third token. Pad a column on the left, "
+        "reshape to (S + 1, L), and drop the first row, not the last one.",
+        (),
+        (
+            "rows = np.pad(rows, ((0, 0), (1, 0))).reshape(S + 1, L)[1:].reshape(L, S)",
+            "bd = F.pad(bd, (1, 0)).view(B, H, S + 1, L)[:, :, 1:].view_as(bd)",
+        ),
+    ),
     "distance_zero_not_read": (
         "relative positions are one place off: nothing is added at distance 0",
         "The shift that lines up distances drops the column of another one. It begins with a "
