@@ -12,6 +12,7 @@ from dataclasses import replace
 from regard.diagnosis.arguments import mask_role
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.hypotheses import Hypothesis
+from regard.diagnosis.local_blocks import wraps_around
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import is_causal
 from regard.diagnosis.mistakes import all_mistakes
@@ -152,6 +153,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield replace(LAYER_UNUSED, why=f"Nothing reads {names}. {LAYER_UNUSED.why}")
     if missed := what_norms_miss(tested, own.conventions[0]):
         yield OF_NORMS[missed]
+    if wraps_around(tested, own.conventions[0]):
+        yield all_mistakes()["window_wraps_around"]
     if depends_on_blocks(tested, own.conventions[0]):
         yield BLOCKS_MATTER
     if _has_rows_of_context(tested):

@@ -15,6 +15,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.added_scores import are_plain
 from regard.diagnosis.convention import Convention, agrees
+from regard.diagnosis.local_blocks import wraps_around
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ROUND, ready_probe
 from regard.diagnosis.third_tokens import reads_third_tokens
@@ -61,6 +62,9 @@ def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) ->
     if tested.callee.kind != "arrays":
         yield from _of_tokens(tested, convention)
     elif not convention.one_query:
+        if wraps_around(tested, convention):
+            text = "the first block sees the last one, and nothing between them"
+            yield Fact(text, "window_wraps_around")
         yield from _of_identity(tested, convention, _keys(tested), unit)
         means = _hides_by_itself(tested)
         seen = _seeing_the_last(tested, convention) if means else None
