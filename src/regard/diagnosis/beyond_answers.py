@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from regard.diagnosis.arguments import mask_role
 from regard.diagnosis.convention_search import key_mask_convention
+from regard.diagnosis.global_tokens import what_globals_miss
 from regard.diagnosis.hypotheses import Hypothesis
 from regard.diagnosis.local_blocks import wraps_around
 from regard.diagnosis.matching import Found
@@ -155,6 +156,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield OF_NORMS[missed]
     if wraps_around(tested, own.conventions[0]):
         yield all_mistakes()["window_wraps_around"]
+    if missed := what_globals_miss(tested, own.conventions[0]):
+        yield all_mistakes()[missed]
     if depends_on_blocks(tested, own.conventions[0]):
         yield BLOCKS_MATTER
     if _has_rows_of_context(tested):

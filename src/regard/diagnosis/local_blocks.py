@@ -6,7 +6,9 @@ Elsewhere one block holds all, so that nothing is said of the others. Must not k
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -29,29 +31,39 @@ LONGEST = 64
 
 def seen_by_default(tested: FunctionUnderTest, convention: Convention) -> Array | None:
     """Which keys each query sees with blocks of the default size, (L, S); None if unknown."""
-    callee = tested.callee
-    sizes = [
-        one
-        for one in callee.parameters
+    sizes = _sizes(tested)
+    return seen_with(tested, convention, {}) if len(sizes) == 1 else None
+
+
+def _sizes(tested: FunctionUnderTest) -> dict[str, int]:
+    """The sizes of blocks or windows that a function has by default."""
+    return {
+        one.name: one.default
+        for one in tested.callee.parameters
         if one.role in ("window", "block", "longest")
         if type(one.default) is int and 1 < one.default <= LONGEST // BLOCKS
-    ]
-    if callee.kind != "arrays" or len(sizes) != 1 or "value" not in callee.roles:
+    }
+
+
+def seen_with(
+    tested: FunctionUnderTest, convention: Convention, more: Mapping[str, Any]
+) -> Array | None:
+    """The same with other arguments besides, of a text that has four blocks, or twelve tokens."""
+    callee, sizes = tested.callee, _sizes(tested)
+    if callee.kind != "arrays" or "value" not in callee.roles or convention.one_query:
         return None
-    keys = BLOCKS * sizes[0].default
+    keys = BLOCKS * max(sizes.values(), default=3)
     batch, heads = 1 + ("B" in convention.layout), 1 + ("H" in convention.layout)
-    probe = ready_probe(
-        f"{BLOCKS} blocks", "plain", (batch, heads, heads, keys, keys, keys, keys), 610
-    )
+    shape = (batch, heads, heads, keys, keys, keys, keys)
+    probe = ready_probe(f"{BLOCKS} blocks", "plain", shape, 610)
     identity = np.broadcast_to(np.eye(keys), probe.inputs["values"].shape).copy()
-    probe = replace(
-        probe, rank=len(convention.layout), inputs={**probe.inputs, "values": identity}
-    )
+    inputs = {**probe.inputs, "values": identity}
+    probe = replace(probe, rank=len(convention.layout), inputs=inputs)
     try:
         given = arguments_for(callee, convention, probe)
     except NotOfferedError:
         return None
-    given.pop(sizes[0].name, None)
+    given = {name: one for name, one in {**given, **more}.items() if name not in sizes}
     question = Question(probe.name, (given,), reading=callee.number)
     result = tested.put(question)[-1]
     out = None if result.problem or not result.arrays else result.arrays[0].numbers

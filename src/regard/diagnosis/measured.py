@@ -191,6 +191,9 @@ def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[Fact
         yield Fact(
             "the first query sees the last keys and none in the middle", "window_wraps_around"
         )
+    if _counts_twice(weights, probe, seen):
+        text = "some keys have twice the weight that their scores give them, and no key has less"
+        yield Fact(text, "keys_counted_twice")
     leaking = seen & ~visible
     if leaking.any():
         _, _, row, key = np.argwhere(leaking)[0]
@@ -212,6 +215,16 @@ def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[Fact
         yield Fact(f"a weight is negative ({lowest:.4g}): it does not come from a softmax")
         return
     yield from _of_scores(weights, probe, seen)
+
+
+def _counts_twice(weights: Array, probe: Probe, seen: Array) -> bool:
+    """Whether exponentials are added once, twice, or more often."""
+    if weights.min() < 0 or weights.shape != probe.right["scaled"].shape or not seen.any():
+        return False
+    ratio = np.where(seen, weights / np.exp(probe.right["scaled"]), np.inf)
+    times = np.where(seen, ratio / ratio.min(-1, keepdims=True), 1.0)
+    whole = np.abs(times - np.round(times)).max() < 1e-4
+    return bool(whole and 1.5 < times.max() < 8.5 and (np.round(times) == 1).sum() > times.size // 4)
 
 
 def _of_scores(weights: Array, probe: Probe, seen: Array) -> Iterator[Fact]:

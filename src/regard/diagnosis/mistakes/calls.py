@@ -49,6 +49,33 @@ CALLS: Entries = {
             "before = F.pad(k, (0, 0, 0, 0, 1, -1))  # hidden for the first block",
         ),
     ),
+    "global_queries_see_a_window": (
+        "global tokens are seen by all, and see no more than a window",
+        "Both directions are meant: a global token reads the whole text too.",
+        (),
+        (
+            "keep = band | is_global[:, None] | is_global[None, :]",
+            "allowed = band | is_global[:, :, None] | is_global[:, None, :]",
+        ),
+    ),
+    "global_keys_not_seen": (
+        "global tokens see all, and are not seen by all",
+        "Both directions are meant: every token reads the global ones too.",
+        (),
+        (
+            "keep = band | is_global[:, None] | is_global[None, :]",
+            "allowed = band | is_global[:, :, None] | is_global[:, None, :]",
+        ),
+    ),
+    "keys_counted_twice": (
+        "a key that a query sees for two reasons is counted twice",
+        "In a list of blocks or keys each may be once alone: its exponential is added twice else.",
+        (),
+        (
+            "blocks = np.unique([0, i - 1, i, i + 1, last])",
+            "blocks = torch.unique(torch.tensor([0, i - 1, i, i + 1, last]))",
+        ),
+    ),
     "later_tokens_seen": (
         "later tokens are seen although the code means to be causal",
         "True is the wrong way round in a mask, or the mask does not reach the scores.",
