@@ -93,12 +93,18 @@ class AroundAttention:
         batch, length, width = x.shape
         sides = (batch, *self._image) if math.prod(self._image) == length else _sides(batch, length)
         image = x.reshape(*sides, width)
-        image = image.permute(0, 3, 1, 2).contiguous() if self._axes == "BCHW" else image
+        image = _turned(image, (0, 3, 1, 2)) if self._axes == "BCHW" else image
         out = self.__wrapped__(image, **given)
         out = out[0] if isinstance(out, tuple) else out
-        out = out.permute(0, 2, 3, 1) if self._axes == "BCHW" else out
+        out = _turned(out, (0, 2, 3, 1)) if self._axes == "BCHW" else out
         out = out.reshape(batch, length, -1)
         return out - x if self.adds else out
+
+
+def _turned(image: Any, axes: tuple[int, ...]) -> Any:
+    if hasattr(image, "permute"):
+        return image.permute(*axes).contiguous()
+    return image.transpose(axes).copy()
 
 
 def around_attention(layer: Any, text: str, helpers: str) -> Iterator[AroundAttention]:
@@ -114,10 +120,10 @@ def around_attention(layer: Any, text: str, helpers: str) -> Iterator[AroundAtte
         re.search(rf"return {x} \+ |\b{x} \+ self\.|\+ {x}\s*$", called, re.MULTILINE) is not None
     )
     axes: list[str] = []
-    if hasattr(layer, "modules"):
-        convolved = any(type(part).__name__ == "Conv2d" for part in layer.modules())
-        axes = ["BCHW"] * (convolved or FIRST.search(text) is not None)
-        axes += ["BHWC"] * (not convolved and LAST.search(text) is not None)
+    parts = layer.modules() if hasattr(layer, "modules") else ()
+    convolved = any(type(part).__name__ == "Conv2d" for part in parts)
+    axes = ["BCHW"] * (convolved or FIRST.search(text) is not None)
+    axes += ["BHWC"] * (not convolved and LAST.search(text) is not None)
     for own in axes:
         for added in (True, False)[not adds :]:
             yield AroundAttention(layer, own, adds=added)

@@ -138,7 +138,7 @@ def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
         return {}
     count = arguments[roles["heads"]] if "heads" in roles else 1
     first = next((p.shape[-1] for p in made.parameters() if p.ndim == 2), 0)
-    return {roles["width"]: first // count} if "heads" in roles and first % count == 0 else {}
+    return {roles["width"]: first // count} if "heads" in roles and first and first % count == 0 else {}
 
 
 def heads_made_with(thing: Any) -> int | None:

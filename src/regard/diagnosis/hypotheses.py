@@ -153,7 +153,9 @@ def _linear(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
                 return Match(own, (), unit)
     for one, mistake in itertools.product(hypotheses, linear.MISTAKES):
         all_maps = len(mistake.variants) == len(linear.MAPS)
-        names = itertools.cycle(linear.MAPS if all_maps else USUAL_MAP)
+        is_efficient = mistake.name == "efficient_softmax_axis"
+        own_map = (linear.EFFICIENT,) if is_efficient else USUAL_MAP
+        names = itertools.cycle(linear.MAPS if all_maps else own_map)
         for name, variant in zip(names, mistake.variants, strict=False):
             if one.matcher.fits(variant):
                 matcher = replace(one.matcher, base=linear.RIGHT_ONES[name][0])

@@ -31,6 +31,7 @@ LAYERS = {
     **dict(theta="W_q", phi="W_k", g="W_v", wz="W_o"),  # as in non-local blocks
     **dict.fromkeys(("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout"), "W_o"),
     **dict.fromkeys(("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"), "W_o"),
+    "reprojection": "W_o",
 }
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
 # The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
@@ -135,6 +136,8 @@ def head_count(thing: Any) -> int | None:
 
 def _number(thing: Any, role: str) -> int | None:
     for part in _parts(thing):
+        if role == "key_heads" and type(part).__module__.startswith("torch."):
+            continue  # a convolution has groups of channels
         settings = (one for name, one in vars(part).items() if CONFIGURATION.fullmatch(plain(name)))
         for own in (part, *(one for one in settings if hasattr(one, "__dict__"))):
             for name, value in vars(own).items():
@@ -189,7 +192,7 @@ def _layers(thing: Any) -> Iterator[Layer]:
                     yield str(inner), None, np.asarray(array, float), None
         elif _is_layer(value):
             weight, bias = (np.asarray(one, float) for one in value)
-            yield name, None, weight, bias
+            yield name, None, weight, bias.ravel()
         elif isinstance(value, list | tuple) and all(map(_is_numbers, value)):
             for number, array in enumerate(value):  # of each head
                 yield f"{name}.{number}", None, np.asarray(array, float), None
@@ -206,7 +209,8 @@ def _is_layer(value: Any) -> bool:
     if not isinstance(value, list | tuple) or not all(map(_is_numbers, value)):
         return False
     shapes = [np.shape(one) for one in value]
-    return [*map(len, shapes)] == [2, 1] and shapes[1][0] in shapes[0]
+    is_column = len(shapes) == 2 and len(shapes[1]) == 2 and shapes[1][1] == 1 < len(value[0])
+    return (is_column or [*map(len, shapes)] == [2, 1]) and shapes[1][0] in shapes[0]
 
 
 _DOWN = re.compile("(^|_)(w?)(q|kv|k|v)_?(a|down)(_proj)?$")
@@ -252,9 +256,9 @@ def _role(path: str) -> str:
         role = LAYERS.get(name) or role_of(part) or LAYERS.get(name.removesuffix("net"), "")
         if role[:2] in ("W_", "b_") or fused_order(part):
             return role if role[:2] in ("W_", "b_") else part
-        held = re.fullmatch("(.+?)_?(weight|kernel|bias)", part)  # proj_weight is proj's
+        held = re.fullmatch("(.+?)(?:_?(weight|kernel|bias)|_(w|b))", part)  # proj_weight is proj's
         if held is not None and (role := LAYERS.get(plain(held[1]), "")):
-            return role.replace("W_", "b_") if held[2] == "bias" else role
+            return role.replace("W_", "b_") if (held[2] or held[3])[0] == "b" else role
     return ""
 
 
