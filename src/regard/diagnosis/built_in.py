@@ -55,8 +55,9 @@ class BuiltIn:
 
     def __str__(self) -> str:
         words = [SCALES[self.said_scale]] if self.said_scale else []
-        of_map = "by " if self.linear[:9] == "softmaxes" else "of φ(x) = "
-        words += [f"linear attention {of_map}{self.linear}"] if self.linear else []
+        is_map = not self.linear.startswith(("attention", "efficient"))
+        of_map = "linear attention of φ(x) = " * is_map
+        words += [f"{of_map}{self.linear}"] if self.linear else []
         words += [WORDS[self.positions]] if self.positions else []
         if self.positions.startswith("rotary") and self.base != BASES[0]:
             words[-1] += f" of base {self.base:g}"

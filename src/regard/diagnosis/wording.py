@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 LINEAR = re.compile(
     r"linear_?\s?att|linear_?transf|feature_?map|kernel_?\s?feature|kernel(ized)?_?\s?att|"
-    r"\bphi\b|\belu\b|performer|favor|efficient_?\s?att",
+    r"\bphi\b|\belu\b|performer|favor|efficient_?\s?att|\bxc(a|it)\b|cross_?-?covariance|"
+    r"channel_?\s?att|channels\b[^.\n]{0,20}\battend|between (the )?channels|\bmdta\b|transposed_?\s?att",
     re.IGNORECASE,
 )
 _UNSCALED = re.compile(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.mistakes import channels
 from regard.diagnosis.mistakes.entry import Mistake, heads_of, softmax
 from regard.diagnosis.probe import Probe, Values, Variant
 
@@ -96,7 +97,7 @@ SLIPS: tuple[Map, ...] = (
 )
 # Queries get a softmax over their features and keys one over the tokens, and nothing divides; some
 # multiply the queries by 1/√D afterwards.
-EFFICIENT = "softmaxes of queries over features and of keys over tokens"
+EFFICIENT = "efficient attention by softmaxes over features and over tokens"
 
 
 def _efficient(scaled: bool, of_queries: int = -1, of_keys: int = -2) -> Variant:
@@ -131,7 +132,7 @@ _WRONG_AXIS = Mistake(
 RIGHT_ONES = {
     name: tuple(_variant(phi, _with_epsilon(epsilon)) for epsilon in EPSILONS)
     for name, phi in MAPS.items()
-} | {EFFICIENT: (_efficient(False), _efficient(True))}
+} | {EFFICIENT: (_efficient(False), _efficient(True)), channels.NAME: channels.RIGHT_ONES}
 _WITHOUT_ONE = Mistake(
     "linear_map_without_one",
     "one head",
@@ -144,6 +145,7 @@ _WITHOUT_ONE = Mistake(
 MISTAKES = (
     _WITHOUT_ONE,
     _WRONG_AXIS,
+    *channels.MISTAKES,
     *(
         Mistake(
             name,
@@ -156,3 +158,12 @@ MISTAKES = (
         for name, (title, why, weights) in _WRONG.items()
     ),
 )
+
+
+def maps_of(mistake: Mistake) -> tuple[str, ...]:
+    """The names of the right ones beside which the variants of a mistake are, one for each."""
+    if mistake in channels.MISTAKES:
+        return (channels.NAME,)
+    if mistake is _WRONG_AXIS:
+        return (EFFICIENT,)
+    return tuple(MAPS) if len(mistake.variants) == len(MAPS) else tuple(MAPS)[:1]
