@@ -18,6 +18,7 @@ from regard.diagnosis.convention import Convention, agrees
 from regard.diagnosis.local_blocks import wraps_around
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ROUND, ready_probe
+from regard.diagnosis.random_features import weighs_by_length
 from regard.diagnosis.third_tokens import reads_third_tokens
 from regard.diagnosis.under_test import FunctionUnderTest
 
@@ -62,6 +63,9 @@ def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) ->
     if tested.callee.kind != "arrays":
         yield from _of_tokens(tested, convention)
     elif not convention.one_query:
+        if weighs_by_length(tested, convention):
+            text = "a query of zeros gives long keys another weight than short ones"
+            yield Fact(text, "random_features_weigh_keys")
         if wraps_around(tested, convention):
             text = "the first block sees the last one, and nothing between them"
             yield Fact(text, "window_wraps_around")

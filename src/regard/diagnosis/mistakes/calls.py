@@ -76,6 +76,17 @@ CALLS: Entries = {
             "blocks = torch.unique(torch.tensor([0, i - 1, i, i + 1, last]))",
         ),
     ),
+    "random_features_weigh_keys": (
+        "random features give a long key another weight than a short one",
+        "φ(x) = exp(Wx − |x|²/2) of the scaled x has the softmax as its mean. The norm of another x, "
+        "or a maximum of each key that is subtracted, stays in the weights: one maximum serves all "
+        "keys.",
+        (),
+        (
+            "phi = np.exp(k @ W.T - (k**2).sum(-1, keepdims=True) / 2 - whole_maximum)",
+            "phi = (k @ W.T - k.square().sum(-1, keepdim=True) / 2 - whole_maximum).exp()",
+        ),
+    ),
     "later_tokens_seen": (
         "later tokens are seen although the code means to be causal",
         "True is the wrong way round in a mask, or the mask does not reach the scores.",
