@@ -62,7 +62,8 @@ JOINED_BY_OR = re.compile(
 # What says that a token sees those before it alone.
 STRICTLY = re.compile(
     r"strict(ly)?[- _]causal|\bnot (to|see|at|look at|attend to) (itself|themselves|oneself)|"
-    r"\b(itself|own (key|token|position))\b[^.\n]{0,20}\b(excluded|hidden|masked)|exclud\w+ (itself|self)|"
+    r"\b(itself|own (key|token|position))\b[^.\n]{0,20}\b(excluded|hidden|masked)|"
+    r"exclud\w+ (itself|self)|"
     r"\bstrictly (before|earlier|previous)",
     re.IGNORECASE,
 )

@@ -10,7 +10,7 @@ import copy
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,11 @@ def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
         return {}
     count = arguments[roles["heads"]] if "heads" in roles else 1
     first = next((p.shape[-1] for p in made.parameters() if p.ndim == 2), 0)
-    return {roles["width"]: first // count} if "heads" in roles and first and first % count == 0 else {}
+    return (
+        {roles["width"]: first // count}
+        if "heads" in roles and first and first % count == 0
+        else {}
+    )
 
 
 def heads_made_with(thing: Any) -> int | None:
@@ -260,13 +264,12 @@ def without(thing: Any) -> list[str]:
         tables = [name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name)]
         return [*tables, *neutral_parts(thing)]
     parts = thing.named_modules()
-    left_out: Iterable[str] = (
+    left_out = (
         n for n, part in parts if NORM.search(type(part).__name__) or FEED_FORWARD.search(n)
     )
-    tables = (n for n, _ in thing.named_parameters() if OF_VALUES.search(n))
-    tables = itertools.chain(tables, neutral_parts(thing))
-    left_out = itertools.chain(left_out, dict.fromkeys(n.split(".")[0] for n in tables))
-    return [name for name in left_out if name]
+    tables = [n for n, _ in thing.named_parameters() if OF_VALUES.search(n)]
+    beside = (name.split(".")[0] for name in (*tables, *neutral_parts(thing)))
+    return [name for name in itertools.chain(left_out, dict.fromkeys(beside)) if name]
 
 
 def _is_float(value: Any) -> bool:

@@ -144,7 +144,9 @@ def _as_block(one: Parameter, text: str) -> Parameter:
     is_block = rf"(blocks|chunks|pieces|cut into [^.]{{0,20}}) of (size |length )?`*{name}\b"
     if role_of(one.name) == "window" and re.search(is_block, text) is not None:
         return replace(one, role="longest")
-    on_sides = rf"\b{name}\b (neighbou?rs|tokens|keys|positions)[^.\n]{{0,20}}(each|either|both) sides?\b"
+    on_sides = (
+        rf"\b{name}\b (neighbou?rs|tokens|keys|positions)[^.\n]{{0,20}}(each|either|both) sides?\b"
+    )
     if type(one.default) is int and role_of(one.name) is None and re.search(on_sides, text, re.I):
         return replace(one, role="window")
     if role_of(one.name) == "block" and WITHIN.search(text) and not MERGES.search(text):

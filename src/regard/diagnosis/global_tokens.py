@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from regard.diagnosis.convention import Convention
 from regard.diagnosis.documented import documented_axes
 from regard.diagnosis.local_blocks import seen_with
-from regard.diagnosis.convention import Convention
 from regard.diagnosis.packing import Alternative, Packing
 from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import Parameter, text_of
@@ -26,7 +26,8 @@ COUNT = re.compile("^(n|num|nb|number)_?(of_)?global|global_?(size|count|n$)", r
 # What says that global tokens see all, and that all see them.
 _ALL = r"(everything|every\b|all\b|the (whole|full|entire)|each)"
 SEE_ALL = re.compile(
-    rf"global[^.;]{{0,80}}\b(attend|see|look|read)s?\b[^.;]{{0,20}}\b{_ALL}|(these|they) see {_ALL}|"
+    rf"global[^.;]{{0,80}}\b(attend|see|look|read)s?\b[^.;]{{0,20}}\b{_ALL}|"
+    rf"(these|they) see {_ALL}|"
     r"both (directions|ways)|symmetric|longformer",
     re.IGNORECASE,
 )

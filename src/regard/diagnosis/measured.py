@@ -15,7 +15,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.added_scores import are_plain
 from regard.diagnosis.convention import Convention, agrees
-from regard.diagnosis.local_blocks import wraps_around
+from regard.diagnosis.local_blocks import may_be_meant, wraps_around
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ROUND, ready_probe
 from regard.diagnosis.random_features import weighs_by_length
@@ -165,7 +165,8 @@ def _of_identity(
     probe = replace(probe, inputs={**probe.inputs, "values": _identity(probe)})
     weights = tested.ask(convention, probe).output
     if weights is not None and np.isfinite(weights).all():
-        yield from _of_weights(weights, probe, 8 * probe.tolerance(unit))
+        for fact in _of_weights(weights, probe, 8 * probe.tolerance(unit)):
+            yield replace(fact, broken="") if may_be_meant(tested, fact.broken) else fact
 
 
 def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[Fact]:
@@ -228,7 +229,9 @@ def _counts_twice(weights: Array, probe: Probe, seen: Array) -> bool:
     ratio = np.where(seen, weights / np.exp(probe.right["scaled"]), np.inf)
     times = np.where(seen, ratio / ratio.min(-1, keepdims=True), 1.0)
     whole = np.abs(times - np.round(times)).max() < 1e-4
-    return bool(whole and 1.5 < times.max() < 8.5 and (np.round(times) == 1).sum() > times.size // 4)
+    return bool(
+        whole and 1.5 < times.max() < 8.5 and (np.round(times) == 1).sum() > times.size // 4
+    )
 
 
 def _of_scores(weights: Array, probe: Probe, seen: Array) -> Iterator[Fact]:

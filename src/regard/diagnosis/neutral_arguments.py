@@ -17,13 +17,15 @@ from regard.diagnosis.signature import PROJECTIONS, Parameter
 
 RESIDUAL = re.compile("^(residual|shortcut|identity|skip|res|resid)(_?(input|x|states?))?$", re.I)
 # The layer after heads are put together, and its bias.
-AFTER = re.compile("^(dense|out|o|proj|c_proj|output)_?(w(eights?)?|kernel|b(ias)?)$|^[wb]_?o(ut)?$")
+AFTER = re.compile(
+    "^(dense|out|o|proj|c_proj|output)_?(w(eights?)?|kernel|b(ias)?)$|^[wb]_?o(ut)?$"
+)
 
 
 def with_neutral(
     function: Callable[..., Any], parameters: Sequence[Parameter]
 ) -> Alternative | None:
-    """The function without what is added to its output, and without a projection of ready arrays."""
+    """The function without what is added to its output, or a projection of ready arrays."""
     asked = [one for one in parameters[1:] if one.required]
     residuals = [one.name for one in asked if RESIDUAL.fullmatch(one.name)]
     whole = next((one.name for one in parameters if QKV.match(plain(one.name))), "")

@@ -18,8 +18,8 @@ from regard.diagnosis.under_test import FunctionUnderTest
 RANDOM = re.compile(r"performer|favor|random_?\s?feature|softmax_?kernel|orthogonal", re.IGNORECASE)
 EXPONENTIAL = re.compile(r"\bexp\(")
 WIDTH = 6
-SQUARED = 0.8  # of a key that is divided by the fourth root of its width
-LEAST, MOST = 0.72, 1.4  # of the mean weight, where 1 is right: the spread of W stays inside
+SQUARED = 1.2  # of a key that is divided by the fourth root of its width
+LEAST, MOST = 0.65, 1.5  # of the mean weight, where 1 is right: the spread of W stays inside
 
 
 def weight_of_length(tested: FunctionUnderTest, convention: Convention) -> float | None:

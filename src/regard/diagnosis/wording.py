@@ -11,7 +11,8 @@ from collections.abc import Sequence
 LINEAR = re.compile(
     r"linear_?\s?att|linear_?transf|feature_?map|kernel_?\s?feature|kernel(ized)?_?\s?att|"
     r"\bphi\b|\belu\b|performer|favor|efficient_?\s?att|\bxc(a|it)\b|cross_?-?covariance|"
-    r"channel_?\s?att|channels\b[^.\n]{0,20}\battend|between (the )?channels|\bmdta\b|transposed_?\s?att",
+    r"channel_?\s?att|channels\b[^.\n]{0,20}\battend|between (the )?channels|\bmdta\b|"
+    r"transposed_?\s?att",
     re.IGNORECASE,
 )
 _UNSCALED = re.compile(
@@ -165,7 +166,7 @@ def says_added(words: str) -> bool:
 
 
 def said_scale(text: str) -> str:
-    """What a text says of the scale of scores: none, 1 over the width, or by the width of all heads.
+    """What a text says of the scale: none, 1 over the width, or by the width of all heads.
 
     >>> said_scale("T5 folds the scale into its weights"), said_scale("scaled dot product")
     ('none', '')

@@ -78,9 +78,9 @@ CALLS: Entries = {
     ),
     "random_features_weigh_keys": (
         "random features give a long key another weight than a short one",
-        "φ(x) = exp(Wx − |x|²/2) of the scaled x has the softmax as its mean. The norm of another x, "
-        "or a maximum of each key that is subtracted, stays in the weights: one maximum serves all "
-        "keys.",
+        "φ(x) = exp(Wx − |x|²/2) of the scaled x has the softmax as its mean. The norm of another "
+        "x, or a maximum of each key that is subtracted, stays in the weights: one maximum serves "
+        "all keys.",
         (),
         (
             "phi = np.exp(k @ W.T - (k**2).sum(-1, keepdims=True) / 2 - whole_maximum)",
@@ -199,7 +199,7 @@ CALLS: Entries = {
         ),
     ),
     "relative_shift_misplaced": (
-        "the shift that lines up relative positions puts scores of one query into the row of another",
+        "the shift that lines up relative positions puts a query's scores into another row",
         "The score of a query and a key then depends on a third token. Pad a column on the left, "
         "reshape to (S + 1, L), and drop the first row, not the last one.",
         (),

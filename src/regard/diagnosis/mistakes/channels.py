@@ -59,8 +59,8 @@ MISTAKES = (
         "channels_normalised_along_an_axis",
         "one head",
         "queries or keys of attention between channels are not normalised along the tokens",
-        "A score is the cosine of two channels over all tokens; along the channels of each token it "
-        "is another number, which grows with the length of the text.",
+        "A score is the cosine of two channels over all tokens; along the channels of each token "
+        "it is another number, which grows with the length of the text.",
         *_LINES,
         variants=tuple(
             _between(one, other)
