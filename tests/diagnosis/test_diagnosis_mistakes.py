@@ -115,6 +115,11 @@ BY_HAND = {
     "tokens_misplaced_in_a_cache",
     "context_ignored",
     "values_from_key_input",
+    "relative_shift_misplaced",
+    "global_queries_see_a_window",
+    "global_keys_not_seen",
+    "keys_counted_twice",
+    "random_features_weigh_keys",
     *(one.name for one in linear.MISTAKES),
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.

@@ -85,6 +85,7 @@ BEFORE = {
     "mask_multiplied": lambda s, m: s * m,
     "mask_added_as_ones": lambda s, m: s + m,
     "mask_subtracted_small": lambda s, m: np.where(m, s, s - 10.0),
+    "hidden_scores_large": lambda s, m: np.where(m, s, 1e9),
     "mask_hides_zero_scores": lambda s, m: np.where(s * m == 0, -np.inf, s * m),
     "mask_before_scores": lambda s, m: np.where(
         m, s, np.where(m, s, 9e9).min(axis=-1, keepdims=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,7 +106,7 @@ def seen_as(
     tested: FunctionUnderTest, convention: Convention, besides: Callable[[Probe], Probe | None]
 ) -> tuple[bool, bool]:
     """Whether a softmax is seen to hide the keys, and to get the scores, of the probe `besides`."""
-    bare = _plain_probe(tested, convention)
+    bare = plain_probe(tested, convention)
     if bare is None:
         return False, False
     scores, own = scores_inside(tested, convention, bare), besides(bare)
@@ -129,7 +129,7 @@ def diagonal_is_seen(tested: FunctionUnderTest, convention: Convention) -> bool:
 
     No positions that are relative change it, right or wrong ones.
     """
-    bare = _plain_probe(tested, convention)
+    bare = plain_probe(tested, convention)
     if bare is None or bare.sizes["L"] != bare.sizes["S"]:
         return False
     scores = scores_inside(tested, convention, bare)
@@ -139,7 +139,7 @@ def diagonal_is_seen(tested: FunctionUnderTest, convention: Convention) -> bool:
     return bool(np.abs(own - right).max() < 1e-5 * max(1.0, float(np.abs(right).max())))
 
 
-def _plain_probe(tested: FunctionUnderTest, convention: Convention) -> Probe | None:
+def plain_probe(tested: FunctionUnderTest, convention: Convention) -> Probe | None:
     """A probe without rules whose scores may be seen."""
     if tested.of_gradients or tested.stated.mechanism is not None or convention.one_query:
         return None
@@ -160,12 +160,14 @@ def _right(tested: FunctionUnderTest, probe: Probe) -> Array:
     """The scores as they are scaled, before anything is added or hidden."""
     right = probe.right
     said = tested.callee.said_scale if probe.scale is None else ""
-    return right["scores"] * factor_of(said, probe.sizes["D"]) if said else right["scaled"]
+    return right["scores"] * factor_of(said, probe.sizes) if said else right["scaled"]
 
 
-def factor_of(said_scale: str, width: int) -> float:
+def factor_of(said_scale: str, sizes: Mapping[str, int]) -> float:
     """By what q·k is multiplied where a text says that it is not divided by the root of D."""
-    return 1.0 if said_scale == "none" else 1.0 / width
+    if said_scale == "model":
+        return float((sizes["D"] * sizes["H"]) ** -0.5)
+    return 1.0 if said_scale == "none" else 1.0 / sizes["D"]
 
 
 def scores_inside(tested: FunctionUnderTest, convention: Convention, probe: Probe) -> Array | None:

@@ -5,6 +5,7 @@ Every pixel of an image is a token. Must not know any probe.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from regard.diagnosis.construction import made_with
+from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import Parameter
 
 FIRST = re.compile(r"\b[bn]\w*\W+c\w*\W+[hw]\w*\W+[hw]\b", re.IGNORECASE)  # B, C, H, W
@@ -91,12 +93,18 @@ class AroundAttention:
         batch, length, width = x.shape
         sides = (batch, *self._image) if math.prod(self._image) == length else _sides(batch, length)
         image = x.reshape(*sides, width)
-        image = image.permute(0, 3, 1, 2).contiguous() if self._axes == "BCHW" else image
+        image = _turned(image, (0, 3, 1, 2)) if self._axes == "BCHW" else image
         out = self.__wrapped__(image, **given)
         out = out[0] if isinstance(out, tuple) else out
-        out = out.permute(0, 2, 3, 1) if self._axes == "BCHW" else out
+        out = _turned(out, (0, 2, 3, 1)) if self._axes == "BCHW" else out
         out = out.reshape(batch, length, -1)
         return out - x if self.adds else out
+
+
+def _turned(image: Any, axes: tuple[int, ...]) -> Any:
+    if hasattr(image, "permute"):
+        return image.permute(*axes).contiguous()
+    return image.transpose(axes).copy()
 
 
 def around_attention(layer: Any, text: str, helpers: str) -> Iterator[AroundAttention]:
@@ -112,12 +120,54 @@ def around_attention(layer: Any, text: str, helpers: str) -> Iterator[AroundAtte
         re.search(rf"return {x} \+ |\b{x} \+ self\.|\+ {x}\s*$", called, re.MULTILINE) is not None
     )
     axes: list[str] = []
-    if hasattr(layer, "modules"):
-        convolved = any(type(part).__name__ == "Conv2d" for part in layer.modules())
-        axes = ["BCHW"] * (convolved or FIRST.search(text) is not None)
-        axes += ["BHWC"] * (not convolved and LAST.search(text) is not None)
+    parts = layer.modules() if hasattr(layer, "modules") else ()
+    convolved = any(type(part).__name__ == "Conv2d" for part in parts)
+    axes = ["BCHW"] * (convolved or FIRST.search(text) is not None)
+    axes += ["BHWC"] * (not convolved and LAST.search(text) is not None)
     for own in axes:
         for added in (True, False)[not adds :]:
             yield AroundAttention(layer, own, adds=added)
     if adds and not axes:
         yield AroundAttention(layer, "BLM", adds=True)
+
+
+# A layer whose result is added behind an activation, and what attention is added to in each head.
+BEHIND = re.compile(r"(\w+) *\+ *(?:\w+\.)*(?:relu|gelu|silu|elu)\( *self\.(\w+)\( *\1 *\) *\)")
+TO_HEADS = re.compile(r"\b\w*[qQ]\w* *\+ *[\w.]+(?:\.(?:bmm|matmul|einsum)\(| *@ )")
+
+
+class WithoutTheRest:
+    """A layer as attention alone: what it gives with values that are zeros is taken away.
+
+    `__wrapped__` is the layer, whose layers behind attention add nothing.
+    """
+
+    adds = True
+
+    def __init__(self, layer: Any, values: str, behind: str) -> None:
+        self.__wrapped__ = copy.deepcopy(layer)
+        self.__name__ = type(layer).__name__
+        parts = dict(self.__wrapped__.named_modules())
+        for name, part in parts.items():
+            if behind and name.rpartition(".")[2] == behind:
+                for own in part.parameters():
+                    own.data.zero_()
+        self._zeros = {f"{values}.{n}": 0 * p for n, p in parts[values].named_parameters()}
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """The output of attention, before the last layer where that comes with the rest."""
+        import torch
+
+        whole = self.__wrapped__(*given, **named)
+        rest = torch.func.functional_call(self.__wrapped__, self._zeros, given, named)
+        return whole - rest
+
+
+def without_the_rest(layer: Any, text: str) -> WithoutTheRest | None:
+    """A layer that adds attention to the projected queries, and a layer of that sum, if it does."""
+    behind = BEHIND.search(text)
+    if behind is None or TO_HEADS.search(text) is None or not hasattr(layer, "named_modules"):
+        return None
+    names = [name for name, part in layer.named_modules() if hasattr(part, "in_features")]
+    values = [one for one in names if role_of(one.rpartition(".")[2]) == "W_v"]
+    return WithoutTheRest(layer, values[0], behind[2]) if len(values) == 1 else None

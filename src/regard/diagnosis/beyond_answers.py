@@ -11,8 +11,10 @@ from dataclasses import replace
 
 from regard.diagnosis.arguments import mask_role
 from regard.diagnosis.convention_search import key_mask_convention
+from regard.diagnosis.global_tokens import what_globals_miss
 from regard.diagnosis.half_positions import rounds_positions
 from regard.diagnosis.hypotheses import Hypothesis
+from regard.diagnosis.local_blocks import wraps_around
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import is_causal
 from regard.diagnosis.mistakes import all_mistakes
@@ -59,6 +61,14 @@ JOINED_BY_OR = re.compile(
     r"\b\w*(causal|tri[lu]?|past)\w*(\([^\n]*\))? *\| *[\w(~]|\w+ *\| *\w*causal|logical_or\(",
     re.IGNORECASE,
 )
+# What says that a token sees those before it alone.
+STRICTLY = re.compile(
+    r"strict(ly)?[- _]causal|\bnot (to|see|at|look at|attend to) (itself|themselves|oneself)|"
+    r"\b(itself|own (key|token|position))\b[^.\n]{0,20}\b(excluded|hidden|masked)|"
+    r"exclud\w+ (itself|self)|"
+    r"\bstrictly (before|earlier|previous)",
+    re.IGNORECASE,
+)
 # What says that each head is normalised by itself.
 BY_HEAD = re.compile(r"per[- ]head|(each|every|a) head|head'?s'? vector|head_?wise", re.IGNORECASE)
 # Names of what is attended to, and of nothing else.
@@ -103,6 +113,10 @@ def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[
     code = "\n".join(text for _, text in callee.blocks)
     if names == ["weights_all_equal"] and callee.inverts_mask:
         return ((INTEGER_MASK, RIGHT),), ""
+    if names == ["key_heads_tiled"] and "key_heads_tiled" in callee.meant:
+        return (), "query heads h that read key head h % G"
+    if names == ["causal_hides_own_key"] and STRICTLY.search(code):
+        return (), "each token hidden from itself"
     if names == ["heads_normalised_together"] and not BY_HEAD.search(code):
         return (), "queries and keys normalised over all heads together"
     adds_one = names == ["one_in_the_denominator"] and found[0][1] is found[0][0].variants[1]
@@ -145,6 +159,10 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield replace(LAYER_UNUSED, why=f"Nothing reads {names}. {LAYER_UNUSED.why}")
     if missed := what_norms_miss(tested, own.conventions[0]):
         yield OF_NORMS[missed]
+    if wraps_around(tested, own.conventions[0]):
+        yield all_mistakes()["window_wraps_around"]
+    if missed := what_globals_miss(tested, own.conventions[0]):
+        yield all_mistakes()[missed]
     if depends_on_blocks(tested, own.conventions[0]):
         yield BLOCKS_MATTER
     if _has_rows_of_context(tested):

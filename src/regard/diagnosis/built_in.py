@@ -31,7 +31,11 @@ WORDS = {
     "ALiBi": "ALiBi",
 }
 
-SCALES = {"none": "unscaled scores", "width": "scores divided by D"}
+SCALES = {
+    "none": "unscaled scores",
+    "width": "scores divided by D",
+    "model": "scores divided by the root of the width of all heads",
+}
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,16 @@ class BuiltIn:
     softcap: float | None = None
     window: int | None = None
     linear: str = ""  # the feature map of linear attention
-    said_scale: str = ""  # as its code says it is meant to be: none, or 1 over the width
+    said_scale: str = ""  # as its code says it is meant to be: see SCALES
     added: AddedScores | None = None
     any_heads: bool = False  # its slopes are known for numbers of heads that are no power of two
     at_end: bool = False  # with more keys than queries, the last of both are at the same position
 
     def __str__(self) -> str:
         words = [SCALES[self.said_scale]] if self.said_scale else []
-        words += [f"linear attention of φ(x) = {self.linear}"] if self.linear else []
+        is_map = not self.linear.startswith(("attention", "efficient"))
+        of_map = "linear attention of φ(x) = " * is_map
+        words += [f"{of_map}{self.linear}"] if self.linear else []
         words += [WORDS[self.positions]] if self.positions else []
         if self.positions.startswith("rotary") and self.base != BASES[0]:
             words[-1] += f" of base {self.base:g}"
@@ -114,7 +120,7 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
     window = probe.window if own.window is None or probe.window else own.window
     scale = probe.scale
     if own.said_scale and scale is None:
-        scale = factor_of(own.said_scale, sizes["D"])
+        scale = factor_of(own.said_scale, sizes)
     return replace(probe, inputs=inputs, window=window, scale=scale)
 
 
@@ -178,3 +184,8 @@ def usual(
     yield from (*positions, *windowed, *capped)
     for one, other in itertools.product(positions, (*windowed, *capped)):
         yield replace(one, softcap=other.softcap, window=other.window)
+    own = [one for one in capped if one.softcap in defaults]
+    for other, cap in itertools.product(windowed, own):
+        yield replace(other, softcap=cap.softcap)
+        for one in positions:
+            yield replace(one, softcap=cap.softcap, window=other.window)

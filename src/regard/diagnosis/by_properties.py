@@ -153,7 +153,8 @@ def _masked(calls: Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bo
             continue
         if not any(influence[REAL:]):
             less = not influence[REAL - 1]
-            add_up = {} if less else _add_up(calls, own, arrays)
+            meant = less or "weights_do_not_add_up" in calls.tested.callee.meant
+            add_up = {} if meant else _add_up(calls, own, arrays)
             name = "padding_one_key_less" if less else "padding_changes_the_output"
             return {name: not less} | add_up
         if not any(influence[REAL + 1 :]):

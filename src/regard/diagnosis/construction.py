@@ -10,7 +10,7 @@ import copy
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from regard.diagnosis.constructor_arguments import (
     is_pair,
     like,
 )
+from regard.diagnosis.neutral_parts import made_neutral, neutral_parts
 from regard.diagnosis.norms import NORM, without_norms
 from regard.diagnosis.parameter_names import plain, role_of
 from regard.errors import OptionError, safe_text
@@ -137,7 +138,11 @@ def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
         return {}
     count = arguments[roles["heads"]] if "heads" in roles else 1
     first = next((p.shape[-1] for p in made.parameters() if p.ndim == 2), 0)
-    return {roles["width"]: first // count} if "heads" in roles and first % count == 0 else {}
+    return (
+        {roles["width"]: first // count}
+        if "heads" in roles and first and first % count == 0
+        else {}
+    )
 
 
 def heads_made_with(thing: Any) -> int | None:
@@ -192,6 +197,7 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
                 if GATE_LAYER.search(name) and getattr(part, "bias", None) is not None:
                     part.weight.zero_()
                     part.bias.fill_(100.0)  # its sigmoid is 1
+        made_neutral(own)
         return own
     rng = np.random.default_rng(0)
     for holder in (vars(own), *(one for one in vars(own).values() if isinstance(one, dict))):
@@ -213,6 +219,7 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
             drawn = drawn if isinstance(value, np.ndarray) else like(value, drawn)
             object.__setattr__(part, name, drawn)
+    made_neutral(own)
     return own
 
 
@@ -252,16 +259,17 @@ def arrays_of_layer(part: Any) -> dict[str, Any]:
 
 
 def without(thing: Any) -> list[str]:
-    """The layers of a torch module that `fresh_weights` leaves out, by their names."""
+    """The layers of an object that `fresh_weights` leaves out, by their names."""
     if not hasattr(thing, "named_modules"):
-        return [name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name)]
+        tables = [name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name)]
+        return [*tables, *neutral_parts(thing)]
     parts = thing.named_modules()
-    left_out: Iterable[str] = (
+    left_out = (
         n for n, part in parts if NORM.search(type(part).__name__) or FEED_FORWARD.search(n)
     )
-    tables = (n for n, _ in thing.named_parameters() if OF_VALUES.search(n))
-    left_out = itertools.chain(left_out, dict.fromkeys(n.split(".")[0] for n in tables))
-    return [name for name in left_out if name]
+    tables = [n for n, _ in thing.named_parameters() if OF_VALUES.search(n)]
+    beside = (name.split(".")[0] for name in (*tables, *neutral_parts(thing)))
+    return [name for name in itertools.chain(left_out, dict.fromkeys(beside)) if name]
 
 
 def _is_float(value: Any) -> bool:

@@ -29,7 +29,10 @@ HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
 ROUND_WIDTH = 8
 PARTIAL = re.compile("rotary_pct|partial_rotary|rotary_(ndims|dim|percent)|rope_pct")
 # Code of slopes of ALiBi that knows numbers of heads which are no power of two, such as 6.
-SLOPES = re.compile(r"log2|(closest|lower|next|nearest)_?power|bit_length", re.IGNORECASE)
+SLOPES = re.compile(
+    r"log2(?s:.)*(floor|int\(|is_integer|// *1\b)|(closest|lower|next|nearest)_?power|bit_length",
+    re.IGNORECASE,
+)
 ODD_HEADS = 6
 DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has
@@ -135,6 +138,8 @@ def constructor_arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict
         elif required and value is None:
             value = _by_annotation(one, sizes, kind)
             arguments[one.name] = value
+        elif own_sizes and is_dataclass(one.default) and CONFIGURATION.fullmatch(plain(one.name)):
+            arguments[one.name] = configuration(kind, one, heads)
         elif not required and _is_kept(one, own_sizes):
             arguments[one.name] = one.default
         elif required or type(value) is float or (own_sizes and _may_change(one, value)):
@@ -280,6 +285,7 @@ def configuration(kind: Any, parameter: inspect.Parameter, heads: int | None) ->
     module = sys.modules.get(kind.__module__)
     if isinstance(annotated, str):
         annotated = getattr(module, annotated, None)
+    annotated = type(parameter.default) if is_dataclass(parameter.default) else annotated
     names = [*_read_from(kind, parameter.name)]
     if is_dataclass(annotated) and isinstance(annotated, type):
         own = [one.name for one in fields(annotated) if one.init]

@@ -24,7 +24,9 @@ OF_T5 = re.compile(
 
 # Text that gives rows to distances in another order than that of the distances.
 IN_ANOTHER_ORDER = re.compile(
-    r"bucket|meshgrid|wrap|from the end|-(clip|k|max\w*) ?\.\.", re.IGNORECASE
+    r"bucket|meshgrid|wrap|from the end|-(clip|k|max\w*) ?\.\.|negative ind|not (the )?sorted|"
+    r"[-−]\w+, ?(\.\.\.|…), ?[-−]1\b",
+    re.IGNORECASE,
 )
 
 

@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 _WORD = r"(?:[A-Za-z_]\w*'?|\d+)"
 _PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
 _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
-_SUM = rf"(?:\d+(?=[A-Za-z]))?{_WORD}(?:\s*(?:\*|//|\+|-)\s*{_WORD}){{0,3}}"
+_FACTOR = r"(?:\d*[A-Za-z_]\w*'?|\d+)"  # a number before a name multiplies it: 2c + 1
+_SUM = rf"{_FACTOR}(?:\s*(?:\*|//?|\+|-)\s*{_FACTOR}){{0,3}}"
 _SUMS = rf"{_SUM}(?:\s*,\s*{_SUM}){{0,5}}\s*,?"
 _BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|n_?windows|n_?seq|samples)$")
 _TOKENS = re.compile(
@@ -78,14 +79,14 @@ def documented_sizes(text: str, names: Collection[str]) -> dict[str, list[str]]:
 
     >>> documented_sizes("rel_k, rel_v: (2 * clip + 1, d)", ["rel_v"])
     {'rel_v': ['2 * clip + 1', 'd']}
-    >>> documented_sizes("table: (2c + 1, d)", ["table"])
-    {'table': ['2 * c + 1', 'd']}
+    >>> documented_sizes("rel_k: (2c + 1, d / n)", ["rel_k"])
+    {'rel_k': ['2 * c + 1', 'd / n']}
     """
     found = {}
     for name in names:
         for match in re.finditer(_said(name, _SUMS), text):
-            product = re.sub(r"\b(\d+)([A-Za-z])", r"\1 * \2", match[1])  # 2c + 1
-            sizes = [one.strip() for one in product.split(",") if one.strip()]
+            written = re.sub(r"(?<![\w.])(\d+)(?=[A-Za-z_])", r"\1 * ", match[1])
+            sizes = [one.strip() for one in written.split(",") if one.strip()]
             if _are_axes(re.findall(_WORD, match[1]), name):
                 found[name] = sizes
                 break

@@ -25,7 +25,9 @@ from regard.diagnosis.caches import Remembering
 from regard.diagnosis.channels import of_channels
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.given_arrays import with_given
+from regard.diagnosis.global_tokens import with_global_tokens
 from regard.diagnosis.libraries import LIBRARIES, framework_of
+from regard.diagnosis.neutral_arguments import with_neutral
 from regard.diagnosis.packing import (
     unpacked,
     with_borders,
@@ -46,6 +48,7 @@ from regard.diagnosis.signature import (
     without_weights,
 )
 from regard.diagnosis.source import (
+    code_called,
     code_of,
 )
 from regard.diagnosis.tables import from_tables, with_forms
@@ -91,6 +94,8 @@ ONE_OF_SEVERAL = (
     with_texts_of_both,
     with_ids,
     with_given,
+    with_neutral,
+    with_global_tokens,
 )
 
 
@@ -109,7 +114,8 @@ def _function_readings(
     for simpler in () if roles else ONE_OF_SEVERAL:
         if (simple := simpler(called, parameters)) is not None:
             called, parameters = simple
-    parameters = [_as_block(one, code_of(function)) for one in parameters]
+    said = f"{code_of(function)}\n{code_called(function)}"
+    parameters = [_as_block(one, said) for one in parameters]
     heads = heads or heads_bound(function)
     if not roles and (sized := with_configuration(called, parameters, heads or HEADS)) is not None:
         (called, parameters), heads = sized, heads or HEADS
@@ -131,11 +137,19 @@ def _function_readings(
 
 
 def _as_block(one: Parameter, text: str) -> Parameter:
-    """A window that is said to be the size of blocks, in which all is seen: one block holds all."""
+    """A size with the role that the text gives it: of a window, or of blocks that are apart.
+
+    Of blocks in which all is seen one holds all.
+    """
     name = re.escape(one.name)
     is_block = rf"(blocks|chunks|pieces|cut into [^.]{{0,20}}) of (size |length )?`*{name}\b"
     if role_of(one.name) == "window" and re.search(is_block, text) is not None:
         return replace(one, role="longest")
+    on_sides = (
+        rf"\b{name}\b (neighbou?rs|tokens|keys|positions)[^.\n]{{0,20}}(each|either|both) sides?\b"
+    )
+    if type(one.default) is int and role_of(one.name) is None and re.search(on_sides, text, re.I):
+        return replace(one, role="window")
     if role_of(one.name) == "block" and WITHIN.search(text) and not MERGES.search(text):
         return replace(one, role="longest", required=True)
     return one

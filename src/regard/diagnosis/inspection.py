@@ -131,7 +131,15 @@ def inspect_function(
             if one.role == "mask"
         ),
         "inverts_mask": inverts_mask(text, [one.name for one in found[0][1].parameters]),
-        "caps": (*_caps_by_default(found[0][1]), *caps_in(code_of_file(function))),
+        "caps": tuple(
+            dict.fromkeys(
+                (
+                    *_caps_by_default(found[0][1]),
+                    *caps_in(made),
+                    *caps_in(code_of_file(function)),
+                )
+            )
+        ),
         "batched": may_be_batched(function, text),
         "window_means": what_window_means(of_all, [*found[0][1].parameters, *given_windows(made)]),
         "causal_aligns": where_causal_aligns(of_all),
@@ -143,7 +151,7 @@ def inspect_function(
         "says_causal": CAUSAL.search(text + helpers) is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
         "axes": letters_of(axes) or {},
-        "meant": meant_in(f"{name}\n{text}", helpers),
+        "meant": meant_in(f"{name}\n{text}", helpers, of_all),
         "says_added": says_added(said_of_arguments(text)),
         "said_scale": said_scale(f"{name}\n{words_of(text)}\n{documentation_of_file(function)}"),
         "key_mask_means": what_true_means(of_arguments, of_keys),

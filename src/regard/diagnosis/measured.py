@@ -6,6 +6,7 @@ facts hold for no right attention: these have a name. Must not know mistakes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,16 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.added_scores import are_plain
 from regard.diagnosis.convention import Convention, agrees
+from regard.diagnosis.local_blocks import may_be_meant, wraps_around
 from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ROUND, ready_probe
+from regard.diagnosis.random_features import weighs_by_length
+from regard.diagnosis.third_tokens import reads_third_tokens
 from regard.diagnosis.under_test import FunctionUnderTest
 
 KEYS = 6
+# Code that moves what is computed for each distance to the cells of queries and keys.
+SHIFTS = re.compile(r"rel\w*_shift|shift_rel|relative_to_absolute|rel_to_abs|skew", re.IGNORECASE)
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 65, 128, 129)
 
 
@@ -57,6 +63,12 @@ def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) ->
     if tested.callee.kind != "arrays":
         yield from _of_tokens(tested, convention)
     elif not convention.one_query:
+        if weighs_by_length(tested, convention):
+            text = "a query of zeros gives long keys another weight than short ones"
+            yield Fact(text, "random_features_weigh_keys")
+        if wraps_around(tested, convention):
+            text = "the first block sees the last one, and nothing between them"
+            yield Fact(text, "window_wraps_around")
         yield from _of_identity(tested, convention, _keys(tested), unit)
         means = _hides_by_itself(tested)
         seen = _seeing_the_last(tested, convention) if means else None
@@ -153,7 +165,8 @@ def _of_identity(
     probe = replace(probe, inputs={**probe.inputs, "values": _identity(probe)})
     weights = tested.ask(convention, probe).output
     if weights is not None and np.isfinite(weights).all():
-        yield from _of_weights(weights, probe, 8 * probe.tolerance(unit))
+        for fact in _of_weights(weights, probe, 8 * probe.tolerance(unit)):
+            yield replace(fact, broken="") if may_be_meant(tested, fact.broken) else fact
 
 
 def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[Fact]:
@@ -183,6 +196,9 @@ def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[Fact
         yield Fact(
             "the first query sees the last keys and none in the middle", "window_wraps_around"
         )
+    if _counts_twice(weights, probe, seen):
+        text = "some keys have twice the weight that their scores give them, and no key has less"
+        yield Fact(text, "keys_counted_twice")
     leaking = seen & ~visible
     if leaking.any():
         _, _, row, key = np.argwhere(leaking)[0]
@@ -204,6 +220,18 @@ def _of_weights(weights: Array, probe: Probe, tolerance: float) -> Iterator[Fact
         yield Fact(f"a weight is negative ({lowest:.4g}): it does not come from a softmax")
         return
     yield from _of_scores(weights, probe, seen)
+
+
+def _counts_twice(weights: Array, probe: Probe, seen: Array) -> bool:
+    """Whether exponentials are added once, twice, or more often."""
+    if weights.min() < 0 or weights.shape != probe.right["scaled"].shape or not seen.any():
+        return False
+    ratio = np.where(seen, weights / np.exp(probe.right["scaled"]), np.inf)
+    times = np.where(seen, ratio / ratio.min(-1, keepdims=True), 1.0)
+    whole = np.abs(times - np.round(times)).max() < 1e-4
+    return bool(
+        whole and 1.5 < times.max() < 8.5 and (np.round(times) == 1).sum() > times.size // 4
+    )
 
 
 def _of_scores(weights: Array, probe: Probe, seen: Array) -> Iterator[Fact]:
@@ -307,6 +335,10 @@ def _of_length(tested: FunctionUnderTest, convention: Convention, unit: float) -
 
 def _of_tokens(tested: FunctionUnderTest, convention: Convention) -> Iterator[Fact]:
     """The same for a function of embeddings."""
+    code = "\n".join(text for _, text in tested.callee.blocks)
+    if SHIFTS.search(code) and reads_third_tokens(tested, convention):
+        text = "the score of two tokens depends on a third one, next to either"
+        yield Fact(text, "relative_shift_misplaced")
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
     if probe is None or (before := tested.ask(convention, probe).output) is None:
         return

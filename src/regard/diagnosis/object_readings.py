@@ -17,7 +17,7 @@ from regard.diagnosis.adapting import (
     keeps_state,
     with_sink,
 )
-from regard.diagnosis.around import around_attention
+from regard.diagnosis.around import around_attention, without_the_rest
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.channels import of_channels
@@ -33,6 +33,7 @@ from regard.diagnosis.construction import (
 from regard.diagnosis.constructor_arguments import is_module
 from regard.diagnosis.function_readings import Reading
 from regard.diagnosis.libraries import framework_of
+from regard.diagnosis.neutral_arguments import with_neutral
 from regard.diagnosis.packing import with_ids
 from regard.diagnosis.signature import (
     STEPS,
@@ -120,12 +121,17 @@ def readings_of_object(
             found.append((target, callee))
         if channels:
             continue
+        if not roles and (neutral := with_neutral(target, known)) is not None:
+            target, known = neutral
         if around := [*around_attention(own, code_of(thing), code_called(thing))]:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role
             known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
         if not roles and (tabled := from_tables(target, known)) is not None:
             target, known = tabled
         targets: list[Callable[..., Any]] = [*around, target]
+        if (alone := without_the_rest(own, f"{code_of(thing)}\n{code_called(thing)}")) is not None:
+            targets = [alone]
+            weighed = [({r: a for r, a in w.items() if r[1:] != "_o"}, n) for w, n in weighed]
         for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
                 parameters = parameters if weights or opaque else without_weights(parameters)

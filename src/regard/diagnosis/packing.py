@@ -33,6 +33,8 @@ GROUPED = re.compile(
 PAGE = 5  # tokens in a page: a short text of a probe has one, a long one many
 # Where three arrays of equal shape are put together: side by side, or along a new axis.
 PLACES: tuple[int | None, ...] = (-3, None, 0, 1)
+# Code, or its text, of columns of one head after the other.
+BY_HEAD = re.compile(r"\b(\w*heads?|nh|h|n) *, *3 *[,)*]|(per|each|every) head", re.IGNORECASE)
 # How long the texts of queries, or of keys, are: q_lens, seqlens_q, kv_lengths.
 LENGTHS_OF_SIDE = re.compile(
     "^(?:(q|query|queries)_?(?:seq)?(?:lens|lengths)|(?:seq)?(?:lens|lengths)(q)|"
@@ -330,13 +332,24 @@ def _of_parts(
     inner = [Parameter(name, role, keyword=True) for name, role in names.items()]
     rest = [replace(one, keyword=True) for one in parameters if one is not whole]
 
-    def pack(place: int | None, given: dict[str, Any]) -> dict[str, Any]:
+    heads = next((one for one in parameters if role_of(one.name) == "heads"), None)
+
+    def pack(place: int | str | None, given: dict[str, Any]) -> dict[str, Any]:
         own = dict(given)
         arrays = [own.pop(name) for name in names]
-        together = joined(arrays, -1) if place is None else stacked(arrays, place)
+        if place == "by head" and heads is not None:
+            together = side_by_side(arrays, -1, own.get(heads.name, heads.default))
+        elif isinstance(place, int):
+            together = stacked(arrays, place)
+        else:
+            together = joined(arrays, -1)
         return own | {whole.name: together}
 
-    return [(Packing(function, partial(pack, place)), [*inner, *rest]) for place in PLACES]
+    places: list[int | str | None] = [*PLACES]
+    if heads is not None:
+        first = BY_HEAD.search(text_of(function)) is not None
+        places.insert(0 if first else len(places), "by head")
+    return [(Packing(function, partial(pack, place)), [*inner, *rest]) for place in places]
 
 
 def joined(arrays: Sequence[Any], axis: int) -> Any:

@@ -41,6 +41,7 @@ NAMES = {
     "attnlogitsoftcap attnlogitssoftcap attnlogitsoftcapping attnsoftcap tanhcap",
     "causal": "causal iscausal usecausalmask autoregressive masked usecausal isdecoder",
     "scale": "scale scaling scalefactor smscale softmaxscale",
+    "before_softmax": "querypreattnscalar preattnscalar querypreattentionscalar",
     "heads": "h heads numheads nheads nhead numberofheads headcount nh numhead numattentionheads "
     "nqheads noheads numqueryheads qheads nheadq numqheads hq attentionheads nattnheads",
     "key_heads": "numkvheads nkvheads kvheads numkeyvalueheads nkvhead hkv numgroups ngroups "

@@ -283,7 +283,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(content["by_head"] in (None, True, False))
     _need(content["columns_said"] in ("", "heads", "parts"))
     _need(content["norm_place"] in ("", "first", "last"))
-    _need(content["said_scale"] in ("", "none", "width"))
+    _need(content["said_scale"] in ("", "none", "width", "model"))
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
     flags = (
         *kinds,

@@ -24,6 +24,13 @@ SAID_OF_LENGTH = re.compile(
     r"(?<!not )(?<!no )\ba multiple of|divisible by \W?\w*(window|block|chunk|size)",
     re.IGNORECASE,
 )
+# Text, or code, that fills up what others refuse.
+FILLED_UP = re.compile(
+    r"pad\w*[^.\n]{0,40}\bmultiple of|\bany \w+ ?(>=?|length|sequence length)|"
+    r"\(?- ?\w+(\.shape\[-?\d\])?\)? ?% ?\w|need not be (divisible|a multiple)|"
+    r"last (block|chunk|window)[^.\n]{0,20}(shorter|smaller|partial|not full)",
+    re.IGNORECASE,
+)
 
 
 def of_round_lengths(
@@ -44,6 +51,7 @@ def of_round_lengths(
     usual = usual or len(answered) > 2  # it takes any length
     told = any(SAID_OF_LENGTH.search(text) for _, text in first.callee.blocks)
     told &= first.callee.kind in ("arrays", "self")
+    told &= not any(FILLED_UP.search(text) for _, text in first.callee.blocks)
     refused = (one.problem for one in first.answers.values() if one.kind == "raised")
     keeps = usual or not any(map(LENGTH.search, refused))
     if first.hung or (conventions and keeps and not told):

@@ -14,7 +14,7 @@ from regard.diagnosis.signature import Parameter
 _W = "W"  # all else is in lower case
 _KEYS = (
     r"(?:[a-z]+[- ]){0,2}?"
-    r"(?:tokens?|keys?|positions?|entries|elements|steps?|ones|frames?|words)"
+    r"(?:tokens?|keys?|positions?|entries|elements|steps?|ones|frames?|words|neighbou?rs?)"
 )
 _EARLIER = r"(?:before|previous|preceding|earlier|prior|past|back|to the left)"
 _SELF = (

@@ -115,7 +115,7 @@ class Callee:
     meant: tuple[str, ...] = ()  # names of mistakes that its text says are meant
     says_added: bool = False  # whether its text says that a mask is added to the scores
     sharpness: float | None = None  # the logarithm of what multiplies its cosines, if learned
-    said_scale: str = ""  # none or width: what its text says in place of the root of D
+    said_scale: str = ""  # none, width or model: what its text says in place of the root of D
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
     key_mask_means: str = ""  # the same of a mask of padded keys beside another mask
     blocks: tuple[Block, ...] = ()  # its code, and that of its file that it calls
@@ -336,6 +336,9 @@ def _takes_queries(parameters: list[Parameter]) -> bool:
 
 def _role_by_name(parameter: Parameter) -> str | None:
     role = role_of(parameter.name)
+    if role == "before_softmax":  # its inverse root, or what multiplies the scores
+        own = parameter.default
+        return "scale" if type(own) is float and own < 1 else "width"
     switches = ("scale", "window", "cache", "bias", "cache_k", "context", "x")
     if role in switches and (isinstance(parameter.default, bool) or parameter.kind == "bool"):
         return None  # a switch: whether to scale, not by how much

@@ -43,7 +43,10 @@ CALLS_IN_ALL = 10
 
 
 # Text that gives weights the same axis twice.
-SQUARE = re.compile(r"\b(?:weights?|[wW]_?[qkvo])\b[^\n]{0,30}[\[(] *(\w+) *, *\1 *[\])]")
+SQUARE = re.compile(
+    r"\b(?:weights?|[wW]_?[qkvo]|omega\w*)\b[^\n]{0,30}"
+    r"(?:[\[(] *(\w+) *, *\1 *[\])]|\b(\w+) ?[x×] ?\2\b)"
+)
 QUANTISED = re.compile(r"\bu?int8\b|quanti[sz]e|fake_quant", re.IGNORECASE)
 # Code of rotary positions, which turn pairs of features.
 TURNS = re.compile(r"rope|rotary|rotate|rotation|rotating", re.IGNORECASE)

@@ -17,6 +17,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.construction import FEED_FORWARD, GATE_LAYER, arrays_of_layer
 from regard.diagnosis.constructor_arguments import CONFIGURATION
 from regard.diagnosis.einsums import axes_in_einsums
+from regard.diagnosis.neutral_parts import OF_NO_TOKEN, logit_of_no_token, mixes_before
 from regard.diagnosis.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, text_of
 from regard.errors import OptionError, ProblemError
@@ -30,6 +31,7 @@ LAYERS = {
     **dict(theta="W_q", phi="W_k", g="W_v", wz="W_o"),  # as in non-local blocks
     **dict.fromkeys(("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout"), "W_o"),
     **dict.fromkeys(("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"), "W_o"),
+    "reprojection": "W_o",
 }
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
 # The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
@@ -51,7 +53,8 @@ Read = tuple[Weights, "int | None"]
 def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     """Every way to read the weights of an object, as x @ W: the likeliest first."""
     stated = heads or head_count(thing)
-    layers = _without_bottlenecks([one for one in _layers(thing) if one[2].size > 1])
+    layers = [one for one in _layers(thing) if one[2].size > 1 and not OF_NO_TOKEN.search(one[0])]
+    layers = _without_bottlenecks(layers)
     groups = _number(thing, "key_heads") or _groups_beside(layers, stated)
     found: list[Weights] = []
     per_head: list[int] = []
@@ -85,6 +88,11 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     sinks = (one for path, _, one, _ in layers if role_of(path.rpartition(".")[2]) == "sink")
     if (sink := next(sinks, None)) is not None:
         out = [(own | {"sink": sink.ravel()}, n) for own, n in out if sink.size == (n or 1)] or out
+    if mixes_before(thing):
+        out = [({r: -a if r[1:] == "_q" else a for r, a in own.items()}, n) for own, n in out]
+    logit = logit_of_no_token(thing, found[0]["W_k"].shape[-1])
+    if logit is not None:
+        out = [(own | {"sink": np.full(n or 1, logit)}, n) for own, n in out]
     if latents is not None:
         out = [(weights | {LATENTS: latents}, count) for weights, count in out]
     return out
@@ -106,7 +114,7 @@ def _learned_queries(layers: list[Layer]) -> tuple[Array | None, list[Layer]]:
 def has_positions(thing: Any) -> bool:
     """Whether a torch module has learned a table of positions."""
     own = thing.named_parameters() if hasattr(thing, "state_dict") else ()
-    return any(one.ndim > 1 and re.search("rel|pos|bias_table", name) for name, one in own)
+    return any(one.ndim > 1 and re.search("rel|pos(?!t)|bias_table", name) for name, one in own)
 
 
 def widths_of(thing: Any) -> tuple[int, ...]:
@@ -128,6 +136,8 @@ def head_count(thing: Any) -> int | None:
 
 def _number(thing: Any, role: str) -> int | None:
     for part in _parts(thing):
+        if role == "key_heads" and type(part).__module__.startswith("torch."):
+            continue  # a convolution has groups of channels
         settings = (one for name, one in vars(part).items() if CONFIGURATION.fullmatch(plain(name)))
         for own in (part, *(one for one in settings if hasattr(one, "__dict__"))):
             for name, value in vars(own).items():
@@ -182,7 +192,7 @@ def _layers(thing: Any) -> Iterator[Layer]:
                     yield str(inner), None, np.asarray(array, float), None
         elif _is_layer(value):
             weight, bias = (np.asarray(one, float) for one in value)
-            yield name, None, weight, bias
+            yield name, None, weight, bias.ravel()
         elif isinstance(value, list | tuple) and all(map(_is_numbers, value)):
             for number, array in enumerate(value):  # of each head
                 yield f"{name}.{number}", None, np.asarray(array, float), None
@@ -199,7 +209,8 @@ def _is_layer(value: Any) -> bool:
     if not isinstance(value, list | tuple) or not all(map(_is_numbers, value)):
         return False
     shapes = [np.shape(one) for one in value]
-    return [*map(len, shapes)] == [2, 1] and shapes[1][0] in shapes[0]
+    is_column = len(shapes) == 2 and len(shapes[1]) == 2 and shapes[1][1] == 1 < len(value[0])
+    return (is_column or [*map(len, shapes)] == [2, 1]) and shapes[1][0] in shapes[0]
 
 
 _DOWN = re.compile("(^|_)(w?)(q|kv|k|v)_?(a|down)(_proj)?$")
@@ -245,9 +256,9 @@ def _role(path: str) -> str:
         role = LAYERS.get(name) or role_of(part) or LAYERS.get(name.removesuffix("net"), "")
         if role[:2] in ("W_", "b_") or fused_order(part):
             return role if role[:2] in ("W_", "b_") else part
-        held = re.fullmatch("(.+?)_?(weight|kernel|bias)", part)  # proj_weight is proj's
+        held = re.fullmatch("(.+?)(?:_?(weight|kernel|bias)|_(w|b))", part)  # proj_weight is proj's
         if held is not None and (role := LAYERS.get(plain(held[1]), "")):
-            return role.replace("W_", "b_") if held[2] == "bias" else role
+            return role.replace("W_", "b_") if (held[2] or held[3])[0] == "b" else role
     return ""
 
 

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 LINEAR = re.compile(
     r"linear_?\s?att|linear_?transf|feature_?map|kernel_?\s?feature|kernel(ized)?_?\s?att|"
-    r"\bphi\b|\belu\b|performer|favor|efficient_?\s?att",
+    r"\bphi\b|\belu\b|performer|favor|efficient_?\s?att|\bxc(a|it)\b|cross_?-?covariance|"
+    r"channel_?\s?att|channels\b[^.\n]{0,20}\battend|between (the )?channels|\bmdta\b|"
+    r"transposed_?\s?att",
     re.IGNORECASE,
 )
 _UNSCALED = re.compile(
@@ -26,6 +28,18 @@ _BY_WIDTH = re.compile(
     r"(?<![a-z])(?:mup|µp|μp|maximal update)(?![a-z])|"
     r"\b1 ?/ ?(?:d|d_?k|d_?head|head_?dim|width)\b(?! ?\*\* ?-?0?\.5)[^\n]{0,20}"
     r"(?:instead of|rather than|and not|not)[^\n]{0,20}(?:sqrt|√|root)",
+    re.IGNORECASE,
+)
+_BY_ALL_HEADS = re.compile(
+    r"set[_ -]?transformer|\bmab\b|"
+    r"(?:scale|temperature|scores?|divided)\b[^.;]{0,60}(?:sqrt|√|root)[^.;]{0,30}"
+    r"\b(?:full|whole|total|model(?:'s)?) width|"
+    r"(?:sqrt|√|root)[^.;]{0,40},? (?:and )?not (?:that|the width) of (?:one|a|each|the) head\b|"
+    r"\bwidth of all heads\b",
+    re.IGNORECASE,
+)
+_BY_ONE_HEAD = re.compile(
+    r"(?:sqrt|√|root)[^.;,]{0,24}\b(?:d_?k|d_?h(?:ead)?|head_?(?:dim|width|size)|dim_?head)\b",
     re.IGNORECASE,
 )
 CAUSAL = re.compile(
@@ -55,6 +69,12 @@ _BY_PARTS = re.compile(
     r"in_proj_(weight|bias)|\bq, k(,| and) v (lie )?side by side",
     re.IGNORECASE,
 )
+# What says that query head h reads key head h % G, which is another order than is usual.
+_HEADS_IN_TURN = re.compile(
+    r"\bhead\b[^.;]{0,60}\b\w+ ?(?:%|\bmod(?:ulo)?\b) ?\w+|\b(?:strided|tiled|cyclic|round.?robin)"
+    r"(?: head)? (?:order|grouping|heads|layout)",
+    re.IGNORECASE,
+)
 _RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)
 _SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
 
@@ -63,7 +83,8 @@ _MEANT = {
     "heads_mixed": re.compile("talking|mix", re.IGNORECASE),
     "weights_do_not_add_up": re.compile(
         r"sigmoid|sinks?\b|relu|\belu|linear|retention|decay|off.by.one|softmax_?(1|one|plus)|quiet|"
-        r"entmax|\bgate|register|(exp|sum)\([^\n]*\)+ *\+ *1|\b1\.? *\+[^\n]*(exp|sum)\(",
+        r"entmax|\bgate|register|null|\bmem(ory)?_?(k|v|kv|keys?|values?)\b|persistent|bias_kv|zero_attn|"
+        r"(exp|sum)\([^\n]*\)+ *\+ *1|\b1\.? *\+[^\n]*(exp|sum)\(",
         re.IGNORECASE,
     ),
     "later_tokens_seen": re.compile(
@@ -85,10 +106,10 @@ def caps_in(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(map(float, found)))[:8]
 
 
-def meant_in(text: str, called: str = "") -> tuple[str, ...]:
+def meant_in(text: str, called: str = "", prose: str = "") -> tuple[str, ...]:
     """Names of mistakes that a text says are none, because it means to compute just that.
 
-    `called` is the code of what it calls.
+    `called` is the code of what it calls, and `prose` what is said beside code.
 
     >>> meant_in("talking heads: a softmax whose weights are mixed, causal")
     ('heads_mixed',)
@@ -97,6 +118,7 @@ def meant_in(text: str, called: str = "") -> tuple[str, ...]:
     # A decoder or a word about the future alone does not say that later tokens are hidden.
     found += ["later_tokens_seen"] * (_RULE.search(text) is None)
     found += ["weights_do_not_add_up"] * (_SHARES.search(text + called) is None)
+    found += ["key_heads_tiled"] * (_HEADS_IN_TURN.search(prose) is not None)
     return tuple(dict.fromkeys(found))
 
 
@@ -144,13 +166,17 @@ def says_added(words: str) -> bool:
 
 
 def said_scale(text: str) -> str:
-    """What a text says of the scale of scores: that there is none, or that it is 1 over the width.
+    """What a text says of the scale: none, 1 over the width, or by the width of all heads.
 
     >>> said_scale("T5 folds the scale into its weights"), said_scale("scaled dot product")
     ('none', '')
     >>> said_scale("muP: 1/d instead of 1/sqrt(d)")
     'width'
+    >>> said_scale("divided by sqrt(dim_V), the full width")
+    'model'
     """
+    if _BY_ALL_HEADS.search(words := " ".join(text.split())) and not _BY_ONE_HEAD.search(words):
+        return "model"
     if _BY_WIDTH.search(text):
         return "width"
     return "none" if _UNSCALED.search(text) else ""

@@ -42,6 +42,7 @@ VISIBLE = (
 # How many keys there may be in a block, and in how many blocks keys may be cut.
 SMALL = (2, 4, 3)
 SIZES = (*SMALL, 1, 8, 16, 32, 64, 128, 256)
+FILLED = (*SIZES, 512)  # which an object is made with whose blocks are longer than any text
 COUNTS = (2, 3, 4)
 LOWEST = -1e30
 
@@ -374,8 +375,8 @@ BLOCKS: Entries = {
     "block_padding_counts": (
         "the zeros that fill up the last block take part in the softmax",
         "A score of 0 is an ordinary score; padded keys need −∞.",
-        tuple(_filled_up(size) for size in SIZES if size > 1)
-        + tuple(_filled_up(size, causal=False) for size in SIZES if size > 1),
+        tuple(_filled_up(size) for size in FILLED if size > 1)
+        + tuple(_filled_up(size, causal=False) for size in FILLED if size > 1),
         CUT,
     ),
     "block_on_the_diagonal_not_masked": (

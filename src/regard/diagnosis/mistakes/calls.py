@@ -49,6 +49,44 @@ CALLS: Entries = {
             "before = F.pad(k, (0, 0, 0, 0, 1, -1))  # hidden for the first block",
         ),
     ),
+    "global_queries_see_a_window": (
+        "global tokens are seen by all, and see no more than a window",
+        "Both directions are meant: a global token reads the whole text too.",
+        (),
+        (
+            "keep = band | is_global[:, None] | is_global[None, :]",
+            "allowed = band | is_global[:, :, None] | is_global[:, None, :]",
+        ),
+    ),
+    "global_keys_not_seen": (
+        "global tokens see all, and are not seen by all",
+        "Both directions are meant: every token reads the global ones too.",
+        (),
+        (
+            "keep = band | is_global[:, None] | is_global[None, :]",
+            "allowed = band | is_global[:, :, None] | is_global[:, None, :]",
+        ),
+    ),
+    "keys_counted_twice": (
+        "a key that a query sees for two reasons is counted twice",
+        "In a list of blocks or keys each may be once alone: its exponential is added twice else.",
+        (),
+        (
+            "blocks = np.unique([0, i - 1, i, i + 1, last])",
+            "blocks = torch.unique(torch.tensor([0, i - 1, i, i + 1, last]))",
+        ),
+    ),
+    "random_features_weigh_keys": (
+        "random features give a long key another weight than a short one",
+        "φ(x) = exp(Wx − |x|²/2) of the scaled x has the softmax as its mean. The norm of another "
+        "x, or a maximum of each key that is subtracted, stays in the weights: one maximum serves "
+        "all keys.",
+        (),
+        (
+            "phi = np.exp(k @ W.T - (k**2).sum(-1, keepdims=True) / 2 - whole_maximum)",
+            "phi = (k @ W.T - k.square().sum(-1, keepdim=True) / 2 - whole_maximum).exp()",
+        ),
+    ),
     "later_tokens_seen": (
         "later tokens are seen although the code means to be causal",
         "True is the wrong way round in a mask, or the mask does not reach the scores.",
@@ -158,6 +196,16 @@ CALLS: Entries = {
         (
             "scores = scores + of_keys.swapaxes(-1, -2)  # (S, L) to (L, S)",
             "scores = scores + p2c.transpose(-1, -2)  # (S, L) to (L, S)",
+        ),
+    ),
+    "relative_shift_misplaced": (
+        "the shift that lines up relative positions puts a query's scores into another row",
+        "The score of a query and a key then depends on a third token. Pad a column on the left, "
+        "reshape to (S + 1, L), and drop the first row, not the last one.",
+        (),
+        (
+            "rows = np.pad(rows, ((0, 0), (1, 0))).reshape(S + 1, L)[1:].reshape(L, S)",
+            "bd = F.pad(bd, (1, 0)).view(B, H, S + 1, L)[:, :, 1:].view_as(bd)",
         ),
     ),
     "distance_zero_not_read": (

@@ -289,6 +289,12 @@ MASKS: Entries = {
         + tuple(variant for constant in (-1.0, -2.0, -5.0) for variant in _filled_by(constant))
         + masked_scores(lambda scores, keep: np.where(keep, scores, scores - 5)),
     ),
+    "hidden_scores_large": (
+        "hidden scores become large instead of small",
+        "A sign was lost, or masked scores are multiplied afterwards, as where heads are mixed: "
+        "where a row has hidden keys, they alone get weight. Hide keys last.",
+        masked_scores(lambda scores, keep: np.where(keep, scores, -NINES)),
+    ),
     "mask_hides_zero_scores": (
         "scores are multiplied by the mask, and every 0 is then hidden",
         "The score of a visible key may be exactly 0, for orthogonal vectors; it is hidden too.",

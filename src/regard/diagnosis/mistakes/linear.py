@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.mistakes import channels
 from regard.diagnosis.mistakes.entry import Mistake, heads_of, softmax
 from regard.diagnosis.probe import Probe, Values, Variant
 
@@ -94,11 +95,44 @@ SLIPS: tuple[Map, ...] = (
     lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     lambda x: np.where(x > 0, x, np.exp(np.minimum(x, 0))),
 )
+# Queries get a softmax over their features and keys one over the tokens, and nothing divides; some
+# multiply the queries by 1/√D afterwards.
+EFFICIENT = "efficient attention by softmaxes over features and over tokens"
+
+
+def _efficient(scaled: bool, of_queries: int = -1, of_keys: int = -2) -> Variant:
+    def replaced(values: Values, probe: Probe) -> Array:
+        q, k, _ = heads_of(values)
+        seen = probe.visible
+        mapped = softmax(q, of_queries) * (q.shape[-1] ** -0.5 if scaled else 1.0)
+        if of_keys == -1:
+            return np.asarray(mapped @ softmax(k).swapaxes(-1, -2) * seen)
+        raised = np.exp(k - k.max(-2, keepdims=True))
+        with np.errstate(all="ignore"):
+            return np.asarray((mapped / (seen @ raised)) @ raised.swapaxes(-1, -2) * seen)
+
+    return Variant({"weights": replaced}, absent=False)
+
+
+_WRONG_AXIS = Mistake(
+    "efficient_softmax_axis",
+    "one head",
+    "a softmax of efficient attention runs along the wrong axis",
+    "That of a query runs over its features, and that of the keys over the tokens, one feature at "
+    "a time: only then do the weights of a query add up to 1.",
+    "q, k = softmax(q, axis=-1), softmax(k, axis=-2)  # (..., L, D) and (..., S, D)",
+    "q, k = q.softmax(-1), k.softmax(-2)  # (..., L, D) and (..., S, D)",
+    variants=tuple(
+        _efficient(scaled, *axes)
+        for axes in ((-2, -2), (-1, -1), (-2, -1))
+        for scaled in (False, True)
+    ),
+)
 # Right ones, by the map, and the mistakes with each.
 RIGHT_ONES = {
     name: tuple(_variant(phi, _with_epsilon(epsilon)) for epsilon in EPSILONS)
     for name, phi in MAPS.items()
-}
+} | {EFFICIENT: (_efficient(False), _efficient(True)), channels.NAME: channels.RIGHT_ONES}
 _WITHOUT_ONE = Mistake(
     "linear_map_without_one",
     "one head",
@@ -110,6 +144,8 @@ _WITHOUT_ONE = Mistake(
 )
 MISTAKES = (
     _WITHOUT_ONE,
+    _WRONG_AXIS,
+    *channels.MISTAKES,
     *(
         Mistake(
             name,
@@ -122,3 +158,12 @@ MISTAKES = (
         for name, (title, why, weights) in _WRONG.items()
     ),
 )
+
+
+def maps_of(mistake: Mistake) -> tuple[str, ...]:
+    """The names of the right ones beside which the variants of a mistake are, one for each."""
+    if mistake in channels.MISTAKES:
+        return (channels.NAME,)
+    if mistake is _WRONG_AXIS:
+        return (EFFICIENT,)
+    return tuple(MAPS) if len(mistake.variants) == len(MAPS) else tuple(MAPS)[:1]
