@@ -22,7 +22,7 @@ _TOKENS = re.compile(
     r"neighbou?rs)$"
 )
 _OF_ALL = re.compile(
-    rf"\b[Aa]ll (?:arrays|inputs|tensors)\b[\w ,:]{{0,30}}[(\[]\s*({_LIST})\s*[)\]]"
+    rf"\b[Aa]ll (?:arrays|inputs|tensors|of shape|shaped)\b[\w ,:]{{0,30}}[(\[]\s*({_LIST})\s*[)\]]"
 )
 _EACH = re.compile(rf"[(\[]\s*({_LIST})\s*[)\]],? each\b")
 _SHAPE = rf"[(\[]\s*{_LIST}\s*[)\]]"
@@ -94,6 +94,8 @@ def axes_of_all(text: str) -> tuple[str, ...]:
 
     >>> axes_of_all("(H, L, D) each"), axes_of_all("all arrays are (L, D)")
     (('H', 'L', 'D'), ('L', 'D'))
+    >>> axes_of_all("All of shape (B, T, d)")
+    ('B', 'T', 'd')
     """
     found = _OF_ALL.search(text) or _EACH.search(text)
     return tuple(re.findall(_WORD, found[1])) if found else ()

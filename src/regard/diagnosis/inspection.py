@@ -119,10 +119,10 @@ def inspect_function(
     made = found[0][1].made
     said = f"{name}\n{text}\n{documentation_of_file(function)}"
     axes = documented_axes(text, [one.name for one in found[0][1].parameters])
-    if not axes and (alike := axes_of_all(helpers)):
-        own_roles = found[0][1].roles
-        arrays = (own_roles[one] for one in ("query", "key", "value") if one in own_roles)
-        axes = {one.name: alike for one in arrays}
+    own_roles = found[0][1].roles
+    arrays = [own_roles[one].name for one in ("query", "key", "value") if one in own_roles]
+    if (alike := axes_of_all(helpers)) and all(axes.get(n, alike) == alike for n in arrays):
+        axes = dict.fromkeys(arrays, alike) | axes
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
@@ -169,6 +169,7 @@ def inspect_function(
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function
         own |= {"returns": returned_gradients(written), "paired": paired}
+        own["reads_one_length"] = bool(arrays) and _reads_one_length(code_of(written), arrays)
     return [
         (
             called,
@@ -188,6 +189,15 @@ def _of_wrappers(called: Any, name: str) -> Iterator[Any]:
     while hasattr(called, "__wrapped__"):
         yield getattr(called, name, ())
         called = called.__wrapped__
+
+
+def _reads_one_length(text: str, arrays: Sequence[str]) -> bool:
+    """Whether code reads the lengths of the first array alone: others are as long."""
+
+    def reads(name: str) -> bool:
+        return re.search(rf"\b{re.escape(name)}\.(shape|size)\b|\blen\({name}\)", text) is not None
+
+    return reads(arrays[0]) and not any(map(reads, arrays[1:]))
 
 
 def _keeps_rows(callee: Callee) -> bool:

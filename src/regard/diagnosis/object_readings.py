@@ -30,7 +30,7 @@ from regard.diagnosis.construction import (
     without,
 )
 from regard.diagnosis.constructor_arguments import is_module
-from regard.diagnosis.function_readings import Reading
+from regard.diagnosis.function_readings import Reading, with_packed_heads
 from regard.diagnosis.libraries import framework_of
 from regard.diagnosis.packing import with_ids
 from regard.diagnosis.signature import (
@@ -134,7 +134,8 @@ def readings_of_object(
                 )
                 for callee in with_forms(whole):
                     steps = [(target, replace(callee, steps=one)) for one in STEPS if remembers]
-                    plain_one = [(target, callee)]
+                    text = code_of(thing) if count and not roles else ""
+                    plain_one = with_packed_heads(target, callee, text)
                     is_step = method in ("step", "decode")
                     found += steps if is_step and remembers else [*plain_one, *steps]
     return found

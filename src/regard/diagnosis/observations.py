@@ -25,6 +25,7 @@ from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.result import Ability, Finding, Outcome
 from regard.diagnosis.run_lines import never_run
+from regard.diagnosis.signature import WEIGHTS
 from regard.diagnosis.under_test import FunctionUnderTest
 from regard.errors import safe_text
 
@@ -34,6 +35,7 @@ _GRADIENTS = {
     "values": "dV, the gradient of the values",
     "embeddings": "dX, the gradient of the embeddings",
     "context": "dC, the gradient of the context",
+    **{name: f"d{name}, the gradient of {name}" for name in WEIGHTS},
 }
 # Reported only if the function answered: nothing says that it is meant to do these.
 SILENT = ("grouped", "long")

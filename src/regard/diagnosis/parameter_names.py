@@ -110,7 +110,7 @@ BACKWARD_NAMES = {
     "ct dcontext dattn dattnoutput dldo dldout dloss dlossdo dlossdout go gradientoutput dres",
     "output": "o out output outputs attnout attnoutput attentionoutput y context",
     "lse": "lse l logsumexp softmaxlse logsum logz",
-    "weights": "p weights attn attention probs attnweights attentionweights attnprobs a w "
+    "weights": "p att weights attn attention probs attnweights attentionweights attnprobs a w "
     "probabilities",
     "delta": "delta deltas rowdot di",
 }
