@@ -29,13 +29,14 @@ from regard.diagnosis.constructor_arguments import (
 )
 from regard.diagnosis.norms import NORM, without_norms
 from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.signature import text_of
 from regard.errors import OptionError, safe_text
 
 # Where an object that is made here keeps what it was made with.
 _MADE = "regard_made_with"
 _HEADS = "regard_made_with_heads"
 # A single learned number that multiplies what attention returns; of others the module is kept.
-GATE = re.compile("(gamma|gate|alpha|beta)$")
+GATE = re.compile(r"(gamma|gate|alpha|beta)$|(^|[._])(alpha|gate)_(\w*att\w*|dense|ff\w*|mlp)$")
 # A learned factor of each feature of what attention returns, the same for all at first.
 LAYER_SCALE = re.compile(r"(^|[._])(ls\d?|layer_?scale\w*|gamma_?\d?|lambda_?\d?)(\.\w+)?$")
 
@@ -180,11 +181,11 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
                 if OF_VALUES.search(name):
                     parameter.zero_()
                 elif is_same and parameter.ndim == 1 and LAYER_SCALE.search(name):
-                    parameter.fill_(1.0)
+                    parameter.fill_(_open_gate(own, name))
                 elif parameter.numel() > 1:
                     parameter.uniform_(-0.9, 0.9, generator=generator)
                 elif GATE.search(name):
-                    parameter.fill_(1.0)
+                    parameter.fill_(_open_gate(own, name))
             for name, part in own.named_modules():
                 if FEED_FORWARD.search(name):
                     for parameter in part.parameters():
@@ -214,6 +215,14 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             drawn = drawn if isinstance(value, np.ndarray) else like(value, drawn)
             object.__setattr__(part, name, drawn)
     return own
+
+
+def _open_gate(own: Any, name: str) -> float:
+    """The number of a gate that lets all through: large where tanh or a sigmoid bounds it."""
+    path, _, last = name.rpartition(".")
+    text = text_of(type(own.get_submodule(path)))
+    bounded = rf"(tanh|sigmoid)\([^\n)]*\b{last}\b|\b{last}\)?(\.\w+\([^)\n]*\))*\.(tanh|sigmoid)\("
+    return 100.0 if re.search(bounded, text) else 1.0
 
 
 def _empty(own: Any, name: str) -> None:

@@ -66,10 +66,11 @@ class GradientProbe(Probe):
 
     def result(self, values: Values) -> Array:
         """The gradients of all inputs, one after the other, as one row of numbers."""
-        parts = [sum(values[f"d_{name}"] for name in names) for names in self.groups_of_inputs]
-        found = zip(self.groups_of_inputs, parts, strict=True)  # all texts share the weights
-        rows = (part.sum(0) if names[0] in WEIGHTS else part for names, part in found)
-        return np.concatenate([np.ravel(one) for one in rows])
+        parts = []
+        for names in self.groups_of_inputs:
+            part: Array = np.sum([values[f"d_{name}"] for name in names], axis=0)
+            parts.append(np.ravel(part.sum(0) if names[0] in WEIGHTS else part))  # of all texts
+        return np.concatenate(parts)
 
     def tolerance(self, unit: float) -> float:
         """How far two right computations that round to `unit` may differ.

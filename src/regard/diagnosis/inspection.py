@@ -32,6 +32,7 @@ from regard.diagnosis.object_readings import METHODS, own_method, readings_of_ob
 from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
 from regard.diagnosis.signature import (
+    MASKS,
     MOST_READINGS,
     OF_KEYS,
     Callee,
@@ -72,6 +73,9 @@ from regard.errors import OptionError, safe_text
 
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
 TURNED = re.compile(r"(in|out)_proj_weight|\b\w*_?[qkvo] @ x\b", re.IGNORECASE)
+
+# A mask of something: encoder_attention_mask, media_mask.
+NAMED_MASK = re.compile("(?<!head)(?<!heads)_mask$|^(?!head).*[a-z]Mask$")
 
 
 def inspect_function(
@@ -148,6 +152,7 @@ def inspect_function(
         "said_scale": said_scale(f"{name}\n{words_of(text)}\n{documentation_of_file(function)}"),
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
+    found = [(called, _with_named_mask(one, own["axes"])) for called, one in found]
     found = _by_their_axes(found, own["axes"])
     turns, unused = turns_rows(text), unused_layers(function)
     found = [
@@ -236,6 +241,21 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
             taken.append((called, replace(callee, parameters=own)))
         seen.add(roles)
     return taken
+
+
+def _with_named_mask(callee: Callee, axes: Mapping[str, str]) -> Callee:
+    """The same with its only mask as one, whatever it is a mask of by its name: media_mask.
+
+    It may be left out, and is one of keys where its axes are those of texts and tokens.
+    """
+    if {*MASKS, "key_mask"} & callee.roles.keys():
+        return callee
+    named = [one for one in callee.parameters if NAMED_MASK.search(one.name) and not one.role]
+    if len(named) != 1 or named[0].required or named[0].default is not None or named[0].kind:
+        return callee
+    role = "key_mask" if re.fullmatch("B[^B1]", axes.get(named[0].name, "")) else "mask"
+    own = (replace(one, role=role) if one is named[0] else one for one in callee.parameters)
+    return replace(callee, parameters=tuple(own))
 
 
 def _by_names(parameters: Sequence[Parameter]) -> list[Parameter]:

@@ -29,6 +29,8 @@ from regard.diagnosis.signature import WEIGHTS
 from regard.diagnosis.under_test import FunctionUnderTest
 from regard.errors import safe_text
 
+# Code that counts the windows of an image.
+OF_WINDOWS = re.compile(r"\bn_?W\b|\bn(um)?_?windows?\b")
 _GRADIENTS = {
     "queries": "dQ, the gradient of the queries",
     "keys": "dK, the gradient of the keys",
@@ -231,6 +233,8 @@ def masks_of_windows_misplaced(tested: FunctionUnderTest, convention: Convention
 
     A function that takes (images · windows, L, M) and a mask (windows, L, S) repeats that.
     """
+    if any(OF_WINDOWS.search(text) for _, text in tested.callee.blocks):
+        convention = replace(convention, mask_shape="batch cells")
     if convention.mask_shape not in ("batch cells", "batch 1 cells", "full"):
         return False
     for probe, name, given in _with_masks(tested, convention, "mask"):
