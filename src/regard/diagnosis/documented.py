@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 _WORD = r"(?:[A-Za-z_]\w*'?|\d+)"
 _PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
 _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
-_SUM = rf"{_WORD}(?:\s*(?:\*|//|\+|-)\s*{_WORD}){{0,3}}"
+_SUM = rf"{_WORD}(?:\s*(?:\*|//?|\+|-)\s*{_WORD}){{0,3}}"
 _SUMS = rf"{_SUM}(?:\s*,\s*{_SUM}){{0,5}}\s*,?"
 _BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|b_|n(um)?_?win(dow)?s?|n_?seq|samples)$")
 _TOKENS = re.compile(

@@ -258,6 +258,11 @@ def _with_named_mask(callee: Callee, axes: Mapping[str, str]) -> Callee:
     return replace(callee, parameters=tuple(own))
 
 
+def _role_of_mask(one: Parameter) -> str | None:
+    role = role_of(one.name)
+    return role if role in (*MASKS, "key_mask") else None
+
+
 def _by_names(parameters: Sequence[Parameter]) -> list[Parameter]:
     """Parameters with the roles that their names have, where axes alone say how they are called."""
     return [replace(one, role=one.role or role_of(one.name)) for one in parameters]
@@ -285,7 +290,10 @@ def _by_axes(
     first = next((one for one in parameters if "T" in axes.get(one.name, "")), None)
     if first is None or any(one.required and one.name not in axes for one in parameters):
         raise error
-    known = tuple(replace(one, role="x" if one is first else None) for one in parameters)
+    known = tuple(
+        replace(one, role="x" if one is first else None if one.required else _role_of_mask(one))
+        for one in parameters
+    )
     framework = "torch" if hasattr(called, "state_dict") else framework_of(described)
     callee = Callee(name, known, library or framework, opaque=str(error))
     if called is not function:
