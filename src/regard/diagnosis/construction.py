@@ -52,6 +52,13 @@ OF_VALUES = re.compile(
 # Layers behind attention, whose output is added: without numbers they add nothing.
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 
+# The same as arrays of an object, whose code has an activation.
+FEED_FORWARD_ARRAY = re.compile(
+    r"^[wb]_?[123]$|(^|_)(ff|ffn|mlp|feed_?forward|fc_?[12]|up|down)(_|\d|$)|(^|_)(w|b)_?(up|down)$",
+    re.IGNORECASE,
+)
+ACTIVATED = re.compile(r"relu|gelu|silu|swish|maximum\(|tanh\(", re.IGNORECASE)
+
 
 def constructed(kind: Any, heads: int | None) -> list[Any]:
     """Objects of a class, the one with sizes chosen here first; an OptionError if there is none."""
@@ -200,8 +207,9 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             if (role_of(str(name)) or "")[:2] in ("W_", "b_") and _is_float(value):
                 drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
                 holder[name] = drawn if isinstance(value, np.ndarray) else like(value, drawn)
+    behind = _feed_forward_of(own)
     for name, value in vars(own).items():
-        if OF_VALUES.search(name):
+        if OF_VALUES.search(name) or name in behind:
             _empty(own, name)
         elif type(value) is tuple and value and all(map(_is_float, value)):
             drawn = (rng.uniform(-0.9, 0.9, one.shape).astype(one.dtype) for one in value)
@@ -215,6 +223,15 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             drawn = drawn if isinstance(value, np.ndarray) else like(value, drawn)
             object.__setattr__(part, name, drawn)
     return own
+
+
+def _feed_forward_of(thing: Any) -> list[str]:
+    """The arrays of the layers behind attention in an object that has both."""
+    own = {name: one for name, one in getattr(thing, "__dict__", {}).items() if _is_float(one)}
+    roles = {role_of(name) for name in own}
+    if not {"W_q", "W_k", "W_v"} <= roles or not ACTIVATED.search(text_of(type(thing))):
+        return []
+    return [name for name in own if FEED_FORWARD_ARRAY.search(name) and role_of(name) is None]
 
 
 def _open_gate(own: Any, name: str) -> float:
@@ -263,7 +280,8 @@ def arrays_of_layer(part: Any) -> dict[str, Any]:
 def without(thing: Any) -> list[str]:
     """The layers of a torch module that `fresh_weights` leaves out, by their names."""
     if not hasattr(thing, "named_modules"):
-        return [name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name)]
+        named = (name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name))
+        return [*named, *_feed_forward_of(thing)]
     parts = thing.named_modules()
     left_out: Iterable[str] = (
         n for n, part in parts if NORM.search(type(part).__name__) or FEED_FORWARD.search(n)

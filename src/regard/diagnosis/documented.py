@@ -15,7 +15,9 @@ _PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
 _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
 _SUM = rf"{_WORD}(?:\s*(?:\*|//?|\+|-)\s*{_WORD}){{0,3}}"
 _SUMS = rf"{_SUM}(?:\s*,\s*{_SUM}){{0,5}}\s*,?"
-_BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|b_|n(um)?_?win(dow)?s?|n_?seq|samples)$")
+_BATCH = re.compile(
+    r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|b_|n(um)?_?win(dow)?s?|n_?seq|samples)$"
+)
 _TOKENS = re.compile(
     r"(t|l|s|n|m|tk|tx|t_x|t_k|lk|ls|src\w*|j|i|k|kv|total\w*|nnz|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time\w*|steps?|"
     r"n_?res|n_?keys|n_?nodes|nodes|slots|items|frames|words|regions|pixels|patches|points|history|"

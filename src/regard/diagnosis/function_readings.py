@@ -25,6 +25,7 @@ from regard.diagnosis.caches import Remembering
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.given_arrays import with_given
 from regard.diagnosis.libraries import LIBRARIES, framework_of
+from regard.diagnosis.norm_functions import without_input, without_norm_functions
 from regard.diagnosis.packing import (
     unpacked,
     with_borders,
@@ -36,6 +37,7 @@ from regard.diagnosis.packing import (
 )
 from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import (
+    PROJECTIONS,
     STEPS,
     Callee,
     Parameter,
@@ -126,11 +128,16 @@ def _function_readings(
     images: list[Reading] = []
     text = code_of(function)
     for own, taken, weights, count in trees or plain_one:
+        own = without_norm_functions(function, own)
         for image, known in of_images(own, taken, text) if weights else ():
             images += _readings_of(
                 image, known, weights, roles, heads or count, framework, name, function
             )
-        found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
+        projects = weights or any(role_of(one.name) in PROJECTIONS for one in taken)
+        around = without_input(own, taken, text) if projects and not roles else []
+        for one, known in (*around, (own, taken)):
+            rest = (weights, roles, heads or count, framework, name, function)
+            found += _readings_of(one, known, *rest)
     more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
     return [*found, *images, *more, *_with_own_window(found, text)]
 

@@ -32,6 +32,7 @@ from regard.diagnosis.construction import (
 from regard.diagnosis.constructor_arguments import is_module
 from regard.diagnosis.function_readings import Reading, with_packed_heads
 from regard.diagnosis.libraries import framework_of
+from regard.diagnosis.norm_functions import without_norm_functions
 from regard.diagnosis.packing import with_ids
 from regard.diagnosis.signature import (
     STEPS,
@@ -118,6 +119,8 @@ def readings_of_object(
         if not roles and (tabled := from_tables(target, known)) is not None:
             target, known = tabled
         targets: list[Callable[..., Any]] = [*around, target]
+        if not is_module(kind) and not remembers:
+            targets = [without_norm_functions(own, one) for one in targets]
         for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
                 whole = replace(

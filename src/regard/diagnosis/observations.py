@@ -156,7 +156,7 @@ def lines_never_run(tested: FunctionUnderTest) -> Iterator[Finding]:
     name = f"lines of {tested.calls} calls"
     (seen,) = tested.put(Question(name, ({},), reading=tested.callee.number, looks="lines"))
     run = {int(line) for one in seen.arrays if one.numbers is not None for line in one.numbers}
-    given = _given(tested)
+    given = tested.put.given
     for first, last, condition, arguments in never_run(tested.callee.blocks, run):
         lines = f"line {first}" if first == last else f"lines {first} to {last}"
         where = safe_text(condition.removesuffix(":"), 80)
@@ -174,17 +174,7 @@ def never_given(tested: FunctionUnderTest) -> list[str]:
     }
     if tested.callee.remembers or any(probe.chunks for _, probe in tested.answers):
         own -= {p.name for p in tested.callee.parameters if "cache" in (p.role or "")}
-    return sorted(own - _given(tested)) if own else []
-
-
-def _given(tested: FunctionUnderTest) -> set[str]:
-    """The parameters that had a value in some call."""
-    found = set[str]()
-    for convention, probe in tested.answers:
-        with contextlib.suppress(NotOfferedError):
-            given = arguments_for(tested.callee, convention, probe)
-            found |= {name for name, value in given.items() if value is not None}
-    return found
+    return sorted(own - tested.put.given)
 
 
 def _has_other_weights(

@@ -20,8 +20,8 @@ NAMES = {
     "encoderstates encoderout encout enc memories source cond inputskv inputkv xkv kvinput "
     "crossstates other contextstates mem keyvalue keyvaluestates totensor xa encoderfeatures audio "
     "audiofeatures imagefeatures textstates contextembeddings sources mems media mediafeatures "
-    "visualfeatures visualtokens imagetokens imageembeds imageembeddings visionfeatures imgfeatures "
-    "regionfeatures visualstates",
+    "visualfeatures visualtokens imagetokens imageembeds imageembeddings visionfeatures "
+    "imgfeatures regionfeatures visualstates",
     "mask": "mask attnmask attentionmask m masks causalmask srcmask tgtmask trgmask selfmask "
     "lookaheadmask attnmasks amask",
     "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "
