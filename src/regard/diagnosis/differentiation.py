@@ -15,6 +15,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from regard.diagnosis.changed_text import parsed
+from regard.diagnosis.construction import constructed
 from regard.diagnosis.parameter_names import is_upstream, plain, role_of
 from regard.diagnosis.signature import DIFFERENTIATED, WEIGHTS, Callee
 from regard.errors import OptionError, safe_text
@@ -82,9 +83,9 @@ def pair_of(thing: Any) -> Pair | None:
     if not callable(getattr(thing, "backward", None)) or hasattr(thing, "parameters"):
         return None
     if inspect.isclass(thing):
-        if _base_of(thing) is not None or _required(thing):
+        if _base_of(thing) is not None:
             return None
-        thing = thing()
+        thing = constructed(thing, None)[0]
     forward = getattr(thing, "forward", thing)
     own = type(thing).__name__
     return Pair(forward, thing.backward, thing, own) if callable(forward) else None

@@ -128,12 +128,12 @@ def _function_readings(
     images: list[Reading] = []
     text = code_of(function)
     for own, taken, weights, count in trees or plain_one:
-        own = without_norm_functions(function, own)
+        projects = weights or any(role_of(one.name) in PROJECTIONS for one in taken)
+        own = without_norm_functions(function, own) if projects else own
         for image, known in of_images(own, taken, text) if weights else ():
             images += _readings_of(
                 image, known, weights, roles, heads or count, framework, name, function
             )
-        projects = weights or any(role_of(one.name) in PROJECTIONS for one in taken)
         around = without_input(own, taken, text) if projects and not roles else []
         for one, known in (*around, (own, taken)):
             rest = (weights, roles, heads or count, framework, name, function)

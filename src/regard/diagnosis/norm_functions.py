@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from regard.diagnosis.norms import NORM, Passing
-from regard.diagnosis.signature import Parameter
+from regard.diagnosis.signature import Parameter, names_in, text_of
 
 # Names of functions and methods that normalise the features of each token.
 NAMES = re.compile(r"_?(layer_?norm\w*|ln_?\d?|rms_?norm\w*|norm)", re.IGNORECASE)
+# What such code computes: a vector that is divided by its length is none.
+MEANS = re.compile(r"\bmean\b|\bvar\b|\bstd\b|\bmoments\b")
 # Code that adds what it got to what it computed from that.
 ADDS = r"\breturn {x} \+ |\b{x} \+ |\b{x} \+= |\+ {x}\b|residual|shortcut"
 
@@ -67,8 +69,16 @@ def norms_of(thing: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     kind = own if inspect.isfunction(own) or inspect.ismethod(own) else type(own)
     module = sys.modules.get(getattr(kind, "__module__", ""))
     home = getattr(own, "__globals__", None) or getattr(module, "__dict__", {})
-    names = (n for n, one in home.items() if NAMES.fullmatch(n) and inspect.isfunction(one))
-    return home, tuple(n for n in names if home[n].__module__ == home.get("__name__"))
+    methods = [one for one in vars(type(own)).values() if inspect.isfunction(one)]
+    called, seen = [own] if inspect.isroutine(own) else methods, list[str]()
+    for function in called:  # and what these call
+        for name in names_in(inspect.unwrap(function)):
+            one = home.get(name)
+            if name not in seen and getattr(one, "__module__", "") == home.get("__name__"):
+                seen.append(name)
+                called += [one] if inspect.isfunction(one) else []
+    names = (n for n in seen if NAMES.fullmatch(n) and inspect.isfunction(home[n]))
+    return home, tuple(n for n in names if MEANS.search(text_of(home[n])))
 
 
 def without_norm_functions(thing: Any, called: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +91,8 @@ def without_norm_functions(thing: Any, called: Callable[..., Any]) -> Callable[.
     found = list(names)
     if not inspect.isroutine(thing) and hasattr(thing, "__dict__"):
         parts = [n for n, one in vars(thing).items() if NORM.search(type(one).__name__)]
-        methods = [n for n in dir(type(thing)) if NAMES.fullmatch(n) and n not in vars(thing)]
+        named = (n for n in dir(type(thing)) if NAMES.fullmatch(n) and n not in vars(thing))
+        methods = [n for n in named if MEANS.search(text_of(getattr(type(thing), n)))]
         found += [*parts, *methods]
         vars(thing).update(dict.fromkeys((*parts, *methods), passing))
     passing.names = tuple(found)

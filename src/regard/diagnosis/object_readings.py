@@ -119,7 +119,7 @@ def readings_of_object(
         if not roles and (tabled := from_tables(target, known)) is not None:
             target, known = tabled
         targets: list[Callable[..., Any]] = [*around, target]
-        if not is_module(kind) and not remembers:
+        if not is_module(kind) and not remembers and weighed[0][0]:
             targets = [without_norm_functions(own, one) for one in targets]
         for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
