@@ -278,6 +278,8 @@ def _names_in(value: ast.expr | None, tree: ast.AST, beside: Mapping[str, Any]) 
             return returned_gradients(beside[name]) if inspect.isfunction(beside.get(name)) else ()
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return (*_names_in(left, tree, beside), *_names_in(right, tree, beside))
+        case ast.Subscript(slice=ast.Constant() as key):
+            return (_gradient_said(key),) * bool(_gradient_said(key))
         case ast.Name(id=name):
             return _entries_set(name, tree) or (name,) * (gradient_of(name) is not None)
     return ()

@@ -17,6 +17,7 @@ from regard.diagnosis.caches import annotated, fields_of
 from regard.diagnosis.parameter_names import is_upstream, plain, role_of
 from regard.diagnosis.signature import EDGES, PROJECTIONS, Parameter, text_of
 from regard.diagnosis.source import code_of_file
+from regard.diagnosis.three_in_one import apart, three_wide
 
 QKV = re.compile("^(x|in|mixed|fused|packed)?qkv(s|packed|proj|tensor|layer|states|heads)?$")
 KV = re.compile("^(x|mixed|fused|packed)?kv(s|packed|heads)?$")
@@ -210,7 +211,7 @@ def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> l
     """Every way in which a function may take its arrays packed; none if its names say nothing."""
     required = {plain(one.name): one for one in parameters if one.required}
     whole = next((one for name, one in required.items() if QKV.match(name)), None)
-    whole = whole or _three_wide(text_of(function), [*required.values()])
+    whole = whole or three_wide(text_of(function), [*required.values()])
     if whole is not None:
         return _of_parts(function, parameters, whole, ("query", "key", "value"))
     if (parts := _in_parts(function, parameters)) is not None:
@@ -227,21 +228,6 @@ def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> l
         both = _of_parts(function, parameters, keys, ("key", "value"))
         return [*both, (function, [*parameters])]
     return []
-
-
-def _three_wide(text: str, required: Sequence[Parameter]) -> Parameter | None:
-    """The array whose last axis code or documentation says is three times as long: (B, T, 3C)."""
-    roles = {role_of(one.name) for one in required}
-    if roles & {"query", "key", "value", *PROJECTIONS}:
-        return None
-    for one in required:
-        name = re.escape(one.name)
-        said = rf"\b{name}\b[^\n]{{0,40}}\([^()\n]*\b3 ?\*? ?[A-Za-z]\w*\s*\)"
-        last = re.search(rf"(\w+)\s*=\s*{name}\.(?:shape|size\(\))", text)
-        divided = last and re.search(rf"\b{last[1]}\s*//\s*3\b", text)
-        if (divided or re.search(said, text)) and not is_upstream(one.name):
-            return one
-    return None
 
 
 def _in_parts(function: Callable[..., Any], parameters: Sequence[Parameter]) -> Alternative | None:
@@ -356,22 +342,11 @@ def _of_parts(
     backward = len(parts) == 3 and any(is_upstream(one.name) for one in rest)
     return [
         (
-            Packing(function, partial(pack, place), *[partial(_apart, place)] * backward),
+            Packing(function, partial(pack, place), *[partial(apart, place)] * backward),
             [*inner, *rest],
         )
         for place in PLACES
     ]
-
-
-def _apart(place: int | None, result: Any) -> Any:
-    """The parts of what three arrays were put together to."""
-    if not hasattr(result, "shape"):
-        return result
-    if place is None:
-        width = result.shape[-1] // 3
-        return tuple(result[..., n * width : (n + 1) * width] for n in range(3))
-    before = (slice(None),) * (place % result.ndim)
-    return tuple(result[(*before, n)] for n in range(3))
 
 
 def joined(arrays: Sequence[Any], axis: int) -> Any:
