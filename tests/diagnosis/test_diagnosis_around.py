@@ -245,6 +245,32 @@ def test_an_input_that_is_added_after_its_norm() -> None:
     assert names(regard.diagnose(NormalisedTwice)) == ["normalised_input_added"]
 
 
+class Resampler(Projections):
+    """x: (b, m, n, dim) of m images, latents: (b, m, l, dim)."""
+
+    scale = 0.5
+
+    def forward(self, x: Any, latents: Any) -> Any:
+        b, m, n, _ = latents.shape
+        x, latents = self.norm(x), self.norm(latents)
+        both = torch.cat((x, latents), dim=-2)
+        q, k, v = self.to_q(latents), self.to_k(both), self.to_v(both)
+        q, k, v = (r.unflatten(-1, (self.heads, -1)).transpose(2, 3) for r in (q, k, v))
+        s = q @ k.transpose(-2, -1) * q.shape[-1] ** -self.scale
+        return self.to_out((s.softmax(-1) @ v).transpose(2, 3).reshape(b, m, n, -1))
+
+
+class ResamplerScaled(Resampler):
+    """x: (b, m, n, dim) of m images, latents: (b, m, l, dim)."""
+
+    scale = 1.0
+
+
+def test_latents_that_read_the_tokens_of_several_images() -> None:
+    assert regard.diagnose(Resampler).verdict == "right"
+    assert regard.diagnose(ResamplerScaled).verdict == "mistaken"
+
+
 WINDOWS = '''
 import torch
 from torch import nn

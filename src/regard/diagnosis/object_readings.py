@@ -17,7 +17,7 @@ from regard.diagnosis.adapting import (
     keeps_state,
     with_sink,
 )
-from regard.diagnosis.around import around_attention
+from regard.diagnosis.around import around_attention, of_frames
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.construction import (
@@ -113,6 +113,8 @@ def readings_of_object(
             (target, known), remembers = kept, True
         if not roles and (of_ids := with_ids(target, known)) is not None:
             target, known = of_ids
+        framed = of_frames(target, known, code_of(thing)) if weighed[0][0] else None
+        target, known = framed or (target, known)
         if around := [*around_attention(own, code_of(thing), code_called(thing))]:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role
             known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
