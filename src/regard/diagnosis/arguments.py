@@ -194,7 +194,7 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
     if LATENTS in callee.weights:  # what it gets is read by queries of its own
         embeddings = context
     x, context = (to_layout(a.astype(dtype), EMBEDDED, layout) for a in (embeddings, context))
-    by_role: dict[str, Any] = {"x": x, "query": x}
+    by_role: dict[str, Any] = {"x": x, "query": x} | _of_embedded_backward(convention, probe)
     if callee.kind == "packed":
         width = probe.inputs["W_k"].shape[1]
         return by_role | {"key": context[..., :width].copy(), "value": context[..., width:].copy()}
@@ -240,6 +240,17 @@ def _of_backward(callee: Callee, convention: Convention, probe: Probe) -> dict[s
         "lse": lse,
         "delta": delta,
     }
+
+
+def _of_embedded_backward(convention: Convention, probe: Probe) -> dict[str, Any]:
+    """The same of a backward pass of embeddings, or of heads side by side."""
+    if not isinstance(probe, GradientProbe):
+        return {}
+    right = {name: one.astype(convention.dtype) for name, one in probe.right.items()}
+    whole = {"d_output": f"d_{probe.result_step}", "output": probe.result_step}
+    found = {role: to_layout(right[n], EMBEDDED, convention.layout) for role, n in whole.items()}
+    batch = slice(None) if "B" in convention.layout else 0
+    return found | {role: right[role][batch].copy() for role in ("weights", "lse")}
 
 
 def _rows_as_documented(callee: Callee, layout: str) -> str:

@@ -26,6 +26,8 @@ RESIDUAL = re.compile(
 IMAGES = re.compile(
     r"\bx\b[^\n]{0,24}\(\s*[bn]\w*\s*,\s*h\w*\s*,\s*w\w*\s*,\s*[cd]\w*\s*\)", re.IGNORECASE
 )
+# Axes of the tokens of several frames, as (b, m, n, dim) beside a name.
+FRAMES = r"(?i:[^\n(]{0,24}\(\s*b\w*\s*,\s*[mtf]\w*\s*,\s*(?![hgw])[a-z]\w*\s*,\s*[dc]\w*\s*\))"
 # How tokens (B, L, M) lie in images (B, H, W, C): as their rows, their columns, or all pixels.
 LINES = ("rows", "columns", "pixels")
 
@@ -69,6 +71,34 @@ def of_images(
         return []
     known = [replace(one, keyword=True) for one in parameters]
     return [(OfImages(function, x.name, lines), known) for lines in LINES]
+
+
+class OfFrames:
+    """A layer of (batch, frames, tokens, width) as one of (frames, tokens, width).
+
+    `__wrapped__` is the layer.
+    """
+
+    def __init__(self, layer: Any, names: Sequence[str]) -> None:
+        self.__wrapped__ = layer
+        self.__name__ = type(layer).__name__
+        self._names = names
+
+    def __call__(self, **given: Any) -> Any:
+        """The output of each frame of a batch of one."""
+        result = self.__wrapped__(**given | {n: given[n][None] for n in self._names if n in given})
+        out, *more = result if isinstance(result, tuple) else (result,)
+        return (out[0], *more) if more else out[0]
+
+
+def of_frames(
+    layer: Callable[..., Any], parameters: Sequence[Parameter], text: str
+) -> tuple[Callable[..., Any], list[Parameter]] | None:
+    """A layer whose arrays all have an axis of frames, as its text says, as one without it."""
+    names = [one.name for one in parameters if one.required]
+    if not names or not all(re.search(rf"\b{re.escape(n)}\b{FRAMES}", text) for n in names):
+        return None
+    return OfFrames(layer, names), [replace(one, keyword=True) for one in parameters]
 
 
 class AroundAttention:

@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.caches import fields_of
-from regard.diagnosis.construction import GATE_LAYER
+from regard.diagnosis.construction import FEED_FORWARD_ARRAY, GATE_LAYER
 from regard.diagnosis.documented import documented_axes
 from regard.diagnosis.einsums import HEADS as HEAD_AXIS
 from regard.diagnosis.einsums import WIDTHS as WIDTH_AXIS
@@ -25,6 +25,8 @@ WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis o
 LETTERS = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
 MODEL_AXIS = re.compile("d_?model|embed(_dim)?|dim|e|c|m|hidden(_size)?|model|width")
 TABLE = re.compile("rel|table|alibi|position|pos_", re.IGNORECASE)
+# Factors and shifts of normalisations.
+NORM_ARRAY = re.compile(r"(^|_)(ln|norm|layer_?norm|rms)|norm|^(g|gamma|beta)_?\d?$", re.IGNORECASE)
 # Factors, which are 1 where nothing is learned.
 ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
 
@@ -63,6 +65,19 @@ def beside_weights(
         filled = 100.0 * bool(is_bias) if is_gate else float(bool(ONES.search(name)))
         found[name] = drawn if TABLE.search(name) else np.full(shape, filled)
     return found
+
+
+def beside_attention(name: str) -> Array | None:
+    """An array of a normalisation, which is left out, or of layers behind attention: nothing.
+
+    None for other names.
+    """
+    if FEED_FORWARD_ARRAY.search(name):
+        inner, last = 2 * WIDTH, re.search("2|down|out", name) is not None
+        if name[:1] in "bB" or re.search("bias|(^|_)b", name, re.IGNORECASE):
+            return np.zeros(WIDTH if last else inner)
+        return np.zeros((inner, WIDTH) if last else (WIDTH, inner))
+    return np.ones(WIDTH) if NORM_ARRAY.search(name) else None
 
 
 def _size_named(word: str) -> int:

@@ -99,6 +99,7 @@ class Once:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._known: dict[Hashable, list[CallResult]] = {}
+        self.given = set[str]()  # the parameters that had a value in some call
 
     @property
     def calls(self) -> int:
@@ -112,6 +113,8 @@ class Once:
         key = (*own, *arguments)
         if key not in self._known:
             self._known[key] = self._ask(question)
+            for call in question.calls:
+                self.given |= {name for name, value in call.items() if value is not None}
         return self._known[key]
 
 

@@ -30,13 +30,14 @@ from regard.diagnosis.constructor_arguments import (
 from regard.diagnosis.neutral_parts import made_neutral, neutral_parts
 from regard.diagnosis.norms import NORM, without_norms
 from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.signature import text_of
 from regard.errors import OptionError, safe_text
 
 # Where an object that is made here keeps what it was made with.
 _MADE = "regard_made_with"
 _HEADS = "regard_made_with_heads"
 # A single learned number that multiplies what attention returns; of others the module is kept.
-GATE = re.compile("(gamma|gate|alpha|beta)$")
+GATE = re.compile(r"(gamma|gate|alpha|beta)$|(^|[._])(alpha|gate)_(\w*att\w*|dense|ff\w*|mlp)$")
 # A learned factor of each feature of what attention returns, the same for all at first.
 LAYER_SCALE = re.compile(r"(^|[._])(ls\d?|layer_?scale\w*|gamma_?\d?|lambda_?\d?)(\.\w+)?$")
 
@@ -51,6 +52,13 @@ OF_VALUES = re.compile(
 )
 # Layers behind attention, whose output is added: without numbers they add nothing.
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
+
+# The same as arrays of an object, whose code has an activation.
+FEED_FORWARD_ARRAY = re.compile(
+    r"^[wb]_?[123]$|(^|_)(ff|ffn|mlp|feed_?forward|fc_?[12]|up|down)(_|\d|$)|(^|_)(w|b)_?(up|down)$",
+    re.IGNORECASE,
+)
+ACTIVATED = re.compile(r"relu|gelu|silu|swish|maximum\(|tanh\(", re.IGNORECASE)
 
 
 def constructed(kind: Any, heads: int | None) -> list[Any]:
@@ -185,11 +193,11 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
                 if OF_VALUES.search(name):
                     parameter.zero_()
                 elif is_same and parameter.ndim == 1 and LAYER_SCALE.search(name):
-                    parameter.fill_(1.0)
+                    parameter.fill_(_open_gate(own, name))
                 elif parameter.numel() > 1:
                     parameter.uniform_(-0.9, 0.9, generator=generator)
                 elif GATE.search(name):
-                    parameter.fill_(1.0)
+                    parameter.fill_(_open_gate(own, name))
             for name, part in own.named_modules():
                 if FEED_FORWARD.search(name):
                     for parameter in part.parameters():
@@ -205,8 +213,9 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             if (role_of(str(name)) or "")[:2] in ("W_", "b_") and _is_float(value):
                 drawn = rng.uniform(-0.9, 0.9, value.shape).astype(value.dtype)
                 holder[name] = drawn if isinstance(value, np.ndarray) else like(value, drawn)
+    behind = _feed_forward_of(own)
     for name, value in vars(own).items():
-        if OF_VALUES.search(name):
+        if OF_VALUES.search(name) or name in behind:
             _empty(own, name)
         elif type(value) is tuple and value and all(map(_is_float, value)):
             drawn = (rng.uniform(-0.9, 0.9, one.shape).astype(one.dtype) for one in value)
@@ -221,6 +230,23 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             object.__setattr__(part, name, drawn)
     made_neutral(own)
     return own
+
+
+def _feed_forward_of(thing: Any) -> list[str]:
+    """The arrays of the layers behind attention in an object that has both."""
+    own = {name: one for name, one in getattr(thing, "__dict__", {}).items() if _is_float(one)}
+    roles = {role_of(name) for name in own}
+    if not {"W_q", "W_k", "W_v"} <= roles or not ACTIVATED.search(text_of(type(thing))):
+        return []
+    return [name for name in own if FEED_FORWARD_ARRAY.search(name) and role_of(name) is None]
+
+
+def _open_gate(own: Any, name: str) -> float:
+    """The number of a gate that lets all through: large where tanh or a sigmoid bounds it."""
+    path, _, last = name.rpartition(".")
+    text = text_of(type(own.get_submodule(path)))
+    bounded = rf"(tanh|sigmoid)\([^\n)]*\b{last}\b|\b{last}\)?(\.\w+\([^)\n]*\))*\.(tanh|sigmoid)\("
+    return 100.0 if re.search(bounded, text) else 1.0
 
 
 def _empty(own: Any, name: str) -> None:
@@ -262,7 +288,7 @@ def without(thing: Any) -> list[str]:
     """The layers of an object that `fresh_weights` leaves out, by their names."""
     if not hasattr(thing, "named_modules"):
         tables = [name for name in getattr(thing, "__dict__", {}) if OF_VALUES.search(name)]
-        return [*tables, *neutral_parts(thing)]
+        return [*tables, *neutral_parts(thing), *_feed_forward_of(thing)]
     parts = thing.named_modules()
     left_out = (
         n for n, part in parts if NORM.search(type(part).__name__) or FEED_FORWARD.search(n)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from regard.diagnosis.changed_text import parsed
+from regard.diagnosis.construction import constructed
 from regard.diagnosis.parameter_names import is_upstream, plain, role_of
-from regard.diagnosis.signature import DIFFERENTIATED
+from regard.diagnosis.signature import DIFFERENTIATED, WEIGHTS, Callee
 from regard.errors import OptionError, safe_text
 
 # What a name says about the direction of a pass, and the other direction.
@@ -57,7 +59,8 @@ class Pair:
         several = isinstance(returned, tuple | list) and len(returned) > 1
         cache = (returned[1] if len(returned) == 2 else returned[1:]) if several else None
         names = [one.name for one in _required(self.backward)]
-        given = [upstream if is_upstream(name) else cache for name in names]
+        own = inspect.signature(self.forward).bind(*arguments, **options).arguments
+        given = [upstream if is_upstream(name) else own.get(name, cache) for name in names]
         if len(names) == 1 or not any(map(is_upstream, names)):
             given = [upstream, cache][: len(names)]
         found = self.backward(*given)
@@ -80,9 +83,9 @@ def pair_of(thing: Any) -> Pair | None:
     if not callable(getattr(thing, "backward", None)) or hasattr(thing, "parameters"):
         return None
     if inspect.isclass(thing):
-        if _base_of(thing) is not None or _required(thing):
+        if _base_of(thing) is not None:
             return None
-        thing = thing()
+        thing = constructed(thing, None)[0]
     forward = getattr(thing, "forward", thing)
     own = type(thing).__name__
     return Pair(forward, thing.backward, thing, own) if callable(forward) else None
@@ -212,23 +215,94 @@ def gradient_of(name: str) -> str | None:
 
     >>> gradient_of("dQ"), gradient_of("grad_value"), gradient_of("k_bar"), gradient_of("dS")
     ('query', 'value', 'key', None)
+    >>> gradient_of("dWq"), gradient_of("grad_b_o")
+    ('W_q', 'b_o')
     """
     name = plain(name)
     inner = [name.removeprefix(one) for one in _PREFIXES if name.startswith(one)]
     inner += [name.removesuffix(one) for one in _SUFFIXES if name.endswith(one)]
     roles = (role_of(one) for one in inner)
-    return next((role for role in roles if role in DIFFERENTIATED), None)
+    return next((role for role in roles if role in (*DIFFERENTIATED, *WEIGHTS)), None)
+
+
+def roles_wanted(callee: Callee) -> tuple[str, ...]:
+    """The roles of the arguments whose gradients are asked for.
+
+    Of a backward pass that says what it returns, these alone, weights among them.
+    """
+    own = tuple(role for role in DIFFERENTIATED if role in callee.roles)
+    if not (callee.is_backward or callee.paired):
+        return own
+    found = [gradient_of(name) for name in callee.returns]
+    said = tuple(one for one in (*own, *WEIGHTS) if one in callee.roles and one in found)
+    return said if said and ({*own} <= {*said} or all(found)) else own
+
+
+def inputs_wanted(callee: Callee) -> tuple[str, ...]:
+    """The inputs of a probe whose gradients are asked for; nothing for those of all arrays."""
+    wanted = roles_wanted(callee)
+    if callee.kind in ("packed", "self") or {*wanted} == {*DIFFERENTIATED} & callee.roles.keys():
+        return ()
+    arrays = {"query": "queries", "key": "keys", "value": "values"}
+    if callee.kind == "projected":
+        arrays = {"query": "embeddings", "x": "embeddings", "key": "context"}
+    return tuple(arrays.get(role, role) for role in wanted)
 
 
 def returned_gradients(function: Any) -> tuple[str, ...]:
-    """The names that a function's last `return` has, each "" where it says no gradient's name."""
+    """The names of what a function returns last, each "" where it says no gradient's name.
+
+    They may be the entries of a dictionary, or what a function that it calls returns.
+    """
     try:
-        source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
-        tree = parsed(source).body[0]
+        function = inspect.unwrap(function)
+        tree = parsed(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, ValueError, SyntaxError, IndexError):
         return ()
-    values = [one.value for one in _returns(tree) if isinstance(one.value, ast.Tuple)]
-    return tuple(map(_named, values[-1].elts)) if values else ()
+    beside = getattr(function, "__globals__", {})
+    values = [_names_in(one.value, tree, beside) for one in _returns(tree)]
+    return next((names for names in reversed(values) if names), ())
+
+
+def _names_in(value: ast.expr | None, tree: ast.AST, beside: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of gradients in what is returned; nothing where it is one thing without parts."""
+    match value:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            found = (_names_in(one, tree, {}) or (_named(one),) for one in parts)
+            return tuple(itertools.chain(*found))
+        case ast.Dict(keys=keys):
+            return tuple(_gradient_said(key) for key in keys)
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
+            return tuple(_gradient_said(ast.Constant(one.arg)) for one in keywords)
+        case ast.Call(func=ast.Name(id=name)) if name != getattr(tree, "name", ""):
+            return returned_gradients(beside[name]) if inspect.isfunction(beside.get(name)) else ()
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return (*_names_in(left, tree, beside), *_names_in(right, tree, beside))
+        case ast.Subscript(slice=ast.Constant() as key):
+            return (_gradient_said(key),) * bool(_gradient_said(key))
+        case ast.Name(id=name):
+            return _entries_set(name, tree) or (name,) * (gradient_of(name) is not None)
+    return ()
+
+
+def _entries_set(name: str, tree: ast.AST) -> tuple[str, ...]:
+    """The entries of a dictionary that code makes under a name."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=own)], value=ast.Dict() | ast.Call() as value):
+                found += _names_in(value, ast.Module([], []), {}) if own == name else ()
+            case ast.Assign(
+                targets=[ast.Subscript(value=ast.Name(id=own), slice=ast.Constant() as key)]
+            ) if own == name:
+                found.append(_gradient_said(key))
+    return tuple(found)
+
+
+def _gradient_said(key: ast.expr | None) -> str:
+    """The name of a gradient under an entry: `dWq`, or `Wq` itself."""
+    name = str(getattr(key, "value", ""))
+    return name if gradient_of(name) else f"d_{name}" if gradient_of(f"d_{name}") else ""
 
 
 def _returns(tree: ast.AST) -> Iterator[ast.Return]:

@@ -16,14 +16,16 @@ _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
 _FACTOR = r"(?:\d*[A-Za-z_]\w*'?|\d+)"  # a number before a name multiplies it: 2c + 1
 _SUM = rf"{_FACTOR}(?:\s*(?:\*|//?|\+|-)\s*{_FACTOR}){{0,3}}"
 _SUMS = rf"{_SUM}(?:\s*,\s*{_SUM}){{0,5}}\s*,?"
-_BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|n_?windows|n_?seq|samples)$")
+_BATCH = re.compile(
+    r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|b_|n(um)?_?win(dow)?s?|n_?seq|samples)$"
+)
 _TOKENS = re.compile(
     r"(t|l|s|n|m|tk|tx|t_x|t_k|lk|ls|src\w*|j|i|k|kv|total\w*|nnz|len\w*|\w*len\w*|seq\w*|\w*tok\w*|time\w*|steps?|"
     r"n_?res|n_?keys|n_?nodes|nodes|slots|items|frames|words|regions|pixels|patches|points|history|"
     r"neighbou?rs)$"
 )
 _OF_ALL = re.compile(
-    rf"\b[Aa]ll (?:arrays|inputs|tensors)\b[\w ,:]{{0,30}}[(\[]\s*({_LIST})\s*[)\]]"
+    rf"\b[Aa]ll (?:arrays|inputs|tensors|of shape|shaped)\b[\w ,:]{{0,30}}[(\[]\s*({_LIST})\s*[)\]]"
 )
 _EACH = re.compile(rf"[(\[]\s*({_LIST})\s*[)\]],? each\b")
 _SHAPE = rf"[(\[]\s*{_LIST}\s*[)\]]"
@@ -98,6 +100,8 @@ def axes_of_all(text: str) -> tuple[str, ...]:
 
     >>> axes_of_all("(H, L, D) each"), axes_of_all("all arrays are (L, D)")
     (('H', 'L', 'D'), ('L', 'D'))
+    >>> axes_of_all("All of shape (B, T, d)")
+    ('B', 'T', 'd')
     """
     found = _OF_ALL.search(text) or _EACH.search(text)
     return tuple(re.findall(_WORD, found[1])) if found else ()

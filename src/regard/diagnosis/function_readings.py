@@ -28,6 +28,7 @@ from regard.diagnosis.given_arrays import with_given
 from regard.diagnosis.global_tokens import with_global_tokens
 from regard.diagnosis.libraries import LIBRARIES, framework_of
 from regard.diagnosis.neutral_arguments import with_neutral
+from regard.diagnosis.norm_functions import without_input, without_norm_functions
 from regard.diagnosis.packing import (
     unpacked,
     with_borders,
@@ -39,6 +40,7 @@ from regard.diagnosis.packing import (
 )
 from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import (
+    PROJECTIONS,
     STEPS,
     Callee,
     Parameter,
@@ -50,9 +52,11 @@ from regard.diagnosis.signature import (
 from regard.diagnosis.source import (
     code_called,
     code_of,
+    code_of_file,
 )
 from regard.diagnosis.tables import from_tables, with_forms
 from regard.diagnosis.trees import Weighed, with_weights
+from regard.diagnosis.weights import head_count
 
 # Text that says that tokens see those of their own block alone, and code that merges blocks.
 WITHIN = re.compile(
@@ -63,6 +67,10 @@ WITHIN = re.compile(
 )
 MERGES = re.compile(
     r"online|flash|lse|log_?sum|rescal|running|accum|new_?max|m_new|corr", re.IGNORECASE
+)
+# Code that makes an axis of heads.
+SPLITS = re.compile(
+    r"(reshape|view|unflatten|rearrange)\([^\n]*\b(n_?heads?|num_heads|heads|h|nh)\b"
 )
 # What is called, and what is known of it.
 Reading = tuple[Callable[..., Any], Callee]
@@ -116,7 +124,7 @@ def _function_readings(
             called, parameters = simple
     said = f"{code_of(function)}\n{code_called(function)}"
     parameters = [_as_block(one, said) for one in parameters]
-    heads = heads or heads_bound(function)
+    heads = heads or heads_bound(function) or _heads_of_own(function)
     if not roles and (sized := with_configuration(called, parameters, heads or HEADS)) is not None:
         (called, parameters), heads = sized, heads or HEADS
     if not roles and (kept := with_cache_object(called, called, parameters, heads)) is not None:
@@ -127,13 +135,24 @@ def _function_readings(
     images: list[Reading] = []
     text = code_of(function)
     for own, taken, weights, count in trees or plain_one:
+        projects = weights or any(role_of(one.name) in PROJECTIONS for one in taken)
+        own = without_norm_functions(function, own) if projects else own
         for image, known in of_images(own, taken, text) if weights else ():
             images += _readings_of(
                 image, known, weights, roles, heads or count, framework, name, function
             )
-        found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
+        around = without_input(own, taken, text) if projects and not roles else []
+        for one, known in (*around, (own, taken)):
+            rest = (weights, roles, heads or count, framework, name, function)
+            found += _readings_of(one, known, *rest)
     more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
     return [*found, *images, *more, *_with_own_window(found, text)]
+
+
+def _heads_of_own(function: Callable[..., Any]) -> int | None:
+    """The number of heads of the object that a method, or a pair of them, belongs to."""
+    own = getattr(function, "__self__", getattr(function, "holder", None))
+    return None if own is None or isinstance(own, type) else head_count(own)
 
 
 def _as_block(one: Parameter, text: str) -> Parameter:
@@ -210,9 +229,8 @@ def _readings_of(
         whole = Callee(name, own, framework, weights, count, adapted=called is not function)
         for callee in with_forms(whole):
             if "cache" not in callee.roles:
-                found.append((called, callee))
-                if heads and not roles and not weights and callee.kind == "arrays":
-                    found.append((called, replace(callee, packs=True)))
+                text = code_of_file(function)
+                found += with_packed_heads(called, callee, text if heads and not roles else "")
                 continue
             cache = callee.roles["cache"]
             value = next((one.name for one in own if one.role in ("value", "x")), "")
@@ -221,6 +239,14 @@ def _readings_of(
             steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
             found += steps if cache.required else [(called, callee), *steps]
     return found
+
+
+def with_packed_heads(called: Callable[..., Any], callee: Callee, text: str) -> list[Reading]:
+    """And with heads side by side in its arrays, first if its code takes them apart."""
+    if not text or callee.weights or callee.kind != "arrays":
+        return [(called, callee)]
+    both = [(called, callee), (called, replace(callee, packs=True))]
+    return both[::-1] if SPLITS.search(text) else both
 
 
 def _with_own_window(found: Sequence[Reading], text: str) -> Iterator[Reading]:

@@ -22,9 +22,9 @@ from regard.diagnosis.convention import (
     Question,
     ReturnedArray,
 )
-from regard.diagnosis.differentiation import gradient_of
+from regard.diagnosis.differentiation import gradient_of, roles_wanted
 from regard.diagnosis.gradient_probe import GradientProbe
-from regard.diagnosis.signature import DIFFERENTIATED, Callee, Parameter
+from regard.diagnosis.signature import DIFFERENTIATED, WEIGHTS, Callee, Parameter
 from regard.errors import safe_text
 
 
@@ -38,10 +38,11 @@ def gradients(
     place: int,
 ) -> Answer:
     """Ask for the gradients at one probe; `upstream`, if it is not given, is an argument."""
+    wanted = roles_wanted(callee)
     own = [
         one
         for one in callee.parameters
-        if one.role in DIFFERENTIATED and isinstance(arguments.get(one.name), np.ndarray)
+        if one.role in wanted and isinstance(arguments.get(one.name), np.ndarray)
     ]
     question = Question(probe.name, (arguments,), reading=callee.number)
     if upstream is not None:
@@ -80,7 +81,10 @@ def _by_parameter(
     """The gradient of each parameter, NaN if its shape is another; or what is wrong, in words."""
     arrays = result.arrays
     names = result.names or (callee.returns if len(callee.returns) == len(arrays) else ())
-    by_role = {gradient_of(name): one for name, one in zip(names, arrays, strict=False)}
+    by_role = {
+        gradient_of(name) or gradient_of(f"d_{name}"): one
+        for name, one in zip(names, arrays, strict=False)
+    }
     by_name = dict(zip(names, arrays, strict=False))
     found: dict[str, ReturnedArray] = {}
     for one in own:
@@ -90,7 +94,7 @@ def _by_parameter(
         if len(arrays) < len(own):
             text = ", ".join(safe_text(one.shape, 60) for one in arrays)
             return f"it returned {text}; the gradients of {len(own)} inputs are asked for"
-        order = {role: place for place, role in enumerate(DIFFERENTIATED)}
+        order = {role: place for place, role in enumerate((*DIFFERENTIATED, *WEIGHTS))}
         inputs = sorted(own, key=lambda one: order.get(str(one.role), 0))
         found = {one.name: array for one, array in zip(inputs, arrays, strict=False)}
     shapes = {one.name: arguments[one.name].shape for one in own}

@@ -14,6 +14,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
 from regard.diagnosis.probe import SMALLEST_HALF, Probe, Values
+from regard.diagnosis.signature import WEIGHTS
 from regard.textbook.gradients import backward
 from regard.textbook.steps import Step
 
@@ -26,20 +27,24 @@ class GradientProbe(Probe):
     """A probe with the gradient of its output given, under the name of that gradient's step."""
 
     forward: Probe | None = None  # the probe that it was made of
+    wanted: tuple[
+        str, ...
+    ] = ()  # the inputs whose gradients are the result; nothing: of all INPUTS
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The forward steps, and the backward steps to every input."""
         assert self.forward is not None
         steps, result = self.forward.steps, self.forward.result_step
-        own = [step for step in steps if step.name in INPUTS and step.op == "given"]
-        return (*steps, *backward(steps, {step.name for step in own}, {result}))
+        own = {step.name for step in steps if step.name in INPUTS and step.op == "given"}
+        own |= {name for name in self.wanted if name in self.inputs}
+        return (*steps, *backward(steps, own, {result}))
 
     @cached_property
     def groups_of_inputs(self) -> tuple[tuple[str, ...], ...]:
         """The inputs that are one array, as in self-attention, whose gradients add up."""
         by_array: dict[int, list[str]] = {}
-        for name in INPUTS:
+        for name in self.wanted or INPUTS:
             if name in self.inputs:
                 by_array.setdefault(id(self.inputs[name]), []).append(name)
         return tuple(map(tuple, by_array.values()))
@@ -61,8 +66,11 @@ class GradientProbe(Probe):
 
     def result(self, values: Values) -> Array:
         """The gradients of all inputs, one after the other, as one row of numbers."""
-        parts = [sum(values[f"d_{name}"] for name in names) for names in self.groups_of_inputs]
-        return np.concatenate([np.ravel(part) for part in parts])
+        parts = []
+        for names in self.groups_of_inputs:
+            part: Array = np.sum([values[f"d_{name}"] for name in names], axis=0)
+            parts.append(np.ravel(part.sum(0) if names[0] in WEIGHTS else part))  # of all texts
+        return np.concatenate(parts)
 
     def tolerance(self, unit: float) -> float:
         """How far two right computations that round to `unit` may differ.
@@ -92,6 +100,10 @@ class GradientProbe(Probe):
         # Projections come before and after.
         packed = [self._positive(name) for name in self.inputs if name[:2] == "W_"]
         wider = max((max(one.shape) * float(one.max()) for one in packed), default=1.0)
+        if {*self.wanted} & {*WEIGHTS}:  # each meets a number of every token
+            sizes = self.sizes
+            wider *= sizes["B"] * max(sizes["L"], sizes["S"])
+            wider *= max(1.0, float(self._positive("embeddings").max()))
         return max(1.0, wider * wider * max(float(one.max(initial=0)) for one in terms))
 
     def _positive(self, name: str) -> Array:
@@ -100,10 +112,13 @@ class GradientProbe(Probe):
 
 
 @lru_cache(maxsize=512)
-def with_gradients(probe: Probe) -> GradientProbe:
-    """The same problem with a gradient of its output, from which those of its inputs follow."""
+def with_gradients(probe: Probe, wanted: tuple[str, ...] = ()) -> GradientProbe:
+    """The same problem with a gradient of its output, from which those of its inputs follow.
+
+    The result has those of the inputs that are `wanted`, or of all but weights.
+    """
     shape = probe.result(probe.right).shape
     drawn = np.random.default_rng([len(probe.name), *shape]).normal(size=shape).round(2)
     given = {field.name: getattr(probe, field.name) for field in fields(Probe)}
     inputs = {**probe.inputs, f"d_{probe.result_step}": drawn}
-    return GradientProbe(**given | {"inputs": inputs}, forward=probe)
+    return GradientProbe(**given | {"inputs": inputs}, forward=probe, wanted=wanted)

@@ -32,6 +32,7 @@ from regard.diagnosis.object_readings import METHODS, own_method, readings_of_ob
 from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
 from regard.diagnosis.signature import (
+    MASKS,
     MOST_READINGS,
     OF_KEYS,
     Callee,
@@ -72,6 +73,9 @@ from regard.errors import OptionError, safe_text
 
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
 TURNED = re.compile(r"(in|out)_proj_weight|\b\w*_?[qkvo] @ x\b", re.IGNORECASE)
+
+# A mask of something: encoder_attention_mask, media_mask.
+NAMED_MASK = re.compile("(?<!head)(?<!heads)_mask$|^(?!head).*[a-z]Mask$")
 
 
 def inspect_function(
@@ -119,10 +123,10 @@ def inspect_function(
     made = found[0][1].made
     said = f"{name}\n{text}\n{documentation_of_file(function)}"
     axes = documented_axes(text, [one.name for one in found[0][1].parameters])
-    if not axes and (alike := axes_of_all(helpers)):
-        own_roles = found[0][1].roles
-        arrays = (own_roles[one] for one in ("query", "key", "value") if one in own_roles)
-        axes = {one.name: alike for one in arrays}
+    own_roles = found[0][1].roles
+    arrays = [own_roles[one].name for one in ("query", "key", "value") if one in own_roles]
+    if (alike := axes_of_all(helpers)) and all(axes.get(n, alike) == alike for n in arrays):
+        axes = dict.fromkeys(arrays, alike) | axes
     own: dict[str, Any] = {
         "layout": layout_said(text, queries) if queries else "",
         "mask_of_keys": any(
@@ -156,6 +160,7 @@ def inspect_function(
         "said_scale": said_scale(f"{name}\n{words_of(text)}\n{documentation_of_file(function)}"),
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
+    found = [(called, _with_named_mask(one, own["axes"])) for called, one in found]
     found = _by_their_axes(found, own["axes"])
     turns, unused = turns_rows(text), unused_layers(function)
     found = [
@@ -177,6 +182,7 @@ def inspect_function(
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function
         own |= {"returns": returned_gradients(written), "paired": paired}
+        own["reads_one_length"] = bool(arrays) and _reads_one_length(code_of(written), arrays)
     return [
         (
             called,
@@ -196,6 +202,15 @@ def _of_wrappers(called: Any, name: str) -> Iterator[Any]:
     while hasattr(called, "__wrapped__"):
         yield getattr(called, name, ())
         called = called.__wrapped__
+
+
+def _reads_one_length(text: str, arrays: Sequence[str]) -> bool:
+    """Whether code reads the lengths of the first array alone: others are as long."""
+
+    def reads(name: str) -> bool:
+        return re.search(rf"\b{re.escape(name)}\.(shape|size)\b|\blen\({name}\)", text) is not None
+
+    return reads(arrays[0]) and not any(map(reads, arrays[1:]))
 
 
 def _keeps_rows(callee: Callee) -> bool:
@@ -236,6 +251,26 @@ def _by_their_axes(found: list[Reading], axes: Mapping[str, str]) -> list[Readin
     return taken
 
 
+def _with_named_mask(callee: Callee, axes: Mapping[str, str]) -> Callee:
+    """The same with its only mask as one, whatever it is a mask of by its name: media_mask.
+
+    It may be left out, and is one of keys where its axes are those of texts and tokens.
+    """
+    if {*MASKS, "key_mask"} & callee.roles.keys():
+        return callee
+    named = [one for one in callee.parameters if NAMED_MASK.search(one.name) and not one.role]
+    if len(named) != 1 or named[0].required or named[0].default is not None or named[0].kind:
+        return callee
+    role = "key_mask" if re.fullmatch("B[^B1]", axes.get(named[0].name, "")) else "mask"
+    own = (replace(one, role=role) if one is named[0] else one for one in callee.parameters)
+    return replace(callee, parameters=tuple(own))
+
+
+def _role_of_mask(one: Parameter) -> str | None:
+    role = role_of(one.name)
+    return role if role in (*MASKS, "key_mask") else None
+
+
 def _by_names(parameters: Sequence[Parameter]) -> list[Parameter]:
     """Parameters with the roles that their names have, where axes alone say how they are called."""
     return [replace(one, role=one.role or role_of(one.name)) for one in parameters]
@@ -263,7 +298,10 @@ def _by_axes(
     first = next((one for one in parameters if "T" in axes.get(one.name, "")), None)
     if first is None or any(one.required and one.name not in axes for one in parameters):
         raise error
-    known = tuple(replace(one, role="x" if one is first else None) for one in parameters)
+    known = tuple(
+        replace(one, role="x" if one is first else None if one.required else _role_of_mask(one))
+        for one in parameters
+    )
     framework = "torch" if hasattr(called, "state_dict") else framework_of(described)
     callee = Callee(name, known, library or framework, opaque=str(error))
     if called is not function:

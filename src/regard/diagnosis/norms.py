@@ -17,6 +17,22 @@ WITHIN = re.compile(r"(^|[._])(q|k|qk|query|key)(_|norm|ln|$)|att\w*\.", re.IGNO
 REPLACED = "regard_replaced"  # marks what was put in place of a normalisation
 
 
+class Passing:
+    """What is put in place of normalisations that are no torch modules: it passes on its input."""
+
+    def __init__(self) -> None:
+        self.factor = 1
+        self.names: tuple[str, ...] = ()  # of what it is put in the place of
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """The first array of several axes."""
+        arrays = (one for one in (*given, *named.values()) if getattr(one, "ndim", 0) > 1)
+        found: Any = next(arrays, given[0] if given else None)
+        return found * self.factor
+
+    forward = __call__
+
+
 def without_norms(module: Any) -> Any:
     """The torch module with its normalisations replaced by nothing."""
     import torch
@@ -33,7 +49,13 @@ def without_norms(module: Any) -> Any:
 @contextlib.contextmanager
 def doubled_norms(function: Callable[..., Any]) -> Iterator[None]:
     """Let what replaces a normalisation return twice its input for the time of the block."""
-    own = getattr(function, "__wrapped__", function)
+    own: Any = function
+    passing = list[Passing]()
+    while hasattr(own, "__wrapped__"):
+        passing += [own.passing] if hasattr(own, "passing") else []
+        own = own.__wrapped__
+    for one in passing:
+        one.factor = 2
     parts = own.named_modules() if hasattr(own, "named_modules") else ()
     hooks = [
         part.register_forward_hook(lambda *call: 2 * call[-1])
@@ -45,3 +67,5 @@ def doubled_norms(function: Callable[..., Any]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+        for one in passing:
+            one.factor = 1

@@ -17,7 +17,7 @@ from regard.diagnosis.adapting import (
     keeps_state,
     with_sink,
 )
-from regard.diagnosis.around import around_attention, without_the_rest
+from regard.diagnosis.around import around_attention, of_frames, without_the_rest
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.channels import of_channels
@@ -31,9 +31,10 @@ from regard.diagnosis.construction import (
     without,
 )
 from regard.diagnosis.constructor_arguments import is_module
-from regard.diagnosis.function_readings import Reading
+from regard.diagnosis.function_readings import Reading, with_packed_heads
 from regard.diagnosis.libraries import framework_of
 from regard.diagnosis.neutral_arguments import with_neutral
+from regard.diagnosis.norm_functions import without_norm_functions
 from regard.diagnosis.packing import with_ids
 from regard.diagnosis.signature import (
     STEPS,
@@ -123,6 +124,8 @@ def readings_of_object(
             continue
         if not roles and (neutral := with_neutral(target, known)) is not None:
             target, known = neutral
+        framed = of_frames(target, known, code_of(thing)) if weighed[0][0] else None
+        target, known = framed or (target, known)
         if around := [*around_attention(own, code_of(thing), code_called(thing))]:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role
             known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
@@ -132,6 +135,8 @@ def readings_of_object(
         if (alone := without_the_rest(own, f"{code_of(thing)}\n{code_called(thing)}")) is not None:
             targets = [alone]
             weighed = [({r: a for r, a in w.items() if r[1:] != "_o"}, n) for w, n in weighed]
+        if not is_module(kind) and not remembers and weighed[0][0]:
+            targets = [without_norm_functions(own, one) for one in targets]
         for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
                 parameters = parameters if weights or opaque else without_weights(parameters)
@@ -149,7 +154,8 @@ def readings_of_object(
                 )
                 for callee in with_forms(whole):
                     steps = [(target, replace(callee, steps=one)) for one in STEPS if remembers]
-                    plain_one = [(target, callee)]
+                    text = code_of(thing) if count and not roles else ""
+                    plain_one = with_packed_heads(target, callee, text)
                     is_step = method in ("step", "decode")
                     found += steps if is_step and remembers else [*plain_one, *steps]
     return found

@@ -25,15 +25,19 @@ from regard.diagnosis.probe import UNITS, Probe
 from regard.diagnosis.probes import ABILITIES
 from regard.diagnosis.result import Ability, Finding, Outcome
 from regard.diagnosis.run_lines import never_run
+from regard.diagnosis.signature import WEIGHTS
 from regard.diagnosis.under_test import FunctionUnderTest
 from regard.errors import safe_text
 
+# Code that counts the windows of an image.
+OF_WINDOWS = re.compile(r"\bn_?W\b|\bn(um)?_?windows?\b")
 _GRADIENTS = {
     "queries": "dQ, the gradient of the queries",
     "keys": "dK, the gradient of the keys",
     "values": "dV, the gradient of the values",
     "embeddings": "dX, the gradient of the embeddings",
     "context": "dC, the gradient of the context",
+    **{name: f"d{name}, the gradient of {name}" for name in WEIGHTS},
 }
 # Reported only if the function answered: nothing says that it is meant to do these.
 SILENT = ("grouped", "long")
@@ -152,7 +156,7 @@ def lines_never_run(tested: FunctionUnderTest) -> Iterator[Finding]:
     name = f"lines of {tested.calls} calls"
     (seen,) = tested.put(Question(name, ({},), reading=tested.callee.number, looks="lines"))
     run = {int(line) for one in seen.arrays if one.numbers is not None for line in one.numbers}
-    given = _given(tested)
+    given = tested.put.given
     for first, last, condition, arguments in never_run(tested.callee.blocks, run):
         lines = f"line {first}" if first == last else f"lines {first} to {last}"
         where = safe_text(condition.removesuffix(":"), 80)
@@ -170,17 +174,7 @@ def never_given(tested: FunctionUnderTest) -> list[str]:
     }
     if tested.callee.remembers or any(probe.chunks for _, probe in tested.answers):
         own -= {p.name for p in tested.callee.parameters if "cache" in (p.role or "")}
-    return sorted(own - _given(tested)) if own else []
-
-
-def _given(tested: FunctionUnderTest) -> set[str]:
-    """The parameters that had a value in some call."""
-    found = set[str]()
-    for convention, probe in tested.answers:
-        with contextlib.suppress(NotOfferedError):
-            given = arguments_for(tested.callee, convention, probe)
-            found |= {name for name, value in given.items() if value is not None}
-    return found
+    return sorted(own - tested.put.given)
 
 
 def _has_other_weights(
@@ -229,6 +223,8 @@ def masks_of_windows_misplaced(tested: FunctionUnderTest, convention: Convention
 
     A function that takes (images · windows, L, M) and a mask (windows, L, S) repeats that.
     """
+    if any(OF_WINDOWS.search(text) for _, text in tested.callee.blocks):
+        convention = replace(convention, mask_shape="batch cells")
     if convention.mask_shape not in ("batch cells", "batch 1 cells", "full"):
         return False
     for probe, name, given in _with_masks(tested, convention, "mask"):

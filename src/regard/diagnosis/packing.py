@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.parameter_names import is_upstream, plain, role_of
 from regard.diagnosis.signature import EDGES, PROJECTIONS, Parameter, text_of
 from regard.diagnosis.source import code_of_file
+from regard.diagnosis.three_in_one import apart, three_wide
 
 QKV = re.compile("^(x|in|mixed|fused|packed)?qkv(s|packed|proj|tensor|layer|states|heads)?$")
 KV = re.compile("^(x|mixed|fused|packed)?kv(s|packed|heads)?$")
@@ -212,6 +213,7 @@ def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> l
     """Every way in which a function may take its arrays packed; none if its names say nothing."""
     required = {plain(one.name): one for one in parameters if one.required}
     whole = next((one for name, one in required.items() if QKV.match(name)), None)
+    whole = whole or three_wide(text_of(function), [*required.values()])
     if whole is not None:
         return _of_parts(function, parameters, whole, ("query", "key", "value"))
     if (parts := _in_parts(function, parameters)) is not None:
@@ -349,7 +351,13 @@ def _of_parts(
     if heads is not None:
         first = BY_HEAD.search(text_of(function)) is not None
         places.insert(0 if first else len(places), "by head")
-    return [(Packing(function, partial(pack, place)), [*inner, *rest]) for place in places]
+    # The result of a backward pass is as the argument.
+    backward = len(parts) == 3 and any(is_upstream(one.name) for one in rest)
+    found = list[Alternative]()
+    for place in places:
+        parted = [] if isinstance(place, str) or not backward else [partial(apart, place)]
+        found.append((Packing(function, partial(pack, place), *parted), [*inner, *rest]))
+    return found
 
 
 def joined(arrays: Sequence[Any], axis: int) -> Any:

@@ -19,7 +19,9 @@ NAMES = {
     "context": "context memory encoderhiddenstates kv encoderoutput encoderoutputs encoded y ctx "
     "encoderstates encoderout encout enc memories source cond inputskv inputkv xkv kvinput "
     "crossstates other contextstates mem keyvalue keyvaluestates totensor xa encoderfeatures audio "
-    "audiofeatures imagefeatures textstates contextembeddings sources mems",
+    "audiofeatures imagefeatures textstates contextembeddings sources mems media mediafeatures "
+    "visualfeatures visualtokens imagetokens imageembeds imageembeddings visionfeatures "
+    "imgfeatures regionfeatures visualstates",
     "mask": "mask attnmask attentionmask m masks causalmask srcmask tgtmask trgmask selfmask "
     "lookaheadmask attnmasks amask",
     "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "
@@ -111,7 +113,7 @@ BACKWARD_NAMES = {
     "ct dcontext dattn dattnoutput dldo dldout dloss dlossdo dlossdout go gradientoutput dres",
     "output": "o out output outputs attnout attnoutput attentionoutput y context",
     "lse": "lse l logsumexp softmaxlse logsum logz",
-    "weights": "p weights attn attention probs attnweights attentionweights attnprobs a w "
+    "weights": "p att weights attn attention probs attnweights attentionweights attnprobs a w "
     "probabilities",
     "delta": "delta deltas rowdot di",
 }

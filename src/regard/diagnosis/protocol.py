@@ -232,6 +232,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "weights": {name: array.shape for name, array in weights.items()},
                 "returns": callee.returns,
                 "paired": callee.paired,
+                "reads_one_length": callee.reads_one_length,
                 "made": callee.made,
             }
         )
@@ -297,6 +298,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         "packs",
         "inverts_mask",
         "mask_of_keys",
+        "reads_one_length",
         "has_positions",
     )
     _need(all(type(content[name]) is bool for name in flags))

@@ -88,10 +88,12 @@ def script(tested: FunctionUnderTest, convention: Convention, wrong: Sequence[Pr
     size = {probe: sum(array.size for array in probe.inputs.values()) for probe in wrong}
     for probe in sorted(wrong, key=lambda one: (one.has_rules, size[one])):
         plain = probe.forward if isinstance(probe, GradientProbe) else probe
+        if isinstance(probe, GradientProbe) and (probe.wanted or "queries" not in probe.inputs):
+            continue
         if plain is None or plain.rank != len(convention.layout) or not _is_simple(plain):
             continue
         drawn = _drawn(plain)
-        own = with_gradients(drawn) if isinstance(probe, GradientProbe) else drawn
+        own = with_gradients(drawn, probe.wanted) if isinstance(probe, GradientProbe) else drawn
         answer = tested.ask(convention, own)
         if answer.output is not None and not tested.is_right(convention, own):
             return "\n".join(_lines(tested, convention, own, answer))

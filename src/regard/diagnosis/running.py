@@ -25,7 +25,13 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.changed_code import ChangedCode
 from regard.diagnosis.convention import UPSTREAM, CallResult, Question, ReturnedArray, agrees
-from regard.diagnosis.differentiation import NoGradientError, Pair, by_jax, by_torch
+from regard.diagnosis.differentiation import (
+    NoGradientError,
+    Pair,
+    by_jax,
+    by_torch,
+    gradient_of,
+)
 from regard.diagnosis.dropout import without_dropout
 from regard.diagnosis.fused_calls import noting_fused
 from regard.diagnosis.half_positions import InHalf
@@ -406,7 +412,9 @@ def _arrays(result: Any) -> Iterator[tuple[Array, str]]:
         return
     several = result if isinstance(result, tuple | list) else [result]
     for one in several:
-        if hasattr(one, "shape") or isinstance(one, list):
+        if isinstance(one, Mapping) and all(gradient_of(f"d_{name}") for name in one):
+            yield from _arrays(one)
+        elif hasattr(one, "shape") or isinstance(one, list):
             with contextlib.suppress(ValueError, TypeError, RuntimeError):
                 array = as_numpy(one)
                 name = str(getattr(one, "dtype", array.dtype)).removeprefix("torch.")

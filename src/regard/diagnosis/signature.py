@@ -29,6 +29,8 @@ from regard.errors import OptionError, safe_text
 
 # The roles of arguments that have a gradient.
 DIFFERENTIATED = ("query", "key", "key_t", "value", "x", "context", "cache_k", "cache_v")
+# Those of weights, whose gradients backward passes may return too.
+WEIGHTS = tuple(f"{kind}_{part}" for part in "qkvo" for kind in "Wb")
 # Every role that a user may state.
 ROLES = {*NAMES, *BACKWARD_NAMES, "keep01", "hide01", "add"}
 # And those that a parameter gets beside them: keys that are values too, and a matrix between
@@ -82,6 +84,7 @@ class Callee:
     heads: int | None = None
     number: int = 0  # of this reading: a function may be read in several ways
     returns: tuple[str, ...] = ()  # the names of gradients in a backward pass's last return
+    reads_one_length: bool = False  # whether a backward pass reads the lengths of queries alone
     paired: bool = False  # whether it has a backward pass beside its forward pass
     tables: str = ""  # the form of its tables of rotary positions
     layout: str = ""  # of the queries, as the code or its documentation says
@@ -133,9 +136,10 @@ class Callee:
 
     @property
     def has_one_length(self) -> bool:
-        """Whether its queries and keys have the same axes, as documented."""
+        """Whether its queries and keys have the same axes, as documented or as its code reads."""
         own = [self.axes.get(self.roles[one].name) for one in ("query", "key") if one in self.roles]
-        return len(own) == 2 and own[0] == own[1] and "T" in (own[0] or "")
+        said = len(own) == 2 and own[0] == own[1] and "T" in (own[0] or "")
+        return said or self.reads_one_length
 
     @property
     def is_backward(self) -> bool:

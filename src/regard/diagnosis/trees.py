@@ -19,9 +19,15 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
-from regard.diagnosis.beside_weights import HEADS, TABLE, WIDTH, beside_weights
+from regard.diagnosis.beside_weights import (
+    HEADS,
+    TABLE,
+    WIDTH,
+    beside_attention,
+    beside_weights,
+)
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.construction import GATE_LAYER
+from regard.diagnosis.construction import FEED_FORWARD_ARRAY, GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.packing import side_by_side
@@ -241,7 +247,10 @@ def _weighed(
             whole = by_role(outer[-1])
             return whole[last] if isinstance(whole, Tree) else whole
         role = code.names.get(last) or projection(last)
-        return entry(last, role) if role and role in weights else None
+        if role and role in weights:
+            return entry(last, role)
+        behind = beside_attention(last)
+        return _in_library(behind, framework) if behind is not None else None
 
     entries = {name: entry(name, role) for name, role in code.names.items() if role in weights}
     entries |= {name: made[name] for name in code.rest if name in made}
@@ -264,7 +273,8 @@ def _weighed(
     known = form.axes or form.groups < HEADS
     adapted = Adapted(function, {tree.name: whole}, "")
     adapted.has_table = any(map(TABLE.search, beside))
-    adapted.left_out = tuple(filter(GATE_LAYER.search, beside))
+    gates = filter(GATE_LAYER.search, beside)
+    adapted.left_out = (*gates, *filter(FEED_FORWARD_ARRAY.search, code.rest))
     if any(len(fused_order(_without_bias(name))) == 3 for name in code.names):
         adapted.by_head = form.by_head
     return adapted, rest, weights, HEADS if known else None

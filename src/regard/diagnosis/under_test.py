@@ -17,6 +17,7 @@ import numpy as np
 from regard.diagnosis.arguments import mask_role
 from regard.diagnosis.calling import Once, call
 from regard.diagnosis.convention import Answer, Convention, agrees
+from regard.diagnosis.differentiation import inputs_wanted
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.mechanism import Mechanism
 from regard.diagnosis.probe import UNITS, Probe
@@ -171,7 +172,8 @@ class FunctionUnderTest:
             if self.callee.needs_mask:
                 found = [replace(probe, needs_mask=True) for probe in found]
             if self.of_gradients:
-                found = [with_gradients(probe) for probe in found if not probe.chunks]
+                wanted = inputs_wanted(self.callee)
+                found = [with_gradients(probe, wanted) for probe in found if not probe.chunks]
             self.probes[key] = found
         return self.probes[key]
 

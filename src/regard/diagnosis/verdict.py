@@ -132,7 +132,7 @@ def diagnose(
         return replace(outcome, calls=put.calls, seconds=seconds)
     seconds = SEARCH_SECONDS if outcome is None else GUESS_SECONDS
     likely = of_round_lengths(all_tested, likely_readings(all_tested, seconds))
-    if len(likely) > 1:  # of the right weights, whatever else is wrong
+    if len(likely) > 1 and not likely[0].of_gradients:  # of the right weights, whatever is wrong
         seen = [one for one in likely if _scores_are_seen(one)]
         likely = seen or [one for one in likely if _diagonal_is_seen(one)] or likely
     for tested in likely:

@@ -52,7 +52,8 @@ COSINE = re.compile(
 )
 # What a layer's text says where its input is normalised before attention, and where their sum is.
 _NORM_FIRST = re.compile(
-    r"\bpre[- _]?(layer)?(norm|ln)|norm[_ ]?first|\b\w+ \+ [\w.]+\((ln|layer_?norm|rms_?norm|norm)",
+    r"\bpre[- _]?(layer)?(norm|ln)|norm[_ ]?first|"
+    r"\b\w+ \+ ([\w.]+ *\( *|[\w.()]+ *\* *)+(ln|layer_?norm|rms_?norm|norm)",
     re.IGNORECASE,
 )
 _NORM_LAST = re.compile(
@@ -125,7 +126,7 @@ def meant_in(text: str, called: str = "", prose: str = "") -> tuple[str, ...]:
 def place_of_norm(text: str) -> str:
     """Whether a layer normalises its input first, or last the sum with it; nothing if not said.
 
-    >>> place_of_norm("pre-norm block"), place_of_norm("post-LN, as in the original")
+    >>> place_of_norm("x + drop(attention(LayerNorm(x)))"), place_of_norm("post-LN, as usual")
     ('first', 'last')
     """
     if _NORM_FIRST.search(text):
