@@ -33,6 +33,7 @@ from regard.diagnosis.constructor_arguments import is_module
 from regard.diagnosis.function_readings import Reading
 from regard.diagnosis.libraries import framework_of
 from regard.diagnosis.packing import with_ids
+from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import (
     STEPS,
     Callee,
@@ -57,7 +58,7 @@ from regard.diagnosis.weights import (
 from regard.errors import OptionError, safe_text
 
 # Methods that are called if an object has no __call__, in this order.
-METHODS = ("__call__", "forward", "attend", "attention", "apply", "call", "step", "decode")
+METHODS = ("__call__", "forward", "attend", "attention", "apply", "call", "step", "decode", "run")
 # The length before the batch: L, B, E = x.shape; (seq_len, batch, dim); tgt_len, bsz; time-major.
 ROWS_FIRST = re.compile(
     r"\b(l|t|s|n|seq\w*|\w*len\w*|time)\s*,\s*(b|n|bs|bsz|batch\w*)\s*,|"
@@ -66,17 +67,46 @@ ROWS_FIRST = re.compile(
 )
 
 
+def of_an_object(function: Any, heads: int | None) -> tuple[Any, str]:
+    """A method that was named with its class: that of an object made here, or the class.
+
+    The class where it is one of the usual methods, where it depends on the object's state or
+    weights, or where it is a backward pass of what forward has kept; and which of its methods.
+    """
+    own, _, name = getattr(function, "__qualname__", "").partition(".")
+    kind = getattr(function, "__globals__", {}).get(own)
+    if not inspect.isfunction(function) or not inspect.isclass(kind) or name not in vars(kind):
+        return function, ""
+    first, *others = [*inspect.signature(function).parameters, ""]
+    if first != "self":
+        return function, ""
+    if name in METHODS:
+        return kind, name
+    if name == "backward" and not any(role_of(one) == "query" for one in others):
+        return kind, ""
+    made = constructed(kind, heads)[0]
+    bound = getattr(made, name)
+    required = [one for one in parameters_of(bound) if one.required]
+    has_weights = len(required) == 1 and bool(readings_of_weights(made, heads))
+    return (kind, name) if has_weights or keeps_state(bound) else (bound, "")
+
+
 def readings_of_object(
     thing: Any,
     roles: Mapping[str, str] | None,
     heads: int | None,
     library: str | None,
     name: str,
+    method: str = "",
 ) -> list[Reading]:
-    """The readings of an object with its weights, or of objects made of a class."""
+    """The readings of an object with its weights, or of objects made of a class.
+
+    It is called by its `method`, or else by the first of the usual ones that it has.
+    """
     kind = thing if inspect.isclass(thing) else type(thing)
-    method = next((one for one in METHODS if own_method(kind, one)), "")
-    if is_module(kind):
+    named = method not in ("", "forward", "__call__")
+    method = method or next((one for one in METHODS if own_method(kind, one)), "")
+    if is_module(kind) and not named:
         method = "forward"
     if not method:
         raise OptionError(
@@ -100,7 +130,7 @@ def readings_of_object(
         known = parameters_of(called)
         remembers, rows_first = keeps_state(called), _may_have_rows_first(kind)
         target: Callable[..., Any] = Remembering(own, method) if remembers else own
-        if not callable(target):
+        if not callable(target) or (named and target is own):
             target = called
         if not roles and (adapted := from_dictionary(called, known)) is not None:
             target, known = adapted

@@ -37,7 +37,8 @@ from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes import all_mistakes
-from regard.diagnosis.mistakes.calls import BLOCKS_MATTER, DROPOUT_LEFT_ON
+from regard.diagnosis.misread import read_back
+from regard.diagnosis.mistakes.calls import BLOCKS_MATTER, DROPOUT_LEFT_ON, MISREAD
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32
 from regard.diagnosis.observations import (
     abilities,
@@ -148,10 +149,27 @@ def diagnose(
             found = by_rule
     if found.verdict == "unknown" or found.measured:
         found = repaired(likely[0], found, lambda changed: _verdict(changed, None))
+    if found.verdict == "unknown" or found.measured:
+        found = _of_integers(likely[0], found)
     if found.ok:
         found = _with_lines_never_run(likely[0], found)
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=put.calls, seconds=seconds)
+
+
+def _of_integers(tested: FunctionUnderTest, unknown: Outcome) -> Outcome:
+    """The verdict on a function whose keys or values are read back from integers as others."""
+    seen = read_back(tested)
+    if seen is None or not seen.is_wrong:
+        return unknown
+    why = f"The integers are rounded well, but {seen}. {MISREAD.why}"
+    found = replace(without_example(MISREAD), why=why)
+    text = f"{unknown.function} is mistaken: {found.title}"
+    findings = tuple(one for one in unknown.findings if one.name != "measured")
+    return replace(
+        unknown, verdict="mistaken", summary=text, mistakes=(found,), nearest=(), findings=findings,
+        measured=False,
+    )
 
 
 def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:
@@ -317,7 +335,7 @@ def _with_gradients(tested: FunctionUnderTest, forward: Hypothesis, outcome: Out
         return outcome
     if callee.steps:  # one token after the other: a cache keeps what earlier gradients need
         return outcome
-    if outcome.exact_to in (*HALF, "int8"):  # too few digits to tell a mistake by
+    if outcome.exact_to in (*HALF, "int8", "int4"):  # too few digits to tell a mistake by
         return outcome
     own = replace(tested, forward=tested, answers={}, probes={})
     widest = max(forward.conventions, key=lambda one: len(one.layout))

@@ -218,6 +218,16 @@ CALLS: Entries = {
             "block = q[:, start : start + size]  # the last one may be shorter",
         ),
     ),
+    "quantized_numbers_misread": (
+        "keys or values that pass through integers are read back as other numbers",
+        "What was stored is (integer − zero point) · scale, with the scale and the zero point of "
+        "its own row, in a type that holds all of the integers and their differences.",
+        (),
+        (
+            "keys = (codes.astype(np.float32) - zero) * scale  # of each row its own",
+            "keys = (codes.float() - zero) * scale  # of each row its own",
+        ),
+    ),
     "queries_from_context": (
         "queries are made of the context: the output has a row for each of its tokens",
         "The two are exchanged: a query asks, and what it reads is the context.",
@@ -300,6 +310,7 @@ INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 DEFAULT_KEPT = _BY_NAME["default_kept"]
 COLUMNS_MISREAD = _BY_NAME["fused_columns_misread"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
+MISREAD = _BY_NAME["quantized_numbers_misread"]
 BLOCKS_MATTER = _BY_NAME["blocks_change_the_output"]
 QUERIES_FROM_CONTEXT = _BY_NAME["queries_from_context"]
 POSITIONS_IN_VALUES = _BY_NAME["positions_in_values"]
