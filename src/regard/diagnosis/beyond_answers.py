@@ -57,6 +57,8 @@ JOINED_BY_OR = re.compile(
     r"\b\w*(causal|tri[lu]?|past)\w*(\([^\n]*\))? *\| *[\w(~]|\w+ *\| *\w*causal|logical_or\(",
     re.IGNORECASE,
 )
+# Code that turns queries: by angles that are 0 for a single token, if they stay as they were.
+TURNS_QUERIES = re.compile(r"(rope|rot\w*|turn)\(\s*(xq|q|query|queries)\b", re.IGNORECASE)
 # What says that each head is normalised by itself.
 BY_HEAD = re.compile(r"per[- ]head|(each|every|a) head|head'?s'? vector|head_?wise", re.IGNORECASE)
 # Names of what is attended to, and of nothing else.
@@ -103,6 +105,8 @@ def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[
         return ((INTEGER_MASK, RIGHT),), ""
     if names == ["heads_normalised_together"] and not BY_HEAD.search(code):
         return (), "queries and keys normalised over all heads together"
+    if names == ["rotary_on_keys_only"] and callee.steps and TURNS_QUERIES.search(code):
+        return ((all_mistakes()["rotary_from_zero_in_each_call"], found[0][1]),), ""
     adds_one = names == ["one_in_the_denominator"] and found[0][1] is found[0][0].variants[1]
     if adds_one and ADDS_ONE.search(code):  # a logit of 0, shifted like others
         return (), "1 added to the sum of the exponentials"

@@ -69,7 +69,8 @@ class Remembering:
         function = getattr(self._own, self._method) if self._method else self._own
         if not self._cache or named.get(self._cache) is not None:
             return function(*given, **named)
-        like = next(one for one in named.values() if hasattr(one, "shape") and one.ndim)
+        arrays = (one for one in named.values() if hasattr(one, "shape") and one.ndim)
+        like = named.get(self._value, next(arrays))  # there may be fewer heads of keys
         empty = [*_made(self.__wrapped__, self._cache, like, self._heads)]
         empty = empty or [*_empty_caches(self.__wrapped__, self._cache, like)]
         if like.ndim not in self._kept:

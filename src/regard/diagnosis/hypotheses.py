@@ -20,7 +20,7 @@ from regard.diagnosis.built_in import PLAIN, BuiltIn, usual, with_built_in
 from regard.diagnosis.constructor_arguments import PARTIAL, SLOPES
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.convention_search import key_mask_convention
-from regard.diagnosis.fitted import fitted
+from regard.diagnosis.fitted import fitted, of_buffers
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.measured import is_causal, order_matters
 from regard.diagnosis.misread import reads_well
@@ -45,6 +45,7 @@ WORDS_OF = {
         re.IGNORECASE,
     ),
 }
+BUFFERS = (1, *(2**n for n in range(3, 12)))  # slots of a cache; 1: as many as tokens
 USUAL_MAP = ("elu(x) + 1",)  # of linear attention
 INTEGERS = ("int8", "int4")  # through which numbers may pass
 # Conventions under one hypothesis, and what the function returned under them.
@@ -325,6 +326,11 @@ def _with_built_in(
             continue
         if (found := matching.single(one.matcher)) is not None:
             return match(one, found)
+    for one in (one for one in every if not one.built_in.is_combined):
+        causal_always = one.conventions[0].causal_always and not tested.of_gradients
+        for found in of_buffers(one.matcher, BUFFERS) if causal_always else ():
+            if one.matcher.fits(found[1]):
+                return match(one, found)
     return None
 
 
