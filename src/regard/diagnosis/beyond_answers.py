@@ -29,6 +29,7 @@ from regard.diagnosis.mistakes.calls import (
     POSITIONS_UNUSED,
     QUERIES_FROM_CONTEXT,
     STALE_CONTEXT,
+    TOKENS_MISPLACED,
 )
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
@@ -38,6 +39,7 @@ from regard.diagnosis.observations import (
     adds_numbers,
     adds_positions_to_values,
     depends_on_blocks,
+    depends_on_prompt,
     inverts_integers,
     keeps_context,
     keeps_default,
@@ -147,6 +149,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield OF_NORMS[missed]
     if depends_on_blocks(tested, own.conventions[0]):
         yield BLOCKS_MATTER
+    if any(depends_on_prompt(tested, one) for one in own.conventions):
+        yield TOKENS_MISPLACED
     if _has_rows_of_context(tested):
         yield QUERIES_FROM_CONTEXT
     if adds_positions_to_values(tested, own.conventions[0]):

@@ -35,6 +35,7 @@ from regard.diagnosis.packing import (
     with_two_sides,
 )
 from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.prompts import with_prompt
 from regard.diagnosis.quantised_arguments import with_quantised
 from regard.diagnosis.signature import (
     STEPS,
@@ -90,6 +91,7 @@ ONE_OF_SEVERAL = (
     with_half_windows,
     with_texts_of_both,
     with_ids,
+    with_prompt,
     with_quantised,
     with_given,
 )

@@ -26,6 +26,8 @@ from regard.diagnosis.measured import is_causal, order_matters
 from regard.diagnosis.misread import reads_well
 from regard.diagnosis.mistakes import linear
 from regard.diagnosis.mistakes.calls import POSITIONS_RESTART, TOKENS_MISPLACED
+from regard.diagnosis.mistakes.positions import positions_of_slots
+from regard.diagnosis.mistakes.windows import SLOT_POSITIONS
 from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.trees import FEWER_KEYS
@@ -326,6 +328,12 @@ def _with_built_in(
             continue
         if (found := matching.single(one.matcher)) is not None:
             return match(one, found)
+    for one in every:
+        if one.built_in.positions and one.built_in.window and ordered:
+            for variant in positions_of_slots():
+                if one.matcher.fits(variant):
+                    slots = replace(SLOT_POSITIONS, variants=(variant,))
+                    return match(one, (slots, variant))
     for one in (one for one in every if not one.built_in.is_combined):
         causal_always = one.conventions[0].causal_always and not tested.of_gradients
         for found in of_buffers(one.matcher, BUFFERS) if causal_always else ():

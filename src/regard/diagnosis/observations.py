@@ -337,6 +337,29 @@ def depends_on_blocks(tested: FunctionUnderTest, convention: Convention) -> bool
     return False
 
 
+def depends_on_prompt(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether later tokens change where those before them are read at once, as a prompt."""
+    prompt, axis = tested.callee.roles.get("prompt"), convention.token_axis
+    for probe in tested.probes_for(convention) if prompt is not None else ():
+        length = probe.sizes["L"]
+        if probe.keep is not None or probe.chunks or not 3 < length == probe.sizes["S"] < 100:
+            continue
+        with contextlib.suppress(NotOfferedError):
+            given = arguments_for(tested.callee, convention, probe)
+            alone = _returned(tested, convention, given)
+            for size in (2, 3, length // 2, length - 1) if alone is not None else ():
+                with_prompt = _returned(tested, convention, given | {prompt.name: size})
+                later = range(size, length)
+                one, other = (
+                    None if own is None or own.shape[axis] != length else own.take(later, axis)
+                    for own in (alone, with_prompt)
+                )
+                near = probe.tolerance(UNITS["float32"])
+                if one is not None and other is not None and _differ(other, one, near):
+                    return True
+    return False
+
+
 def _differ(one: Array, other: Array, near: float) -> bool:
     return one.shape == other.shape and not agrees(one, other, near)
 

@@ -78,6 +78,8 @@ NAMES = {
     "maxk",
     "sharpness": "logitscale logitscales logtau logtemperature",
     "prefix": "prefixlen prefixlens prefixlength prefixlengths prefix prefixsize",
+    "prompt": "promptlen promptlength nprompt numprompt promptsize promptlens prefilllen "
+    "prefilllength prefillsize nprefill numprefill prefill prefilltokens prompttokens",
     "layer": "module layer attnmodule attnlayer attentionmodule",
     "distances": "posemb posembs posembed posembedding posembeddings relpos relposemb relposenc "
     "relativepositions relativepositionembeddings posenc posencoding rpos",

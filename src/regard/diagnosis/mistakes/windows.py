@@ -214,8 +214,17 @@ BUFFERS: Entries = {
         "weight.",
         (),
     ),
+    "positions_of_slots": (
+        "in a ring buffer, slots are taken for positions",
+        "Once the buffer is full, slot s holds the latest position p with p % window = s.",
+        (),
+        (
+            "places = pos - (pos - np.arange(window)) % window  # of the slots; below 0: not filled",
+            "places = pos - (pos - torch.arange(window)) % window  # of the slots",
+        ),
+    ),
 }
-EMPTY_SLOTS, NEWEST_SLOT = OF_BUFFERS = mistakes("caching and windows", FILLED, BUFFERS)
+EMPTY_SLOTS, NEWEST_SLOT, SLOT_POSITIONS = OF_BUFFERS = mistakes("caching and windows", FILLED, BUFFERS)
 
 
 def with_empty_slots(size: int) -> Variant:
