@@ -153,13 +153,27 @@ def keeps_state(method: Callable[..., Any]) -> bool:
     for one in own:  # and what these call, which are put behind them
         called = (getattr(kind, name, None) for name in names_in(one))
         own += [other for other in called if inspect.isfunction(other) and other not in own]
-    changed, read = set[str](), set[str]()
+    changed, read, begun = set[str](), set[str](), set[str]()
+    for tree in itertools.islice(trees_of(method), 1):
+        first = _uses_of_attributes(tree)[1]
+        begun = {name for name, line in _begun(tree) if line < first.get(name, line + 1)}
     for tree in itertools.chain.from_iterable(itertools.islice(trees_of(one), 1) for one in own):
         set_at, read_at = _uses_of_attributes(tree)
         # What is set before it is read is what this call computes.
         read |= {name for name, line in read_at.items() if line <= set_at.get(name, line)}
         changed |= set_at.keys()
-    return bool(changed & read)
+    return bool(changed & read - begun)
+
+
+def _begun(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The attributes of self that code makes anew without a condition, and in which line."""
+    for statement in getattr(tree.body[0], "body", []) if isinstance(tree, ast.Module) else []:
+        for target in statement.targets if isinstance(statement, ast.Assign) else []:
+            for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(part, ast.Attribute) and (name := _attribute(part)):
+                    yield name, part.lineno
+
+
 
 
 def _uses_of_attributes(tree: ast.AST) -> tuple[dict[str, int], dict[str, int]]:

@@ -24,6 +24,7 @@ from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.given_arrays import with_given
+from regard.diagnosis.kept_arrays import with_kept_arrays
 from regard.diagnosis.libraries import LIBRARIES, framework_of
 from regard.diagnosis.packing import (
     unpacked,
@@ -118,6 +119,8 @@ def _function_readings(
         (called, parameters), heads = sized, heads or HEADS
     if not roles and (kept := with_cache_object(called, called, parameters, heads)) is not None:
         return _keeping_readings(*kept, framework, heads, name)
+    if not roles and (arrays := with_kept_arrays(called, parameters)) is not None:
+        return _keeping_readings(*arrays, framework, heads, name)[1:]  # token by token
     trees = [] if roles else with_weights(called, parameters, framework)
     plain_one: list[Weighed] = [(called, parameters, {}, None)]
     found: list[Reading] = []
@@ -203,9 +206,14 @@ def _readings_of(
                 continue
             cache = callee.roles["cache"]
             value = next((one.name for one in own if one.role in ("value", "x")), "")
-            stepping = Remembering(called, "", cache.name, value, count)
             keyed = tuple(replace(one, keyword=True) for one in own)
-            steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
+            steps = [
+                (
+                    Remembering(called, "", cache.name, value, count),
+                    replace(callee, parameters=keyed, steps=one),
+                )
+                for one in STEPS
+            ]
             found += steps if cache.required else [(called, callee), *steps]
     return found
 

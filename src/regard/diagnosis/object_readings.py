@@ -19,7 +19,7 @@ from regard.diagnosis.adapting import (
 )
 from regard.diagnosis.around import around_attention
 from regard.diagnosis.cache_objects import with_cache_object
-from regard.diagnosis.caches import Remembering
+from regard.diagnosis.caches import Remembering, with_one_text
 from regard.diagnosis.construction import (
     as_written,
     constructed,
@@ -148,6 +148,8 @@ def readings_of_object(
         if not roles and (tabled := from_tables(target, known)) is not None:
             target, known = tabled
         targets: list[Callable[..., Any]] = [*around, target]
+        if not roles and (alone := with_one_text(target, known, code_of(thing))) is not None:
+            targets.insert(0, alone)
         for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
                 whole = replace(
@@ -165,7 +167,8 @@ def readings_of_object(
                 for callee in with_forms(whole):
                     steps = [(target, replace(callee, steps=one)) for one in STEPS if remembers]
                     plain_one = [(target, callee)]
-                    is_step = method in ("step", "decode")
+                    loops = re.search(r"^ +for ", text_of(getattr(kind, method)), re.MULTILINE)
+                    is_step = method == "step" or (method == "decode" and not loops)
                     found += steps if is_step and remembers else [*plain_one, *steps]
     return found
 

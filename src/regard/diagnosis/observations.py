@@ -166,7 +166,7 @@ def never_given(tested: FunctionUnderTest) -> list[str]:
         one.name
         for one in tested.callee.parameters
         if not one.required and one.default is None and not OF_NO_ATTENTION.search(one.name)
-        if one.role not in ("none", "no", "yes", "keeps")
+        if one.role not in ("none", "no", "yes", "keeps", "prompt")
     }
     if tested.callee.remembers or any(probe.chunks for _, probe in tested.answers):
         own -= {p.name for p in tested.callee.parameters if "cache" in (p.role or "")}
@@ -339,8 +339,11 @@ def depends_on_blocks(tested: FunctionUnderTest, convention: Convention) -> bool
 
 def depends_on_prompt(tested: FunctionUnderTest, convention: Convention) -> bool:
     """Whether later tokens change where those before them are read at once, as a prompt."""
-    prompt, axis = tested.callee.roles.get("prompt"), convention.token_axis
-    for probe in tested.probes_for(convention) if prompt is not None else ():
+    prompt = tested.callee.roles.get("prompt")
+    if prompt is None or convention.one_query:
+        return False
+    axis = convention.token_axis
+    for probe in tested.probes_for(convention):
         length = probe.sizes["L"]
         if probe.keep is not None or probe.chunks or not 3 < length == probe.sizes["S"] < 100:
             continue

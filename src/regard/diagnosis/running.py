@@ -187,7 +187,7 @@ def _answers(
             elif isinstance(function, Remembering) and function.in_place:
                 cache = function.given
             else:
-                result = replace(result, problem="it takes a cache but returns none", kind="type")
+                result = CallResult(problem="it takes a cache but returns none", kind="type")
         results.append(result)
         if result.problem:
             break
