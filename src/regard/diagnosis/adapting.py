@@ -26,7 +26,7 @@ BIAS_LEAVES = ("bias", "b", "B")
 BEGINS = re.compile(r"\bself\.(reset|clear)\w*\(\)")
 # Methods that change the list, dictionary or array that they belong to.
 CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
-# Those of classes that somebody has written to keep keys and values.
+# Those of the classes of a file that keep keys and values.
 FILLING = (*CHANGING, "add", "push", "insert", "write", "store", "put", "prefill", "set")
 CACHE = re.compile("cache|buf|past|kv|ring|window|pages|pool", re.IGNORECASE)
 
@@ -174,8 +174,6 @@ def _begun(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield name, part.lineno
 
 
-
-
 def _uses_of_attributes(tree: ast.AST) -> tuple[dict[str, int], dict[str, int]]:
     """The attributes of self that are changed, and that are read, with the first line of each."""
     set_at, read_at = dict[str, int](), dict[str, int]()
@@ -201,10 +199,10 @@ def _uses_of_attributes(tree: ast.AST) -> tuple[dict[str, int], dict[str, int]]:
             note(set_at, node.target)
             note(read_at, node.target)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            own = "" if _attribute(node.func, short) == node.func.attr else node.func
-            names = FILLING if own and CACHE.search(_attribute(own, short)) else CHANGING
-            if own and node.func.attr in names:
-                note(set_at, own)
+            own = _attribute(node.func, short)
+            names = FILLING if CACHE.search(own) else CHANGING
+            if own != node.func.attr and node.func.attr in names:  # and no method of its own
+                note(set_at, node.func)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             note(read_at, node)
     return set_at, read_at

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from regard.diagnosis.arguments import mask_role
+from regard.diagnosis.beams import beams_are_misplaced
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.hypotheses import Hypothesis
 from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import is_causal
 from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.mistakes.calls import (
+    BEAMS_MISPLACED,
     BLOCKS_MATTER,
     COLUMNS_MISREAD,
     DEFAULT_KEPT,
@@ -149,6 +151,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield OF_NORMS[missed]
     if depends_on_blocks(tested, own.conventions[0]):
         yield BLOCKS_MATTER
+    if any(beams_are_misplaced(tested, one) for one in own.conventions):
+        yield BEAMS_MISPLACED
     if any(depends_on_prompt(tested, one) for one in own.conventions):
         yield TOKENS_MISPLACED
     if _has_rows_of_context(tested):

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np

@@ -79,7 +79,10 @@ def of_buffers(matcher: Matcher, sizes: Iterable[int]) -> Iterator[Found]:
     """What a cache of one of these sizes returns where slots are seen that should not be."""
     first = matcher.informative_first[0]
     for size in sizes:
-        for mistake, of_size in ((EMPTY_SLOTS, with_empty_slots), (NEWEST_SLOT, without_newest_slot)):
+        for mistake, of_size in (
+            (EMPTY_SLOTS, with_empty_slots),
+            (NEWEST_SLOT, without_newest_slot),
+        ):
             variant = of_size(size)
             if matcher.agrees(first, variant):
                 yield replace(mistake, variants=(variant,)), variant

@@ -102,7 +102,8 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
 def _is_besides(one: Parameter, projected: bool) -> bool:
     """Whether an argument has none of the usual roles, or not that of its name."""
     role = role_of(one.name) or projection(one.name) or EDGES.search(one.name)
-    role = role or any(own.match(one.name) for own in (PAGED_KEYS, PAGED_VALUES, TABLE))
+    if any(own.match(one.name) for own in (PAGED_KEYS, PAGED_VALUES, TABLE)):
+        return False
     return not role or (projected and BARE.fullmatch(one.name) is not None)
 
 

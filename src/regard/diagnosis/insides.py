@@ -134,7 +134,9 @@ def _numbers(value: Any) -> tuple[str, Array]:
         value = value.detach().cpu()
         value = value.double().numpy() if value.is_floating_point() else value.numpy()
     numbers = np.asarray(value)
-    return numbers.dtype.kind, numbers.astype(np.float64) if numbers.dtype.kind in "fiu" else numbers
+    return numbers.dtype.kind, numbers.astype(
+        np.float64
+    ) if numbers.dtype.kind in "fiu" else numbers
 
 
 def _are_weights(array: Array) -> bool:

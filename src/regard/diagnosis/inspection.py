@@ -35,7 +35,12 @@ from regard.diagnosis.object_readings import (
     readings_of_object,
 )
 from regard.diagnosis.parameter_names import role_of
-from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
+from regard.diagnosis.rule_words import (
+    says_one_token,
+    says_pieces,
+    what_window_means,
+    where_causal_aligns,
+)
 from regard.diagnosis.signature import (
     MOST_READINGS,
     OF_KEYS,
@@ -154,6 +159,11 @@ def inspect_function(
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
     found = _by_their_axes(found, own["axes"])
+    if says_one_token(text, [one.name for one in found[0][1].parameters if one.role == "x"]):
+        found = [
+            (called, one if "cache" not in one.roles else replace(one, steps=one.steps or "kept"))
+            for called, one in found
+        ]
     turns, unused = turns_rows(text), unused_layers(function)
     found = [
         (

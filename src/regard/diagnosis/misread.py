@@ -18,7 +18,10 @@ from regard.diagnosis.arguments import NotOfferedError, arguments_for
 from regard.diagnosis.calling import question_of
 from regard.diagnosis.convention import Convention, Question
 from regard.diagnosis.convention_search import find_conventions
+from regard.diagnosis.examples import without_example
+from regard.diagnosis.mistakes.calls import MISREAD
 from regard.diagnosis.probe import Probe
+from regard.diagnosis.result import Outcome
 from regard.diagnosis.under_test import FunctionUnderTest
 
 # Code that changes keys after they are read: they are no longer those that were stored.
@@ -67,6 +70,23 @@ def read_back(tested: FunctionUnderTest) -> Reading | None:
     return None
 
 
+def misread(tested: FunctionUnderTest, unknown: Outcome) -> Outcome:
+    """The verdict on a function whose keys or values are misread; else what it was."""
+    seen = read_back(tested)
+    if seen is None or not seen.is_wrong:
+        return unknown
+    why = f"The integers are rounded well, but {seen}. {MISREAD.why}"
+    return replace(
+        unknown,
+        verdict="mistaken",
+        summary=f"{unknown.function} is mistaken: {MISREAD.title}",
+        mistakes=(replace(without_example(MISREAD), why=why),),
+        nearest=(),
+        findings=tuple(one for one in unknown.findings if one.name != "measured"),
+        measured=False,
+    )
+
+
 def reads_well(tested: FunctionUnderTest) -> bool:
     """Whether keys and values are seen to be read back as what they were, within their steps."""
     seen = read_back(tested)
@@ -78,9 +98,10 @@ def _probes(tested: FunctionUnderTest, convention: Convention) -> Iterator[Probe
         rules = probe.keep is not None or probe.window is not None or probe.scale is not None
         sizes = probe.sizes
         small = min(sizes["D"], sizes["S"]) > 2 and probe.inputs["keys"].size <= MOST_NUMBERS
-        if not rules and not probe.chunks and small and "bias" not in probe.inputs:
-            if tested.ask(convention, probe).output is not None:
-                yield probe
+        if rules or probe.chunks or not small or "bias" in probe.inputs:
+            continue
+        if tested.ask(convention, probe).output is not None:
+            yield probe
 
 
 def _read(tested: FunctionUnderTest, convention: Convention, probe: Probe) -> Reading | None:

@@ -130,7 +130,7 @@ def readings_of_object(
         known = parameters_of(called)
         remembers, rows_first = keeps_state(called), _may_have_rows_first(kind)
         target: Callable[..., Any] = Remembering(own, method) if remembers else own
-        if not callable(target) or (named and target is own):
+        if not remembers and (named or not callable(own)):
             target = called
         if not roles and (adapted := from_dictionary(called, known)) is not None:
             target, known = adapted

@@ -166,7 +166,7 @@ def never_given(tested: FunctionUnderTest) -> list[str]:
         one.name
         for one in tested.callee.parameters
         if not one.required and one.default is None and not OF_NO_ATTENTION.search(one.name)
-        if one.role not in ("none", "no", "yes", "keeps", "prompt")
+        if one.role not in ("none", "no", "yes", "keeps", "prompt", "beams")
     }
     if tested.callee.remembers or any(probe.chunks for _, probe in tested.answers):
         own -= {p.name for p in tested.callee.parameters if "cache" in (p.role or "")}

@@ -37,8 +37,11 @@ class AfterPrompt(Packing):
         result = self.__wrapped__(**given, **{self._name: length})
         out = result[0] if isinstance(result, tuple | list) else result
         first = given[self._arrays[0]]
-        fewer = [n for n, (own, one) in enumerate(zip(out.shape, first.shape, strict=False))
-                 if own == one - length]
+        fewer = [
+            n
+            for n, (own, one) in enumerate(zip(out.shape, first.shape, strict=False))
+            if own == one - length
+        ]
         if not length or not fewer or out.shape[fewer[0]] == first.shape[fewer[0]]:
             return result
         axis = fewer[0]
@@ -51,7 +54,9 @@ class AfterPrompt(Packing):
         return joined([begin, out], axis)
 
 
-def with_prompt(function: Callable[..., Any], parameters: Sequence[Parameter]) -> Alternative | None:
+def with_prompt(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> Alternative | None:
     """The function without the length of its prompt, if it takes one."""
     own = next((one for one in parameters if role_of(one.name) == "prompt"), None)
     arrays = [one.name for one in parameters if role_of(one.name) in ("query", "x", "value")]

@@ -6,6 +6,7 @@ The file's own function makes the integers. Must not know any probe.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 import sys
@@ -19,7 +20,10 @@ from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import Parameter
 
 # What makes integers, and is not what reads them.
-MAKER = re.compile("^_?(?!.*(de_?quant|un_?pack|decode))\\w*(quant|pack|compress|encode|to_?int)", re.I)
+MAKER = re.compile(
+    "^_?(?!.*(de_?quant|un_?pack|decode))\\w*(quant|pack|compress|encode|to_?u?int)|^_?q_?[48]$",
+    re.I,
+)
 # Parts of quantised keys or values by their names: k_codes, key_scale, v_zero_points.
 PART = re.compile(
     "^(k|v|key|value)s?_?(cache_?)?(q|u?int[48]?|q?[48]|codes?|quant\\w*|packed|scales?|zeros?|"
@@ -27,6 +31,33 @@ PART = re.compile(
     re.IGNORECASE,
 )
 SIDES = {"k": "key", "v": "value"}
+
+
+class OfIntegers(Packing):
+    """A function whose keys and values are made integers by the first function that fits it."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        makers: Sequence[Callable[..., Any]],
+        groups: Mapping[str, Sequence[str]],
+    ) -> None:
+        super().__init__(function, lambda given: given)
+        self._makers, self._groups = makers, groups
+
+    def __call__(self, **given: Any) -> Any:
+        """Call the function with integers and scales."""
+        for make in self._makers[:-1]:
+            with contextlib.suppress(Exception):
+                return self.__wrapped__(**self._made(make, given))
+        return self.__wrapped__(**self._made(self._makers[-1], given))
+
+    def _made(self, make: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        own = dict(given)
+        for side, names in self._groups.items():
+            parts = make(own.pop(f"quantised_{side}"))
+            own |= dict(zip(names, [parts] if len(names) == 1 else parts, strict=True))
+        return own
 
 
 def with_quantised(
@@ -38,18 +69,6 @@ def with_quantised(
     if not makers or {*groups} != {*SIDES}:
         return None
 
-    def pack(given: dict[str, Any]) -> dict[str, Any]:
-        own = dict(given)
-        for side, names in groups.items():
-            whole = own.pop(f"quantised_{side}")
-            if len(names) == 1:
-                own[names[0]] = makers[0](whole)
-            else:
-                made = (make(whole) for make in makers)
-                parts = next((one for one in made if len(one) == len(names)), ())
-                own |= dict(zip(names, parts, strict=True))
-        return own
-
     first = {names[0]: side for side, names in groups.items()}
     inside = {name for names in groups.values() for name in names}
     rest = [
@@ -59,14 +78,14 @@ def with_quantised(
         for one in parameters
         if one.name in first or one.name not in inside
     ]
-    return Packing(function, pack), rest
+    return OfIntegers(function, makers, groups), rest
 
 
 def _makers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """The functions of the same file that make integers and scales of one array."""
-    module = sys.modules.get(getattr(inspect.unwrap(function), "__module__", "") or "")
-    for name, own in vars(module).items() if module is not None else ():
-        if inspect.isfunction(own) and own.__module__ == module.__name__ and MAKER.match(name):
+    place = getattr(inspect.unwrap(function), "__module__", "") or ""
+    for name, own in vars(sys.modules.get(place, sys)).items():
+        if inspect.isfunction(own) and own.__module__ == place and MAKER.match(name):
             known = inspect.signature(own).parameters.values()
             if sum(one.default is one.empty for one in known) == 1:
                 yield own
@@ -79,10 +98,9 @@ def _tuples(
     apart = set[str]()
     for tree in trees_of(function):
         for node in ast.walk(tree):
-            if isinstance(node, ast.Starred):
-                apart.add(getattr(node.value, "id", ""))
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
-                apart.add(getattr(node.value, "id", ""))
+            takes = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+            if takes or isinstance(node, ast.Starred):
+                apart.add(getattr(getattr(node, "value", None), "id", ""))
     roles = {"key": "k", "cache_k": "k", "value": "v", "cache_v": "v"}
     found = dict[str, list[str]]()
     for one in parameters:

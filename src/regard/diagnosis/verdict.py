@@ -36,9 +36,9 @@ from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
+from regard.diagnosis.misread import misread
 from regard.diagnosis.mistakes import all_mistakes
-from regard.diagnosis.misread import read_back
-from regard.diagnosis.mistakes.calls import BLOCKS_MATTER, DROPOUT_LEFT_ON, MISREAD
+from regard.diagnosis.mistakes.calls import BLOCKS_MATTER, DROPOUT_LEFT_ON
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32
 from regard.diagnosis.observations import (
     abilities,
@@ -150,26 +150,11 @@ def diagnose(
     if found.verdict == "unknown" or found.measured:
         found = repaired(likely[0], found, lambda changed: _verdict(changed, None))
     if found.verdict == "unknown" or found.measured:
-        found = _of_integers(likely[0], found)
+        found = misread(likely[0], found)
     if found.ok:
         found = _with_lines_never_run(likely[0], found)
     seconds = round(time.monotonic() - begin, 3)
     return replace(found, calls=put.calls, seconds=seconds)
-
-
-def _of_integers(tested: FunctionUnderTest, unknown: Outcome) -> Outcome:
-    """The verdict on a function whose keys or values are read back from integers as others."""
-    seen = read_back(tested)
-    if seen is None or not seen.is_wrong:
-        return unknown
-    why = f"The integers are rounded well, but {seen}. {MISREAD.why}"
-    found = replace(without_example(MISREAD), why=why)
-    text = f"{unknown.function} is mistaken: {found.title}"
-    findings = tuple(one for one in unknown.findings if one.name != "measured")
-    return replace(
-        unknown, verdict="mistaken", summary=text, mistakes=(found,), nearest=(), findings=findings,
-        measured=False,
-    )
 
 
 def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:

@@ -218,6 +218,15 @@ CALLS: Entries = {
             "block = q[:, start : start + size]  # the last one may be shorter",
         ),
     ),
+    "beams_misplaced_in_a_cache": (
+        "beams in another order do not get what was kept of them",
+        "Keys and values of every layer, and all else that is kept, go in the same order.",
+        (),
+        (
+            "keys, values = keys[beams], values[beams]",
+            "k, v = k.index_select(0, beam_idx), v.index_select(0, beam_idx)",
+        ),
+    ),
     "quantized_numbers_misread": (
         "keys or values that pass through integers are read back as other numbers",
         "What was stored is (integer − zero point) · scale, with the scale and the zero point of "
@@ -310,6 +319,7 @@ INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 DEFAULT_KEPT = _BY_NAME["default_kept"]
 COLUMNS_MISREAD = _BY_NAME["fused_columns_misread"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
+BEAMS_MISPLACED = _BY_NAME["beams_misplaced_in_a_cache"]
 MISREAD = _BY_NAME["quantized_numbers_misread"]
 BLOCKS_MATTER = _BY_NAME["blocks_change_the_output"]
 QUERIES_FROM_CONTEXT = _BY_NAME["queries_from_context"]

@@ -219,12 +219,14 @@ BUFFERS: Entries = {
         "Once the buffer is full, slot s holds the latest position p with p % window = s.",
         (),
         (
-            "places = pos - (pos - np.arange(window)) % window  # of the slots; below 0: not filled",
+            "places = pos - (pos - np.arange(window)) % window  # of the slots",
             "places = pos - (pos - torch.arange(window)) % window  # of the slots",
         ),
     ),
 }
-EMPTY_SLOTS, NEWEST_SLOT, SLOT_POSITIONS = OF_BUFFERS = mistakes("caching and windows", FILLED, BUFFERS)
+EMPTY_SLOTS, NEWEST_SLOT, SLOT_POSITIONS = OF_BUFFERS = mistakes(
+    "caching and windows", FILLED, BUFFERS
+)
 
 
 def with_empty_slots(size: int) -> Variant:
@@ -243,13 +245,15 @@ def with_empty_slots(size: int) -> Variant:
 
 
 def without_newest_slot(size: int) -> Variant:
-    """The own key is hidden; the first token sees all of `size` slots alike, of which it has one."""
+    """The own key is hidden; the first token sees all of `size` slots alike, its own among them."""
 
     def weights(values: Values, probe: Probe) -> Array:
         own = np.arange(probe.sizes["S"]) == np.arange(probe.sizes["L"])[:, None] + probe.offset
         scores = np.where(own & probe.causal, -np.inf, logits(values))
         hidden = ~np.isfinite(scores).any(-1, keepdims=True)
-        return np.where(hidden, own / max(size, probe.sizes["S"]), softmax(np.where(hidden, 0.0, scores)))
+        return np.where(
+            hidden, own / max(size, probe.sizes["S"]), softmax(np.where(hidden, 0.0, scores))
+        )
 
     return replacing(weights=weights)
 
