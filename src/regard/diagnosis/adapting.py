@@ -152,7 +152,8 @@ def keeps_state(method: Callable[..., Any]) -> bool:
     own: list[Any] = [method]
     for one in own:  # and what these call, which are put behind them
         called = (getattr(kind, name, None) for name in names_in(one))
-        own += [other for other in called if inspect.isfunction(other) and other not in own]
+        known = [other for other in called if inspect.isfunction(other) and other not in own]
+        own += [other for other in known if other.__module__ == method.__module__]
     changed, read, begun = set[str](), set[str](), set[str]()
     for tree in itertools.islice(trees_of(method), 1):
         first = _uses_of_attributes(tree)[1]

@@ -1,4 +1,4 @@
-"""Integers that stand for other numbers, as in a cache of 8 or of 4 bits: whether they fit these.
+"""Integers in the place of other numbers, as in a cache of 8 or of 4 bits: whether they fit these.
 
 Must not know how a function is called, nor what it computes.
 """
