@@ -120,6 +120,11 @@ BY_HAND = {
     "global_keys_not_seen",
     "keys_counted_twice",
     "random_features_weigh_keys",
+    "quantized_numbers_misread",
+    "beams_misplaced_in_a_cache",
+    "empty_slots_attended",
+    "newest_slot_not_attended",
+    "positions_of_slots",
     *(one.name for one in linear.MISTAKES),
 }
 # Pairs: at least this share with one of the two named. Larger samples give the same or more.

@@ -26,6 +26,9 @@ BIAS_LEAVES = ("bias", "b", "B")
 BEGINS = re.compile(r"\bself\.(reset|clear)\w*\(\)")
 # Methods that change the list, dictionary or array that they belong to.
 CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
+# Those of the classes of a file that keep keys and values.
+FILLING = (*CHANGING, "add", "push", "insert", "write", "store", "put", "prefill", "set")
+CACHE = re.compile("cache|buf|past|kv|ring|window|pages|pool", re.IGNORECASE)
 
 # Roles of numbers whose names, H and D, are those of matrices too.
 OF_NUMBERS = ("heads", "key_heads", "width", "block", "window", "pos")
@@ -146,25 +149,45 @@ def keeps_state(method: Callable[..., Any]) -> bool:
     if BEGINS.search(text_of(method)):
         return False
     kind = type(getattr(method, "__self__", None))
-    names = names_in(method)
-    called = (getattr(kind, name, None) for name in names)
-    own: list[Any] = [method, *(one for one in called if inspect.isfunction(one))]
-    changed, read = set[str](), set[str]()
+    own: list[Any] = [method]
+    for one in own:  # and what these call, which are put behind them
+        called = (getattr(kind, name, None) for name in names_in(one))
+        known = [other for other in called if inspect.isfunction(other) and other not in own]
+        own += [other for other in known if other.__module__ == method.__module__]
+    changed, read, begun = set[str](), set[str](), set[str]()
+    for tree in itertools.islice(trees_of(method), 1):
+        first = _uses_of_attributes(tree)[1]
+        begun = {name for name, line in _begun(tree) if line < first.get(name, line + 1)}
     for tree in itertools.chain.from_iterable(itertools.islice(trees_of(one), 1) for one in own):
         set_at, read_at = _uses_of_attributes(tree)
         # What is set before it is read is what this call computes.
         read |= {name for name, line in read_at.items() if line <= set_at.get(name, line)}
         changed |= set_at.keys()
-    return bool(changed & read)
+    return bool(changed & read - begun)
+
+
+def _begun(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The attributes of self that code makes anew without a condition, and in which line."""
+    for statement in getattr(tree.body[0], "body", []) if isinstance(tree, ast.Module) else []:
+        for target in statement.targets if isinstance(statement, ast.Assign) else []:
+            for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(part, ast.Attribute) and (name := _attribute(part)):
+                    yield name, part.lineno
 
 
 def _uses_of_attributes(tree: ast.AST) -> tuple[dict[str, int], dict[str, int]]:
     """The attributes of self that are changed, and that are read, with the first line of each."""
     set_at, read_at = dict[str, int](), dict[str, int]()
+    short = {  # c = self.cache
+        getattr(target, "id", ""): _attribute(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    }
 
     def note(where: dict[str, int], node: ast.expr) -> None:
         for part in node.elts if isinstance(node, ast.Tuple) else [node]:
-            if name := _attribute(part):
+            if name := _attribute(part, short):
                 where[name] = min(part.lineno, where.get(name, part.lineno))
 
     for node in ast.walk(tree):
@@ -176,19 +199,27 @@ def _uses_of_attributes(tree: ast.AST) -> tuple[dict[str, int], dict[str, int]]:
         elif isinstance(node, ast.AugAssign):
             note(set_at, node.target)
             note(read_at, node.target)
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in CHANGING:
-            note(set_at, getattr(node.func, "value", node.func))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            own = _attribute(node.func, short)
+            names = FILLING if CACHE.search(own) else CHANGING
+            if own != node.func.attr and node.func.attr in names:  # and no method of its own
+                note(set_at, node.func)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             note(read_at, node)
     return set_at, read_at
 
 
-def _attribute(node: ast.expr) -> str:
-    """The name of an attribute of self, also where a part of it is meant; or nothing."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    own = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self"
-    return node.attr if own and isinstance(node, ast.Attribute) else ""
+def _attribute(node: ast.expr, short: Mapping[str, str] | None = None) -> str:
+    """The name of an attribute of self, also where a part of it is meant; or nothing.
+
+    `short` are names that mean attributes, of which parts may be meant.
+    """
+    whole = node
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        own, node = node, node.value
+        if isinstance(own, ast.Attribute) and getattr(node, "id", "") == "self":
+            return own.attr
+    return (short or {}).get(getattr(node, "id", ""), "") if node is not whole else ""
 
 
 def _attributes_of(function: Callable[..., Any], name: str) -> Iterator[str]:

@@ -74,6 +74,9 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
         elif parameter.role == "window" and type(parameter.default) is int and parameter.default:
             # Its default hides keys.
             arguments[parameter.name] = _neutral("window", callee, convention, probe)
+        elif parameter.role == "longest" and type(parameter.default) is int:
+            longest = max(probe.sizes["L"], probe.sizes["S"])  # its default may be shorter
+            arguments[parameter.name] = max(parameter.default, longest)
     counts = arguments.get(callee.roles["lengths"].name) if "lengths" in callee.roles else None
     if counts is not None and callee.has_past and convention.one_query:
         if (counts < probe.sizes["S"]).any():

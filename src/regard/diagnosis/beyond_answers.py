@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from regard.diagnosis.arguments import mask_role
+from regard.diagnosis.beams import beams_are_misplaced
 from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.global_tokens import what_globals_miss
 from regard.diagnosis.half_positions import rounds_positions
@@ -19,6 +20,7 @@ from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import is_causal
 from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.mistakes.calls import (
+    BEAMS_MISPLACED,
     BLOCKS_MATTER,
     COLUMNS_MISREAD,
     DEFAULT_KEPT,
@@ -33,6 +35,7 @@ from regard.diagnosis.mistakes.calls import (
     POSITIONS_UNUSED,
     QUERIES_FROM_CONTEXT,
     STALE_CONTEXT,
+    TOKENS_MISPLACED,
 )
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
@@ -42,6 +45,7 @@ from regard.diagnosis.observations import (
     adds_numbers,
     adds_positions_to_values,
     depends_on_blocks,
+    depends_on_prompt,
     inverts_integers,
     keeps_context,
     keeps_default,
@@ -69,6 +73,8 @@ STRICTLY = re.compile(
     r"\bstrictly (before|earlier|previous)",
     re.IGNORECASE,
 )
+# Code that turns queries: by angles that are 0 for a single token, if they stay as they were.
+TURNS_QUERIES = re.compile(r"(rope|rot\w*|turn)\(\s*(xq|q|query|queries)\b", re.IGNORECASE)
 # What says that each head is normalised by itself.
 BY_HEAD = re.compile(r"per[- ]head|(each|every|a) head|head'?s'? vector|head_?wise", re.IGNORECASE)
 # Names of what is attended to, and of nothing else.
@@ -119,6 +125,8 @@ def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[
         return (), "each token hidden from itself"
     if names == ["heads_normalised_together"] and not BY_HEAD.search(code):
         return (), "queries and keys normalised over all heads together"
+    if names == ["rotary_on_keys_only"] and callee.steps and TURNS_QUERIES.search(code):
+        return ((all_mistakes()["rotary_from_zero_in_each_call"], found[0][1]),), ""
     adds_one = names == ["one_in_the_denominator"] and found[0][1] is found[0][0].variants[1]
     if adds_one and ADDS_ONE.search(code):  # a logit of 0, shifted like others
         return (), "1 added to the sum of the exponentials"
@@ -165,6 +173,10 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield all_mistakes()[missed]
     if depends_on_blocks(tested, own.conventions[0]):
         yield BLOCKS_MATTER
+    if any(beams_are_misplaced(tested, one) for one in own.conventions):
+        yield BEAMS_MISPLACED
+    if any(depends_on_prompt(tested, one) for one in own.conventions):
+        yield TOKENS_MISPLACED
     if _has_rows_of_context(tested):
         yield QUERIES_FROM_CONTEXT
     if adds_positions_to_values(tested, own.conventions[0]):

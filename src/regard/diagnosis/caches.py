@@ -9,6 +9,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from regard.diagnosis.adapting import CHANGING, entries_of, trees_of
 from regard.diagnosis.constructor_arguments import MODEL_NAMES, size_by_name
 from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.signature import Parameter
 
 LONGEST_CACHE = 64  # tokens, more than a probe has
 _MAKES = "init|initial(ize)?|make|create|new|empty|alloc(ate)?|build|get|fresh|start|zeros?|blank"
@@ -69,7 +71,8 @@ class Remembering:
         function = getattr(self._own, self._method) if self._method else self._own
         if not self._cache or named.get(self._cache) is not None:
             return function(*given, **named)
-        like = next(one for one in named.values() if hasattr(one, "shape") and one.ndim)
+        arrays = (one for one in named.values() if hasattr(one, "shape") and one.ndim)
+        like = named.get(self._value, next(arrays))  # there may be fewer heads of keys
         empty = [*_made(self.__wrapped__, self._cache, like, self._heads)]
         empty = empty or [*_empty_caches(self.__wrapped__, self._cache, like)]
         if like.ndim not in self._kept:
@@ -88,13 +91,64 @@ class Remembering:
         runs: list[int] = []
         for number, cache in enumerate(empty):
             with contextlib.suppress(Exception):
-                out = function(*given, **{**named, self._cache: copy.deepcopy(cache)})
+                own = copy.deepcopy(cache)
+                out = function(*given, **{**named, self._cache: own})
+                later = out[1] if isinstance(out, tuple | list) and len(out) == 2 else own
+                if 0 < size_of(cache) < size_of(later):  # it grows: these rows would be keys
+                    continue
                 runs.append(number)
                 first = out[0] if isinstance(out, tuple | list) else out
                 output, value = np.asarray(first), np.asarray(named[self._value])
                 if output.size == value.size and np.allclose(output.ravel(), value.ravel()):
                     return number
         return (*runs, 0)[0]
+
+
+class OneText(Remembering):
+    """A function of a batch of one text, as one of a text (L, M). `__wrapped__` is the function."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        super().__init__(function, "")
+        self._name = name
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether a call leaves nothing behind."""
+        return not isinstance(self.__wrapped__, Remembering)
+
+    def begin(self) -> None:
+        """Forget every earlier call."""
+        if isinstance(self.__wrapped__, Remembering):
+            self.__wrapped__.begin()
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """The output of the text alone."""
+        x, *rest = given or (named.pop(self._name),)
+        if x.ndim != 2:
+            raise TypeError("it takes one text")
+        result = self.__wrapped__(x[None], *rest, **named)
+        return (result[0] if isinstance(result, tuple) else result)[0]
+
+
+def with_one_text(
+    target: Callable[..., Any], parameters: Sequence[Parameter], text: str
+) -> OneText | None:
+    """The same for a batch of one text, if the text says that it has one: x: (1, T, dim)."""
+    required = [one.name for one in parameters if one.required]
+    if len(required) != 1:
+        return None
+    says = rf"\b{re.escape(required[0])}\b[^\n]{{0,12}}\(1, *[a-zA-Z_]\w*, *\w+\)"
+    return OneText(target, required[0]) if re.search(says, text) else None
+
+
+def size_of(cache: Any) -> int:
+    """How many numbers the arrays of a cache have together."""
+    if isinstance(cache, Mapping):
+        cache = [*cache.values()]
+    if isinstance(cache, tuple | list):
+        return sum(map(size_of, cache))
+    shape = getattr(cache, "shape", None)
+    return int(np.prod(tuple(shape))) if shape is not None and len(shape) > 1 else 0
 
 
 def _changes(function: Callable[..., Any], name: str) -> bool:
@@ -107,7 +161,8 @@ def _changes(function: Callable[..., Any], name: str) -> bool:
             targets = [node.target]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in CHANGING:
             targets = [node.func]
-        for target in targets:
+        parts = [one.elts if isinstance(one, ast.Tuple) else [one] for one in targets]
+        for target in itertools.chain.from_iterable(parts):
             own = target
             while isinstance(own, ast.Subscript | ast.Attribute):
                 own = own.value

@@ -50,6 +50,16 @@ def call(
             return Answer(problem="its forward pass gave no output", kind="refused")
         place = 0 if forward is None else forward.position
         return gradients(callee, convention, probe, arguments, ask, upstream, place)
+    question = question_of(callee, convention, probe, arguments)
+    begin = time.perf_counter()
+    result = _joined(convention, ask(question), by_token=callee.steps == "dropped")
+    return _answer(result, convention, probe, time.perf_counter() - begin)
+
+
+def question_of(
+    callee: Callee, convention: Convention, probe: Probe, arguments: Mapping[str, Any]
+) -> Question:
+    """The calls that a probe takes: one, or several with a cache."""
     question = Question(probe.name, (arguments,), reading=callee.number)
     in_pieces = callee.steps == "kept" and callee.says_pieces and bool(probe.chunks)
     chunks = (1,) * probe.sizes["L"] if callee.steps and not in_pieces else probe.chunks
@@ -57,9 +67,7 @@ def call(
         cache = callee.roles["cache"].name if "cache" in callee.roles else ""
         calls = _chunks(callee, convention, arguments, chunks)
         question = replace(question, calls=calls, cache=cache)
-    begin = time.perf_counter()
-    result = _joined(convention, ask(question), by_token=callee.steps == "dropped")
-    return _answer(result, convention, probe, time.perf_counter() - begin)
+    return question
 
 
 def call_again(

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -88,22 +87,6 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
     if not found:
         raise OptionError(problem)
     return found
-
-
-def of_an_object(function: Any, called: Sequence[str], heads: int | None) -> Any:
-    """A method that was named with its class: that of an object made here, or the class.
-
-    The class where it is the one that is `called`, or a backward pass of what forward has kept.
-    """
-    own, _, name = getattr(function, "__qualname__", "").partition(".")
-    kind = getattr(function, "__globals__", {}).get(own)
-    if not inspect.isfunction(function) or not inspect.isclass(kind) or name not in vars(kind):
-        return function
-    first, *others = [*inspect.signature(function).parameters, ""]
-    if first != "self":
-        return function
-    kept = name == "backward" and not any(role_of(one) == "query" for one in others)
-    return kind if name in called or kept else getattr(constructed(kind, heads)[0], name)
 
 
 def _said(value: Any) -> str:

@@ -95,10 +95,13 @@ UPSTREAM = "d output"
 
 
 # A look inside: the scores that softmaxes get, or by what q·k is multiplied in them, and its width;
+# the steps of integers that the arrays of its last mapping are rounded to, which is no call;
 # the results with every normalisation that is left out doubled; with its own defaults instead of an
 # empty cache; learned tables; the results where layers of a block are silent, or in half precision;
 # or the numbers of the lines that all calls together have run.
-Look = Literal["", "scores", "factors", "doubled", "defaults", "tables", "parts", "half", "lines"]
+Look = Literal[
+    "", "scores", "factors", "integers", "doubled", "defaults", "tables", "parts", "half", "lines"
+]
 
 
 @dataclass(frozen=True, eq=False)

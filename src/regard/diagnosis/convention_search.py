@@ -250,6 +250,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             best = max(fits, key=lambda one: one[1].value, default=None)
             if best is not None and best[1] is not Fit.NONE:
                 found.append(best)
+        if not ready and any(len(one.layout) == 2 for one, _ in found) and _of_one_text(tested):
+            found = [one for one in found if len(one[0].layout) == 2]
         # If one layout takes more keys than queries, one that refuses them was not meant.
         if ready and any(fit in (Fit.RECTANGULAR, Fit.RIGHT) for _, fit in found):
             found = [one for one in found if one[1] is not Fit.SQUARE]
@@ -279,6 +281,12 @@ def _embedded_as_told(callee: Callee) -> str:
     own = next((callee.roles[one].name for one in ("x", "query") if one in callee.roles), "")
     axes = re.sub("[^BT]", "M", callee.axes.get(own, "")).replace("T", "L")
     return axes if axes in ("BLM", "LBM") else ""
+
+
+def _of_one_text(tested: FunctionUnderTest) -> bool:
+    """Whether embeddings are documented as those of one text, such as xs: (T, dim)."""
+    x = tested.callee.roles.get("x")
+    return x is not None and len(tested.callee.axes.get(x.name, "")) == 2
 
 
 def _of_one_query(tested: FunctionUnderTest, dtype: str) -> list[tuple[Convention, Fit]]:

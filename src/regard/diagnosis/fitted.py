@@ -7,7 +7,8 @@ called.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -18,6 +19,12 @@ from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.mistakes.entry import Mistake, Replacement, replacing
 from regard.diagnosis.mistakes.mechanisms import cosine_ways
 from regard.diagnosis.mistakes.scores import OUTPUT, SCALE
+from regard.diagnosis.mistakes.windows import (
+    EMPTY_SLOTS,
+    NEWEST_SLOT,
+    with_empty_slots,
+    without_newest_slot,
+)
 from regard.diagnosis.probe import RIGHT, Probe, Values, Variant
 from regard.scores import Cosine
 
@@ -46,6 +53,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
 FROM = np.concatenate([-np.geomspace(0.02, 8, 9), np.geomspace(0.02, 8, 17)])
 TEMPERATURES = np.geomspace(0.05, 100, 12)  # one divided by these
 STEPS = 12
+LARGEST_BUFFER = 1024  # slots of a cache
 MOST_SHARPNESS = 100.0  # the usual limit of what multiplies cosines
 
 
@@ -63,6 +71,21 @@ def _candidates(matcher: Matcher) -> Iterator[Found]:
         yield added
     if (scaled := _scaled(matcher)) is not None:
         yield scaled
+    if matcher.outputs[number].probe.causal:
+        yield from of_buffers(matcher, range(1, LARGEST_BUFFER + 1))
+
+
+def of_buffers(matcher: Matcher, sizes: Iterable[int]) -> Iterator[Found]:
+    """What a cache of one of these sizes returns where slots are seen that should not be."""
+    first = matcher.informative_first[0]
+    for size in sizes:
+        for mistake, of_size in (
+            (EMPTY_SLOTS, with_empty_slots),
+            (NEWEST_SLOT, without_newest_slot),
+        ):
+            variant = of_size(size)
+            if matcher.agrees(first, variant):
+                yield replace(mistake, variants=(variant,)), variant
 
 
 def _scaled(matcher: Matcher) -> Found | None:

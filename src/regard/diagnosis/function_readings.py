@@ -26,6 +26,7 @@ from regard.diagnosis.channels import of_channels
 from regard.diagnosis.fused_weights import with_fused_weights
 from regard.diagnosis.given_arrays import with_given
 from regard.diagnosis.global_tokens import with_global_tokens
+from regard.diagnosis.kept_arrays import with_kept_arrays
 from regard.diagnosis.libraries import LIBRARIES, framework_of
 from regard.diagnosis.neutral_arguments import with_neutral
 from regard.diagnosis.norm_functions import without_input, without_norm_functions
@@ -39,6 +40,8 @@ from regard.diagnosis.packing import (
     with_two_sides,
 )
 from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.prompts import with_prompt
+from regard.diagnosis.quantised_arguments import with_quantised
 from regard.diagnosis.signature import (
     PROJECTIONS,
     STEPS,
@@ -101,6 +104,8 @@ ONE_OF_SEVERAL = (
     with_half_windows,
     with_texts_of_both,
     with_ids,
+    with_prompt,
+    with_quantised,
     with_given,
     with_neutral,
     with_global_tokens,
@@ -129,6 +134,8 @@ def _function_readings(
         (called, parameters), heads = sized, heads or HEADS
     if not roles and (kept := with_cache_object(called, called, parameters, heads)) is not None:
         return _keeping_readings(*kept, framework, heads, name)
+    if not roles and (arrays := with_kept_arrays(called, parameters)) is not None:
+        return _keeping_readings(*arrays, framework, heads, name)[1:]  # token by token
     trees = [] if roles else with_weights(called, parameters, framework)
     plain_one: list[Weighed] = [(called, parameters, {}, None)]
     found: list[Reading] = []
@@ -234,9 +241,14 @@ def _readings_of(
                 continue
             cache = callee.roles["cache"]
             value = next((one.name for one in own if one.role in ("value", "x")), "")
-            stepping = Remembering(called, "", cache.name, value, count)
             keyed = tuple(replace(one, keyword=True) for one in own)
-            steps = [(stepping, replace(callee, parameters=keyed, steps=one)) for one in STEPS]
+            steps = [
+                (
+                    Remembering(called, "", cache.name, value, count),
+                    replace(callee, parameters=keyed, steps=one),
+                )
+                for one in STEPS
+            ]
             found += steps if cache.required else [(called, callee), *steps]
     return found
 

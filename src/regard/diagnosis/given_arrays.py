@@ -19,7 +19,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import trees_of
 from regard.diagnosis.documented import documented_axes, documented_sizes, letters_of
 from regard.diagnosis.einsums import HEADS, WIDTHS
-from regard.diagnosis.packing import Alternative, Packing
+from regard.diagnosis.packing import PAGED_KEYS, PAGED_VALUES, TABLE, Alternative, Packing
 from regard.diagnosis.parameter_names import is_upstream, role_of
 from regard.diagnosis.signature import EDGES, PROJECTIONS, Parameter, text_of
 from regard.diagnosis.trees import projection
@@ -104,6 +104,8 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
 def _is_besides(one: Parameter, projected: bool) -> bool:
     """Whether an argument has none of the usual roles, or not that of its name."""
     role = role_of(one.name) or projection(one.name) or EDGES.search(one.name)
+    if any(own.match(one.name) for own in (PAGED_KEYS, PAGED_VALUES, TABLE)):
+        return False
     return not role or (projected and BARE.fullmatch(one.name) is not None)
 
 

@@ -20,11 +20,14 @@ from regard.diagnosis.built_in import PLAIN, BuiltIn, usual, with_built_in
 from regard.diagnosis.constructor_arguments import PARTIAL, SLOPES
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.convention_search import key_mask_convention
-from regard.diagnosis.fitted import fitted
+from regard.diagnosis.fitted import fitted, of_buffers
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.measured import is_causal, order_matters
+from regard.diagnosis.misread import reads_well
 from regard.diagnosis.mistakes import linear
 from regard.diagnosis.mistakes.calls import POSITIONS_RESTART, TOKENS_MISPLACED
+from regard.diagnosis.mistakes.positions import positions_of_slots
+from regard.diagnosis.mistakes.windows import SLOT_POSITIONS
 from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.trees import FEWER_KEYS
@@ -44,6 +47,9 @@ WORDS_OF = {
         re.IGNORECASE,
     ),
 }
+BUFFERS = (1, *(2**n for n in range(3, 12)))  # slots of a cache; 1: as many as tokens
+USUAL_MAP = ("elu(x) + 1",)  # of linear attention
+INTEGERS = ("int8", "int4")  # through which numbers may pass
 # Conventions under one hypothesis, and what the function returned under them.
 View = tuple[Sequence[Convention], list[ProbeOutput]]
 
@@ -120,12 +126,28 @@ def best_match(
         for unit in () if half is None else (half, "bfloat16"):
             match = match or _right_or_one(hypotheses(unit), unit)
     if match is None and tested.quantises and not tested.of_gradients:
-        right = (one for one in hypotheses("int8") if not one.matcher.wrong)
-        match = next((Match(one, (), "int8") for one in right), None)
+        match = _of_integers(tested, hypotheses)
     pieces = tested.callee.says_pieces or (tested.callee.remembers and not tested.callee.steps)
     if match is None and pieces and _wrong_in(best_first[0]) == {"cache"}:
         match = Match(best_first[0], ((TOKENS_MISPLACED, RIGHT),), units[0])
     return match, best_first[0]
+
+
+def _of_integers(
+    tested: FunctionUnderTest, hypotheses: Callable[[str], list[Hypothesis]]
+) -> Match | None:
+    """A function that is right within the digits of integers, also with something besides."""
+    for kind in INTEGERS:
+        found = next((one for one in hypotheses(kind) if not one.matcher.wrong), None)
+        square = tested.callee.kind != "arrays"
+        for own in built_in_of(tested, square=square) if found is None else ():
+            for one in hypotheses(kind):
+                matcher = one.matcher.with_built_in(own)
+                if matcher is not None and matcher.is_right:
+                    found = found or replace(one, matcher=matcher, built_in=own)
+        if found is not None and (kind == "int8" or reads_well(tested)):
+            return Match(found, (), kind)
+    return None
 
 
 def _wrong_in(one: Hypothesis) -> set[str]:
@@ -305,6 +327,17 @@ def _with_built_in(
             continue
         if (found := matching.single(one.matcher)) is not None:
             return match(one, found)
+    for one in every:
+        if one.built_in.positions and one.built_in.window and ordered:
+            for variant in positions_of_slots():
+                if one.matcher.fits(variant):
+                    slots = replace(SLOT_POSITIONS, variants=(variant,))
+                    return match(one, (slots, variant))
+    for one in (one for one in every if not one.built_in.is_combined):
+        causal_always = one.conventions[0].causal_always and not tested.of_gradients
+        for found in of_buffers(one.matcher, BUFFERS) if causal_always else ():
+            if one.matcher.fits(found[1]):
+                return match(one, found)
     return None
 
 

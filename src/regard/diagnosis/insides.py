@@ -30,20 +30,27 @@ class Notes:
 
     def __init__(self) -> None:
         self._found: dict[tuple[tuple[int, ...], bytes], Array] = {}
+        self._integers: dict[tuple[tuple[int, ...], bytes], Array] = {}
 
     def __call__(self, value: Any) -> Any:
         """Note a value, and return it."""
         axes = getattr(value, "ndim", 0)  # of NumPy itself this is a function
-        if type(axes) is not int or axes < 1 or len(self._found) >= MOST_ARRAYS:
+        if type(axes) is not int or axes < 1:
             return value
         try:
             if value.shape[-1] > 1 and np.prod(value.shape) <= MOST_NUMBERS:
-                numbers = _numbers(value)
-                if numbers is not None:
-                    self._found.setdefault((numbers.shape, numbers.tobytes()), numbers)
+                kind, numbers = _numbers(value)
+                known = {"f": self._found, "i": self._integers, "u": self._integers}.get(kind)
+                if known is not None and len(known) < MOST_ARRAYS:
+                    known.setdefault((numbers.shape, numbers.tobytes()), numbers)
         except Exception:  # an array that JAX traces has no numbers, others may be anything
             pass
         return value
+
+    def integers(self) -> list[Array]:
+        """The arrays of integers, also those of another type."""
+        whole = [one for one in self._found.values() if np.array_equal(one, np.round(one))]
+        return [*self._integers.values(), *whole]
 
     def softmaxes(self) -> list[Array]:
         """The scores of each softmax, as they are when it gets them, its axis as the last one."""
@@ -121,12 +128,15 @@ def _rows_of(array: Array, rows: tuple[int, ...]) -> Iterator[Array]:
             yield own
 
 
-def _numbers(value: Any) -> Array | None:
+def _numbers(value: Any) -> tuple[str, Array]:
+    """The kind of an array, and its numbers as float64."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.double().numpy() if value.is_floating_point() else value.numpy()
     numbers = np.asarray(value)
-    return numbers.astype(np.float64) if numbers.dtype.kind == "f" else None
+    return numbers.dtype.kind, numbers.astype(
+        np.float64
+    ) if numbers.dtype.kind in "fiu" else numbers
 
 
 def _are_weights(array: Array) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regard.diagnosis.construction import constructed, fresh_weights, of_an_object
+from regard.diagnosis.construction import constructed, fresh_weights
 from regard.diagnosis.constructor_arguments import is_module
 from regard.diagnosis.differentiation import (
     Applied,
@@ -28,9 +28,19 @@ from regard.diagnosis.function_readings import Reading, readings_of_function
 from regard.diagnosis.layouts import is_of_keys, layout_said
 from regard.diagnosis.libraries import framework_of
 from regard.diagnosis.mask_words import what_true_means
-from regard.diagnosis.object_readings import METHODS, own_method, readings_of_object
+from regard.diagnosis.object_readings import (
+    METHODS,
+    of_an_object,
+    own_method,
+    readings_of_object,
+)
 from regard.diagnosis.parameter_names import role_of
-from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
+from regard.diagnosis.rule_words import (
+    says_one_token,
+    says_pieces,
+    what_window_means,
+    where_causal_aligns,
+)
 from regard.diagnosis.signature import (
     MASKS,
     MOST_READINGS,
@@ -85,7 +95,7 @@ def inspect_function(
 
     Every reading of the function, the likeliest first.
     """
-    function = of_an_object(function, METHODS, heads)
+    function, method = of_an_object(function, heads)
     if (pair := pair_of(function)) is not None:
         function = pair
     elif is_autograd_function(function):
@@ -104,7 +114,7 @@ def inspect_function(
         is_object = inspect.isclass(function) or not is_function(function)
         try:
             if is_object:
-                found = readings_of_object(function, roles, heads, library, name)
+                found = readings_of_object(function, roles, heads, library, name, method)
                 opaque = found[0][1].opaque
                 names = [one.name for one in found[0][1].parameters]
                 if opaque and not any(role_of(one) in ("x", "query") for one in names):
@@ -162,6 +172,11 @@ def inspect_function(
     }
     found = [(called, _with_named_mask(one, own["axes"])) for called, one in found]
     found = _by_their_axes(found, own["axes"])
+    if says_one_token(text, [one.name for one in found[0][1].parameters if one.role == "x"]):
+        found = [
+            (called, one if "cache" not in one.roles else replace(one, steps=one.steps or "kept"))
+            for called, one in found
+        ]
     turns, unused = turns_rows(text), unused_layers(function)
     found = [
         (

@@ -19,7 +19,7 @@ from regard.diagnosis.adapting import (
 )
 from regard.diagnosis.around import around_attention, of_frames, without_the_rest
 from regard.diagnosis.cache_objects import with_cache_object
-from regard.diagnosis.caches import Remembering
+from regard.diagnosis.caches import Remembering, with_one_text
 from regard.diagnosis.channels import of_channels
 from regard.diagnosis.construction import (
     as_written,
@@ -36,6 +36,7 @@ from regard.diagnosis.libraries import framework_of
 from regard.diagnosis.neutral_arguments import with_neutral
 from regard.diagnosis.norm_functions import without_norm_functions
 from regard.diagnosis.packing import with_ids
+from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import (
     STEPS,
     Callee,
@@ -61,7 +62,7 @@ from regard.diagnosis.weights import (
 from regard.errors import OptionError, safe_text
 
 # Methods that are called if an object has no __call__, in this order.
-METHODS = ("__call__", "forward", "attend", "attention", "apply", "call", "step", "decode")
+METHODS = ("__call__", "forward", "attend", "attention", "apply", "call", "step", "decode", "run")
 # The length before the batch: L, B, E = x.shape; (seq_len, batch, dim); tgt_len, bsz; time-major.
 ROWS_FIRST = re.compile(
     r"\b(l|t|s|n|seq\w*|\w*len\w*|time)\s*,\s*(b|n|bs|bsz|batch\w*)\s*,|"
@@ -70,17 +71,46 @@ ROWS_FIRST = re.compile(
 )
 
 
+def of_an_object(function: Any, heads: int | None) -> tuple[Any, str]:
+    """A method that was named with its class: that of an object made here, or the class.
+
+    The class where it is one of the usual methods, where it depends on the object's state or
+    weights, or where it is a backward pass of what forward has kept; and which of its methods.
+    """
+    own, _, name = getattr(function, "__qualname__", "").partition(".")
+    kind = getattr(function, "__globals__", {}).get(own)
+    if not inspect.isfunction(function) or not inspect.isclass(kind) or name not in vars(kind):
+        return function, ""
+    first, *others = [*inspect.signature(function).parameters, ""]
+    if first != "self":
+        return function, ""
+    if name in METHODS:
+        return kind, name
+    if name == "backward" and not any(role_of(one) == "query" for one in others):
+        return kind, ""
+    made = constructed(kind, heads)[0]
+    bound = getattr(made, name)
+    required = [one for one in parameters_of(bound) if one.required]
+    has_weights = len(required) == 1 and bool(readings_of_weights(made, heads))
+    return (kind, name) if has_weights or keeps_state(bound) else (bound, "")
+
+
 def readings_of_object(
     thing: Any,
     roles: Mapping[str, str] | None,
     heads: int | None,
     library: str | None,
     name: str,
+    method: str = "",
 ) -> list[Reading]:
-    """The readings of an object with its weights, or of objects made of a class."""
+    """The readings of an object with its weights, or of objects made of a class.
+
+    It is called by its `method`, or else by the first of the usual ones that it has.
+    """
     kind = thing if inspect.isclass(thing) else type(thing)
-    method = next((one for one in METHODS if own_method(kind, one)), "")
-    if is_module(kind):
+    named = method not in ("", "forward", "__call__")
+    method = method or next((one for one in METHODS if own_method(kind, one)), "")
+    if is_module(kind) and not named:
         method = "forward"
     if not method:
         raise OptionError(
@@ -104,7 +134,7 @@ def readings_of_object(
         known = parameters_of(called)
         remembers, rows_first = keeps_state(called), _may_have_rows_first(kind)
         target: Callable[..., Any] = Remembering(own, method) if remembers else own
-        if not callable(target):
+        if not remembers and (named or not callable(own)):
             target = called
         if not roles and (adapted := from_dictionary(called, known)) is not None:
             target, known = adapted
@@ -137,6 +167,8 @@ def readings_of_object(
             weighed = [({r: a for r, a in w.items() if r[1:] != "_o"}, n) for w, n in weighed]
         if not is_module(kind) and not remembers and weighed[0][0]:
             targets = [without_norm_functions(own, one) for one in targets]
+        if not roles and (single := with_one_text(target, known, code_of(thing))) is not None:
+            targets.insert(0, single)
         for target, (weights, count) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
                 parameters = parameters if weights or opaque else without_weights(parameters)
@@ -156,7 +188,8 @@ def readings_of_object(
                     steps = [(target, replace(callee, steps=one)) for one in STEPS if remembers]
                     text = code_of(thing) if count and not roles else ""
                     plain_one = with_packed_heads(target, callee, text)
-                    is_step = method in ("step", "decode")
+                    loops = re.search(r"^ +for ", text_of(getattr(kind, method)), re.MULTILINE)
+                    is_step = method == "step" or (method == "decode" and not loops)
                     found += steps if is_step and remembers else [*plain_one, *steps]
     return found
 

@@ -170,7 +170,7 @@ def never_given(tested: FunctionUnderTest) -> list[str]:
         one.name
         for one in tested.callee.parameters
         if not one.required and one.default is None and not OF_NO_ATTENTION.search(one.name)
-        if one.role not in ("none", "no", "yes", "keeps")
+        if one.role not in ("none", "no", "yes", "keeps", "prompt", "beams")
     }
     if tested.callee.remembers or any(probe.chunks for _, probe in tested.answers):
         own -= {p.name for p in tested.callee.parameters if "cache" in (p.role or "")}
@@ -329,6 +329,32 @@ def depends_on_blocks(tested: FunctionUnderTest, convention: Convention) -> bool
                 if whole is not None and any(
                     one is not None and _differ(one, whole, near) for one in own
                 ):
+                    return True
+    return False
+
+
+def depends_on_prompt(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether later tokens change where those before them are read at once, as a prompt."""
+    prompt = tested.callee.roles.get("prompt")
+    if prompt is None or convention.one_query:
+        return False
+    axis = convention.token_axis
+    for probe in tested.probes_for(convention):
+        length = probe.sizes["L"]
+        if probe.keep is not None or probe.chunks or not 3 < length == probe.sizes["S"] < 100:
+            continue
+        with contextlib.suppress(NotOfferedError):
+            given = arguments_for(tested.callee, convention, probe)
+            alone = _returned(tested, convention, given)
+            for size in (2, 3, length // 2, length - 1) if alone is not None else ():
+                with_prompt = _returned(tested, convention, given | {prompt.name: size})
+                later = range(size, length)
+                one, other = (
+                    None if own is None or own.shape[axis] != length else own.take(later, axis)
+                    for own in (alone, with_prompt)
+                )
+                near = probe.tolerance(UNITS["float32"])
+                if one is not None and other is not None and _differ(other, one, near):
                     return True
     return False
 

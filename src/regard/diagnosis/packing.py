@@ -5,6 +5,7 @@ Queries, keys and values in one array, or keys and values in pages. Must not kno
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ GROUPED = re.compile(
     r"""["'][a-z]*(hm|hg|hr|gm|gh|gr|kg|nm)d *, *[a-z]*[hgkn]d\b|"""
     r"\w+, *\w*head\w*, *(q_mult|\w*mult|n_rep|q_per_kv|groups?_size), *\w+ *= *\w+\.shape"
 )
+OF_PAGES = re.compile("(PAGE|BLOCK|PAGE_LEN)(_?SIZE)?$|(TOKENS|SLOTS)_PER_(PAGE|BLOCK)$")
 PAGE = 5  # tokens in a page: a short text of a probe has one, a long one many
 # Where three arrays of equal shape are put together: side by side, or along a new axis.
 PLACES: tuple[int | None, ...] = (-3, None, 0, 1)
@@ -418,6 +420,8 @@ def _paged(
         Parameter("pages_of_values", "value", keyword=True),
     ]
     own = (keys, values, table, *sizes)
+    counted = any(_counts(one.name) and one.required for one in parameters)
+    page = PAGE if sizes else _page_of(function)
     rest = [
         replace(one, keyword=True, role="lengths" if _counts(one.name) else None)
         for one in parameters
@@ -427,23 +431,35 @@ def _paged(
     def pack(heads_first: bool, given: dict[str, Any]) -> dict[str, Any]:
         own = dict(given)
         k, v = own.pop("pages_of_keys"), own.pop("pages_of_values")
-        if k.shape[1] % PAGE:
+        is_one = k.ndim == 3  # a single text, (S, H, D)
+        batch, length = (1, *k.shape)[-4:-2] if is_one else k.shape[:2]
+        if length % page and not counted:
             raise ValueError("the last page of a text is not full")
-        batch, count = k.shape[0], k.shape[1] // PAGE
+        count = -(-length // page)
         order = np.random.default_rng(0).permutation(batch * count + 1)[: batch * count]
         places = order.reshape(batch, count)
-        own[table.name] = _like(k, places)
+        own[table.name] = _like(k, places[0] if is_one else places)
         for name, array in ((keys.name, k), (values.name, v)):
-            rows = np.asarray(array)
-            pages = np.full((batch * count + 1, PAGE, *rows.shape[2:]), 7, rows.dtype)
-            pages[places] = rows.reshape(batch, count, PAGE, *rows.shape[2:])
+            rows = np.asarray(array).reshape(batch, *array.shape[-3:])
+            rest = rows.shape[2:]
+            filled = np.full((batch, count * page, *rest), 7, rows.dtype)
+            filled[:, :length] = rows
+            pages = np.full((batch * count + 1, page, *rest), 7, rows.dtype)
+            pages[places] = filled.reshape(batch, count, page, *rest)
             own[name] = _like(k, pages.swapaxes(1, 2).copy() if heads_first else pages)
-        return own | {one.name: PAGE for one in sizes}
+        return own | {one.name: page for one in sizes}
 
     return [
         (Packing(function, partial(pack, heads_first)), [*rest[:1], *inner, *rest[1:]])
         for heads_first in (False, True)
     ]
+
+
+def _page_of(function: Callable[..., Any]) -> int:
+    """The number of tokens in a page, where the file has a constant for it."""
+    known = getattr(inspect.unwrap(function), "__globals__", {})
+    sizes = (own for name, own in known.items() if OF_PAGES.match(name) and type(own) is int)
+    return next((own for own in sizes if 1 < own <= 64), PAGE)
 
 
 def _counts(name: str) -> bool:

@@ -81,6 +81,10 @@ NAMES = {
     "maxk",
     "sharpness": "logitscale logitscales logtau logtemperature",
     "prefix": "prefixlen prefixlens prefixlength prefixlengths prefix prefixsize",
+    "beams": "beamidx beamindices beamids beamorder beamindex neworder reorder parentbeams "
+    "parentbeam beamparents srcbeams sourcebeams beamsrc beams beamperm",
+    "prompt": "promptlen promptlength nprompt numprompt promptsize promptlens prefilllen "
+    "prefilllength prefillsize nprefill numprefill prefill prefilltokens prompttokens",
     "layer": "module layer attnmodule attnlayer attentionmodule",
     "distances": "posemb posembs posembed posembedding posembeddings relpos relposemb relposenc "
     "relativepositions relativepositionembeddings posenc posencoding rpos",

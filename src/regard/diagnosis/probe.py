@@ -26,6 +26,7 @@ EVERY_RULE: tuple[Rule, ...] = ("mask", "causal", "window")
 # Half the distance from 1 to the next number.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 UNITS["int8"] = 2.0**-10  # scores are sums of many rounded numbers
+UNITS["int4"] = 2.0**-6  # the same, and 17 times as coarse
 SMALLEST_HALF = 2.0**-20  # a unit above this is that of a half-precision type
 
 

@@ -6,6 +6,8 @@ on the probe that tells most, and on all others only where that one is right.
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +16,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.built_in import with_built_in
 from regard.diagnosis.calling import Once
-from regard.diagnosis.changed_text import Change, switched_off
+from regard.diagnosis.changed_text import Block, Change, parsed, switched_off
 from regard.diagnosis.convention import Convention
 from regard.diagnosis.convention_search import find_conventions
 from regard.diagnosis.fitted import temperature_of_cosines
@@ -33,6 +35,8 @@ MOST_REPAIRS = 3
 NEAR = 1e-5  # as near as a change has to bring the first output, before all are judged
 NEAR_INTEGERS = 2e-2  # the same where numbers pass through integers of 8 bits
 MOST_VIEWS = 3
+# Code that makes integers. Coarser ones are right too within the digits of integers.
+ROUNDS = re.compile(r"\b(round|rint|floor)_?\(|\b(astype|to)\([\w.]*int8|\.char\(\)")
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,10 @@ def _repairs_of(
     views = distinct_views(asked, conventions)[:MOST_VIEWS]
     patience, aims = Patience(), list(_aims(asked, views, UNITS[unknown.exact_to or "float64"]))
     found: dict[int, Repair] = {}
+    of_integers = [*_lines_that_round(blocks)] if tested.quantises else []
     for change in changes_of(blocks) if aims else ():
+        if any(change.lines(blocks)[0] in lines for lines in of_integers):
+            continue
         if patience.spent > (MORE_SECONDS if found else SECONDS) or len(found) == MOST_REPAIRS:
             break
         changed = with_change(asked, change)
@@ -104,6 +111,16 @@ def _repairs_of(
             if own.line not in found and is_right(with_change(tested, change)):
                 found[own.line] = own
     return list(found.values())
+
+
+def _lines_that_round(blocks: Sequence[Block]) -> Iterator[range]:
+    """The lines of functions that round numbers to integers."""
+    for first, text in blocks:
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.FunctionDef):
+                own = ast.get_source_segment(text, node) or ""
+                if ROUNDS.search(own):
+                    yield range(first + node.lineno - 1, first + (node.end_lineno or 0))
 
 
 def _switches_off(tested: FunctionUnderTest, change: Change, aim: _Aim) -> bool:

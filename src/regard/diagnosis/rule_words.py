@@ -167,6 +167,13 @@ def where_causal_aligns(text: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def says_one_token(text: str, names: Sequence[str]) -> bool:
+    """Whether arrays with one of these names are said to have one token: x: (batch, 1, dim)."""
+    return any(
+        re.search(rf"\b{re.escape(name)}\b:? *\([a-z_A-Z]+, *1, *\w+\)", text) for name in names
+    )
+
+
 def says_pieces(text: str) -> bool:
     """Whether several tokens may follow those in a cache in one call.
 

@@ -35,6 +35,7 @@ from regard.diagnosis.differentiation import (
 from regard.diagnosis.dropout import without_dropout
 from regard.diagnosis.fused_calls import noting_fused
 from regard.diagnosis.half_positions import InHalf
+from regard.diagnosis.integers import steps_of
 from regard.diagnosis.jax_traces import Traces, Untraceable
 from regard.diagnosis.norms import doubled_norms
 from regard.diagnosis.signature import Callee
@@ -109,25 +110,30 @@ def answer_question(
         lines = np.array(sorted(code.lines.found), float)
         return [CallResult((ReturnedArray(lines.shape, "float64", lines),))]
     if question.looks:
-        return [_scores_inside(readings, question, limit, code)]
+        seen = _inside(readings, question, limit, code)
+        return [seen] if seen.problem else [*[seen] * len(question.calls)]
     with _one_at_a_time.lock, code.lines.watched():
         return _answers(readings, question, limit, traces)
 
 
-def _scores_inside(
+def _inside(
     readings: Sequence[Reading], question: Question, limit: float, code: ChangedCode
 ) -> CallResult:
-    """The scores that the softmaxes of one call get, as if it returned them."""
-    function, callee = readings[question.reading]
-    if isinstance(function, Remembering):
-        function.begin()
-    untraced = Traces(usable=False) if callee.framework == "jax" else None
-    library = callee.framework
+    """What the values of the code show of the calls of one question, as if it returned that."""
+    of_integers = question.looks == "integers"
+    library = readings[question.reading][1].framework
+    untraced = {question.reading: Traces(usable=False)}
+    own = replace(question, calls=question.calls[:-1] if of_integers else question.calls)
     lock = _one_at_a_time.lock
     with lock, code.noted() as notes, noting_fused(notes, library), _without_jit(library):
-        _, result = _guarded(function, callee, question.calls[0], question, limit, untraced)
+        result = _answers(readings, own, limit, untraced)[-1]
     if result.problem:
         return result
+    if of_integers:
+        integers = notes.integers()
+        arrays = (array for array in question.calls[-1].values())
+        found = [steps_of(array, integers) for array in arrays]
+        return CallResult(tuple(ReturnedArray(one.shape, "float64", one) for one in found))
     found = notes.softmaxes()
     if not found:
         return CallResult(problem="no softmax along the last axis was seen", kind="nothing")
@@ -193,7 +199,7 @@ def _answers(
             elif isinstance(function, Remembering) and function.in_place:
                 cache = function.given
             else:
-                result = replace(result, problem="it takes a cache but returns none", kind="type")
+                result = CallResult(problem="it takes a cache but returns none", kind="type")
         results.append(result)
         if result.problem:
             break

@@ -239,7 +239,8 @@ class _Changes(Syntax):
             for other in group if name in group else ():
                 yield SECOND, (end - len(name), end, other)
         for pair in itertools.combinations(node.args, 2):
-            yield SECOND, self.exchanged(*pair)
+            if name != "where" or not _is_number(pair[1]) or pair[0] is not node.args[0]:
+                yield SECOND, self.exchanged(*pair)
         if name in ("reshape", "view") and isinstance(node.func, ast.Attribute):
             yield SECOND, self.instead(node, f"{self.code(node.func.value)}.swapaxes(-1, -2)")
 
@@ -348,7 +349,7 @@ class _Changes(Syntax):
                 own = self.code(node)
                 if WIDTHS.search(own.rpartition(".")[2]):
                     yield THIRD, self.instead(node, f"{own} ** 0.5")
-                if isinstance(parent.op, ast.Add | ast.Sub):
+                if isinstance(parent.op, ast.Add | ast.Sub) and not OF_BLOCKS.search(own):
                     yield THIRD, self.instead(node, f"{own} ** 2")
 
     def _of_order(self, function: ast.FunctionDef) -> Iterator[Likely]:
@@ -381,6 +382,12 @@ class _Changes(Syntax):
                 edges = [start, *sorted(alone), end]
                 parts = (self.text[one:other] for one, other in itertools.pairwise(edges))
                 yield FIRST, (start, end, ", dim=-1".join(parts))
+
+
+def _is_number(node: ast.AST) -> bool:
+    """Whether it is a number, also one with a sign or a name such as np.inf: no condition."""
+    own = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(own, ast.Constant) or getattr(own, "attr", "") in ("inf", "nan", "min")
 
 
 def _reads(later: Sequence[ast.stmt], one: ast.stmt) -> bool:

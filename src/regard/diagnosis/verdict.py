@@ -36,6 +36,7 @@ from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
+from regard.diagnosis.misread import misread
 from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.mistakes.calls import BLOCKS_MATTER, DROPOUT_LEFT_ON
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32
@@ -148,6 +149,8 @@ def diagnose(
             found = by_rule
     if found.verdict == "unknown" or found.measured:
         found = repaired(likely[0], found, lambda changed: _verdict(changed, None))
+    if found.verdict == "unknown" or found.measured:
+        found = misread(likely[0], found)
     if found.ok:
         found = _with_lines_never_run(likely[0], found)
     seconds = round(time.monotonic() - begin, 3)
@@ -317,7 +320,7 @@ def _with_gradients(tested: FunctionUnderTest, forward: Hypothesis, outcome: Out
         return outcome
     if callee.steps:  # one token after the other: a cache keeps what earlier gradients need
         return outcome
-    if outcome.exact_to in (*HALF, "int8"):  # too few digits to tell a mistake by
+    if outcome.exact_to in (*HALF, "int8", "int4"):  # too few digits to tell a mistake by
         return outcome
     own = replace(tested, forward=tested, answers={}, probes={})
     widest = max(forward.conventions, key=lambda one: len(one.layout))

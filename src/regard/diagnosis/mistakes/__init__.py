@@ -54,6 +54,7 @@ BY_DIGITS = (
     numerics.COMPUTED_IN_FLOAT32,
     numerics.COMPUTED_IN_HALF,
     *calls.OF_CALLS,
+    *windows.OF_BUFFERS,
 )
 BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT)
 EQUIVALENTS: tuple[Equivalent, ...] = (

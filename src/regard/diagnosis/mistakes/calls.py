@@ -285,6 +285,25 @@ CALLS: Entries = {
             "scores = self.v(torch.tanh(self.W(s) + self.U(h)))  # one tanh of their sum",
         ),
     ),
+    "beams_misplaced_in_a_cache": (
+        "beams in another order do not get what was kept of them",
+        "Keys and values of every layer, and all else that is kept, go in the same order.",
+        (),
+        (
+            "keys, values = keys[beams], values[beams]",
+            "k, v = k.index_select(0, beam_idx), v.index_select(0, beam_idx)",
+        ),
+    ),
+    "quantized_numbers_misread": (
+        "keys or values that pass through integers are read back as other numbers",
+        "What was stored is (integer − zero point) · scale, with the scale and the zero point of "
+        "its own row, in a type that holds all of the integers and their differences.",
+        (),
+        (
+            "keys = (codes.astype(np.float32) - zero) * scale  # of each row its own",
+            "keys = (codes.float() - zero) * scale  # of each row its own",
+        ),
+    ),
     "queries_from_context": (
         "queries are made of the context: the output has a row for each of its tokens",
         "The two are exchanged: a query asks, and what it reads is the context.",
@@ -367,6 +386,8 @@ INTEGER_MASK = _BY_NAME["integer_mask_inverted"]
 DEFAULT_KEPT = _BY_NAME["default_kept"]
 COLUMNS_MISREAD = _BY_NAME["fused_columns_misread"]
 STALE_CONTEXT = _BY_NAME["stale_context"]
+BEAMS_MISPLACED = _BY_NAME["beams_misplaced_in_a_cache"]
+MISREAD = _BY_NAME["quantized_numbers_misread"]
 BLOCKS_MATTER = _BY_NAME["blocks_change_the_output"]
 QUERIES_FROM_CONTEXT = _BY_NAME["queries_from_context"]
 POSITIONS_IN_VALUES = _BY_NAME["positions_in_values"]

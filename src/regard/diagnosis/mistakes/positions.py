@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -406,6 +407,42 @@ ALIBI: Entries = {
         ),
     ),
 }
+
+
+# By window: where code of a ring buffer takes a query, and a key, to be.
+SLOTS: tuple[tuple[Callable[[Array, int], Array], Callable[[Array, int], Array]], ...] = (
+    (lambda row, size: np.minimum(row, size - 1), np.mod),
+    (np.mod, np.mod),
+    (lambda row, size: row, np.mod),
+)
+
+
+def positions_of_slots() -> Iterator[Variant]:
+    """Slots of a ring buffer for the positions of its keys, with rotary positions and ALiBi."""
+    for of_row, of_key in SLOTS:
+
+        def places(values: Values, probe: Probe, own: Any = (of_row, of_key)) -> list[Array]:
+            sides = (values["query_positions"], values["key_positions"])
+            return [of(one, probe.window or len(one)) for of, one in zip(own, sides, strict=True)]
+
+        def apart(values: Values, probe: Probe, places: Any = places) -> Array:
+            row, key = places(values, probe)
+            return np.asarray(row[:, None] - key)
+
+        def rows(values: Values, probe: Probe, places: Any = places) -> Array:
+            return _turn(values["queries"], places(values, probe)[0], values["frequencies"], probe)
+
+        def keys(values: Values, probe: Probe, places: Any = places) -> Array:
+            return _turn(values["keys"], places(values, probe)[1], values["frequencies"], probe)
+
+        def lowered(values: Values, probe: Probe, apart: Any = apart) -> Array:
+            return np.asarray(-_by_head(values) * apart(values, probe))
+
+        def lowered_by_size(values: Values, probe: Probe, apart: Any = apart) -> Array:
+            return np.asarray(-_by_head(values) * np.abs(apart(values, probe)))
+
+        yield replacing(rotated_queries=rows, rotated_keys=keys)
+        yield from (*_biased(lowered), *_biased(lowered_by_size))
 
 
 FAMILY: Family = "positions, softcap and sinks"

@@ -18,7 +18,7 @@ from regard.diagnosis.mistakes.entry import (
     replacing,
     softmax,
 )
-from regard.diagnosis.probe import Probe, Values
+from regard.diagnosis.probe import Probe, Values, Variant
 
 WINDOW = ("keep = (j <= i) & (j > i - window)  # window keys, the query's own one included",) * 2
 OFFSET = (
@@ -197,6 +197,67 @@ CACHES: Entries = {
         (replacing(exponentials=_appended_twice),),
     ),
 }
+FILLED = (
+    "scores = Q @ K_buffer[:n].T / np.sqrt(D)  # n: how many are filled, the new one included",
+    "keep = torch.arange(k_buffer.shape[-2]) < n  # n: how many are filled, the new one included",
+)
+# How large the buffer is, the code alone knows: it is fitted.
+BUFFERS: Entries = {
+    "empty_slots_attended": (
+        "slots of a cache that are not filled yet get weight",
+        "Their keys are 0, and so are their scores: each counts as much as a key without any fit.",
+        (),
+    ),
+    "newest_slot_not_attended": (
+        "the newest slot of a cache is hidden, and the first token sees nothing",
+        "Where every slot is hidden by a finite number, each of them, filled or not, gets the same "
+        "weight.",
+        (),
+    ),
+    "positions_of_slots": (
+        "in a ring buffer, slots are taken for positions",
+        "Once the buffer is full, slot s holds the latest position p with p % window = s.",
+        (),
+        (
+            "places = pos - (pos - np.arange(window)) % window  # of the slots",
+            "places = pos - (pos - torch.arange(window)) % window  # of the slots",
+        ),
+    ),
+}
+EMPTY_SLOTS, NEWEST_SLOT, SLOT_POSITIONS = OF_BUFFERS = mistakes(
+    "caching and windows", FILLED, BUFFERS
+)
+
+
+def with_empty_slots(size: int) -> Variant:
+    """All of `size` slots are seen; those that are not filled have keys and values of 0."""
+
+    def weights(values: Values, probe: Probe) -> Array:
+        scores = logits(values)
+        whole = max(size, probe.sizes["S"])
+        counts = whole - values["visible"].sum(-1, keepdims=True)
+        highest = np.maximum(scores.max(-1, keepdims=True), 0)
+        exponentials = np.exp(scores - highest)
+        empty = counts * np.exp(-highest)
+        return np.asarray(exponentials / (exponentials.sum(-1, keepdims=True) + empty))
+
+    return replacing(weights=weights)
+
+
+def without_newest_slot(size: int) -> Variant:
+    """The own key is hidden; the first token sees all of `size` slots alike, its own among them."""
+
+    def weights(values: Values, probe: Probe) -> Array:
+        own = np.arange(probe.sizes["S"]) == np.arange(probe.sizes["L"])[:, None] + probe.offset
+        scores = np.where(own & probe.causal, -np.inf, logits(values))
+        hidden = ~np.isfinite(scores).any(-1, keepdims=True)
+        return np.where(
+            hidden, own / max(size, probe.sizes["S"]), softmax(np.where(hidden, 0.0, scores))
+        )
+
+    return replacing(weights=weights)
+
+
 MISTAKES = (
     *mistakes("caching and windows", WINDOW, WINDOWS),
     *mistakes("caching and windows", CACHE, CACHES),
