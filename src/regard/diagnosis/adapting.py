@@ -27,6 +27,7 @@ BEGINS = re.compile(r"\bself\.(reset|clear)\w*\(\)")
 # Methods that change the list, dictionary or array that they belong to.
 CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
 
+SCALAR = re.compile("preattnscalar$|attentionmultiplier$|attnscale$")
 # Roles of numbers whose names, H and D, are those of matrices too.
 OF_NUMBERS = ("heads", "key_heads", "width", "block", "window", "pos")
 
@@ -119,6 +120,11 @@ def as_used(parameters: Sequence[Parameter], text: str) -> list[Parameter]:
         if role_of(one.name) in OF_NUMBERS and re.search(used, text):
             first = any(role_of(other.name) in ("x", "query") for other in found)
             one = replace(one, role="context" if first else "x")
+        is_given = one.required or one.default is not None
+        if is_given and SCALAR.search(plain(one.name)):  # whatever the width of its heads
+            rooted = rf"\b{name} *\*\* *-|sqrt\( *{name}\b|{name}\) *\*\* *-"
+            role = "width" if re.search(rooted, text) else "scale"
+            one = replace(one, role=role, required=True, keyword=True)
         found.append(one)
     return found
 

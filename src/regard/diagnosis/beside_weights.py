@@ -14,7 +14,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.caches import fields_of
 from regard.diagnosis.construction import GATE_LAYER
-from regard.diagnosis.documented import documented_axes
+from regard.diagnosis.documented import documented_axes, is_of_tokens
 from regard.diagnosis.einsums import HEADS as HEAD_AXIS
 from regard.diagnosis.einsums import WIDTHS as WIDTH_AXIS
 from regard.diagnosis.einsums import axes_in_einsums
@@ -54,7 +54,9 @@ def beside_weights(
         shape = [LETTERS[one] for one in axes if one in LETTERS]
         if len(shape) != len(axes) or not axes:
             own_words = words.get(name, ())
-            shape = [sizes.get(one) or _size_named(one) for one in own_words]
+            shape = [
+                sizes.get(one) or _size_named(one) or int(is_of_tokens(one)) for one in own_words
+            ]
         is_gate, is_bias = GATE_LAYER.search(name), re.search("(^b|_b|bias)$", name)
         shape = [HEADS, LETTERS["D"]] if is_gate and is_bias and not shape else shape
         if name in weights or not shape or not all(shape):

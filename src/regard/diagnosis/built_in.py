@@ -87,7 +87,7 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
         if own.share != 1:
             return None
         forward = None if probe.forward is None else with_built_in(own, probe.forward)
-        return None if forward is None else with_gradients(forward)
+        return None if forward is None else with_gradients(forward, probe.of_weights)
     sizes, inputs = probe.sizes, dict(probe.inputs)
     if own.positions:
         heads = sizes["H"]  # few have the slopes for a number that is no power of two

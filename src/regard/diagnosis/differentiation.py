@@ -227,8 +227,14 @@ def returned_gradients(function: Any) -> tuple[str, ...]:
         tree = parsed(source).body[0]
     except (OSError, TypeError, ValueError, SyntaxError, IndexError):
         return ()
-    values = [one.value for one in _returns(tree) if isinstance(one.value, ast.Tuple)]
-    return tuple(map(_named, values[-1].elts)) if values else ()
+    values = [one.value for one in _returns(tree)]
+    tuples = [one for one in values if isinstance(one, ast.Tuple)]
+    if tuples:
+        return tuple(map(_named, tuples[-1].elts))
+    last = values[-1] if values else None
+    called = getattr(last.func, "id", "") if isinstance(last, ast.Call) else ""
+    inner = getattr(inspect.unwrap(function), "__globals__", {}).get(called)
+    return returned_gradients(inner) if inner is not None and inner is not function else ()
 
 
 def _returns(tree: ast.AST) -> Iterator[ast.Return]:

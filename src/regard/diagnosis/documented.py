@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 _WORD = r"(?:[A-Za-z_]\w*'?|\d+)"
 _PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
 _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
-_SUM = rf"{_WORD}(?:\s*(?:\*|//|\+|-)\s*{_WORD}){{0,3}}"
+_SUM = rf"(?:\d+(?=[A-Za-z]))?{_WORD}(?:\s*(?:\*|//|\+|-)\s*{_WORD}){{0,3}}"
 _SUMS = rf"{_SUM}(?:\s*,\s*{_SUM}){{0,5}}\s*,?"
 _BATCH = re.compile(r"(b|bs|bsz|bb|batch\w*|n?_?batch|\w+_batch|nw|n_?windows|n_?seq|samples)$")
 _TOKENS = re.compile(
@@ -82,7 +82,8 @@ def documented_sizes(text: str, names: Collection[str]) -> dict[str, list[str]]:
     found = {}
     for name in names:
         for match in re.finditer(_said(name, _SUMS), text):
-            sizes = [one.strip() for one in match[1].split(",") if one.strip()]
+            whole = re.sub(r"\b(\d+)(?=[A-Za-z])", r"\1*", match[1])  # 2k + 1
+            sizes = [one.strip() for one in whole.split(",") if one.strip()]
             if _are_axes(re.findall(_WORD, match[1]), name):
                 found[name] = sizes
                 break
@@ -104,6 +105,11 @@ def _are_axes(words: Sequence[str], name: str) -> bool:
     if all(word.isdigit() for word in words):  # an example
         return False
     return name not in words and not {"None", "self", "dtype", "int", "float"} & {*words}
+
+
+def is_of_tokens(word: str) -> bool:
+    """Whether an axis with such a name has an entry for each token."""
+    return _TOKENS.match(word.lower()) is not None
 
 
 def letters_of(shapes: Mapping[str, Sequence[str]]) -> dict[str, str] | None:

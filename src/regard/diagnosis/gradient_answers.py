@@ -42,6 +42,7 @@ def gradients(
         one
         for one in callee.parameters
         if one.role in DIFFERENTIATED and isinstance(arguments.get(one.name), np.ndarray)
+        if probe.of_weights or one.role[:2] not in ("W_", "b_")
     ]
     question = Question(probe.name, (arguments,), reading=callee.number)
     if upstream is not None:

@@ -19,6 +19,7 @@ from regard.textbook.steps import Step
 
 # The inputs that have a gradient.
 INPUTS = ("queries", "keys", "values", "embeddings", "context")
+WEIGHTS = tuple(f"{kind}_{letter}" for letter in "qkvo" for kind in "Wb")
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,20 +27,26 @@ class GradientProbe(Probe):
     """A probe with the gradient of its output given, under the name of that gradient's step."""
 
     forward: Probe | None = None  # the probe that it was made of
+    of_weights: bool = False  # whether gradients of the weights are asked for too
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The forward steps, and the backward steps to every input."""
         assert self.forward is not None
         steps, result = self.forward.steps, self.forward.result_step
-        own = [step for step in steps if step.name in INPUTS and step.op == "given"]
+        own = [step for step in steps if step.name in self.differentiated and step.op == "given"]
         return (*steps, *backward(steps, {step.name for step in own}, {result}))
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        """The inputs whose gradients are asked for, where there are these inputs."""
+        return (*INPUTS, *WEIGHTS) if self.of_weights else INPUTS
 
     @cached_property
     def groups_of_inputs(self) -> tuple[tuple[str, ...], ...]:
         """The inputs that are one array, as in self-attention, whose gradients add up."""
         by_array: dict[int, list[str]] = {}
-        for name in INPUTS:
+        for name in self.differentiated:
             if name in self.inputs:
                 by_array.setdefault(id(self.inputs[name]), []).append(name)
         return tuple(map(tuple, by_array.values()))
@@ -61,8 +68,15 @@ class GradientProbe(Probe):
 
     def result(self, values: Values) -> Array:
         """The gradients of all inputs, one after the other, as one row of numbers."""
-        parts = [sum(values[f"d_{name}"] for name in names) for names in self.groups_of_inputs]
+        parts = [
+            sum(self._whole(name, values) for name in names) for names in self.groups_of_inputs
+        ]
         return np.concatenate([np.ravel(part) for part in parts])
+
+    def _whole(self, name: str, values: Values) -> Array:
+        """One gradient; that of a weight is added up over the batch."""
+        own = values[f"d_{name}"]
+        return own.sum(0) if own.ndim > self.inputs[name].ndim else own
 
     def tolerance(self, unit: float) -> float:
         """How far two right computations that round to `unit` may differ.
@@ -92,7 +106,8 @@ class GradientProbe(Probe):
         # Projections come before and after.
         packed = [self._positive(name) for name in self.inputs if name[:2] == "W_"]
         wider = max((max(one.shape) * float(one.max()) for one in packed), default=1.0)
-        return max(1.0, wider * wider * max(float(one.max(initial=0)) for one in terms))
+        rows = self.sizes["B"] * self.sizes["L"] if self.of_weights else 1  # which are added up
+        return max(1.0, rows * wider * wider * max(float(one.max(initial=0)) for one in terms))
 
     def _positive(self, name: str) -> Array:
         """The absolute values of a step, 0 for what is not finite."""
@@ -100,10 +115,13 @@ class GradientProbe(Probe):
 
 
 @lru_cache(maxsize=512)
-def with_gradients(probe: Probe) -> GradientProbe:
-    """The same problem with a gradient of its output, from which those of its inputs follow."""
+def with_gradients(probe: Probe, of_weights: bool = False) -> GradientProbe:
+    """The same problem with a gradient of its output, from which those of its inputs follow.
+
+    And those of its weights, if they are asked for.
+    """
     shape = probe.result(probe.right).shape
     drawn = np.random.default_rng([len(probe.name), *shape]).normal(size=shape).round(2)
     given = {field.name: getattr(probe, field.name) for field in fields(Probe)}
     inputs = {**probe.inputs, f"d_{probe.result_step}": drawn}
-    return GradientProbe(**given | {"inputs": inputs}, forward=probe)
+    return GradientProbe(**given | {"inputs": inputs}, forward=probe, of_weights=of_weights)

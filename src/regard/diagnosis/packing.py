@@ -329,14 +329,18 @@ def _of_parts(
     names = {f"{whole.name}_{part}": part for part in parts}
     inner = [Parameter(name, role, keyword=True) for name, role in names.items()]
     rest = [replace(one, keyword=True) for one in parameters if one is not whole]
+    count = next((one.name for one in parameters if role_of(one.name) == "heads"), "")
 
-    def pack(place: int | None, given: dict[str, Any]) -> dict[str, Any]:
+    def pack(place: int | str | None, given: dict[str, Any]) -> dict[str, Any]:
         own = dict(given)
         arrays = [own.pop(name) for name in names]
+        if isinstance(place, str):  # one head after the other
+            return own | {whole.name: side_by_side(arrays, -1, own[count])}
         together = joined(arrays, -1) if place is None else _stacked(arrays, place)
         return own | {whole.name: together}
 
-    return [(Packing(function, partial(pack, place)), [*inner, *rest]) for place in PLACES]
+    places: list[int | str | None] = [*PLACES, *["heads"] * bool(count)]
+    return [(Packing(function, partial(pack, place)), [*inner, *rest]) for place in places]
 
 
 def joined(arrays: Sequence[Any], axis: int) -> Any:

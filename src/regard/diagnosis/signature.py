@@ -25,10 +25,13 @@ from regard.diagnosis.parameter_names import (
     plain,
     role_of,
 )
+from regard.diagnosis.surroundings import Surroundings
 from regard.errors import OptionError, safe_text
 
 # The roles of arguments that have a gradient.
-DIFFERENTIATED = ("query", "key", "key_t", "value", "x", "context", "cache_k", "cache_v")
+OF_WEIGHTS = tuple(f"{kind}_{letter}" for letter in "qkvo" for kind in "Wb")
+OF_ARRAYS = ("query", "key", "key_t", "value", "x", "context", "cache_k", "cache_v")
+DIFFERENTIATED = (*OF_ARRAYS, *OF_WEIGHTS)
 # Every role that a user may state.
 ROLES = {*NAMES, *BACKWARD_NAMES, "keep01", "hide01", "add"}
 # And those that a parameter gets beside them: keys that are values too, and a matrix between
@@ -109,6 +112,7 @@ class Callee:
     says_transposed: bool = False  # whether its weights are stored as (out, in), by a name
     by_head: bool | None = None  # whether one head's fused columns follow another's
     columns_said: str = ""  # heads or parts: whether its text says so, or the opposite
+    around: Surroundings | None = None  # what a function of weights computes around attention
     norm_place: str = ""  # first or last: whether the input is normalised, or the sum with it
     says_causal: bool = False  # whether its text mentions a causal rule
     says_cosine: bool = False  # whether its text normalises vectors, or mentions the cosine

@@ -28,7 +28,9 @@ LAYERS = {
     **dict.fromkeys(("key", "keys", "k"), "W_k"),
     **dict.fromkeys(("value", "values", "v"), "W_v"),
     **dict(theta="W_q", phi="W_k", g="W_v", wz="W_o"),  # as in non-local blocks
-    **dict.fromkeys(("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout"), "W_o"),
+    **dict.fromkeys(
+        ("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout", "attnvec"), "W_o"
+    ),
     **dict.fromkeys(("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"), "W_o"),
 }
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
