@@ -1,4 +1,4 @@
-"""Functions of many parameters: trees with normalisations, latents, residuals, weights' gradients."""
+"""Functions of many parameters: trees with norms, latents, residuals, gradients of weights."""
 
 from typing import NamedTuple
 

@@ -218,6 +218,13 @@ def trees_of(function: Callable[..., Any]) -> Iterator[ast.AST]:
             continue
 
 
+def spreads(function: Callable[..., Any], name: str) -> bool:
+    """Whether the code spreads a dictionary with this name over a call."""
+    calls = (one for tree in trees_of(function) for one in ast.walk(tree))
+    keywords = (k for one in calls if isinstance(one, ast.Call) for k in one.keywords)
+    return any(k.arg is None and getattr(k.value, "id", "") == name for k in keywords)
+
+
 def spread_over(function: Callable[..., Any], name: str | None) -> Iterator[str]:
     """The entries of a dictionary `name` of weights that the code reads, or spreads over a call."""
     for tree in trees_of(function):

@@ -14,12 +14,17 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.adapting import BIAS_LEAVES, trees_of
+from regard.diagnosis.adapting import BIAS_LEAVES, spread_over, spreads, trees_of
 from regard.diagnosis.assigned import OTHER
+from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.signature import text_of
+from regard.diagnosis.source import code_called
 from regard.diagnosis.tree_code import FEED_FORWARD, NORM, TreeCode
 
 OFFSET = re.compile(r"(beta|bias|offset|shift|_b|^b)\d*$", re.IGNORECASE)
 OF_HEADS = re.compile(r"(^|_)(q|k|qk|query|key)_?(norm|ln|gamma|scale)", re.IGNORECASE)
+# Code that multiplies by 1 more than a factor, as Gemma's.
+ONE_MORE = re.compile(r"""\b1(\.0?)? *\+ *([\w.\["']*(scale|weight|gamma|gain|_w|_g)|[wg])\b""")
 FACTORS = ("scale", "weight", "gamma", "g", "w")
 OFFSETS = ("bias", "offset", "beta", "b")
 # The second of two layers, which has as many columns as a token.
@@ -35,7 +40,7 @@ def layer_beside(function: Callable[..., Any], code: TreeCode, name: str, width:
     """
     if FEED_FORWARD.search(name):
         bare = re.fullmatch(r"(mlp|ffn?|feed_?forward)_?\d*", name, re.IGNORECASE)
-        return _FeedForward(code, width) if bare else zeros_of(name, width)
+        return _feed_forward(function, code, name, width) if bare else zeros_of(name, width)
     if NORM.search(name):
         return _norm(function, code, name, width)
     has_other_columns = any(OTHER in one for one in code.columns.values())
@@ -44,7 +49,10 @@ def layer_beside(function: Callable[..., Any], code: TreeCode, name: str, width:
 
 def _norm(function: Callable[..., Any], code: TreeCode, name: str, width: int) -> Any:
     ones, zeros = np.ones(width), np.zeros(width)
-    leaves = [one for one in _keys(function) if one in (*FACTORS, *OFFSETS)]
+    if ONE_MORE.search(f"{text_of(function)}\n{code_called(function)}"):
+        ones = zeros
+    read = [*_keys(function), *(spread_over(function, name) if spreads(function, name) else ())]
+    leaves = [one for one in dict.fromkeys(read) if one in (*FACTORS, *OFFSETS)]
     leaves = [one for one in leaves if one not in code.read]
     if OFFSET.search(name):
         return zeros
@@ -54,6 +62,14 @@ def _norm(function: Callable[..., Any], code: TreeCode, name: str, width: int) -
     if is_layer and leaves:
         return {one: ones if one in FACTORS else zeros for one in leaves}
     return ones
+
+
+def _feed_forward(function: Callable[..., Any], code: TreeCode, name: str, width: int) -> Any:
+    """A feed-forward layer; with the names that the code spreads over a call, if it does."""
+    own = _FeedForward(code, width)
+    names = spread_over(function, name) if spreads(function, name) else ()
+    own.update({one: own[one] for one in names if role_of(one) not in ("x", "heads", "no")})
+    return own
 
 
 class _FeedForward(dict[str, Any]):

@@ -25,6 +25,7 @@ ATTENDS = re.compile(r"softmax|\bexp\(|(attention|attn|attend|mha|sdpa|self_att|
 EPSILON = re.compile(
     r"\beps\w*\s*(?::\s*float)?\s*=\s*(\d[\d.]*(?:e-?\d+)?)|\+\s*(\d[\d.]*e-\d+|0\.0+1)\b"
 )
+TORCHS = 1e-5  # what is added to the squares where nothing says another number
 CENTRED = re.compile(r"\.(var|std)\(|\b(var|std)\(|- *\w*\.?(mean|mu|avg)\w*|- *[um]\b|layer_?norm")
 OUTSIDE = re.compile(
     r"(\bstd\b|\.std\([^\n]*?\)|\bsqrt\([^()\n]*(\([^()]*\))?[^()\n]*\)) *\+ *(\w*eps|\d)"
@@ -49,10 +50,11 @@ def surroundings_of(function: Callable[..., Any], x: str) -> Surroundings | None
         return None
     code = f"{text_of(function)}\n{code_called(function)}"
     said = EPSILON.search(code)
+    usual = TORCHS if "layer_norm(" in code else 0.0
     return replace(
         own,
         centred=CENTRED.search(code) is not None,
-        epsilon=float(said[1] or said[2]) if said else 0.0,
+        epsilon=float(said[1] or said[2]) if said else usual,
         outside=OUTSIDE.search(code) is not None,
         unbiased=UNBIASED.search(code) is not None and "torch" in _library(function),
     )
@@ -104,7 +106,9 @@ class _Reading:
         inside = {name for call in calls for name in _names(call)}
         inside = _names(value) if is_inline else inside
         sums = bool(inside & self.sums) or any(self._adds(n) for c in calls for n in ast.walk(c))
-        alone = not (_has_products(value) or ATTENDS.search(ast.unparse(value)))
+        within = {id(node) for call in calls for node in ast.walk(call)}
+        others = [n for n in ast.walk(value) if isinstance(n, ast.Call) and id(n) not in within]
+        alone = not (others or _has_products(value) or ATTENDS.search(ast.unparse(value)))
         is_norm = bool(is_inline) or value in calls or (bool(calls) and alone)
         self.before |= bool(inside & self.input) and not sums
         normalised = is_norm and inside & self.input and not (sums or is_sum)

@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted
+from regard.diagnosis.adapting import (
+    BIAS_LEAVES,
+    WEIGHT_LEAVES,
+    Adapted,
+    spread_over,
+    spreads,
+)
 from regard.diagnosis.assigned import OTHER
 from regard.diagnosis.beside_weights import HEADS, TABLE, WIDTH, beside_weights
 from regard.diagnosis.caches import annotated, fields_of
@@ -35,7 +41,7 @@ from regard.errors import OptionError, safe_text
 
 TREES = re.compile(
     "params|parameters|weights|w|theta|p|variables|ws|model|layer|sd|statedict|checkpoint|ckpt|block|"
-    "blk|prms?|pars|tree"
+    "blk|prms?|pars|tree|(self)?(attn|attention|mha)(params|weights)?"
 )
 # What is put before the names of entries.
 PREFIX = re.compile("prefix|pre|scope|path|(layer_)?name")
@@ -245,7 +251,8 @@ def _weighed(
     for name in code.rest:
         if name not in entries and (own := layer_beside(function, code, name, WIDTH)) is not None:
             entries[name] = _given(own, framework)
-    whole: Any = Tree(entries, by_role)
+    spread = {*spread_over(function, tree.name)} if spreads(function, tree.name) else {*entries}
+    whole: Any = Tree({n: one for n, one in entries.items() if n in spread}, by_role)
     if code.unpacked and all(one in entries for one in code.unpacked):
         whole = tuple(entries[one] for one in code.unpacked)
     elif kind is not None:
@@ -254,9 +261,13 @@ def _weighed(
         _as_pytree()
     fed: dict[str, Any] = {}
     fed |= {p.name: WIDER * WIDTH for p in parameters if FEED_WIDTH.fullmatch(plain(p.name))}
+    for one in parameters:  # layers beside attention, each an argument
+        own = layer_beside(function, code, one.name, WIDTH) if one.required else None
+        if one is not tree and own is not None and role_of(one.name) is None:
+            fed[one.name] = _given(own, framework)
     fed |= {p.name: "" for p in parameters if p.required and PREFIX.fullmatch(p.name)}
     rest = [_as_sized(one) for one in parameters if one is not tree and one.name not in fed]
-    known = form.axes or form.groups < HEADS
+    known = form.axes or form.groups < HEADS or any(HEADS in one.shape for one in beside.values())
     adapted = Adapted(function, {tree.name: whole, **fed}, "")
     adapted.has_table = any(map(TABLE.search, beside))
     adapted.left_out = tuple(filter(GATE_LAYER.search, beside))
@@ -378,7 +389,7 @@ def _given(own: Any, framework: str) -> Any:
         return Tree(leaves, lambda name: _given(own[name], framework))
     if own is None or framework == "numpy":
         return own
-    return _in_library(own.astype(np.float32), framework)
+    return _in_library(own.astype(np.float32).astype(float), framework)
 
 
 def _in_library(array: Array, framework: str) -> Any:
