@@ -30,9 +30,9 @@ def attend(q, k, v, causal=False, scale=None):
     return softmax(np.where(seen, scores, -np.inf)) @ v
 
 
-def layer_norm(x, gamma, beta, eps=1e-5):
+def layer_norm(x, g, b, eps=1e-5):
     mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return gamma * (x - mean) / np.sqrt(variance + eps) + beta
+    return g * (x - mean) / np.sqrt(variance + eps) + b
 
 
 def rms_norm(x, gain, eps=1e-6):
@@ -143,10 +143,39 @@ def flat(x, gamma, beta, w_q, w_k, w_v, w_o, heads):
     )
 
 
+def linear(x, w, b):
+    return x @ w + b
+
+
+def feed_forward(x, c_fc, c_proj):
+    return linear(np.maximum(linear(x, **c_fc), 0), **c_proj)
+
+
+def of_dictionaries(x, c_attn, c_proj, n_head):
+    q, k, v = (split(one, n_head) for one in np.split(linear(x, **c_attn), 3, axis=-1))
+    return linear(merged(attend(q, k, v, causal=True)), **c_proj)
+
+
+def whole_block(x, mlp, attn, ln_1, ln_2, n_head):
+    """x: (T, d)"""
+    x = x + of_dictionaries(layer_norm(x, **ln_1), **attn, n_head=n_head)
+    return x + feed_forward(layer_norm(x, **ln_2), **mlp)
+
+
+def normed_heads(p, x, heads=4):
+    """x (B, T, D); queries and keys are normalised in each head."""
+    h = rms_norm(x, p["input_layernorm"])
+    q, k = (split(h @ p[n + "_proj"], heads) for n in "qk")
+    q, k = rms_norm(q, p["q_norm"]), rms_norm(k, p["k_norm"])
+    return x + merged(attend(q, k, split(h @ p["v_proj"], heads), causal=True)) @ p["o_proj"]
+
+
 @pytest.mark.parametrize(
     ("function", "name"),
     [
         (pre_norm, "right"),
+        (whole_block, "right"),
+        (normed_heads, "right"),
         (pre_norm_wide, "scale_by_width"),
         (normed_added, "normalised_input_added"),
         (of_values_too, "right"),

@@ -16,6 +16,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, spread_over, spreads, trees_of
 from regard.diagnosis.assigned import OTHER
+from regard.diagnosis.beside_weights import HEADS
 from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import text_of
 from regard.diagnosis.source import code_called
@@ -41,6 +42,8 @@ def layer_beside(function: Callable[..., Any], code: TreeCode, name: str, width:
     if FEED_FORWARD.search(name):
         bare = re.fullmatch(r"(mlp|ffn?|feed_?forward)_?\d*", name, re.IGNORECASE)
         return _feed_forward(function, code, name, width) if bare else zeros_of(name, width)
+    if OF_HEADS.search(name):  # of queries or keys, whose heads are narrower
+        return _norm(function, code, name, width // HEADS)
     if NORM.search(name):
         return _norm(function, code, name, width)
     has_other_columns = any(OTHER in one for one in code.columns.values())

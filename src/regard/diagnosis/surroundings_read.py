@@ -28,7 +28,8 @@ EPSILON = re.compile(
 TORCHS = 1e-5  # what is added to the squares where nothing says another number
 CENTRED = re.compile(r"\.(var|std)\(|\b(var|std)\(|- *\w*\.?(mean|mu|avg)\w*|- *[um]\b|layer_?norm")
 OUTSIDE = re.compile(
-    r"(\bstd\b|\.std\([^\n]*?\)|\bsqrt\([^()\n]*(\([^()]*\))?[^()\n]*\)) *\+ *(\w*eps|\d)"
+    r"(\b(std|sd|sigma)\b|\.std\([^\n]*?\)|"
+    r"\bsqrt\([^()\n]*(\([^()]*\))?[^()\n]*\)) *\+ *(\w*eps|\d)"
 )
 UNBIASED = re.compile(r"\.(std|var)\((?![^\n]*(unbiased=False|correction=0|ddof))")
 
@@ -94,7 +95,7 @@ class _Reading:
             return
         targets = getattr(one, "targets", [getattr(one, "target", None)])
         name = getattr(targets[0], "id", "")
-        self._attends |= ATTENDS.search(ast.unparse(value)) is not None
+        self._attends |= self._calls_attention(value)
         if isinstance(one, ast.AugAssign):
             added = isinstance(one.op, ast.Add) and self._attends and name in self.input
             self._note(name, added, "")
@@ -108,7 +109,7 @@ class _Reading:
         sums = bool(inside & self.sums) or any(self._adds(n) for c in calls for n in ast.walk(c))
         within = {id(node) for call in calls for node in ast.walk(call)}
         others = [n for n in ast.walk(value) if isinstance(n, ast.Call) and id(n) not in within]
-        alone = not (others or _has_products(value) or ATTENDS.search(ast.unparse(value)))
+        alone = not (others or _has_products(value))
         is_norm = bool(is_inline) or value in calls or (bool(calls) and alone)
         self.before |= bool(inside & self.input) and not sums
         normalised = is_norm and inside & self.input and not (sums or is_sum)
@@ -125,6 +126,12 @@ class _Reading:
         self.sums |= {name} if (is_sum or end) and name else set()
         self.ends[name] = end
         self.last = end
+
+    def _calls_attention(self, value: ast.AST) -> bool:
+        """Whether a softmax is called, or attention by its name, or a function that does so."""
+        names = (getattr(n.func, "id", "") for n in ast.walk(value) if isinstance(n, ast.Call))
+        inner = (ast.unparse(self._known[name]) for name in names if name in self._known)
+        return any(map(ATTENDS.search, (ast.unparse(value), *inner)))
 
     def _is_sum_of_another(self, node: ast.AST) -> bool:
         """Whether another function of the file attends, and adds the input."""

@@ -200,7 +200,9 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         return _of_random(tested, hypotheses[0], random)
     if tested.callee.says_cosine and not tested.of_gradients and tested.stated.mechanism is None:
         outputs = [own for _, own in views]
-        if (temperature := temperature_of_cosines(outputs, UNITS[_units(dtype)[0]])) is not None:
+        units = dict.fromkeys([_units(dtype)[0], "float32"])  # a small number may be added to roots
+        fits = (temperature_of_cosines(outputs, UNITS[one]) for one in units)
+        if (temperature := next((one for one in fits if one is not None), None)) is not None:
             width = tested.probes_for(views[0][0][0])[0].sizes["D"]
             other = other_sharpness(tested.callee.sharpness, temperature, width)
             if other is not None:
