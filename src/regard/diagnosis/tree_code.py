@@ -152,7 +152,9 @@ def _texts(function: Callable[..., Any]) -> Iterator[str]:
                 ends.append(end)  # f"{name}_w"
     yield from texts
     ends = [end for end in ends if end.isidentifier()]  # and no ".weight": a leaf, not a name
-    yield from (f"{text}{end}" for text in texts if len(text) < 6 for end in ends)
+    letters = (one for text in texts if {*text} < {*"qkvo"} for one in text)  # for n in "qk"
+    names = [one for one in texts if len(one) < 6]
+    yield from (f"{text}{end}" for text in (*letters, *names) for end in ends)
     yield from spread_over(function, None)
 
 
