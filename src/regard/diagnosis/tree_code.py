@@ -61,7 +61,9 @@ class TreeCode:
         has_weight = any(one in WEIGHT_LEAVES for one in self.leaves)
         self.leaves = self.leaves if has_weight else []
         found = axes_in_einsums(function)
-        found = axes_in_words(function, (*self.names, *self.latents), text_of(kind)) | found
+        words = axes_in_words(function, (*self.names, *self.latents), text_of(kind))
+        # Other orders are as likely those of other letters: (M, K, H) has K heads of H.
+        found = {name: own for name, own in words.items() if own == "MHD"} | found
         self.axes = {n: found[n] for n in (*self.names, *self.latents) if n in found}
 
     def _assigned(self, function: Callable[..., Any], texts: Sequence[str]) -> dict[str, str]:
