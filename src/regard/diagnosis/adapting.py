@@ -30,6 +30,7 @@ CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
 FILLING = (*CHANGING, "add", "push", "insert", "write", "store", "put", "prefill", "set")
 CACHE = re.compile("cache|buf|past|kv|ring|window|pages|pool", re.IGNORECASE)
 
+SCALAR = re.compile("preattnscalar$|attentionmultiplier$|attnscale$")
 # Roles of numbers whose names, H and D, are those of matrices too.
 OF_NUMBERS = ("heads", "key_heads", "width", "block", "window", "pos")
 
@@ -122,6 +123,11 @@ def as_used(parameters: Sequence[Parameter], text: str) -> list[Parameter]:
         if role_of(one.name) in OF_NUMBERS and re.search(used, text):
             first = any(role_of(other.name) in ("x", "query") for other in found)
             one = replace(one, role="context" if first else "x")
+        is_given = one.required or one.default is not None
+        if is_given and SCALAR.search(plain(one.name)):  # whatever the width of its heads
+            rooted = rf"\b{name} *\*\* *-|sqrt\( *{name}\b|{name}\) *\*\* *-"
+            role = "width" if re.search(rooted, text) else "scale"
+            one = replace(one, role=role, required=True, keyword=True)
         found.append(one)
     return found
 
@@ -241,6 +247,13 @@ def trees_of(function: Callable[..., Any]) -> Iterator[ast.AST]:
             yield parsed(textwrap.dedent(inspect.getsource(one)))
         except (OSError, TypeError, SyntaxError):
             continue
+
+
+def spreads(function: Callable[..., Any], name: str) -> bool:
+    """Whether the code spreads a dictionary with this name over a call."""
+    calls = (one for tree in trees_of(function) for one in ast.walk(tree))
+    keywords = (k for one in calls if isinstance(one, ast.Call) for k in one.keywords)
+    return any(k.arg is None and getattr(k.value, "id", "") == name for k in keywords)
 
 
 def spread_over(function: Callable[..., Any], name: str | None) -> Iterator[str]:

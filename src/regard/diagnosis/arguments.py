@@ -194,6 +194,8 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
     context = probe.inputs.get("context", embeddings)
     if convention.joined:
         context = context[:, : context.shape[1] - embeddings.shape[1]]
+    if probe.around is not None:
+        embeddings = probe.around.factor * embeddings
     if LATENTS in callee.weights:  # what it gets is read by queries of its own
         embeddings = context
     x, context = (to_layout(a.astype(dtype), EMBEDDED, layout) for a in (embeddings, context))
@@ -205,6 +207,9 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
     if callee.weights and half == len(callee.weights["W_k"]):  # keys and values come apart
         context, by_role["value"] = context[..., :half].copy(), context[..., half:].copy()
     by_role = {"value": context, **by_role, "key": context}
+    if isinstance(probe, GradientProbe) and probe.forward is not None:
+        upstream = probe.inputs[f"d_{probe.forward.result_step}"]
+        by_role["d_output"] = to_layout(upstream.astype(dtype), EMBEDDED, layout)
     has_context, own = "context" in probe.inputs, callee.roles
     has_context &= LATENTS not in callee.weights
     if has_context and not {"context", "key"} & own.keys():

@@ -13,8 +13,8 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.caches import fields_of
-from regard.diagnosis.construction import FEED_FORWARD_ARRAY, GATE_LAYER
-from regard.diagnosis.documented import documented_axes
+from regard.diagnosis.construction import GATE_LAYER
+from regard.diagnosis.documented import documented_axes, is_of_tokens
 from regard.diagnosis.einsums import HEADS as HEAD_AXIS
 from regard.diagnosis.einsums import WIDTHS as WIDTH_AXIS
 from regard.diagnosis.einsums import axes_in_einsums
@@ -26,7 +26,6 @@ LETTERS = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
 MODEL_AXIS = re.compile("d_?model|embed(_dim)?|dim|e|c|m|hidden(_size)?|model|width")
 TABLE = re.compile("rel|table|alibi|position|pos_", re.IGNORECASE)
 # Factors and shifts of normalisations.
-NORM_ARRAY = re.compile(r"(^|_)(ln|norm|layer_?norm|rms)|norm|^(g|gamma|beta)_?\d?$", re.IGNORECASE)
 # Factors, which are 1 where nothing is learned.
 ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
 
@@ -56,7 +55,9 @@ def beside_weights(
         shape = [LETTERS[one] for one in axes if one in LETTERS]
         if len(shape) != len(axes) or not axes:
             own_words = words.get(name, ())
-            shape = [sizes.get(one) or _size_named(one) for one in own_words]
+            shape = [
+                sizes.get(one) or _size_named(one) or int(is_of_tokens(one)) for one in own_words
+            ]
         is_gate, is_bias = GATE_LAYER.search(name), re.search("(^b|_b|bias)$", name)
         shape = [HEADS, LETTERS["D"]] if is_gate and is_bias and not shape else shape
         if name in weights or not shape or not all(shape):
@@ -65,19 +66,6 @@ def beside_weights(
         filled = 100.0 * bool(is_bias) if is_gate else float(bool(ONES.search(name)))
         found[name] = drawn if TABLE.search(name) else np.full(shape, filled)
     return found
-
-
-def beside_attention(name: str) -> Array | None:
-    """An array of a normalisation, which is left out, or of layers behind attention: nothing.
-
-    None for other names.
-    """
-    if FEED_FORWARD_ARRAY.search(name):
-        inner, last = 2 * WIDTH, re.search("2|down|out", name) is not None
-        if name[:1] in "bB" or re.search("bias|(^|_)b", name, re.IGNORECASE):
-            return np.zeros(WIDTH if last else inner)
-        return np.zeros((inner, WIDTH) if last else (WIDTH, inner))
-    return np.ones(WIDTH) if NORM_ARRAY.search(name) else None
 
 
 def _size_named(word: str) -> int:

@@ -60,6 +60,7 @@ from regard.diagnosis.under_test import FunctionUnderTest
 LATER = re.compile(r"(seg|doc|text|ids?)\w*(\[[^\]]*\]|\.unsqueeze\([^)]*\))? *[<>]=")
 # Code that means to add 1 to the sum of the exponentials.
 ADDS_ONE = re.compile(r"softmax_?(1|one|plus)|off.by.one|quiet|no.?op|attend to nothing", re.I)
+RESIDUAL = re.compile("residual|skip|\\+=? *attn|shortcut", re.IGNORECASE)
 # A causal rule and another one of which one is enough.
 JOINED_BY_OR = re.compile(
     r"\b\w*(causal|tri[lu]?|past)\w*(\([^\n]*\))? *\| *[\w(~]|\w+ *\| *\w*causal|logical_or\(",
@@ -127,6 +128,8 @@ def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[
         return (), "queries and keys normalised over all heads together"
     if names == ["rotary_on_keys_only"] and callee.steps and TURNS_QUERIES.search(code):
         return ((all_mistakes()["rotary_from_zero_in_each_call"], found[0][1]),), ""
+    if names == ["residual_of_inputs"] and RESIDUAL.search(code):
+        return (), "its input added"
     adds_one = names == ["one_in_the_denominator"] and found[0][1] is found[0][0].variants[1]
     if adds_one and ADDS_ONE.search(code):  # a logit of 0, shifted like others
         return (), "1 added to the sum of the exponentials"

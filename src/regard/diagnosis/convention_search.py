@@ -271,6 +271,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             fitting = [(one, _fit(tested, one)) for one in shared]
             right = [one for one in fitting if one[1] is Fit.RIGHT]
             found = (right or [one for one in fitting if one[1] is not Fit.NONE])[:1]
+        if tested.callee.is_backward and any(one.layout == told for one, _ in found):
+            found = [one for one in found if one[0].layout == told]  # others ran by accident
         if found:
             return [_with_output_position(tested, convention) for convention, _ in found]
     return []

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.adapting import trees_of
+from regard.diagnosis.adapting import WEIGHT_LEAVES, trees_of
 from regard.diagnosis.documented import documented_axes
 from regard.diagnosis.parameter_names import fused_order
 from regard.diagnosis.signature import text_of
@@ -46,15 +46,22 @@ def axes_in_einsums(function: Callable[..., Any]) -> dict[str, str]:
     return found
 
 
-def axes_in_words(function: Callable[..., Any], names: Collection[str]) -> dict[str, str]:
-    """The same for those that documentation gives three axes, one of them of heads: (h, d, d_k)."""
+def axes_in_words(
+    function: Callable[..., Any], names: Collection[str], text: str = ""
+) -> dict[str, str]:
+    """The same for those that documentation gives three axes, one of them of heads: (h, d, d_k).
+
+    It may be more `text` than that of the function.
+    """
     found = {}
-    for name, words in documented_axes(text_of(function), names).items():
+    for name, words in documented_axes(f"{text}\n{text_of(function)}", names).items():
         heads = [one for one in words if HEADS.fullmatch(one.lower())]
         widths = [one for one in words if WIDTHS.fullmatch(one.lower()) and one not in heads]
         if len(words) == 3 and len(heads) == len(widths) == 1:
             letters = dict.fromkeys(words, "M") | {heads[0]: "H", widths[0]: "D"}
             found[name] = "".join(letters[one] for one in words)
+        elif len(words) == 3 and [*words[1:2]] == heads:  # between the rows and the columns
+            found[name] = "MHD"
     return found
 
 
@@ -128,7 +135,10 @@ def _name(node: ast.expr) -> str:
     """The name of an operand: of a variable, an attribute, or an entry."""
     if isinstance(node, ast.Subscript):
         key = getattr(node.slice, "value", None)
-        return key if isinstance(key, str) else ""
+        inner = _name(node.value) if key in WEIGHT_LEAVES else ""  # params["query"]["kernel"]
+        return inner or (key if isinstance(key, str) else "")
+    if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name):
+        return _name(node.value) if node.attr in WEIGHT_LEAVES else node.attr
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 

@@ -179,6 +179,8 @@ def temperature_of_cosines(
     assert unit_one is not None
     for outputs in views:
         free = [one for one in outputs if not one.probe.has_rules and one.probe.scale is None]
+        own = (one for one in outputs if one.probe.keep is None and one.probe.window is None)
+        free = free or [one for one in own if not one.probe.chunks]  # it is always causal
         first = min(free, key=lambda one: one.output.size, default=None)
         for probe in () if first is None else unit_one.of([first.probe]):
             assert first is not None

@@ -18,6 +18,7 @@ from regard.diagnosis.adapting import (
     from_dictionary,
     with_configuration,
 )
+from regard.diagnosis.after_attention import with_projection_after
 from regard.diagnosis.around import of_images
 from regard.diagnosis.beside_weights import HEADS
 from regard.diagnosis.cache_objects import with_cache_object
@@ -106,6 +107,7 @@ ONE_OF_SEVERAL = (
     with_ids,
     with_prompt,
     with_quantised,
+    with_projection_after,
     with_given,
     with_neutral,
     with_global_tokens,

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import trees_of
+from regard.diagnosis.after_attention import like_another
 from regard.diagnosis.documented import documented_axes, documented_sizes, letters_of
 from regard.diagnosis.einsums import HEADS, WIDTHS
+from regard.diagnosis.latent_weights import latent_part
 from regard.diagnosis.packing import PAGED_KEYS, PAGED_VALUES, TABLE, Alternative, Packing
 from regard.diagnosis.parameter_names import is_upstream, role_of
 from regard.diagnosis.signature import EDGES, PROJECTIONS, Parameter, text_of
-from regard.diagnosis.trees import projection
+from regard.diagnosis.tree_code import NORM, projection
 
 # Vectors of positions that are named as in the paper, and matrices for rows of positions.
 BARE = re.compile("[uvwrb]")
@@ -87,7 +88,7 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
             drawn = np.random.default_rng(40 + number).normal(
                 size=[_value(size, known) for size in sizes]
             )
-            found[one.name] = _like(drawn * (OF_VALUES.search(one.name) is None), like)
+            found[one.name] = like_another(drawn * (OF_VALUES.search(one.name) is None), like)
         made.arrays = {**found}
         fixed = {n: size for n, size in counts.items() if n not in given}
         return {**given, **found, **fixed}
@@ -103,6 +104,8 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
 
 def _is_besides(one: Parameter, projected: bool) -> bool:
     """Whether an argument has none of the usual roles, or not that of its name."""
+    if NORM.search(one.name) or latent_part(one.name):  # weights too, which trees.py makes
+        return False
     role = role_of(one.name) or projection(one.name) or EDGES.search(one.name)
     if any(own.match(one.name) for own in (PAGED_KEYS, PAGED_VALUES, TABLE)):
         return False
@@ -159,17 +162,6 @@ def _as_first(given: Mapping[str, Any], projected: set[str]) -> list[str]:
     """The shape of the first projection, for a matrix of positions whose shape is not said."""
     first = next(given[name] for name in given if name in projected)
     return [str(int(size)) for size in first.shape]
-
-
-def _like(drawn: Array, like: Any) -> Any:
-    """The numbers in the library and the type of another argument."""
-    if hasattr(like, "new_tensor"):
-        return like.new_tensor(drawn)
-    if hasattr(like, "at"):
-        import jax.numpy as jnp
-
-        return jnp.asarray(drawn, like.dtype)
-    return drawn.astype(like.dtype)
 
 
 def _unread(function: Callable[..., Any], names: Sequence[str]) -> tuple[str, ...]:

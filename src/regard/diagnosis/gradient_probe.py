@@ -27,9 +27,7 @@ class GradientProbe(Probe):
     """A probe with the gradient of its output given, under the name of that gradient's step."""
 
     forward: Probe | None = None  # the probe that it was made of
-    wanted: tuple[
-        str, ...
-    ] = ()  # the inputs whose gradients are the result; nothing: of all INPUTS
+    wanted: tuple[str, ...] = ()  # the inputs whose gradients are the result; else all INPUTS
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:

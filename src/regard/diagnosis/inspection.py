@@ -63,6 +63,7 @@ from regard.diagnosis.source import (
     unused_layers,
     words_of,
 )
+from regard.diagnosis.surroundings_read import surroundings_of
 from regard.diagnosis.weights import (
     readings_of_weights,
     widths_of,
@@ -193,6 +194,7 @@ def inspect_function(
         )
         for called, one in found
     ]
+    found = [*_with_surroundings(function, found), *found]
     paired = isinstance(function, Pair)
     if paired or found[0][1].is_backward:
         written = function.backward if isinstance(function, Pair) else function
@@ -210,6 +212,17 @@ def inspect_function(
         )
         for number, (called, callee) in enumerate(found[:MOST_READINGS])
     ]
+
+
+def _with_surroundings(function: Any, found: list[Reading]) -> Iterator[Reading]:
+    """The readings of a function of weights with what its code computes around attention."""
+    if not is_function(function) or found[0][1].is_backward:
+        return
+    for called, callee in found:
+        first = next((p for p in callee.parameters if p.role in ("x", "query")), None)
+        if callee.kind == "projected" and first is not None:
+            around = surroundings_of(function, first.name)
+            yield from [(called, replace(callee, around=around))] if around else []
 
 
 def _of_wrappers(called: Any, name: str) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from regard.diagnosis.calling import Once
 from regard.diagnosis.convention import Convention, agrees
 from regard.diagnosis.norms import WITHIN
 from regard.diagnosis.probe import UNITS, Probe
+from regard.diagnosis.surroundings import Surroundings
 from regard.diagnosis.under_test import FunctionUnderTest
 
 
@@ -25,6 +26,8 @@ def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:
     where a, b and c are 1 or 2 for each normalisation before attention, after it and at the end.
     """
     callee = tested.callee
+    if callee.around is not None:
+        return _missed_by_function(tested, convention, callee.around)
     names = [one for one in callee.without if one != "residual" and not WITHIN.search(one)]
     if "residual" not in callee.without or callee.roles.keys() & {"context", "query"}:
         return ""
@@ -52,6 +55,31 @@ def what_norms_miss(tested: FunctionUnderTest, convention: Convention) -> str:
     if any(is_whole(c * (rows + b * parts[a])) for a, b, c in factors):
         return ""
     return "added" if is_whole(2 * rows + parts[2]) else "part"
+
+
+def _missed_by_function(
+    tested: FunctionUnderTest, convention: Convention, around: Surroundings
+) -> str:
+    """The same of a function whose normalisation is its own, by rows twice as large.
+
+    The normalisation makes the same of them, and only what it does not reach is twice as large.
+    """
+    if around.last == "result" and tested.callee.norm_place == "last":
+        return "sum"
+    if not around.before or tested.callee.norm_place != "first":
+        return ""
+    probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
+    if probe is None:
+        return ""
+    twice = replace(probe, around=replace(around, factor=2.0), name=f"{probe.name}, twice as large")
+    seen, once = (tested.ask(convention, one).output for one in (twice, probe))
+    rows = probe.inputs["embeddings"]
+    if seen is None or once is None or (around.adds and seen.shape != rows.shape):
+        return ""
+    bound = 8 * probe.tolerance(UNITS["float32"])
+    if agrees(seen, once + rows if around.adds else once, bound):
+        return ""
+    return "added" if around.adds and agrees(seen, once, bound) else "part"
 
 
 def _times(probe: Probe, factor: int) -> Probe:

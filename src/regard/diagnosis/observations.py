@@ -107,7 +107,8 @@ def parts(matcher: Matcher) -> Iterator[Ability]:
         count = len(matcher.outputs)
         text = f"{len(bad)} of {count} probes: {', '.join(bad[:3])}{', …' if len(bad) > 3 else ''}"
         state: Literal["wrong", "right"] = "wrong" if bad else "right"
-        yield Ability(name, _GRADIENTS[name], state, text if bad else f"{count} probes")
+        title = _GRADIENTS.get(name, f"d{name}, the gradient of {name}")
+        yield Ability(name, title, state, text if bad else f"{count} probes")
 
 
 def no_gradients(tested: FunctionUnderTest) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import re
 # Role -> names of parameters that have it, in lower case without underscores.
 NAMES = {
     "query": "q query queries querys xq qs qin qq queryseq target tgt inputsq inputq latents "
-    "fromtensor",
+    "fromtensor question",
     "key": "k key keys xk ks kin keyseq",
     "key_t": "kt ktransposed keytransposed keyst keyt transposedkey transposedkeys",
     "value": "v value values val vals xv vs vin valueseq",
@@ -21,11 +21,12 @@ NAMES = {
     "crossstates other contextstates mem keyvalue keyvaluestates totensor xa encoderfeatures audio "
     "audiofeatures imagefeatures textstates contextembeddings sources mems media mediafeatures "
     "visualfeatures visualtokens imagetokens imageembeds imageembeddings visionfeatures "
-    "imgfeatures regionfeatures visualstates",
+    "imgfeatures regionfeatures visualstates passage passages mdata",
     "mask": "mask attnmask attentionmask m masks causalmask srcmask tgtmask trgmask selfmask "
     "lookaheadmask attnmasks amask",
     "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "
-    "tokenmask seqmask sequencemask inputmask keypadmask kpm",
+    "tokenmask seqmask sequencemask inputmask keypadmask kpm passagemask contextmask docmask "
+    "sourcemask encodermask contextpaddingmask",
     "key_hide": "pad padding ispad ispadding padded padtokens paddings iskeypad keyispad padtoken",
     "key_keep": "keyisreal isreal real valid isvalid validkeys keyvalid nonpad notpad keyvisible "
     "realtokens validmask istoken realkeys keykeep keepkeys live alive",
@@ -62,7 +63,7 @@ NAMES = {
     "cache_v": "pastv vcache cachev valuecache pastvalue pastvalues vpast prevv cachedv "
     "cachedvalues",
     "pos": "pos position startpos offset cachepos step startposition",
-    "positions": "positionids positions posids inputpos tokenpositions cacheposition",
+    "positions": "segmentpos positionids positions posids inputpos tokenpositions cacheposition",
     "cos": "cos rotarycos ropecos freqscos cosines costable coscached cosine",
     "sin": "sin rotarysin ropesin freqssin sines sintable sincached sine",
     "no": "dropout dropoutp pdropout dropoutrate pdrop training train istraining attndropout "
@@ -152,15 +153,15 @@ def plain(name: str) -> str:
 
 
 # Names of layers that hold all three projections.
-PACKED = ("inproj", "cattn", "inprojweight", "inprojbias")  # as qkv
+PACKED = ("inproj", "cattn", "inprojbias")  # as qkv
 
 
 def fused_order(name: str) -> str:
     """The projections that lie side by side in a layer: qkv, kv, kqv; or nothing."""
     name = plain(name)
-    if name in PACKED:
+    if name in PACKED or re.sub("(weight|kernel|w)$", "", name) in PACKED:
         return "qkv"
     own = re.sub("^(to|w|fc|lin|linear|c|in|x)", "", name)
-    own = re.sub("(proj|projection|lin|linear|weight|kernel|w|layer|net)$", "", own)
+    own = re.sub("(proj|projection|lin|linear|weight|kernel|w|layer|net|einsum)$", "", own)
     own = own.replace("query", "q").replace("key", "k").replace("value", "v")
     return own if sorted(own) in (["k", "q", "v"], ["k", "v"], ["q", "k"]) else ""

@@ -15,6 +15,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
+from regard.diagnosis.surroundings import Surroundings
 from regard.textbook.mechanisms import Declared
 from regard.textbook.operations import compute
 from regard.textbook.steps import LETTERS, Ref, Step, textbook
@@ -51,6 +52,7 @@ class Probe:
     chunks: tuple[int, ...] = ()  # how many tokens at a time a cache is fed
     scale: float | None = None
     rank: int = 4  # of the arrays that the function gets
+    around: Surroundings | None = None  # what the function computes around attention
     score: str | Declared = "dot"
     normalize: str = "softmax"
     dtype: np.dtype[Any] = field(default=np.dtype(np.float64))
@@ -158,7 +160,10 @@ class Probe:
 
     def result(self, values: Values) -> Array:
         """What a function returns, given the values of the steps."""
-        return values[self.result_step]
+        result = values[self.result_step]
+        if self.around is None:
+            return result
+        return self.around.finish(result, self.inputs["embeddings"])
 
     def output(self, variant: Variant) -> Array:
         """What a function that computes a variant returns; computed once while both exist."""

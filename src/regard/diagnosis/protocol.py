@@ -32,6 +32,7 @@ from regard.diagnosis.signature import (
     Callee,
     Parameter,
 )
+from regard.diagnosis.surroundings import Surroundings
 from regard.diagnosis.tables import FORMS
 from regard.errors import safe_text
 
@@ -203,6 +204,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "said_scale": callee.said_scale,
                 "sharpness": callee.sharpness,
                 "norm_place": callee.norm_place,
+                "around": None if callee.around is None else astuple(callee.around),
                 "columns_said": callee.columns_said,
                 "by_head": callee.by_head,
                 "says_causal": callee.says_causal,
@@ -285,6 +287,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(content["columns_said"] in ("", "heads", "parts"))
     _need(content["norm_place"] in ("", "first", "last"))
     _need(content["said_scale"] in ("", "none", "width", "model"))
+    around = content["around"] and Surroundings.checked(content["around"])
     kinds = ("paired", "remembers", "rows_first", "batched", "adapted")
     flags = (
         *kinds,
@@ -340,7 +343,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     )
     how = {name: content[name] for name in (*texts, *flags)}
     own: dict[str, Any] = {"returns": tuple(map(_text, content["returns"])), **how}
-    own |= {"weights": weights, "heads": heads}
+    own |= {"weights": weights, "heads": heads, "around": around}
     own |= {"opaque": _text(content["opaque"]), "widths": tuple(content["widths"])}
     own |= {"layout": content["layout"], "caps": tuple(content["caps"])}
     own |= {"made": _text(content["made"])}

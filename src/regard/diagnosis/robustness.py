@@ -31,7 +31,7 @@ def fragilities(
     """Everything that breaks a right function, the simplest first."""
     if convention.one_query or convention.joined or LATENTS in tested.callee.weights:
         return
-    if built_in.added is not None:  # it was seen for ordinary scores alone
+    if built_in.added is not None or tested.callee.around is not None:  # seen for usual rows alone
         return
     yield from _changed_arguments(tested)
     probes = _probes(tested, convention)

@@ -25,6 +25,7 @@ from regard.diagnosis.parameter_names import (
     plain,
     role_of,
 )
+from regard.diagnosis.surroundings import Surroundings
 from regard.errors import OptionError, safe_text
 
 # The roles of arguments that have a gradient.
@@ -112,6 +113,7 @@ class Callee:
     says_transposed: bool = False  # whether its weights are stored as (out, in), by a name
     by_head: bool | None = None  # whether one head's fused columns follow another's
     columns_said: str = ""  # heads or parts: whether its text says so, or the opposite
+    around: Surroundings | None = None  # what a function of weights computes around attention
     norm_place: str = ""  # first or last: whether the input is normalised, or the sum with it
     says_causal: bool = False  # whether its text mentions a causal rule
     says_cosine: bool = False  # whether its text normalises vectors, or mentions the cosine

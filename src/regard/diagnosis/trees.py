@@ -6,7 +6,6 @@ axis of heads. Must not know any probe.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import itertools
 import re
@@ -18,29 +17,39 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
-from regard.diagnosis.beside_weights import (
-    HEADS,
-    TABLE,
-    WIDTH,
-    beside_attention,
-    beside_weights,
+from regard.diagnosis.adapting import (
+    BIAS_LEAVES,
+    WEIGHT_LEAVES,
+    Adapted,
+    spread_over,
+    spreads,
 )
+from regard.diagnosis.assigned import OTHER
+from regard.diagnosis.beside_weights import HEADS, TABLE, WIDTH, beside_weights
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.construction import FEED_FORWARD_ARRAY, GATE_LAYER
+from regard.diagnosis.construction import GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
+from regard.diagnosis.latent_weights import latent_part, latent_parts, with_latents
+from regard.diagnosis.layers_beside import WIDER, layer_beside
 from regard.diagnosis.packing import side_by_side
-from regard.diagnosis.parameter_names import fused_order, plain, role_of
+from regard.diagnosis.parameter_names import plain, role_of
 from regard.diagnosis.signature import LATENTS, PROJECTIONS, Parameter, text_of
 from regard.diagnosis.source import code_called
-from regard.diagnosis.weights import LAYERS, LEARNED
+from regard.diagnosis.tree_code import CONTAINERS, NORM, TreeCode, projection, read_from
 from regard.errors import OptionError, safe_text
 
-TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws", "model", "layer")
-# Between the tree and its weights: variables["params"]["attention"]["query"].
-CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
-FEWER_KEYS = re.compile(r"kv_?h|n_?kv|kh\b|gqa|mqa|grouped|group_size|groups?\b", re.IGNORECASE)
+TREES = re.compile(
+    "params|parameters|weights|w|theta|p|variables|ws|model|layer|sd|statedict|checkpoint|ckpt|block|"
+    "blk|prms?|pars|tree|(self)?(attn|attention|mha)(params|weights)?"
+)
+# What is put before the names of entries.
+PREFIX = re.compile("prefix|pre|scope|path|(layer_)?name")
+FEWER_KEYS = re.compile(r"kv_?h|n_?kv|kh\b|gqa|grouped|group_size|groups?\b", re.IGNORECASE)
+ONE_FOR_ALL = re.compile(
+    r"multi-?_?query|\bmqa\b|(one|single) (key|kv|k/v)\b|one key", re.IGNORECASE
+)
+FEED_WIDTH = re.compile("d?ff(n|w)?(dim|inner|hidden|size|width)?|mlp(dim|hidden)|dmlp|dinner")
 TURNED = re.compile(r"\(out\w*, *in\w*\)|\.T\b|\.mT\b|F\.linear|functional\.linear")
 
 # The function, its other parameters, its weights as x @ W, and their heads where these are known.
@@ -96,10 +105,13 @@ def with_weights(
     for tree in parameters:
         kind = annotated(function, tree.name)
         own = [*fields_of(kind)]
-        if tree.required and (plain(tree.name) in TREES or any(map(projection, own))):
-            code = _Code(function, tree.name, own)
+        named = any(projection(one) or latent_part(one) for one in own)
+        if tree.required and role_of(tree.name) is None and not own:
+            named = any(map(projection, read_from(function, tree.name)))
+        if tree.required and (TREES.fullmatch(plain(tree.name)) or named):
+            code = TreeCode(function, tree.name, kind)
             made = initial_tree(function, (*code.names, *code.rest), HEADS)
-            made = made if _has_usual_sizes(made) else {}
+            made = made if _has_usual_sizes(made, code) else {}
             code.names |= {one: role for one in made if (role := projection(one))}
             if {*PROJECTIONS} <= code.roles:
                 few = _groups_made(made, code)
@@ -112,38 +124,47 @@ def with_weights(
     return _weighed_apart(function, parameters, framework)
 
 
-def _forms(function: Callable[..., Any], code: _Code) -> Iterator[_Form]:
+def _forms(function: Callable[..., Any], code: TreeCode) -> Iterator[_Form]:
     """Every form that the code may mean, the likeliest first."""
     text = text_of(function) + code_called(function)
-    if any("H" in axes for name, axes in code.axes.items() if _letters(name) != "o"):
+    if any("H" in axes for name, axes in code.axes.items() if code.letters_of(name) != "o"):
         learned: tuple[int | None, ...] = (1, 3) if code.learned else (None,)
-        for few, queries in itertools.product(_groups_in(code.axes, text), learned):
-            yield _Form("MHD", False, False, few, queries)
-            yield _Form("MHD", True, False, few, queries)
+        known = any(code.letters_of(name) == "o" for name in code.axes)  # of the output too
+        outputs = (True,) if known else (False, True)
+        for few, queries, out in itertools.product(_groups_in(code, text), learned, outputs):
+            yield _Form("MHD", out, False, few, queries)
         return
     turned = (False, True) if TURNED.search(text) else (False,)
     shapes = [("", False, one) for one in turned]
     shapes += [("MHD", True, False), ("HMD", True, False), ("MHD", False, False)]
     shapes += [("HMD", False, False)]
-    groups = (HEADS // 2, HEADS) if FEWER_KEYS.search(text) else (HEADS,)
+    groups = _groups_said(text)
     learned = (1, 3) if code.learned else (None,)
-    fused = any(len(fused_order(_without_bias(name))) == 3 for name in code.names)
+    fused = any(len(code.order_of(name)) == 3 for name in code.names)  # and nothing besides
+    fused |= "up kv" in code.latents.values()
     for by_head in (False, True)[: 1 + fused]:
         for few, (axes, output, turn), queries in itertools.product(groups, shapes, learned):
             if few == HEADS or not by_head:
                 yield _Form(axes, output, turn, few, queries, by_head)
 
 
-def _groups_in(axes: Mapping[str, str], text: str) -> tuple[int, ...]:
+def _groups_in(code: TreeCode, text: str) -> tuple[int, ...]:
     """The heads that keys may have: one where their weights have no axis of heads."""
-    if any("H" not in own for name, own in axes.items() if _letters(name)[-1] in "kv"):
-        return (1,)
-    return (HEADS // 2, HEADS) if FEWER_KEYS.search(text) else (HEADS,)
+    known = {
+        name: own for name, own in code.axes.items() if code.letters_of(name)[-1:] in ("k", "v")
+    }
+    return (1,) if any("H" not in own for own in known.values()) else _groups_said(text)
 
 
-def _has_usual_sizes(made: Mapping[str, Any]) -> bool:
+def _groups_said(text: str) -> tuple[int, ...]:
+    """The heads that keys may have, as a text says."""
+    fewer = (HEADS // 2, HEADS) if FEWER_KEYS.search(text) else (HEADS,)
+    return (1, *fewer) if ONE_FOR_ALL.search(text) else fewer
+
+
+def _has_usual_sizes(made: Mapping[str, Any], code: TreeCode) -> bool:
     """Whether the queries' and the output's weights are as wide as those that are drawn here."""
-    parts = {name: projection(name)[-1:] for name in made if not fused_order(_without_bias(name))}
+    parts = {name: projection(name)[-1:] for name in made if not code.order_of(name)}
     own = [_size_of(made[name]) for name, letter in parts.items() if letter in ("q", "o")]
     return all(size in (WIDTH, WIDTH**2) for size in own)
 
@@ -155,10 +176,10 @@ def _size_of(made: Any) -> int:
     return 0
 
 
-def _groups_made(made: Mapping[str, Any], code: _Code) -> int | None:
+def _groups_made(made: Mapping[str, Any], code: TreeCode) -> int | None:
     """The heads of keys of weights that were made, by their size; None if that is not known."""
     for name, role in code.names.items():
-        letters = _letters(name)
+        letters = code.letters_of(name)
         if name in made and role[:2] == "W_" and letters and {*letters} <= {*"kv"}:
             if "H" in (axes := code.axes.get(name, "")) and np.ndim(made[name]) == len(axes):
                 return int(made[name].shape[axes.index("H")])
@@ -166,54 +187,11 @@ def _groups_made(made: Mapping[str, Any], code: _Code) -> int | None:
     return None
 
 
-class _Code:
-    """What the code of a function says of its tree: the names of entries, and their leaves."""
-
-    def __init__(self, function: Callable[..., Any], tree: str, known: Sequence[str]) -> None:
-        read = [*dict.fromkeys((*known, *_read_from(function, tree)))]
-        texts = [*dict.fromkeys((*_texts(function), *read))]
-        self.unpacked = _unpacked(function, tree)
-        self.names = {one: role for one in read if (role := projection(one))}
-        named = {*self.names.values()}  # what another object calls so is none, as cache.k
-        names = [one for one in (*texts, *self.unpacked) if projection(one) not in named]
-        self.names |= {one: role for one in names if (role := projection(one))}
-        rest = [one for one in read if one not in self.names and not CONTAINERS.match(one.lower())]
-        rest = [one for one in rest if one not in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
-        self.learned = [one for one in rest if LEARNED.match(one)]
-        self.rest = [one for one in rest if one not in self.learned]
-        rest = [one for one in rest if one not in self.learned and not one.startswith("_")]
-        if "W_o" not in self.names.values() and len(rest) == 1:  # the only other one
-            self.names[rest[0]] = "W_o"
-        words = (one.strip(".") for one in texts)  # name + ".weight" too
-        leaves = [one for one in words if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
-        self.leaves = [one for one in leaves if one not in self.names]
-        self.own_leaves = _own_leaves(function)
-        has_weight = any(one in WEIGHT_LEAVES for one in self.leaves)
-        self.leaves = self.leaves if has_weight else []
-        found = axes_in_einsums(function)
-        self.axes = {name: found[name] for name in self.names if name in found}
-
-    def leaves_of(self, name: str) -> list[str]:
-        """The leaves of one entry."""
-        return [one for one in self.leaves if one in self.own_leaves.get(name, self.leaves)]
-
-    @property
-    def roles(self) -> set[str]:
-        """The weights and biases that there are."""
-        found = set()
-        for name, role in self.names.items():
-            letters = fused_order(_without_bias(name)) or role[-1]
-            found |= {role[:2] + letter for letter in letters}
-            if role[:2] == "W_" and any(one in BIAS_LEAVES for one in self.leaves_of(name)):
-                found |= {f"b_{letter}" for letter in letters}
-        return found
-
-
 def _weighed(
     function: Callable[..., Any],
     parameters: Sequence[Parameter],
     tree: Parameter,
-    code: _Code,
+    code: TreeCode,
     kind: Any,
     framework: str,
     form: _Form,
@@ -221,17 +199,22 @@ def _weighed(
 ) -> Weighed:
     """The function with its tree in one form, and what else was `made` for it."""
     weights = _drawn(code.roles, form, exact=framework == "numpy")
+    parts = with_latents(weights, code.latents) if code.latents else weights
+    weights = {role: parts[role] for role in weights}
     if form.learned is not None:
         rng = np.random.default_rng(1)
         weights[LATENTS] = rng.uniform(-0.9, 0.9, (form.learned, WIDTH)).astype(np.float32) + 0.0
 
     def entry(name: str, role: str) -> Any:
         """A weight with the shape of the form, or the leaves of a layer."""
-        whole = _shaped(weights, role, fused_order(_without_bias(name)), form, code.axes.get(name))
+        whole = _shaped(weights, role, code.order_of(name), form, code.axes.get(name))
         leaves = code.leaves_of(name) if role[:2] == "W_" else []
+        if name in code.pairs and role[:2] == "W_":
+            own = _shaped(weights, f"b_{role[-1]}", code.order_of(name), form)
+            return _in_library(whole, framework), _in_library(own, framework)
         if not leaves:
             return _in_library(whole, framework)
-        letters = fused_order(name)
+        letters = code.order_of(name)
         bias = f"b_{role[-1]}"
         taken = {one: whole for one in leaves if one in WEIGHT_LEAVES}
         if bias in weights:
@@ -241,72 +224,107 @@ def _weighed(
 
     def by_role(name: str) -> Any:
         *outer, last = re.split(r"[/.]", name)
-        if (
-            name not in code.names and outer and last in (*WEIGHT_LEAVES, *BIAS_LEAVES)
-        ):  # "query.weight", as in a state_dict
+        of_leaf = name not in code.names and outer and last in (*WEIGHT_LEAVES, *BIAS_LEAVES)
+        if of_leaf and not NORM.search(outer[-1]):  # "query.weight", as in a state_dict
             whole = by_role(outer[-1])
+            if last in BIAS_LEAVES and not isinstance(whole, Tree):
+                return by_role(f"{outer[-1]}_bias")
             return whole[last] if isinstance(whole, Tree) else whole
         role = code.names.get(last) or projection(last)
         if role and role in weights:
             return entry(last, role)
-        behind = beside_attention(last)
-        return _in_library(behind, framework) if behind is not None else None
+        return _given(layer_beside(function, code, name, WIDTH), framework)
 
     entries = {name: entry(name, role) for name, role in code.names.items() if role in weights}
-    entries |= {name: made[name] for name in code.rest if name in made}
+    if not any(OTHER in one for one in code.columns.values()):
+        entries |= {name: made[name] for name in code.rest if name in made}
+    for name, part in code.latents.items():
+        axes = code.axes.get(name)
+        entries[name] = _in_library(_of_latents(parts, part, form, axes), framework)
     for name in code.learned:
         entries[name] = _in_library(weights[LATENTS], framework)
     counts = {p.name: p.default for p in parameters if type(p.default) is int}
     beside = beside_weights(function, kind, code.rest, code.names, code.axes, counts)
     for name, array in beside.items():
-        own = array if framework == "numpy" else array.astype(np.float32)
         if name not in entries or GATE_LAYER.search(name):  # it is open, however it was made
-            entries[name] = _in_library(own, framework)
-    whole: Any = Tree(entries, by_role)
+            entries[name] = _given(array, framework)
+    for name in code.rest:
+        if name not in entries and (own := layer_beside(function, code, name, WIDTH)) is not None:
+            entries[name] = _given(own, framework)
+    spread = {*spread_over(function, tree.name)} if spreads(function, tree.name) else {*entries}
+    whole: Any = Tree({n: one for n, one in entries.items() if n in spread}, by_role)
     if code.unpacked and all(one in entries for one in code.unpacked):
         whole = tuple(entries[one] for one in code.unpacked)
     elif kind is not None:
         whole = _made(kind, whole)
     elif framework == "jax":
         _as_pytree()
-    rest = [replace(one, keyword=True) for one in parameters if one is not tree]
-    known = form.axes or form.groups < HEADS
-    adapted = Adapted(function, {tree.name: whole}, "")
+    fed: dict[str, Any] = {}
+    fed |= {p.name: WIDER * WIDTH for p in parameters if FEED_WIDTH.fullmatch(plain(p.name))}
+    for one in parameters:  # layers beside attention, each an argument
+        own = layer_beside(function, code, one.name, WIDTH) if one.required else None
+        if one is not tree and own is not None and role_of(one.name) is None:
+            fed[one.name] = _given(own, framework)
+    fed |= {p.name: "" for p in parameters if p.required and PREFIX.fullmatch(p.name)}
+    rest = [_as_sized(one) for one in parameters if one is not tree and one.name not in fed]
+    known = form.axes or form.groups < HEADS or any(HEADS in one.shape for one in beside.values())
+    adapted = Adapted(function, {tree.name: whole, **fed}, "")
     adapted.has_table = any(map(TABLE.search, beside))
-    gates = filter(GATE_LAYER.search, beside)
-    adapted.left_out = (*gates, *filter(FEED_FORWARD_ARRAY.search, code.rest))
-    if any(len(fused_order(_without_bias(name))) == 3 for name in code.names):
+    adapted.left_out = tuple(filter(GATE_LAYER.search, beside))
+    if any(len(code.order_of(name)) == 3 for name in code.names):
         adapted.by_head = form.by_head
     return adapted, rest, weights, HEADS if known else None
+
+
+def _as_sized(one: Parameter) -> Parameter:
+    """A parameter beside the tree; a width of heads is that of the weights, not its default."""
+    is_width = role_of(one.name) == "width" and plain(one.name) not in ("d", "dim", "width")
+    if is_width and type(one.default) is int and one.default > 0:
+        return replace(one, keyword=True, role="width", required=True)
+    return replace(one, keyword=True)
 
 
 def _weighed_apart(
     function: Callable[..., Any], parameters: Sequence[Parameter], framework: str
 ) -> list[Weighed]:
-    """The function with its weights, if each is an argument and einsums give them their heads."""
+    """The function with its weights, if each is an argument and nothing else tells what they are.
+
+    Einsums give them their heads, they are those of latent attention, or a normalisation has some.
+    """
     required = [p.name for p in parameters if p.required]
-    own = (one for one in required if (role_of(one) or "W_")[:2] in ("W_", "b_"))  # not a query
-    names = {name: role for name in own if (role := projection(name))}
-    found = axes_in_words(function, names) | axes_in_einsums(function)
-    code = _Code(function, "", [])
-    code.axes = {name: found[name] for name in names if name in found}
-    code.names, code.leaves = names, []
+    own = [one for one in required if (role_of(one) or "W_")[:2] in ("W_", "b_")]  # not a query
+    code = TreeCode(function, "")
+    code.latents = latent_parts(own)
+    names = {n: role for n in own if n not in code.latents and (role := projection(n))}
+    found = axes_in_words(function, (*names, *code.latents)) | axes_in_einsums(function)
+    code.axes = {n: found[n] for n in (*names, *code.latents) if n in found}
+    code.names, code.leaves, code.columns = names, [], {}
+    norms = [n for n in own if NORM.search(n) and n not in names and role_of(n) is None]
+    code.rest = norms
     of_weights = {name for name, role in names.items() if role[:2] == "W_" and role != "W_o"}
     has_heads = any("H" in axes for axes in code.axes.values())
-    if not has_heads or not of_weights <= code.axes.keys() or not {*PROJECTIONS} <= code.roles:
+    is_known = has_heads and of_weights <= code.axes.keys()
+    if not (is_known or code.latents or norms) or not {*PROJECTIONS} <= code.roles:
         return []
-    rest = [replace(one, keyword=True) for one in parameters if one.name not in names]
+    known = {*names, *code.latents, *norms}
+    rest = [_as_sized(one) for one in parameters if one.name not in known]
     weighed = list[Weighed]()
     for form in _forms(function, code):
         weights = _drawn(code.roles, form, exact=framework == "numpy")
+        parts = with_latents(weights, code.latents) if code.latents else weights
+        weights = {role: parts[role] for role in weights}
         given = {
-            name: _in_library(
-                _shaped(weights, role, fused_order(_without_bias(name)), form, code.axes.get(name)),
-                framework,
-            )
+            name: _shaped(weights, role, code.order_of(name), form, code.axes.get(name))
             for name, role in names.items()
         }
-        weighed.append((Adapted(function, given, ""), rest, weights, HEADS))
+        given |= {
+            name: _of_latents(parts, part, form, code.axes.get(name))
+            for name, part in code.latents.items()
+        }
+        inside = {name: _in_library(one, framework) for name, one in given.items()}
+        beside = {n: _given(layer_beside(function, code, n, WIDTH), framework) for n in norms}
+        count = HEADS if has_heads or form.axes or form.groups < HEADS else None
+        weighed.append((Adapted(function, inside | beside, ""), rest, weights, count))
     return weighed
 
 
@@ -331,7 +349,7 @@ def _shaped(
         whole = np.stack(parts) if "P" in axes else np.concatenate(parts, -1)
         return in_axes(whole, axes, heads, output=role[-1] == "o", groups=form.groups)
     if letters:
-        parts = [weights[role[:2] + letter] for letter in letters]
+        parts = [_columns(weights, role[:2] + letter) for letter in letters]
         whole = np.asarray(side_by_side(parts, -1, HEADS if form.by_head else None))
         return whole.T.copy() if form.turned and whole.ndim == 2 else whole
     whole = weights[role]
@@ -342,6 +360,36 @@ def _shaped(
         split = whole.reshape(*whole.shape[:-1], heads, -1)
         return split if form.axes == "MHD" or whole.ndim == 1 else split.swapaxes(0, 1).copy()
     return whole.T.copy() if form.turned and whole.ndim == 2 else whole
+
+
+def _of_latents(
+    parts: Mapping[str, Array], part: str, form: _Form, axes: str | None = None
+) -> Array:
+    """A matrix of latent attention in its form: down, or up to several projections."""
+    where, letters = part.split()
+    if where == "down":
+        return parts[part].T.copy() if form.turned else parts[part]
+    own = {f"W_{letter}": parts[f"up {letter}"] for letter in letters}
+    return _shaped(own, f"W_{letters[0]}", letters if len(letters) > 1 else "", form, axes)
+
+
+def _columns(weights: Mapping[str, Array], role: str) -> Array:
+    """The columns of one projection; zeros for those of a layer beside attention."""
+    if role[-1] != OTHER:
+        return weights[role]
+    return np.zeros([*weights["W_q"].shape[:1], WIDER * WIDTH][role[:2] == "b_" :])
+
+
+def _given(own: Any, framework: str) -> Any:
+    """Numbers that are not judged, or layers of them, in a library."""
+    if isinstance(own, tuple):
+        return tuple(_given(one, framework) for one in own)
+    if isinstance(own, Mapping):
+        leaves = {name: _given(one, framework) for name, one in own.items()}
+        return Tree(leaves, lambda name: _given(own[name], framework))
+    if own is None or framework == "numpy":
+        return own
+    return _in_library(own.astype(np.float32).astype(float), framework)
 
 
 def _in_library(array: Array, framework: str) -> Any:
@@ -389,91 +437,3 @@ def _made(kind: Any, tree: Any) -> Any:
     except TypeError as error:
         name = safe_text(kind.__name__, 60)
         raise OptionError(f"{name} cannot be made: {safe_text(error, 200)}") from None
-
-
-# --- the code -------------------------------------------------------------------------------------
-
-
-def projection(name: str) -> str:
-    """The role of a weight by its name, W_q for a fused one; or nothing."""
-    if (own := re.fullmatch("[Pp]_([qkvo])", name)) is not None:  # as Shazeer writes them
-        return f"W_{own[1]}"
-    if (leaf := re.fullmatch(r"(\w+)\.(weight|bias)", name)) is not None:  # as in a state_dict
-        role = projection(leaf[1])
-        return role if leaf[2] == "weight" else role.replace("W_", "b_")
-    bare = _without_bias(name)
-    if fused_order(bare):
-        return "W_q" if bare == name else "b_q"
-    role = LAYERS.get(plain(name)) or role_of(name) or ""
-    if role[:2] in ("W_", "b_"):
-        return role
-    role = LAYERS.get(plain(re.sub("_?(weight|kernel|w|mat)$", "", name)), "")  # out_proj_weight
-    return role or (LAYERS.get(plain(bare), "").replace("W_", "b_") if bare != name else "")
-
-
-def _letters(name: str) -> str:
-    """The letters of the projections that a weight holds."""
-    return fused_order(_without_bias(name)) or projection(name)[-1:]
-
-
-def _without_bias(name: str) -> str:
-    """The name of the weight that a bias belongs to."""
-    return re.sub("^(b|bias)_?|_?(b|bias)$", "", name)
-
-
-def _texts(function: Callable[..., Any]) -> Iterator[str]:
-    """Every text in the code, and the parameters of functions that a dictionary is spread over."""
-    texts, ends = list[str](), list[str]()
-    for node in _nodes(function):
-        match node:
-            case ast.Constant(value=str(text)):
-                texts.append(text)
-            case ast.Attribute(attr=name):
-                texts.append(name)
-            case ast.BinOp(op=ast.Add(), right=ast.Constant(value=str(end))):
-                ends.append(end)  # name + "_w"
-            case ast.JoinedStr(values=[ast.FormattedValue(), ast.Constant(value=str(end))]):
-                ends.append(end)  # f"{name}_w"
-    yield from texts
-    ends = [end for end in ends if end.isidentifier()]  # and no ".weight": a leaf, not a name
-    yield from (f"{text}{end}" for text in texts if len(text) < 6 for end in ends)
-    yield from spread_over(function, None)
-
-
-def _read_from(function: Callable[..., Any], tree: str) -> Iterator[str]:
-    """The entries and attributes that the code reads of the tree itself, by a constant name."""
-    for node in _nodes(function):
-        if (found := _entry(node)) is not None and getattr(found[0], "id", "") == tree:
-            yield found[1]
-
-
-def _own_leaves(function: Callable[..., Any]) -> dict[str, set[str]]:
-    """The leaves of entries, where the code reads each by its name: params["out"]["kernel"]."""
-    found: dict[str, set[str]] = {}
-    for node in _nodes(function):
-        if (outer := _entry(node)) is not None and (inner := _entry(outer[0])) is not None:
-            found.setdefault(inner[1], set()).add(outer[1])
-    return {name: own for name, own in found.items() if own & {*WEIGHT_LEAVES, *BIAS_LEAVES}}
-
-
-def _entry(node: ast.AST) -> tuple[ast.expr, str] | None:
-    """What a constant entry or an attribute is read from, and its name."""
-    if isinstance(node, ast.Attribute):
-        return node.value, node.attr
-    key = getattr(node.slice, "value", None) if isinstance(node, ast.Subscript) else None
-    return (node.value, key) if isinstance(node, ast.Subscript) and isinstance(key, str) else None
-
-
-def _unpacked(function: Callable[..., Any], tree: str) -> list[str]:
-    """The names that the code gives to the parts of a tree: w_q, w_k, w_v = params."""
-    for node in _nodes(function):
-        if isinstance(node, ast.Assign) and getattr(node.value, "id", "") == tree:
-            for target in node.targets:
-                if isinstance(target, ast.Tuple | ast.List):
-                    return [getattr(one, "id", "") for one in target.elts]
-    return []
-
-
-def _nodes(function: Callable[..., Any]) -> Iterator[ast.AST]:
-    for tree in trees_of(function):
-        yield from ast.walk(tree)

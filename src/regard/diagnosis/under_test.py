@@ -31,6 +31,7 @@ from regard.diagnosis.probes import (
     round_probes,
 )
 from regard.diagnosis.signature import LATENTS, OF_TEXTS, Callee
+from regard.diagnosis.surroundings import Surroundings
 from regard.diagnosis.weights import key_heads
 
 # A mask whose axes are said to have heads among them, and one whose real keys are counted.
@@ -45,8 +46,8 @@ CALLS_IN_ALL = 10
 
 # Text that gives weights the same axis twice.
 SQUARE = re.compile(
-    r"\b(?:weights?|[wW]_?[qkvo]|omega\w*)\b[^\n]{0,30}"
-    r"(?:[\[(] *(\w+) *, *\1 *[\])]|\b(\w+) ?[x×] ?\2\b)"
+    r"\b(?:weights?|matrices|projections|[wW]_?[qkvo]|[wW]_?\*|omega_\W?)\W[^\n]{0,50}?"
+    r"(?:[\[(] *(\w+) *, *\1 *[\])]|\b(\w+) *(?:x|×|by) *\2\b)"
 )
 QUANTISED = re.compile(r"\bu?int8\b|quanti[sz]e|fake_quant", re.IGNORECASE)
 # Code of rotary positions, which turn pairs of features.
@@ -171,6 +172,8 @@ class FunctionUnderTest:
                 found = [one for one in both if one is not None]
             if self.callee.needs_mask:
                 found = [replace(probe, needs_mask=True) for probe in found]
+            if (around := self.callee.around) is not None:
+                found = [_with_surroundings(one, around) for one in found]
             if self.of_gradients:
                 wanted = inputs_wanted(self.callee)
                 found = [with_gradients(probe, wanted) for probe in found if not probe.chunks]
@@ -378,6 +381,13 @@ def _with_shared_keys(probe: Probe) -> Probe:
     """With one head of keys and values for all query heads."""
     one = {name: probe.inputs[name][:, :1] for name in ("keys", "values")}
     return replace(probe, inputs={**probe.inputs, **one}, groups=1)
+
+
+def _with_surroundings(probe: Probe, around: Surroundings) -> Probe:
+    """With rows that the normalisation before attention makes of themselves, if there is one."""
+    tokens = ("embeddings", "context")
+    rows = {name: around.rows(probe.inputs[name]) for name in tokens if name in probe.inputs}
+    return replace(probe, inputs={**probe.inputs, **rows}, around=around)
 
 
 BIASED = {f"{name} {rank}-D" for name in ("square", "embeddings") for rank in (2, 3, 4)}

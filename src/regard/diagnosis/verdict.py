@@ -147,7 +147,8 @@ def diagnose(
         by_rule = None if likely[0].out_of_time else _of_properties(whole)
         if by_rule is not None and (by_rule.mistakes or found.verdict == "unusable"):
             found = by_rule
-    if found.verdict == "unknown" or found.measured:
+    around = any(one.around for one in callees)  # a change may be one of what is around attention
+    if not around and (found.verdict == "unknown" or found.measured):
         found = repaired(likely[0], found, lambda changed: _verdict(changed, None))
     if found.verdict == "unknown" or found.measured:
         found = misread(likely[0], found)
@@ -202,7 +203,9 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         return _of_random(tested, hypotheses[0], random)
     if tested.callee.says_cosine and not tested.of_gradients and tested.stated.mechanism is None:
         outputs = [own for _, own in views]
-        if (temperature := temperature_of_cosines(outputs, UNITS[_units(dtype)[0]])) is not None:
+        units = dict.fromkeys([_units(dtype)[0], "float32"])  # a small number may be added to roots
+        fits = (temperature_of_cosines(outputs, UNITS[one]) for one in units)
+        if (temperature := next((one for one in fits if one is not None), None)) is not None:
             width = tested.probes_for(views[0][0][0])[0].sizes["D"]
             other = other_sharpness(tested.callee.sharpness, temperature, width)
             if other is not None:
@@ -251,7 +254,8 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         tuple(parts(own.matcher)) if tested.of_gradients else (),
         script=_script(tested, own),
     )
-    if replace(own.built_in, softcap=None) != PLAIN or meant or not outcome.ok:
+    more = tested.callee.around or replace(own.built_in, softcap=None) != PLAIN
+    if more or meant or not outcome.ok:
         return outcome
     return _with_gradients(tested, own, outcome)
 
@@ -304,7 +308,8 @@ def _of_random(
 
 def _script(tested: FunctionUnderTest, own: Hypothesis) -> str:
     """Lines that show a wrong number, for the last of the layouts that have one."""
-    if own.built_in != PLAIN:  # the lines know plain attention alone
+    of_weights = tested.callee.is_backward and tested.callee.kind == "projected"
+    if own.built_in != PLAIN or of_weights:  # the lines know plain attention alone
         return ""
     wrong = [own.matcher.outputs[number].probe for number in own.matcher.wrong]
     written = (script(tested, convention, wrong) for convention in own.conventions)

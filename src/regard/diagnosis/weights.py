@@ -29,7 +29,9 @@ LAYERS = {
     **dict.fromkeys(("key", "keys", "k"), "W_k"),
     **dict.fromkeys(("value", "values", "v"), "W_v"),
     **dict(theta="W_q", phi="W_k", g="W_v", wz="W_o"),  # as in non-local blocks
-    **dict.fromkeys(("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout"), "W_o"),
+    **dict.fromkeys(
+        ("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout", "attnvec"), "W_o"
+    ),
     **dict.fromkeys(("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"), "W_o"),
     "reprojection": "W_o",
 }
@@ -76,6 +78,7 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
         found = [*_in_order(layers, named)]
     if not found:
         return []
+    found = [_shared_by_heads(one, stated) for one in found]
     counts = [stated or (per_head[0] if per_head else None)]
     if counts == [None]:
         counts = [*_possible_heads(thing, found[0])] or [None]
@@ -96,6 +99,17 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     if latents is not None:
         out = [(weights | {LATENTS: latents}, count) for weights, count in out]
     return out
+
+
+def _shared_by_heads(weights: Weights, heads: int | None) -> Weights:
+    """Matrices as wide as one head, which all heads share, as those of all heads."""
+    shapes = {weights[name].shape for name in PROJECTIONS}
+    if not heads or len(shapes) > 1 or "W_o" not in weights:
+        return weights
+    ((rows, columns),) = shapes
+    if rows != columns or len(weights["W_o"]) != rows * heads:
+        return weights
+    return weights | {name: np.kron(np.eye(heads), weights[name]) for name in PROJECTIONS}
 
 
 def _learned_queries(layers: list[Layer]) -> tuple[Array | None, list[Layer]]:
