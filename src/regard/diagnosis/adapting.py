@@ -30,7 +30,7 @@ CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
 FILLING = (*CHANGING, "add", "push", "insert", "write", "store", "put", "prefill", "set")
 CACHE = re.compile("cache|buf|past|kv|ring|window|pages|pool", re.IGNORECASE)
 
-SCALAR = re.compile("preattnscalar$|attentionmultiplier$|attnscale$")
+SCALAR = re.compile("attentionmultiplier$|attnscale$")
 # Roles of numbers whose names, H and D, are those of matrices too.
 OF_NUMBERS = ("heads", "key_heads", "width", "block", "window", "pos")
 

@@ -58,6 +58,7 @@ from regard.diagnosis.source import (
     code_of,
     code_of_file,
 )
+from regard.diagnosis.surroundings_read import surroundings_of
 from regard.diagnosis.tables import from_tables, with_forms
 from regard.diagnosis.trees import Weighed, with_weights
 from regard.diagnosis.weights import head_count
@@ -145,6 +146,7 @@ def _function_readings(
     text = code_of(function)
     for own, taken, weights, count in trees or plain_one:
         projects = weights or any(role_of(one.name) in PROJECTIONS for one in taken)
+        projects = projects and surroundings_of(function, _first_of(taken)) is None
         own = without_norm_functions(function, own) if projects else own
         for image, known in of_images(own, taken, text) if weights else ():
             images += _readings_of(
@@ -162,6 +164,11 @@ def _heads_of_own(function: Callable[..., Any]) -> int | None:
     """The number of heads of the object that a method, or a pair of them, belongs to."""
     own = getattr(function, "__self__", getattr(function, "holder", None))
     return None if own is None or isinstance(own, type) else head_count(own)
+
+
+def _first_of(parameters: Sequence[Parameter]) -> str:
+    """The name of the argument of tokens: the first that a function needs."""
+    return next((one.name for one in parameters if one.required), "")
 
 
 def _as_block(one: Parameter, text: str) -> Parameter:

@@ -348,8 +348,6 @@ def _role_by_name(parameter: Parameter) -> str | None:
     switches = ("scale", "window", "cache", "bias", "cache_k", "context", "x")
     if role in switches and (isinstance(parameter.default, bool) or parameter.kind == "bool"):
         return None  # a switch: whether to scale, not by how much
-    if plain(parameter.name).endswith("preattnscalar"):
-        return "width"  # whose root divides the scores
     if role == "width" and not parameter.required:
         return None  # dim=-1 is an axis
     return role
