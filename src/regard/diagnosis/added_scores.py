@@ -20,7 +20,6 @@ from regard.diagnosis.arguments import NotOfferedError, arguments_for
 from regard.diagnosis.convention import Convention, Question
 from regard.diagnosis.distance_tables import is_out_of_order, is_reversed
 from regard.diagnosis.probe import Probe
-from regard.diagnosis.signature import LATENTS
 from regard.diagnosis.under_test import FunctionUnderTest
 
 # Code that adds nothing by place has none of these words.
@@ -77,7 +76,7 @@ def added_scores(
 ) -> AddedScores | None:
     """What a function adds to its scores, if that is a matter of places alone; else None."""
     code = "\n".join(text for _, text in tested.callee.blocks)
-    if not WORDS.search(code) or LATENTS in tested.callee.weights or tested.of_gradients:
+    if not WORDS.search(code) or tested.callee.reads_more or tested.of_gradients:
         return None
     convention = max(conventions, key=lambda one: len(one.layout))
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
@@ -144,7 +143,7 @@ def _plain_probe(tested: FunctionUnderTest, convention: Convention) -> Probe | N
     if tested.of_gradients or tested.stated.mechanism is not None or convention.one_query:
         return None
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
-    if probe is None or probe.chunks or LATENTS in tested.callee.weights:
+    if probe is None or probe.chunks or tested.callee.reads_more:
         return None
     return _without_rules(convention, probe)
 

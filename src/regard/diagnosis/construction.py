@@ -52,13 +52,16 @@ OF_VALUES = re.compile(
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 
 
-def constructed(kind: Any, heads: int | None) -> list[Any]:
-    """Objects of a class, the one with sizes chosen here first; an OptionError if there is none."""
+def constructed(kind: Any, heads: int | None, fixed: Mapping[str, Any] | None = None) -> list[Any]:
+    """Objects of a class, the one with sizes chosen here first; an OptionError if there is none.
+
+    Arguments that are `fixed` are given as they are.
+    """
     name = safe_text(getattr(kind, "__name__", "it"), 60)
     found, problem = [], ""
     for own_sizes in (True, False):
         try:
-            arguments = constructor_arguments(kind, heads, own_sizes)
+            arguments = constructor_arguments(kind, heads, own_sizes) | dict(fixed or {})
             made, *with_others = _made(kind, arguments)
             if own_sizes and (width := _width_of_heads(made, arguments)):
                 arguments |= width

@@ -34,7 +34,9 @@ from regard.diagnosis.packing import (
     with_texts_of_both,
     with_two_sides,
 )
+from regard.diagnosis.pairs import are_pairs, called_as_rows, matrix_in_a_tree, orientation
 from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.pooled_maps import pooling_functions
 from regard.diagnosis.signature import (
     STEPS,
     Callee,
@@ -44,9 +46,7 @@ from regard.diagnosis.signature import (
     with_roles,
     without_weights,
 )
-from regard.diagnosis.source import (
-    code_of,
-)
+from regard.diagnosis.source import code_of, documentation_of_file
 from regard.diagnosis.tables import from_tables, with_forms
 from regard.diagnosis.trees import Weighed, with_weights
 
@@ -120,13 +120,28 @@ def _function_readings(
     images: list[Reading] = []
     text = code_of(function)
     for own, taken, weights, count in trees or plain_one:
+        if weights and are_pairs(text + documentation_of_file(function), taken):
+            weights = matrix_in_a_tree(own, weights, count or HEADS)
+            for pairs, known in called_as_rows(own, taken, text, orientation(name, True)):
+                found += _readings_of(
+                    pairs, known, weights, roles, heads or count, framework, name, function
+                )
+            continue
+        pooled = [] if roles else [*pooling_functions(own, taken, text)]
+        for pools, known in pooled:
+            found += _readings_of(
+                pools, known, weights, roles, heads or count, framework, name, function
+            )
+        if pooled:
+            continue
         for image, known in of_images(own, taken, text) if weights else ():
             images += _readings_of(
                 image, known, weights, roles, heads or count, framework, name, function
             )
         found += _readings_of(own, taken, weights, roles, heads or count, framework, name, function)
     more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
-    return [*found, *images, *more, *_with_own_window(found, text)]
+    found = [*found, *images, *more, *_with_own_window(found, text)]
+    return sorted(found, key=lambda one: bool(one[1].fault))
 
 
 def _as_block(one: Parameter, text: str) -> Parameter:
@@ -191,6 +206,12 @@ def _readings_of(
     for own, count in itertools.product(with_roles(parameters, dict(roles or {})), counts):
         own = own if weights else without_weights(own)
         whole = Callee(name, own, framework, weights, count, adapted=called is not function)
+        whole = replace(
+            whole,
+            fault=getattr(called, "fault", ""),
+            option=getattr(called, "option", ""),
+            pools=getattr(called, "pools", False),
+        )
         for callee in with_forms(whole):
             if "cache" not in callee.roles:
                 found.append((called, callee))

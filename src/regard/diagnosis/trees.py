@@ -19,9 +19,8 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import BIAS_LEAVES, WEIGHT_LEAVES, Adapted, spread_over, trees_of
-from regard.diagnosis.beside_weights import HEADS, TABLE, WIDTH, beside_weights
+from regard.diagnosis.beside_weights import HEADS, TABLE, WIDTH, beside_weights, is_gate
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.construction import GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.packing import side_by_side
@@ -35,6 +34,7 @@ TREES = ("params", "parameters", "weights", "w", "theta", "p", "variables", "ws"
 # Between the tree and its weights: variables["params"]["attention"]["query"].
 CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
 FEWER_KEYS = re.compile(r"kv_?h|n_?kv|kh\b|gqa|mqa|grouped|group_size|groups?\b", re.IGNORECASE)
+SIGMOID = re.compile(r"sigmoid|expit|1(\.0?)? *\+ *(\w+\.)?exp\( *-")
 TURNED = re.compile(r"\(out\w*, *in\w*\)|\.T\b|\.mT\b|F\.linear|functional\.linear")
 
 # The function, its other parameters, its weights as x @ W, and their heads where these are known.
@@ -168,22 +168,24 @@ class _Code:
         texts = [*dict.fromkeys((*_texts(function), *read))]
         self.unpacked = _unpacked(function, tree)
         self.names = {one: role for one in read if (role := projection(one))}
+        if "theta" not in self.names:  # only beside that g is the values', as in non-local blocks
+            self.names.pop("g", None)
         named = {*self.names.values()}  # what another object calls so is none, as cache.k
         names = [one for one in (*texts, *self.unpacked) if projection(one) not in named]
         self.names |= {one: role for one in names if (role := projection(one))}
+        words = (one.strip(".") for one in texts)  # name + ".weight" too
+        leaves = [one for one in words if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
+        self.leaves = [one for one in leaves if one not in self.names]
+        has_weight = any(one in WEIGHT_LEAVES for one in self.leaves)
         rest = [one for one in read if one not in self.names and not CONTAINERS.match(one.lower())]
-        rest = [one for one in rest if one not in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
+        rest = [one for one in rest if not (has_weight and one in (*WEIGHT_LEAVES, *BIAS_LEAVES))]
         self.learned = [one for one in rest if LEARNED.match(one)]
         self.rest = [one for one in rest if one not in self.learned]
         rest = [one for one in rest if one not in self.learned and not one.startswith("_")]
         if "W_o" not in self.names.values() and len(rest) == 1:  # the only other one
             self.names[rest[0]] = "W_o"
-        words = (one.strip(".") for one in texts)  # name + ".weight" too
-        leaves = [one for one in words if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
-        self.leaves = [one for one in leaves if one not in self.names]
         self.own_leaves = _own_leaves(function)
-        has_weight = any(one in WEIGHT_LEAVES for one in self.leaves)
-        self.leaves = self.leaves if has_weight else []
+        self.leaves = [one for one in self.leaves if one not in self.names] if has_weight else []
         found = axes_in_einsums(function)
         self.axes = {name: found[name] for name in self.names if name in found}
 
@@ -215,6 +217,7 @@ def _weighed(
 ) -> Weighed:
     """The function with its tree in one form, and what else was `made` for it."""
     weights = _drawn(code.roles, form, exact=framework == "numpy")
+    text = text_of(function)
     if form.learned is not None:
         rng = np.random.default_rng(1)
         weights[LATENTS] = rng.uniform(-0.9, 0.9, (form.learned, WIDTH)).astype(np.float32) + 0.0
@@ -251,7 +254,7 @@ def _weighed(
     beside = beside_weights(function, kind, code.rest, code.names, code.axes, counts)
     for name, array in beside.items():
         own = array if framework == "numpy" else array.astype(np.float32)
-        if name not in entries or GATE_LAYER.search(name):  # it is open, however it was made
+        if name not in entries or is_gate(name, text):  # it is open, however it was made
             entries[name] = _in_library(own, framework)
     whole: Any = Tree(entries, by_role)
     if code.unpacked and all(one in entries for one in code.unpacked):
@@ -262,12 +265,21 @@ def _weighed(
         _as_pytree()
     rest = [replace(one, keyword=True) for one in parameters if one is not tree]
     known = form.axes or form.groups < HEADS
+    if _half_open_gates(text, beside):
+        weights["W_o" if "W_o" in weights else "W_v"] *= 0.5
     adapted = Adapted(function, {tree.name: whole}, "")
     adapted.has_table = any(map(TABLE.search, beside))
-    adapted.left_out = tuple(filter(GATE_LAYER.search, beside))
+    adapted.left_out = tuple(name for name in beside if is_gate(name, text))
     if any(len(fused_order(_without_bias(name))) == 3 for name in code.names):
         adapted.by_head = form.by_head
     return adapted, rest, weights, HEADS if known else None
+
+
+def _half_open_gates(text: str, beside: Mapping[str, Any]) -> bool:
+    """Whether what attention returns is multiplied by the sigmoid of 0: a gate without a bias."""
+    gates = [name for name in beside if is_gate(name, text)]
+    closed = not any(np.any(beside[name]) for name in gates)
+    return bool(gates) and closed and SIGMOID.search(text) is not None
 
 
 def _weighed_apart(

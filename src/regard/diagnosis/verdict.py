@@ -60,7 +60,7 @@ from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome, P
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.round_lengths import of_round_lengths
 from regard.diagnosis.running import answer_question
-from regard.diagnosis.signature import LATENTS, Callee
+from regard.diagnosis.signature import Callee
 from regard.diagnosis.stated import check_stated, parse_signature
 from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError
@@ -118,9 +118,31 @@ def diagnose(
         )
     stated = StatedConventions(causal, mask, window, mechanism, axes)
     found_at = origin(function)
-    all_tested = [
+    every = [
         FunctionUnderTest(one, stated, float(time_limit), put, origin=found_at) for one in callees
     ]
+    found = None
+    for option in dict.fromkeys(one.option for one in callees):
+        own = _of_option([one for one in every if one.callee.option == option], patience)
+        if found is None or (found.ok and own.verdict in ("mistaken", "unknown")):
+            found = _under(option, own)
+        if not found.ok:
+            break
+    assert found is not None
+    return replace(found, calls=put.calls, seconds=round(time.monotonic() - begin, 3))
+
+
+def _under(option: str, found: Outcome) -> Outcome:
+    """The verdict on a function with another option than its default, which it says."""
+    if not option:
+        return found
+    summary = found.summary.replace(found.function, f"{found.function} with {option}", 1)
+    return replace(found, summary=summary)
+
+
+def _of_option(all_tested: Sequence[FunctionUnderTest], patience: Patience) -> Outcome:
+    """The verdict on all readings with one option."""
+    callees = [one.callee for one in all_tested]
     whole = next((one for one in all_tested if "residual" not in one.callee.without), all_tested[0])
     found: Outcome | None = None
     guessed = callees[0].axes and any(one.guessed for one in callees[0].parameters)
@@ -128,8 +150,7 @@ def diagnose(
     if callees[0].opaque and outcome is None:
         raise OptionError(callees[0].opaque)
     if outcome is not None and (callees[0].opaque or outcome.mistakes):
-        seconds = round(time.monotonic() - begin, 3)
-        return replace(outcome, calls=put.calls, seconds=seconds)
+        return outcome
     seconds = SEARCH_SECONDS if outcome is None else GUESS_SECONDS
     likely = of_round_lengths(all_tested, likely_readings(all_tested, seconds))
     if len(likely) > 1:  # of the right weights, whatever else is wrong
@@ -137,21 +158,20 @@ def diagnose(
         likely = seen or [one for one in likely if _diagonal_is_seen(one)] or likely
     for tested in likely:
         own = _verdict(tested, found)
+        if tested.callee.fault not in ("", *(one.name for one in own.mistakes)):
+            continue  # it is not right if tokens lie as a mistake has them
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
             found = own
         if own.ok or patience.spent > READINGS_SECONDS:
             break
-    assert found is not None
+    found = found or unusable(likely[0])
     if found.verdict in ("unusable", "unknown") and (callees[0].widths or callees[0].axes):
         by_rule = None if likely[0].out_of_time else _of_properties(whole)
         if by_rule is not None and (by_rule.mistakes or found.verdict == "unusable"):
             found = by_rule
     if found.verdict == "unknown" or found.measured:
         found = repaired(likely[0], found, lambda changed: _verdict(changed, None))
-    if found.ok:
-        found = _with_lines_never_run(likely[0], found)
-    seconds = round(time.monotonic() - begin, 3)
-    return replace(found, calls=put.calls, seconds=seconds)
+    return _with_lines_never_run(likely[0], found) if found.ok else found
 
 
 def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:
@@ -313,7 +333,7 @@ def _with_gradients(tested: FunctionUnderTest, forward: Hypothesis, outcome: Out
     callee = tested.callee
     if callee.is_backward or not (callee.paired or callee.framework in ("torch", "jax")):
         return outcome
-    if LATENTS in callee.weights or forward.conventions[0].joined:
+    if callee.reads_more or forward.conventions[0].joined:
         return outcome
     if callee.steps:  # one token after the other: a cache keeps what earlier gradients need
         return outcome

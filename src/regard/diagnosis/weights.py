@@ -121,6 +121,13 @@ def widths_of(thing: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(size) for size in sizes if 1 < size <= 512))[:9]
 
 
+def layers_without_a_role(thing: Any) -> Iterator[tuple[str, Array]]:
+    """The matrices of an object, as x @ W, whose names are none of projections."""
+    for path, _, weight, _ in _layers(thing):
+        if weight.ndim == 2 and not _role(path) and not fused_order(path.split(".")[-1]):
+            yield path, weight
+
+
 def head_count(thing: Any) -> int | None:
     """The number of heads that an object, or a part of it, says it has."""
     return _number(thing, "heads")
