@@ -19,8 +19,10 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.arguments import NotOfferedError, arguments_for
 from regard.diagnosis.convention import Convention, Question
 from regard.diagnosis.distance_tables import is_out_of_order, is_reversed
+from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.under_test import FunctionUnderTest
+from regard.scores import Cosine
 
 # Code that adds nothing by place has none of these words.
 WORDS = re.compile(
@@ -80,7 +82,9 @@ def added_scores(
         return None
     convention = max(conventions, key=lambda one: len(one.layout))
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
-    if probe is None or probe.chunks or not probe.is_plain or probe.sizes["L"] < 3:
+    if probe is None or probe.chunks or probe.sizes["L"] < 3:
+        return None
+    if not (probe.is_plain or tested.callee.says_cosine):
         return None
     found = _seen(tested, convention, _without_rules(convention, probe))
     if found is None:
@@ -94,6 +98,19 @@ def added_scores(
     elif found.is_confused and IMAGE.search(code) and not BUCKETS.search(code):
         fault = fault or "relative_bias_misplaced"
     return replace(found, conventions=conventions, fault=fault)
+
+
+def factor_of_cosines(
+    tested: FunctionUnderTest, conventions: Sequence[Convention]
+) -> float | None:
+    """By what cosines are multiplied in the scores of a softmax, where places add numbers to them.
+
+    None if no other numbers are seen, or scores are no cosines.
+    """
+    mechanism = as_mechanism(Cosine(), None)
+    stated = replace(tested.stated, mechanism=mechanism)
+    found = added_scores(replace(tested, stated=stated, answers={}, probes={}), conventions)
+    return None if found is None or found.factor <= 0 else found.factor
 
 
 def are_plain(tested: FunctionUnderTest, convention: Convention) -> bool:
@@ -158,6 +175,8 @@ def _without_rules(convention: Convention, probe: Probe) -> Probe:
 def _right(tested: FunctionUnderTest, probe: Probe) -> Array:
     """The scores as they are scaled, before anything is added or hidden."""
     right = probe.right
+    if not probe.is_plain:
+        return right["scores"]
     said = tested.callee.said_scale if probe.scale is None else ""
     return right["scores"] * factor_of(said, probe.sizes["D"]) if said else right["scaled"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.caches import fields_of
 from regard.diagnosis.construction import GATE_LAYER
-from regard.diagnosis.documented import documented_axes
+from regard.diagnosis.documented import documented_axes, is_of_tokens
 from regard.diagnosis.einsums import HEADS as HEAD_AXIS
 from regard.diagnosis.einsums import WIDTHS as WIDTH_AXIS
 from regard.diagnosis.einsums import axes_in_einsums
@@ -25,6 +25,7 @@ WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis o
 LETTERS = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
 MODEL_AXIS = re.compile("d_?model|embed(_dim)?|dim|e|c|m|hidden(_size)?|model|width")
 TABLE = re.compile("rel|table|alibi|position|pos_", re.IGNORECASE)
+BIAS = re.compile("bias|rel", re.IGNORECASE)
 # Factors, which are 1 where nothing is learned.
 ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
 
@@ -61,13 +62,16 @@ def beside_weights(
         if len(shape) != len(axes) or not axes:
             own_words = words.get(name, ())
             shape = [sizes.get(one) or _size_named(one) for one in own_words]
+            if BIAS.search(name):  # of cells: none, in any number of tokens
+                shape = [1 if is_of_tokens(one) else n for one, n in zip(own_words, shape, strict=True)]
         gates, is_bias = is_gate(name, text), re.search("(^b|_b|bias)$", name)
         shape = [HEADS, LETTERS["D"]] if gates and is_bias and not shape else shape
         if name in weights or not shape or not all(shape):
             continue
         drawn = np.random.default_rng(len(name)).normal(size=shape)
         filled = 100.0 * bool(is_bias) if gates else float(bool(ONES.search(name)))
-        found[name] = drawn if TABLE.search(name) else np.full(shape, filled)
+        is_table = TABLE.search(name) and shape.count(1) < 2
+        found[name] = drawn if is_table else np.full(shape, filled)
     return found
 
 

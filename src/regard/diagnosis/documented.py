@@ -106,6 +106,11 @@ def _are_axes(words: Sequence[str], name: str) -> bool:
     return name not in words and not {"None", "self", "dtype", "int", "float"} & {*words}
 
 
+def is_of_tokens(word: str) -> bool:
+    """Whether an axis with such a name has an entry for each token."""
+    return _TOKENS.match(word.lower()) is not None
+
+
 def letters_of(shapes: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
     """The axes of each argument as letters: B, T, 1, or one for each other name; None if unclear.
 

@@ -199,7 +199,8 @@ def _with_added(
     units: Sequence[str],
 ) -> Match | None:
     """A function that adds numbers to its scores by place besides: right, or with one mistake."""
-    plain = hypotheses(units[0]) if tested.stated.mechanism is None else []
+    known_one = tested.stated.mechanism is None or tested.callee.says_cosine
+    plain = hypotheses(units[0]) if known_one else []
     known = {id(one.conventions): added_scores(tested, one.conventions) for one in plain}
     for unit in units:
         found = []

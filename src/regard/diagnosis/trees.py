@@ -264,14 +264,15 @@ def _weighed(
     elif framework == "jax":
         _as_pytree()
     rest = [replace(one, keyword=True) for one in parameters if one is not tree]
-    known = form.axes or form.groups < HEADS
+    known = bool(form.axes) or form.groups < HEADS
     if _half_open_gates(text, beside):
         weights["W_o" if "W_o" in weights else "W_v"] *= 0.5
     adapted = Adapted(function, {tree.name: whole}, "")
-    adapted.has_table = any(map(TABLE.search, beside))
+    adapted.has_table = any(TABLE.search(n) and np.any(one) for n, one in beside.items())
     adapted.left_out = tuple(name for name in beside if is_gate(name, text))
     if any(len(fused_order(_without_bias(name))) == 3 for name in code.names):
         adapted.by_head = form.by_head
+    known = known or any(HEADS in one.shape for one in beside.values())
     return adapted, rest, weights, HEADS if known else None
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from regard.diagnosis import matching
-from regard.diagnosis.added_scores import diagonal_is_seen, seen_as
+from regard.diagnosis.added_scores import diagonal_is_seen, factor_of_cosines, seen_as
 from regard.diagnosis.beyond_answers import as_told, lost_digits, read_otherwise, seen_in_calls
 from regard.diagnosis.built_in import PLAIN, with_built_in
 from regard.diagnosis.by_properties import HELD, by_properties
@@ -31,7 +31,7 @@ from regard.diagnosis.description import assumptions, describe_call
 from regard.diagnosis.examples import named, without_example
 from regard.diagnosis.fitted import other_sharpness, temperature_of_cosines
 from regard.diagnosis.gradient_probe import GradientProbe
-from regard.diagnosis.hypotheses import Hypothesis, best_match, built_in_of, distinct_views
+from regard.diagnosis.hypotheses import Hypothesis, View, best_match, built_in_of, distinct_views
 from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.measured import measured
@@ -218,17 +218,9 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if (random := is_random(tested)) is not None:
         return _of_random(tested, hypotheses[0], random)
     if tested.callee.says_cosine and not tested.of_gradients and tested.stated.mechanism is None:
-        outputs = [own for _, own in views]
-        if (temperature := temperature_of_cosines(outputs, UNITS[_units(dtype)[0]])) is not None:
-            width = tested.probes_for(views[0][0][0])[0].sizes["D"]
-            other = other_sharpness(tested.callee.sharpness, temperature, width)
-            if other is not None:
-                called = describe_call(tested, views[0][0], None)
-                text = f"{name} is mistaken: {other.title}"
-                return Outcome(name, "mistaken", text, called, mistakes=(without_example(other),))
-            cosine = as_mechanism(Cosine(temperature), None)
-            stated = replace(tested.stated, mechanism=cosine)
-            return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
+        of_cosines = _of_cosines(tested, views, UNITS[_units(dtype)[0]], so_far)
+        if of_cosines is not None:
+            return of_cosines
     match, best = best_match(tested, views, _units(dtype), pairs=so_far is None)
     if match is None and _says_layout(tested, hypotheses):  # others ran by accident
         stated = replace(tested.stated, layout=tested.callee.layout)
@@ -271,6 +263,27 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if replace(own.built_in, softcap=None) != PLAIN or meant or not outcome.ok:
         return outcome
     return _with_gradients(tested, own, outcome)
+
+
+def _of_cosines(
+    tested: FunctionUnderTest, views: Sequence[View], unit: float, so_far: Outcome | None
+) -> Outcome | None:
+    """The verdict on a function whose scores are cosines; None if they are none."""
+    temperature = temperature_of_cosines([own for _, own in views], unit)
+    if temperature is None:
+        factors = (factor_of_cosines(tested, conventions) for conventions, _ in views)
+        factor = next((one for one in factors if one is not None), None)
+        if factor is None:
+            return None
+        temperature = float(f"{1 / factor:.6g}")  # as near as the scores are seen
+    width = tested.probes_for(views[0][0][0])[0].sizes["D"]
+    other = other_sharpness(tested.callee.sharpness, temperature, width)
+    if other is not None:
+        name, called = tested.callee.name, describe_call(tested, views[0][0], None)
+        text = f"{name} is mistaken: {other.title}"
+        return Outcome(name, "mistaken", text, called, mistakes=(without_example(other),))
+    stated = replace(tested.stated, mechanism=as_mechanism(Cosine(temperature), None))
+    return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
 
 
 def _says_layout(tested: FunctionUnderTest, hypotheses: Sequence[Sequence[Convention]]) -> bool:

@@ -252,9 +252,9 @@ def _role(path: str) -> str:
         role = LAYERS.get(name) or role_of(part) or LAYERS.get(name.removesuffix("net"), "")
         if role[:2] in ("W_", "b_") or fused_order(part):
             return role if role[:2] in ("W_", "b_") else part
-        held = re.fullmatch("(.+?)_?(weight|kernel|bias)", part)  # proj_weight is proj's
+        held = re.fullmatch("(.+?)(?:_?(?:weight|kernel|(bias))|_(?:w|(b)))", part)  # proj_weight
         if held is not None and (role := LAYERS.get(plain(held[1]), "")):
-            return role.replace("W_", "b_") if held[2] == "bias" else role
+            return role.replace("W_", "b_") if held[2] or held[3] else role
     return ""
 
 
@@ -263,12 +263,18 @@ def _fused_name(layers: list[Layer]) -> str:
     return next((name for name in names if name), "")
 
 
+def _fused_order(path: str, weight: Array) -> str:
+    """The projections that lie side by side in a weight, or in a bias such as qkv_b."""
+    name = path.split(".")[-1]
+    return fused_order(re.sub("^b(ias)?_?|_?b(ias)?$", "", name) if weight.ndim == 1 else name)
+
+
 def _named(
     layers: list[Layer], heads: int | None, groups: int | None, per_head: list[int]
 ) -> Weights:
     """The projections by the names of layers; those of single heads are put side by side."""
     found: dict[str, list[Array]] = {}
-    orders = {path: fused_order(path.split(".")[-1]) for path, *_ in layers}
+    orders = {path: _fused_order(path, weight) for path, _, weight, _ in layers}
     joined_rows = {
         path
         for path, layer, weight, _ in layers
