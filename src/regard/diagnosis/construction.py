@@ -139,8 +139,9 @@ def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
     if not is_module(type(made)) or not {"heads", "width"} >= roles.keys() or "width" not in roles:
         return {}
     count = arguments[roles["heads"]] if "heads" in roles else 1
-    first = next((p.shape[-1] for p in made.parameters() if p.ndim == 2), 0)
-    return {roles["width"]: first // count} if "heads" in roles and first % count == 0 else {}
+    first = next((p.shape[1] for p in made.parameters() if p.ndim > 1), 0)
+    fits = "heads" in roles and first and first % count == 0
+    return {roles["width"]: first // count} if fits else {}
 
 
 def heads_made_with(thing: Any) -> int | None:

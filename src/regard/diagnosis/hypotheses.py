@@ -44,7 +44,6 @@ WORDS_OF = {
         re.IGNORECASE,
     ),
 }
-USUAL_MAP = ("elu(x) + 1",)  # of linear attention
 # Conventions under one hypothesis, and what the function returned under them.
 View = tuple[Sequence[Convention], list[ProbeOutput]]
 
@@ -152,8 +151,8 @@ def _linear(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
                 own = replace(one, matcher=matcher, built_in=BuiltIn(linear=name))
                 return Match(own, (), unit)
     for one, mistake in itertools.product(hypotheses, linear.MISTAKES):
-        all_maps = len(mistake.variants) == len(linear.MAPS)
-        names = itertools.cycle(linear.MAPS if all_maps else USUAL_MAP)
+        meant = linear.MEANT.get(mistake.name)
+        names = itertools.cycle(linear.MAPS if meant is None else [meant])
         for name, variant in zip(names, mistake.variants, strict=False):
             if one.matcher.fits(variant):
                 matcher = replace(one.matcher, base=linear.RIGHT_ONES[name][0])

@@ -33,6 +33,7 @@ LAYERS = {
 }
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
 # The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
+GROUPED = re.compile("^Conv|Norm$")
 FUSED_ORDERS = ("PHD", "HPD", "HDP", "DPH")
 # Learned queries: each pools what the layer gets.
 LEARNED = re.compile(
@@ -146,7 +147,9 @@ def _number(thing: Any, role: str) -> int | None:
 def _parts(thing: Any) -> Iterator[Any]:
     """The object, the parts of a torch module, and objects that it holds."""
     if hasattr(thing, "modules") and hasattr(thing, "state_dict"):
-        yield from (part for part in thing.modules() if hasattr(part, "__dict__"))
+        for part in thing.modules():  # groups of a convolution or of a norm are none of heads
+            if hasattr(part, "__dict__") and not GROUPED.search(type(part).__name__):
+                yield part
     elif hasattr(thing, "__dict__"):
         yield thing
 
@@ -189,7 +192,8 @@ def _layers(thing: Any) -> Iterator[Layer]:
                     yield str(inner), None, np.asarray(array, float), None
         elif _is_layer(value):
             weight, bias = (np.asarray(one, float) for one in value)
-            yield name, None, weight, bias
+            columns = bias.ndim == 2  # W @ x + b of tokens that are columns
+            yield name, value if columns else None, weight.T if columns else weight, bias.ravel()
         elif isinstance(value, list | tuple) and all(map(_is_numbers, value)):
             for number, array in enumerate(value):  # of each head
                 yield f"{name}.{number}", None, np.asarray(array, float), None
@@ -202,10 +206,12 @@ def _layers(thing: Any) -> Iterator[Layer]:
 
 
 def _is_layer(value: Any) -> bool:
-    """Whether something is a matrix and the bias of its columns, or of its rows."""
+    """Whether something is a matrix and the bias of its columns, or of its rows (perhaps (n, 1))."""
     if not isinstance(value, list | tuple) or not all(map(_is_numbers, value)):
         return False
     shapes = [np.shape(one) for one in value]
+    if [*map(len, shapes)] == [2, 2]:
+        return shapes[1] == (shapes[0][0], 1)
     return [*map(len, shapes)] == [2, 1] and shapes[1][0] in shapes[0]
 
 

@@ -89,6 +89,61 @@ def _with_epsilon(epsilon: float) -> Weights:
     return lambda s, seen, q, k, phi: s * seen / ((s * seen).sum(-1, keepdims=True) + epsilon)
 
 
+# --- efficient attention: a softmax of queries over their features, one of keys over the tokens ---
+
+EFFICIENT = "softmaxes over features of queries and over keys"
+OF_EFFICIENT = (
+    "out = softmax(q, axis=-1) @ (softmax(k, axis=-2).T @ v)  # (L, D), and (S, D) over S",
+    "context = k.softmax(dim=-2).transpose(-2, -1) @ v; out = q.softmax(dim=-1) @ context",
+)
+
+
+def _efficient(of_queries: int | None, of_keys: int | None, power: float = 0.0) -> Variant:
+    """Softmaxes along these axes of queries and keys, and D to some power as a factor."""
+
+    def weights(values: Values, probe: Probe) -> Array:
+        q, k, _ = heads_of(values)
+        seen = probe.visible.any(-2)[..., None]
+        own = q if of_queries is None else softmax(q, of_queries)
+        keys = np.where(seen, k, -np.inf) if of_keys == -2 else k
+        keys = k if of_keys is None else softmax(keys, of_keys)
+        return np.asarray(own @ np.where(seen, keys, 0).swapaxes(-1, -2) * q.shape[-1] ** power)
+
+    return Variant({"weights": weights}, absent=False)
+
+
+def _at_both_scales(of_queries: int | None, of_keys: int | None) -> tuple[Variant, ...]:
+    return tuple(_efficient(of_queries, of_keys, power) for power in (0.0, -0.5))
+
+
+_EFFICIENT: Mapping[str, tuple[str, str, tuple[Variant, ...]]] = {
+    "softmax_of_keys_over_features": (
+        "the softmax of the keys runs over their features instead of the tokens",
+        "Only a softmax over the tokens makes rows of weights add up to 1.",
+        _at_both_scales(-1, -1),
+    ),
+    "softmax_of_queries_over_tokens": (
+        "the softmax of the queries runs over the tokens instead of their features",
+        "Queries then change the outputs of others, and rows of weights do not add up to 1.",
+        _at_both_scales(-2, -2),
+    ),
+    "softmaxes_exchanged": (
+        "the softmaxes of queries and keys run along each other's axes",
+        "That of the queries belongs to their features, that of the keys to the tokens.",
+        _at_both_scales(-2, -1),
+    ),
+    "softmax_of_queries_lost": (
+        "the queries have no softmax over their features",
+        "Weights may be negative, and do not add up to 1.",
+        _at_both_scales(None, -2),
+    ),
+    "softmax_of_keys_lost": (
+        "the keys have no softmax over the tokens",
+        "Weights may be negative, and do not add up to 1.",
+        _at_both_scales(-1, None),
+    ),
+}
+
 # Maps that are meant to be elu(x) + 1, which are negative, or jump from 1 to 0.
 SLIPS: tuple[Map, ...] = (
     lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
@@ -99,6 +154,7 @@ RIGHT_ONES = {
     name: tuple(_variant(phi, _with_epsilon(epsilon)) for epsilon in EPSILONS)
     for name, phi in MAPS.items()
 }
+RIGHT_ONES[EFFICIENT] = _at_both_scales(-1, -2)
 _WITHOUT_ONE = Mistake(
     "linear_map_without_one",
     "one head",
@@ -108,8 +164,14 @@ _WITHOUT_ONE = Mistake(
     "phi = torch.nn.functional.elu(x) + 1",
     variants=tuple(_variant(phi, _with_epsilon(one)) for phi in SLIPS for one in EPSILONS),
 )
+# The map that a mistake belongs to, where that is not the one of its variant.
+MEANT = {_WITHOUT_ONE.name: "elu(x) + 1"} | dict.fromkeys(_EFFICIENT, EFFICIENT)
 MISTAKES = (
     _WITHOUT_ONE,
+    *(
+        Mistake(name, "one head", title, why, *OF_EFFICIENT, variants=variants)
+        for name, (title, why, variants) in _EFFICIENT.items()
+    ),
     *(
         Mistake(
             name,
