@@ -100,9 +100,7 @@ def added_scores(
     return replace(found, conventions=conventions, fault=fault)
 
 
-def factor_of_cosines(
-    tested: FunctionUnderTest, conventions: Sequence[Convention]
-) -> float | None:
+def factor_of_cosines(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> float | None:
     """By what cosines are multiplied in the scores of a softmax, where places add numbers to them.
 
     None if no other numbers are seen, or scores are no cosines.

@@ -63,7 +63,9 @@ def beside_weights(
             own_words = words.get(name, ())
             shape = [sizes.get(one) or _size_named(one) for one in own_words]
             if BIAS.search(name):  # of cells: none, in any number of tokens
-                shape = [1 if is_of_tokens(one) else n for one, n in zip(own_words, shape, strict=True)]
+                shape = [
+                    1 if is_of_tokens(one) else n for one, n in zip(own_words, shape, strict=True)
+                ]
         gates, is_bias = is_gate(name, text), re.search("(^b|_b|bias)$", name)
         shape = [HEADS, LETTERS["D"]] if gates and is_bias and not shape else shape
         if name in weights or not shape or not all(shape):

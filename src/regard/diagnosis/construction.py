@@ -18,6 +18,7 @@ import numpy as np
 from regard.diagnosis.constructor_arguments import (
     MODEL_NAMES,
     OF_PAIRS,
+    OF_WINDOWS,
     PAIRED,
     PAIRS,
     Configuration,
@@ -29,6 +30,7 @@ from regard.diagnosis.constructor_arguments import (
 )
 from regard.diagnosis.norms import NORM, without_norms
 from regard.diagnosis.parameter_names import plain, role_of
+from regard.diagnosis.signature import text_of
 from regard.errors import OptionError, safe_text
 
 # Where an object that is made here keeps what it was made with.
@@ -74,6 +76,8 @@ def constructed(kind: Any, heads: int | None, fixed: Mapping[str, Any] | None = 
                     setattr(own, _HEADS, next(counts, None))
                     setattr(own, _MADE, ", ".join(f"{n}={_said(v)}" for n, v in given.items()))
                 found.append(own)
+            if OF_WINDOWS.search(text_of(kind)):  # by default a map of a probe may be one window
+                break
         except OptionError as error:
             problem = problem or str(error)
         except Exception as error:

@@ -23,8 +23,9 @@ from regard.diagnosis.convention_search import key_mask_convention
 from regard.diagnosis.fitted import fitted
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.measured import is_causal, order_matters
-from regard.diagnosis.mistakes import linear
+from regard.diagnosis.mistakes import all_mistakes, linear
 from regard.diagnosis.mistakes.calls import POSITIONS_RESTART, TOKENS_MISPLACED
+from regard.diagnosis.places import are_in_another_order, larger, seen_places
 from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.trees import FEWER_KEYS
@@ -112,6 +113,7 @@ def best_match(
     if not plain and as_meant:
         match = match or _with_built_in(tested, as_meant, wide)
     match = match or (None if plain else _with_added(tested, hypotheses, wide))
+    match = match or (None if plain else _with_places(tested, hypotheses(wide[-1]), wide[-1]))
     if pairs:
         match = match or _two(best_first, units[0])
     rounds = share_wrong(best_first[0]) > MOST_EXACT  # rounding leaves few numbers as they were
@@ -216,6 +218,31 @@ def _with_added(
         for one in found:
             if _wrong_in(one) == {"cache"}:
                 return Match(one, ((POSITIONS_RESTART, RIGHT),), unit)
+    return None
+
+
+def _with_places(
+    tested: FunctionUnderTest, hypotheses: Sequence[Hypothesis], unit: str
+) -> Match | None:
+    """A function that hides keys by their places in a map: right, or with one mistake."""
+    for one in hypotheses if tested.stated.mechanism is None else ():
+        more = larger(tested, one.conventions[0], one.matcher.outputs[0].probe)
+        if more is not None:
+            output = tested.ask(one.conventions[0], more).output
+            outputs = [*one.matcher.outputs, ProbeOutput(more, np.asarray(output, float))]
+            one = replace(one, matcher=Matcher(outputs, one.matcher.unit, one.matcher.practical))
+        probes = [own.probe for own in one.matcher.outputs]
+        for places in seen_places(tested, one.conventions[0], probes):
+            built_in = replace(one.built_in, places=places)
+            if (matcher := one.matcher.with_built_in(built_in)) is None:
+                continue
+            own = replace(one, matcher=matcher, built_in=built_in)
+            if places.misplaced:
+                pairs = ((x.output, x.probe.result(x.probe.right)) for x in matcher.outputs)
+                if all(x.ndim == 3 and are_in_another_order(x, right) for x, right in pairs):
+                    return Match(own, ((all_mistakes()[places.fault], RIGHT),), unit)
+            elif (match := _right_or_one([own], unit)) is not None:
+                return match
     return None
 
 

@@ -74,11 +74,11 @@ def layout_said(text: str, name: str) -> str:
 
 
 def is_of_keys(text: str, mask: str) -> bool:
-    """Whether the code gives a mask (B, S) axes of heads and queries, or says that it has none.
+    r"""Whether the code gives a mask (B, S) axes of heads and queries, or says that it has none.
 
     >>> is_of_keys("m = mask[:, None, None, :]", "mask"), is_of_keys("mask: (b, t, s)", "mask")
     (True, False)
-    >>> is_of_keys("mask: (windows, M * M, M * M)\\nmask[:, None, None]", "mask")
+    >>> is_of_keys("mask: (windows, M * M, M * M)\nmask[:, None, None]", "mask")
     False
     """
     one = re.escape(mask)

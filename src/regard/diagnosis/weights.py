@@ -206,7 +206,7 @@ def _layers(thing: Any) -> Iterator[Layer]:
 
 
 def _is_layer(value: Any) -> bool:
-    """Whether something is a matrix and the bias of its columns, or of its rows (perhaps (n, 1))."""
+    """Whether something is a matrix and the bias of its columns, or of its rows, also (n, 1)."""
     if not isinstance(value, list | tuple) or not all(map(_is_numbers, value)):
         return False
     shapes = [np.shape(one) for one in value]

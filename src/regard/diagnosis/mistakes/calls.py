@@ -131,6 +131,16 @@ CALLS: Entries = {
             "x = x.transpose(-2, -3)  # before, and after attention once more",
         ),
     ),
+    "pixels_misplaced": (
+        "what pixels get is put at other pixels",
+        "A map that was rolled by −s is rolled back by s, and windows are put together in the "
+        "order in which they were cut.",
+        (),
+        (
+            "out = np.roll(out, (shift, shift), axis=(1, 2))  # after np.roll(x, (-shift, -shift))",
+            "x = torch.roll(x, shifts=(s, s), dims=(1, 2))  # after a roll by (-s, -s)",
+        ),
+    ),
     "map_reshaped": (
         "the axes of a map are taken for others by a reshape: pixels and channels are mixed",
         "(B, C, H, W) as (B, H · W, C) needs the axes exchanged: a reshape alone gives each token "

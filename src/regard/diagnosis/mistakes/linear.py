@@ -103,7 +103,7 @@ def _efficient(of_queries: int | None, of_keys: int | None, power: float = 0.0) 
 
     def weights(values: Values, probe: Probe) -> Array:
         q, k, _ = heads_of(values)
-        seen = probe.visible.any(-2)[..., None]
+        seen = np.asarray(probe.visible.any(-2))[..., None]
         own = q if of_queries is None else softmax(q, of_queries)
         keys = np.where(seen, k, -np.inf) if of_keys == -2 else k
         keys = k if of_keys is None else softmax(keys, of_keys)
