@@ -107,6 +107,7 @@ BY_HAND = {
     "positions_in_values",
     "relative_bias_misplaced",
     "map_reshaped",
+    "pixels_misplaced",
     "pairs_of_the_other_node",
     "pairs_not_exchanged_back",
     *(one.name for one in (*OF_INPUT["pooled"], *OF_INPUT["pair_bias"])),

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regard.diagnosis.construction import made_with
+from regard.diagnosis.construction import BY_PLACE, made_with, without_tables
 from regard.diagnosis.documented import documented_axes
 from regard.diagnosis.images import Form, forms_of, is_of_images, sides_of
 from regard.diagnosis.norm_functions import without_norm_functions
+from regard.diagnosis.packing import Packing
+from regard.diagnosis.parameter_names import role_of
 from regard.diagnosis.signature import Parameter
 
 _INPUTS = (
@@ -24,21 +26,36 @@ RESIDUAL = re.compile(
     rf"\+ *{_INPUTS}\b|\b{_INPUTS} *\+(?!=? *(pos|1))|[\w\])] *\+=? *self\.\w*(drop|att|mha)\w*\("
 )
 
+SHIFT = re.compile("shift(_?size)?")
+SIDE = 2  # of a window, so that a small image has several
+
 
 class OfImages:
-    """A function of images as one of tokens. `__wrapped__` is the function."""
+    """A function of images as one of tokens. `__wrapped__` is the function.
 
-    def __init__(self, function: Callable[..., Any], name: str, form: Form) -> None:
+    It gets small windows, and no biases by place.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, form: Form, fixed: Mapping[str, Any]
+    ) -> None:
         self.__wrapped__ = function
         self.__name__ = getattr(function, "__name__", "function")
-        self._name, self._form, self.fault = name, form, form.fault
+        self._name, self._form, self.fault, self._fixed = name, form, form.fault, fixed
+        self.left_out = tuple(name for name, value in fixed.items() if value is None)
 
     def __call__(self, **given: Any) -> Any:
         """The output of each token."""
         tokens = given[self._name]
         batch, length, _ = tokens.shape
         image = self._form.image_of(tokens, sides_of(length))
-        result = self.__wrapped__(**given | {self._name: image})
+        heads = next((one for name, one in given.items() if role_of(name) == "heads"), 1)
+        rows = next((2 * one - 1 for one in self._fixed.values() if one), 1) ** 2
+        table = 0 * tokens[0].T[:1, :1] + 0 * tokens.reshape(-1)[: rows * heads].reshape(
+            rows, heads
+        )
+        own = {n: table if one is None else one for n, one in self._fixed.items()}
+        result = self.__wrapped__(**given | own | {self._name: image})
         out, *more = result if isinstance(result, tuple) else (result,)
         out = self._form.tokens_of(out, batch, length)
         return (out, *more) if more else out
@@ -49,13 +66,64 @@ def of_images(
 ) -> list[tuple[Callable[..., Any], list[Parameter]]]:
     """A function of images and weights as functions of tokens, if its text says so."""
     x = next((one for one in parameters if one.required), None)
-    if x is None or x.role not in (None, "x"):
+    if x is None or x.role not in (None, "x") or role_of(x.name) not in (None, "x"):
         return []
     axes = is_of_images(documented_axes(text, [x.name]).get(x.name, ()))
-    known = [replace(one, keyword=True, role="x" if one is x else one.role) for one in parameters]
     forms = [one for one in forms_of(text) if one.axes == axes]
-    function = without_norm_functions(function, x.name) if forms else function
-    return [(OfImages(function, x.name, form), known) for form in forms]
+    if not forms:
+        return []
+    fixed: dict[str, Any] = {}
+    for one in parameters:
+        if role_of(one.name) == "window" and (one.required or one.default):
+            fixed[one.name] = SIDE
+        elif SHIFT.fullmatch(one.name) and (one.required or one.default):
+            fixed[one.name] = SIDE // 2
+        elif BY_PLACE.search(one.name) and one.required:
+            fixed[one.name] = None
+    rest = [one for one in parameters if one.name not in fixed]
+    rest = [one for one in rest if one.required or not BY_PLACE.search(one.name)]
+    known = [replace(one, keyword=True, role="x" if one is x else one.role) for one in rest]
+    function = without_norm_functions(function, x.name)
+    return [(OfImages(function, x.name, form, fixed), known) for form in forms]
+
+
+KERNEL = re.compile("(k|kernel|kernel_?size|window|window_?size|ws|size)")
+LEAST_SIDE = 3  # of a map that has neighbourhoods
+
+
+def of_maps(
+    function: Callable[..., Any], parameters: Sequence[Parameter], text: str
+) -> tuple[Callable[..., Any], list[Parameter]] | None:
+    """A function of maps (…, H, W, D) of queries, keys and values as one of rows (…, L, D)."""
+    roles = {one.name: role_of(one.name) for one in parameters}
+    names = [n for n, role in roles.items() if role in ("query", "key", "value")]
+    axes = documented_axes(text, names)
+    if len(names) != 3 or any(not _are_of_maps(axes.get(name, ())) for name in names):
+        return None
+    others = [one for one in parameters if one.name not in names]
+    asked = {n.name: LEAST_SIDE for n in others if n.required and KERNEL.fullmatch(n.name)}
+    left_out = [one.name for one in others if not one.required and BY_PLACE.search(one.name)]
+    rest = [one for one in parameters if one.name not in (*asked, *left_out)]
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        sides = sides_of(given[names[0]].shape[-2])
+        if min(sides) < LEAST_SIDE:
+            raise ValueError("its length is not divisible into rows and columns")
+        maps = {n: given[n].reshape(*given[n].shape[:-2], *sides, -1) for n in names}
+        return {**given, **asked, **maps}
+
+    def unpack(result: Any) -> Any:
+        out, *more = result if isinstance(result, tuple) else (result,)
+        out = out.reshape(*out.shape[:-3], -1, out.shape[-1])
+        return (out, *more) if more else out
+
+    made = Packing(function, pack, unpack)
+    made.left_out = tuple(left_out)
+    return made, [replace(one, keyword=True) for one in rest]
+
+
+def _are_of_maps(words: Sequence[str]) -> bool:
+    return [one.lower()[0] for one in words[-3:-1]] == ["h", "w"]
 
 
 class AroundAttention:
@@ -63,6 +131,8 @@ class AroundAttention:
 
     It gets images in a form, or tokens if there is none. `__wrapped__` is the layer.
     """
+
+    left_out: tuple[str, ...] = ()
 
     def __init__(self, layer: Any, form: Form | None, *, adds: bool) -> None:
         self.__wrapped__ = layer
@@ -103,9 +173,12 @@ def around_attention(layer: Any, text: str, helpers: str) -> Iterator[AroundAtte
     parts = layer.modules() if hasattr(layer, "modules") else ()
     convolved = any(type(part).__name__ == "Conv2d" for part in parts)
     forms = [*forms_of(text, convolved=convolved)]
+    left_out = tuple(without_tables(layer)) if forms else ()
     layer = without_norm_functions(layer, x) if forms else layer
     for form in forms:
         for added in (True, False)[not adds :]:
-            yield AroundAttention(layer, form, adds=added)
+            made = AroundAttention(layer, form, adds=added)
+            made.left_out = left_out
+            yield made
     if adds and not forms:
         yield AroundAttention(layer, None, adds=True)

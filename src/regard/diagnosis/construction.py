@@ -50,6 +50,8 @@ OF_VALUES = re.compile(
     r"(^|[._])(rel\w*_(v|values?|vals?)|(v|values?)_rel\w*|a_?v|rel\w*_(emb\w*|pos\w*|table)_v\w*)(\.|$)",
     re.IGNORECASE,
 )
+# Tables of numbers that are added to scores by the places of pixels.
+BY_PLACE = re.compile(r"table|rpb|rel(ative)?_|pos(ition)?_bias|_rel$", re.IGNORECASE)
 # Layers behind attention, whose output is added: without numbers they add nothing.
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 
@@ -222,6 +224,22 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
             drawn = drawn if isinstance(value, np.ndarray) else like(value, drawn)
             object.__setattr__(part, name, drawn)
     return own
+
+
+def without_tables(own: Any) -> list[str]:
+    """Fill the tables of biases by place of an object with zeros; their names."""
+    if hasattr(own, "named_parameters"):
+        import torch
+
+        found = [(n, one) for n, one in own.named_parameters() if BY_PLACE.search(n)]
+        with torch.no_grad():
+            for _, parameter in found:
+                parameter.zero_()
+        return [name for name, _ in found]
+    names = [n for n, one in vars(own).items() if BY_PLACE.search(n) and _is_float(one)]
+    for name in names:
+        _empty(own, name)
+    return names
 
 
 def _empty(own: Any, name: str) -> None:

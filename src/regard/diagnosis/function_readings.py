@@ -18,7 +18,7 @@ from regard.diagnosis.adapting import (
     from_dictionary,
     with_configuration,
 )
-from regard.diagnosis.around import of_images
+from regard.diagnosis.around import of_images, of_maps
 from regard.diagnosis.beside_weights import HEADS
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
@@ -35,7 +35,7 @@ from regard.diagnosis.packing import (
     with_two_sides,
 )
 from regard.diagnosis.pairs import are_pairs, called_as_rows, matrix_in_a_tree, orientation
-from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.parameter_names import fused_order, role_of
 from regard.diagnosis.pooled_maps import pooling_functions
 from regard.diagnosis.signature import (
     STEPS,
@@ -48,7 +48,7 @@ from regard.diagnosis.signature import (
 )
 from regard.diagnosis.source import code_of, documentation_of_file
 from regard.diagnosis.tables import from_tables, with_forms
-from regard.diagnosis.trees import Weighed, with_weights
+from regard.diagnosis.trees import Weighed, projection, with_weights
 
 # Text that says that tokens see those of their own block alone, and code that merges blocks.
 WITHIN = re.compile(
@@ -108,6 +108,8 @@ def _function_readings(
     for simpler in () if roles else ONE_OF_SEVERAL:
         if (simple := simpler(called, parameters)) is not None:
             called, parameters = simple
+    if not roles and (maps := of_maps(called, parameters, code_of(function))) is not None:
+        called, parameters = maps
     parameters = [_as_block(one, code_of(function)) for one in parameters]
     heads = heads or heads_bound(function)
     if not roles and (sized := with_configuration(called, parameters, heads or HEADS)) is not None:
@@ -134,7 +136,8 @@ def _function_readings(
             )
         if pooled:
             continue
-        for image, known in of_images(own, taken, text) if weights else ():
+        projects = weights or any(map(_is_projection, taken))
+        for image, known in of_images(own, taken, text) if projects and not roles else ():
             images += _readings_of(
                 image, known, weights, roles, heads or count, framework, name, function
             )
@@ -142,6 +145,10 @@ def _function_readings(
     more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
     found = [*found, *images, *more, *_with_own_window(found, text)]
     return sorted(found, key=lambda one: bool(one[1].fault))
+
+
+def _is_projection(one: Parameter) -> bool:
+    return (projection(one.name) or fused_order(one.name)) != ""
 
 
 def _as_block(one: Parameter, text: str) -> Parameter:

@@ -225,6 +225,7 @@ def _with_places(
     tested: FunctionUnderTest, hypotheses: Sequence[Hypothesis], unit: str
 ) -> Match | None:
     """A function that hides keys by their places in a map: right, or with one mistake."""
+    found = []
     for one in hypotheses if tested.stated.mechanism is None else ():
         more = larger(tested, one.conventions[0], one.matcher.outputs[0].probe)
         if more is not None:
@@ -241,9 +242,9 @@ def _with_places(
                 pairs = ((x.output, x.probe.result(x.probe.right)) for x in matcher.outputs)
                 if all(x.ndim == 3 and are_in_another_order(x, right) for x, right in pairs):
                     return Match(own, ((all_mistakes()[places.fault], RIGHT),), unit)
-            elif (match := _right_or_one([own], unit)) is not None:
-                return match
-    return None
+            else:
+                found.append(own)
+    return _right_or_one(found, unit)
 
 
 def _without_context(one: Hypothesis) -> Hypothesis | None:

@@ -21,7 +21,11 @@ LAST = re.compile(  # B, H, W, C
     r"\bNHWC\b|\bBHWC\b",
     re.IGNORECASE,
 )
-LINES = re.compile(r"axial|\brows?\b|\bcolumns?\b|criss|along (the )?(height|width)", re.IGNORECASE)
+LINES = re.compile(
+    r"axial|criss|along (the )?(height|width)|(each|every|within|along|per)[ _-](row|column)|"
+    r"(row|column)[ _-]?(wise|att)",
+    re.IGNORECASE,
+)
 # What a map that is reshaped where its axes have to be exchanged is mistaken in.
 RESHAPED = "map_reshaped"
 

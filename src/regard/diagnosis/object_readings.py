@@ -143,7 +143,7 @@ def readings_of_object(
                     opaque=opaque,
                     sharpness=learned_log(own, code_of(thing)),
                     widths=widths_of(own),
-                    has_positions=not pooled
+                    has_positions=not (pooled or _is_without_tables(target))
                     and (has_positions(own) or (remembers and turns_rows(code_of(thing)))),
                     pools=bool(getattr(target, "pools", False)),
                     fault=getattr(target, "fault", ""),
@@ -158,6 +158,12 @@ def readings_of_object(
                     is_step = method in ("step", "decode")
                     found += steps if is_step and remembers else [*plain_one, *steps]
     return sorted(found, key=lambda one: (one[1].narrow, bool(one[1].fault)))
+
+
+def _is_without_tables(target: Any) -> bool:
+    """Whether what is called has no table of numbers by place, or only zeros in it."""
+    left_out: tuple[str, ...] = getattr(target, "left_out", ())
+    return bool(left_out)
 
 
 def _readings_of_pairs(

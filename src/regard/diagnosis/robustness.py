@@ -30,7 +30,9 @@ def fragilities(
     """Everything that breaks a right function, the simplest first."""
     if convention.one_query or convention.joined or tested.callee.reads_more:
         return
-    if built_in.added is not None:  # it was seen for ordinary scores alone
+    if (
+        built_in.added is not None or built_in.places is not None
+    ):  # it was seen for ordinary scores alone
         return
     yield from _changed_arguments(tested)
     probes = _probes(tested, convention)
