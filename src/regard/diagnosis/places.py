@@ -77,7 +77,7 @@ def _rolled(length: int, by: tuple[int, int]) -> Array:
 def seen_places(
     tested: FunctionUnderTest, convention: Convention, probes: Sequence[Probe]
 ) -> Iterator[SeenPlaces]:
-    """What is seen in maps by place, as it is meant, or as a mistake has it."""
+    """What is seen in maps by place: what is meant, or what a mistake makes of it."""
     code = "\n".join(text for _, text in tested.callee.blocks)
     maps = FIRST.search(code) or LAST.search(code) or MAPS.search(code)
     free = (one for one in probes if _is_free(one))
