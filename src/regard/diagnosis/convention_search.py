@@ -226,6 +226,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             if not tested.callee.rows_first:
                 layouts = tuple(one for one in layouts if one != "LBM")
             told = "" if ready else _embedded_as_told(tested.callee)
+            if told == "BML" and "BLM" in layouts:
+                layouts = ("BML",)
             layouts = tuple(sorted(layouts, key=lambda one: bool(told) and one != told))
             said = tested.callee.layout
             if ready and tested.stated.layout is None and said in layouts:
@@ -241,7 +243,7 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             for layout, keeps in itertools.product(layouts, kept):
                 of_keys = "LD" if layout == "D" else ""
                 bare = Convention(layout=layout, dtype=dtype, keeps_axis=keeps, keys=of_keys)
-                bare = replace(bare, transposed=layout.endswith("ML"))
+                bare = replace(bare, transposed=layout.endswith("ML") and told != "BML")
                 fits += [(one, _fit(tested, one)) for one in _with_required_mask(tested, bare)]
                 fitting = fits and fits[-1][1]
                 if fitting is Fit.RIGHT or (layout == said and fitting not in ([], Fit.NONE)):
@@ -282,7 +284,7 @@ def _embedded_as_told(callee: Callee) -> str:
     """The layout of embeddings with three axes, where documentation tells their axes."""
     own = next((callee.roles[one].name for one in ("x", "query") if one in callee.roles), "")
     axes = re.sub("[^BT]", "M", callee.axes.get(own, "")).replace("T", "L")
-    return axes if axes in ("BLM", "LBM") else ""
+    return axes if axes in ("BLM", "LBM", "BML") else ""
 
 
 def _of_one_text(tested: FunctionUnderTest) -> bool:
