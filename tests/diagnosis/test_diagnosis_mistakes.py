@@ -30,7 +30,8 @@ from regard.diagnosis.mistakes import (
 )
 from regard.diagnosis.probe import RIGHT, UNITS, Variant, evaluate
 from regard.diagnosis.probes import projected_probes, ready_probes
-from regard.diagnosis.under_test import _with_values_apart
+from regard.diagnosis.signature import PAIRS, Callee, Parameter
+from regard.diagnosis.under_test import _projected_probes, _with_values_apart
 
 UNMASKED = [*wrong.SCALES, *wrong.PRODUCTS, *wrong.SOFTMAXES, *wrong.OUTPUTS]
 MASKED = [*wrong.BEFORE, *wrong.READ]
@@ -107,6 +108,11 @@ BY_HAND = {
     "scale_of_a_part",
     "positions_in_values",
     "relative_bias_misplaced",
+    "map_reshaped",
+    "pixels_misplaced",
+    "pairs_of_the_other_node",
+    "pairs_not_exchanged_back",
+    *(one.name for one in (*OF_INPUT["pooled"], *OF_INPUT["pair_bias"])),
     "relative_term_transposed",
     "relative_bias_reversed",
     "distance_zero_not_read",
@@ -240,12 +246,22 @@ def test_probes_of_a_causal_rule_are_causal_and_no_others():
 
 
 def probes_with(name):
-    """Probes of a computation that is given positions, a softcap or a sink."""
+    """Probes of what has positions, a softcap or a sink, or of maps and pairs."""
     if name == "sink":
         probes = [probe for rank in (3, 4) for probe in ready_probes(rank)]
         sinks = (0.4 + 0.7 * np.arange(probe.sizes["H"]) for probe in probes)
         pairs = zip(probes, sinks, strict=True)
         return [replace(p, inputs={**p.inputs, "sink": sink}) for p, sink in pairs]
+    if name in ("pooled", "pair_bias"):
+        square = {
+            f"W_{part}": np.random.default_rng(n).normal(size=(8, 8))
+            for n, part in enumerate("qkvo")
+        }
+        more = {"weights": square, "heads": 2, "parameters": (Parameter("x", "x"),)}
+        if name == "pooled":
+            return list(_projected_probes(Callee("pool", pools=True, **more), 3, 5))
+        square[PAIRS] = np.random.default_rng(9).normal(size=(8, 2))
+        return list(_projected_probes(Callee("pairs", **more), 3, 5))
     own = {
         "frequencies": BuiltIn("rotary, halves", at_end=True),
         "positions_slopes": BuiltIn("ALiBi", at_end=True),

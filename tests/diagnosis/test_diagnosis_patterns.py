@@ -31,7 +31,7 @@ def test_a_layer_with_parts_beside_attention_is_right(name):
         ("Beside", dict(first=True), "hidden_scores_large"),
         ("Between", dict(axis=-2), "channels_normalised_along_an_axis"),
         ("Between", dict(softmax=-2), "channels_softmax_axis"),
-        ("Images", dict(of_queries=-1), "efficient_softmax_axis"),
+        ("Images", dict(of_queries=-1), "softmax_of_queries_over_tokens"),
         ("Shifting", dict(last=True), "relative_shift_misplaced"),
     ],
 )
@@ -227,7 +227,7 @@ def efficient_of_keys(q, k, v):
 
 def test_efficient_attention_has_two_axes():
     assert regard.diagnose(efficient).verdict == "right"
-    assert regard.diagnose(efficient_of_keys).names == ("efficient_softmax_axis",)
+    assert regard.diagnose(efficient_of_keys).names == ("softmax_of_keys_over_features",)
 
 
 def performed(q, k, v, features, of_norm, axes):

@@ -19,9 +19,10 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.arguments import NotOfferedError, arguments_for
 from regard.diagnosis.convention import Convention, Question
 from regard.diagnosis.distance_tables import is_out_of_order, is_reversed
+from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.probe import Probe
-from regard.diagnosis.signature import LATENTS
 from regard.diagnosis.under_test import FunctionUnderTest
+from regard.scores import Cosine
 
 # Code that adds nothing by place has none of these words.
 WORDS = re.compile(
@@ -77,11 +78,13 @@ def added_scores(
 ) -> AddedScores | None:
     """What a function adds to its scores, if that is a matter of places alone; else None."""
     code = "\n".join(text for _, text in tested.callee.blocks)
-    if not WORDS.search(code) or LATENTS in tested.callee.weights or tested.of_gradients:
+    if not WORDS.search(code) or tested.callee.reads_more or tested.of_gradients:
         return None
     convention = max(conventions, key=lambda one: len(one.layout))
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
-    if probe is None or probe.chunks or not probe.is_plain or probe.sizes["L"] < 3:
+    if probe is None or probe.chunks or probe.sizes["L"] < 3:
+        return None
+    if not (probe.is_plain or tested.callee.says_cosine):
         return None
     found = _seen(tested, convention, _without_rules(convention, probe))
     if found is None:
@@ -95,6 +98,17 @@ def added_scores(
     elif found.is_confused and IMAGE.search(code) and not BUCKETS.search(code):
         fault = fault or "relative_bias_misplaced"
     return replace(found, conventions=conventions, fault=fault)
+
+
+def factor_of_cosines(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> float | None:
+    """By what cosines are multiplied in the scores of a softmax, where places add numbers to them.
+
+    None if no other numbers are seen, or scores are no cosines.
+    """
+    mechanism = as_mechanism(Cosine(), None)
+    stated = replace(tested.stated, mechanism=mechanism)
+    found = added_scores(replace(tested, stated=stated, answers={}, probes={}), conventions)
+    return None if found is None or found.factor <= 0 else found.factor
 
 
 def are_plain(tested: FunctionUnderTest, convention: Convention) -> bool:
@@ -144,7 +158,7 @@ def plain_probe(tested: FunctionUnderTest, convention: Convention) -> Probe | No
     if tested.of_gradients or tested.stated.mechanism is not None or convention.one_query:
         return None
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
-    if probe is None or probe.chunks or LATENTS in tested.callee.weights:
+    if probe is None or probe.chunks or tested.callee.reads_more:
         return None
     return _without_rules(convention, probe)
 
@@ -159,6 +173,8 @@ def _without_rules(convention: Convention, probe: Probe) -> Probe:
 def _right(tested: FunctionUnderTest, probe: Probe) -> Array:
     """The scores as they are scaled, before anything is added or hidden."""
     right = probe.right
+    if not probe.is_plain:
+        return right["scores"]
     said = tested.callee.said_scale if probe.scale is None else ""
     return right["scores"] * factor_of(said, probe.sizes) if said else right["scaled"]
 

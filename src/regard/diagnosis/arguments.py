@@ -16,7 +16,7 @@ from regard.diagnosis.convention import EMBEDDED, READY, Convention, to_layout
 from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.probe import Probe, labels_of
 from regard.diagnosis.probes import ROUND
-from regard.diagnosis.signature import LATENTS, MASKS, OF_KEYS, OF_TEXTS, Callee, Parameter
+from regard.diagnosis.signature import MASKS, OF_KEYS, OF_TEXTS, Callee, Parameter
 from regard.diagnosis.tables import BASE, LONG, table
 
 ALL = slice(None)
@@ -196,7 +196,7 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         context = context[:, : context.shape[1] - embeddings.shape[1]]
     if probe.around is not None:
         embeddings = probe.around.factor * embeddings
-    if LATENTS in callee.weights:  # what it gets is read by queries of its own
+    if callee.reads_for_itself:  # what it gets is read by queries of its own
         embeddings = context
     x, context = (to_layout(a.astype(dtype), EMBEDDED, layout) for a in (embeddings, context))
     by_role: dict[str, Any] = {"x": x, "query": x} | _of_embedded_backward(convention, probe)
@@ -211,7 +211,7 @@ def _inputs(callee: Callee, convention: Convention, probe: Probe) -> dict[str, A
         upstream = probe.inputs[f"d_{probe.forward.result_step}"]
         by_role["d_output"] = to_layout(upstream.astype(dtype), EMBEDDED, layout)
     has_context, own = "context" in probe.inputs, callee.roles
-    has_context &= LATENTS not in callee.weights
+    has_context &= not callee.reads_for_itself
     if has_context and not {"context", "key"} & own.keys():
         raise NotOfferedError("it takes no second array of embeddings")
     if has_context or ("context" in own and own["context"].required):
@@ -311,7 +311,7 @@ def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, 
         options[role] = _mask(probe, convention)
         if f"key_{role}" in callee.roles and role in OF_TEXTS:
             options[f"key_{role}"] = _mask(probe, convention, of_keys=True)
-    if "bias" in probe.inputs:
+    if "bias" in probe.inputs and "pair_bias" not in probe.inputs:
         role = mask_role(callee)
         if role is None or convention.mask != "add" or convention.mask_shape in KEYS_ONLY:
             raise NotOfferedError("it takes no bias")

@@ -26,8 +26,15 @@ LETTERS = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
 MODEL_AXIS = re.compile("d_?model|embed(_dim)?|dim|e|c|m|hidden(_size)?|model|width")
 TABLE = re.compile("rel|table|alibi|position|pos_", re.IGNORECASE)
 # Factors and shifts of normalisations.
+BIAS = re.compile("bias|rel", re.IGNORECASE)
 # Factors, which are 1 where nothing is learned.
 ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
+
+
+def is_gate(name: str, text: str) -> bool:
+    """Whether the sigmoid of a layer multiplies attention, by its name or by the code around it."""
+    in_sigmoid = rf"sigmoid\([^\n]*[\"'.]{re.escape(name)}\b"
+    return GATE_LAYER.search(name) is not None or re.search(in_sigmoid, text) is not None
 
 
 def beside_weights(
@@ -49,22 +56,28 @@ def beside_weights(
         if len(axes) == len(words.get(name, ())):
             own = zip(words[name], axes, strict=True)
             sizes |= {word: LETTERS[axis] for word, axis in own if axis in LETTERS}
-    found, in_einsums = {}, axes_in_einsums(function)
+    found, in_einsums, text = {}, axes_in_einsums(function), text_of(function)
     for name in names:
         axes = in_einsums.get(name, "")
         shape = [LETTERS[one] for one in axes if one in LETTERS]
         if len(shape) != len(axes) or not axes:
             own_words = words.get(name, ())
+            of_cells = BIAS.search(name) is not None  # none, in any number of tokens
             shape = [
-                sizes.get(one) or _size_named(one) or int(is_of_tokens(one)) for one in own_words
+                int(is_of_tokens(one)) * of_cells
+                or sizes.get(one)
+                or _size_named(one)
+                or int(is_of_tokens(one))
+                for one in own_words
             ]
-        is_gate, is_bias = GATE_LAYER.search(name), re.search("(^b|_b|bias)$", name)
-        shape = [HEADS, LETTERS["D"]] if is_gate and is_bias and not shape else shape
+        gates, is_bias = is_gate(name, text), re.search("(^b|_b|bias)$", name)
+        shape = [HEADS, LETTERS["D"]] if gates and is_bias and not shape else shape
         if name in weights or not shape or not all(shape):
             continue
         drawn = np.random.default_rng(len(name)).normal(size=shape)
-        filled = 100.0 * bool(is_bias) if is_gate else float(bool(ONES.search(name)))
-        found[name] = drawn if TABLE.search(name) else np.full(shape, filled)
+        filled = 100.0 * bool(is_bias) if gates else float(bool(ONES.search(name)))
+        is_table = TABLE.search(name) and shape.count(1) < 2
+        found[name] = drawn if is_table else np.full(shape, filled)
     return found
 
 

@@ -154,8 +154,12 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield DROPOUT_LEFT_ON
     if wrong:
         return
+    if tested.callee.fault:
+        yield all_mistakes()[tested.callee.fault]
     if own.built_in.added is not None and own.built_in.added.fault:
         yield all_mistakes()[own.built_in.added.fault]
+    if own.built_in.places is not None and own.built_in.places.fault:
+        yield all_mistakes()[own.built_in.places.fault]
     said, by_head = tested.callee.columns_said, tested.callee.by_head
     if by_head is not None and said == ("parts" if by_head else "heads"):
         yield COLUMNS_MISREAD

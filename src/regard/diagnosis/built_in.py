@@ -17,6 +17,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.added_scores import AddedScores, factor_of
 from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
+from regard.diagnosis.places import SeenPlaces
 from regard.diagnosis.probe import Probe
 from regard.positions import Alibi
 
@@ -50,6 +51,7 @@ class BuiltIn:
     linear: str = ""  # the feature map of linear attention
     said_scale: str = ""  # as its code says it is meant to be: see SCALES
     added: AddedScores | None = None
+    places: SeenPlaces | None = None  # what is seen of a map
     any_heads: bool = False  # its slopes are known for numbers of heads that are no power of two
     at_end: bool = False  # with more keys than queries, the last of both are at the same position
 
@@ -69,6 +71,7 @@ class BuiltIn:
             words.append(f"a window of {self.window} key{'s' if self.window > 1 else ''}")
         if self.added is not None:
             words.append(str(self.added))
+        words += [str(self.places)] if self.places is not None else []
         return " and ".join(words)
 
     @property
@@ -115,13 +118,19 @@ def with_built_in(own: BuiltIn, probe: Probe) -> Probe | None:
         if (added := own.added.of(probe)) is None:
             return None
         inputs["bias"] = inputs.get("bias", 0.0) + added
+    keep = probe.keep
+    if own.places is not None:
+        seen = own.places.of(probe)
+        if seen is None:
+            return None
+        keep = seen if keep is None else seen & keep
     if own.softcap is not None and "softcap" not in inputs:
         inputs["softcap"] = np.array(own.softcap)
     window = probe.window if own.window is None or probe.window else own.window
     scale = probe.scale
     if own.said_scale and scale is None:
         scale = factor_of(own.said_scale, sizes)
-    return replace(probe, inputs=inputs, window=window, scale=scale)
+    return replace(probe, inputs=inputs, window=window, scale=scale, keep=keep)
 
 
 def _in_pairs(inputs: Mapping[str, Array], turned: int, width: int) -> dict[str, Array]:

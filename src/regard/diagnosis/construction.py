@@ -17,6 +17,7 @@ import numpy as np
 from regard.diagnosis.constructor_arguments import (
     MODEL_NAMES,
     OF_PAIRS,
+    OF_WINDOWS,
     PAIRED,
     PAIRS,
     Configuration,
@@ -49,6 +50,8 @@ OF_VALUES = re.compile(
     r"(^|[._])(rel\w*_(v|values?|vals?)|(v|values?)_rel\w*|a_?v|rel\w*_(emb\w*|pos\w*|table)_v\w*)(\.|$)",
     re.IGNORECASE,
 )
+# Tables of numbers that are added to scores by the places of pixels.
+BY_PLACE = re.compile(r"table|rpb|rel(ative)?_|pos(ition)?_bias|_rel$", re.IGNORECASE)
 # Layers behind attention, whose output is added: without numbers they add nothing.
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 
@@ -60,13 +63,16 @@ FEED_FORWARD_ARRAY = re.compile(
 ACTIVATED = re.compile(r"relu|gelu|silu|swish|maximum\(|tanh\(", re.IGNORECASE)
 
 
-def constructed(kind: Any, heads: int | None) -> list[Any]:
-    """Objects of a class, the one with sizes chosen here first; an OptionError if there is none."""
+def constructed(kind: Any, heads: int | None, fixed: Mapping[str, Any] | None = None) -> list[Any]:
+    """Objects of a class, the one with sizes chosen here first; an OptionError if there is none.
+
+    Arguments that are `fixed` are given as they are.
+    """
     name = safe_text(getattr(kind, "__name__", "it"), 60)
     found, problem = [], ""
     for own_sizes in (True, False):
         try:
-            arguments = constructor_arguments(kind, heads, own_sizes)
+            arguments = constructor_arguments(kind, heads, own_sizes) | dict(fixed or {})
             made, *with_others = _made(kind, arguments)
             if own_sizes and (width := _width_of_heads(made, arguments)):
                 arguments |= width
@@ -79,6 +85,8 @@ def constructed(kind: Any, heads: int | None) -> list[Any]:
                     setattr(own, _HEADS, next(counts, None))
                     setattr(own, _MADE, ", ".join(f"{n}={_said(v)}" for n, v in given.items()))
                 found.append(own)
+            if OF_WINDOWS.search(text_of(kind)):  # by default a map of a probe may be one window
+                break
         except OptionError as error:
             problem = problem or str(error)
         except Exception as error:
@@ -128,12 +136,9 @@ def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
     if not is_module(type(made)) or not {"heads", "width"} >= roles.keys() or "width" not in roles:
         return {}
     count = arguments[roles["heads"]] if "heads" in roles else 1
-    first = next((p.shape[-1] for p in made.parameters() if p.ndim == 2), 0)
-    return (
-        {roles["width"]: first // count}
-        if "heads" in roles and first and first % count == 0
-        else {}
-    )
+    first = next((p.shape[1] for p in made.parameters() if p.ndim > 1), 0)
+    fits = "heads" in roles and first and first % count == 0
+    return {roles["width"]: first // count} if fits else {}
 
 
 def heads_made_with(thing: Any) -> int | None:
@@ -230,6 +235,22 @@ def _open_gate(own: Any, name: str) -> float:
     text = text_of(type(own.get_submodule(path)))
     bounded = rf"(tanh|sigmoid)\([^\n)]*\b{last}\b|\b{last}\)?(\.\w+\([^)\n]*\))*\.(tanh|sigmoid)\("
     return 100.0 if re.search(bounded, text) else 1.0
+
+
+def without_tables(own: Any) -> list[str]:
+    """Fill the tables of biases by place of an object with zeros; their names."""
+    if hasattr(own, "named_parameters"):
+        import torch
+
+        found = [(n, one) for n, one in own.named_parameters() if BY_PLACE.search(n)]
+        with torch.no_grad():
+            for _, parameter in found:
+                parameter.zero_()
+        return [name for name, _ in found]
+    names = [n for n, one in vars(own).items() if BY_PLACE.search(n) and _is_float(one)]
+    for name in names:
+        _empty(own, name)
+    return names
 
 
 def _empty(own: Any, name: str) -> None:

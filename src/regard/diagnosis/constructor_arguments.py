@@ -49,6 +49,7 @@ SIZES = (
         "length",
     ),
     (re.compile("^c(hidden|head)$|preattnscalar$"), "width"),
+    (re.compile("^shift(size)?$"), "shift"),
     (re.compile("batch|bsz"), "batch"),
     (re.compile("layer|depth"), "layers"),
     (re.compile("vocab"), "length"),
@@ -64,8 +65,10 @@ SIZES = (
 
 # A window with a side, so that a probe of 16 tokens fills it.
 OF_IMAGES = re.compile(
-    r"(window(_size)?|ws)\)? *\*\* *2|(window_size|ws) *\* *(self\.)?(window_size|ws)\b|meshgrid"
+    r"(window(_size)?|ws)\)? *\*\* *2|(window_size|ws) *\* *(self\.)?(window_size|ws)\b|meshgrid|"
+    r"window_(partition|reverse)"
 )
+OF_WINDOWS = re.compile(r"\broll\(|partition\w*\(|\breverse\w*\(")  # several in a small map
 # Sizes of windows and images are pairs in some code, which says so when it gets a number.
 PAIRED = re.compile("size|window|grid|resolution|shape|patches|img|image")
 OF_PAIRS = re.compile("subscriptable|iterable|unpack")
@@ -237,7 +240,8 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
     """Sizes that fit together: heads of six columns each, and half as many key heads."""
     named = any(is_count(name, kind) or role_of(name) == "key_heads" for name in names)
     grouped = any(role_of(name) == "key_heads" for name in names)
-    usual = ODD_HEADS if SLOPES.search(text_of(sys.modules.get(kind.__module__))) else HEADS
+    whole = text_of(sys.modules.get(kind.__module__))
+    usual = ODD_HEADS if SLOPES.search(whole) else HEADS
     count = heads or (usual if named else 1)
     text = text_of(kind)
     own = [one for one in getattr(kind, "__mro__", ()) if one.__module__ == kind.__module__]
@@ -255,7 +259,8 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
         "turned share": 0.5,
         "length": LONGEST,
         "block": 2 if BY_BLOCKS.search(text) else LONGEST,
-        "window": 4 if OF_IMAGES.search(text) else 3,
+        "window": (2 if OF_WINDOWS.search(text) else 4) if OF_IMAGES.search(whole) else 3,
+        "shift": 1,
         "batch": 2,
         "layers": 1,
         "softcap": 3,

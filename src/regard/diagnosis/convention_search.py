@@ -15,6 +15,7 @@ from typing import Any
 
 from regard.diagnosis.arguments import KEYS_ONLY, mask_role
 from regard.diagnosis.convention import MASK_KINDS, READY, Convention
+from regard.diagnosis.documented import documented_axes, is_of_tokens
 from regard.diagnosis.patience import Patience
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ABILITIES
@@ -226,6 +227,8 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             if not tested.callee.rows_first:
                 layouts = tuple(one for one in layouts if one != "LBM")
             told = "" if ready else _embedded_as_told(tested.callee)
+            if told == "BML" and "BLM" in layouts:
+                layouts = ("BML",)
             layouts = tuple(sorted(layouts, key=lambda one: bool(told) and one != told))
             said = tested.callee.layout
             if ready and tested.stated.layout is None and said in layouts:
@@ -241,7 +244,7 @@ def _layouts(tested: FunctionUnderTest) -> list[Convention]:
             for layout, keeps in itertools.product(layouts, kept):
                 of_keys = "LD" if layout == "D" else ""
                 bare = Convention(layout=layout, dtype=dtype, keeps_axis=keeps, keys=of_keys)
-                bare = replace(bare, transposed=layout.endswith("ML"))
+                bare = replace(bare, transposed=layout.endswith("ML") and told != "BML")
                 fits += [(one, _fit(tested, one)) for one in _with_required_mask(tested, bare)]
                 fitting = fits and fits[-1][1]
                 if fitting is Fit.RIGHT or (layout == said and fitting not in ([], Fit.NONE)):
@@ -282,7 +285,11 @@ def _embedded_as_told(callee: Callee) -> str:
     """The layout of embeddings with three axes, where documentation tells their axes."""
     own = next((callee.roles[one].name for one in ("x", "query") if one in callee.roles), "")
     axes = re.sub("[^BT]", "M", callee.axes.get(own, "")).replace("T", "L")
-    return axes if axes in ("BLM", "LBM") else ""
+    if axes == "BML":  # not where both words may be of tokens: b, n, m = x.shape
+        text = "\n".join(block for _, block in callee.blocks)
+        words = documented_axes(text, [own]).get(own, ())
+        axes = axes * (len(words) == len(axes) and not is_of_tokens(words[1]))
+    return axes if axes in ("BLM", "LBM", "BML") else ""
 
 
 def _of_one_text(tested: FunctionUnderTest) -> bool:

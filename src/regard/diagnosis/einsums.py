@@ -116,7 +116,7 @@ def _axes(name: str, own: str, summed: str, kept: str, groups: set[str]) -> str:
     fused = fused_order(name)
     match len(summed), len(kept):
         case 1, 1:
-            letters = "D"
+            letters = "H" if kept in groups else "D"
         case 1, 2:
             letters = "PD" if fused else "HD"
         case 1, 3 if fused:

@@ -39,7 +39,7 @@ def named(
     """An entry of the catalogue found in a function, with its smallest example."""
     always = conventions[0].causal_always
     # What is added by place is the function's own: an example has none of it.
-    besides = tested.stated.mechanism or replace(built_in, added=None)
+    besides = tested.stated.mechanism or replace(built_in, added=None, places=None)
     own = tested.of_gradients
     example, step = smallest_example(variant, tested.callee.kind, always, besides, gradients=own)
     check = ""

@@ -19,7 +19,7 @@ from regard.diagnosis.adapting import (
     with_configuration,
 )
 from regard.diagnosis.after_attention import with_projection_after
-from regard.diagnosis.around import of_images
+from regard.diagnosis.around import of_images, of_maps
 from regard.diagnosis.beside_weights import HEADS
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering
@@ -40,7 +40,9 @@ from regard.diagnosis.packing import (
     with_texts_of_both,
     with_two_sides,
 )
-from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.pairs import are_pairs, called_as_rows, matrix_in_a_tree, orientation
+from regard.diagnosis.parameter_names import fused_order, role_of
+from regard.diagnosis.pooled_maps import pooling_functions
 from regard.diagnosis.prompts import with_prompt
 from regard.diagnosis.quantised_arguments import with_quantised
 from regard.diagnosis.signature import (
@@ -53,13 +55,10 @@ from regard.diagnosis.signature import (
     with_roles,
     without_weights,
 )
-from regard.diagnosis.source import (
-    code_called,
-    code_of,
-    code_of_file,
-)
+from regard.diagnosis.source import code_called, code_of, code_of_file, documentation_of_file
 from regard.diagnosis.surroundings_read import surroundings_of
 from regard.diagnosis.tables import from_tables, with_forms
+from regard.diagnosis.tree_code import projection
 from regard.diagnosis.trees import Weighed, with_weights
 from regard.diagnosis.weights import head_count
 
@@ -130,6 +129,8 @@ def _function_readings(
     for simpler in () if roles else ONE_OF_SEVERAL:
         if (simple := simpler(called, parameters)) is not None:
             called, parameters = simple
+    if not roles and (maps := of_maps(called, parameters, code_of(function))) is not None:
+        called, parameters = maps
     said = f"{code_of(function)}\n{code_called(function)}"
     parameters = [_as_block(one, said) for one in parameters]
     heads = heads or heads_bound(function) or _heads_of_own(function)
@@ -145,10 +146,25 @@ def _function_readings(
     images: list[Reading] = []
     text = code_of(function)
     for own, taken, weights, count in trees or plain_one:
+        if weights and are_pairs(text + documentation_of_file(function), taken):
+            weights = matrix_in_a_tree(own, weights, count or HEADS)
+            for pairs, known in called_as_rows(own, taken, text, orientation(name, True)):
+                found += _readings_of(
+                    pairs, known, weights, roles, heads or count, framework, name, function
+                )
+            continue
+        pooled = [] if roles else [*pooling_functions(own, taken, text)]
+        for pools, known in pooled:
+            found += _readings_of(
+                pools, known, weights, roles, heads or count, framework, name, function
+            )
+        if pooled:
+            continue
+        weighs = weights or any(map(_is_projection, taken))
         projects = weights or any(role_of(one.name) in PROJECTIONS for one in taken)
         projects = projects and surroundings_of(function, _first_of(taken)) is None
         own = without_norm_functions(function, own) if projects else own
-        for image, known in of_images(own, taken, text) if weights else ():
+        for image, known in of_images(own, taken, text) if weighs and not roles else ():
             images += _readings_of(
                 image, known, weights, roles, heads or count, framework, name, function
             )
@@ -157,7 +173,12 @@ def _function_readings(
             rest = (weights, roles, heads or count, framework, name, function)
             found += _readings_of(one, known, *rest)
     more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
-    return [*found, *images, *more, *_with_own_window(found, text)]
+    found = [*found, *images, *more, *_with_own_window(found, text)]
+    return sorted(found, key=lambda one: bool(one[1].fault))
+
+
+def _is_projection(one: Parameter) -> bool:
+    return (projection(one.name) or fused_order(one.name)) != ""
 
 
 def _heads_of_own(function: Callable[..., Any]) -> int | None:
@@ -243,6 +264,12 @@ def _readings_of(
     for own, count in itertools.product(with_roles(parameters, dict(roles or {})), counts):
         own = own if weights else without_weights(own)
         whole = Callee(name, own, framework, weights, count, adapted=called is not function)
+        whole = replace(
+            whole,
+            fault=getattr(called, "fault", ""),
+            option=getattr(called, "option", ""),
+            pools=getattr(called, "pools", False),
+        )
         for callee in with_forms(whole):
             if "cache" not in callee.roles:
                 text = code_of_file(function)

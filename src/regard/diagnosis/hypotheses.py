@@ -24,10 +24,11 @@ from regard.diagnosis.fitted import fitted, of_buffers
 from regard.diagnosis.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.measured import is_causal, order_matters
 from regard.diagnosis.misread import reads_well
-from regard.diagnosis.mistakes import linear
+from regard.diagnosis.mistakes import all_mistakes, linear
 from regard.diagnosis.mistakes.calls import POSITIONS_RESTART, TOKENS_MISPLACED
 from regard.diagnosis.mistakes.positions import positions_of_slots
 from regard.diagnosis.mistakes.windows import SLOT_POSITIONS
+from regard.diagnosis.places import are_in_another_order, larger, seen_places
 from regard.diagnosis.precision import HALF, half_type
 from regard.diagnosis.probe import RIGHT, UNITS, Probe
 from regard.diagnosis.trees import FEWER_KEYS
@@ -48,7 +49,6 @@ WORDS_OF = {
     ),
 }
 BUFFERS = (1, *(2**n for n in range(3, 12)))  # slots of a cache; 1: as many as tokens
-USUAL_MAP = ("elu(x) + 1",)  # of linear attention
 INTEGERS = ("int8", "int4")  # through which numbers may pass
 # Conventions under one hypothesis, and what the function returned under them.
 View = tuple[Sequence[Convention], list[ProbeOutput]]
@@ -118,6 +118,7 @@ def best_match(
     if not plain and as_meant:
         match = match or _with_built_in(tested, as_meant, wide)
     match = match or (None if plain else _with_added(tested, hypotheses, wide))
+    match = match or (None if plain else _with_places(tested, hypotheses(wide[-1]), wide[-1]))
     if pairs:
         match = match or _two(best_first, units[0])
     rounds = share_wrong(best_first[0]) > MOST_EXACT  # rounding leaves few numbers as they were
@@ -219,7 +220,8 @@ def _with_added(
     units: Sequence[str],
 ) -> Match | None:
     """A function that adds numbers to its scores by place besides: right, or with one mistake."""
-    plain = hypotheses(units[0]) if tested.stated.mechanism is None else []
+    known_one = tested.stated.mechanism is None or tested.callee.says_cosine
+    plain = hypotheses(units[0]) if known_one else []
     known = {id(one.conventions): added_scores(tested, one.conventions) for one in plain}
     for unit in units:
         found = []
@@ -237,6 +239,32 @@ def _with_added(
             if _wrong_in(one) == {"cache"}:
                 return Match(one, ((POSITIONS_RESTART, RIGHT),), unit)
     return None
+
+
+def _with_places(
+    tested: FunctionUnderTest, hypotheses: Sequence[Hypothesis], unit: str
+) -> Match | None:
+    """A function that hides keys by their places in a map: right, or with one mistake."""
+    found = []
+    for one in hypotheses if tested.stated.mechanism is None else ():
+        more = larger(tested, one.conventions[0], one.matcher.outputs[0].probe)
+        if more is not None:
+            output = tested.ask(one.conventions[0], more).output
+            outputs = [*one.matcher.outputs, ProbeOutput(more, np.asarray(output, float))]
+            one = replace(one, matcher=Matcher(outputs, one.matcher.unit, one.matcher.practical))
+        probes = [own.probe for own in one.matcher.outputs]
+        for places in seen_places(tested, one.conventions[0], probes):
+            built_in = replace(one.built_in, places=places)
+            if (matcher := one.matcher.with_built_in(built_in)) is None:
+                continue
+            own = replace(one, matcher=matcher, built_in=built_in)
+            if places.misplaced:
+                pairs = ((x.output, x.probe.result(x.probe.right)) for x in matcher.outputs)
+                if all(x.ndim == 3 and are_in_another_order(x, right) for x, right in pairs):
+                    return Match(own, ((all_mistakes()[places.fault], RIGHT),), unit)
+            else:
+                found.append(own)
+    return _right_or_one(found, unit)
 
 
 def _without_context(one: Hypothesis) -> Hypothesis | None:

@@ -83,7 +83,10 @@ from regard.diagnosis.wording import (
 from regard.errors import OptionError, safe_text
 
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
-TURNED = re.compile(r"(in|out)_proj_weight|\b\w*_?[qkvo] @ x\b", re.IGNORECASE)
+TURNED = re.compile(
+    r"(in|out)_proj_weight|\b\w*_?[qkvo] @ x\b|\(out\w*, *in\w*\)|\(3 ?\*? ?(\w+), *\2\)",
+    re.IGNORECASE,
+)
 
 # A mask of something: encoder_attention_mask, media_mask.
 NAMED_MASK = re.compile("(?<!head)(?<!heads)_mask$|^(?!head).*[a-z]Mask$")

@@ -74,14 +74,18 @@ def layout_said(text: str, name: str) -> str:
 
 
 def is_of_keys(text: str, mask: str) -> bool:
-    """Whether the code gives a mask (B, S) axes of heads and queries, or says that it has none.
+    r"""Whether the code gives a mask (B, S) axes of heads and queries, or says that it has none.
 
     >>> is_of_keys("m = mask[:, None, None, :]", "mask"), is_of_keys("mask: (b, t, s)", "mask")
     (True, False)
+    >>> is_of_keys("mask: (windows, M * M, M * M)\nmask[:, None, None]", "mask")
+    False
     """
     one = re.escape(mask)
     widened = rf"\b{one}\[:, *None, *None\b|\b{one}\.unsqueeze\(1\)\.unsqueeze\(2\)"
-    of_cells = rf"(?<![\w.]){one} *:[^\n]{{0,60}}?[(\[]\s*\w+\s*,\s*(\w+)\s*,\s*\1\s*[)\]]"
+    of_cells = (
+        rf"(?<![\w.]){one}\b *:?[^\n]{{0,60}}?[(\[]\s*[\w *]+,\s*(\w[\w *]*?)\s*,\s*\1\s*[)\]]"
+    )
     if re.search(of_cells, text):
         return False
     said = rf"(?<![\w.]){one}\b[^\n()\[\]]{{0,40}}[(\[]\s*(b|bs|bsz|n|batch\w*)\s*,\s*\w+\s*[)\]]"

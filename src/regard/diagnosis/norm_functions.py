@@ -16,7 +16,7 @@ from regard.diagnosis.norms import NORM, Passing
 from regard.diagnosis.signature import Parameter, names_in, text_of
 
 # Names of functions and methods that normalise the features of each token.
-NAMES = re.compile(r"_?(layer_?norm\w*|ln_?\d?|rms_?norm\w*|norm)", re.IGNORECASE)
+NAMES = re.compile(r"_?((layer|rms|group|pre)_?norm\w*|[lg]n_?\d?|norm)", re.IGNORECASE)
 # What such code computes: a vector that is divided by its length is none.
 MEANS = re.compile(r"\bmean\b|\bvar\b|\bstd\b|\bmoments\b")
 # Code that adds what it got to what it computed from that.
@@ -32,6 +32,7 @@ class WithoutNorms:
         self.__wrapped__ = function
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self.adds = getattr(function, "adds", False)
+        self.fault, self.pools = getattr(function, "fault", ""), getattr(function, "pools", False)
         self.passing, self._home = passing, home
         self.left_out = passing.names
 
@@ -86,6 +87,8 @@ def without_norm_functions(thing: Any, called: Callable[..., Any]) -> Callable[.
 
     Those that an object has as methods, or as objects of classes, are replaced in it.
     """
+    if isinstance(called, WithoutNorms):
+        return called
     home, names = norms_of(thing)
     passing = Passing()
     found = list(names)

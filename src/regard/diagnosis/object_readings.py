@@ -12,12 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from regard.boundary.arrays import Array
 from regard.diagnosis.adapting import (
     from_dictionary,
     keeps_state,
     with_sink,
 )
-from regard.diagnosis.around import around_attention, of_frames, without_the_rest
+from regard.diagnosis.around import (
+    AroundAttention,
+    around_attention,
+    of_frames,
+    without_the_rest,
+)
 from regard.diagnosis.cache_objects import with_cache_object
 from regard.diagnosis.caches import Remembering, with_one_text
 from regard.diagnosis.channels import of_channels
@@ -36,7 +42,16 @@ from regard.diagnosis.libraries import framework_of
 from regard.diagnosis.neutral_arguments import with_neutral
 from regard.diagnosis.norm_functions import without_norm_functions
 from regard.diagnosis.packing import with_ids
+from regard.diagnosis.pairs import (
+    TRIANGLE,
+    are_pairs,
+    called_as_rows,
+    matrix_of_pairs,
+    options_of,
+    orientation,
+)
 from regard.diagnosis.parameter_names import role_of
+from regard.diagnosis.pooled_maps import PooledMap, pooled_maps
 from regard.diagnosis.signature import (
     STEPS,
     Callee,
@@ -117,6 +132,9 @@ def readings_of_object(
             f"diagnose needs a function, or an object that can be called, not "
             f"{safe_text(repr(thing), 60)}"
         )
+    of_pairs = not roles and TRIANGLE.search(text_of(kind))
+    if of_pairs and (own := _readings_of_pairs(thing, heads, library, name, method)):
+        return own
     found: list[Reading] = []
     made = constructed(thing, heads) if inspect.isclass(thing) else [thing]
     objects = [fresh_weights(one) for one in made]
@@ -156,7 +174,11 @@ def readings_of_object(
             target, known = neutral
         framed = of_frames(target, known, code_of(thing)) if weighed[0][0] else None
         target, known = framed or (target, known)
-        if around := [*around_attention(own, code_of(thing), code_called(thing))]:
+        pooled = _pooled(own, code_of(thing), weighed[0][0])
+        around: list[Any] = [*pooled] or [
+            *around_attention(own, code_of(thing), code_called(thing))
+        ]
+        if around:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role
             known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
         if not roles and (tabled := from_tables(target, known)) is not None:
@@ -165,7 +187,7 @@ def readings_of_object(
         if (alone := without_the_rest(own, f"{code_of(thing)}\n{code_called(thing)}")) is not None:
             targets = [alone]
             weighed = [({r: a for r, a in w.items() if r[1:] != "_o"}, n) for w, n in weighed]
-        if not is_module(kind) and not remembers and weighed[0][0]:
+        if (around or not is_module(kind)) and not remembers and weighed[0][0]:
             targets = [without_norm_functions(own, one) for one in targets]
         if not roles and (single := with_one_text(target, known, code_of(thing))) is not None:
             targets.insert(0, single)
@@ -178,7 +200,10 @@ def readings_of_object(
                     opaque=opaque,
                     sharpness=learned_log(own, code_of(thing)),
                     widths=widths_of(own),
-                    has_positions=has_positions(own) or (remembers and turns_rows(code_of(thing))),
+                    has_positions=not (pooled or _is_without_tables(target))
+                    and (has_positions(own) or (remembers and turns_rows(code_of(thing)))),
+                    pools=bool(getattr(target, "pools", False)),
+                    fault=getattr(target, "fault", ""),
                     narrow=is_module(kind) and number >= len(made),
                     remembers=remembers,
                     rows_first=rows_first,
@@ -191,7 +216,55 @@ def readings_of_object(
                     loops = re.search(r"^ +for ", text_of(getattr(kind, method)), re.MULTILINE)
                     is_step = method == "step" or (method == "decode" and not loops)
                     found += steps if is_step and remembers else [*plain_one, *steps]
-    return found
+    return sorted(found, key=lambda one: (one[1].narrow, bool(one[1].fault)))
+
+
+def _is_without_tables(target: Any) -> bool:
+    """Whether what is called has no table of numbers by place, or only zeros in it."""
+    inner = getattr(target, "__wrapped__", None)
+    return any(isinstance(one, AroundAttention) and one.left_out for one in (target, inner))
+
+
+def _readings_of_pairs(
+    thing: Any, heads: int | None, library: str | None, name: str, method: str
+) -> list[Reading]:
+    """The readings of a layer over pairs, of a class with each value of its option; or none."""
+    is_class, text = inspect.isclass(thing), code_of(thing)
+    kind, found = thing if is_class else type(thing), list[Reading]()
+    for number, fixed in enumerate(options_of(kind, text) if is_class else [{}]):
+        said = ", ".join(f"{n}={v!r}" for n, v in fixed.items() if number)
+        for made in constructed(kind, heads, fixed) if is_class else [thing]:
+            own = fresh_weights(made)
+            told = fixed or {n: one for n, one in vars(own).items() if isinstance(one, bool | str)}
+            known_ones = (orientation(*one) for one in told.items() if one[0] != "training")
+            which = next(filter(None, known_ones), orientation(name, True))
+            count = heads or head_count(own) or heads_made_with(own)
+            weighed, opaque = _weights_of(own, count, name)
+            known = parameters_of(getattr(own, method))
+            if opaque or not weighed or not are_pairs(text, known):
+                return []
+            weights, count = weighed[0]
+            weights = matrix_of_pairs(own, weights, count or 1)
+            framework = library or ("torch" if is_module(kind) else framework_of(made))
+            for called, parameters in called_as_rows(own, known, text, which, said):
+                for taken in with_roles(parameters, {}):
+                    callee = Callee(name, taken, framework, weights, count, made=made_with(own))
+                    left_out = tuple(without(made)[:4])
+                    callee = replace(
+                        callee,
+                        without=left_out,
+                        fault=called.fault,
+                        option=called.option,
+                        adapted=True,
+                        rows_first=False,
+                    )
+                    found.append((called, callee))
+    return sorted(found, key=lambda one: (one[1].option, bool(one[1].fault)))
+
+
+def _pooled(own: Any, text: str, weights: Mapping[str, Array]) -> list[PooledMap]:
+    """The ways to call an object that pools a map, if it does."""
+    return [*pooled_maps(own, text, len(weights["W_q"]))] if "W_q" in weights else []
 
 
 def _weights_of(own: Any, count: int | None, name: str) -> tuple[list[Read], str]:

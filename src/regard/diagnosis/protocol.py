@@ -25,6 +25,7 @@ from regard.diagnosis.running import MAX_ARRAYS
 from regard.diagnosis.signature import (
     LATENTS,
     MOST_READINGS,
+    PAIRS,
     PROJECTIONS,
     ROLES,
     ROLES_GIVEN,
@@ -236,6 +237,9 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "paired": callee.paired,
                 "reads_one_length": callee.reads_one_length,
                 "made": callee.made,
+                "pools": callee.pools,
+                "fault": callee.fault,
+                "option": callee.option,
             }
         )
     blocks = callees[0].blocks  # the same in all of them
@@ -303,6 +307,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         "mask_of_keys",
         "reads_one_length",
         "has_positions",
+        "pools",
     )
     _need(all(type(content[name]) is bool for name in flags))
     heads = content["heads"]
@@ -323,7 +328,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     _need(type(content["weights"]) is dict)
     weights = {}
     for role, shape in content["weights"].items():
-        _need((role in ROLES and role[:2] in ("W_", "b_")) or role in (LATENTS, "sink"))
+        _need((role in ROLES and role[:2] in ("W_", "b_")) or role in (LATENTS, PAIRS, "sink"))
         weights[role], start = _numbers(data, start, _shape(shape))
     _need(not weights or set(PROJECTIONS) <= weights.keys())
     name = _text(content["name"])
@@ -346,7 +351,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
     own |= {"weights": weights, "heads": heads, "around": around}
     own |= {"opaque": _text(content["opaque"]), "widths": tuple(content["widths"])}
     own |= {"layout": content["layout"], "caps": tuple(content["caps"])}
-    own |= {"made": _text(content["made"])}
+    own |= {name: _text(content[name]) for name in ("made", "fault", "option")}
     own |= {name: tuple(map(_text, content[name])) for name in ("meant", "without", "unused")}
     _need(type(content["axes"]) is dict and len(content["axes"]) <= MAX_ARRAYS)
     own |= {"axes": {_text(name): _text(axes) for name, axes in content["axes"].items()}}

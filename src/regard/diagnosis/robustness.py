@@ -21,7 +21,6 @@ from regard.diagnosis.mistakes.numerics import HALF_CONSTANT, INTEGERS_TRUNCATED
 from regard.diagnosis.probe import RIGHT, UNITS, Probe, Variant
 from regard.diagnosis.probes import extreme_probes, ready_probe, stretched
 from regard.diagnosis.result import Named
-from regard.diagnosis.signature import LATENTS
 from regard.diagnosis.under_test import FunctionUnderTest, with_keys_as_values
 
 
@@ -29,9 +28,10 @@ def fragilities(
     tested: FunctionUnderTest, convention: Convention, exact_to: str, built_in: BuiltIn = PLAIN
 ) -> Iterator[Named]:
     """Everything that breaks a right function, the simplest first."""
-    if convention.one_query or convention.joined or LATENTS in tested.callee.weights:
+    if convention.one_query or convention.joined or tested.callee.reads_more:
         return
-    if built_in.added is not None or tested.callee.around is not None:  # seen for usual rows alone
+    usual_alone = (built_in.added, built_in.places, tested.callee.around)
+    if any(one is not None for one in usual_alone):  # it was seen for usual rows alone
         return
     yield from _changed_arguments(tested)
     probes = _probes(tested, convention)

@@ -50,6 +50,7 @@ EDGES = re.compile("edge_?(index|list|idx)s?$|^edges$", re.IGNORECASE)
 BETWEEN = ("w", "wa", "wgeneral")  # a matrix between queries and keys, as Luong's
 FAMILY = re.compile("(\\w+?)_?([qkvoQKVO])")  # of names: omega_q, omega_k, omega_v
 LATENTS = "latents"  # learned queries, among the weights of an object
+PAIRS = "pairs"  # a matrix that makes a bias of each pair, among the weights of an object
 MOST_READINGS = 64
 # What a required parameter may be whose name and position say nothing, by its annotation.
 GUESSES = {
@@ -123,6 +124,9 @@ class Callee:
     said_scale: str = ""  # none, width or model: what its text says in place of the root of D
     mask_means: str = ""  # keep or hide: what True is in a mask, as its name or its text says
     key_mask_means: str = ""  # the same of a mask of padded keys beside another mask
+    pools: bool = False  # whether the first token alone asks, which is the mean of a map
+    fault: str = ""  # the mistake that it has if this reading is right, or nothing
+    option: str = ""  # an argument that is not as its default says, as code
     blocks: tuple[Block, ...] = ()  # its code, and that of its file that it calls
 
     @property
@@ -130,6 +134,16 @@ class Callee:
         """Whether the first parameter that takes a mask is a required one."""
         role = next((role for role in MASKS if role in self.roles), None)
         return role is not None and self.roles[role].required
+
+    @property
+    def reads_for_itself(self) -> bool:
+        """Whether what it gets is read by learned queries, or by the first token alone."""
+        return self.pools or LATENTS in self.weights
+
+    @property
+    def reads_more(self) -> bool:
+        """Whether queries or a bias are made of what it gets in a way that the textbook has not."""
+        return self.reads_for_itself or PAIRS in self.weights
 
     @property
     def has_past(self) -> bool:

@@ -38,6 +38,8 @@ class TreeCode:
         texts = [*dict.fromkeys((*_texts(function), *read))]
         self.unpacked = _unpacked(function, tree)
         self.names = {one: role for one in read if (role := projection(one))}
+        if "theta" not in self.names:  # only beside that g is the values', as in non-local blocks
+            self.names.pop("g", None)
         named = {*self.names.values()}  # what another object calls so is none, as cache.k
         names = [one for one in (*texts, *self.unpacked) if projection(one) not in named]
         self.names |= {one: role for one in names if (role := projection(one))}
@@ -45,21 +47,22 @@ class TreeCode:
         self.latents = latent_parts(texts)
         self.names = {n: role for n, role in self.names.items() if n not in self.latents}
         self.columns = self._assigned(function, texts)
+        words = (one.strip(".") for one in texts)  # name + ".weight" too
+        leaves = [one for one in words if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
+        leaves = [one for one in leaves if one not in self.names]
+        has_weight = any(one in WEIGHT_LEAVES for one in leaves)
         rest = [one for one in read if one not in self.names and not CONTAINERS.match(one.lower())]
-        rest = [one for one in rest if one not in (*WEIGHT_LEAVES, *BIAS_LEAVES, *self.latents)]
+        of_layers = (*WEIGHT_LEAVES, *BIAS_LEAVES) if has_weight else ()
+        rest = [one for one in rest if one not in (*of_layers, *self.latents)]
         self.learned = [one for one in rest if LEARNED.match(one)]
         self.rest = [one for one in rest if one not in self.learned]
         rest = [one for one in rest if one not in self.learned and not one.startswith("_")]
         rest = [one for one in rest if not (NORM.search(one) or FEED_FORWARD.search(one))]
         if "W_o" not in self.names.values() and len(rest) == 1:  # the only other one
             self.names[rest[0]] = "W_o"
-        words = (one.strip(".") for one in texts)  # name + ".weight" too
-        leaves = [one for one in words if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
-        self.leaves = [one for one in leaves if one not in self.names]
+        self.leaves = [one for one in leaves if one not in self.names] if has_weight else []
         self.own_leaves = _own_leaves(function)
         self.pairs = {*_pairs(function)}
-        has_weight = any(one in WEIGHT_LEAVES for one in self.leaves)
-        self.leaves = self.leaves if has_weight else []
         found = axes_in_einsums(function)
         said = axes_in_words(function, (*self.names, *self.latents), text_of(kind))
         # Other orders are as likely those of other letters: (M, K, H) has K heads of H.

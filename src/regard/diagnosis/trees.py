@@ -25,9 +25,8 @@ from regard.diagnosis.adapting import (
     spreads,
 )
 from regard.diagnosis.assigned import OTHER
-from regard.diagnosis.beside_weights import HEADS, TABLE, WIDTH, beside_weights
+from regard.diagnosis.beside_weights import HEADS, TABLE, WIDTH, beside_weights, is_gate
 from regard.diagnosis.caches import annotated, fields_of
-from regard.diagnosis.construction import GATE_LAYER
 from regard.diagnosis.constructor_arguments import initial_tree
 from regard.diagnosis.einsums import axes_in_einsums, axes_in_words, in_axes
 from regard.diagnosis.latent_weights import latent_part, latent_parts, with_latents
@@ -50,6 +49,7 @@ ONE_FOR_ALL = re.compile(
     r"multi-?_?query|\bmqa\b|(one|single) (key|kv|k/v)\b|one key", re.IGNORECASE
 )
 FEED_WIDTH = re.compile("d?ff(n|w)?(dim|inner|hidden|size|width)?|mlp(dim|hidden)|dmlp|dinner")
+SIGMOID = re.compile(r"sigmoid|expit|1(\.0?)? *\+ *(\w+\.)?exp\( *-")
 TURNED = re.compile(r"\(out\w*, *in\w*\)|\.T\b|\.mT\b|F\.linear|functional\.linear")
 
 # The function, its other parameters, its weights as x @ W, and their heads where these are known.
@@ -201,6 +201,7 @@ def _weighed(
     weights = _drawn(code.roles, form, exact=framework == "numpy")
     parts = with_latents(weights, code.latents) if code.latents else weights
     weights = {role: parts[role] for role in weights}
+    text = text_of(function)
     if form.learned is not None:
         rng = np.random.default_rng(1)
         weights[LATENTS] = rng.uniform(-0.9, 0.9, (form.learned, WIDTH)).astype(np.float32) + 0.0
@@ -246,7 +247,7 @@ def _weighed(
     counts = {p.name: p.default for p in parameters if type(p.default) is int}
     beside = beside_weights(function, kind, code.rest, code.names, code.axes, counts)
     for name, array in beside.items():
-        if name not in entries or GATE_LAYER.search(name):  # it is open, however it was made
+        if name not in entries or is_gate(name, text):  # it is open, however it was made
             entries[name] = _given(array, framework)
     for name in code.rest:
         if name not in entries and (own := layer_beside(function, code, name, WIDTH)) is not None:
@@ -268,11 +269,14 @@ def _weighed(
     fed |= {p.name: "" for p in parameters if p.required and PREFIX.fullmatch(p.name)}
     rest = [_as_sized(one) for one in parameters if one is not tree and one.name not in fed]
     known = form.axes or form.groups < HEADS or any(HEADS in one.shape for one in beside.values())
+    if _half_open_gates(text, beside):
+        weights["W_o" if "W_o" in weights else "W_v"] *= 0.5
     adapted = Adapted(function, {tree.name: whole, **fed}, "")
-    adapted.has_table = any(map(TABLE.search, beside))
-    adapted.left_out = tuple(filter(GATE_LAYER.search, beside))
+    adapted.has_table = any(TABLE.search(n) and np.any(one) for n, one in beside.items())
+    adapted.left_out = tuple(name for name in beside if is_gate(name, text))
     if any(len(code.order_of(name)) == 3 for name in code.names):
         adapted.by_head = form.by_head
+    known = known or any(HEADS in one.shape for one in beside.values())
     return adapted, rest, weights, HEADS if known else None
 
 
@@ -282,6 +286,13 @@ def _as_sized(one: Parameter) -> Parameter:
     if is_width and type(one.default) is int and one.default > 0:
         return replace(one, keyword=True, role="width", required=True)
     return replace(one, keyword=True)
+
+
+def _half_open_gates(text: str, beside: Mapping[str, Any]) -> bool:
+    """Whether what attention returns is multiplied by the sigmoid of 0: a gate without a bias."""
+    gates = [name for name in beside if is_gate(name, text)]
+    closed = not any(np.any(beside[name]) for name in gates)
+    return bool(gates) and closed and SIGMOID.search(text) is not None
 
 
 def _weighed_apart(

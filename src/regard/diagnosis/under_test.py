@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.diagnosis.arguments import mask_role
 from regard.diagnosis.calling import Once, call
 from regard.diagnosis.convention import Answer, Convention, agrees
@@ -30,7 +31,7 @@ from regard.diagnosis.probes import (
     ready_probes,
     round_probes,
 )
-from regard.diagnosis.signature import LATENTS, OF_TEXTS, Callee
+from regard.diagnosis.signature import LATENTS, OF_TEXTS, PAIRS, Callee
 from regard.diagnosis.surroundings import Surroundings
 from regard.diagnosis.weights import key_heads
 
@@ -159,7 +160,7 @@ class FunctionUnderTest:
             if convention.shared:
                 found = [_with_shared_keys(probe) for probe in found if probe.sizes["G"] > 1]
             if mask_role(self.callee) is not None:
-                found += [_with_bias(probe) for probe in found if probe.name in BIASED]
+                found += [_with_bias(probe) for probe in found if _may_be_biased(probe)]
             if convention.mask_instead:
                 found = [_without_causal(one) for one in found if one.ability != "causal and mask"]
             if "softcap" in roles:
@@ -242,20 +243,41 @@ def _without_causal(probe: Probe) -> Probe:
 
 def _projected_probes(callee: Callee, rank: int, rows: int) -> Iterator[Probe]:
     batch = 1 if rank == 2 else 2
+    if PAIRS in callee.weights:
+        return _pair_probes(callee, rank, rows)
     if callee.kind == "packed":
         return _packed_probes(callee.heads or 4, batch, rank)
     more: dict[str, Any] = dict(batch=batch, rank=rank, rows=rows)
     more["cross"] = bool({"context", "key"} & callee.roles.keys())
-    if LATENTS in callee.weights:
-        return _pooling_probes(callee, more)
-    if weights := callee.weights:
-        heads = callee.heads or 1
-        shapes = {name: array.shape for name, array in weights.items()}
-        groups = key_heads(weights, heads)
-        found = projected_probes(shapes, heads, groups, weights=weights, **more)
-        apart = {"key", "value"} <= callee.roles.keys()
-        return itertools.chain.from_iterable(map(_with_values_apart, found)) if apart else found
-    return _projected_by_arguments(callee, more)
+    latents = callee.weights.get(LATENTS)
+    if callee.reads_for_itself:
+        more["cross"] = False
+    found = _of_weights(callee, more) if callee.weights else _projected_by_arguments(callee, more)
+    return _pooling(found, latents) if callee.reads_for_itself else found
+
+
+def _of_weights(callee: Callee, more: dict[str, Any]) -> Iterator[Probe]:
+    """Probes of the weights that an object has."""
+    weights = {n: one for n, one in callee.weights.items() if n != LATENTS}
+    heads = callee.heads or 1
+    shapes = {name: array.shape for name, array in weights.items()}
+    groups = key_heads(weights, heads)
+    found = projected_probes(shapes, heads, groups, weights=weights, **more)
+    apart = {"key", "value"} <= callee.roles.keys() and not callee.reads_for_itself
+    return itertools.chain.from_iterable(map(_with_values_apart, found)) if apart else found
+
+
+def _pair_probes(callee: Callee, rank: int, rows: int) -> Iterator[Probe]:
+    """As many texts as each has tokens, and a bias of each head that all of them make together."""
+    own, heads = dict(callee.weights), callee.heads or 1
+    matrix = own.pop(PAIRS)
+    shapes = {name: array.shape for name, array in own.items()}
+    more: dict[str, Any] = dict(weights=own, batch=rows, rank=rank, rows=rows)
+    for probe in projected_probes(shapes, heads, key_heads(own, heads), **more):
+        pairs = probe.inputs["embeddings"]
+        if len(pairs) == pairs.shape[1] and not probe.causal and rank == 3:
+            bias = (pairs @ matrix).transpose(2, 0, 1)
+            yield replace(probe, inputs={**probe.inputs, "bias": bias, "pair_bias": np.array(1.0)})
 
 
 def _with_values_apart(probe: Probe) -> Iterator[Probe]:
@@ -273,18 +295,20 @@ def _with_values_apart(probe: Probe) -> Iterator[Probe]:
         yield replace(probe, inputs=own, name=f"{probe.name}, values apart")
 
 
-def _pooling_probes(callee: Callee, more: dict[str, Any]) -> Iterator[Probe]:
-    """Learned queries read what the function gets; only a mask of keys can hide some of that."""
-    own, heads = dict(callee.weights), callee.heads or 1
-    latents = own.pop(LATENTS)
-    shapes = {name: array.shape for name, array in own.items()}
-    found = projected_probes(shapes, heads, key_heads(own, heads), weights=own, **more)
-    for probe in found:
+def _pooling(probes: Iterator[Probe], latents: Array | None) -> Iterator[Probe]:
+    """Learned queries, or the first token, read what the function gets.
+
+    Only a mask of keys can hide some of that.
+    """
+    for probe in probes:
         if probe.causal or (probe.keep is not None and probe.keep.ndim == 2):
             continue
         given = probe.inputs["embeddings"]
-        queries = np.broadcast_to(latents, (len(given), *latents.shape)).copy()
-        inputs = {**probe.inputs, "embeddings": queries, "context": given}
+        inputs = {**probe.inputs, "context": given}
+        if latents is None:
+            inputs |= {"embeddings": given[:, :1], "pooled": np.array(1.0)}
+        else:
+            inputs["embeddings"] = np.broadcast_to(latents, (len(given), *latents.shape)).copy()
         yield replace(probe, inputs=inputs)
 
 
@@ -391,6 +415,10 @@ def _with_surroundings(probe: Probe, around: Surroundings) -> Probe:
 
 
 BIASED = {f"{name} {rank}-D" for name in ("square", "embeddings") for rank in (2, 3, 4)}
+
+
+def _may_be_biased(probe: Probe) -> bool:
+    return probe.name in BIASED and "bias" not in probe.inputs
 
 
 def _with_bias(probe: Probe) -> Probe:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from regard.diagnosis import matching
-from regard.diagnosis.added_scores import diagonal_is_seen, seen_as
+from regard.diagnosis.added_scores import diagonal_is_seen, factor_of_cosines, seen_as
 from regard.diagnosis.beyond_answers import as_told, lost_digits, read_otherwise, seen_in_calls
 from regard.diagnosis.built_in import PLAIN, with_built_in
 from regard.diagnosis.by_properties import HELD, by_properties
@@ -31,7 +31,7 @@ from regard.diagnosis.description import assumptions, describe_call
 from regard.diagnosis.examples import named, without_example
 from regard.diagnosis.fitted import other_sharpness, temperature_of_cosines
 from regard.diagnosis.gradient_probe import GradientProbe
-from regard.diagnosis.hypotheses import Hypothesis, best_match, built_in_of, distinct_views
+from regard.diagnosis.hypotheses import Hypothesis, View, best_match, built_in_of, distinct_views
 from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
 from regard.diagnosis.measured import measured
@@ -61,7 +61,7 @@ from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome, P
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.round_lengths import of_round_lengths
 from regard.diagnosis.running import answer_question
-from regard.diagnosis.signature import LATENTS, Callee
+from regard.diagnosis.signature import Callee
 from regard.diagnosis.stated import check_stated, parse_signature
 from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError
@@ -119,9 +119,31 @@ def diagnose(
         )
     stated = StatedConventions(causal, mask, window, mechanism, axes)
     found_at = origin(function)
-    all_tested = [
+    every = [
         FunctionUnderTest(one, stated, float(time_limit), put, origin=found_at) for one in callees
     ]
+    found = None
+    for option in dict.fromkeys(one.option for one in callees):
+        own = _of_option([one for one in every if one.callee.option == option], patience)
+        if found is None or (found.ok and own.verdict in ("mistaken", "unknown")):
+            found = _under(option, own)
+        if not found.ok:
+            break
+    assert found is not None
+    return replace(found, calls=put.calls, seconds=round(time.monotonic() - begin, 3))
+
+
+def _under(option: str, found: Outcome) -> Outcome:
+    """The verdict on a function with another option than its default, which it says."""
+    if not option:
+        return found
+    summary = found.summary.replace(found.function, f"{found.function} with {option}", 1)
+    return replace(found, summary=summary)
+
+
+def _of_option(all_tested: Sequence[FunctionUnderTest], patience: Patience) -> Outcome:
+    """The verdict on all readings with one option."""
+    callees = [one.callee for one in all_tested]
     whole = next((one for one in all_tested if "residual" not in one.callee.without), all_tested[0])
     found: Outcome | None = None
     guessed = callees[0].axes and any(one.guessed for one in callees[0].parameters)
@@ -129,8 +151,7 @@ def diagnose(
     if callees[0].opaque and outcome is None:
         raise OptionError(callees[0].opaque)
     if outcome is not None and (callees[0].opaque or outcome.mistakes):
-        seconds = round(time.monotonic() - begin, 3)
-        return replace(outcome, calls=put.calls, seconds=seconds)
+        return outcome
     seconds = SEARCH_SECONDS if outcome is None else GUESS_SECONDS
     likely = of_round_lengths(all_tested, likely_readings(all_tested, seconds))
     if len(likely) > 1 and not likely[0].of_gradients:  # of the right weights, whatever is wrong
@@ -138,11 +159,13 @@ def diagnose(
         likely = seen or [one for one in likely if _diagonal_is_seen(one)] or likely
     for tested in likely:
         own = _verdict(tested, found)
+        if tested.callee.fault not in ("", *(one.name for one in own.mistakes)):
+            continue  # it is not right if tokens lie as a mistake has them
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
             found = own
         if own.ok or patience.spent > READINGS_SECONDS:
             break
-    assert found is not None
+    found = found or unusable(likely[0])
     if found.verdict in ("unusable", "unknown") and (callees[0].widths or callees[0].axes):
         by_rule = None if likely[0].out_of_time else _of_properties(whole)
         if by_rule is not None and (by_rule.mistakes or found.verdict == "unusable"):
@@ -152,10 +175,7 @@ def diagnose(
         found = repaired(likely[0], found, lambda changed: _verdict(changed, None))
     if found.verdict == "unknown" or found.measured:
         found = misread(likely[0], found)
-    if found.ok:
-        found = _with_lines_never_run(likely[0], found)
-    seconds = round(time.monotonic() - begin, 3)
-    return replace(found, calls=put.calls, seconds=seconds)
+    return _with_lines_never_run(likely[0], found) if found.ok else found
 
 
 def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:
@@ -202,19 +222,9 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if (random := is_random(tested)) is not None:
         return _of_random(tested, hypotheses[0], random)
     if tested.callee.says_cosine and not tested.of_gradients and tested.stated.mechanism is None:
-        outputs = [own for _, own in views]
-        units = dict.fromkeys([_units(dtype)[0], "float32"])  # a small number may be added to roots
-        fits = (temperature_of_cosines(outputs, UNITS[one]) for one in units)
-        if (temperature := next((one for one in fits if one is not None), None)) is not None:
-            width = tested.probes_for(views[0][0][0])[0].sizes["D"]
-            other = other_sharpness(tested.callee.sharpness, temperature, width)
-            if other is not None:
-                called = describe_call(tested, views[0][0], None)
-                text = f"{name} is mistaken: {other.title}"
-                return Outcome(name, "mistaken", text, called, mistakes=(without_example(other),))
-            cosine = as_mechanism(Cosine(temperature), None)
-            stated = replace(tested.stated, mechanism=cosine)
-            return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
+        of_cosines = _of_cosines(tested, views, _units(dtype)[0], so_far)
+        if of_cosines is not None:
+            return of_cosines
     match, best = best_match(tested, views, _units(dtype), pairs=so_far is None)
     if match is None and _says_layout(tested, hypotheses):  # others ran by accident
         stated = replace(tested.stated, layout=tested.callee.layout)
@@ -258,6 +268,30 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if more or meant or not outcome.ok:
         return outcome
     return _with_gradients(tested, own, outcome)
+
+
+def _of_cosines(
+    tested: FunctionUnderTest, views: Sequence[View], unit: str, so_far: Outcome | None
+) -> Outcome | None:
+    """The verdict on a function whose scores are cosines; None if they are none."""
+    outputs = [own for _, own in views]
+    units = dict.fromkeys([unit, "float32"])  # a small number may be added to roots
+    fits = (temperature_of_cosines(outputs, UNITS[one]) for one in units)
+    temperature = next((one for one in fits if one is not None), None)
+    if temperature is None:
+        factors = (factor_of_cosines(tested, conventions) for conventions, _ in views)
+        factor = next((one for one in factors if one is not None), None)
+        if factor is None:
+            return None
+        temperature = float(f"{1 / factor:.6g}")  # as near as the scores are seen
+    width = tested.probes_for(views[0][0][0])[0].sizes["D"]
+    other = other_sharpness(tested.callee.sharpness, temperature, width)
+    if other is not None:
+        name, called = tested.callee.name, describe_call(tested, views[0][0], None)
+        text = f"{name} is mistaken: {other.title}"
+        return Outcome(name, "mistaken", text, called, mistakes=(without_example(other),))
+    stated = replace(tested.stated, mechanism=as_mechanism(Cosine(temperature), None))
+    return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
 
 
 def _says_layout(tested: FunctionUnderTest, hypotheses: Sequence[Sequence[Convention]]) -> bool:
@@ -321,7 +355,7 @@ def _with_gradients(tested: FunctionUnderTest, forward: Hypothesis, outcome: Out
     callee = tested.callee
     if callee.is_backward or not (callee.paired or callee.framework in ("torch", "jax")):
         return outcome
-    if LATENTS in callee.weights or forward.conventions[0].joined:
+    if callee.reads_more or forward.conventions[0].joined:
         return outcome
     if callee.steps:  # one token after the other: a cache keeps what earlier gradients need
         return outcome

@@ -37,6 +37,7 @@ LAYERS = {
 }
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
 # The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
+GROUPED = re.compile("^Conv|Norm$")
 FUSED_ORDERS = ("PHD", "HPD", "HDP", "DPH")
 # Learned queries: each pools what the layer gets.
 LEARNED = re.compile(
@@ -143,6 +144,13 @@ def widths_of(thing: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(size) for size in sizes if 1 < size <= 512))[:9]
 
 
+def layers_without_a_role(thing: Any) -> Iterator[tuple[str, Array]]:
+    """The matrices of an object, as x @ W, whose names are none of projections."""
+    for path, _, weight, _ in _layers(thing):
+        if weight.ndim == 2 and not _role(path) and not fused_order(path.split(".")[-1]):
+            yield path, weight
+
+
 def head_count(thing: Any) -> int | None:
     """The number of heads that an object, or a part of it, says it has."""
     return _number(thing, "heads")
@@ -163,7 +171,9 @@ def _number(thing: Any, role: str) -> int | None:
 def _parts(thing: Any) -> Iterator[Any]:
     """The object, the parts of a torch module, and objects that it holds."""
     if hasattr(thing, "modules") and hasattr(thing, "state_dict"):
-        yield from (part for part in thing.modules() if hasattr(part, "__dict__"))
+        for part in thing.modules():  # groups of a convolution or of a norm are none of heads
+            if hasattr(part, "__dict__") and not GROUPED.search(type(part).__name__):
+                yield part
     elif hasattr(thing, "__dict__"):
         yield thing
 
@@ -206,7 +216,8 @@ def _layers(thing: Any) -> Iterator[Layer]:
                     yield str(inner), None, np.asarray(array, float), None
         elif _is_layer(value):
             weight, bias = (np.asarray(one, float) for one in value)
-            yield name, None, weight, bias.ravel()
+            columns = bias.ndim == 2  # W @ x + b of tokens that are columns
+            yield name, value if columns else None, weight.T if columns else weight, bias.ravel()
         elif isinstance(value, list | tuple) and all(map(_is_numbers, value)):
             for number, array in enumerate(value):  # of each head
                 yield f"{name}.{number}", None, np.asarray(array, float), None
@@ -219,12 +230,13 @@ def _layers(thing: Any) -> Iterator[Layer]:
 
 
 def _is_layer(value: Any) -> bool:
-    """Whether something is a matrix and the bias of its columns, or of its rows."""
+    """Whether something is a matrix and the bias of its columns, or of its rows, also (n, 1)."""
     if not isinstance(value, list | tuple) or not all(map(_is_numbers, value)):
         return False
     shapes = [np.shape(one) for one in value]
-    is_column = len(shapes) == 2 and len(shapes[1]) == 2 and shapes[1][1] == 1 < len(value[0])
-    return (is_column or [*map(len, shapes)] == [2, 1]) and shapes[1][0] in shapes[0]
+    if [*map(len, shapes)] == [2, 2]:
+        return shapes[1] == (shapes[0][0], 1) and shapes[0][1] > 1
+    return [*map(len, shapes)] == [2, 1] and shapes[1][0] in shapes[0]
 
 
 _DOWN = re.compile("(^|_)(w?)(q|kv|k|v)_?(a|down)(_proj)?$")
@@ -270,9 +282,9 @@ def _role(path: str) -> str:
         role = LAYERS.get(name) or role_of(part) or LAYERS.get(name.removesuffix("net"), "")
         if role[:2] in ("W_", "b_") or fused_order(part):
             return role if role[:2] in ("W_", "b_") else part
-        held = re.fullmatch("(.+?)(?:_?(weight|kernel|bias)|_(w|b))", part)  # proj_weight is proj's
+        held = re.fullmatch("(.+?)(?:_?(?:weight|kernel|(bias))|_(?:w|(b)))", part)  # proj_weight
         if held is not None and (role := LAYERS.get(plain(held[1]), "")):
-            return role.replace("W_", "b_") if (held[2] or held[3])[0] == "b" else role
+            return role.replace("W_", "b_") if held[2] or held[3] else role
     return ""
 
 
@@ -281,12 +293,18 @@ def _fused_name(layers: list[Layer]) -> str:
     return next((name for name in names if name), "")
 
 
+def _fused_order(path: str, weight: Array) -> str:
+    """The projections that lie side by side in a weight, or in a bias such as qkv_b."""
+    name = path.split(".")[-1]
+    return fused_order(re.sub("^b(ias)?_?|_?b(ias)?$", "", name) if weight.ndim == 1 else name)
+
+
 def _named(
     layers: list[Layer], heads: int | None, groups: int | None, per_head: list[int]
 ) -> Weights:
     """The projections by the names of layers; those of single heads are put side by side."""
     found: dict[str, list[Array]] = {}
-    orders = {path: fused_order(path.split(".")[-1]) for path, *_ in layers}
+    orders = {path: _fused_order(path, weight) for path, _, weight, _ in layers}
     joined_rows = {
         path
         for path, layer, weight, _ in layers

@@ -17,6 +17,7 @@ from regard.diagnosis.mistakes import (
     heads,
     hiding,
     linear,
+    maps,
     numerics,
     positions,
     projections,
@@ -45,6 +46,8 @@ OF_INPUT: Mapping[str, tuple[Mistake, ...]] = {
     "positions_slopes": positions.ALIBI_MISTAKES,
     "softcap": caps.SOFTCAP_MISTAKES,
     "sink": caps.SINK_MISTAKES,
+    "pooled": maps.POOLED_MISTAKES,
+    "pair_bias": maps.PAIR_MISTAKES,
 }
 # Only inputs at the edge show these, or how many digits come out.
 FRAGILE: tuple[Mistake, ...] = (*numerics.FRAGILE, *hiding.FRAGILE)

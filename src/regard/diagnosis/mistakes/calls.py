@@ -151,6 +151,44 @@ CALLS: Entries = {
             "def attend(x, cache=None): cache = {} if cache is None else cache",
         ),
     ),
+    "pairs_not_exchanged_back": (
+        "rows and columns of the pairs are exchanged before attention, and not exchanged back",
+        "Around the ending node columns attend: the output for z[i, j] comes out at [j, i].",
+        (),
+        (
+            "z = z.swapaxes(0, 1) if ending else z  # before; and the same with the output",
+            "x = x.transpose(-2, -3)  # before, and after attention once more",
+        ),
+    ),
+    "pairs_of_the_other_node": (
+        "attention runs within the columns of the pairs where rows are meant, or the reverse",
+        "Around the starting node rows attend, around the ending node columns do.",
+        (),
+        (
+            "z = z.swapaxes(0, 1) if ending else z  # before; and the same with the output",
+            "x = x.transpose(-2, -3)  # before, and after attention once more",
+        ),
+    ),
+    "pixels_misplaced": (
+        "what pixels get is put at other pixels",
+        "A map that was rolled by −s is rolled back by s, and windows are put together in the "
+        "order in which they were cut.",
+        (),
+        (
+            "out = np.roll(out, (shift, shift), axis=(1, 2))  # after np.roll(x, (-shift, -shift))",
+            "x = torch.roll(x, shifts=(s, s), dims=(1, 2))  # after a roll by (-s, -s)",
+        ),
+    ),
+    "map_reshaped": (
+        "the axes of a map are taken for others by a reshape: pixels and channels are mixed",
+        "(B, C, H, W) as (B, H · W, C) needs the axes exchanged: a reshape alone gives each token "
+        "numbers of several pixels.",
+        (),
+        (
+            "tokens = x.reshape(B, C, H * W).transpose(0, 2, 1)  # and back in this order",
+            "tokens = x.flatten(2).transpose(1, 2)  # and back in this order",
+        ),
+    ),
     "relative_bias_misplaced": (
         "what is added for a distance is not the same for all keys at that distance",
         "The index into the table of distances, or the order of axes in which its rows are laid "

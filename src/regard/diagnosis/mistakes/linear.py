@@ -90,49 +90,75 @@ def _with_epsilon(epsilon: float) -> Weights:
     return lambda s, seen, q, k, phi: s * seen / ((s * seen).sum(-1, keepdims=True) + epsilon)
 
 
+# --- efficient attention: a softmax of queries over their features, one of keys over the tokens ---
+
+# Nothing divides; some multiply the queries by 1/√D afterwards.
+EFFICIENT = "efficient attention by softmaxes over features and over tokens"
+OF_EFFICIENT = (
+    "out = softmax(q, axis=-1) @ (softmax(k, axis=-2).T @ v)  # (L, D), and (S, D) over S",
+    "context = k.softmax(dim=-2).transpose(-2, -1) @ v; out = q.softmax(dim=-1) @ context",
+)
+
+
+def _efficient(of_queries: int | None, of_keys: int | None, power: float) -> Variant:
+    """Softmaxes along these axes of queries and keys, and D to some power as a factor."""
+
+    def weights(values: Values, probe: Probe) -> Array:
+        q, k, _ = heads_of(values)
+        seen = probe.visible
+        own = (q if of_queries is None else softmax(q, of_queries)) * q.shape[-1] ** power
+        if of_keys != -2:
+            keys = k if of_keys is None else softmax(k, of_keys)
+            return np.asarray(own @ keys.swapaxes(-1, -2) * seen)
+        raised = np.exp(k - k.max(-2, keepdims=True))
+        with np.errstate(all="ignore"):
+            return np.asarray((own / (seen @ raised)) @ raised.swapaxes(-1, -2) * seen)
+
+    return Variant({"weights": weights}, absent=False)
+
+
+def _at_both_scales(of_queries: int | None, of_keys: int | None) -> tuple[Variant, ...]:
+    return tuple(_efficient(of_queries, of_keys, power) for power in (0.0, -0.5))
+
+
+_EFFICIENT: Mapping[str, tuple[str, str, tuple[Variant, ...]]] = {
+    "softmax_of_keys_over_features": (
+        "the softmax of the keys runs over their features instead of the tokens",
+        "Only a softmax over the tokens makes rows of weights add up to 1.",
+        _at_both_scales(-1, -1),
+    ),
+    "softmax_of_queries_over_tokens": (
+        "the softmax of the queries runs over the tokens instead of their features",
+        "Queries then change the outputs of others, and rows of weights do not add up to 1.",
+        _at_both_scales(-2, -2),
+    ),
+    "softmaxes_exchanged": (
+        "the softmaxes of queries and keys run along each other's axes",
+        "That of the queries belongs to their features, that of the keys to the tokens.",
+        _at_both_scales(-2, -1),
+    ),
+    "softmax_of_queries_lost": (
+        "the queries have no softmax over their features",
+        "Weights may be negative, and do not add up to 1.",
+        _at_both_scales(None, -2),
+    ),
+    "softmax_of_keys_lost": (
+        "the keys have no softmax over the tokens",
+        "Weights may be negative, and do not add up to 1.",
+        _at_both_scales(-1, None),
+    ),
+}
+
 # Maps that are meant to be elu(x) + 1, which are negative, or jump from 1 to 0.
 SLIPS: tuple[Map, ...] = (
     lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     lambda x: np.where(x > 0, x, np.exp(np.minimum(x, 0))),
 )
-# Queries get a softmax over their features and keys one over the tokens, and nothing divides; some
-# multiply the queries by 1/√D afterwards.
-EFFICIENT = "efficient attention by softmaxes over features and over tokens"
-
-
-def _efficient(scaled: bool, of_queries: int = -1, of_keys: int = -2) -> Variant:
-    def replaced(values: Values, probe: Probe) -> Array:
-        q, k, _ = heads_of(values)
-        seen = probe.visible
-        mapped = softmax(q, of_queries) * (q.shape[-1] ** -0.5 if scaled else 1.0)
-        if of_keys == -1:
-            return np.asarray(mapped @ softmax(k).swapaxes(-1, -2) * seen)
-        raised = np.exp(k - k.max(-2, keepdims=True))
-        with np.errstate(all="ignore"):
-            return np.asarray((mapped / (seen @ raised)) @ raised.swapaxes(-1, -2) * seen)
-
-    return Variant({"weights": replaced}, absent=False)
-
-
-_WRONG_AXIS = Mistake(
-    "efficient_softmax_axis",
-    "one head",
-    "a softmax of efficient attention runs along the wrong axis",
-    "That of a query runs over its features, and that of the keys over the tokens, one feature at "
-    "a time: only then do the weights of a query add up to 1.",
-    "q, k = softmax(q, axis=-1), softmax(k, axis=-2)  # (..., L, D) and (..., S, D)",
-    "q, k = q.softmax(-1), k.softmax(-2)  # (..., L, D) and (..., S, D)",
-    variants=tuple(
-        _efficient(scaled, *axes)
-        for axes in ((-2, -2), (-1, -1), (-2, -1))
-        for scaled in (False, True)
-    ),
-)
 # Right ones, by the map, and the mistakes with each.
 RIGHT_ONES = {
     name: tuple(_variant(phi, _with_epsilon(epsilon)) for epsilon in EPSILONS)
     for name, phi in MAPS.items()
-} | {EFFICIENT: (_efficient(False), _efficient(True)), channels.NAME: channels.RIGHT_ONES}
+} | {EFFICIENT: _at_both_scales(-1, -2), channels.NAME: channels.RIGHT_ONES}
 _WITHOUT_ONE = Mistake(
     "linear_map_without_one",
     "one head",
@@ -144,8 +170,11 @@ _WITHOUT_ONE = Mistake(
 )
 MISTAKES = (
     _WITHOUT_ONE,
-    _WRONG_AXIS,
     *channels.MISTAKES,
+    *(
+        Mistake(name, "one head", title, why, *OF_EFFICIENT, variants=variants)
+        for name, (title, why, variants) in _EFFICIENT.items()
+    ),
     *(
         Mistake(
             name,
@@ -164,6 +193,6 @@ def maps_of(mistake: Mistake) -> tuple[str, ...]:
     """The names of the right ones beside which the variants of a mistake are, one for each."""
     if mistake in channels.MISTAKES:
         return (channels.NAME,)
-    if mistake is _WRONG_AXIS:
+    if mistake.name in _EFFICIENT:
         return (EFFICIENT,)
     return tuple(MAPS) if len(mistake.variants) == len(MAPS) else tuple(MAPS)[:1]
