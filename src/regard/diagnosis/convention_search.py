@@ -15,6 +15,7 @@ from typing import Any
 
 from regard.diagnosis.arguments import KEYS_ONLY, mask_role
 from regard.diagnosis.convention import MASK_KINDS, READY, Convention
+from regard.diagnosis.documented import documented_axes, is_of_tokens
 from regard.diagnosis.patience import Patience
 from regard.diagnosis.probe import Probe
 from regard.diagnosis.probes import ABILITIES
@@ -284,6 +285,10 @@ def _embedded_as_told(callee: Callee) -> str:
     """The layout of embeddings with three axes, where documentation tells their axes."""
     own = next((callee.roles[one].name for one in ("x", "query") if one in callee.roles), "")
     axes = re.sub("[^BT]", "M", callee.axes.get(own, "")).replace("T", "L")
+    if axes == "BML":  # not where both words may be of tokens: b, n, m = x.shape
+        text = "\n".join(block for _, block in callee.blocks)
+        words = documented_axes(text, [own]).get(own, ())
+        axes = axes * (len(words) == len(axes) and not is_of_tokens(words[1]))
     return axes if axes in ("BLM", "LBM", "BML") else ""
 
 
