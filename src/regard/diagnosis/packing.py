@@ -428,12 +428,12 @@ def _paged(
         if one not in own
     ]
 
-    def pack(heads_first: bool, given: dict[str, Any]) -> dict[str, Any]:
+    def pack(heads_first: bool, filled_up: bool, given: dict[str, Any]) -> dict[str, Any]:
         own = dict(given)
         k, v = own.pop("pages_of_keys"), own.pop("pages_of_values")
         is_one = k.ndim == 3  # a single text, (S, H, D)
         batch, length = (1, *k.shape)[-4:-2] if is_one else k.shape[:2]
-        if length % page and not counted:
+        if length % page and not filled_up:
             raise ValueError("the last page of a text is not full")
         count = -(-length // page)
         order = np.random.default_rng(0).permutation(batch * count + 1)[: batch * count]
@@ -449,8 +449,10 @@ def _paged(
             own[name] = _like(k, pages.swapaxes(1, 2).copy() if heads_first else pages)
         return own | {one.name: page for one in sizes}
 
+    # What ignores the lengths reads places that are not filled, and is better judged without them.
     return [
-        (Packing(function, partial(pack, heads_first)), [*rest[:1], *inner, *rest[1:]])
+        (Packing(function, partial(pack, heads_first, filled_up)), [*rest[:1], *inner, *rest[1:]])
+        for filled_up in ((True, False) if counted else (False,))
         for heads_first in (False, True)
     ]
 
