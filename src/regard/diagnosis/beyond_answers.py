@@ -111,6 +111,13 @@ def _read_otherwise_of_keys(tested: FunctionUnderTest, own: Hypothesis) -> bool:
     return read == {"keep", "hide"} - {means}
 
 
+def _own_constant(tested: FunctionUnderTest, code: str) -> int:
+    """The width of the embeddings that it gets, if its code has the same number; else 0."""
+    inputs = (probe.inputs for _, probe in tested.answers)
+    widths = {own["embeddings"].shape[-1] for own in inputs if "embeddings" in own}
+    return next((n for n in widths if re.search(rf"(?<![\w.]){n}(\.0?)?(?![\w.])", code)), 0)
+
+
 def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[Found, ...], str]:
     """The same mistakes under the names that the code gives them, and what it means to compute.
 
@@ -122,6 +129,8 @@ def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[
         return ((INTEGER_MASK, RIGHT),), ""
     if names == ["key_heads_tiled"] and "key_heads_tiled" in callee.meant:
         return (), "query heads h that read key head h % G"
+    if names == ["scale_by_model_width"] and (constant := _own_constant(tested, code)):
+        return (), f"scores divided by the root of {constant}, a number of its code"
     if names == ["causal_hides_own_key"] and STRICTLY.search(code):
         return (), "each token hidden from itself"
     if names == ["heads_normalised_together"] and not BY_HEAD.search(code):

@@ -30,7 +30,8 @@ ROUND_WIDTH = 8
 PARTIAL = re.compile("rotary_pct|partial_rotary|rotary_(ndims|dim|percent)|rope_pct")
 # Code of slopes of ALiBi that knows numbers of heads which are no power of two, such as 6.
 SLOPES = re.compile(
-    r"(floor|int)\([\w.]*log2|log2(?s:.)*(floor|int\(|is_integer|// *1\b)|(closest|lower|next|nearest)_?power|bit_length",
+    r"(floor|int)\([\w.]*log2|log2(?s:.)*(floor|int\(|is_integer|// *1\b)|"
+    r"(closest|lower|next|nearest)_?power|bit_length",
     re.IGNORECASE,
 )
 ODD_HEADS = 6
