@@ -168,6 +168,10 @@ def factor_of(
     return None
 
 
+# By what cosines are multiplied; with less, every token gets the same, whatever the scores.
+LEAST_FACTOR, MOST_FACTOR = 1e-2, 1e4
+
+
 def temperature_of_cosines(
     views: Sequence[Sequence[ProbeOutput]], unit: float, *, ways: int | None = None
 ) -> float | None:
@@ -187,7 +191,7 @@ def temperature_of_cosines(
             matcher = Matcher([ProbeOutput(probe, first.output)], unit)
             for way in islice(cosine_ways(), ways):
                 factor = factor_of(matcher, 0, "scores", way, TEMPERATURES)
-                if factor is not None and factor > 0:
+                if factor is not None and LEAST_FACTOR < factor < MOST_FACTOR:
                     short = float(f"{1 / factor:.6g}")  # 0.1 for 0.09999999999999981
                     return short if abs(short * factor - 1) < 1e-12 else 1 / factor
     return None

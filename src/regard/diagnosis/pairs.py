@@ -27,7 +27,8 @@ from regard.diagnosis.trees import Tree
 from regard.diagnosis.weights import layers_without_a_role
 
 TRIANGLE = re.compile(
-    r"triang(?!ular)|(start|end)ing[ _-]?node|pair[ _-]?(representation|stack|act\b)|TriAtt",
+    r"triang\w*?[ _-]?(self[ _-]?)?att|(start|end)ing[ _-]?node|"
+    r"pair[ _-]?(representation|stack|act\b)|TriAtt",
     re.IGNORECASE,
 )
 MASK = re.compile("mask", re.IGNORECASE)
