@@ -34,6 +34,8 @@ MASK_PARTS = {
 }
 # Code that writes into a cache, which has room for what follows.
 WRITTEN = re.compile(r"update_slice|\.at\[|cache\w*\[[^\]\n]*\] *=|index_copy_|scatter")
+# Names of how many blocks there are, and not how long they are.
+COUNTS = re.compile("^(n|num)_?(blocks|chunks|splits)|splits$", re.IGNORECASE)
 ROOM = 2
 KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys", "batch 1 keys")
 WIDER_THAN_ANY_PROBE = 1024  # and not so wide that each query takes long
@@ -69,7 +71,7 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
             arguments[parameter.name] = bool(probe.chunks or callee.steps)
         elif parameter.role in by_role:
             arguments[parameter.name] = by_role[parameter.role]
-        elif parameter.required:
+        elif parameter.required or parameter.role == "turned":
             arguments[parameter.name] = _neutral(parameter.role, callee, convention, probe)
         elif parameter.role == "window" and type(parameter.default) is int and parameter.default:
             # Its default hides keys.
@@ -99,6 +101,8 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return ROUND if is_round else WIDER_THAN_ANY_PROBE
         case "scale":
             return sizes["D"] ** (0.5 if convention.scale_divides else -0.5)
+        case "block" if COUNTS.search(callee.roles["block"].name):  # as few as divide the keys
+            return next((n for n in range(2, sizes["S"]) if sizes["S"] % n == 0), sizes["S"])
         case "block":
             return 1
         case "pos" if callee.has_past:

@@ -118,7 +118,9 @@ def _own_constant(tested: FunctionUnderTest, code: str) -> int:
     return next((n for n in widths if re.search(rf"(?<![\w.]){n}(\.0?)?(?![\w.])", code)), 0)
 
 
-def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[Found, ...], str]:
+def as_told(
+    tested: FunctionUnderTest, own: Hypothesis, found: tuple[Found, ...]
+) -> tuple[tuple[Found, ...], str]:
     """The same mistakes under the names that the code gives them, and what it means to compute.
 
     What its text says that it means is no mistake.
@@ -131,6 +133,9 @@ def as_told(tested: FunctionUnderTest, found: tuple[Found, ...]) -> tuple[tuple[
         return (), "query heads h that read key head h % G"
     if names == ["scale_by_model_width"] and (constant := _own_constant(tested, code)):
         return (), f"scores divided by the root of {constant}, a number of its code"
+    causal_always = own.conventions[0].causal_always
+    if names == ["cache_chunk_not_causal"] and mask_role(callee) and not causal_always:
+        return (), "a mask of the caller's for several new tokens"
     if names == ["causal_hides_own_key"] and STRICTLY.search(code):
         return (), "each token hidden from itself"
     if names == ["heads_normalised_together"] and not BY_HEAD.search(code):

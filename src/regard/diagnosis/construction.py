@@ -51,7 +51,7 @@ OF_VALUES = re.compile(
     re.IGNORECASE,
 )
 # Tables of numbers that are added to scores by the places of pixels.
-BY_PLACE = re.compile(r"table|rpb|rel(ative)?_|pos(ition)?_bias|_rel$", re.IGNORECASE)
+BY_PLACE = re.compile(r"table|rpb|(rel|relative)_|(pos|position)_bias|_rel$", re.IGNORECASE)
 # Layers behind attention, whose output is added: without numbers they add nothing.
 FEED_FORWARD = re.compile(r"(^|\.)(ff|ffn|mlp|feed_?forward|linear[12]|fc[12])$")
 

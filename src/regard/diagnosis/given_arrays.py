@@ -29,7 +29,9 @@ from regard.diagnosis.tree_code import NORM, projection
 BARE = re.compile("[uvwrb]")
 MATRIX = re.compile("[wW]_?(k_?)?[rRpP](el|os)?")
 # Rows for distances that are added to values, which get zeros: what they add is not judged.
-OF_VALUES = re.compile("^(rel|a|r|e|emb|pos|p)_?v(al(ue)?s?)?$|rel\\w*_v(al(ue)?s?)?\\b", re.I)
+OF_VALUES = re.compile(
+    r"^(rel|a|r|e|emb|pos|p)_?(v|vals?|values?)$|rel\w*_(v|vals?|values?)\b", re.I
+)
 # Names of numbers for distances.
 OF_DISTANCES = re.compile("table|rel|bias|distance|bucket|pos", re.IGNORECASE)
 FURTHEST = 2  # the distance at which rows of distances end

@@ -21,7 +21,7 @@ from regard.diagnosis.under_test import FunctionUnderTest
 
 WORDS = re.compile(r"window|neighbou?r|axial|\bgrid|local|stripe|shift|roll|dilat", re.IGNORECASE)
 MAPS = re.compile(r"\(\s*\w+,(?:\s*\w+,)?\s*(H|height),\s*(W|width),\s*\w+\s*\)|\bh, w\b", re.I)
-APART = re.compile(r"mask|not see|neighbou?rs|separat|wrap", re.IGNORECASE)
+APART = re.compile(r"mask|not see|neighbou?rs|separate|wrap", re.IGNORECASE)
 ROLLS = re.compile(r"\broll\(")
 LARGE = 64  # pixels, of which windows of a side of 4 have a fourth
 MOST_TOKENS = 72

@@ -34,6 +34,7 @@ from regard.diagnosis.gradient_probe import GradientProbe
 from regard.diagnosis.hypotheses import Hypothesis, View, best_match, built_in_of, distinct_views
 from regard.diagnosis.inspection import inspect_function
 from regard.diagnosis.jax_traces import Traces
+from regard.diagnosis.matching import Found
 from regard.diagnosis.measured import measured
 from regard.diagnosis.mechanism import as_mechanism
 from regard.diagnosis.misread import misread
@@ -61,7 +62,7 @@ from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome, P
 from regard.diagnosis.robustness import fragilities
 from regard.diagnosis.round_lengths import of_round_lengths
 from regard.diagnosis.running import answer_question
-from regard.diagnosis.signature import Callee
+from regard.diagnosis.signature import MASKS, Callee
 from regard.diagnosis.stated import check_stated, parse_signature
 from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError
@@ -229,14 +230,13 @@ def _verdict(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
     if match is None and _says_layout(tested, hypotheses):  # others ran by accident
         stated = replace(tested.stated, layout=tested.callee.layout)
         return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
-    guessed = any(one.guessed for one in tested.callee.parameters)
-    if match and guessed and any(one.name.endswith("_ignored") for one, _ in match.mistakes):
-        match = None  # what is ignored may be something else than was guessed
+    if match and _rests_on_a_guess(tested.callee, match.mistakes):
+        match = None
     if match is None:
         return so_far or _unknown(tested, best, _units(dtype)[0])
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
-    found, meant = as_told(tested, match.mistakes)
+    found, meant = as_told(tested, own, match.mistakes)
     found = found or read_otherwise(tested, own) or lost_digits(dtype, given, exact_to)
     found = (*found, *((one, RIGHT) for one in seen_in_calls(tested, own, bool(found))))
     mistakes = tuple(named(*one, tested, own.conventions, own.built_in) for one in found)
@@ -292,6 +292,20 @@ def _of_cosines(
         return Outcome(name, "mistaken", text, called, mistakes=(without_example(other),))
     stated = replace(tested.stated, mechanism=as_mechanism(Cosine(temperature), None))
     return _verdict(replace(tested, stated=stated, answers={}, probes={}), so_far)
+
+
+def _rests_on_a_guess(callee: Callee, found: Sequence[Found]) -> bool:
+    """Whether a mistake is one of what may be something else than was guessed.
+
+    What is ignored, or, beside a mask that is known, what hides keys.
+    """
+    guessed = {one.role for one in callee.parameters if one.guessed}
+    known = {one.role for one in callee.parameters if not one.guessed}
+    kinds = {*MASKS, "key_mask"}
+    second = bool(guessed & kinds and known & kinds)
+    return bool(guessed) and any(
+        one.name.endswith("_ignored") or (second and one.family == "hiding") for one, _ in found
+    )
 
 
 def _says_layout(tested: FunctionUnderTest, hypotheses: Sequence[Sequence[Convention]]) -> bool:

@@ -21,7 +21,7 @@ _UNSCALED = re.compile(
     r"scal(?:e|ing) (?:is )?(?:folded|absorbed|left)|dot[_ ]?score\b|"
     r"\b(?:attention|logits|scores)(?: itself)? (?:does|do|are|is) not (?:divided?|scaled?)|"
     r"\bno (?:factor|temperature|1 ?/ ?sqrt|division by)|\bnothing is (?:scaled|divided)|"
-    r"\bq(?:ueries)? (?:is|are|comes?)? ?already (?:scaled|divided|multiplied)",
+    r"\b(?:q|queries) (?:is|are|comes?)? ?already (?:scaled|divided|multiplied)",
     re.IGNORECASE,
 )
 _BY_WIDTH = re.compile(
