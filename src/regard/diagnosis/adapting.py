@@ -253,7 +253,13 @@ def spreads(function: Callable[..., Any], name: str) -> bool:
     """Whether the code spreads a dictionary with this name over a call."""
     calls = (one for tree in trees_of(function) for one in ast.walk(tree))
     keywords = (k for one in calls if isinstance(one, ast.Call) for k in one.keywords)
-    return any(k.arg is None and getattr(k.value, "id", "") == name for k in keywords)
+    return any(k.arg is None and _dictionary(k.value) == name for k in keywords)
+
+
+def _dictionary(node: ast.expr) -> str:
+    """The name of a dictionary that is spread over a call: that of an entry, or of a variable."""
+    key = getattr(node.slice, "value", None) if isinstance(node, ast.Subscript) else None
+    return key if isinstance(key, str) else str(getattr(node, "id", ""))
 
 
 def spread_over(function: Callable[..., Any], name: str | None) -> Iterator[str]:
@@ -265,7 +271,7 @@ def spread_over(function: Callable[..., Any], name: str | None) -> Iterator[str]
                 yield from [entry] if isinstance(entry, str) else []
             if not isinstance(node, ast.Call):
                 continue
-            spread = [getattr(one.value, "id", "") for one in node.keywords if one.arg is None]
+            spread = [_dictionary(one.value) for one in node.keywords if one.arg is None]
             if spread and name in (None, *spread):
                 called = getattr(node.func, "id", "")
                 inner = getattr(inspect.unwrap(function), "__globals__", {}).get(called)

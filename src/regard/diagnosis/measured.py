@@ -113,7 +113,7 @@ def order_matters(tested: FunctionUnderTest, convention: Convention) -> bool | N
 def is_causal(tested: FunctionUnderTest, convention: Convention) -> bool | None:
     """Whether the last key or token leaves the output of the first alone; None if unknown."""
     seen = _seeing_the_last(tested, convention)
-    return None if seen is None else bool(seen[-1] and not seen[0])
+    return None if seen is None or not seen[-1] else not seen[0]
 
 
 def _seeing_the_last(tested: FunctionUnderTest, convention: Convention) -> Array | None:
@@ -130,7 +130,7 @@ def _seeing_the_last(tested: FunctionUnderTest, convention: Convention) -> Array
         return None
     for name in names:
         rows = probe.inputs[name].copy()
-        rows[..., -1, :] += 0.5
+        rows[..., -1, :] = 0.5 - rows[..., -1, ::-1]  # no normalisation takes that out again
         probe = _with_rows(probe, name, rows)
     if (after := tested.ask(convention, probe).output) is None:
         return None
