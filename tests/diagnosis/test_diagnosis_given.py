@@ -316,3 +316,30 @@ class OfChannels(torch.nn.Module):
 def test_channels_may_come_before_time():
     assert names_of(OfChannels) == ("right",)
     assert names_of(OfChannels(power=-0.5)) == ("scale_by_width",)
+
+
+# --- rows that are added to values ----------------------------------------------------------------
+
+
+def both_tables(x, Wq, Wk, Wv, rel_k, rel_v, exchanged):
+    far = np.arange(len(x)) - np.arange(len(x))[:, None]
+    rows = np.clip(far, -(len(rel_k) // 2), len(rel_k) // 2) + len(rel_k) // 2
+    q, k, v = x @ Wq, x @ Wk, x @ Wv
+    weights = softmax((q @ k.T + np.einsum("id,ijd->ij", q, rel_k[rows])) / np.sqrt(q.shape[1]))
+    read = rel_v[rows].swapaxes(0, 1) if exchanged else rel_v[rows]
+    return weights @ v + np.einsum("ij,ijd->id", weights, read)
+
+
+def rows_of_values(x, Wq, Wk, Wv, rel_k, rel_v):
+    """x: (n, d), Wq, Wk, Wv: (d, z), rel_k, rel_v: (2c + 1, z), row r is of the offset j - i."""
+    return both_tables(x, Wq, Wk, Wv, rel_k, rel_v, False)
+
+
+def opposite_rows_of_values(x, Wq, Wk, Wv, rel_k, rel_v):
+    """x: (n, d), Wq, Wk, Wv: (d, z), rel_k, rel_v: (2c + 1, z), row r is of the offset j - i."""
+    return both_tables(x, Wq, Wk, Wv, rel_k, rel_v, True)
+
+
+def test_values_get_the_rows_of_their_own_distances():
+    assert names_of(rows_of_values) == ("right",)
+    assert names_of(opposite_rows_of_values) == ("value_rows_reversed",)

@@ -98,6 +98,7 @@ BY_HAND = {
     "integer_mask_inverted",
     "positions_unused",
     "layer_unused",
+    "value_rows_reversed",
     "queries_without_effect",
     "positions_rounded",
     "sublayer_lost",

@@ -36,6 +36,7 @@ from regard.diagnosis.mistakes.calls import (
     QUERIES_FROM_CONTEXT,
     STALE_CONTEXT,
     TOKENS_MISPLACED,
+    VALUE_ROWS_REVERSED,
 )
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
@@ -55,6 +56,7 @@ from regard.diagnosis.precision import HALF
 from regard.diagnosis.probe import RIGHT
 from regard.diagnosis.signature import OF_TEXTS, given_windows
 from regard.diagnosis.under_test import FunctionUnderTest
+from regard.diagnosis.value_rows import reads_opposite_rows
 
 # Numbers of texts that are compared otherwise than for being the same.
 LATER = re.compile(r"(seg|doc|text|ids?)\w*(\[[^\]]*\]|\.unsqueeze\([^)]*\))? *[<>]=")
@@ -179,6 +181,8 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield COLUMNS_MISREAD
     if name := _wrong_window(tested, own):
         yield all_mistakes()[name]
+    if reads_opposite_rows(tested, own.conventions[0]):
+        yield VALUE_ROWS_REVERSED
     if own.built_in.positions[:6] == "rotary" and rounds_positions(tested, own.conventions[0]):
         yield POSITIONS_ROUNDED
     if tested.callee.has_positions and not (own.built_in.positions or own.built_in.added):

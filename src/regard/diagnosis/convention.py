@@ -97,10 +97,20 @@ UPSTREAM = "d output"
 # A look inside: the scores that softmaxes get, or by what q·k is multiplied in them, and its width;
 # the steps of integers that the arrays of its last mapping are rounded to, which is no call;
 # the results with every normalisation that is left out doubled; with its own defaults instead of an
-# empty cache; learned tables; the results where layers of a block are silent, or in half precision;
-# or the numbers of the lines that all calls together have run.
+# empty cache; learned tables; the results where layers of a block are silent, in half precision, or
+# with rows that are added to values; or the numbers of the lines that all calls together have run.
 Look = Literal[
-    "", "scores", "factors", "integers", "doubled", "defaults", "tables", "parts", "half", "lines"
+    "",
+    "scores",
+    "factors",
+    "integers",
+    "doubled",
+    "defaults",
+    "tables",
+    "parts",
+    "half",
+    "values",
+    "lines",
 ]
 
 

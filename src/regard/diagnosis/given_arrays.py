@@ -7,9 +7,10 @@ shape that its documentation gives it, and they count as given. Must not know an
 from __future__ import annotations
 
 import ast
+import contextlib
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +53,21 @@ class Given(Packing):
     has_table = False
     arrays: Mapping[str, Any] = {}  # as they were at the last call
     unread: tuple[str, ...] = ()  # arguments that the code never reads
+    with_values = False  # whether rows that are added to values are drawn too
+
+
+@contextlib.contextmanager
+def with_value_rows(function: Any) -> Iterator[None]:
+    """Let a function get rows that are added to values for the time of the block."""
+    while not isinstance(function, Given) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    if isinstance(function, Given):
+        function.with_values = True
+    try:
+        yield
+    finally:
+        if isinstance(function, Given):
+            function.with_values = False
 
 
 def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) -> Alternative | None:
@@ -90,7 +106,8 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
             drawn = np.random.default_rng(40 + number).normal(
                 size=[_value(size, known) for size in sizes]
             )
-            found[one.name] = like_another(drawn * (OF_VALUES.search(one.name) is None), like)
+            kept = made.with_values or not OF_VALUES.search(one.name)
+            found[one.name] = like_another(drawn * kept, like)
         made.arrays = {**found}
         fixed = {n: size for n, size in counts.items() if n not in given}
         return {**given, **found, **fixed}

@@ -34,6 +34,7 @@ from regard.diagnosis.differentiation import (
 )
 from regard.diagnosis.dropout import without_dropout
 from regard.diagnosis.fused_calls import noting_fused
+from regard.diagnosis.given_arrays import with_value_rows
 from regard.diagnosis.half_positions import InHalf
 from regard.diagnosis.integers import steps_of
 from regard.diagnosis.jax_traces import Traces, Untraceable
@@ -101,6 +102,9 @@ def answer_question(
         untraced = {question.reading: Traces(usable=False)}  # NumPy has no such numbers
         with _one_at_a_time.lock:
             return _answers(halved, question, limit, untraced)
+    if question.looks == "values":
+        with _one_at_a_time.lock, with_value_rows(readings[question.reading][0]):
+            return _answers(readings, question, limit, {})
     if question.looks == "parts":
         silenced = [(partial(outputs_of_parts, own), callee) for own, callee in readings]
         return _answers(silenced, question, limit, {})

@@ -295,6 +295,15 @@ CALLS: Entries = {
             "x = x + self.pos[:, : x.size(1)]; angles = torch.outer(past + torch.arange(L), freqs)",
         ),
     ),
+    "value_rows_reversed": (
+        "values get the rows of the opposite distances",
+        "Its text says which row belongs to which distance; for the keys they are read so.",
+        (),
+        (
+            "output = weights @ V + np.einsum('ij,ijd->id', weights, rows_of_values[index])",
+            "out = weights @ v + torch.einsum('ij,ijd->id', weights, rel_v[index])",
+        ),
+    ),
     "positions_rounded": (
         "positions are counted in half precision",
         "bfloat16 has no odd numbers above 256, and float16 none above 2048: tokens beyond get the "
@@ -433,6 +442,7 @@ OF_NORMS = {"added": _BY_NAME["normalised_input_added"], "part": _BY_NAME["norm_
 OF_NORMS["sum"] = _BY_NAME["norm_before_the_sum"]
 LAYER_UNUSED = _BY_NAME["layer_unused"]
 POSITIONS_ROUNDED = _BY_NAME["positions_rounded"]
+VALUE_ROWS_REVERSED = _BY_NAME["value_rows_reversed"]
 POSITIONS_UNUSED = _BY_NAME["positions_unused"]
 TOKENS_MISPLACED = _BY_NAME["tokens_misplaced_in_a_cache"]
 POSITIONS_RESTART = _BY_NAME["positions_restart"]
