@@ -117,7 +117,8 @@ def _own_constant(tested: FunctionUnderTest, code: str) -> int:
     """The width of the embeddings that it gets, if its code has the same number; else 0."""
     inputs = (probe.inputs for _, probe in tested.answers)
     widths = {own["embeddings"].shape[-1] for own in inputs if "embeddings" in own}
-    return next((n for n in widths if re.search(rf"(?<![\w.]){n}(\.0?)?(?![\w.])", code)), 0)
+    rooted = r"scalar(: *\w+)? *= *{0}\b|(?<![\w.]){0}(\.0?)? *\*\* *-|sqrt\({0}(\.0?)?\)"
+    return next((n for n in widths if re.search(rooted.format(n), code)), 0)
 
 
 def as_told(

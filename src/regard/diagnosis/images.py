@@ -17,7 +17,7 @@ FIRST = re.compile(  # B, C, H, W
     re.IGNORECASE,
 )
 LAST = re.compile(  # B, H, W, C
-    r"\b(b|n|bs|bsz|batch\w*)\W+(h|height|s|i)\b\W+(w|width|s|j)\b\W+(c\w*|d\w*|embed\w*)\b|"
+    r"\b(b|n|bs|bsz|batch\w*)\W+((h|height)\W+(w|width)|s\W+s|i\W+j)\b\W+(c\w*|d\w*|embed\w*)\b|"
     r"\bNHWC\b|\bBHWC\b",
     re.IGNORECASE,
 )
