@@ -19,8 +19,9 @@ SILENT, DOUBLED = "silent layers", "silent layers, doubled norms"  # names that 
 def outputs_of_parts(block: Any, *given: Any, **named: Any) -> dict[str, Any]:
     """The outputs of a torch module where its layers return nothing but zeros.
 
-    As it is, with its normalisations doubled, and then with numbers from one layer, by its name.
-    The normalisation after the last layer is left alone. A TypeError for other functions.
+    One output as the block is; one with every normalisation doubled, but for a last one behind all
+    layers; and for each layer, by its name, one where this layer returns numbers.
+    A TypeError for other functions.
     """
     parts, ends = _parts_of(block, given, named)
 
