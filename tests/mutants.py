@@ -1008,7 +1008,7 @@ MUTANTS = [
     Mutant(
         "G15",
         "a function under diagnosis has the messages of its process among its open files",
-        "diagnosis/worker.py",
+        "diagnosis/process/worker.py",
         "        with _opened(inbox, os.O_RDONLY), _opened(outbox, os.O_WRONLY):\n"
         "            pass\n",
         "        raise OSError\n",
@@ -1019,7 +1019,7 @@ MUTANTS = [
     Mutant(
         "G15",
         "a message from the function's process is taken for one whatever its digest",
-        "diagnosis/protocol.py",
+        "diagnosis/process/protocol.py",
         "    if digest != _digest(key, head[16:] + rest):\n        raise InvalidMessage\n",
         "",
         "test_diagnosis_hostile.py::test_a_changed_byte_makes_a_frame_junk",
@@ -1028,7 +1028,7 @@ MUTANTS = [
     Mutant(
         "G15",
         "a process that has left its session outlives a diagnosis",
-        "diagnosis/supervisor.py",
+        "diagnosis/process/supervisor.py",
         "    prctl(PR_SET_CHILD_SUBREAPER, 1)",
         "    prctl(PR_SET_CHILD_SUBREAPER, 0)",
         "test_diagnosis_hostile.py::test_a_process_that_left_its_session_is_ended_and_told",
@@ -1037,7 +1037,7 @@ MUTANTS = [
     Mutant(
         "G15",
         "the memory that the processes of a function take together is not counted",
-        "diagnosis/supervisor.py",
+        "diagnosis/process/supervisor.py",
         "if now > before + MAX_MEMORY:",
         "if now > before + 8 * MAX_MEMORY:",
         "test_diagnosis_hostile.py::test_memory_that_no_limit_of_a_process_counts_is_watched",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.distance_tables import IN_ANOTHER_ORDER
+from regard.diagnosis.judging.distance_tables import IN_ANOTHER_ORDER
 
 
 def softmax(scores, axis=-1):
@@ -878,7 +878,7 @@ def test_operations_of_jax_are_computed_as_jax_computes_them():
     import jax
     import jax.numpy as jnp
 
-    from regard.diagnosis.jax_traces import Traces
+    from regard.diagnosis.process.jax_traces import Traces
 
     rng = np.random.default_rng(0)
     given = {

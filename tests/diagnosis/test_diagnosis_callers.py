@@ -11,9 +11,9 @@ import pytest
 
 import regard
 import wrong_attentions as wrong
-from regard.diagnosis import protocol
-from regard.diagnosis.einsums import axes_in_einsums
-from regard.diagnosis.inspection import inspect_function
+from regard.diagnosis.forms.einsums import axes_in_einsums
+from regard.diagnosis.forms.inspection import inspect_function
+from regard.diagnosis.process import protocol
 
 softmax = wrong.plain_softmax
 

@@ -13,8 +13,8 @@ import pytest
 
 import regard
 import wrong_attentions as wrong
-from regard.diagnosis.mask_words import what_true_means
-from regard.diagnosis.signature import Parameter
+from regard.diagnosis.reading.mask_words import what_true_means
+from regard.diagnosis.reading.signature import Parameter
 from regard.errors import OptionError
 
 right = wrong.unmasked()

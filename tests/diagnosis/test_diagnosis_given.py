@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.documented import documented_sizes
-from regard.diagnosis.einsums import axes_in_einsums
+from regard.diagnosis.forms.einsums import axes_in_einsums
+from regard.diagnosis.reading.documented import documented_sizes
 
 
 def softmax(scores):

@@ -20,11 +20,12 @@ import numpy as np
 import pytest
 
 from places import SUPPORT
-from regard.diagnosis import isolation, protocol, supervisor
-from regard.diagnosis.convention import CallResult, Question, ReturnedArray
+from regard.diagnosis import isolation
+from regard.diagnosis.calls.convention import CallResult, Question, ReturnedArray
 from regard.diagnosis.isolation import diagnose_target
-from regard.diagnosis.running import MAX_BYTES
-from regard.diagnosis.signature import Callee, Parameter
+from regard.diagnosis.process import protocol, supervisor
+from regard.diagnosis.process.running import MAX_BYTES
+from regard.diagnosis.reading.signature import Callee, Parameter
 from regard.diagnosis.verdict import diagnose
 from regard.errors import OptionError, ProblemError
 

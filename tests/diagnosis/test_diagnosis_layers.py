@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.source import unused_layers
-from regard.diagnosis.weights import readings_of_weights
+from regard.diagnosis.forms.source import unused_layers
+from regard.diagnosis.forms.weights import readings_of_weights
 
 pytestmark = pytest.mark.needs("torch")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.documented import documented_axes, letters_of
+from regard.diagnosis.reading.documented import documented_axes, letters_of
 
 
 def softmax(x, axis=-1):

@@ -10,10 +10,10 @@ import pytest
 import mechanism_attentions as functions
 import regard
 from regard import OptionError, ShapeError
-from regard.diagnosis.mechanism import as_mechanism
+from regard.diagnosis.calls.mechanism import as_mechanism
+from regard.diagnosis.calls.probe import RIGHT, UNITS
+from regard.diagnosis.calls.probes import ready_probe
 from regard.diagnosis.mistakes import catalogue_of
-from regard.diagnosis.probe import RIGHT, UNITS
-from regard.diagnosis.probes import ready_probe
 from regard.scores import Additive, Cosine, General
 
 # The others repeat what these cover: a score without a width and one with, a mask, a caller's own

@@ -15,8 +15,11 @@ import regard
 import wrong_attentions as wrong
 import wrong_blocks
 import wrong_positions
-from regard.diagnosis.built_in import BuiltIn
-from regard.diagnosis.examples import usual_check
+from regard.diagnosis.calls.probe import RIGHT, UNITS, Variant, evaluate
+from regard.diagnosis.calls.probes import projected_probes, ready_probes
+from regard.diagnosis.calls.under_test import _projected_probes, _with_values_apart
+from regard.diagnosis.judging.built_in import BuiltIn
+from regard.diagnosis.judging.examples import usual_check
 from regard.diagnosis.mistakes import (
     BY_DIGITS,
     BY_KIND,
@@ -28,10 +31,7 @@ from regard.diagnosis.mistakes import (
     all_mistakes,
     linear,
 )
-from regard.diagnosis.probe import RIGHT, UNITS, Variant, evaluate
-from regard.diagnosis.probes import projected_probes, ready_probes
-from regard.diagnosis.signature import PAIRS, Callee, Parameter
-from regard.diagnosis.under_test import _projected_probes, _with_values_apart
+from regard.diagnosis.reading.signature import PAIRS, Callee, Parameter
 
 UNMASKED = [*wrong.SCALES, *wrong.PRODUCTS, *wrong.SOFTMAXES, *wrong.OUTPUTS]
 MASKED = [*wrong.BEFORE, *wrong.READ]

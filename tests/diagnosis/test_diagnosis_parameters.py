@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.assigned import columns_assigned
-from regard.diagnosis.surroundings import Surroundings
+from regard.diagnosis.forms.assigned import columns_assigned
+from regard.diagnosis.reading.surroundings import Surroundings
 
 
 def softmax(scores):

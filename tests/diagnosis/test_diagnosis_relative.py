@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.changed_code import ChangedCode
+from regard.diagnosis.process.changed_code import ChangedCode
 
 NOT_JUDGED = "numbers added to the scores by the distance of query and key (not judged)"
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.changed_code import ChangedCode
-from regard.diagnosis.changed_text import Change, switched_off
-from regard.diagnosis.small_changes import changes_of
+from regard.diagnosis.judging.small_changes import changes_of
+from regard.diagnosis.process.changed_code import ChangedCode
+from regard.diagnosis.reading.changed_text import Change, switched_off
 
 
 def softmax(x):

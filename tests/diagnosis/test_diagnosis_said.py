@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis.mask_words import what_true_means
-from regard.diagnosis.parameter_names import role_of
-from regard.diagnosis.rule_words import says_pieces, what_window_means, where_causal_aligns
-from regard.diagnosis.signature import MASKS, Parameter
-from regard.diagnosis.source import prose_of
+from regard.diagnosis.forms.source import prose_of
+from regard.diagnosis.reading.mask_words import what_true_means
+from regard.diagnosis.reading.parameter_names import role_of
+from regard.diagnosis.reading.rule_words import says_pieces, what_window_means, where_causal_aligns
+from regard.diagnosis.reading.signature import MASKS, Parameter
 
 
 def softmax(x):

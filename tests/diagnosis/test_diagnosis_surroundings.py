@@ -69,6 +69,6 @@ def test_what_only_several_calls_or_all_weights_show_is_named():
     ],
 )
 def test_a_layout_is_read_from_code_and_comments(code, layout):
-    from regard.diagnosis.layouts import layout_said
+    from regard.diagnosis.reading.layouts import layout_said
 
     assert layout_said(code, "q") == layout

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.diagnosis import jax_traces
-from regard.diagnosis.jax_traces import Traces, Untraceable
+from regard.diagnosis.process import jax_traces
+from regard.diagnosis.process.jax_traces import Traces, Untraceable
 
 pytestmark = pytest.mark.needs("jax")
 

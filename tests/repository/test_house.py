@@ -53,6 +53,11 @@ explanation.trace
 explanation.contributions explanation.questions
 explanation.build
 models.overview diagnosis.result
+diagnosis.reading
+diagnosis.forms
+diagnosis.calls
+diagnosis.process diagnosis.mistakes
+diagnosis.judging
 views
 faces
 models diagnosis

@@ -12,8 +12,8 @@ from itertools import product
 
 import numpy as np
 
-from regard.diagnosis.built_in import PLAIN, BuiltIn
-from regard.diagnosis.examples import smallest_example, usual_check, without_example
+from regard.diagnosis.judging.built_in import PLAIN, BuiltIn
+from regard.diagnosis.judging.examples import smallest_example, usual_check, without_example
 from regard.diagnosis.mistakes import GRADIENTS, OF_INPUT, all_mistakes, linear
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.result import Outcome

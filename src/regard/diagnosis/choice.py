@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.boundary.files import read_file
-from regard.diagnosis.parameter_names import role_of
-from regard.diagnosis.signature import ARRAYS, Parameter, with_roles
-from regard.diagnosis.target import MAX_BYTES, code_cells, is_file
+from regard.diagnosis.reading.parameter_names import role_of
+from regard.diagnosis.reading.signature import ARRAYS, Parameter, with_roles
+from regard.diagnosis.reading.target import MAX_BYTES, code_cells, is_file
 from regard.errors import OptionError, ProblemError, safe_text
 from regard.problems.schema import about
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from regard.diagnosis import protocol, supervisor
-from regard.diagnosis.convention import Ask, CallResult, Question
+from regard.diagnosis.calls.convention import Ask, CallResult, Question
+from regard.diagnosis.process import protocol, supervisor
+from regard.diagnosis.process.running import MAX_BYTES
+from regard.diagnosis.reading.signature import Callee
+from regard.diagnosis.reading.target import load
 from regard.diagnosis.result import Finding, Outcome
-from regard.diagnosis.running import MAX_BYTES
-from regard.diagnosis.signature import Callee
-from regard.diagnosis.target import load
 from regard.errors import OptionError, ProblemError, safe_text
 
 LOADING_SECONDS = 120.0  # loading a file may import torch

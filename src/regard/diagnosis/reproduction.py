@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.arguments import arguments_for
-from regard.diagnosis.convention import Answer, Convention
-from regard.diagnosis.differentiation import gradient_of
-from regard.diagnosis.gradient_probe import GradientProbe, with_gradients
-from regard.diagnosis.probe import Probe
-from regard.diagnosis.running import layer_of
-from regard.diagnosis.target import is_file
-from regard.diagnosis.under_test import FunctionUnderTest
+from regard.diagnosis.calls.arguments import arguments_for
+from regard.diagnosis.calls.convention import Answer, Convention
+from regard.diagnosis.calls.gradient_probe import GradientProbe, with_gradients
+from regard.diagnosis.calls.probe import Probe
+from regard.diagnosis.calls.under_test import FunctionUnderTest
+from regard.diagnosis.forms.differentiation import gradient_of
+from regard.diagnosis.process.running import layer_of
+from regard.diagnosis.reading.target import is_file
 
 # The layouts in which regard takes arrays as they are, by their number of axes.
 _LAYOUTS = ("LD", "HLD", "BHLD", "LM", "BLM")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.diagnosis.convention import MASK_KINDS
-from regard.diagnosis.libraries import LIBRARIES
+from regard.diagnosis.calls.convention import MASK_KINDS
+from regard.diagnosis.reading.libraries import LIBRARIES
 from regard.errors import OptionError, safe_text
 
 

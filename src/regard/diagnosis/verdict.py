@@ -12,36 +12,45 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from regard.diagnosis import matching
-from regard.diagnosis.added_scores import diagonal_is_seen, factor_of_cosines, seen_as
-from regard.diagnosis.beyond_answers import as_told, lost_digits, read_otherwise, seen_in_calls
-from regard.diagnosis.built_in import PLAIN, with_built_in
-from regard.diagnosis.by_properties import HELD, by_properties
-from regard.diagnosis.calling import Once
-from regard.diagnosis.changed_code import ChangedCode
-from regard.diagnosis.convention import Ask, Convention
-from regard.diagnosis.convention_search import (
+from regard.diagnosis.calls.calling import Once
+from regard.diagnosis.calls.convention import Ask, Convention
+from regard.diagnosis.calls.convention_search import (
     RULED,
     SEARCH_SECONDS,
     as_layout,
     find_conventions,
     likely_readings,
 )
-from regard.diagnosis.description import assumptions, describe_call
-from regard.diagnosis.examples import named, without_example
-from regard.diagnosis.fitted import other_sharpness, temperature_of_cosines
-from regard.diagnosis.gradient_probe import GradientProbe
-from regard.diagnosis.hypotheses import Hypothesis, View, best_match, built_in_of, distinct_views
-from regard.diagnosis.inspection import inspect_function
-from regard.diagnosis.jax_traces import Traces
-from regard.diagnosis.matching import Found
-from regard.diagnosis.measured import measured
-from regard.diagnosis.mechanism import as_mechanism
-from regard.diagnosis.misread import misread
-from regard.diagnosis.mistakes import all_mistakes
-from regard.diagnosis.mistakes.calls import BLOCKS_MATTER, DROPOUT_LEFT_ON
-from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32
-from regard.diagnosis.observations import (
+from regard.diagnosis.calls.description import assumptions, describe_call
+from regard.diagnosis.calls.gradient_probe import GradientProbe
+from regard.diagnosis.calls.mechanism import as_mechanism
+from regard.diagnosis.calls.patience import Patience
+from regard.diagnosis.calls.probe import RIGHT, UNITS, Probe
+from regard.diagnosis.calls.under_test import FunctionUnderTest, StatedConventions
+from regard.diagnosis.forms.inspection import inspect_function
+from regard.diagnosis.judging import matching
+from regard.diagnosis.judging.added_scores import diagonal_is_seen, factor_of_cosines, seen_as
+from regard.diagnosis.judging.beyond_answers import (
+    as_told,
+    lost_digits,
+    read_otherwise,
+    seen_in_calls,
+)
+from regard.diagnosis.judging.built_in import PLAIN, with_built_in
+from regard.diagnosis.judging.by_properties import HELD, by_properties
+from regard.diagnosis.judging.examples import named, without_example
+from regard.diagnosis.judging.fitted import other_sharpness, temperature_of_cosines
+from regard.diagnosis.judging.hypotheses import (
+    Hypothesis,
+    View,
+    best_match,
+    built_in_of,
+    distinct_views,
+)
+from regard.diagnosis.judging.matching import Found
+from regard.diagnosis.judging.measured import measured
+from regard.diagnosis.judging.misread import misread
+from regard.diagnosis.judging.observations import (
     abilities,
     depends_on_blocks,
     findings,
@@ -52,19 +61,21 @@ from regard.diagnosis.observations import (
     parts,
     unusable,
 )
-from regard.diagnosis.patience import Patience
-from regard.diagnosis.precision import HALF
-from regard.diagnosis.probe import RIGHT, UNITS, Probe
-from regard.diagnosis.properties import properties
-from regard.diagnosis.repair import repaired
+from regard.diagnosis.judging.precision import HALF
+from regard.diagnosis.judging.properties import properties
+from regard.diagnosis.judging.repair import repaired
+from regard.diagnosis.judging.robustness import fragilities
+from regard.diagnosis.judging.round_lengths import of_round_lengths
+from regard.diagnosis.mistakes import all_mistakes
+from regard.diagnosis.mistakes.calls import BLOCKS_MATTER, DROPOUT_LEFT_ON
+from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32
+from regard.diagnosis.process.changed_code import ChangedCode
+from regard.diagnosis.process.jax_traces import Traces
+from regard.diagnosis.process.running import answer_question
+from regard.diagnosis.reading.signature import MASKS, Callee
 from regard.diagnosis.reproduction import origin, script
 from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome, Property
-from regard.diagnosis.robustness import fragilities
-from regard.diagnosis.round_lengths import of_round_lengths
-from regard.diagnosis.running import answer_question
-from regard.diagnosis.signature import MASKS, Callee
 from regard.diagnosis.stated import check_stated, parse_signature
-from regard.diagnosis.under_test import FunctionUnderTest, StatedConventions
 from regard.errors import OptionError
 from regard.scores import Cosine
 

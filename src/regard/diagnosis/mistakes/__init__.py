@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from regard.diagnosis.gradient_probe import GradientProbe
+from regard.diagnosis.calls.gradient_probe import GradientProbe
+from regard.diagnosis.calls.probe import Probe
 from regard.diagnosis.mistakes import (
     blocks,
     calls,
@@ -27,7 +28,6 @@ from regard.diagnosis.mistakes import (
 )
 from regard.diagnosis.mistakes.entry import Equivalent, Mistake
 from regard.diagnosis.mistakes.mechanisms import of_mechanism
-from regard.diagnosis.probe import Probe
 
 # Ordinary inputs show these. The first that fits is named.
 CATALOGUE: tuple[Mistake, ...] = (

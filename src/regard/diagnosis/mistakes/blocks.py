@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Variants,
@@ -16,7 +17,6 @@ from regard.diagnosis.mistakes.entry import (
     other_cells,
     replacing,
 )
-from regard.diagnosis.probe import Probe, Values, Variant
 
 RESCALE = (
     "m_new = np.maximum(m, s.max(-1, keepdims=True)); p = np.exp(s - m_new); a = np.exp(m - m_new)"

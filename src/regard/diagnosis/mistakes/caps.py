@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Family,
@@ -18,7 +19,6 @@ from regard.diagnosis.mistakes.entry import (
     raw_scores,
     replacing,
 )
-from regard.diagnosis.probe import Probe, Values, Variant
 
 CAP = (
     "scores = cap * np.tanh(scores / cap)  # after the scale, before the mask",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import Mistake, heads_of, softmax
-from regard.diagnosis.probe import Probe, Values, Variant
 
 NAME = "attention between channels"
 SMALLEST = 1e-12

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Rule, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,
@@ -21,7 +22,6 @@ from regard.diagnosis.mistakes.entry import (
     mistakes,
     transposed,
 )
-from regard.diagnosis.probe import Probe, Rule, Values, Variant
 
 PARTS = ("return dQ, dK, dV", "return dq, dk, dv")
 SUMS = ("dQ += …; dK += …; dV += …  # once for each block", "dq += …  # once for each block")

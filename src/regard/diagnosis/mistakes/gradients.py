@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes import gradient_sums
 from regard.diagnosis.mistakes.entry import (
     Entries,
@@ -25,7 +26,6 @@ from regard.diagnosis.mistakes.entry import (
     transposed,
 )
 from regard.diagnosis.mistakes.gradient_sums import over_query_heads
-from regard.diagnosis.probe import Probe, Values, Variant
 
 SCALE = (
     "dQ = scale * dS @ K; dK = scale * dS.swapaxes(-1, -2) @ Q",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,
@@ -19,7 +20,6 @@ from regard.diagnosis.mistakes.entry import (
     softmax,
     transposed,
 )
-from regard.diagnosis.probe import Probe, Values, Variant
 
 SPLIT = (
     "Q = Q.reshape(L, H, D).swapaxes(0, 1)  # (L, HD) -> (L, H, D) -> (H, L, D)",

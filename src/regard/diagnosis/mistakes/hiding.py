@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Variant, labels_of
 from regard.diagnosis.mistakes.entry import (
     NINES,
     Entries,
@@ -27,7 +28,6 @@ from regard.diagnosis.mistakes.entry import (
     softmax,
     transposed,
 )
-from regard.diagnosis.probe import Probe, Variant, labels_of
 
 HIDE = (
     "scores = np.where(keep, scores, -np.inf)  # before softmax",

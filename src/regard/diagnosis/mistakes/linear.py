@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes import channels
 from regard.diagnosis.mistakes.entry import Mistake, heads_of, softmax
-from regard.diagnosis.probe import Probe, Values, Variant
 
 Map = Callable[[Array], Array]
 # Feature maps by the words for them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,
@@ -12,7 +13,6 @@ from regard.diagnosis.mistakes.entry import (
     other_visible,
     replacing,
 )
-from regard.diagnosis.probe import Probe, Values, Variant
 
 POOLING = (
     "tokens = np.concatenate([pixels.mean(1, keepdims=True), pixels], 1) + positions",

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values
 from regard.diagnosis.mistakes.entry import (
     Mistake,
     Replacement,
@@ -22,7 +23,6 @@ from regard.diagnosis.mistakes.entry import (
     softmax,
     transposed,
 )
-from regard.diagnosis.probe import Probe, Values
 from regard.textbook.mechanisms import Declared
 from regard.textbook.steps import Step
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Variants,
@@ -20,7 +21,6 @@ from regard.diagnosis.mistakes.entry import (
     softmax,
 )
 from regard.diagnosis.mistakes.softmax import SOFTMAX
-from regard.diagnosis.probe import Probe, Values, Variant
 
 DTYPE = (
     "np.asarray(x, dtype=query.dtype)  # every constant and buffer in the dtype of the inputs",

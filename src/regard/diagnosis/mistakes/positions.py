@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant, turned
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Family,
@@ -16,7 +17,6 @@ from regard.diagnosis.mistakes.entry import (
     mistakes,
     replacing,
 )
-from regard.diagnosis.probe import Probe, Values, Variant, turned
 
 TURNED = (
     "Q, K = turn(Q, positions), turn(K, positions)  # before the scores; V is not turned",

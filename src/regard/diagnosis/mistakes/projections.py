@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,
@@ -16,7 +17,6 @@ from regard.diagnosis.mistakes.entry import (
     mistakes,
     replacing,
 )
-from regard.diagnosis.probe import Probe, Values, Variant
 
 LINEAR = (
     "Q = X @ W_q  # or X @ W_q.T + b_q where W_q is stored as (out, in)",

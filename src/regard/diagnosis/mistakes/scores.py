@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Replacement,
@@ -19,7 +20,6 @@ from regard.diagnosis.mistakes.entry import (
     replacing,
     transposed,
 )
-from regard.diagnosis.probe import Probe, Values, Variant
 
 SCALE = (
     "scores = Q @ K.swapaxes(-1, -2) / np.sqrt(K.shape[-1])",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Variants,
@@ -18,7 +19,6 @@ from regard.diagnosis.mistakes.entry import (
     replacing,
     softmax,
 )
-from regard.diagnosis.probe import Probe, Values, Variant
 
 WINDOW = ("keep = (j <= i) & (j > i - window)  # window keys, the query's own one included",) * 2
 OFFSET = (

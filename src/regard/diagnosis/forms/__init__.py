@@ -1,0 +1,1 @@
+"""Functions, classes and modules of every form, to be called as functions of the usual one."""

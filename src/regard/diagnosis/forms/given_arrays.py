@@ -1,0 +1,196 @@
+"""Functions of the usual arguments, made of functions that ask for learned arrays besides.
+
+Biases of positions as in Transformer-XL, rows for distances as in Shaw's: each gets numbers in the
+shape that its documentation gives it, and they count as given. Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from regard.diagnosis.forms.adapting import trees_of
+from regard.diagnosis.forms.after_attention import like_another
+from regard.diagnosis.forms.einsums import HEADS, WIDTHS
+from regard.diagnosis.forms.latent_weights import latent_part
+from regard.diagnosis.forms.packing import PAGED_KEYS, PAGED_VALUES, TABLE, Alternative, Packing
+from regard.diagnosis.forms.tree_code import NORM, projection
+from regard.diagnosis.reading.documented import documented_axes, documented_sizes, letters_of
+from regard.diagnosis.reading.parameter_names import is_upstream, role_of
+from regard.diagnosis.reading.signature import EDGES, PROJECTIONS, Parameter, text_of
+
+# Vectors of positions that are named as in the paper, and matrices for rows of positions.
+BARE = re.compile("[uvwrb]")
+MATRIX = re.compile("[wW]_?(k_?)?[rRpP](el|os)?")
+# Rows for distances that are added to values, which get zeros: what they add is not judged.
+OF_VALUES = re.compile(
+    r"^(rel|a|r|e|emb|pos|p)_?(v|vals?|values?)$|rel\w*_(v|vals?|values?)\b", re.I
+)
+# Names of numbers for distances.
+OF_DISTANCES = re.compile("table|rel|bias|distance|bucket|pos", re.IGNORECASE)
+FURTHEST = 2  # the distance at which rows of distances end
+BUCKETS, ANY = 32, 7  # lengths that nothing tells
+_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+}
+
+
+class Given(Packing):
+    """A function that gets what it asks for besides. `__wrapped__` is the function itself."""
+
+    left_out: tuple[str, ...] = ()
+    has_table = False
+    arrays: Mapping[str, Any] = {}  # as they were at the last call
+    unread: tuple[str, ...] = ()  # arguments that the code never reads
+    with_values = False  # whether rows that are added to values are drawn too
+
+
+@contextlib.contextmanager
+def with_value_rows(function: Any) -> Iterator[None]:
+    """Let a function get rows that are added to values for the time of the block."""
+    while not isinstance(function, Given) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    if isinstance(function, Given):
+        function.with_values = True
+    try:
+        yield
+    finally:
+        if isinstance(function, Given):
+            function.with_values = False
+
+
+def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) -> Alternative | None:
+    """The function without the learned arrays that it asks for besides, if they have shapes."""
+    text, names = text_of(function), [one.name for one in parameters]
+    projected = {n for n in names if (role_of(n) or projection(n)) in PROJECTIONS}
+    if not projected and not any(role_of(n) == "query" for n in names):
+        return None
+    shapes, words = documented_sizes(text, names), documented_axes(text, names)
+    letters = letters_of(words) or {}
+    shapes |= {n: [] for n in names if projected and n not in shapes and MATRIX.fullmatch(n)}
+    asked = [
+        one
+        for one in parameters[1:]
+        if one.name in shapes and not _is_of_tokens(letters.get(one.name, ""))
+        if one.required and _is_besides(one, bool(projected))
+    ]
+    if not asked or any(is_upstream(one.name) for one in parameters):
+        return None
+    in_shapes = {word for one in asked for size in shapes[one.name] for word in _words(size)}
+    counts = {
+        one.name: FURTHEST if one.required else one.default
+        for one in parameters
+        if one.name in in_shapes and role_of(one.name) is None
+        if one.required or type(one.default) is int
+    }
+    left = {one.name for one in asked}
+    rest = [one for one in parameters if one.name not in left and not _is_fixed(one, counts)]
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        known = counts | _sizes(given, words)
+        like = next(iter(given.values()))
+        found = {}
+        for number, one in enumerate(asked):
+            sizes = shapes[one.name] or _as_first(given, projected)
+            drawn = np.random.default_rng(40 + number).normal(
+                size=[_value(size, known) for size in sizes]
+            )
+            kept = made.with_values or not OF_VALUES.search(one.name)
+            found[one.name] = like_another(drawn * kept, like)
+        made.arrays = {**found}
+        fixed = {n: size for n, size in counts.items() if n not in given}
+        return {**given, **found, **fixed}
+
+    made = Given(function, pack)
+    made.left_out = tuple(one.name for one in asked if OF_VALUES.search(one.name))
+    made.has_table = any(OF_DISTANCES.search(one.name) for one in asked)
+    learned = (BARE.fullmatch, MATRIX.fullmatch, OF_DISTANCES.search)
+    asked_for = [one.name for one in asked if any(kind(one.name) for kind in learned)]
+    made.unread = _unread(function, asked_for)
+    return made, [replace(one, keyword=True) for one in rest]
+
+
+def _is_besides(one: Parameter, projected: bool) -> bool:
+    """Whether an argument has none of the usual roles, or not that of its name."""
+    if NORM.search(one.name) or latent_part(one.name):  # weights too, which trees.py makes
+        return False
+    role = role_of(one.name) or projection(one.name) or EDGES.search(one.name)
+    if any(own.match(one.name) for own in (PAGED_KEYS, PAGED_VALUES, TABLE)):
+        return False
+    return not role or (projected and BARE.fullmatch(one.name) is not None)
+
+
+def _is_of_tokens(axes: str) -> bool:
+    """Whether an array has a number, or a row, for each token: a mask, or more of them."""
+    return bool(axes) and ({*axes} <= {*"BT1"} or ("T" in axes and len(axes) < 3))
+
+
+def _is_fixed(one: Parameter, counts: Mapping[str, int]) -> bool:
+    return one.name in counts and one.required
+
+
+def _sizes(given: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """The lengths of axes by their names, as the arguments have them."""
+    found = {n: size for n, size in given.items() if type(size) is int}
+    for name, own in words.items():
+        shape = getattr(given.get(name), "shape", ())
+        if len(own) == len(shape):
+            found |= dict(zip(own, map(int, shape), strict=True))
+    heads = next((size for word, size in found.items() if HEADS.fullmatch(word.lower())), 1)
+    matrix = next((one for n, one in given.items() if role_of(n) == "W_q"), None)
+    width = matrix.shape[-1] // heads if matrix is not None and matrix.ndim == 2 else 0
+    return {"": width} | found
+
+
+def _value(size: str, known: Mapping[str, int]) -> int:
+    """A length, as `2*clip + 1`, with the lengths that are known."""
+
+    def of(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name) if name in known:
+                return known[name]
+            case ast.Name(id=name) if WIDTHS.fullmatch(name.lower()) and known.get(""):
+                return known[""]
+            case ast.Name(id=name):
+                return BUCKETS if "bucket" in name else ANY if name == size else FURTHEST
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return int(_ARITHMETIC[type(op)](of(left), of(right)))
+        raise TypeError(f"the length {size} is not known")
+
+    return of(ast.parse(size, mode="eval").body)
+
+
+def _words(size: str) -> list[str]:
+    return re.findall(r"[A-Za-z_]\w*", size)
+
+
+def _as_first(given: Mapping[str, Any], projected: set[str]) -> list[str]:
+    """The shape of the first projection, for a matrix of positions whose shape is not said."""
+    first = next(given[name] for name in given if name in projected)
+    return [str(int(size)) for size in first.shape]
+
+
+def _unread(function: Callable[..., Any], names: Sequence[str]) -> tuple[str, ...]:
+    """The arguments of these that the function's own code never reads."""
+    tree = next(trees_of(function), None)
+    if tree is None:
+        return ()
+    loaded = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
+    }
+    return tuple(name for name in names if name not in loaded)

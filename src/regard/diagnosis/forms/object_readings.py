@@ -1,0 +1,310 @@
+"""The ways to read an object: which of its methods is called, and with which weights.
+
+Must not call the function, nor know any probe.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.forms.adapting import (
+    from_dictionary,
+    keeps_state,
+    with_sink,
+)
+from regard.diagnosis.forms.around import (
+    AroundAttention,
+    around_attention,
+    of_frames,
+    without_the_rest,
+)
+from regard.diagnosis.forms.cache_objects import with_cache_object
+from regard.diagnosis.forms.caches import Remembering, with_one_text
+from regard.diagnosis.forms.channels import of_channels
+from regard.diagnosis.forms.construction import (
+    as_written,
+    constructed,
+    fresh_weights,
+    heads_made_with,
+    learned_log,
+    made_with,
+    without,
+)
+from regard.diagnosis.forms.function_readings import Reading, with_packed_heads
+from regard.diagnosis.forms.neutral_arguments import with_neutral
+from regard.diagnosis.forms.norm_functions import without_norm_functions
+from regard.diagnosis.forms.packing import with_ids
+from regard.diagnosis.forms.pairs import (
+    TRIANGLE,
+    are_pairs,
+    called_as_rows,
+    matrix_of_pairs,
+    options_of,
+    orientation,
+)
+from regard.diagnosis.forms.pooled_maps import PooledMap, pooled_maps
+from regard.diagnosis.forms.source import (
+    code_called,
+    code_of,
+    turns_rows,
+)
+from regard.diagnosis.forms.tables import from_tables, with_forms
+from regard.diagnosis.forms.weights import (
+    Read,
+    has_positions,
+    head_count,
+    key_heads,
+    readings_of_weights,
+    widths_of,
+)
+from regard.diagnosis.reading.constructor_arguments import is_module
+from regard.diagnosis.reading.libraries import framework_of
+from regard.diagnosis.reading.parameter_names import role_of
+from regard.diagnosis.reading.signature import (
+    STEPS,
+    Callee,
+    parameters_of,
+    text_of,
+    with_roles,
+    without_weights,
+)
+from regard.errors import OptionError, safe_text
+
+# Methods that are called if an object has no __call__, in this order.
+METHODS = ("__call__", "forward", "attend", "attention", "apply", "call", "step", "decode", "run")
+# The length before the batch: L, B, E = x.shape; (seq_len, batch, dim); tgt_len, bsz; time-major.
+ROWS_FIRST = re.compile(
+    r"\b(l|t|s|n|seq\w*|\w*len\w*|time)\s*,\s*(b|n|bs|bsz|batch\w*)\s*,|"
+    r"(seq\w*|time|length|rows)[- _](first|major)|batch_first=False|\b[lts] b [dcemh]\b",
+    re.IGNORECASE,
+)
+
+
+def of_an_object(function: Any, heads: int | None) -> tuple[Any, str]:
+    """A method that was named with its class: that of an object made here, or the class.
+
+    The class where it is one of the usual methods, where it depends on the object's state or
+    weights, or where it is a backward pass of what forward has kept; and which of its methods.
+    """
+    own, _, name = getattr(function, "__qualname__", "").partition(".")
+    kind = getattr(function, "__globals__", {}).get(own)
+    if not inspect.isfunction(function) or not inspect.isclass(kind) or name not in vars(kind):
+        return function, ""
+    first, *others = [*inspect.signature(function).parameters, ""]
+    if first != "self":
+        return function, ""
+    if name in METHODS:
+        return kind, name
+    if name == "backward" and not any(role_of(one) == "query" for one in others):
+        return kind, ""
+    made = constructed(kind, heads)[0]
+    bound = getattr(made, name)
+    required = [one for one in parameters_of(bound) if one.required]
+    has_weights = len(required) == 1 and bool(readings_of_weights(made, heads))
+    return (kind, name) if has_weights or keeps_state(bound) else (bound, "")
+
+
+def readings_of_object(
+    thing: Any,
+    roles: Mapping[str, str] | None,
+    heads: int | None,
+    library: str | None,
+    name: str,
+    method: str = "",
+) -> list[Reading]:
+    """The readings of an object with its weights, or of objects made of a class.
+
+    It is called by its `method`, or else by the first of the usual ones that it has.
+    """
+    kind = thing if inspect.isclass(thing) else type(thing)
+    named = method not in ("", "forward", "__call__")
+    method = method or next((one for one in METHODS if own_method(kind, one)), "")
+    if is_module(kind) and not named:
+        method = "forward"
+    if not method:
+        raise OptionError(
+            f"diagnose needs a function, or an object that can be called, not "
+            f"{safe_text(repr(thing), 60)}"
+        )
+    of_pairs = not roles and TRIANGLE.search(text_of(kind))
+    if of_pairs and (own := _readings_of_pairs(thing, heads, library, name, method)):
+        return own
+    found: list[Reading] = []
+    made = constructed(thing, heads) if inspect.isclass(thing) else [thing]
+    objects = [fresh_weights(one) for one in made]
+    if not inspect.isclass(thing) and not is_module(kind):
+        objects.append(thing)  # its weights may have to agree with something else in it
+    if is_module(kind):  # some compute with constants that only float32 has
+        objects += [fresh_weights(one, narrow=True) for one in made]
+    left_out = tuple(without(made[0])[:4])
+    for number, own in enumerate(objects):
+        called = getattr(own, method)
+        framework = library or ("torch" if is_module(kind) else framework_of(called))
+        weighed, opaque = _weights_of(own, heads or head_count(own) or heads_made_with(own), name)
+        if not weighed:
+            weighed = [({}, heads or head_count(own))]
+        known = parameters_of(called)
+        remembers, rows_first = keeps_state(called), _may_have_rows_first(kind)
+        target: Callable[..., Any] = Remembering(own, method) if remembers else own
+        if not remembers and (named or not callable(own)):
+            target = called
+        if not roles and (adapted := from_dictionary(called, known)) is not None:
+            target, known = adapted
+        elif not roles and not weighed[0][0] and (given := with_sink(target, known)) is not None:
+            target, known = given
+        elif not roles and (
+            kept := with_cache_object(own if callable(own) else called, called, known, heads)
+        ):
+            (target, known), remembers = kept, True
+        if not roles and (of_ids := with_ids(target, known)) is not None:
+            target, known = of_ids
+        channels = [] if roles else of_channels(own, known)
+        for target, known in channels:
+            callee = Callee(name, tuple(known), framework, made=made_with(own), adapted=True)
+            found.append((target, callee))
+        if channels:
+            continue
+        if not roles and (neutral := with_neutral(target, known)) is not None:
+            target, known = neutral
+        framed = of_frames(target, known, code_of(thing)) if weighed[0][0] else None
+        target, known = framed or (target, known)
+        pooled = _pooled(own, code_of(thing), weighed[0][0])
+        around: list[Any] = [*pooled] or [
+            *around_attention(own, code_of(thing), code_called(thing))
+        ]
+        if around:
+            role = "x" if sum(one.required for one in known) == 1 else known[0].role
+            known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
+        if not roles and (tabled := from_tables(target, known)) is not None:
+            target, known = tabled
+        targets: list[Callable[..., Any]] = [*around, target]
+        if (alone := without_the_rest(own, f"{code_of(thing)}\n{code_called(thing)}")) is not None:
+            targets = [alone]
+            weighed = [({r: a for r, a in w.items() if r[1:] != "_o"}, n) for w, n in weighed]
+        if (around or not is_module(kind)) and not remembers and weighed[0][0]:
+            targets = [without_norm_functions(own, one) for one in targets]
+        if not roles and (single := with_one_text(target, known, code_of(thing))) is not None:
+            targets.insert(0, single)
+        for target, (weights, count) in itertools.product(targets, weighed):
+            for parameters in with_roles(known, dict(roles or {})):
+                parameters = parameters if weights or opaque else without_weights(parameters)
+                whole = replace(
+                    Callee(name, parameters, framework, weights, count, made=made_with(own)),
+                    without=left_out + ("residual",) * getattr(target, "adds", False),
+                    opaque=opaque,
+                    sharpness=learned_log(own, code_of(thing)),
+                    widths=widths_of(own),
+                    has_positions=not (pooled or _is_without_tables(target))
+                    and (has_positions(own) or (remembers and turns_rows(code_of(thing)))),
+                    pools=bool(getattr(target, "pools", False)),
+                    fault=getattr(target, "fault", ""),
+                    narrow=is_module(kind) and number >= len(made),
+                    remembers=remembers,
+                    rows_first=rows_first,
+                    adapted=target not in (own, called) or not as_written(own, thing),
+                )
+                for callee in with_forms(whole):
+                    steps = [(target, replace(callee, steps=one)) for one in STEPS if remembers]
+                    text = code_of(thing) if count and not roles else ""
+                    plain_one = with_packed_heads(target, callee, text)
+                    loops = re.search(r"^ +for ", text_of(getattr(kind, method)), re.MULTILINE)
+                    is_step = method == "step" or (method == "decode" and not loops)
+                    found += steps if is_step and remembers else [*plain_one, *steps]
+    return sorted(found, key=lambda one: (one[1].narrow, bool(one[1].fault)))
+
+
+def _is_without_tables(target: Any) -> bool:
+    """Whether what is called has no table of numbers by place, or only zeros in it."""
+    inner = getattr(target, "__wrapped__", None)
+    return any(isinstance(one, AroundAttention) and one.left_out for one in (target, inner))
+
+
+def _readings_of_pairs(
+    thing: Any, heads: int | None, library: str | None, name: str, method: str
+) -> list[Reading]:
+    """The readings of a layer over pairs, of a class with each value of its option; or none."""
+    is_class, text = inspect.isclass(thing), code_of(thing)
+    kind, found = thing if is_class else type(thing), list[Reading]()
+    for number, fixed in enumerate(options_of(kind, text) if is_class else [{}]):
+        said = ", ".join(f"{n}={v!r}" for n, v in fixed.items() if number)
+        for made in constructed(kind, heads, fixed) if is_class else [thing]:
+            own = fresh_weights(made)
+            told = fixed or {n: one for n, one in vars(own).items() if isinstance(one, bool | str)}
+            known_ones = (orientation(*one) for one in told.items() if one[0] != "training")
+            which = next(filter(None, known_ones), orientation(name, True))
+            count = heads or head_count(own) or heads_made_with(own)
+            weighed, opaque = _weights_of(own, count, name)
+            known = parameters_of(getattr(own, method))
+            if opaque or not weighed or not are_pairs(text, known):
+                return []
+            weights, count = weighed[0]
+            weights = matrix_of_pairs(own, weights, count or 1)
+            framework = library or ("torch" if is_module(kind) else framework_of(made))
+            for called, parameters in called_as_rows(own, known, text, which, said):
+                for taken in with_roles(parameters, {}):
+                    callee = Callee(name, taken, framework, weights, count, made=made_with(own))
+                    left_out = tuple(without(made)[:4])
+                    callee = replace(
+                        callee,
+                        without=left_out,
+                        fault=called.fault,
+                        option=called.option,
+                        adapted=True,
+                        rows_first=False,
+                    )
+                    found.append((called, callee))
+    return sorted(found, key=lambda one: (one[1].option, bool(one[1].fault)))
+
+
+def _pooled(own: Any, text: str, weights: Mapping[str, Array]) -> list[PooledMap]:
+    """The ways to call an object that pools a map, if it does."""
+    return [*pooled_maps(own, text, len(weights["W_q"]))] if "W_q" in weights else []
+
+
+def _weights_of(own: Any, count: int | None, name: str) -> tuple[list[Read], str]:
+    """The readings of an object's weights; or none, and why they cannot be used."""
+    try:
+        weighed = readings_of_weights(own, count)
+        for weights, heads in weighed[:1]:
+            if weights:
+                key_heads(weights, heads or 1)
+    except OptionError as error:
+        return [], str(error)
+    except ValueError:
+        weighed = []
+    if weighed or not _has_matrices(own):
+        return weighed, ""
+    return [], (
+        f"the weights of {name} cannot be recognised; call the layers W_q, W_k, W_v (or "
+        "query, q_proj, to_q, qkv, …) and W_o, or give a function of embeddings and weights"
+    )
+
+
+def _may_have_rows_first(kind: type) -> bool:
+    """Whether (L, B, M) may be meant: torch's own layers do, others if their code mentions it."""
+    if not is_module(kind) or kind.__module__.startswith("torch."):
+        return True
+    text = text_of(kind)
+    return not text or ROWS_FIRST.search(text) is not None
+
+
+def own_method(kind: Any, name: str) -> bool:
+    """Whether a class has a method of its own by this name."""
+    return inspect.isfunction(getattr(kind, name, None)) or (
+        name == "__call__"
+        and "__call__" in dir(kind)
+        and kind.__call__ is not type.__call__
+        and not isinstance(kind.__call__, type(object().__str__))
+    )
+
+
+def _has_matrices(thing: Any) -> bool:
+    """Whether a torch module has weights with rows and columns."""
+    own = thing.parameters() if hasattr(thing, "state_dict") else ()
+    return any(parameter.ndim > 1 for parameter in own)

@@ -1,0 +1,472 @@
+"""The weights that an object carries: which of its layers or arrays project queries, keys, values.
+
+Owns the names of layers. Reads, and calls nothing. Must not know any probe.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.forms.construction import FEED_FORWARD, GATE_LAYER, arrays_of_layer
+from regard.diagnosis.forms.einsums import axes_in_einsums
+from regard.diagnosis.forms.neutral_parts import OF_NO_TOKEN, logit_of_no_token, mixes_before
+from regard.diagnosis.reading.constructor_arguments import CONFIGURATION
+from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
+from regard.diagnosis.reading.signature import LATENTS, PROJECTIONS, text_of
+from regard.errors import OptionError, ProblemError
+from regard.problems.checks import weight_sizes
+
+# Layers that hold a weight under a name that would mean an array as a parameter.
+LAYERS = {
+    **dict.fromkeys(("query", "queries", "q"), "W_q"),
+    **dict.fromkeys(("key", "keys", "k"), "W_k"),
+    **dict.fromkeys(("value", "values", "v"), "W_v"),
+    **dict(theta="W_q", phi="W_k", g="W_v", wz="W_o"),  # as in non-local blocks
+    **dict.fromkeys(
+        ("out", "o", "output", "proj", "cproj", "outproj", "toout", "fcout", "attnvec"), "W_o"
+    ),
+    **dict.fromkeys(("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"), "W_o"),
+    "reprojection": "W_o",
+}
+OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
+# The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
+GROUPED = re.compile("^Conv|Norm$")
+FUSED_ORDERS = ("PHD", "HPD", "HDP", "DPH")
+# Learned queries: each pools what the layer gets.
+LEARNED = re.compile(
+    "^(q|query|queries|latents?|seeds?|probe|cls|cls_token|inducing|slots|(learned|pool|latent|"
+    "query|object|class|seed)_?(query|queries|tokens?|vectors?|embed|embeddings?|array|seeds?)|I|S)$"
+)
+MOST_HEADS = 4  # numbers of heads that are tried
+
+# A layer whose weight is (out, in), by its code.
+TURNED = re.compile(r"\.m?T\b|\b(weight|kernel|w|W) *@|(dot|matmul)\( *self\.\w+ *,|oi *,")
+Weights = dict[str, Array]
+# The weights, the number of heads, and in which of the ways above they were read.
+Read = tuple[Weights, "int | None"]
+
+
+def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
+    """Every way to read the weights of an object, as x @ W: the likeliest first."""
+    stated = heads or head_count(thing)
+    layers = [one for one in _layers(thing) if one[2].size > 1 and not OF_NO_TOKEN.search(one[0])]
+    layers = _without_bottlenecks(layers)
+    groups = _number(thing, "key_heads") or _groups_beside(layers, stated)
+    found: list[Weights] = []
+    per_head: list[int] = []
+    latents, layers = _learned_queries(layers)
+    if "theta" in (path for path, *_ in layers):  # there W alone is the output's
+        layers = [("wz" if path == "W" else path, *more) for path, *more in layers]
+    named = _named(layers, stated, groups, per_head)
+    if latents is not None:
+        named = {**dict.fromkeys(PROJECTIONS, np.eye(latents.shape[-1])), **named}
+    if set(PROJECTIONS) <= named.keys():
+        found = [named]
+        if "W_o" not in named and (last := _only_other(layers, named)) is not None:
+            found.insert(0, named | last)
+        raw = {role for path, role, _ in _raw(layers) if role in named}
+        if raw and all(named[one].ndim == 2 for one in raw):
+            turned = {role: array.T if role in raw else array for role, array in named.items()}
+            found.append({role: np.ascontiguousarray(array) for role, array in turned.items()})
+    else:
+        found = [*_in_order(layers, named)]
+    if not found:
+        return []
+    found = [_shared_by_heads(one, stated) for one in found]
+    counts = [stated or (per_head[0] if per_head else None)]
+    if counts == [None]:
+        counts = [*_possible_heads(thing, found[0])] or [None]
+    fused = _fused_name(layers)
+    out: list[Read] = []
+    for weights, count in itertools.product(found, counts):
+        orders = FUSED_ORDERS if fused and count else FUSED_ORDERS[:1]
+        out += [(_reordered(weights, fused, order, count or 1), count) for order in orders]
+    out = [one for one in out if _fits(*one)] or out[:1]
+    sinks = (one for path, _, one, _ in layers if role_of(path.rpartition(".")[2]) == "sink")
+    if (sink := next(sinks, None)) is not None:
+        out = [(own | {"sink": sink.ravel()}, n) for own, n in out if sink.size == (n or 1)] or out
+    if mixes_before(thing):
+        out = [({r: -a if r[1:] == "_q" else a for r, a in own.items()}, n) for own, n in out]
+    logit = logit_of_no_token(thing, found[0]["W_k"].shape[-1])
+    if logit is not None:
+        out = [(own | {"sink": np.full(n or 1, logit)}, n) for own, n in out]
+    if latents is not None:
+        out = [(weights | {LATENTS: latents}, count) for weights, count in out]
+    return out
+
+
+def _shared_by_heads(weights: Weights, heads: int | None) -> Weights:
+    """Matrices as wide as one head, which all heads share, as those of all heads."""
+    shapes = {weights[name].shape for name in PROJECTIONS}
+    if not heads or len(shapes) > 1 or "W_o" not in weights:
+        return weights
+    ((rows, columns),) = shapes
+    if rows != columns or len(weights["W_o"]) != rows * heads:
+        return weights
+    return weights | {name: np.kron(np.eye(heads), weights[name]) for name in PROJECTIONS}
+
+
+def _learned_queries(layers: list[Layer]) -> tuple[Array | None, list[Layer]]:
+    """Queries that an object has learned, (N, M), and its other layers."""
+    for one in layers:
+        path, layer, array, _ = one
+        if array.ndim == 0:
+            continue
+        name, wide = path.rpartition(".")[2], array.reshape(-1, array.shape[-1])
+        alone = array.ndim == 1 or array.shape[0] == 1 or len(wide) != array.shape[-1]
+        if layer is None and LEARNED.search(name) and alone and array.size == wide.size:
+            return wide, [other for other in layers if other is not one]
+    return None, layers
+
+
+def has_positions(thing: Any) -> bool:
+    """Whether a torch module has learned a table of positions."""
+    own = thing.named_parameters() if hasattr(thing, "state_dict") else ()
+    return any(one.ndim > 1 and re.search("rel|pos(?!t)|bias_table", name) for name, one in own)
+
+
+def widths_of(thing: Any) -> tuple[int, ...]:
+    """The widths that arrays may have which meet the weights of an object, in their order."""
+    if hasattr(thing, "named_modules") and hasattr(thing, "state_dict"):
+        own = [one for _, one in thing.named_parameters() if one.ndim > 1]
+        sizes = [one.shape[1] for one in own] + [one.shape[0] for one in own]
+    else:
+        arrays = [one for one in getattr(thing, "__dict__", {}).values() if _is_numbers(one)]
+        sizes = [one.shape[0] for one in arrays if one.ndim > 1]
+    sizes += [size // part for size in sizes[:2] for part in (4, 3, 2)]  # several side by side
+    return tuple(dict.fromkeys(int(size) for size in sizes if 1 < size <= 512))[:9]
+
+
+def layers_without_a_role(thing: Any) -> Iterator[tuple[str, Array]]:
+    """The matrices of an object, as x @ W, whose names are none of projections."""
+    for path, _, weight, _ in _layers(thing):
+        if weight.ndim == 2 and not _role(path) and not fused_order(path.split(".")[-1]):
+            yield path, weight
+
+
+def head_count(thing: Any) -> int | None:
+    """The number of heads that an object, or a part of it, says it has."""
+    return _number(thing, "heads")
+
+
+def _number(thing: Any, role: str) -> int | None:
+    for part in _parts(thing):
+        if role == "key_heads" and type(part).__module__.startswith("torch."):
+            continue  # a convolution has groups of channels
+        settings = (one for name, one in vars(part).items() if CONFIGURATION.fullmatch(plain(name)))
+        for own in (part, *(one for one in settings if hasattr(one, "__dict__"))):
+            for name, value in vars(own).items():
+                if role_of(name) == role and type(value) is int and value > 0:
+                    return value
+    return None
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    """The object, the parts of a torch module, and objects that it holds."""
+    if hasattr(thing, "modules") and hasattr(thing, "state_dict"):
+        for part in thing.modules():  # groups of a convolution or of a norm are none of heads
+            if hasattr(part, "__dict__") and not GROUPED.search(type(part).__name__):
+                yield part
+    elif hasattr(thing, "__dict__"):
+        yield thing
+
+
+Layer = tuple[str, Any, "Array", "Array | None"]  # path, the layer or None, weight, bias
+
+
+def _layers(thing: Any) -> Iterator[Layer]:
+    """Every weight of an object with its path, in the order in which it was defined."""
+    if hasattr(thing, "named_modules") and hasattr(thing, "state_dict"):
+        for path, part in thing.named_modules():
+            if any(map(FEED_FORWARD.search, itertools.accumulate(path.split("."), "{}.{}".format))):
+                continue
+            own = dict(part.named_parameters(recurse=False))
+            weight = own.get("weight")
+            if weight is not None and path:
+                array = _array(weight)
+                if (
+                    array.ndim > 2 and array.shape[2:].count(1) == array.ndim - 2
+                ):  # a convolution of width 1
+                    array = array.reshape(array.shape[:2])
+                if array.ndim == 2 and not OTHER_LAYERS.search(type(part).__name__):
+                    turned = array if type(part).__name__ == "Conv1D" else array.T
+                    bias = own.get("bias")
+                    yield path, part, turned, None if bias is None else _array(bias)
+                continue
+            for name, value in own.items():
+                if value.ndim > 2 and value.numel() == max(value.shape):
+                    continue  # a number for each head
+                yield f"{path}.{name}".lstrip("."), None, _array(value), None
+        return
+    axes = axes_in_einsums(type(thing)) if hasattr(thing, "__dict__") else {}
+    for name, value in getattr(thing, "__dict__", {}).items():
+        if _is_numbers(value) and sorted(axes.get(name, "")) == [*"DHMP"] and np.ndim(value) == 4:
+            whole = np.asarray(value, float).transpose([axes[name].index(one) for one in "MPHD"])
+            yield name, None, whole.reshape(len(whole), -1), None
+        elif isinstance(value, dict):
+            for inner, array in value.items():
+                if _is_numbers(array):
+                    yield str(inner), None, np.asarray(array, float), None
+        elif _is_layer(value):
+            weight, bias = (np.asarray(one, float) for one in value)
+            columns = bias.ndim == 2  # W @ x + b of tokens that are columns
+            yield name, value if columns else None, weight.T if columns else weight, bias.ravel()
+        elif isinstance(value, list | tuple) and all(map(_is_numbers, value)):
+            for number, array in enumerate(value):  # of each head
+                yield f"{name}.{number}", None, np.asarray(array, float), None
+        elif arrays := [*arrays_of_layer(value).values()]:
+            weight, *bias = (np.asarray(one, float) for one in arrays)
+            weight = weight.T if TURNED.search(text_of(type(value))) else weight
+            yield name, value, weight, bias[0] if bias else None
+        elif _is_numbers(value) and (np.ndim(value) < 3 or np.any(np.asarray(value))):
+            yield name, None, np.asarray(value, float), None  # zeros are an empty cache
+
+
+def _is_layer(value: Any) -> bool:
+    """Whether something is a matrix and the bias of its columns, or of its rows, also (n, 1)."""
+    if not isinstance(value, list | tuple) or not all(map(_is_numbers, value)):
+        return False
+    shapes = [np.shape(one) for one in value]
+    if [*map(len, shapes)] == [2, 2]:
+        return shapes[1] == (shapes[0][0], 1) and shapes[0][1] > 1
+    return [*map(len, shapes)] == [2, 1] and shapes[1][0] in shapes[0]
+
+
+_DOWN = re.compile("(^|_)(w?)(q|kv|k|v)_?(a|down)(_proj)?$")
+_UP = "(^|_)(w?){0}_?(b|up)(_proj)?$"
+
+
+def _without_bottlenecks(layers: list[Layer]) -> list[Layer]:
+    """Two layers of a projection, down to a few columns and up again, as their product."""
+    found, products = list[Layer](), set[str]()
+    for path, layer, weight, bias in layers:
+        down = _DOWN.search(path)
+        up = next((one for one in layers if down and re.search(_UP.format(down[3]), one[0])), None)
+        if down and up and weight.shape[-1] == len(up[2]):
+            products.add(up[0])
+            more = up[3] if bias is None else bias @ up[2] + (0 if up[3] is None else up[3])
+            path, weight, bias = f"w{down[3]}", weight @ up[2], more
+        found.append((path, layer, weight, bias))
+    return [one for one in found if one[0] not in products]
+
+
+def _is_numbers(value: Any) -> bool:
+    kind = str(getattr(value, "dtype", ""))[:5]
+    return hasattr(value, "shape") and kind == "float" and 0 not in value.shape
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value.detach().numpy())
+
+
+def _raw(layers: list[Layer]) -> Iterator[tuple[str, str, Array]]:
+    """Weights that are arrays, not layers, with their roles."""
+    for path, layer, array, _ in layers:
+        role = _role(path)
+        if layer is None and role[:2] == "W_":
+            yield path, role, array
+
+
+def _role(path: str) -> str:
+    """What a layer or array projects, from its name or that of what holds it."""
+    parts = [part for part in path.split(".") if not part.isdigit()]
+    for part in reversed(parts[-2:]):
+        name = plain(part)
+        role = LAYERS.get(name) or role_of(part) or LAYERS.get(name.removesuffix("net"), "")
+        if role[:2] in ("W_", "b_") or fused_order(part):
+            return role if role[:2] in ("W_", "b_") else part
+        held = re.fullmatch("(.+?)(?:_?(?:weight|kernel|(bias))|_(?:w|(b)))", part)  # proj_weight
+        if held is not None and (role := LAYERS.get(plain(held[1]), "")):
+            return role.replace("W_", "b_") if held[2] or held[3] else role
+    return ""
+
+
+def _fused_name(layers: list[Layer]) -> str:
+    names = (fused_order(path.split(".")[-1]) for path, *_ in layers)
+    return next((name for name in names if name), "")
+
+
+def _fused_order(path: str, weight: Array) -> str:
+    """The projections that lie side by side in a weight, or in a bias such as qkv_b."""
+    name = path.split(".")[-1]
+    return fused_order(re.sub("^b(ias)?_?|_?b(ias)?$", "", name) if weight.ndim == 1 else name)
+
+
+def _named(
+    layers: list[Layer], heads: int | None, groups: int | None, per_head: list[int]
+) -> Weights:
+    """The projections by the names of layers; those of single heads are put side by side."""
+    found: dict[str, list[Array]] = {}
+    orders = {path: _fused_order(path, weight) for path, _, weight, _ in layers}
+    joined_rows = {
+        path
+        for path, layer, weight, _ in layers
+        if weight.ndim == 2 and layer is None and orders[path]
+        if len(weight) == len(orders[path]) * weight.shape[1]
+    }
+    for path, layer, weight, bias in layers:
+        role, order = _role(path), orders[path]
+        # Where rows of arrays are what is joined, each is (out, in), as in torch.
+        if path in joined_rows or (joined_rows and layer is None and weight.ndim == 2):
+            weight = weight.T
+        if order:
+            is_bias = weight.ndim == 1
+            for array, kind in ((weight, "b_" if is_bias else "W_"), (bias, "b_")):
+                if array is not None:
+                    for letter, part in _unpacked(order, array, heads, groups):
+                        found.setdefault(kind + letter, []).append(part)
+        elif role[:2] in ("W_", "b_"):
+            if weight.ndim == 3:
+                count, weight = _joined_heads(role, weight)
+                per_head.append(count)
+            elif role[:2] == "b_" and weight.ndim == 2:
+                weight = weight.reshape(-1)
+            found.setdefault(role, []).append(weight)
+            if bias is not None:
+                found.setdefault(role.replace("W", "b"), []).append(bias)
+    counts = {len(found[one]) for one in PROJECTIONS if one in found}
+    if max(counts, default=1) > 1 and len(counts) == 1:
+        per_head.append(counts.pop())
+    return {
+        role: np.concatenate(arrays, axis=-1) if len(arrays) > 1 else arrays[0]
+        for role, arrays in found.items()
+        if role not in ("W_o", "b_o") or len(arrays) == 1
+    }
+
+
+def _only_other(layers: list[Layer], named: Weights) -> Weights | None:
+    """The one layer whose name says nothing, as that of the output, if its sizes are those."""
+    rest = [one for one in layers if one[1] is not None and not _role(one[0])]
+    if len(rest) != 1:
+        return None
+    path, _, weight, bias = rest[0]
+    fits = len(weight) == named["W_v"].shape[-1] and weight.shape[-1] == len(named["W_q"])
+    if not fits or OTHER_LAYERS.search(path) or GATE_LAYER.search(path):
+        return None
+    return {"W_o": weight} | ({} if bias is None else {"b_o": bias})
+
+
+def _groups_beside(layers: list[Layer], heads: int | None) -> int | None:
+    """How many key heads a layer of queries, keys and values has columns for, if they are fewer."""
+    for path, layer, weight, _ in layers:
+        if heads and layer is not None and fused_order(path.split(".")[-1]) == "qkv":
+            width, columns = len(weight) // heads, weight.shape[-1]
+            groups, rest = divmod(columns - heads * width, 2 * width)
+            if len(weight) % heads == rest == 0 and 0 < groups < heads:
+                return int(groups)
+    return None
+
+
+def _unpacked(
+    order: str, array: Array, heads: int | None, groups: int | None
+) -> Iterator[tuple[str, Array]]:
+    """The parts of an array that holds several projections side by side."""
+    width = array.shape[-1]
+    sizes = [width // len(order)] * len(order)
+    if heads and groups and len(order) == 3 and groups != heads:
+        one = width // (heads + 2 * groups)
+        sizes = [one * (heads if letter == "q" else groups) for letter in order]
+    if sum(sizes) == width:
+        yield from zip(order, np.split(array, np.cumsum(sizes)[:-1], axis=-1), strict=True)
+
+
+def _joined_heads(role: str, array: Array) -> tuple[int, Array]:
+    """Weights of each head, (H, M, D), (M, H, D) or for the output (H, D, M), side by side."""
+    if role == "W_o":
+        return len(array), array.reshape(-1, array.shape[-1])
+    if np.argmax(array.shape) == 0:
+        return array.shape[1], array.reshape(len(array), -1)
+    return len(array), array.swapaxes(0, 1).reshape(array.shape[1], -1)
+
+
+def _in_order(layers: list[Layer], named: Weights) -> Iterator[Weights]:
+    """Layers whose names say nothing: queries, keys, values and the output as they are defined."""
+    plain_layers = [
+        (weight, bias)
+        for path, layer, weight, bias in layers
+        if weight.ndim == 2 and (layer is not None or not OTHER_LAYERS.search(path))
+    ]
+    for count in (4, 3):
+        if len(plain_layers) == count:
+            for order in ("qkvo", "kqvo", "vkqo"):
+                own: Weights = {}
+                for letter, (weight, bias) in zip(order, plain_layers, strict=False):
+                    own[f"W_{letter}"] = weight
+                    own |= {} if bias is None else {f"b_{letter}": bias}
+                yield own
+            return
+    if len(plain_layers) in (1, 2):
+        weight, bias = plain_layers[0]
+        if weight.shape[1] % 3 == 0:
+            own = {f"W_{letter}": part for letter, part in _unpacked("qkv", weight, None, None)}
+            if bias is not None:
+                own |= {f"b_{x}": part for x, part in _unpacked("qkv", bias, None, None)}
+            for weight, bias in plain_layers[1:]:
+                own |= {"W_o": weight} | ({} if bias is None else {"b_o": bias})
+            yield own
+
+
+def _possible_heads(thing: Any, weights: Weights) -> Iterator[int]:
+    """The number of heads that a stated head width gives, or else those that the weights allow."""
+    columns = weights["W_q"].shape[-1]
+    width = _number(thing, "width")
+    if width and columns % width == 0 and width < columns:
+        yield columns // width
+        return
+    allowed = [n for n in range(1, columns + 1) if columns % n == 0 and columns // n > 1]
+    yield from allowed[:MOST_HEADS]
+
+
+def _reordered(weights: Weights, fused: str, order: str, heads: int) -> Weights:
+    """The weights if the columns of a fused layer lie in another order of part, head and width."""
+    parts = [one for one in "qkv" if one in fused]
+    if order == FUSED_ORDERS[0] or not parts:
+        return weights
+    found = dict(weights)
+    for kind in ("W_", "b_"):
+        own = [weights.get(kind + one) for one in fused]
+        if any(one is None or one.shape != own[0].shape for one in own):  # type: ignore[union-attr]
+            continue
+        packed = np.concatenate([one for one in own if one is not None], axis=-1)
+        lead, width = packed.shape[:-1], packed.shape[-1]
+        if width % (heads * len(fused)):
+            continue
+        sizes = {"P": len(fused), "H": heads, "D": width // heads // len(fused)}
+        split = packed.reshape(*lead, *(sizes[axis] for axis in order))
+        axes = [len(lead) + order.index(axis) for axis in "PHD"]
+        split = split.transpose(*range(len(lead)), *axes).reshape(*lead, len(fused), -1)
+        for number, letter in enumerate(fused):
+            found[kind + letter] = np.ascontiguousarray(split[..., number, :])
+    return found
+
+
+def _fits(weights: Weights, heads: int | None) -> bool:
+    try:
+        key_heads(weights, heads or 1)
+    except OptionError:
+        return False
+    return True
+
+
+def key_heads(weights: Mapping[str, Array], heads: int) -> int:
+    """How many heads the keys have; an OptionError if the weights do not fit together."""
+    width, packed = (math.prod(weights[name].shape[-1:]) for name in ("W_q", "W_k"))
+    groups = max(1, packed * heads // max(1, width))
+    cross = len(weights["W_k"]) == len(weights["W_v"]) != len(weights["W_q"])
+    try:
+        shared = {} if cross else {"N": "M"}
+        weight_sizes({**weights, "heads": heads, "key_heads": groups}, shared)
+    except ProblemError as error:
+        raise OptionError("the weights do not fit together: ", *error.args) from None
+    if heads % groups:
+        raise OptionError(
+            f"W_k has the columns of {groups} heads; {heads} heads must be a multiple of that"
+        )
+    return groups

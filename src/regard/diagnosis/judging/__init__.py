@@ -1,0 +1,1 @@
+"""What the answers show: comparisons with the catalogue, properties, measurements, repairs."""

@@ -1,0 +1,1 @@
+"""What runs in the function's own process, and the messages that go there and back."""

@@ -1,0 +1,99 @@
+"""Whether a function that turns queries and keys counts its positions in the dtype of its input.
+
+In bfloat16 there are no odd numbers above 256, so that tokens beyond get the angles of others. Must
+not know mistakes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from regard.boundary.arrays import Array
+from regard.diagnosis.calls.arguments import NotOfferedError, arguments_for
+from regard.diagnosis.calls.convention import Convention, Look, Question
+from regard.diagnosis.calls.under_test import FunctionUnderTest
+
+# Code that gives numbers the dtype of other numbers.
+CASTS = re.compile(r"\.(to|astype|type_as)\(|dtype *= *\w+\.dtype|, *dtype\b")
+WHOLE = 256  # up to here bfloat16 has all numbers
+MORE = 48
+LOOKS: tuple[Look, Look] = ("", "half")
+APART = 3.0  # how much larger errors are beyond, where rounding alone makes them smaller
+LEAST = 0.02  # of the largest number
+
+
+class InHalf:
+    """A function that gets its numbers as bfloat16. `__wrapped__` is the function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__wrapped__ = function
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """What the function returns for numbers of half precision."""
+        own = {name: _halved(one) for name, one in named.items()}
+        return self.__wrapped__(*map(_halved, given), **own)
+
+
+def _halved(value: Any) -> Any:
+    if hasattr(value, "bfloat16"):
+        return value.bfloat16() if value.is_floating_point() else value
+    if hasattr(value, "at") and value.dtype.kind == "f":
+        import jax.numpy as jnp
+
+        return value.astype(jnp.bfloat16)
+    return value
+
+
+def rounds_positions(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether rows beyond position 256 are further from those of float32 than rows before it.
+
+    All queries are the same, and all keys, so that their scores depend on positions alone.
+    """
+    callee = tested.callee
+    code = "\n".join(text for _, text in callee.blocks)
+    if callee.kind != "arrays" or callee.framework not in ("torch", "jax"):
+        return False
+    if not CASTS.search(code) or "value" not in callee.roles or convention.one_query:
+        return False
+    probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
+    if probe is None or probe.chunks or callee.steps:
+        return False
+    rng, inputs = np.random.default_rng(11), dict(probe.inputs)
+    for name in ("queries", "keys", "values"):
+        axes = (*probe.inputs[name].shape[:-2], WHOLE + MORE, probe.inputs[name].shape[-1])
+        drawn = rng.normal(size=axes if name == "values" else (1, 1, 1, axes[-1]))
+        inputs[name] = _of_half(np.broadcast_to(drawn, axes))
+    longer = replace(probe, inputs=inputs, name="positions beyond 256")
+    try:
+        given = arguments_for(callee, replace(convention, dtype="float32"), longer)
+    except NotOfferedError:
+        return False
+    whole, half = (_rows(tested, convention, given, looks) for looks in LOOKS)
+    if whole is None or half is None or whole.shape != half.shape:
+        return False
+    apart = np.abs(whole - half).max(1)
+    near, far = apart[WHOLE // 4 : WHOLE].max(), apart[WHOLE:].max()
+    return bool(far > APART * near and far > LEAST * np.abs(whole).max())
+
+
+def _rows(
+    tested: FunctionUnderTest, convention: Convention, given: dict[str, Any], looks: Look
+) -> Array | None:
+    """The output with one row for each token, or None."""
+    question = Question("positions beyond 256", (given,), reading=tested.callee.number, looks=looks)
+    result = tested.put(question)[-1]
+    output = None if result.problem else result.arrays[convention.output_at or 0].numbers
+    if output is None or output.ndim != len(convention.layout) or convention.turned_output:
+        return None
+    return np.moveaxis(output, convention.token_axis, 0).reshape(WHOLE + MORE, -1)
+
+
+def _of_half(numbers: Array) -> Array:
+    """Numbers that bfloat16 has."""
+    bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32) & 0xFFFF0000
+    return np.asarray(bits.view(np.float32).astype(float))
