@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from regard.diagnosis.calls.convention import READY
-from regard.diagnosis.calls.convention_search import find_conventions, likely_readings
+from regard.diagnosis.calls.convention_search import find_conventions
+from regard.diagnosis.calls.likely import likely_readings
 from regard.diagnosis.calls.under_test import FunctionUnderTest
 
 # What a function says of a length that it does not take.
