@@ -107,6 +107,7 @@ BY_HAND = {
     "blocks_change_the_output",
     "queries_from_context",
     "scale_of_a_part",
+    "linear_map_of_hidden_keys",
     "positions_in_values",
     "relative_bias_misplaced",
     "map_reshaped",

@@ -35,6 +35,8 @@ OF_VALUES = re.compile(
 )
 # Names of numbers for distances.
 OF_DISTANCES = re.compile("table|rel|bias|distance|bucket|pos", re.IGNORECASE)
+OF_HEADS = re.compile(f"{WIDTHS.pattern}|[de]")  # where embeddings have another letter
+BOTH_SIDES = re.compile(r"2 \* \w+ [+-] 1")  # of 0: a row for each distance
 FURTHEST = 2  # the distance at which rows of distances end
 BUCKETS, ANY = 32, 7  # lengths that nothing tells
 _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -162,7 +164,9 @@ def _value(size: str, known: Mapping[str, int]) -> int:
                 return number
             case ast.Name(id=name) if name in known:
                 return known[name]
-            case ast.Name(id=name) if WIDTHS.fullmatch(name.lower()) and known.get(""):
+            case ast.Name() if BOTH_SIDES.fullmatch(size):
+                return FURTHEST
+            case ast.Name(id=name) if OF_HEADS.fullmatch(name.lower()) and known.get(""):
                 return known[""]
             case ast.Name(id=name):
                 return BUCKETS if "bucket" in name else ANY if name == size else FURTHEST

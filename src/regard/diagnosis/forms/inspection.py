@@ -24,9 +24,8 @@ from regard.diagnosis.forms.differentiation import (
 )
 from regard.diagnosis.forms.function_readings import Reading, readings_of_function
 from regard.diagnosis.forms.object_readings import (
-    METHODS,
+    method_called,
     of_an_object,
-    own_method,
     readings_of_object,
 )
 from regard.diagnosis.forms.source import (
@@ -110,7 +109,7 @@ def inspect_function(
         name = safe_text(function.name, 60)
         found = readings_of_function(function, function.forward, roles, heads, library, name)
         if weighed := readings_of_weights(function.holder, heads):
-            weights, count = weighed[0]
+            weights, count, _ = weighed[0]
             found = [(one, replace(callee, weights=weights, heads=count)) for one, callee in found]
     elif isinstance(function, Applied):
         found = readings_of_function(function, function, roles, heads, "torch", name)
@@ -190,7 +189,7 @@ def inspect_function(
                 has_positions=one.has_positions
                 or any(_of_wrappers(called, "has_table"))
                 or (turns and _keeps_rows(one)),
-                by_head=getattr(called, "by_head", None),
+                by_head=getattr(called, "by_head", one.by_head),
                 without=(*one.without, *itertools.chain(*_of_wrappers(called, "left_out"))),
                 unused=(*unused, *itertools.chain(*_of_wrappers(called, "unread"))),
             ),
@@ -319,7 +318,7 @@ def _by_axes(
     text, called = code_of(function), function
     if inspect.isclass(function) or not is_function(function):
         made = constructed(function, heads)[0] if inspect.isclass(function) else function
-        method = next((one for one in METHODS if own_method(type(made), one)), "")
+        method = method_called(type(made))
         called = fresh_weights(made) if is_module(type(made)) else getattr(made, method, None)
         if called is None:
             raise error

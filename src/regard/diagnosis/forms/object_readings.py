@@ -93,7 +93,8 @@ def of_an_object(function: Any, heads: int | None) -> tuple[Any, str]:
     weights, or where it is a backward pass of what forward has kept; and which of its methods.
     """
     own, _, name = getattr(function, "__qualname__", "").partition(".")
-    kind = getattr(function, "__globals__", {}).get(own)
+    written = inspect.unwrap(function) if callable(function) else function  # by a decorator
+    kind = getattr(written, "__globals__", {}).get(own)
     if not inspect.isfunction(function) or not inspect.isclass(kind) or name not in vars(kind):
         return function, ""
     first, *others = [*inspect.signature(function).parameters, ""]
@@ -124,7 +125,7 @@ def readings_of_object(
     """
     kind = thing if inspect.isclass(thing) else type(thing)
     named = method not in ("", "forward", "__call__")
-    method = method or next((one for one in METHODS if own_method(kind, one)), "")
+    method = method or method_called(kind)
     if is_module(kind) and not named:
         method = "forward"
     if not method:
@@ -148,7 +149,7 @@ def readings_of_object(
         framework = library or ("torch" if is_module(kind) else framework_of(called))
         weighed, opaque = _weights_of(own, heads or head_count(own) or heads_made_with(own), name)
         if not weighed:
-            weighed = [({}, heads or head_count(own))]
+            weighed = [Read({}, heads or head_count(own))]
         known = parameters_of(called)
         remembers, rows_first = keeps_state(called), _may_have_rows_first(kind)
         target: Callable[..., Any] = Remembering(own, method) if remembers else own
@@ -186,12 +187,15 @@ def readings_of_object(
         targets: list[Callable[..., Any]] = [*around, target]
         if (alone := without_the_rest(own, f"{code_of(thing)}\n{code_called(thing)}")) is not None:
             targets = [alone]
-            weighed = [({r: a for r, a in w.items() if r[1:] != "_o"}, n) for w, n in weighed]
+            weighed = [
+                one._replace(weights={r: a for r, a in one.weights.items() if r[1:] != "_o"})
+                for one in weighed
+            ]
         if (around or not is_module(kind)) and not remembers and weighed[0][0]:
             targets = [without_norm_functions(own, one) for one in targets]
         if not roles and (single := with_one_text(target, known, code_of(thing))) is not None:
             targets.insert(0, single)
-        for target, (weights, count) in itertools.product(targets, weighed):
+        for target, (weights, count, by_head) in itertools.product(targets, weighed):
             for parameters in with_roles(known, dict(roles or {})):
                 parameters = parameters if weights or opaque else without_weights(parameters)
                 whole = replace(
@@ -207,6 +211,7 @@ def readings_of_object(
                     narrow=is_module(kind) and number >= len(made),
                     remembers=remembers,
                     rows_first=rows_first,
+                    by_head=by_head,
                     adapted=target not in (own, called) or not as_written(own, thing),
                 )
                 for callee in with_forms(whole):
@@ -243,7 +248,7 @@ def _readings_of_pairs(
             known = parameters_of(getattr(own, method))
             if opaque or not weighed or not are_pairs(text, known):
                 return []
-            weights, count = weighed[0]
+            weights, count, _ = weighed[0]
             weights = matrix_of_pairs(own, weights, count or 1)
             framework = library or ("torch" if is_module(kind) else framework_of(made))
             for called, parameters in called_as_rows(own, known, text, which, said):
@@ -271,9 +276,9 @@ def _weights_of(own: Any, count: int | None, name: str) -> tuple[list[Read], str
     """The readings of an object's weights; or none, and why they cannot be used."""
     try:
         weighed = readings_of_weights(own, count)
-        for weights, heads in weighed[:1]:
-            if weights:
-                key_heads(weights, heads or 1)
+        for one in weighed[:1]:
+            if one.weights:
+                key_heads(one.weights, one.heads or 1)
     except OptionError as error:
         return [], str(error)
     except ValueError:
@@ -292,6 +297,22 @@ def _may_have_rows_first(kind: type) -> bool:
         return True
     text = text_of(kind)
     return not text or ROWS_FIRST.search(text) is not None
+
+
+def method_called(kind: Any) -> str:
+    """The first of the usual methods that a class has, and that says what it takes; or nothing."""
+    own = [one for one in METHODS if own_method(kind, one)]
+    passes_on = [one for one in own if not _says_arguments(getattr(kind, one))]
+    return next((one for one in own if one not in passes_on), "".join(passes_on[:1]))
+
+
+def _says_arguments(method: Any) -> bool:
+    """Whether a method has parameters of its own besides `self`, not only *args and **kwargs."""
+    try:
+        _, *rest = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return not rest or any(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in rest)
 
 
 def own_method(kind: Any, name: str) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from regard.diagnosis.forms.caches import annotated, fields_of
 from regard.diagnosis.forms.source import code_of_file
 from regard.diagnosis.forms.three_in_one import apart, three_wide
+from regard.diagnosis.reading.documented import documented_axes, is_of_tokens
 from regard.diagnosis.reading.parameter_names import is_upstream, plain, role_of
 from regard.diagnosis.reading.signature import EDGES, PROJECTIONS, Parameter, text_of
 
@@ -284,27 +285,55 @@ def _of_heads(name: str, parts: Sequence[str], given: dict[str, Any]) -> dict[st
 def _grouped(
     function: Callable[..., Any], parameters: Sequence[Parameter]
 ) -> list[Alternative] | None:
-    """With queries (L, G, H/G, D) for keys (S, G, D), if its code says so."""
+    """With queries (L, G, H/G, D) for keys (S, G, D), if its code or documentation says so."""
     names = {role_of(one.name): one.name for one in parameters if one.required}
-    if not {"query", "key", "value"} <= names.keys() or not GROUPED.search(text_of(function)):
+    if not {"query", "key", "value"} <= names.keys():
         return None
+    text = text_of(function)
+    axes = documented_axes(text, [one.name for one in parameters])
+    place = _axis_in_a_group(*(axes.get(names[one], ()) for one in ("query", "key")))
+    if place is None and not GROUPED.search(text):
+        return None
+    place = -2 if place is None else place
+    flat_sink = len(axes.get(names.get("sink", ""), ())) == 1
 
     def pack(given: dict[str, Any]) -> dict[str, Any]:
         own = dict(given)
-        q, groups = own[names["query"]], own[names["key"]].shape[-2]
-        own[names["query"]] = q.reshape(*q.shape[:-2], groups, -1, q.shape[-1])
-        if "sink" in names:
+        q, groups = own[names["query"]], own[names["key"]].shape[place]
+        at = place % q.ndim
+        own[names["query"]] = q.reshape(*q.shape[:at], groups, -1, *q.shape[at + 1 :])
+        if "sink" in names and not flat_sink:
             own[names["sink"]] = own[names["sink"]].reshape(groups, -1)
         return own
 
     def unpack(result: Any) -> Any:
         out, *more = result if isinstance(result, tuple) else (result,)
-        if out.ndim == 4:  # (L, G, H/G, D) as (L, H, D)
-            out = out.reshape(out.shape[0], -1, out.shape[-1])
+        if out.ndim > 3:  # (L, G, H/G, D) as (L, H, D)
+            at = place % (out.ndim - 1)
+            out = out.reshape(*out.shape[:at], -1, *out.shape[at + 2 :])
         return (out, *more) if more else out
 
     packed = (Packing(function, pack, unpack), [replace(one, keyword=True) for one in parameters])
     return [packed, (function, [*parameters])]
+
+
+def _axis_in_a_group(queries: Sequence[str], keys: Sequence[str]) -> int | None:
+    """Which axis of keys is that of heads, after which queries have one more: heads of a group.
+
+    It is counted from the end.
+    """
+    if len(queries) != len(keys) + 1 or len(keys) < 3 or queries[-1] != keys[-1]:
+        return None
+    shared = [word for word in queries if word in keys]
+    more = [place for place, word in enumerate(queries) if word not in keys]
+    for place in more[::-1]:
+        rest = [*queries[:place], *queries[place + 1 :]]
+        alike = [
+            a == b or (is_of_tokens(a) and is_of_tokens(b)) for a, b in zip(rest, keys, strict=True)
+        ]
+        if place and all(alike) and queries[place - 1] in shared and len(shared) > 1:
+            return place - 1 - len(keys)
+    return None
 
 
 def _of_edges(

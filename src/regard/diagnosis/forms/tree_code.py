@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from regard.diagnosis.forms.adapting import BIAS_LEAVES, WEIGHT_LEAVES, spread_over, trees_of
@@ -49,6 +49,9 @@ class TreeCode:
         self.columns = self._assigned(function, texts)
         words = (one.strip(".") for one in texts)  # name + ".weight" too
         leaves = [one for one in words if one in (*WEIGHT_LEAVES, *BIAS_LEAVES)]
+        own = {*_read_itself(function, tree)}
+        if {*self.names} <= own:  # beside them it is one of the entries, and no leaf
+            leaves = [one for one in leaves if one not in own]
         leaves = [one for one in leaves if one not in self.names]
         has_weight = any(one in WEIGHT_LEAVES for one in leaves)
         rest = [one for one in read if one not in self.names and not CONTAINERS.match(one.lower())]
@@ -165,7 +168,17 @@ def _texts(function: Callable[..., Any]) -> Iterator[str]:
 
 def read_from(function: Callable[..., Any], tree: str) -> Iterator[str]:
     """The entries and attributes that the code reads of the tree itself, by a constant name."""
-    for node in _nodes(function):
+    yield from _entries_of(_nodes(function), tree)
+
+
+def _read_itself(function: Callable[..., Any], tree: str) -> Iterator[str]:
+    """The same of the function's own code, without what it calls."""
+    own = next(trees_of(function), None)
+    yield from _entries_of(() if own is None else ast.walk(own), tree)
+
+
+def _entries_of(nodes: Iterable[ast.AST], tree: str) -> Iterator[str]:
+    for node in nodes:
         if (found := _entry(node)) is not None and getattr(found[0], "id", "") == tree:
             yield found[1]
 

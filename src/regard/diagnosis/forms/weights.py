@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,13 +44,21 @@ LEARNED = re.compile(
     "^(q|query|queries|latents?|seeds?|probe|cls|cls_token|inducing|slots|(learned|pool|latent|"
     "query|object|class|seed)_?(query|queries|tokens?|vectors?|embed|embeddings?|array|seeds?)|I|S)$"
 )
+# Code that reads attributes by names that it computes.
+GENERAL = re.compile(r"\b(getattr|vars|setattr)\(|__dict__|asdict")
 MOST_HEADS = 4  # numbers of heads that are tried
 
 # A layer whose weight is (out, in), by its code.
 TURNED = re.compile(r"\.m?T\b|\b(weight|kernel|w|W) *@|(dot|matmul)\( *self\.\w+ *,|oi *,")
 Weights = dict[str, Array]
-# The weights, the number of heads, and in which of the ways above they were read.
-Read = tuple[Weights, "int | None"]
+
+
+class Read(NamedTuple):
+    """The weights of an object, the number of heads, and the order of fused columns if known."""
+
+    weights: Weights
+    heads: int | None
+    by_head: bool | None = None
 
 
 def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
@@ -87,19 +95,30 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     out: list[Read] = []
     for weights, count in itertools.product(found, counts):
         orders = FUSED_ORDERS if fused and count else FUSED_ORDERS[:1]
-        out += [(_reordered(weights, fused, order, count or 1), count) for order in orders]
-    out = [one for one in out if _fits(*one)] or out[:1]
+        of_order = {"PHD": False, "HPD": True} if len(orders) > 1 else {}
+        out += [
+            Read(_reordered(weights, fused, order, count or 1), count, of_order.get(order))
+            for order in orders
+        ]
+    out = [one for one in out if _fits(one.weights, one.heads)] or out[:1]
     sinks = (one for path, _, one, _ in layers if role_of(path.rpartition(".")[2]) == "sink")
     if (sink := next(sinks, None)) is not None:
-        out = [(own | {"sink": sink.ravel()}, n) for own, n in out if sink.size == (n or 1)] or out
+        out = [_with(one, sink=sink.ravel()) for one in out if sink.size == (one.heads or 1)] or out
     if mixes_before(thing):
-        out = [({r: -a if r[1:] == "_q" else a for r, a in own.items()}, n) for own, n in out]
+        out = [
+            _with(one, **{r: -a for r, a in one.weights.items() if r[1:] == "_q"}) for one in out
+        ]
     logit = logit_of_no_token(thing, found[0]["W_k"].shape[-1])
     if logit is not None:
-        out = [(own | {"sink": np.full(n or 1, logit)}, n) for own, n in out]
+        out = [_with(one, sink=np.full(one.heads or 1, logit)) for one in out]
     if latents is not None:
-        out = [(weights | {LATENTS: latents}, count) for weights, count in out]
+        out = [_with(one, **{LATENTS: latents}) for one in out]
     return out
+
+
+def _with(read: Read, **others: Array) -> Read:
+    """The same with other weights."""
+    return read._replace(weights=read.weights | others)
 
 
 def _shared_by_heads(weights: Weights, heads: int | None) -> Weights:
@@ -135,11 +154,13 @@ def has_positions(thing: Any) -> bool:
 def widths_of(thing: Any) -> tuple[int, ...]:
     """The widths that arrays may have which meet the weights of an object, in their order."""
     if hasattr(thing, "named_modules") and hasattr(thing, "state_dict"):
-        own = [one for _, one in thing.named_parameters() if one.ndim > 1]
-        sizes = [one.shape[1] for one in own] + [one.shape[0] for one in own]
+        every = [one for _, one in thing.named_parameters() if one.ndim > 0]
+        own = [one for one in every if one.ndim > 1]
+        sizes = [one.shape[1] for one in own] + [one.shape[0] for one in own or every]
     else:
         arrays = [one for one in getattr(thing, "__dict__", {}).values() if _is_numbers(one)]
-        sizes = [one.shape[0] for one in arrays if one.ndim > 1]
+        arrays = [one for one in arrays if one.ndim > 0]
+        sizes = [one.shape[0] for one in arrays if one.ndim > 1] or [len(one) for one in arrays]
     sizes += [size // part for size in sizes[:2] for part in (4, 3, 2)]  # several side by side
     return tuple(dict.fromkeys(int(size) for size in sizes if 1 < size <= 512))[:9]
 
@@ -206,7 +227,10 @@ def _layers(thing: Any) -> Iterator[Layer]:
                 yield f"{path}.{name}".lstrip("."), None, _array(value), None
         return
     axes = axes_in_einsums(type(thing)) if hasattr(thing, "__dict__") else {}
+    made_of_others = _read_by_init_alone(thing)
     for name, value in getattr(thing, "__dict__", {}).items():
+        if name in made_of_others:
+            continue
         if _is_numbers(value) and sorted(axes.get(name, "")) == [*"DHMP"] and np.ndim(value) == 4:
             whole = np.asarray(value, float).transpose([axes[name].index(one) for one in "MPHD"])
             yield name, None, whole.reshape(len(whole), -1), None
@@ -227,6 +251,20 @@ def _layers(thing: Any) -> Iterator[Layer]:
             yield name, value, weight, bias[0] if bias else None
         elif _is_numbers(value) and (np.ndim(value) < 3 or np.any(np.asarray(value))):
             yield name, None, np.asarray(value, float), None  # zeros are an empty cache
+
+
+def _read_by_init_alone(thing: Any) -> set[str]:
+    """The arrays of an object that only its constructor reads: it puts them side by side."""
+    made, text = text_of(getattr(type(thing), "__init__", None)), text_of(type(thing))
+    if not made or made not in text or GENERAL.search(text):
+        return set()
+    rest = text.replace(made, "")
+    arrays = [name for name, one in vars(thing).items() if _is_numbers(one)]
+    return {
+        name
+        for name in arrays
+        if re.search(rf"\bself\.{name}\b(?! *=[^=])", made) and not re.search(rf"\.{name}\b", rest)
+    }
 
 
 def _is_layer(value: Any) -> bool:

@@ -75,6 +75,18 @@ _WRONG: Mapping[str, tuple[str, str, Weights]] = {
         ),
     ),
 }
+# Where hidden keys were set to 0 before the map: a weight for φ(0), whose value may be 0 too.
+_ZEROED = "linear_map_of_hidden_keys"
+_OF_ZERO = tuple(name for name, phi in MAPS.items() if phi(np.zeros(2)).any())
+
+
+def _with_zeros(values_too: bool) -> Weights:
+    def weights(s: Array, seen: Array, q: Array, k: Array, phi: Map) -> Array:
+        of_zero = phi(q) @ phi(np.zeros_like(k).swapaxes(-1, -2)).swapaxes(-1, -2)
+        own = np.where(seen, s, of_zero)
+        return _over_sum(own * seen if values_too else own, own)
+
+    return weights
 
 
 def _variant(phi: Map, weights: Weights) -> Variant:
@@ -186,6 +198,17 @@ MISTAKES = (
         )
         for name, (title, why, weights) in _WRONG.items()
     ),
+    Mistake(
+        _ZEROED,
+        "one head",
+        "hidden keys are set to 0 before the feature map instead of after it",
+        "The map of 0 is not 0, as elu(0) + 1 = 1 is: each hidden key still counts in the sum.",
+        "features = phi(keys) * keep[:, None]",
+        "features = (torch.nn.functional.elu(keys) + 1) * keep[..., None]",
+        variants=tuple(
+            _variant(MAPS[name], _with_zeros(both)) for both in (True, False) for name in _OF_ZERO
+        ),
+    ),
 )
 
 
@@ -195,4 +218,6 @@ def maps_of(mistake: Mistake) -> tuple[str, ...]:
         return (channels.NAME,)
     if mistake.name in _EFFICIENT:
         return (EFFICIENT,)
+    if mistake.name == _ZEROED:
+        return _OF_ZERO
     return tuple(MAPS) if len(mistake.variants) == len(MAPS) else tuple(MAPS)[:1]

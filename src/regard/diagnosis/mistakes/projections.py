@@ -165,9 +165,12 @@ PROJECTIONS: Entries = {
         _used_for(b_k="b_q", b_v="b_q") + _used_for(b_v="b_q"),
     ),
     "b_o_twice": (
-        "the bias of the output projection is added twice",
-        "The layer has added it already.",
-        (_changed("b_o", lambda bias: 2 * bias),),
+        "the bias of the output projection is added more than once",
+        "The layer has added it already; heads' parts of the output are added up without it.",
+        (
+            _changed("b_o", lambda bias: 2 * bias),
+            Variant({"b_o": lambda values, probe: probe.inputs["b_o"] * probe.sizes["H"]}),
+        ),
         W_O,
     ),
     "all_biases_lost": ("all biases are missing", HALF_OF_LINEAR, (_no_bias("b_q b_k b_v b_o"),)),

@@ -61,22 +61,42 @@ class Notes:
     def factor_of(self, scores: Array) -> tuple[float, int] | None:
         """By what products of queries and keys are multiplied in scores, and their width.
 
-        One product, or the sum of two, each of features of its own.
+        One product, or the sum of two, each of features of its own. Where all heads share keys,
+        these may be what keys are made of: then the width is that of the heads of which the code
+        takes a part; where no such heads are seen, the usual factor alone is told.
         """
-        arrays = [one for one in self._found.values() if one.ndim == scores.ndim > 1]
+        axes = (scores.ndim, scores.ndim - 1)
+        arrays = [one for one in self._found.values() if one.ndim in axes and scores.ndim > 1]
         arrays = [one for one in arrays if np.abs(one).max(initial=0) < -LOW]  # nothing is hidden
         alike = [one for one in arrays if one.shape == scores.shape]
-        for turned in (False, True)[: 1 + (scores.ndim == 4)]:  # (B, L, H, S) is (B, H, L, S)
-            own = scores.swapaxes(1, 2) if turned else scores
-            terms = [one.swapaxes(1, 2) if turned else one for one in alike]
+        # (B, L, H, S) and (L, H, S) are (B, H, L, S) and (H, L, S).
+        for turned in (False, True)[: 1 + (scores.ndim > 2)]:
+            own, *terms = (one.swapaxes(-3, -2) if turned else one for one in (scores, *alike))
             widths = [_width_of(one, arrays) for one in terms]
             products = [pair for pair in zip(terms, widths, strict=True) if pair[1]]
             for count in (1, 2):
                 for parts in itertools.combinations(products, count):
                     factor = _factor(own, np.sum([one for one, _ in parts], axis=0))
                     if factor is not None:
-                        return factor, sum(width for _, width in parts)
+                        width = sum(abs(width) for _, width in parts)
+                        shared = any(width < 0 for _, width in parts)
+                        heads = _width_of_heads(own, arrays) if shared else width
+                        usual = abs(factor * width**0.5 - 1) < NEAR
+                        return (factor, heads or width) if heads or usual else None
         return None
+
+
+def _width_of_heads(scores: Array, arrays: Sequence[Array]) -> int:
+    """How wide the heads are of which the code takes the first features, or the last; or 0."""
+    rows = scores.shape[:-1]
+    heads = [own for one in arrays for own in _with_heads(one) if own.shape[:-1] == rows]
+    for whole, part in itertools.permutations(heads, 2):
+        width = part.shape[-1]
+        if width < whole.shape[-1] and (
+            np.array_equal(whole[..., :width], part) or np.array_equal(whole[..., -width:], part)
+        ):
+            return int(whole.shape[-1])
+    return 0
 
 
 def _softmaxes(arrays: Sequence[Array], axis: int) -> list[Array]:
@@ -104,7 +124,10 @@ def _factor(scores: Array, products: Array) -> float | None:
 
 
 def _width_of(term: Array, arrays: Sequence[Array]) -> int:
-    """How many features of queries and keys are multiplied in an array; 0 if it is no product."""
+    """How many features of queries and keys are multiplied in an array; 0 if it is no product.
+
+    It is negative where all heads share the keys.
+    """
     size = max(1e-3, float(np.abs(term).max(initial=0)))
     queries = [own for one in arrays for own in _rows_of(one, term.shape[:-1])]
     rows = (*term.shape[:-2], term.shape[-1])
@@ -113,19 +136,27 @@ def _width_of(term: Array, arrays: Sequence[Array]) -> int:
     for query, key in itertools.islice(pairs, MOST_PAIRS):
         products = query @ key.swapaxes(-1, -2)
         if products.shape == term.shape and np.allclose(products, term, 0, NEAR * size):
-            return int(query.shape[-1])
+            shared = term.ndim > 2 and key.shape[-3] < term.shape[-3]
+            return -int(query.shape[-1]) if shared else int(query.shape[-1])
     return 0
 
 
 def _rows_of(array: Array, rows: tuple[int, ...]) -> Iterator[Array]:
     """An array with these axes before that of the features, also one of rows before heads.
 
-    Heads that share it are one.
+    Heads that share it are one, or none.
     """
-    for own in (array, array.swapaxes(1, 2)) if array.ndim == 4 else (array,):
+    for own in _with_heads(array) if array.ndim > len(rows) else (array[..., None, :, :],):
         alike = all(n in (whole, 1) for n, whole in zip(own.shape[:-1], rows, strict=True))
         if alike and own.shape[-2] == rows[-1] and own.shape[-1] > 1:
             yield own
+
+
+def _with_heads(array: Array) -> Iterator[Array]:
+    """Heads of rows of features, also where rows come before heads."""
+    yield array
+    if array.ndim > 2:
+        yield array.swapaxes(-3, -2)
 
 
 def _numbers(value: Any) -> tuple[str, Array]:

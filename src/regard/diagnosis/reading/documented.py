@@ -42,6 +42,8 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
     ({'x': ('B', 'T')}, {'q': ('b', 'd')})
     >>> documented_axes("(L, D), (S, D), (S, E) -> (L, E)", ["a", "b"])
     {'a': ('L', 'D'), 'b': ('S', 'D')}
+    >>> documented_axes("x (n, D); W* (D, d)", ["x", "Wq"])
+    {'x': ('n', 'D'), 'Wq': ('D', 'd')}
     >>> documented_axes("return w @ k, turned(scores)  # All arrays (H, T, D)", ["k"])
     {'k': ('H', 'T', 'D')}
     """
@@ -67,9 +69,13 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
 
 
 def _said(name: str, within: str) -> str:
-    """The pattern of a list in brackets that a text gives a name, perhaps with others."""
+    """The pattern of a list in brackets that a text gives a name, perhaps with others.
+
+    W_* are all whose names begin so.
+    """
+    others = rf"|{re.escape(name[0])}_?\*" if len(name) > 1 else ""
     return (
-        rf"(?<![\w.]){re.escape(name)}\b(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?"
+        rf"(?<![\w.])(?:{re.escape(name)}\b{others})(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?"
         rf"[\w ,/&`\"']{{0,40}}?"
         rf"\s*(?::|=|-)?\s*(?:[a-z ]{{3,40}},\s*)?(?:optional,? |of )?(?:shape )?(?<!\w)"
         rf"[(\[]\s*({within})\s*[)\]]"

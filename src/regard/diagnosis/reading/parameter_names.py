@@ -26,7 +26,7 @@ NAMES = {
     "lookaheadmask attnmasks amask",
     "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "
     "tokenmask seqmask sequencemask inputmask keypadmask kpm passagemask contextmask docmask "
-    "sourcemask encodermask contextpaddingmask",
+    "sourcemask encodermask contextpaddingmask keypadding srckeypadding",
     "key_hide": "pad padding ispad ispadding padded padtokens paddings iskeypad keyispad padtoken",
     "key_keep": "keyisreal isreal real valid isvalid validkeys keyvalid nonpad notpad keyvisible "
     "realtokens validmask istoken realkeys keykeep keepkeys live alive",
