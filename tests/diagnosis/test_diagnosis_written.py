@@ -130,6 +130,26 @@ def test_parts_that_a_constructor_puts_side_by_side_are_read_as_they_lie_there(w
     assert names_of(Fused) == ("fused_columns_misread",) * wrong
 
 
+def test_parts_that_lie_side_by_side_in_each_head_are_not_those_of_all_heads():
+    class ByHead:
+        """Columns of W_qkv are (head, [q | k | v], width). x (N, T, d_model)."""
+
+        def __init__(self, d_model=16, n_heads=4):
+            rng = np.random.default_rng(0)
+            self.n_heads, self.d_head = n_heads, d_model // n_heads
+            self.W_qkv = rng.normal(size=(d_model, 3 * d_model)) / 4
+            self.W_o = rng.normal(size=(d_model, d_model)) / 4
+
+        def __call__(self, x):
+            N, T, M = x.shape
+            qkv = (x @ self.W_qkv).reshape(N, T, self.n_heads, 3 * self.d_head)
+            q, k, v = (one.swapaxes(1, 2) for one in np.split(qkv, 3, -1))
+            w = softmax(q @ k.swapaxes(-1, -2) / np.sqrt(self.d_head))
+            return (w @ v).swapaxes(1, 2).reshape(N, T, M) @ self.W_o
+
+    assert names_of(ByHead) == ()
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_bias_of_the_output_is_added_once_and_not_for_each_head(wrong):
     class Looped:

@@ -70,6 +70,12 @@ _BY_PARTS = re.compile(
     r"in_proj_(weight|bias)|\bq, k(,| and) v (lie )?side by side",
     re.IGNORECASE,
 )
+# Text by which [q | k | v] may be the columns of each head.
+_BY_HEAD_TOO = re.compile(
+    r"head by head|(per|each|every|one)[- ]heads?\b|interleav|\bnot \(?\[? ?q\b|"
+    r"\[?\b(h|n?_?heads?\w*)\]?,? ?\[ ?w?_?q",
+    re.IGNORECASE,
+)
 # What says that query head h reads key head h % G, which is another order than is usual.
 _HEADS_IN_TURN = re.compile(
     r"\bhead\b[^.;]{0,60}\b\w+ ?(?:%|\bmod(?:ulo)?\b) ?\w+|\b(?:strided|tiled|cyclic|round.?robin)"
@@ -139,10 +145,13 @@ def columns_said(text: str) -> str:
 
     >>> columns_said("columns [Q | K | V]"), columns_said("columns are grouped by head")
     ('parts', 'heads')
+    >>> columns_said("rows of qkv are (head, [q | k | v], width), not all of q, all of k")
+    ''
     """
     if _BY_HEAD.search(text):
         return "heads"
-    return "parts" if _BY_PARTS.search(text) else ""
+    is_of_parts = _BY_PARTS.search(text) and not _BY_HEAD_TOO.search(text)
+    return "parts" if is_of_parts else ""
 
 
 def inverts_mask(text: str, names: Sequence[str]) -> bool:
