@@ -163,7 +163,7 @@ def inspect_function(
         "says_pieces": says_pieces(prose),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": TURNED.search(text) is not None,
-        "columns_said": columns_said(code_of_file(function)),
+        "columns_said": columns_said(text, code_of_file(function)),
         "norm_place": place_of_norm(f"{said}\n{helpers}"),
         "says_causal": CAUSAL.search(text + helpers) is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,

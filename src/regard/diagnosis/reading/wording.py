@@ -140,18 +140,23 @@ def place_of_norm(text: str) -> str:
     return "last" if _NORM_LAST.search(text) else ""
 
 
-def columns_said(text: str) -> str:
+def columns_said(*texts: str) -> str:
     """The order of a fused projection's columns: heads one by one, or whole parts; or nothing.
+
+    The first of the texts that says anything of them counts.
 
     >>> columns_said("columns [Q | K | V]"), columns_said("columns are grouped by head")
     ('parts', 'heads')
-    >>> columns_said("rows of qkv are (head, [q | k | v], width), not all of q, all of k")
+    >>> columns_said("rows of qkv are (head, [q | k | v], width)", "[q | k | v] lie side by side")
     ''
     """
-    if _BY_HEAD.search(text):
-        return "heads"
-    is_of_parts = _BY_PARTS.search(text) and not _BY_HEAD_TOO.search(text)
-    return "parts" if is_of_parts else ""
+    for text in texts:
+        if _BY_HEAD.search(text):
+            return "heads"
+        if (found := _BY_PARTS.search(text)) is not None:
+            around = text[max(0, found.start() - 120) : found.end() + 60]
+            return "" if _BY_HEAD_TOO.search(around) else "parts"
+    return ""
 
 
 def inverts_mask(text: str, names: Sequence[str]) -> bool:
