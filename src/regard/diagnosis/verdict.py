@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from regard.diagnosis.calls.calling import Once
-from regard.diagnosis.calls.convention import Ask
+from regard.diagnosis.calls.convention import Ask, Convention
 from regard.diagnosis.calls.convention_search import find_conventions
 from regard.diagnosis.calls.layout_search import as_layout
 from regard.diagnosis.calls.likely import SEARCH_SECONDS, likely_readings
@@ -21,7 +21,7 @@ from regard.diagnosis.calls.mechanism import as_mechanism
 from regard.diagnosis.calls.patience import Patience
 from regard.diagnosis.calls.under_test import FunctionUnderTest, StatedConventions
 from regard.diagnosis.forms.inspection import inspect_function
-from regard.diagnosis.judging.added_scores import diagonal_is_seen, seen_as
+from regard.diagnosis.judging.added_scores import cells_are_seen, diagonal_is_seen, seen_as
 from regard.diagnosis.judging.built_in import PLAIN, with_built_in
 from regard.diagnosis.judging.by_properties import HELD, by_properties
 from regard.diagnosis.judging.examples import without_example
@@ -42,8 +42,8 @@ from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.process.changed_code import ChangedCode
 from regard.diagnosis.process.jax_traces import Traces
 from regard.diagnosis.process.running import answer_question
-from regard.diagnosis.reading.signature import Callee
-from regard.diagnosis.result import Outcome, Property
+from regard.diagnosis.reading.signature import WITH_TABLES, Callee
+from regard.diagnosis.result import Finding, Outcome, Property
 from regard.diagnosis.stated import check_stated, parse_signature
 from regard.errors import OptionError
 
@@ -104,7 +104,11 @@ def diagnose(
     ]
     found = None
     for option in dict.fromkeys(one.option for one in callees):
-        own = _of_option([one for one in every if one.callee.option == option], patience)
+        readings = [one for one in every if one.callee.option == option]
+        if option == WITH_TABLES and found is not None:
+            found = _with_tables(readings, found, patience)
+            continue
+        own = _of_option(readings, patience)
         if found is None or (found.ok and own.verdict in ("mistaken", "unknown")):
             found = _under(option, own)
         if not found.ok:
@@ -121,31 +125,30 @@ def _under(option: str, found: Outcome) -> Outcome:
     return replace(found, summary=summary)
 
 
+def _with_tables(
+    readings: Sequence[FunctionUnderTest], found: Outcome, patience: Patience
+) -> Outcome:
+    """The verdict on a layer that is right without its tables: with them, where these are known."""
+    likely = _likely(readings, SEARCH_SECONDS)
+    own = _of_likely(likely, patience) if find_conventions(likely[0]) else None
+    if own is None or not (own.ok or own.mistakes):
+        return found
+    text = own.summary.replace(own.function, f"{own.function} with its tables", 1)
+    return replace(found, findings=(*found.findings, Finding("tables", text))) if own.ok else own
+
+
 def _of_option(all_tested: Sequence[FunctionUnderTest], patience: Patience) -> Outcome:
     """The verdict on all readings with one option."""
     callees = [one.callee for one in all_tested]
     whole = next((one for one in all_tested if "residual" not in one.callee.without), all_tested[0])
-    found: Outcome | None = None
     guessed = callees[0].axes and any(one.guessed for one in callees[0].parameters)
     outcome = _of_properties(whole) if guessed or callees[0].opaque else None
     if callees[0].opaque and outcome is None:
         raise OptionError(callees[0].opaque)
     if outcome is not None and (callees[0].opaque or outcome.mistakes):
         return outcome
-    seconds = SEARCH_SECONDS if outcome is None else GUESS_SECONDS
-    likely = of_round_lengths(all_tested, likely_readings(all_tested, seconds))
-    if len(likely) > 1 and not likely[0].of_gradients:  # of the right weights, whatever is wrong
-        seen = [one for one in likely if _scores_are_seen(one)]
-        likely = seen or [one for one in likely if _diagonal_is_seen(one)] or likely
-    for tested in likely:
-        own = of_reading(tested, found)
-        if tested.callee.fault not in ("", *(one.name for one in own.mistakes)):
-            continue  # it is not right if tokens lie as a mistake has them
-        if found is None or (own.mistakes and not found.mistakes) or own.ok:
-            found = own
-        if own.ok or patience.spent > READINGS_SECONDS:
-            break
-    found = found or unusable(likely[0])
+    likely = _likely(all_tested, SEARCH_SECONDS if outcome is None else GUESS_SECONDS)
+    found = _of_likely(likely, patience) or unusable(likely[0])
     if found.verdict in ("unusable", "unknown") and (callees[0].widths or callees[0].axes):
         by_rule = None if likely[0].out_of_time else _of_properties(whole)
         if by_rule is not None and (by_rule.mistakes or found.verdict == "unusable"):
@@ -156,6 +159,31 @@ def _of_option(all_tested: Sequence[FunctionUnderTest], patience: Patience) -> O
     if found.verdict == "unknown" or found.measured:
         found = misread(likely[0], found)
     return _with_lines_never_run(likely[0], found) if found.ok else found
+
+
+def _likely(all_tested: Sequence[FunctionUnderTest], seconds: float) -> list[FunctionUnderTest]:
+    """The readings that answer, of the right weights where these are seen."""
+    likely = of_round_lengths(all_tested, likely_readings(all_tested, seconds))
+    if len(likely) > 1 and not likely[0].of_gradients:  # of the right weights, whatever is wrong
+        for are_seen in (_scores_are_seen, _is_seen(diagonal_is_seen), _is_seen(cells_are_seen)):
+            if seen := [one for one in likely if are_seen(one)]:
+                likely = seen
+                break
+    return likely
+
+
+def _of_likely(likely: Sequence[FunctionUnderTest], patience: Patience) -> Outcome | None:
+    """The verdict on the first reading that is right, or else the first with a mistake."""
+    found: Outcome | None = None
+    for tested in likely:
+        own = of_reading(tested, found)
+        if tested.callee.fault not in ("", *(one.name for one in own.mistakes)):
+            continue  # it is not right if tokens lie as a mistake has them
+        if found is None or (own.mistakes and not found.mistakes) or own.ok:
+            found = own
+        if own.ok or patience.spent > READINGS_SECONDS:
+            break
+    return found
 
 
 def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:
@@ -183,8 +211,10 @@ def _scores_are_seen(tested: FunctionUnderTest) -> bool:
     )
 
 
-def _diagonal_is_seen(tested: FunctionUnderTest) -> bool:
-    return any(diagonal_is_seen(tested, one[0]) for one in find_conventions(tested))
+def _is_seen(
+    what: Callable[[FunctionUnderTest, Convention], bool],
+) -> Callable[[FunctionUnderTest], bool]:
+    return lambda tested: any(what(tested, one[0]) for one in find_conventions(tested))
 
 
 def _of_properties(tested: FunctionUnderTest) -> Outcome | None:

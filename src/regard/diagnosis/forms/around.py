@@ -6,30 +6,37 @@ Every pixel of an image is a token. Must not know any probe.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regard.diagnosis.forms.construction import BY_PLACE, made_with, without_tables
+from regard.diagnosis.forms.construction import (
+    BY_PLACE,
+    SHIFT,
+    made_with,
+    tables_of,
+    without_tables,
+)
 from regard.diagnosis.forms.images import Form, forms_of, is_of_images, sides_of
 from regard.diagnosis.forms.norm_functions import without_norm_functions
 from regard.diagnosis.forms.packing import Packing
 from regard.diagnosis.reading.documented import documented_axes
 from regard.diagnosis.reading.parameter_names import role_of
-from regard.diagnosis.reading.signature import Parameter
+from regard.diagnosis.reading.signature import WITH_TABLES, Parameter
 
 _INPUTS = (
     "(x|input_tensor|src|tgt|inputs?|input_|identity|residual|shortcut|skip|hidden_states|latents)"
 )
 RESIDUAL = re.compile(
-    rf"\+ *{_INPUTS}\b|\b{_INPUTS} *\+(?!=? *(pos|1))|[\w\])] *\+=? *self\.\w*(drop|att|mha)\w*\("
+    rf"\+ *{_INPUTS}\b(?!\[)|\b{_INPUTS} *\+(?!=? *(pos|1))|"
+    r"[\w\])] *\+=? *self\.\w*(drop|att|mha)\w*\("
 )
 
 # Axes of the tokens of several frames, as (b, m, n, dim) beside a name.
 FRAMES = r"(?i:[^\n(]{0,24}\(\s*b\w*\s*,\s*[mtf]\w*\s*,\s*(?![hgw])[a-z]\w*\s*,\s*[dc]\w*\s*\))"
-SHIFT = re.compile("shift(_?size)?")
 SIDE = 2  # of a window, so that a small image has several
 
 
@@ -164,6 +171,7 @@ class AroundAttention:
     """
 
     left_out: tuple[str, ...] = ()
+    option = ""  # which of its readings are judged apart
 
     def __init__(self, layer: Any, form: Form | None, *, adds: bool) -> None:
         self.__wrapped__ = layer
@@ -188,10 +196,13 @@ class AroundAttention:
         return self._form.tokens_of(out, batch, length)
 
 
-def around_attention(layer: Any, text: str, helpers: str) -> Iterator[AroundAttention]:
+def around_attention(
+    layer: Any, text: str, helpers: str, *, with_tables: bool = False
+) -> Iterator[AroundAttention]:
     """The ways in which a layer may have more around attention, as its code says.
 
-    `helpers` is the code of the classes that it calls, one of which may add the input.
+    `helpers` is the code of the classes that it calls, one of which may add the input. With
+    `with_tables` only the ways to call a layer over images that has tables of biases by place.
     """
     begin = max(text.find("def forward"), text.find("def __call__"), 0)
     called = text[begin:]  # the constructor adds other things
@@ -204,12 +215,18 @@ def around_attention(layer: Any, text: str, helpers: str) -> Iterator[AroundAtte
     parts = layer.modules() if hasattr(layer, "modules") else ()
     convolved = any(type(part).__name__ == "Conv2d" for part in parts)
     forms = [*forms_of(text, convolved=convolved)]
+    if with_tables:
+        for form in forms if tables_of(layer) else ():
+            if not form.fault:
+                made = AroundAttention(layer, form, adds=adds)
+                made.option = WITH_TABLES
+                yield made
+        return
     left_out = tuple(without_tables(layer)) if forms else ()
-    for form in forms:
-        for added in (True, False)[not adds :]:
-            made = AroundAttention(layer, form, adds=added)
-            made.left_out = left_out
-            yield made
+    for form, added in itertools.product(forms, (True, False)[not adds :]):
+        made = AroundAttention(layer, form, adds=added)
+        made.left_out = left_out
+        yield made
     if adds and not forms:
         yield AroundAttention(layer, None, adds=True)
 

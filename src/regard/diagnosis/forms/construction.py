@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import itertools
 import re
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import numpy as np
 from regard.diagnosis.forms.neutral_parts import made_neutral, neutral_parts
 from regard.diagnosis.forms.norms import NORM, without_norms
 from regard.diagnosis.reading.constructor_arguments import (
+    GRID,
     MODEL_NAMES,
     OF_PAIRS,
     OF_WINDOWS,
@@ -50,6 +52,8 @@ OF_VALUES = re.compile(
     r"(^|[._])(rel\w*_(v|values?|vals?)|(v|values?)_rel\w*|a_?v|rel\w*_(emb\w*|pos\w*|table)_v\w*)(\.|$)",
     re.IGNORECASE,
 )
+SHIFT = re.compile("shift(_?size)?")
+SIDE = 4  # of a map of as many pixels as round probes have tokens
 # Tables of numbers that are added to scores by the places of pixels.
 BY_PLACE = re.compile(r"table|rpb|(rel|relative)_|(pos|position)_bias|_rel$", re.IGNORECASE)
 # Layers behind attention, whose output is added: without numbers they add nothing.
@@ -69,7 +73,7 @@ def constructed(kind: Any, heads: int | None, fixed: Mapping[str, Any] | None = 
     Arguments that are `fixed` are given as they are.
     """
     name = safe_text(getattr(kind, "__name__", "it"), 60)
-    found, problem = [], ""
+    found, problem = list[Any](), ""
     for own_sizes in (True, False):
         try:
             arguments = constructor_arguments(kind, heads, own_sizes) | dict(fixed or {})
@@ -239,18 +243,46 @@ def _open_gate(own: Any, name: str) -> float:
 
 def without_tables(own: Any) -> list[str]:
     """Fill the tables of biases by place of an object with zeros; their names."""
+    names = tables_of(own)
     if hasattr(own, "named_parameters"):
         import torch
 
-        found = [(n, one) for n, one in own.named_parameters() if BY_PLACE.search(n)]
+        parameters = dict(own.named_parameters())
         with torch.no_grad():
-            for _, parameter in found:
-                parameter.zero_()
-        return [name for name, _ in found]
-    names = [n for n, one in vars(own).items() if BY_PLACE.search(n) and _is_float(one)]
+            for name in names:
+                parameters[name].zero_()
+        return names
     for name in names:
         _empty(own, name)
     return names
+
+
+def tables_of(own: Any) -> list[str]:
+    """The names of an object's tables of biases by place."""
+    is_layer = hasattr(own, "named_parameters")
+    arrays = own.named_parameters() if is_layer else vars(own).items()
+    return [
+        name
+        for name, one in arrays
+        if BY_PLACE.search(name) or (name == "bias" and getattr(one, "ndim", 0) > 1)
+        if is_layer or _is_float(one)
+    ]
+
+
+def as_one_window(kind: Any, heads: int | None) -> Any:
+    """An object of a class that cuts a map into windows, whose window is all of a small map.
+
+    None if it has no size of a window.
+    """
+    if not OF_WINDOWS.search(text_of(kind)):
+        return None
+    names = [*inspect.signature(kind).parameters]
+    windows = [n for n in names if role_of(n) == "window" or GRID.search(plain(n))]
+    shifts = [n for n in names if SHIFT.fullmatch(n)]
+    fixed = dict.fromkeys(windows, SIDE) | dict.fromkeys(shifts, 0)
+    with contextlib.suppress(OptionError):
+        return constructed(kind, heads, fixed)[0] if windows else None
+    return None
 
 
 def _empty(own: Any, name: str) -> None:

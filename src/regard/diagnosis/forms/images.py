@@ -17,7 +17,8 @@ FIRST = re.compile(  # B, C, H, W
     re.IGNORECASE,
 )
 LAST = re.compile(  # B, H, W, C
-    r"\b(b|n|bs|bsz|batch\w*)\W+((h|height)\W+(w|width)|s\W+s|i\W+j)\b\W+(c\w*|d\w*|embed\w*)\b|"
+    r"\b(b|n|bs|bsz|batch\w*)\W+((h|height)\W+(w|width)|s\W+s|i\W+j|(ws|window\w*|side|size)\W+\5)\b\W+"
+    r"(c\w*|d\w*|embed\w*|_)\b|"
     r"\bNHWC\b|\bBHWC\b",
     re.IGNORECASE,
 )
@@ -93,7 +94,7 @@ def forms_of(text: str, *, convolved: bool = False) -> Iterator[Form]:
     ['BHWC', 'BHWC', 'BHWC', 'BHWC']
     """
     axes = ["BCHW"] * (convolved or FIRST.search(text) is not None)
-    axes += ["BHWC"] * (not convolved and LAST.search(text) is not None)
+    axes += ["BHWC"] * (LAST.search(text) is not None)  # also before a layer of convolutions
     lines = ("pixels", *("rows", "columns") * (LINES.search(text) is not None))
     for own in axes:
         yield from (Form(own, one) for one in lines)

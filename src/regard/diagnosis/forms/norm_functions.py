@@ -33,6 +33,7 @@ class WithoutNorms:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self.adds = getattr(function, "adds", False)
         self.fault, self.pools = getattr(function, "fault", ""), getattr(function, "pools", False)
+        self.option = getattr(function, "option", "")
         self.passing, self._home = passing, home
         self.left_out = passing.names
 

@@ -28,12 +28,14 @@ from regard.diagnosis.forms.cache_objects import with_cache_object
 from regard.diagnosis.forms.caches import Remembering, with_one_text
 from regard.diagnosis.forms.channels import of_channels
 from regard.diagnosis.forms.construction import (
+    as_one_window,
     as_written,
     constructed,
     fresh_weights,
     heads_made_with,
     learned_log,
     made_with,
+    tables_of,
     without,
 )
 from regard.diagnosis.forms.function_readings import Reading, with_packed_heads
@@ -144,7 +146,9 @@ def readings_of_object(
     if is_module(kind):  # some compute with constants that only float32 has
         objects += [fresh_weights(one, narrow=True) for one in made]
     left_out = tuple(without(made[0])[:4])
-    for number, own in enumerate(objects):
+    one_window = as_one_window(thing, heads) if inspect.isclass(thing) else None
+    apart = [fresh_weights(one or made[0]) for one in [one_window] if tables_of(made[0])]
+    for number, own in enumerate([*objects, *apart]):
         called = getattr(own, method)
         framework = library or ("torch" if is_module(kind) else framework_of(called))
         weighed, opaque = _weights_of(own, heads or head_count(own) or heads_made_with(own), name)
@@ -176,15 +180,18 @@ def readings_of_object(
         framed = of_frames(target, known, code_of(thing)) if weighed[0][0] else None
         target, known = framed or (target, known)
         pooled = _pooled(own, code_of(thing), weighed[0][0])
+        tabled = own in apart
         around: list[Any] = [*pooled] or [
-            *around_attention(own, code_of(thing), code_called(thing))
+            *around_attention(own, code_of(thing), code_called(thing), with_tables=tabled)
         ]
+        if tabled and (pooled or not around):
+            continue
         if around:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role
             known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
-        if not roles and (tabled := from_tables(target, known)) is not None:
-            target, known = tabled
-        targets: list[Callable[..., Any]] = [*around, target]
+        if not roles and (told := from_tables(target, known)) is not None:
+            target, known = told
+        targets: list[Callable[..., Any]] = [*around, *[target][tabled:]]
         if (alone := without_the_rest(own, f"{code_of(thing)}\n{code_called(thing)}")) is not None:
             targets = [alone]
             weighed = [
@@ -208,7 +215,8 @@ def readings_of_object(
                     and (has_positions(own) or (remembers and turns_rows(code_of(thing)))),
                     pools=bool(getattr(target, "pools", False)),
                     fault=getattr(target, "fault", ""),
-                    narrow=is_module(kind) and number >= len(made),
+                    option=getattr(target, "option", ""),
+                    narrow=is_module(kind) and len(made) <= number < len(objects),
                     remembers=remembers,
                     rows_first=rows_first,
                     by_head=by_head,

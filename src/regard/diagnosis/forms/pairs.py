@@ -69,6 +69,8 @@ class OfPairs:
         rows, length, _ = given[self._names[0]].shape
         if rows != length:
             raise ValueError("it takes as many rows as columns")
+        if any(given[name].ndim != 2 for name in self._names[1:] if name in given):
+            raise ValueError("a mask of pairs has rows and columns")  # others would fit by accident
         own = {**self._fixed, **given}
         for name in self._names:
             if name in given:

@@ -186,19 +186,41 @@ def factor_of(said_scale: str, sizes: Mapping[str, int]) -> float:
     return 1.0 if said_scale == "none" else 1.0 / sizes["D"]
 
 
+def cells_are_seen(tested: FunctionUnderTest, convention: Convention) -> bool:
+    """Whether a softmax gets nothing but scores of a query and a key, as those of windows are."""
+    bare = plain_probe(tested, convention)
+    if bare is None:
+        return False
+    rows = math.prod(bare.sizes[axis] for axis in "BHL")
+    parts = [one for one in _softmaxes(tested, convention, bare) if one.size % rows == 0]
+    known = np.sort(_right(tested, bare), axis=None)
+    near = 1e-5 * max(1.0, float(np.abs(known).max()))
+    for one in parts:
+        seen = one[one > LOW]
+        after = np.clip(np.searchsorted(known, seen), 1, len(known) - 1)
+        apart = np.minimum(np.abs(known[after] - seen), np.abs(known[after - 1] - seen))
+        if apart.max(initial=0.0) > near:
+            return False
+    return bool(parts)
+
+
 def scores_inside(tested: FunctionUnderTest, convention: Convention, probe: Probe) -> Array | None:
     """The scores (B, H, L, S) that the softmax of a function gets for a probe, if it is seen."""
-    sizes = [probe.sizes[axis] for axis in "BHLS"]
-    if math.prod(sizes) > LARGEST_PROBE:
-        return None
+    return next(_arranged(_softmaxes(tested, convention, probe), probe), None)
+
+
+def _softmaxes(tested: FunctionUnderTest, convention: Convention, probe: Probe) -> list[Array]:
+    """What the softmaxes of a function get for a probe."""
+    if math.prod(probe.sizes[axis] for axis in "BHLS") > LARGEST_PROBE:
+        return []
     try:
         given = arguments_for(tested.callee, convention, probe)
     except NotOfferedError:
-        return None
+        return []
     question = Question(probe.name, (given,), reading=tested.callee.number, looks="scores")
     result = tested.put(question)[-1]
     arrays = [one.numbers for one in result.arrays if one.numbers is not None]
-    return None if result.problem else next(_arranged(arrays, probe), None)
+    return [] if result.problem else arrays
 
 
 def _arranged(arrays: Sequence[Array], probe: Probe) -> Iterator[Array]:

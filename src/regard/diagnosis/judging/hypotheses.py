@@ -118,7 +118,8 @@ def best_match(
     if not plain and as_meant:
         match = match or _with_built_in(tested, as_meant, wide)
     match = match or (None if plain else _with_added(tested, hypotheses, wide))
-    match = match or (None if plain else _with_places(tested, hypotheses(wide[-1]), wide[-1]))
+    for unit in wide if not plain else ():
+        match = match or _with_places(tested, hypotheses(unit), unit)
     if pairs:
         match = match or _two(best_first, units[0])
     rounds = share_wrong(best_first[0]) > MOST_EXACT  # rounding leaves few numbers as they were

@@ -13,6 +13,7 @@ from regard.diagnosis.calls.convention import READY
 from regard.diagnosis.calls.convention_search import find_conventions
 from regard.diagnosis.calls.likely import likely_readings
 from regard.diagnosis.calls.under_test import FunctionUnderTest
+from regard.diagnosis.reading.signature import WITH_TABLES
 
 # What a function says of a length that it does not take.
 LENGTH = re.compile(
@@ -53,6 +54,7 @@ def of_round_lengths(
     told = any(SAID_OF_LENGTH.search(text) for _, text in first.callee.blocks)
     told &= first.callee.kind in ("arrays", "self")
     told &= not any(FILLED_UP.search(text) for _, text in first.callee.blocks)
+    told |= first.callee.option == WITH_TABLES  # as many rows as a table of a square map has
     refused = (one.problem for one in first.answers.values() if one.kind == "raised")
     keeps = usual or not any(map(LENGTH.search, refused))
     if first.hung or (conventions and keeps and not told):

@@ -38,6 +38,7 @@ ODD_HEADS = 6
 DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
+GRID = re.compile("^(grid|partition)(size)?$")
 # Names of sizes, where a role does not tell; the first pattern that matches decides.
 SIZES = (
     (re.compile("rotary(pct|percent)|partialrotary|ropepct"), "turned share"),
@@ -51,6 +52,7 @@ SIZES = (
     ),
     (re.compile("^c(hidden|head)$|preattnscalar$"), "width"),
     (re.compile("^shift(size)?$"), "shift"),
+    (GRID, "grid"),
     (re.compile("batch|bsz"), "batch"),
     (re.compile("layer|depth"), "layers"),
     (re.compile("vocab"), "length"),
@@ -64,12 +66,17 @@ SIZES = (
     ),
 )
 
+# A map that is cut into windows by one reshape: H // m, m, W // m, m, and as einops writes it.
+CUTS = (
+    r"\b[hH]\w* *// *[\w.]+ *, *[\w.]+ *, *[wW]\w* *//|"
+    r"\([hHyY]\w* \w+\) \([wWxX]\w* \w+\)|\(\w+ [hHyY]\w*\) \(\w+ [wWxX]\w*\)"
+)
 # A window with a side, so that a probe of 16 tokens fills it.
 OF_IMAGES = re.compile(
     r"(window(_size)?|ws)\)? *\*\* *2|(window_size|ws) *\* *(self\.)?(window_size|ws)\b|meshgrid|"
-    r"window_(partition|reverse)"
+    r"window_(partition|reverse)|\brel\w*_h\b|" + CUTS
 )
-OF_WINDOWS = re.compile(r"\broll\(|partition\w*\(|\breverse\w*\(")  # several in a small map
+OF_WINDOWS = re.compile(r"\broll\(|partition\w*\(|\breverse\w*\(|" + CUTS)  # several in a small map
 # Sizes of windows and images are pairs in some code, which says so when it gets a number.
 PAIRED = re.compile("size|window|grid|resolution|shape|patches|img|image")
 OF_PAIRS = re.compile("subscriptable|iterable|unpack")
@@ -261,6 +268,7 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
         "length": LONGEST,
         "block": 2 if BY_BLOCKS.search(text) else LONGEST,
         "window": (2 if OF_WINDOWS.search(text) else 4) if OF_IMAGES.search(whole) else 3,
+        "grid": 2 if OF_WINDOWS.search(text) else None,
         "shift": 1,
         "batch": 2,
         "layers": 1,

@@ -50,6 +50,8 @@ EDGES = re.compile("edge_?(index|list|idx)s?$|^edges$", re.IGNORECASE)
 BETWEEN = ("w", "wa", "wgeneral")  # a matrix between queries and keys, as Luong's
 FAMILY = re.compile("(\\w+?)_?([qkvoQKVO])")  # of names: omega_q, omega_k, omega_v
 LATENTS = "latents"  # learned queries, among the weights of an object
+# The option of a layer whose tables of biases by place are kept, and not left out.
+WITH_TABLES = "its tables"
 PAIRS = "pairs"  # a matrix that makes a bias of each pair, among the weights of an object
 MOST_READINGS = 64
 # What a required parameter may be whose name and position say nothing, by its annotation.
