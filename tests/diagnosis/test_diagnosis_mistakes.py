@@ -68,6 +68,7 @@ CASES = [
 ]
 # Tested by functions of their own below.
 BY_HAND = {
+    "gradient_of_sink",
     "empty_row_nan",
     "empty_row_mean",
     "hidden_nan_leaks",

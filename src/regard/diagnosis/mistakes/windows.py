@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -71,23 +72,24 @@ def _in_another_order(values: Values, probe: Probe) -> Array:
     return blend(weights, values["values"][..., order, :])
 
 
-def _keys_kept_as_values(values: Values, probe: Probe) -> Array:
+def _keys_kept_as_values(values: Values, probe: Probe) -> Any:
     """The output where the values of earlier calls are keys."""
     usual, keys = values["values"], values["keys"]
     if not probe.chunks or usual.shape != keys.shape:
-        return blend(values["weights"], usual)
+        return None
     (start, _), key = _chunk(probe), np.arange(probe.sizes["S"])
     earlier = np.where(key < start, values["weights"], 0)
     return blend(values["weights"] - earlier, usual) + blend(earlier, keys)
 
 
-def _last_call_alone(values: Values, probe: Probe) -> Array:
+def _last_call_alone(values: Values, probe: Probe) -> Any:
     """The output where a call sees its own keys and those of the call before."""
     scores, lengths = logits(values), list(probe.chunks)
-    if lengths:
-        starts = np.cumsum([0, 0, *lengths[:-1]])[:-1]
-        first = np.repeat(starts, lengths)[:, None]
-        scores = np.where(np.arange(probe.sizes["S"]) >= first, scores, -np.inf)
+    if not lengths:
+        return None
+    starts = np.cumsum([0, 0, *lengths[:-1]])[:-1]
+    first = np.repeat(starts, lengths)[:, None]
+    scores = np.where(np.arange(probe.sizes["S"]) >= first, scores, -np.inf)
     return blend(softmax(scores), values["values"])
 
 
