@@ -108,3 +108,116 @@ def flash_backward(delta_of_row):
 def test_delta_of_a_block_is_told_from_delta_of_a_row():
     assert regard.diagnose(flash_backward(True)).verdict == "right"
     assert regard.diagnose(flash_backward(False)).names == ("delta_of_one_block",)
+
+
+# --- caches in a dictionary that earlier calls have filled, with masks of padding -----------------
+
+
+ORDERS = {
+    "": lambda new, old: [old, new],
+    "order": lambda new, old: [new, old],
+    "forgotten": lambda new, old: [old & False, new],
+}
+
+
+def incremental_module(mistake=""):
+    torch = pytest.importorskip("torch")
+    join = ORDERS[mistake]
+
+    class Incremental(torch.nn.Module):
+        def __init__(self, dim=12, heads=3):
+            super().__init__()
+            self.heads = heads
+            self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+                torch.nn.Linear(dim, dim) for _ in range(4)
+            )
+
+        def _get_buffer(self, incremental_state):
+            return incremental_state.get("attn_state", {})
+
+        def _set_buffer(self, incremental_state, buffer):
+            incremental_state["attn_state"] = buffer
+
+        def forward(self, x, key_padding_mask=None, incremental_state=None):
+            """x: (T, B, C); key_padding_mask: (B, T) of the new tokens, True for padding."""
+            length, batch, dim = x.shape
+
+            def split(t):
+                return t.view(length, batch, self.heads, -1).permute(1, 2, 0, 3)
+
+            q, k, v = split(self.q_proj(x)), split(self.k_proj(x)), split(self.v_proj(x))
+            mask = key_padding_mask
+            if mask is None:
+                mask = torch.zeros(batch, length, dtype=torch.bool)
+            if incremental_state is not None:
+                saved = self._get_buffer(incremental_state)
+                if "prev_key" in saved:
+                    k = torch.cat([saved["prev_key"], k], dim=2)
+                    v = torch.cat([saved["prev_value"], v], dim=2)
+                    mask = torch.cat(join(mask, saved["prev_mask"]), dim=1)
+                self._set_buffer(
+                    incremental_state, {"prev_key": k, "prev_value": v, "prev_mask": mask}
+                )
+            s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+            future = torch.ones(s.shape[-2:], dtype=torch.bool).triu(1 + k.shape[2] - length)
+            s = s.masked_fill(future | mask[:, None, None, :], -1e9)
+            out = (s.softmax(-1) @ v).permute(2, 0, 1, 3).reshape(length, batch, dim)
+            return self.out_proj(out)
+
+    return Incremental
+
+
+def incremental_numpy(mistake=""):
+    forgotten = mistake == "forgotten"
+
+    class Incremental:
+        def __init__(self, dim=8, heads=2, seed=0):
+            rng = np.random.default_rng(seed)
+            self.heads = heads
+            self.wq, self.wk, self.wv, self.wo = rng.standard_normal((4, dim, dim)) / dim**0.5
+
+        def __call__(self, x, padding_mask=None, layer_cache=None):
+            """x: (batch, T, dim); padding_mask: (batch, past + T), True for real tokens."""
+            b, n, _ = x.shape
+            q, k, v = (
+                (x @ w).reshape(b, n, self.heads, -1).swapaxes(1, 2)
+                for w in (self.wq, self.wk, self.wv)
+            )
+            cache = {} if layer_cache is None else layer_cache
+            if cache.get("k") is not None:
+                k = np.concatenate([cache["k"], k], axis=2)
+                v = np.concatenate([cache["v"], v], axis=2)
+            cache["k"], cache["v"] = k, v
+            total = k.shape[2]
+            s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+            keep = np.arange(total) <= np.arange(n)[:, None] + total - n
+            keep = np.broadcast_to(keep, (b, 1, n, total)).copy()
+            if padding_mask is not None:
+                real = padding_mask[:, None, None, :total].copy()
+                real[..., : forgotten * (total - n)] = True
+                keep &= real
+            s = np.where(keep, s, -1e9)
+            p = softmax(s)
+            return (p @ v).swapaxes(1, 2).reshape(b, n, -1) @ self.wo
+
+    return Incremental
+
+
+INCREMENTAL = [incremental_module, incremental_numpy]
+
+
+@pytest.mark.parametrize("make", INCREMENTAL)
+def test_a_cache_in_a_dictionary_is_right_with_padding(make):
+    found = regard.diagnose(make())
+    assert found.verdict == "right", found
+    assert "never ran" not in found.summary
+
+
+@pytest.mark.parametrize("make", INCREMENTAL)
+def test_padding_of_earlier_calls_that_is_forgotten_is_named(make):
+    assert regard.diagnose(make("forgotten")).names == ("cached_padding_forgotten",)
+
+
+def test_masks_that_are_joined_in_another_order_than_keys_are_named():
+    found = regard.diagnose(incremental_module("order"))
+    assert found.names == ("cached_padding_misplaced",)

@@ -68,7 +68,7 @@ def _less_delta_of_block(size: int, p: Array, dp: Array, delta: Array) -> Array:
     """P·(dP − δ) with a δ for each block of so many keys."""
     starts = np.arange(0, p.shape[-1], size)
     sums = np.add.reduceat(p * dp, starts, axis=-1)
-    return p * (dp - np.repeat(sums, size, axis=-1)[..., : p.shape[-1]])
+    return np.asarray(p * (dp - np.repeat(sums, size, axis=-1)[..., : p.shape[-1]]))
 
 
 def _lse(values: Values) -> Array:
