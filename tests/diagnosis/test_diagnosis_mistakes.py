@@ -68,6 +68,10 @@ CASES = [
 ]
 # Tested by functions of their own below.
 BY_HAND = {
+    "cached_padding_misplaced",
+    "cached_padding_forgotten",
+    "full_last_block_lost",
+    "gradient_of_sink",
     "empty_row_nan",
     "empty_row_mean",
     "hidden_nan_leaks",

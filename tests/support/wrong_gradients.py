@@ -19,6 +19,12 @@ def _weights(q: Any, k: Any, scale: float, causal: bool = False) -> Any:
     return e / e.sum(-1, keepdims=True)
 
 
+def _sums_of_two(cells: Any) -> Any:
+    """In each cell the sum over its block of two keys."""
+    sums = np.add.reduceat(cells, np.arange(0, cells.shape[-1], 2), axis=-1)
+    return np.repeat(sums, 2, axis=-1)[..., : cells.shape[-1]]
+
+
 def backward(mistake: str = "") -> Any:
     """(q, k, v, d_output, causal=False) → (dq, dk, dv), for arrays of any rank."""
 
@@ -58,6 +64,7 @@ def backward(mistake: str = "") -> Any:
             "delta_of_outputs": lambda: p * (dp - (o * o).sum(-1, keepdims=True)),
             "delta_without_output": lambda: p * (dp - d_output.sum(-1, keepdims=True)),
             "delta_of_gradients": lambda: p * (dp - (d_output**2).sum(-1, keepdims=True)),
+            "delta_of_one_block": lambda: p * (dp - _sums_of_two(p * dp)),
             "delta_over_queries": lambda: p * (dp - (p * dp).sum(-2, keepdims=True)),
             "delta_over_everything": lambda: p * (dp - (p * dp).sum((-2, -1), keepdims=True)),
             "delta_lost_its_axis": lambda: p * (dp - delta.swapaxes(-1, -2)),

@@ -50,7 +50,8 @@ class NotOfferedError(Exception):
 def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[str, Any]:
     """The arguments by the names of the parameters, as NumPy arrays, or a NotOfferedError."""
     if callee.steps:
-        rules = probe.keep is not None or probe.window is not None or probe.scale is not None
+        rules = probe.window is not None or probe.scale is not None
+        rules |= probe.keep is not None and not probe.chunks
         rules |= probe.ability == "long"  # each token is a call
         if rules or not probe.causal or probe.sizes["L"] != probe.sizes["S"] or probe.rank == 1:
             raise NotOfferedError("it takes one token at a time")
@@ -318,6 +319,8 @@ def _options(callee: Callee, convention: Convention, probe: Probe) -> dict[str, 
         "grouped": sizes["G"] < sizes["H"],
     }
     if probe.keep is not None:
+        if probe.chunks and convention.mask_of_new is None:
+            raise NotOfferedError("which keys its mask is of is not known")
         role = mask_role(callee, keys=probe.ability == "key mask")
         if role is None:
             raise NotOfferedError("it takes no mask")

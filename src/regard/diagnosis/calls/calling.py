@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.calls.arguments import NotOfferedError, arguments_for
+from regard.diagnosis.calls.arguments import NotOfferedError, arguments_for, mask_role
 from regard.diagnosis.calls.convention import (
     EMBEDDED,
     READY,
@@ -154,6 +154,11 @@ def _chunks(
             if of_own and role in callee.roles and (name := callee.roles[role].name) in part:
                 axis = 1 if callee.tables.startswith("batch") else 0
                 part[name] = part[name].take(np.atleast_1d(rows), axis=axis)
+        own = mask_role(callee, keys=True)
+        if own is not None and convention.mask_of_new is not None and len(chunks) > 1:
+            name, end = callee.roles[own].name, start + length
+            if part.get(name) is not None:
+                part[name] = part[name][..., start if convention.mask_of_new else 0 : end]
         if "pos" in callee.roles:
             part[callee.roles["pos"].name] = start
         parts.append(part)

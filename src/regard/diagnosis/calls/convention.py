@@ -47,6 +47,7 @@ class Convention:
     keys: str = ""  # the layout of keys and values, where it is another one
     joined: bool = False  # the function joins what it gets with its context
     shared: bool = False  # keys and values have no axis of heads: all query heads read the same
+    mask_of_new: bool | None = None  # with a cache: a mask of keys is that of new ones
     keeps_axis: bool = False  # of a backward pass: lse and δ have an axis of length 1 at the end
     turned_output: bool = False  # (B, H, L, D) goes in, and (B, L, H, D) comes out
     output_at: int | None = None  # position of the output among the results; None: first that fits

@@ -25,6 +25,7 @@ from regard.diagnosis.calls.layout_search import (
     mask_kinds,
 )
 from regard.diagnosis.calls.probe import Probe
+from regard.diagnosis.calls.probes import PADDED_PREFIX
 from regard.diagnosis.calls.under_test import FunctionUnderTest
 from regard.diagnosis.reading.signature import OF_KEYS, Callee
 
@@ -36,6 +37,11 @@ SHAPES_SAID = (
     ("B1[^1]T", "batch 1 cells"),
     ("B11T", "batch 1 1 keys"),
 )
+# Code that puts the mask of new keys to that of earlier ones, and that cuts one to the keys so far.
+JOINS_MASKS = re.compile(
+    r"\b(cat|concat|concatenate|hstack|append)\(\s*[\[(]?[^\])\n]*(mask|pad|valid)", re.IGNORECASE
+)
+CUTS_MASK = re.compile(r"(mask|pad|valid)\w*\[[^\]\n]*: *(k|s|kv|key|src|total|cur|past|n|end)")
 # Code that makes a causal mask where it gets none.
 NO_MASK = re.compile(
     r"mask\w* is None(?s:.){0,160}?(causal|tri[lu]?\b|tri\(|inf|full)", re.IGNORECASE
@@ -206,8 +212,26 @@ def _with_details(
                 one = replace(one, window_extra=1)
             if _is_right(tested, replace(one, scale_divides=True), "scale", unless=one):
                 one = replace(one, scale_divides=True)
+            one = replace(one, mask_of_new=_mask_of_new(tested, one))
             found.append(one)
         yield found
+
+
+def _mask_of_new(tested: FunctionUnderTest, convention: Convention) -> bool | None:
+    """Whether a mask beside a cache is that of new keys alone; None if nothing tells.
+
+    The one that gives right results; else as the code joins masks, or cuts one to all keys so far.
+    """
+    masked = mask_role(tested.callee, keys=True)
+    prefixed = (p for p in tested.probes_for(convention) if p.name.startswith(PADDED_PREFIX))
+    probe = next(prefixed, None)
+    if masked is None or probe is None or not (tested.callee.remembers or tested.keeps_keys):
+        return None
+    for of_new in (True, False):
+        if tested.is_right(replace(convention, mask_of_new=of_new), probe):
+            return of_new
+    code = "\n".join(text for _, text in tested.callee.blocks)
+    return True if JOINS_MASKS.search(code) else False if CUTS_MASK.search(code) else None
 
 
 def _is_right(

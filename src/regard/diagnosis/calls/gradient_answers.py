@@ -23,8 +23,8 @@ from regard.diagnosis.calls.convention import (
     ReturnedArray,
 )
 from regard.diagnosis.calls.gradient_probe import GradientProbe
-from regard.diagnosis.forms.differentiation import gradient_of, roles_wanted
-from regard.diagnosis.reading.signature import DIFFERENTIATED, WEIGHTS, Callee, Parameter
+from regard.diagnosis.forms.differentiation import BESIDE, gradient_of, roles_wanted
+from regard.diagnosis.reading.signature import DIFFERENTIATED, Callee, Parameter
 from regard.errors import safe_text
 
 
@@ -94,10 +94,13 @@ def _by_parameter(
         if len(arrays) < len(own):
             text = ", ".join(safe_text(one.shape, 60) for one in arrays)
             return f"it returned {text}; the gradients of {len(own)} inputs are asked for"
-        order = {role: place for place, role in enumerate((*DIFFERENTIATED, *WEIGHTS))}
+        order = {role: place for place, role in enumerate((*DIFFERENTIATED, *BESIDE))}
         inputs = sorted(own, key=lambda one: order.get(str(one.role), 0))
         found = {one.name: array for one, array in zip(inputs, arrays, strict=False)}
     shapes = {one.name: arguments[one.name].shape for one in own}
+    for one in own:
+        if one.role == "sink":
+            found[one.name] = _of_all_texts(found[one.name], len(shapes[one.name]))
     if not any(found[name].shape == shape for name, shape in shapes.items()):
         returned = " and ".join(safe_text(one.shape, 60) for one in found.values())
         wanted = " and ".join(map(str, shapes.values()))
@@ -107,6 +110,14 @@ def _by_parameter(
         for name, shape in shapes.items()
         for own in [found[name].numbers if found[name].shape == shape else None]
     }
+
+
+def _of_all_texts(found: ReturnedArray, axes: int) -> ReturnedArray:
+    """The gradient of what all texts share, where code for one text was given several."""
+    if found.numbers is None or len(found.shape) <= axes:
+        return found
+    whole = found.numbers.sum(tuple(range(len(found.shape) - axes)))
+    return replace(found, shape=whole.shape, numbers=whole)
 
 
 def _as_one(

@@ -19,7 +19,9 @@ from regard.textbook.gradients import backward
 from regard.textbook.steps import Step
 
 # The inputs that have a gradient.
-INPUTS = ("queries", "keys", "values", "embeddings", "context")
+INPUTS = ("queries", "keys", "values", "embeddings", "context", "sink")
+# Those that all texts share, each of which adds to their gradients.
+OF_ALL_TEXTS = (*WEIGHTS, "sink")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +69,7 @@ class GradientProbe(Probe):
         parts = []
         for names in self.groups_of_inputs:
             part: Array = np.sum([values[f"d_{name}"] for name in names], axis=0)
-            parts.append(np.ravel(part.sum(0) if names[0] in WEIGHTS else part))  # of all texts
+            parts.append(np.ravel(part.sum(0) if names[0] in OF_ALL_TEXTS else part))
         return np.concatenate(parts)
 
     def tolerance(self, unit: float) -> float:

@@ -119,6 +119,14 @@ def layouts_of(tested: FunctionUnderTest) -> list[Convention]:
                     break
             # The first of the best: square arrays fit more orders than the one that is meant.
             best = max(fits, key=lambda one: one[1].value, default=None)
+            if (
+                ready
+                and best
+                and said in layouts
+                and best[0].layout != said
+                and best[1] is not Fit.RIGHT
+            ):
+                continue  # it ran by accident, where the one that is meant did not
             if best is not None and best[1] is not Fit.NONE:
                 found.append(best)
         if not ready and any(len(one.layout) == 2 for one, _ in found) and _of_one_text(tested):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from regard.diagnosis.calls.convention import Convention
 from regard.diagnosis.calls.convention_search import find_conventions
 from regard.diagnosis.calls.patience import Patience
@@ -27,6 +29,7 @@ def likely_readings(
     if len(readings) == 1:
         return list(readings)
     found: list[tuple[float, FunctionUnderTest]] = []
+    nothing: list[FunctionUnderTest] = []
     patience = Patience()
     for tested in readings:
         if patience.spent > seconds or (found and _stage(tested) != _stage(found[0][1])):
@@ -39,10 +42,18 @@ def likely_readings(
         share = max((_share_right(tested, one) for one in find_conventions(tested)), default=None)
         if share == 1 or tested.hung or tested.out_of_time:
             return [tested]
-        if share is not None:
+        if share is not None and not tested.callee.narrow and only_nan(tested):
+            nothing.append(tested)  # as a constant of float32 gives in float64
+        elif share is not None:
             found.append((share, tested))
     found.sort(key=lambda one: -one[0])
-    return [tested for _, tested in found] or list(readings[:1])
+    return [tested for _, tested in found] or nothing[:1] or list(readings[:1])
+
+
+def only_nan(tested: FunctionUnderTest) -> bool:
+    """Whether a function returns nothing but NaN."""
+    outputs = [answer.output for answer in tested.answers.values() if answer.output is not None]
+    return all(bool(np.isnan(output).all()) for output in outputs)
 
 
 def _stage(tested: FunctionUnderTest) -> tuple[str, bool, bool, bool, bool]:

@@ -43,6 +43,8 @@ LONG = ((2, 300), (150, 150))
 # A length that windows, blocks, rings and images of the usual sizes divide.
 ROUND = 16
 # Only some functions are asked for these.
+# A text whose padding is followed by more tokens, and how many tokens each of its calls has.
+PADDED_PREFIX, PREFIX = "cache, padded prefix", (3, 1, 2)
 OF_HEADS, LEFT = "a mask for each head", "padding in front"
 
 
@@ -106,6 +108,14 @@ def _padding(batch: int, keys: int) -> Array:
     keep = np.ones((batch, 1, 1, keys), bool)
     keep[0, ..., 3:] = False
     keep[-1, ..., 4:] = False
+    return keep
+
+
+def _padded_prefix(batch: int) -> Array:
+    """Texts of different lengths that are filled up to 3 tokens, and 3 tokens after them."""
+    keep = np.ones((batch, 1, 1, sum(PREFIX)), bool)
+    keep[0, ..., 1:3] = False
+    keep[-1, ..., 2:3] = False
     return keep
 
 
@@ -187,6 +197,8 @@ def ready_probes(rank: int, *, of_batch: bool = False) -> Iterator[Probe]:
     more = dict(causal=True, window=3, offset=3)
     yield sized("window, rectangle", "window rectangular", (3, 6, 6, 6), **more)
     yield sized("cache", "cache", (6, 6, 6, 6), causal=True, chunks=(2, 1, 3))
+    prefixed: dict[str, Any] = dict(causal=True, chunks=PREFIX, keep=_padded_prefix(batch))
+    yield sized(PADDED_PREFIX, "key mask", (6, 6, 6, 6), **prefixed)
     yield sized("scale", "scale", (5, 5, 6, 6), scale=0.7)
 
 
@@ -246,6 +258,9 @@ def projected_probes(
         yield probe("window", "window", inputs, causal=True, window=3)
     if rows > 2 and not cross:
         yield probe("cache", "cache", inputs, causal=True, chunks=(2, 1, rows - 3))
+    if rows == 5 and not cross:
+        more: dict[str, Any] = dict(causal=True, chunks=PREFIX, keep=_padded_prefix(batch))
+        yield probe(PADDED_PREFIX, "key mask", {**inputs, "embeddings": rising}, **more)
 
 
 # --- inputs at which a function that is right elsewhere may break ---------------------------------

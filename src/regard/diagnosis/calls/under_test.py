@@ -112,6 +112,11 @@ class FunctionUnderTest:
         return self.callee.is_backward or self.forward is not None
 
     @property
+    def keeps_keys(self) -> bool:
+        """Whether it takes a cache, or tokens one at a time."""
+        return "cache" in self.callee.roles or bool(self.callee.steps)
+
+    @property
     def quantises(self) -> bool:
         """Whether its code says that numbers pass through integers of 8 bits."""
         return any(QUANTISED.search(text) for _, text in self.callee.blocks)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from regard.diagnosis.forms.adapting import trees_of
-from regard.diagnosis.forms.caches import Remembering
+from regard.diagnosis.forms.caches import Remembering, fills_dictionary
 from regard.diagnosis.forms.construction import constructed
 from regard.diagnosis.reading.parameter_names import role_of
 from regard.diagnosis.reading.signature import Parameter
@@ -106,6 +106,9 @@ def with_cache_object(
         if role_of(one.name) != "cache":
             continue
         used = _used(code, one.name)
+        if not one.required and fills_dictionary(code, one.name):
+            rest = [x for x in parameters if x is not one]
+            return KeepingInObject(function, one.name, dict, ()), rest
         if not used["methods"] - {"get", "setdefault", "items", "keys", "values", "copy"}:
             continue
         make = _maker(code, used["methods"] | used["read"], heads)

@@ -21,7 +21,7 @@ import numpy as np
 from regard.diagnosis.forms.adapting import CHANGING, entries_of, trees_of
 from regard.diagnosis.reading.constructor_arguments import MODEL_NAMES, size_by_name
 from regard.diagnosis.reading.parameter_names import plain, role_of
-from regard.diagnosis.reading.signature import Parameter
+from regard.diagnosis.reading.signature import Parameter, names_in
 
 LONGEST_CACHE = 64  # tokens, more than a probe has
 _MAKES = "init|initial(ize)?|make|create|new|empty|alloc(ate)?|build|get|fresh|start|zeros?|blank"
@@ -153,7 +153,12 @@ def size_of(cache: Any) -> int:
 
 def _changes(function: Callable[..., Any], name: str) -> bool:
     """Whether code changes a parameter in place: an entry, an attribute, or by a method."""
-    for node in (node for tree in trees_of(function) for node in ast.walk(tree)):
+    return any(_changes_in(tree, name) for tree in trees_of(function))
+
+
+def _changes_in(tree: ast.AST, name: str) -> bool:
+    names = {name, *_other_names(tree, name)}
+    for node in ast.walk(tree):
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign):
             targets = node.targets
@@ -166,9 +171,76 @@ def _changes(function: Callable[..., Any], name: str) -> bool:
             own = target
             while isinstance(own, ast.Subscript | ast.Attribute):
                 own = own.value
-            if own is not target and getattr(own, "id", "") == name:
+            if own is not target and getattr(own, "id", "") in names:
                 return True
     return False
+
+
+def fills_dictionary(function: Callable[..., Any], name: str) -> bool:
+    """Whether code puts entries with names of their own into a parameter, and returns it nowhere.
+
+    It may be empty at first: the code asks what it has.
+    """
+    named, asked = False, False
+    for tree in _trees_of_methods(function):
+        names = {name, *_other_names(tree, name)}
+        for node in ast.walk(tree):
+            match node:
+                case ast.Assign(targets=targets):
+                    for one in targets:
+                        parts = one.elts if isinstance(one, ast.Tuple) else [one]
+                        named |= any(_entry_of(part) in names for part in parts)
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=own), attr="update")):
+                    named |= own in names
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=own), attr="get")):
+                    asked |= own in names
+                case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id=own)]):
+                    asked |= own in names
+                case ast.Return(value=ast.Tuple(elts=parts)):
+                    if any(getattr(part, "id", "") in names for part in parts):
+                        return False
+    return named and asked
+
+
+def _trees_of_methods(function: Callable[..., Any]) -> Iterator[ast.AST]:
+    """The code of a function, and of the methods of the same object that it names."""
+    kind = type(getattr(function, "__self__", None))
+    named = (getattr(kind, one, None) for one in names_in(inspect.unwrap(function)))
+    yield from itertools.islice(trees_of(function), 1)
+    for one in named:
+        if inspect.isfunction(one):
+            yield from itertools.islice(trees_of(one), 1)
+
+
+def _entry_of(node: ast.expr) -> str:
+    """The name of a dictionary of which this is the entry under a text; or nothing."""
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+        key = node.slice
+        is_text = isinstance(key, ast.JoinedStr | ast.Attribute | ast.Name) or (
+            isinstance(key, ast.Constant) and isinstance(key.value, str)
+        )
+        return node.value.id if is_text else ""
+    return ""
+
+
+def _other_names(tree: ast.AST, name: str) -> Iterator[str]:
+    """Names for the same thing, or for an entry of it: saved = {} if state is None else state."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        match node.value:
+            case ast.IfExp(body=body, orelse=other):
+                values = [body, other]
+            case ast.BoolOp(values=several):
+                values = several
+            case ast.Call(func=ast.Attribute(value=inner, attr="get" | "setdefault")):
+                values = [inner]
+            case ast.Subscript(value=inner):
+                values = [inner]
+            case value:
+                values = [value]
+        if any(getattr(one, "id", "") == name for one in values):
+            yield from (one.id for one in node.targets if isinstance(one, ast.Name))
 
 
 def _empty_caches(function: Callable[..., Any], name: str, like: Any) -> Iterator[Any]:

@@ -33,6 +33,10 @@ _PREFIXES = ("dldo", "dld", "dloss", "grad", "gradient", "dl", "d", "g")
 _SUFFIXES = ("gradient", "grad", "bar")
 
 
+# What may have a gradient in a backward pass beside what attention reads.
+BESIDE = (*WEIGHTS, "sink")
+
+
 class NoGradientError(Exception):
     """Nothing differentiates this output, as where it was made without gradients."""
 
@@ -63,7 +67,9 @@ class Pair:
         given = [upstream if is_upstream(name) else own.get(name, cache) for name in names]
         if len(names) == 1 or not any(map(is_upstream, names)):
             given = [upstream, cache][: len(names)]
-        found = self.backward(*given)
+        known = inspect.signature(self.backward).parameters
+        rest = {n: one for n, one in own.items() if n in known and n not in names}
+        found = self.backward(*given, **rest)
         if found is None and self.holder is not None:
             found = {n: one for n, one in vars(self.holder).items() if gradient_of(n)}
         return found
@@ -92,9 +98,13 @@ def pair_of(thing: Any) -> Pair | None:
 
 
 def _forward_of(backward: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The forward pass beside a backward pass that takes only dO and what that one has kept."""
+    """The forward pass beside a backward pass that takes only dO and what that one has kept.
+
+    What was kept may be called ctx or memory, as a context is that queries read.
+    """
     names = [one.name for one in _required(backward)]
-    if not any(map(is_upstream, names)) or any(role_of(n) in DIFFERENTIATED for n in names):
+    roles = [role_of(one) for one in names]
+    if not any(map(is_upstream, names)) or ({*roles} - {"context"}) & {*DIFFERENTIATED}:
         return None
     name, beside = backward.__name__.lower(), getattr(backward, "__globals__", {})
     for word, other in _DIRECTIONS:
@@ -215,14 +225,14 @@ def gradient_of(name: str) -> str | None:
 
     >>> gradient_of("dQ"), gradient_of("grad_value"), gradient_of("k_bar"), gradient_of("dS")
     ('query', 'value', 'key', None)
-    >>> gradient_of("dWq"), gradient_of("grad_b_o")
-    ('W_q', 'b_o')
+    >>> gradient_of("dWq"), gradient_of("grad_b_o"), gradient_of("dsinks")
+    ('W_q', 'b_o', 'sink')
     """
     name = plain(name)
     inner = [name.removeprefix(one) for one in _PREFIXES if name.startswith(one)]
     inner += [name.removesuffix(one) for one in _SUFFIXES if name.endswith(one)]
-    roles = (role_of(one) for one in inner)
-    return next((role for role in roles if role in (*DIFFERENTIATED, *WEIGHTS)), None)
+    roles = (role_of(one) for one in inner if one != "s")  # the scores
+    return next((role for role in roles if role in (*DIFFERENTIATED, *BESIDE)), None)
 
 
 def roles_wanted(callee: Callee) -> tuple[str, ...]:
@@ -234,14 +244,20 @@ def roles_wanted(callee: Callee) -> tuple[str, ...]:
     if not (callee.is_backward or callee.paired):
         return own
     found = [gradient_of(name) for name in callee.returns]
-    said = tuple(one for one in (*own, *WEIGHTS) if one in callee.roles and one in found)
+    if found.count(None) == len(own):  # those of the inputs, which have no names, and others
+        own_ones = iter(own)
+        found = [next(own_ones) if one is None else one for one in found]
+    said = tuple(one for one in (*own, *BESIDE) if one in callee.roles and one in found)
     return said if said and ({*own} <= {*said} or all(found)) else own
 
 
 def inputs_wanted(callee: Callee) -> tuple[str, ...]:
     """The inputs of a probe whose gradients are asked for; nothing for those of all arrays."""
     wanted = roles_wanted(callee)
-    if callee.kind in ("packed", "self") or {*wanted} == {*DIFFERENTIATED} & callee.roles.keys():
+    if "sink" in callee.roles and "sink" not in wanted and callee.kind in ("packed", "self"):
+        return ("queries", "keys", "values", "embeddings", "context")
+    all_of_them = {*wanted} == {*DIFFERENTIATED, "sink"} & callee.roles.keys()
+    if callee.kind in ("packed", "self") or all_of_them:
         return ()
     arrays = {"query": "queries", "key": "keys", "value": "values"}
     if callee.kind == "projected":

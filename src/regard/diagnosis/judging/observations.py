@@ -20,6 +20,7 @@ from regard.diagnosis.calls.convention import Answer, Convention, Question, agre
 from regard.diagnosis.calls.convention_search import key_mask_convention
 from regard.diagnosis.calls.description import describe_call
 from regard.diagnosis.calls.gradient_probe import GradientProbe
+from regard.diagnosis.calls.likely import only_nan
 from regard.diagnosis.calls.probe import UNITS, Probe
 from regard.diagnosis.calls.probes import ABILITIES
 from regard.diagnosis.calls.under_test import FunctionUnderTest
@@ -404,8 +405,7 @@ def is_random(tested: FunctionUnderTest) -> Finding | None:
 
 def nan_throughout(tested: FunctionUnderTest, conventions: Sequence[Convention]) -> Outcome | None:
     """The diagnosis of a function that returns nothing but NaN; None if it returns numbers."""
-    outputs = [answer.output for answer in tested.answers.values() if answer.output is not None]
-    if not all(np.isnan(output).all() for output in outputs):
+    if not only_nan(tested):
         return None
     name = tested.callee.name
     text = (

@@ -59,7 +59,7 @@ BY_DIGITS = (
     *calls.OF_CALLS,
     *windows.OF_BUFFERS,
 )
-BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT)
+BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT, *caps.SINK_GRADIENTS)
 EQUIVALENTS: tuple[Equivalent, ...] = (
     *scores.EQUIVALENTS,
     *hiding.EQUIVALENTS,
@@ -72,7 +72,8 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
 def catalogue_of(probe: Probe) -> Sequence[Mistake]:
     """The mistakes of what a probe's function is meant to compute; those of its own score first."""
     if isinstance(probe, GradientProbe):
-        return (*GRADIENTS, *CATALOGUE)
+        of_sink = caps.SINK_GRADIENTS if "sink" in probe.inputs else ()
+        return (*GRADIENTS, *of_sink, *mistakes_of_built_in(probe), *CATALOGUE)
     if probe.is_plain:
         return (*mistakes_of_built_in(probe), *CATALOGUE)
     own = of_mechanism(

@@ -9,6 +9,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.calls.probe import Probe, Values, Variant
+from regard.diagnosis.forms.packing import PAGE
 from regard.diagnosis.mistakes.entry import (
     Entries,
     Variants,
@@ -77,11 +78,18 @@ def _by_count(count: int) -> Iterator[Cuts]:
     yield from map(at, (longer_first, alternating, shorter_last))
 
 
+def _dividing(keys: int) -> list[slice]:
+    """As few blocks as divide the keys; each key alone where nothing does."""
+    count = next((n for n in range(2, keys) if keys % n == 0), max(1, keys))
+    return _by_size(keys // count)(keys)
+
+
 def _every_cut(
     *, counts: tuple[int, ...] = COUNTS, sizes: tuple[int, ...] = SIZES, least: int = 1
 ) -> Iterator[Cuts]:
     yield from (_by_size(size) for size in sizes if size >= least)
     yield from itertools.chain.from_iterable(map(_by_count, counts))
+    yield from [_dividing] if counts else []
 
 
 def _blocks(values: Values, probe: Probe, cuts: Cuts) -> Iterator[tuple[Array, Array]]:
@@ -136,11 +144,16 @@ def _online(
 
 
 def _merged(
-    share: Callable[[Array, Array, Array], Array], *, divided: bool = True, least: int = 1
+    share: Callable[[Array, Array, Array], Array],
+    *,
+    divided: bool = True,
+    by: Callable[[Array, Array, Array], Array] | None = None,
+    least: int = 1,
 ) -> Variants:
     """Outputs of blocks, each with a softmax of its own, merged by other shares.
 
-    `share(maxima, sums, lse)` are made of those of all blocks, (blocks, B, H, L, 1).
+    `share(maxima, sums, lse)` are made of those of all blocks, (blocks, B, H, L, 1); what they are
+    divided by is their sum, or that of `by`.
     """
 
     def variant(cuts: Cuts) -> Variant:
@@ -154,7 +167,8 @@ def _merged(
             maxima, sums, lse, outs = (np.stack(one) for one in zip(*parts, strict=True))
             shares = share(maxima, sums, lse)
             whole = (shares * outs).sum(0)
-            return np.asarray(whole / shares.sum(0) if divided else whole)
+            total = shares if by is None else by(maxima, sums, lse)
+            return np.asarray(whole / total.sum(0) if divided else whole)
 
         return replacing(output=output)
 
@@ -243,6 +257,31 @@ def _causal_by_block(sees: Callable[[Array, Array], Array]) -> Variants:
     return tuple(variant for size in SMALL for variant in by_size(size))
 
 
+def _in_all(maxima: Array, sums: Array, lse: Array) -> Array:
+    """The sums of all blocks, shifted by the same maximum."""
+    return np.asarray(np.exp(maxima - maxima.max(0)) * sums)
+
+
+def _full_block_lost(size: int, empty: float) -> Variant:
+    """Of the keys that a row sees the last `size` get no weight where that divides their number.
+
+    A row that sees no others has `empty`.
+    """
+
+    def output(values: Values, probe: Probe) -> Array:
+        visible = values["visible"] if "visible" in values else np.array(True)
+        visible = np.broadcast_to(visible, values["weights"].shape)
+        count = visible.sum(-1, keepdims=True)
+        left = np.where(count % size == 0, count - size, count)
+        kept = visible & (np.cumsum(visible, axis=-1) <= left)
+        weights = np.where(kept, values["exponentials"], 0.0)
+        total = weights.sum(-1, keepdims=True)
+        own = np.repeat(values["values"], weights.shape[1] // values["values"].shape[1], axis=1)
+        return np.asarray(np.where(total > 0, weights @ own / np.where(total > 0, total, 1), empty))
+
+    return replacing(output=output)
+
+
 def _one(before: Array, after: Array) -> Array:
     return np.ones_like(before)
 
@@ -255,12 +294,12 @@ BLOCKS: Entries = {
     "block_output_not_rescaled": (
         "the output so far is not rescaled when a block raises the maximum",
         "Earlier blocks were shifted by a smaller maximum, so they count too much.",
-        _online(of_output=_one),
+        _online(of_output=_one) + _merged(lambda m, sums, lse: sums, by=_in_all, least=2),
     ),
     "block_sum_not_rescaled": (
         "the sum so far is not rescaled when a block raises the maximum",
         "Earlier blocks were shifted by a smaller maximum, so their sum is too large.",
-        _online(of_sum=_one),
+        _online(of_sum=_one) + _merged(_in_all, by=lambda m, sums, lse: sums, least=2),
     ),
     "blocks_not_rescaled": (
         "neither the output nor the sum so far is rescaled when a block raises the maximum",
@@ -347,6 +386,15 @@ BLOCKS: Entries = {
         _chosen(_whole_ones, _every_cut(counts=(), least=2))
         + _chosen(_whole_ones_or_all, _every_cut(counts=(), sizes=(16, 32))),
         CUT,
+    ),
+    "full_last_block_lost": (
+        "the last block of keys is lost where it is full",
+        "length % block is 0 for a full block; its keys get no weight.",
+        tuple(_full_block_lost(n, empty) for n in (PAGE, *SMALL) for empty in (0.0, np.nan)),
+        (
+            "n = min(block, length - start)  # of the block that begins at start",
+            "n = min(block, length - start)  # of the block that begins at start",
+        ),
     ),
     "final_block_lost": (
         "the last block of keys is always lost",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -110,6 +111,16 @@ def _highest(values: Values) -> Array:
     """The maximum of each row without the sink."""
     scores = values["masked"] if "masked" in values else raw_scores(values)
     return np.asarray(scores.max(-1))
+
+
+def _gradient_of_sink(factor: float, values: Values, probe: Probe) -> Array:
+    """The gradient of the sink times a factor."""
+    return np.asarray(-factor * (values["sink_weights"] * values["delta"]).sum(-1))
+
+
+def _of_exponentials(values: Values) -> Array:
+    """The sum of δ times the sink's exponential, which is not divided by the row's sum."""
+    return np.asarray((values["sink_exponential"] * values["delta"]).sum(-1))
 
 
 def _without_sink(values: Values, probe: Probe) -> Array:
@@ -228,3 +239,35 @@ SINKS: Entries = {
 FAMILY: Family = "positions, softcap and sinks"
 SOFTCAP_MISTAKES = mistakes(FAMILY, CAP, SOFTCAP)
 SINK_MISTAKES = mistakes(FAMILY, SINK, SINKS)
+
+# Of backward passes that return the gradient of a sink.
+SINK_GRADIENTS = mistakes(
+    "gradients",
+    SINK,
+    {
+        "gradient_of_sink": (
+            "the gradient of the sink is not −Σ p·δ over the rows of its head",
+            "The sink has no value, so its dP is 0; its weight p is that of softmax, δ = Σ P·dP.",
+            (
+                *(replacing(d_sink=partial(_gradient_of_sink, factor)) for factor in (-1.0, 0.0)),
+                replacing(d_sink=lambda v, p: -v["delta"].sum(-1)),
+                replacing(d_sink=lambda v, p: -v["sink_weights"].sum(-1)),
+                replacing(d_sink=lambda v, p: -(v["sink_weights"] * v["delta"]).mean(-1)),
+                replacing(d_sink=lambda v, p: v["sink_weights"].sum(-1)),
+                replacing(d_sink=lambda v, p: -_of_exponentials(v)),
+                replacing(
+                    d_sink=lambda v, p: -(v["sink_weights"] * v["d_weights"].sum(-1)).sum(-1)
+                ),
+                replacing(
+                    d_sink=lambda v, p: (
+                        -(v["sink_weights"] * (1 - v["sink_weights"]) * v["delta"]).sum(-1)
+                    )
+                ),
+            ),
+            (
+                "dsink = -(p_sink * delta).sum(axis=-1)  # p_sink = exp(sink - lse)",
+                "dsink = -(p_sink * delta).sum(-1)  # p_sink = exp(sink - lse)",
+            ),
+        ),
+    },
+)

@@ -6,6 +6,7 @@ The weights that a backward pass computes again may have every mistake of the fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ SOFTMAX = (
     "ds = p * (dp - (p * dp).sum(-1, keepdim=True))",
 )
 VALUES = ("dV = P.swapaxes(-1, -2) @ dO", "dv = p.transpose(-1, -2) @ do")
+BLOCKS = (2, 3, 4, 8, 16, 32, 64)  # of keys: a default size, or one that divides a probe's keys
 WEIGHTS = ("dP = dO @ V.swapaxes(-1, -2)", "dp = do @ v.transpose(-1, -2)")
 
 
@@ -62,6 +64,13 @@ def _softmax(*ways: Callable[..., Any]) -> Variants:
     return tuple(variant(way, using) for way in ways for using in (False, True))
 
 
+def _less_delta_of_block(size: int, p: Array, dp: Array, delta: Array) -> Array:
+    """P·(dP − δ) with a δ for each block of so many keys."""
+    starts = np.arange(0, p.shape[-1], size)
+    sums = np.add.reduceat(p * dp, starts, axis=-1)
+    return np.asarray(p * (dp - np.repeat(sums, size, axis=-1)[..., : p.shape[-1]]))
+
+
 def _lse(values: Values) -> Array:
     return np.asarray((values["row_maximum"] + np.log(values["row_sums"]))[..., None])
 
@@ -84,12 +93,28 @@ def _without_slope(values: Values, probe: Probe) -> Any:
     return values.get("d_capped")
 
 
-def _with_wrong_slope(values: Values, probe: Probe) -> Any:
-    """The slope of the softcap as (1 − tanh)² instead of 1 − tanh²."""
-    if "d_capped" not in values:
-        return None
-    bent = np.tanh(values["scaled"] / values["softcap"])
-    return values["d_capped"] * (1 - bent) ** 2
+def _with_slope(slope: Callable[[Array, Array, Array], Any]) -> Variant:
+    """Another slope of the softcap, made of the scores before it, those after it, and the cap."""
+
+    def replaced(values: Values, probe: Probe) -> Any:
+        if "d_capped" not in values:
+            return None
+        return values["d_capped"] * slope(values["scaled"], values["capped"], values["softcap"])
+
+    return replacing(d_scaled=replaced)
+
+
+# Instead of 1 − tanh²(s / cap).
+WRONG_SLOPES = (
+    lambda s, capped, cap: (1 - capped / cap) ** 2,
+    lambda s, capped, cap: 1 - (s / cap) ** 2,
+    lambda s, capped, cap: 1 - capped**2,
+    lambda s, capped, cap: 1 - np.tanh(s) ** 2,
+    lambda s, capped, cap: 1 - np.tanh(capped / cap) ** 2,
+    lambda s, capped, cap: 1 - capped / cap,
+    lambda s, capped, cap: (1 - (capped / cap) ** 2) / cap,
+    lambda s, capped, cap: (1 - (capped / cap) ** 2) * cap,
+)
 
 
 def _queries(gradient: Callable[..., Any]) -> Variant:
@@ -234,6 +259,15 @@ SOFTMAXES: Entries = {
         "Softmax runs along each row, and so does the sum that its gradient subtracts.",
         _softmax(lambda p, dp, delta: p * (dp - delta.sum(-2, keepdims=True))),
     ),
+    "delta_of_one_block": (
+        "δ is summed over one block of keys instead of the whole row",
+        "δ belongs to the row: Σ P·dP over all keys, which is Σ dO·O, known before any block.",
+        _softmax(*(partial(_less_delta_of_block, size) for size in BLOCKS)),
+        (
+            "delta = (dO * O).sum(axis=-1, keepdims=True)  # before the loop over blocks",
+            "delta = (do * o).sum(-1, keepdim=True)  # before the loop over blocks",
+        ),
+    ),
     "delta_lost_its_axis": (
         "δ lost its axis (no keepdims): column j gets the δ of row j",
         "On a square matrix NumPy broadcasts it along the wrong axis without an error.",
@@ -300,7 +334,7 @@ SOFTMAXES: Entries = {
     "softcap_slope_lost": (
         "the slope of the softcap is left out or wrong: 1 − tanh²",
         "The scores went through cap·tanh(s / cap), so their gradient is multiplied by its slope.",
-        (replacing(d_scaled=_without_slope), replacing(d_scaled=_with_wrong_slope)),
+        (replacing(d_scaled=_without_slope), *map(_with_slope, WRONG_SLOPES)),
         (
             "dS = dS * (1 - np.tanh(s / cap) ** 2)",
             "ds = ds * (1 - torch.tanh(s / cap) ** 2)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from regard.diagnosis.mistakes.entry import (
     logits,
     mistakes,
     other_cells,
+    other_visible,
     replacing,
     softmax,
 )
@@ -56,6 +58,27 @@ def _cache(sees: Callable[[Array, Array, Array, Array], Array]) -> Variants:
     return other_cells(cached, "causal", given=lambda probe: probe.chunks)
 
 
+def _padding(chunks: Callable[[list[Array], int], list[Array]]) -> Variants:
+    """Other padding of the keys that a call sees: made of the parts of each call, and its number.
+
+    The parts are of boolean arrays (B, …, tokens), True for what is kept.
+    """
+
+    def change(keep: Array, probe: Probe) -> Array:
+        own = probe.keep
+        if not probe.chunks or own is None or own.ndim != 4:
+            return keep
+        found, start = np.array(keep), 0
+        parts = np.split(own, np.cumsum(probe.chunks)[:-1], axis=-1)
+        for number, length in enumerate(probe.chunks):
+            seen = np.concatenate(chunks(parts[: number + 1], number), axis=-1)
+            found[:, :, start : start + length, : seen.shape[-1]] = seen
+            start += length
+        return found
+
+    return other_visible(change, "mask")
+
+
 def _appended_twice(values: Values, probe: Probe) -> Array:
     exponentials = np.exp(values["shifted"])
     if not probe.chunks:
@@ -71,23 +94,24 @@ def _in_another_order(values: Values, probe: Probe) -> Array:
     return blend(weights, values["values"][..., order, :])
 
 
-def _keys_kept_as_values(values: Values, probe: Probe) -> Array:
+def _keys_kept_as_values(values: Values, probe: Probe) -> Any:
     """The output where the values of earlier calls are keys."""
     usual, keys = values["values"], values["keys"]
     if not probe.chunks or usual.shape != keys.shape:
-        return blend(values["weights"], usual)
+        return None
     (start, _), key = _chunk(probe), np.arange(probe.sizes["S"])
     earlier = np.where(key < start, values["weights"], 0)
     return blend(values["weights"] - earlier, usual) + blend(earlier, keys)
 
 
-def _last_call_alone(values: Values, probe: Probe) -> Array:
+def _last_call_alone(values: Values, probe: Probe) -> Any:
     """The output where a call sees its own keys and those of the call before."""
     scores, lengths = logits(values), list(probe.chunks)
-    if lengths:
-        starts = np.cumsum([0, 0, *lengths[:-1]])[:-1]
-        first = np.repeat(starts, lengths)[:, None]
-        scores = np.where(np.arange(probe.sizes["S"]) >= first, scores, -np.inf)
+    if not lengths:
+        return None
+    starts = np.cumsum([0, 0, *lengths[:-1]])[:-1]
+    first = np.repeat(starts, lengths)[:, None]
+    scores = np.where(np.arange(probe.sizes["S"]) >= first, scores, -np.inf)
     return blend(softmax(scores), values["values"])
 
 
@@ -197,6 +221,22 @@ CACHES: Entries = {
         (replacing(exponentials=_appended_twice),),
     ),
 }
+JOINED = (
+    "mask = cache_mask = np.concatenate([cache_mask, new_mask], axis=-1)  # as K and V",
+    "mask = cache_mask = torch.cat([cache_mask, new_mask], dim=-1)  # as k and v",
+)
+PADDED: Entries = {
+    "cached_padding_misplaced": (
+        "the masks of earlier and of new keys are joined in another order than the keys",
+        "Padding that came before is then seen, and real keys are hidden.",
+        _padding(lambda parts, number: parts[::-1]),
+    ),
+    "cached_padding_forgotten": (
+        "the padding of earlier calls is forgotten: only the mask of new keys counts",
+        "The cache keeps the keys of padding too, which must stay hidden.",
+        _padding(lambda parts, number: [*map(np.ones_like, parts[:-1]), parts[-1]]),
+    ),
+}
 FILLED = (
     "scores = Q @ K_buffer[:n].T / np.sqrt(D)  # n: how many are filled, the new one included",
     "keep = torch.arange(k_buffer.shape[-2]) < n  # n: how many are filled, the new one included",
@@ -261,6 +301,7 @@ def without_newest_slot(size: int) -> Variant:
 MISTAKES = (
     *mistakes("caching and windows", WINDOW, WINDOWS),
     *mistakes("caching and windows", CACHE, CACHES),
+    *mistakes("caching and windows", JOINED, PADDED),
 )
 EQUIVALENTS = equivalents(
     {

@@ -12,7 +12,7 @@ _AXES = (
     (
         "D",
         re.compile(
-            r"(d|dk|dh|hd|e|c|f|k?d_?\w{0,5}|\w*dim\w*|head_?size|width|features?|chan\w*)$"
+            r"(d|dk|dh|hd|e|c|f|k?d_?\w{0,5}|\w*dim\w*|head_?size|width|\w*features?|chan\w*)$"
         ),
     ),
     ("B", re.compile(r"(b|bs|bsz|nb|batch\w*|\w*batch|bsize)$")),
@@ -33,8 +33,8 @@ def axes_of(words: list[str]) -> str:
 
     >>> axes_of(["batch", "seqlen", "n_heads", "head_dim"]), axes_of(["b", "x"])
     ('BLHD', '')
-    >>> axes_of(["batch", "1", "heads", "dim"])
-    'BLHD'
+    >>> axes_of(["batch", "1", "heads", "dim"]), axes_of(["n", "heads", "d"])
+    ('BLHD', 'LHD')
     """
     if [word.lower() for word in words[-3:]] in (["t", "n", "h"], ["s", "n", "h"]):
         words = [*words[:-3], "t", "heads", "dim"]  # as JAX's functions name them
@@ -42,7 +42,11 @@ def axes_of(words: list[str]) -> str:
     for number, word in enumerate(words):
         word = word.lower()
         kind = next((axis for axis, pattern in _AXES if pattern.match(word)), "")
-        if word == "n" and number == 0 and len(words) > 2:
+        if (
+            word == "n"
+            and number == 0
+            and any(_AXES[-1][1].match(one.lower()) for one in words[1:])
+        ):
             kind = "B"
         found += kind or "?"
     unclear = found.count("?") + (len(found) - len(set(found)))

@@ -58,7 +58,8 @@ NAMES = {
     "bk br bc blockm blockn kvchunk qchunk keychunksize querychunksize kvblock qblock nchunks "
     "numchunks nsplits numsplits slicesize nblocks numblocks splits querychunk keychunk chunklen "
     "chunklength blocklen blocksizeq blocksizek qblocksize kvblocksize kvchunksize qchunksize",
-    "cache": "cache kvcache past pastkv pastkeyvalue pastkeyvalues layerpast state carry prevkv",
+    "cache": "cache kvcache past pastkv pastkeyvalue pastkeyvalues layerpast state carry prevkv "
+    "incrementalstate savedstate layercache decodingstate runstate",
     "cache_k": "pastk kcache cachek keycache pastkey pastkeys kpast prevk cachedk cachedkeys",
     "cache_v": "pastv vcache cachev valuecache pastvalue pastvalues vpast prevv cachedv "
     "cachedvalues",
