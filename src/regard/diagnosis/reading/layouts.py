@@ -33,11 +33,13 @@ def axes_of(words: list[str]) -> str:
 
     >>> axes_of(["batch", "seqlen", "n_heads", "head_dim"]), axes_of(["b", "x"])
     ('BLHD', '')
-    >>> axes_of(["batch", "1", "heads", "dim"])
-    'BLHD'
+    >>> axes_of(["batch", "1", "heads", "dim"]), axes_of(["sq", "b", "np", "hn"])
+    ('BLHD', 'LBHD')
     """
     if [word.lower() for word in words[-3:]] in (["t", "n", "h"], ["s", "n", "h"]):
         words = [*words[:-3], "t", "heads", "dim"]  # as JAX's functions name them
+    if [word.lower().strip("_") for word in words[-2:]] == ["np", "hn"]:
+        words = [*words[:-2], "heads", "dim"]  # as Megatron's do: heads of a partition
     found = ""
     for number, word in enumerate(words):
         word = word.lower()
