@@ -236,8 +236,9 @@ def _as_output(found: ReturnedArray, convention: Convention, probe: Probe) -> Ar
         alone = tuple(n for axis, n in zip(layout, expected, strict=True) if axis != "L")
         if array.shape == alone:  # a single learned query, without its axis
             return array.reshape(probe.result(probe.right).shape)
-    side_by_side = (size["L"], size["H"] * size["E"])
-    if layout == "LHD" and array.shape == side_by_side and not convention.turned_output:
+    side_by_side = (*expected[:-2], int(np.prod(expected[-2:])))
+    heads_last = layout.endswith("HD") and "L" in layout and not convention.turned_output
+    if heads_last and array.shape == side_by_side:
         array = array.reshape(expected)
         return from_layout(array, axes, layout, probe.result(probe.right).shape)
     if axes != READY or len(expected) != 4 or convention.one_query:

@@ -40,6 +40,7 @@ from regard.diagnosis.forms.source import (
     turns_rows,
     unused_layers,
     words_of,
+    words_of_options,
 )
 from regard.diagnosis.forms.surroundings_read import surroundings_of
 from regard.diagnosis.forms.weights import (
@@ -134,7 +135,9 @@ def inspect_function(
     of_arguments = prose_of(text, of_arguments=True)
     of_keys = [one for one in found[0][1].parameters if one.role in ("key_mask", *OF_KEYS)]
     made = found[0][1].made
-    said = f"{name}\n{text}\n{documentation_of_file(function)}"
+    of_file = documentation_of_file(function)
+    options = words_of_options(named)
+    said = f"{name}\n{text}\n{of_file}"
     axes = documented_axes(text, [one.name for one in found[0][1].parameters])
     own_roles = found[0][1].roles
     arrays = [own_roles[one].name for one in ("query", "key", "value") if one in own_roles]
@@ -170,7 +173,7 @@ def inspect_function(
         "axes": letters_of(axes) or {},
         "meant": meant_in(f"{name}\n{text}", helpers, of_all),
         "says_added": says_added(said_of_arguments(text)),
-        "said_scale": said_scale(f"{name}\n{words_of(text)}\n{documentation_of_file(function)}"),
+        "said_scale": said_scale(f"{name}\n{words_of(text)}\n{options}\n{of_file}"),
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
     found = [(called, _with_named_mask(one, own["axes"])) for called, one in found]

@@ -18,6 +18,7 @@ from regard.diagnosis.forms.adapting import (
     keeps_state,
     with_sink,
 )
+from regard.diagnosis.forms.any_width import of_any_width
 from regard.diagnosis.forms.around import (
     AroundAttention,
     around_attention,
@@ -189,6 +190,9 @@ def readings_of_object(
         if around:
             role = "x" if sum(one.required for one in known) == 1 else known[0].role
             known = [replace(known[0], role=role), *(replace(o, keyword=True) for o in known[1:])]
+        if inspect.isclass(thing) and target is own and not weighed[0][0] and not opaque:
+            named_roles = with_roles(known, dict(roles or {}))[0]
+            target = of_any_width(kind, method, named_roles, heads) or target
         if not roles and (told := from_tables(target, known)) is not None:
             target, known = told
         targets: list[Callable[..., Any]] = [*around, *[target][tabled:]]

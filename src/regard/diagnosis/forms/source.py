@@ -19,6 +19,7 @@ from typing import Any
 from regard.diagnosis.forms.differentiation import Applied, Pair
 from regard.diagnosis.reading.changed_text import parsed
 from regard.diagnosis.reading.constructor_arguments import is_module
+from regard.diagnosis.reading.parameter_names import plain
 from regard.diagnosis.reading.signature import names_in, text_of
 
 BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
@@ -35,6 +36,8 @@ MAKES_MASK = re.compile(
 )
 
 
+# What scores are multiplied by, or divided by, as a caller gives it.
+SCALE = re.compile("temperature|temp|scale|scaling|scalefactor|smscale|softmaxscale|normfactor")
 MOST_DOCUMENTATION = 2000  # characters at the top of a file
 # What makes a layer or a parameter, and the methods in which being read is no use of it.
 MAKES_LAYER = re.compile(r"(Linear|Dense|Conv1d|Conv2d|Parameter|Embedding)$")
@@ -113,6 +116,22 @@ def code_called(function: Any) -> str:
     own = [known[one] for one in names if one in known and known[one] is not function]
     own = [one for one in own if getattr(one, "__module__", "") == home]
     return "\n".join(text_of(one) for one in own if inspect.isfunction(one) or inspect.isclass(one))
+
+
+def words_of_options(function: Any) -> str:
+    """What the classes of the options of a function, that it has by default, say of themselves.
+
+    A scale of 1 in them is one that the caller gives.
+    """
+    if not is_function(function):
+        return ""
+    defaults = [one.default for one in inspect.signature(function).parameters.values()]
+    own = [one for one in defaults if type(one).__module__ == getattr(function, "__module__", "")]
+    found = [words_of(text_of(type(one))) for one in own]
+    for one in own:
+        scales = (getattr(one, name) for name in dir(one) if SCALE.fullmatch(plain(name)))
+        found += ["unscaled"] * any(type(scale) in (int, float) and scale == 1 for scale in scales)
+    return "\n".join(found)
 
 
 def code_of_file(function: Any) -> str:

@@ -102,12 +102,16 @@ def with_weights(
 
     One reading for each way in which the weights may lie in it.
     """
-    for tree in parameters:
+
+    def reads_weights(one: Parameter) -> bool:
+        return any(map(projection, read_from(function, one.name)))
+
+    for tree in sorted(parameters, key=reads_weights, reverse=True):  # w may be hidden states
         kind = annotated(function, tree.name)
         own = [*fields_of(kind)]
         named = any(projection(one) or latent_part(one) for one in own)
         if tree.required and role_of(tree.name) is None and not own:
-            named = any(map(projection, read_from(function, tree.name)))
+            named = reads_weights(tree)
         if tree.required and (TREES.fullmatch(plain(tree.name)) or named):
             code = TreeCode(function, tree.name, kind)
             made = initial_tree(function, (*code.names, *code.rest), HEADS)

@@ -187,6 +187,10 @@ class _Changes(Syntax):
         within = self.parents[whole]
         if isinstance(within, ast.Slice) and within.step is whole:
             return  # without its sign a turned axis is left as it was
+        call = self.parents.get(within, within) if isinstance(within, ast.keyword) else within
+        name = self.code(call.func).split(".")[-1] if isinstance(call, ast.Call) else ""
+        if name[:1].isupper():  # with other sizes an object has fewer of everything
+            return
         sign = "" if whole is node else "-"
         is_operand = isinstance(self.parents[whole], ast.BinOp | ast.AugAssign)
         others: Iterable[str] = ()
@@ -263,7 +267,7 @@ class _Changes(Syntax):
         own |= {one.id for one in names if not isinstance(one.ctx, ast.Load)}
         own -= {"self", "cls"}
         read = [one for one in names if isinstance(one.ctx, ast.Load) and one.id in own]
-        read = [one for one in read if not self._is_of_blocks(one)]
+        read = [one for one in read if not (self._is_of_blocks(one) or self._is_kept(one))]
         reads = Counter(one.id for one in read)
         sizes = self._sizes(function)
 
@@ -289,6 +293,11 @@ class _Changes(Syntax):
                     places = [self.span(one) for one in read if one in inside and one.id == name]
                     for other in others(name, count) if count > 1 else ():
                         yield SECOND, self._renamed(self.span(value), sorted(places), other)
+
+    def _is_kept(self, node: ast.AST) -> bool:
+        """Whether a statement only keeps what it gets in an object: self.size = size."""
+        kept = self.parents[node]
+        return isinstance(kept, ast.Assign) and isinstance(kept.targets[0], ast.Attribute)
 
     def _is_of_blocks(self, node: ast.AST) -> bool:
         """Whether a node makes the size of blocks."""

@@ -194,17 +194,15 @@ class Calls:
             return np.array([real, *[TOKENS] * (BATCH - 1)])
         if way.kind == SHARE:
             return np.array([real / TOKENS, *[1.0] * (BATCH - 1)])
-        seen = np.ones((TOKENS, TOKENS) if way.square else (BATCH, TOKENS), bool)
-        seen[:, real:] = not way.square
-        seen[0, real:] = False
-        if way.square:
-            seen[:, real:] = False
+        axes = self.tested.callee.axes.get(way.mask, "")
+        square = way.square or axes in ("TT", "BTT")
+        seen = np.ones((TOKENS, TOKENS) if square else (BATCH, TOKENS), bool)
+        seen[: TOKENS if square else 1, real:] = False
         seen = seen[:, ::-1] if way.first else seen
         if way.kind == LISTED:
             return np.stack(np.nonzero(seen)[::-1])
         yes, no = KINDS[way.kind]
         mask = np.asarray(np.where(seen, yes, no))
-        axes = self.tested.callee.axes.get(way.mask, "")
         if axes == "T":
             mask = mask[0]
         if axes == "BTT":

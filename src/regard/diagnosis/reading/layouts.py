@@ -35,9 +35,13 @@ def axes_of(words: list[str]) -> str:
     ('BLHD', '')
     >>> axes_of(["batch", "1", "heads", "dim"]), axes_of(["n", "heads", "d"])
     ('BLHD', 'LHD')
+    >>> axes_of(["sq", "b", "np", "hn"])
+    'LBHD'
     """
     if [word.lower() for word in words[-3:]] in (["t", "n", "h"], ["s", "n", "h"]):
         words = [*words[:-3], "t", "heads", "dim"]  # as JAX's functions name them
+    if [word.lower().strip("_") for word in words[-2:]] == ["np", "hn"]:
+        words = [*words[:-2], "heads", "dim"]  # as Megatron's do: heads of a partition
     found = ""
     for number, word in enumerate(words):
         word = word.lower()

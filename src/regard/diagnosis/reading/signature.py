@@ -260,6 +260,7 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
         found = [replace(one, role=None if one.role == "cache" else one.role) for one in found]
         found = _by_position(found)
     _settle(found, stated)
+    found = [replace(one, required=True) if _scales_by_one(one) else one for one in found]
     unknown = [one for one in found if one.required and one.role is None]
     if not _takes_queries(found):
         name = safe_text(found[0].name, 40) if found else "x"
@@ -367,6 +368,15 @@ def _role_by_name(parameter: Parameter) -> str | None:
     if role == "width" and not parameter.required:
         return None  # dim=-1 is an axis
     return role
+
+
+def _scales_by_one(parameter: Parameter) -> bool:
+    """Whether a scale is the caller's to give, because it does nothing by default."""
+    return (
+        parameter.role == "scale"
+        and type(parameter.default) in (int, float)
+        and (parameter.default == 1)
+    )
 
 
 def without_weights(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:

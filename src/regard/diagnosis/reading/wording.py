@@ -20,6 +20,7 @@ _UNSCALED = re.compile(
     r"without[_ ](?:a[_ ]|the[_ ]|any[_ ])?scal|"
     r"scal(?:e|ing) (?:is )?(?:folded|absorbed|left)|dot[_ ]?score\b|"
     r"\b(?:attention|logits|scores)(?: itself)? (?:does|do|are|is) not (?:divided?|scaled?)|"
+    r"\b(?:kernel|function|it|layer|module) (?:does not|doesn't|never) (?:scales?|divides?)\b|"
     r"\bno (?:factor|temperature|1 ?/ ?sqrt|division by)|\bnothing is (?:scaled|divided)|"
     r"\b(?:q|queries) (?:is|are|comes?)? ?already (?:scaled|divided|multiplied)",
     re.IGNORECASE,
