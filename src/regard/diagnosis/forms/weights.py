@@ -35,7 +35,7 @@ LAYERS = {
     **dict.fromkeys(("dense", "unifyheads", "projection", "final", "fc", "combine", "mix"), "W_o"),
     "reprojection": "W_o",
 }
-OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
+OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos|edge|skip|root", re.IGNORECASE)
 # The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
 GROUPED = re.compile("^Conv|Norm$")
 FUSED_ORDERS = ("PHD", "HPD", "HDP", "DPH")
