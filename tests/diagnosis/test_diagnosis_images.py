@@ -36,3 +36,13 @@ def test_weights_of_edges_that_add_up_for_each_sender_are_named(thing):
 
 def test_edges_that_lead_the_other_way_are_named():
     assert regard.diagnose(images.GraphTurned).names == ("mask_transposed",)
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(("name", "found"), [("Matcher", ()), ("ForgetfulMatcher", ("no_scale",))])
+def test_descriptors_in_columns_whose_heads_take_turns_are_called(name, found):
+    from support import column_attentions
+
+    diagnosis = regard.diagnose(getattr(column_attentions, name))
+    assert diagnosis.names == found
+    assert diagnosis.verdict == ("mistaken" if found else "right")
