@@ -164,6 +164,11 @@ def of_frames(
     return OfFrames(layer, names), [replace(one, keyword=True) for one in parameters]
 
 
+# Tokens as columns (B, C, L), and as a mistake has them; and the arguments that are tokens.
+COLUMNS, COLUMNS_RESHAPED = Form("BCL"), Form("BCL", reshaped="both")
+TOKENS = ("x", "query", "key", "value", "context", "key_value")
+
+
 class AroundAttention:
     """A layer as attention over tokens (B, L, M), without the input that it may add.
 
@@ -188,12 +193,15 @@ class AroundAttention:
             out, *more = result if isinstance(result, tuple) else (result,)
             return (out - x, *more)
         batch, length, _ = x.shape
+        if self._form.axes == COLUMNS.axes:
+            tokens = (n for n, one in given.items() if role_of(n) in TOKENS and one is not None)
+            given |= {n: self._form.image_of(given[n], (0, 0)) for n in tokens}
         sides = self._image if math.prod(self._image) == length else sides_of(length)
         image = self._form.image_of(x, sides)
-        out = self.__wrapped__(image, **given)
-        out = out[0] if isinstance(out, tuple) else out
-        out = out - image if self.adds else out
-        return self._form.tokens_of(out, batch, length)
+        result = self.__wrapped__(image, **given)
+        out, *more = result if isinstance(result, tuple) else (result,)
+        out = self._form.tokens_of(out - image if self.adds else out, batch, length)
+        return (out, *more) if more and self._form.axes == COLUMNS.axes else out
 
 
 def around_attention(
@@ -213,8 +221,13 @@ def around_attention(
         re.search(rf"return {x} \+ |\b{x} \+ self\.|\+ {x}\s*$", called, re.MULTILINE) is not None
     )
     parts = layer.modules() if hasattr(layer, "modules") else ()
-    convolved = any(type(part).__name__ == "Conv2d" for part in parts)
-    forms = [*forms_of(text, convolved=convolved)]
+    kinds = {type(part).__name__ for part in parts}
+    forms = [*forms_of(text, convolved="Conv2d" in kinds)]
+    if "Conv1d" in kinds and not forms and not with_tables:
+        for form, added in itertools.product(
+            (COLUMNS, COLUMNS_RESHAPED), (True, False)[not adds :]
+        ):
+            yield AroundAttention(layer, form, adds=added)
     if with_tables:
         for form in forms if tables_of(layer) else ():
             if not form.fault:

@@ -35,7 +35,7 @@ RESHAPED = "map_reshaped"
 class Form:
     """How tokens (B, L, M) lie in an image."""
 
-    axes: str  # BCHW or BHWC
+    axes: str  # BCHW or BHWC; BCL of columns, as convolutions along a text take them
     lines: str = "pixels"  # a text is all pixels of an image, or each of its rows or columns
     reshaped: str = ""  # in, out or both: where axes are mistaken for others, and not exchanged
 
@@ -47,6 +47,11 @@ class Form:
     def image_of(self, tokens: Any, sides: tuple[int, int]) -> Any:
         """The image in which the tokens lie, whose height and width are known."""
         batch, length, width = tokens.shape
+        if self.axes == "BCL":
+            turned = (
+                tokens.reshape(batch, width, length) if self.reshaped else tokens.swapaxes(1, 2)
+            )
+            return in_a_row(turned)
         if self.reshaped in ("in", "both"):
             if self.axes == "BCHW":
                 return tokens.reshape(batch, width, *sides)
@@ -60,6 +65,8 @@ class Form:
 
     def tokens_of(self, image: Any, batch: int, length: int) -> Any:
         """The tokens that lie in an image."""
+        if self.axes == "BCL":
+            return image.reshape(batch, length, -1) if self.reshaped else image.swapaxes(1, 2)
         if self.reshaped in ("out", "both"):
             whole = image.reshape(batch, -1, length)
             return image.reshape(batch, length, -1) if self.axes == "BCHW" else whole.swapaxes(1, 2)

@@ -40,6 +40,7 @@ from regard.diagnosis.forms.construction import (
     without,
 )
 from regard.diagnosis.forms.function_readings import Reading, with_packed_heads
+from regard.diagnosis.forms.graphs import of_graph
 from regard.diagnosis.forms.neutral_arguments import with_neutral
 from regard.diagnosis.forms.norm_functions import without_norm_functions
 from regard.diagnosis.forms.packing import with_ids
@@ -176,6 +177,8 @@ def readings_of_object(
             found.append((target, callee))
         if channels:
             continue
+        if not roles and (graph := of_graph(target, known, code_of(thing))) is not None:
+            target, known = graph
         if not roles and (neutral := with_neutral(target, known)) is not None:
             target, known = neutral
         framed = of_frames(target, known, code_of(thing)) if weighed[0][0] else None

@@ -19,7 +19,7 @@ from regard.diagnosis.forms.source import code_of_file
 from regard.diagnosis.forms.three_in_one import apart, three_wide
 from regard.diagnosis.reading.documented import documented_axes, is_of_tokens
 from regard.diagnosis.reading.parameter_names import is_upstream, plain, role_of
-from regard.diagnosis.reading.signature import EDGES, PROJECTIONS, Parameter, text_of
+from regard.diagnosis.reading.signature import PROJECTIONS, Parameter, text_of
 
 QKV = re.compile("^(x|in|mixed|fused|packed)?qkv(s|packed|proj|tensor|layer|states|heads)?$")
 KV = re.compile("^(x|mixed|fused|packed)?kv(s|packed|heads)?$")
@@ -225,9 +225,6 @@ def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> l
         return grouped
     if (paged := _paged(function, parameters)) is not None:
         return paged
-    edges = next((one for one in parameters if one.required and EDGES.search(one.name)), None)
-    if edges is not None and {"query", "key", "value"} <= {role_of(name) for name in required}:
-        return _of_edges(function, parameters, edges)
     keys = next((one for name, one in required.items() if KV.match(name)), None)
     if keys is not None and any(role_of(one.name) == "query" for one in parameters):
         both = _of_parts(function, parameters, keys, ("key", "value"))
@@ -334,24 +331,6 @@ def _axis_in_a_group(queries: Sequence[str], keys: Sequence[str]) -> int | None:
         if place and all(alike) and queries[place - 1] in shared and len(shared) > 1:
             return place - 1 - len(keys)
     return None
-
-
-def _of_edges(
-    function: Callable[..., Any], parameters: Sequence[Parameter], edges: Parameter
-) -> list[Alternative]:
-    """With a mask (L, L) instead of the edges of a graph, which lead from a key to a query."""
-
-    def pack(given: dict[str, Any]) -> dict[str, Any]:
-        rows, columns = np.nonzero(np.asarray(given[edges.name]) != 0)
-        listed = np.stack([columns, rows])
-        if hasattr(given[edges.name], "new_tensor"):
-            import torch
-
-            return given | {edges.name: torch.from_numpy(listed)}
-        return given | {edges.name: listed}
-
-    known = [replace(x, keyword=True, role="keep" if x is edges else x.role) for x in parameters]
-    return [(Packing(function, pack), known)]
 
 
 def _of_parts(

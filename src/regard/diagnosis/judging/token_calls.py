@@ -206,5 +206,6 @@ class Calls:
         if axes == "T":
             mask = mask[0]
         if axes == "BTT":
-            mask = np.broadcast_to(mask, (BATCH, TOKENS, TOKENS)).copy()
+            rows = mask if way.square else mask[:, None]
+            mask = np.broadcast_to(rows, (BATCH, TOKENS, TOKENS)).copy()
         return np.asarray(mask[:, None, None] if axes == "B11T" else mask)
