@@ -218,9 +218,7 @@ def _entry_of(node: ast.expr) -> str:
     """The name of a dictionary of which this is the entry under a text; or nothing."""
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
         key = node.slice
-        is_text = isinstance(key, ast.JoinedStr | ast.Attribute | ast.Name) or (
-            isinstance(key, ast.Constant) and isinstance(key.value, str)
-        )
+        is_text = isinstance(key, ast.JoinedStr) or isinstance(getattr(key, "value", None), str)
         return node.value.id if is_text else ""
     return ""
 

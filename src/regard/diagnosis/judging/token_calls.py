@@ -208,5 +208,6 @@ class Calls:
         if axes == "T":
             mask = mask[0]
         if axes == "BTT":
-            mask = np.broadcast_to(mask, (BATCH, TOKENS, TOKENS)).copy()
+            cells = mask if way.square else mask[:, None]
+            mask = np.broadcast_to(cells, (BATCH, TOKENS, TOKENS)).copy()
         return np.asarray(mask[:, None, None] if axes == "B11T" else mask)

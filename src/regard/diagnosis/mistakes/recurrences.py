@@ -213,7 +213,7 @@ MISTAKES = (
     ),
     Mistake(
         "retention_one_decay",
-        "heads and projections",
+        "one head",
         "all heads of retention have the decay of the first",
         "Each head has a gamma of its own.",
         *_LINES,
@@ -221,7 +221,7 @@ MISTAKES = (
     ),
     Mistake(
         "retention_sees_later_tokens",
-        "hiding",
+        "one head",
         "retention reads later tokens",
         "D is 0 where the key comes after the query.",
         *_LINES,
