@@ -86,7 +86,19 @@ def _search(tested: FunctionUnderTest) -> list[list[Convention]]:
         if join and any(_reads_context(tested, replace(one, joined=False)) for one in base):
             continue
         hypotheses += _with_masks(tested, base)
+    if len(transposed) > 1:  # weights of fewer key heads are not square, and fit in one way
+        fitting = [one for one in hypotheses if _takes_fewer_key_heads(tested, one)]
+        hypotheses = fitting or hypotheses
     return [found for one in hypotheses for found in _with_details(tested, one)]
+
+
+def _takes_fewer_key_heads(tested: FunctionUnderTest, base: Sequence[Convention]) -> bool:
+    """Whether there is an output for fewer key heads than query heads."""
+    return any(
+        probe.ability == "grouped" and tested.ask(one, probe).output is not None
+        for one in base
+        for probe in tested.probes_for(one)
+    )
 
 
 def _joins(callee: Callee) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -347,10 +347,21 @@ def _projected_by_arguments(callee: Callee, more: dict[str, Any]) -> Iterator[Pr
             }
             square, groups = square | of_keys, 1
         yield from projected_probes(square, heads, groups, **more)
+        if "key_heads" in callee.roles and callee.heads in (None, 4):
+            yield from _with_fewer_key_heads(taken, more)
         return
     yield from projected_probes(square, 1, **more)
     if not SQUARE.search("".join(text for _, text in callee.blocks)):
         yield from projected_probes(taken, 1, **more)
+
+
+def _with_fewer_key_heads(taken: Mapping[str, Any], more: dict[str, Any]) -> Iterator[Probe]:
+    """Probes of 4 query heads and 2 key heads, of an even width, without a rule of their own."""
+    widths = {"W_k": (16, 8), "W_v": (16, 8), "b_k": (8,), "b_v": (8,)}
+    shapes = {name: widths.get(name, (16,) * len(shape)) for name, shape in taken.items()}
+    for probe in projected_probes(shapes, 4, 2, **more):
+        if not (probe.has_rules or probe.ability == "long"):
+            yield replace(probe, name=f"fewer key heads, {probe.name}", ability="grouped")
 
 
 def _keys_are_narrower(callee: Callee) -> bool:

@@ -106,7 +106,8 @@ def with_cache_object(
         if role_of(one.name) != "cache":
             continue
         used = _used(code, one.name)
-        if not one.required and fills_dictionary(code, one.name):
+        of_context = any(role_of(x.name) == "context" for x in parameters)  # its keys stay
+        if not (one.required or of_context) and fills_dictionary(code, one.name):
             rest = [x for x in parameters if x is not one]
             return KeepingInObject(function, one.name, dict, ()), rest
         if not used["methods"] - {"get", "setdefault", "items", "keys", "values", "copy"}:

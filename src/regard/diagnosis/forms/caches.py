@@ -21,7 +21,7 @@ import numpy as np
 from regard.diagnosis.forms.adapting import CHANGING, entries_of, trees_of
 from regard.diagnosis.reading.constructor_arguments import MODEL_NAMES, size_by_name
 from regard.diagnosis.reading.parameter_names import plain, role_of
-from regard.diagnosis.reading.signature import Parameter, names_in
+from regard.diagnosis.reading.signature import Parameter, names_in, text_of
 
 LONGEST_CACHE = 64  # tokens, more than a probe has
 _MAKES = "init|initial(ize)?|make|create|new|empty|alloc(ate)?|build|get|fresh|start|zeros?|blank"
@@ -73,7 +73,9 @@ class Remembering:
             return function(*given, **named)
         arrays = (one for one in named.values() if hasattr(one, "shape") and one.ndim)
         like = named.get(self._value, next(arrays))  # there may be fewer heads of keys
-        empty = [*_made(self.__wrapped__, self._cache, like, self._heads)]
+        counts = {role_of(name): one for name, one in named.items() if type(one) is int}
+        heads = self._heads or counts.get("heads")
+        empty = [*_made(self.__wrapped__, self._cache, like, heads, counts.get("key_heads"))]
         empty = empty or [*_empty_caches(self.__wrapped__, self._cache, like)]
         if like.ndim not in self._kept:
             self._kept[like.ndim] = self._first_that_fits(function, given, named, empty)
@@ -216,9 +218,7 @@ def _entry_of(node: ast.expr) -> str:
     """The name of a dictionary of which this is the entry under a text; or nothing."""
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
         key = node.slice
-        is_text = isinstance(key, ast.JoinedStr | ast.Attribute | ast.Name) or (
-            isinstance(key, ast.Constant) and isinstance(key.value, str)
-        )
+        is_text = isinstance(key, ast.JoinedStr) or isinstance(getattr(key, "value", None), str)
         return node.value.id if is_text else ""
     return ""
 
@@ -308,13 +308,15 @@ def fields_of(kind: Any) -> Iterator[str]:
         yield from getattr(kind, "_fields", ())
 
 
-def _made(function: Callable[..., Any], name: str, like: Any, heads: int | None) -> Iterator[Any]:
+def _made(
+    function: Callable[..., Any], name: str, like: Any, heads: int | None, key_heads: int | None
+) -> Iterator[Any]:
     """Empty caches of the function or the class of the same file that makes them."""
     makers = [*_makers(function, name)]
     for maker in makers:
         for sizes in _sizes(like, heads):
             with contextlib.suppress(Exception):
-                made = maker(**_arguments(maker, sizes, like))
+                made = maker(**_arguments(maker, sizes, like, key_heads))
                 if made is not None:
                     yield _in_dtype(made, like)
 
@@ -331,6 +333,7 @@ def _makers(function: Callable[..., Any], name: str) -> Iterator[Callable[..., A
     note = getattr(inner, "__annotations__", {}).get(name)
     said = note if isinstance(note, str) else getattr(note, "__name__", "")
     kinds = [one for one in own if inspect.isclass(one) and one.__name__ == said]
+    kinds = kinds or [one for one in own if inspect.isclass(one) and _has_read(one, inner, name)]
     for kind in kinds:
         for method, held in vars(kind).items():
             if isinstance(held, classmethod | staticmethod) and MAKING_METHOD.match(method):
@@ -339,6 +342,17 @@ def _makers(function: Callable[..., Any], name: str) -> Iterator[Callable[..., A
         one for one in own if inspect.isroutine(one) and MAKER.match(getattr(one, "__name__", ""))
     )
     yield from (one for one in kinds if not [*fields_of(one)])
+
+
+def _has_read(kind: Any, function: Callable[..., Any], name: str) -> bool:
+    """Whether a class sets every attribute that the code reads of a parameter, if it reads any."""
+    nodes = (node for tree in itertools.islice(trees_of(function), 1) for node in ast.walk(tree))
+    read = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == name
+    }
+    return bool(read) and all(re.search(rf"\bself\.{one}\b", text_of(kind)) for one in read)
 
 
 def _sizes(like: Any, heads: int | None) -> Iterator[Sizes]:
@@ -358,10 +372,13 @@ def _sizes(like: Any, heads: int | None) -> Iterator[Sizes]:
         yield 1, 1, width
 
 
-def _arguments(maker: Callable[..., Any], sizes: Sizes, like: Any) -> dict[str, Any]:
+def _arguments(
+    maker: Callable[..., Any], sizes: Sizes, like: Any, key_heads: int | None
+) -> dict[str, Any]:
     """The arguments of a maker by the names of its parameters; a KeyError if one is not known."""
     batch, heads, width = sizes
-    known = {"batch": batch, "heads": heads, "key_heads": heads, "width": width, "layers": 1}
+    known = {"batch": batch, "heads": heads, "width": width, "layers": 1}
+    known["key_heads"] = key_heads or heads
     known |= dict.fromkeys(("length", "block", "window"), LONGEST_CACHE)
     parameters = inspect.signature(maker).parameters.values()
     of_heads = any(role_of(one.name) in ("heads", "key_heads") for one in parameters)
@@ -373,7 +390,9 @@ def _arguments(maker: Callable[..., Any], sizes: Sizes, like: Any) -> dict[str, 
             continue
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             continue
+        divided = rf"\b{one.name} *//"  # dim // n_heads: it is that of all heads
         of_head = of_heads and plain(one.name) in MODEL_NAMES
+        of_head = of_head and not re.search(divided, text_of(maker))
         size = width if of_head else size_by_name(one.name, known)
         if size is not None:
             given[one.name] = size

@@ -57,7 +57,7 @@ class BuiltIn:
 
     def __str__(self) -> str:
         words = [SCALES[self.said_scale]] if self.said_scale else []
-        is_map = not self.linear.startswith(("attention", "efficient"))
+        is_map = not self.linear.startswith(("attention", "efficient", "retention"))
         of_map = "linear attention of φ(x) = " * is_map
         words += [f"{of_map}{self.linear}"] if self.linear else []
         words += [WORDS[self.positions]] if self.positions else []

@@ -107,8 +107,9 @@ def best_match(
     plain = match is None and any(are_plain(tested, own[0]) for own, _ in views)
     if not plain:  # where it is seen that the softmax gets the scores alone, nothing is besides
         match = match or _with_built_in(tested, hypotheses(wide[-1]), wide)
-    if tested.callee.says_linear and not tested.of_gradients:
-        match = match or _linear(hypotheses(wide[-1]), wide[-1])
+    softmax_lost = match is not None and [one.name for one, _ in match.mistakes] == ["no_softmax"]
+    if tested.callee.says_linear and not tested.of_gradients and (match is None or softmax_lost):
+        match = _linear(hypotheses(wide[-1]), wide[-1]) or match
     if not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
     as_meant = [own for one in best_first for own in _as_meant(tested, one)]

@@ -194,18 +194,20 @@ class Calls:
             return np.array([real, *[TOKENS] * (BATCH - 1)])
         if way.kind == SHARE:
             return np.array([real / TOKENS, *[1.0] * (BATCH - 1)])
-        axes = self.tested.callee.axes.get(way.mask, "")
-        square = way.square or axes in ("TT", "BTT")
-        seen = np.ones((TOKENS, TOKENS) if square else (BATCH, TOKENS), bool)
-        seen[: TOKENS if square else 1, real:] = False
+        seen = np.ones((TOKENS, TOKENS) if way.square else (BATCH, TOKENS), bool)
+        seen[:, real:] = not way.square
+        seen[0, real:] = False
+        if way.square:
+            seen[:, real:] = False
         seen = seen[:, ::-1] if way.first else seen
         if way.kind == LISTED:
             return np.stack(np.nonzero(seen)[::-1])
         yes, no = KINDS[way.kind]
         mask = np.asarray(np.where(seen, yes, no))
+        axes = self.tested.callee.axes.get(way.mask, "")
         if axes == "T":
             mask = mask[0]
         if axes == "BTT":
-            rows = mask if way.square else mask[:, None]
-            mask = np.broadcast_to(rows, (BATCH, TOKENS, TOKENS)).copy()
+            cells = mask if way.square else mask[:, None]
+            mask = np.broadcast_to(cells, (BATCH, TOKENS, TOKENS)).copy()
         return np.asarray(mask[:, None, None] if axes == "B11T" else mask)

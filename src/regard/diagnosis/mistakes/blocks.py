@@ -263,7 +263,7 @@ def _in_all(maxima: Array, sums: Array, lse: Array) -> Array:
 
 
 def _full_block_lost(size: int, empty: float) -> Variant:
-    """Of the keys that a row sees the last `size` get no weight where that divides their number.
+    """The last `size` keys that a row sees get no weight where that divides their number.
 
     A row that sees no others has `empty`.
     """

@@ -240,7 +240,7 @@ FAMILY: Family = "positions, softcap and sinks"
 SOFTCAP_MISTAKES = mistakes(FAMILY, CAP, SOFTCAP)
 SINK_MISTAKES = mistakes(FAMILY, SINK, SINKS)
 
-# In backward passes that return the gradient of a sink.
+# Backward passes that return the gradient of a sink have these.
 SINK_GRADIENTS = mistakes(
     "gradients",
     SINK,

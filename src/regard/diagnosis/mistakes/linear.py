@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.calls.probe import Probe, Values, Variant
-from regard.diagnosis.mistakes import channels
+from regard.diagnosis.mistakes import channels, recurrences
 from regard.diagnosis.mistakes.entry import Mistake, heads_of, softmax
 
 Map = Callable[[Array], Array]
@@ -171,6 +171,8 @@ RIGHT_ONES = {
     name: tuple(_variant(phi, _with_epsilon(epsilon)) for epsilon in EPSILONS)
     for name, phi in MAPS.items()
 } | {EFFICIENT: _at_both_scales(-1, -2), channels.NAME: channels.RIGHT_ONES}
+RIGHT_ONES[recurrences.RETENTION] = recurrences.RIGHT_ONES
+CHUNKS = recurrences.chunk_mistakes(MAPS)
 _WITHOUT_ONE = Mistake(
     "linear_map_without_one",
     "one head",
@@ -183,6 +185,8 @@ _WITHOUT_ONE = Mistake(
 MISTAKES = (
     _WITHOUT_ONE,
     *channels.MISTAKES,
+    *recurrences.MISTAKES,
+    *CHUNKS,
     *(
         Mistake(name, "one head", title, why, *OF_EFFICIENT, variants=variants)
         for name, (title, why, variants) in _EFFICIENT.items()
@@ -216,6 +220,10 @@ def maps_of(mistake: Mistake) -> tuple[str, ...]:
     """The names of the right ones beside which the variants of a mistake are, one for each."""
     if mistake in channels.MISTAKES:
         return (channels.NAME,)
+    if mistake in recurrences.MISTAKES:
+        return (recurrences.RETENTION,)
+    if mistake in CHUNKS:
+        return tuple(MAPS)
     if mistake.name in _EFFICIENT:
         return (EFFICIENT,)
     if mistake.name == _ZEROED:

@@ -12,7 +12,7 @@ LINEAR = re.compile(
     r"linear_?\s?att|linear_?transf|feature_?map|kernel_?\s?feature|kernel(ized)?_?\s?att|"
     r"\bphi\b|\belu\b|performer|favor|efficient_?\s?att|\bxc(a|it)\b|cross_?-?covariance|"
     r"channel_?\s?att|channels\b[^.\n]{0,20}\battend|between (the )?channels|\bmdta\b|"
-    r"transposed_?\s?att",
+    r"transposed_?\s?att|\bretention|_retention|retnet",
     re.IGNORECASE,
 )
 _UNSCALED = re.compile(
