@@ -130,3 +130,107 @@ def test_a_scale_of_one_is_the_callers():
     assert regard.diagnose(by_one).verdict in ("right", "fragile")
     assert regard.diagnose(with_options).verdict in ("right", "fragile")
     assert regard.diagnose(over_queries).verdict == "mistaken"
+
+
+# --- layers in which one token alone asks --------------------------------------------------------
+
+
+class ClassAttention(nn.Module):
+    """The class token reads all tokens, itself among them."""
+
+    def __init__(self, dim=32, num_heads=4):
+        super().__init__()
+        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
+        self.q, self.k = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.v, self.proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def scores(self, q, k):
+        return (q * self.scale) @ k.transpose(-2, -1)
+
+    def forward(self, x):
+        B, N, C = x.shape
+        q = self.q(x[:, 0]).reshape(B, 1, self.num_heads, C // self.num_heads).transpose(1, 2)
+        k = self.k(x).reshape(B, N, self.num_heads, C // self.num_heads).transpose(1, 2)
+        v = self.v(x).reshape(B, N, self.num_heads, C // self.num_heads).transpose(1, 2)
+        out = self.scores(q, k).softmax(-1) @ v
+        return self.proj(out.transpose(1, 2).reshape(B, 1, C))
+
+
+class ClassAttentionNoFactor(ClassAttention):
+    """The factor is made and never read."""
+
+    def scores(self, q, k):
+        return q @ k.transpose(-2, -1)
+
+
+def last_asks(x, wq, wk, wv, wo, n_heads=4):
+    """The last token of each text (B, T, C) alone asks."""
+    b, t, c = x.shape
+    q = (x[:, -1] @ wq).reshape(b, n_heads, 1, -1)
+    k, v = ((x @ w).reshape(b, t, n_heads, -1).swapaxes(1, 2) for w in (wk, wv))
+    weights = _weights(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))
+    return (weights @ v).reshape(b, c) @ wo
+
+
+def last_asks_by_model(x, wq, wk, wv, wo, n_heads=4):
+    """The same with another root."""
+    b, t, c = x.shape
+    q = (x[:, -1] @ wq).reshape(b, n_heads, 1, -1)
+    k, v = ((x @ w).reshape(b, t, n_heads, -1).swapaxes(1, 2) for w in (wk, wv))
+    weights = _weights(q @ k.swapaxes(-1, -2) / np.sqrt(c))
+    return (weights @ v).reshape(b, c) @ wo
+
+
+def test_a_token_that_asks_alone_is_put_in_the_place_of_each():
+    assert regard.diagnose(ClassAttention).verdict == "right"
+    assert regard.diagnose(last_asks).verdict in ("right", "fragile")
+    assert _names(regard.diagnose(ClassAttentionNoFactor)) == ["no_scale"]
+    assert _names(regard.diagnose(last_asks_by_model)) == ["scale_by_model_width"]
+
+
+# --- keys and values that another method makes ---------------------------------------------------
+
+
+class CrossAttention(nn.Module):
+    """A decoder's layer that gets the keys and values of the encoder ready."""
+
+    def __init__(self, d_model=32, n_heads=4):
+        super().__init__()
+        self.n_heads = n_heads
+        self.q_proj, self.k_proj = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.v_proj, self.o_proj = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def split(self, x):
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def project_kv(self, memory):
+        return self.split(self.k_proj(memory)), self.split(self.v_proj(memory))
+
+    def attend(self, x, k, v, width):
+        weights = (self.split(self.q_proj(x)) @ k.transpose(-1, -2) / width**0.5).softmax(-1)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+
+    def forward(self, x, kv):
+        k, v = kv
+        return self.attend(x, k, v, k.shape[-1])
+
+
+class CrossAttentionApart(CrossAttention):
+    """Gets them as two arguments."""
+
+    def forward(self, x, k, v):
+        return self.attend(x, k, v, k.shape[-1])
+
+
+class CrossAttentionByModel(CrossAttention):
+    """Divides by the root of the wrong width."""
+
+    def forward(self, x, kv):
+        k, v = kv
+        return self.attend(x, k, v, x.shape[-1])
+
+
+def test_keys_and_values_of_another_method_are_made_of_a_context():
+    assert regard.diagnose(CrossAttention).verdict == "right"
+    assert regard.diagnose(CrossAttentionApart).verdict == "right"
+    assert _names(regard.diagnose(CrossAttentionByModel)) == ["scale_by_model_width"]

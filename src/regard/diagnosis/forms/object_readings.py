@@ -37,6 +37,7 @@ from regard.diagnosis.forms.construction import (
     made_with,
     without,
 )
+from regard.diagnosis.forms.first_asks import first_asks
 from regard.diagnosis.forms.function_readings import Reading, with_packed_heads
 from regard.diagnosis.forms.neutral_arguments import with_neutral
 from regard.diagnosis.forms.norm_functions import without_norm_functions
@@ -50,6 +51,7 @@ from regard.diagnosis.forms.pairs import (
     orientation,
 )
 from regard.diagnosis.forms.pooled_maps import PooledMap, pooled_maps
+from regard.diagnosis.forms.precomputed import from_precomputed
 from regard.diagnosis.forms.source import (
     code_called,
     code_of,
@@ -166,6 +168,8 @@ def readings_of_object(
             (target, known), remembers = kept, True
         if not roles and (of_ids := with_ids(target, known)) is not None:
             target, known = of_ids
+        if not roles and (made_of := from_precomputed(own, target, known)) is not None:
+            target, known = made_of
         channels = [] if roles else of_channels(own, known)
         for target, known in channels:
             callee = Callee(name, tuple(known), framework, made=made_with(own), adapted=True)
@@ -189,6 +193,8 @@ def readings_of_object(
         if not roles and (tabled := from_tables(target, known)) is not None:
             target, known = tabled
         targets: list[Callable[..., Any]] = [*around, target]
+        if weighed[0][0] and [one.role or role_of(one.name) for one in known] == ["x"]:
+            targets += first_asks(target, code_of(thing))
         if (alone := without_the_rest(own, f"{code_of(thing)}\n{code_called(thing)}")) is not None:
             targets = [alone]
             weighed = [
