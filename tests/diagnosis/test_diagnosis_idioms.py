@@ -234,3 +234,48 @@ def test_keys_and_values_of_another_method_are_made_of_a_context():
     assert regard.diagnose(CrossAttention).verdict == "right"
     assert regard.diagnose(CrossAttentionApart).verdict == "right"
     assert _names(regard.diagnose(CrossAttentionByModel)) == ["scale_by_model_width"]
+
+
+# --- a matrix between queries and keys -----------------------------------------------------------
+
+
+def luong(state, encoder_outputs, W_a, src_len):
+    """
+    Luong's general score, without a scale as in the paper.
+
+    state: (batch, dec), encoder_outputs: (src_max, batch, enc), W_a: (dec, enc), src_len: (batch,)
+    returns context (batch, enc), align (src_max, batch)
+    """
+    scores = np.einsum("be,sbe->sb", state @ W_a, encoder_outputs)
+    scores[np.arange(len(encoder_outputs))[:, None] >= src_len[None, :]] = -np.inf
+    align = _weights(scores.T).T
+    return np.einsum("sb,sbe->be", align, encoder_outputs), align
+
+
+def luong_one_more(state, encoder_outputs, W_a, src_len):
+    """
+    Luong's general score, without a scale as in the paper.
+
+    state: (batch, dec), encoder_outputs: (src_max, batch, enc), W_a: (dec, enc), src_len: (batch,)
+    returns context (batch, enc), align (src_max, batch)
+    """
+    scores = np.einsum("be,sbe->sb", state @ W_a, encoder_outputs)
+    scores[np.arange(len(encoder_outputs))[:, None] > src_len[None, :]] = -np.inf
+    align = _weights(scores.T).T
+    return np.einsum("sb,sbe->be", align, encoder_outputs), align
+
+
+def luong_transposed(state, encoder_outputs, W_a):
+    """
+    Luong's general score, without a scale as in the paper.
+
+    state: (batch, dec), encoder_outputs: (src_max, batch, enc), W_a: (dec, enc)
+    """
+    scores = np.einsum("be,sbe->bs", state @ W_a.T, encoder_outputs)
+    return np.einsum("bs,sbe->be", _weights(scores), encoder_outputs)
+
+
+def test_the_matrix_of_a_general_score_meets_queries_that_are_turned_back():
+    assert regard.diagnose(luong).verdict in ("right", "fragile")
+    assert _names(regard.diagnose(luong_one_more)) == ["padding_one_key_more"]
+    assert regard.diagnose(luong_transposed).verdict == "unknown"
