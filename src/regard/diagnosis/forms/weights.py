@@ -16,6 +16,7 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.forms.construction import FEED_FORWARD, GATE_LAYER, arrays_of_layer
 from regard.diagnosis.forms.einsums import axes_in_einsums
+from regard.diagnosis.forms.fused_columns import FUSED_ORDERS, reordered
 from regard.diagnosis.forms.neutral_parts import OF_NO_TOKEN, logit_of_no_token, mixes_before
 from regard.diagnosis.reading.constructor_arguments import CONFIGURATION
 from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
@@ -36,9 +37,7 @@ LAYERS = {
     "reprojection": "W_o",
 }
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos", re.IGNORECASE)
-# The orders of the columns of a fused projection that are tried: 3 of heads of D, and so on.
 GROUPED = re.compile("^Conv|Norm$")
-FUSED_ORDERS = ("PHD", "HPD", "HDP", "DPH")
 # Learned queries: each pools what the layer gets.
 LEARNED = re.compile(
     "^(q|query|queries|latents?|seeds?|probe|cls|cls_token|inducing|slots|(learned|pool|latent|"
@@ -97,7 +96,7 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
         orders = FUSED_ORDERS if fused and count else FUSED_ORDERS[:1]
         of_order = {"PHD": False, "HPD": True} if len(orders) > 1 else {}
         out += [
-            Read(_reordered(weights, fused, order, count or 1), count, of_order.get(order))
+            Read(reordered(weights, fused, order, count or 1), count, of_order.get(order))
             for order in orders
         ]
     out = [one for one in out if _fits(one.weights, one.heads)] or out[:1]
@@ -460,29 +459,6 @@ def _possible_heads(thing: Any, weights: Weights) -> Iterator[int]:
         return
     allowed = [n for n in range(1, columns + 1) if columns % n == 0 and columns // n > 1]
     yield from allowed[:MOST_HEADS]
-
-
-def _reordered(weights: Weights, fused: str, order: str, heads: int) -> Weights:
-    """The weights if the columns of a fused layer lie in another order of part, head and width."""
-    parts = [one for one in "qkv" if one in fused]
-    if order == FUSED_ORDERS[0] or not parts:
-        return weights
-    found = dict(weights)
-    for kind in ("W_", "b_"):
-        own = [weights.get(kind + one) for one in fused]
-        if any(one is None or one.shape != own[0].shape for one in own):  # type: ignore[union-attr]
-            continue
-        packed = np.concatenate([one for one in own if one is not None], axis=-1)
-        lead, width = packed.shape[:-1], packed.shape[-1]
-        if width % (heads * len(fused)):
-            continue
-        sizes = {"P": len(fused), "H": heads, "D": width // heads // len(fused)}
-        split = packed.reshape(*lead, *(sizes[axis] for axis in order))
-        axes = [len(lead) + order.index(axis) for axis in "PHD"]
-        split = split.transpose(*range(len(lead)), *axes).reshape(*lead, len(fused), -1)
-        for number, letter in enumerate(fused):
-            found[kind + letter] = np.ascontiguousarray(split[..., number, :])
-    return found
 
 
 def _fits(weights: Weights, heads: int | None) -> bool:
