@@ -279,3 +279,133 @@ def test_the_matrix_of_a_general_score_meets_queries_that_are_turned_back():
     assert regard.diagnose(luong).verdict in ("right", "fragile")
     assert _names(regard.diagnose(luong_one_more)) == ["padding_one_key_more"]
     assert regard.diagnose(luong_transposed).verdict == "unknown"
+
+
+# --- fused columns of groups of heads ------------------------------------------------------------
+
+
+class Grouped(nn.Module):
+    """As in Falcon and InternLM2: for each group its query heads, a key and a value."""
+
+    def __init__(self, hidden_size=32, num_heads=4, num_kv_heads=2):
+        super().__init__()
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.head_dim = hidden_size // num_heads
+        columns = (num_heads + 2 * num_kv_heads) * self.head_dim
+        self.wqkv = nn.Linear(hidden_size, columns, bias=False)
+        self.wo = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def spread(self, k):
+        return k.repeat_interleave(self.num_heads // self.num_kv_heads, 1)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        group = self.num_heads // self.num_kv_heads
+        qkv = self.wqkv(x).view(b, t, self.num_kv_heads, group + 2, self.head_dim)
+        q = qkv[..., :group, :].reshape(b, t, self.num_heads, self.head_dim).transpose(1, 2)
+        k, v = (self.spread(qkv[..., n, :].transpose(1, 2)) for n in (-2, -1))
+        weights = (q @ k.transpose(-1, -2) / self.head_dim**0.5).softmax(-1)
+        return self.wo((weights @ v).transpose(1, 2).reshape(b, t, -1))
+
+
+class GroupedTiled(Grouped):
+    """Spreads keys otherwise."""
+
+    def spread(self, k):
+        return k.repeat(1, self.num_heads // self.num_kv_heads, 1, 1)
+
+
+def test_fused_columns_may_be_those_of_one_group_after_the_other():
+    assert regard.diagnose(Grouped).verdict == "right"
+    assert _names(regard.diagnose(GroupedTiled)) == ["key_heads_tiled"]
+
+
+# --- Transformer-XL in a tree of parameters ------------------------------------------------------
+
+
+def _sines(positions, width):
+    angles = np.outer(positions, 10000.0 ** (-np.arange(0.0, width, 2.0) / width))
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+
+
+def _rel_shift(x):
+    rows, columns = x.shape[:2]
+    padded = np.concatenate([np.zeros((rows, 1, *x.shape[2:])), x], axis=1)
+    return padded.reshape(columns + 1, rows, *x.shape[2:])[1:].reshape(x.shape)
+
+
+def transformer_xl(w, p, n_head=2):
+    """w: (qlen, bsz, d_model); p: qkv (d_model, 3*d_model), r (d_model, d_model),
+    o (d_model, d_model), r_w_bias, r_r_bias (n_head, d_head); positions of Transformer-XL."""
+    length, batch, width = w.shape
+    d_head = width // n_head
+    distances = np.arange(length - 1.0, -1.0, -1.0)
+    q, k, v = (
+        one.reshape(length, batch, n_head, d_head) for one in np.split(w @ p["qkv"], 3, axis=-1)
+    )
+    r = (_sines(distances, width) @ p["r"]).reshape(length, n_head, d_head)
+    content = np.einsum("ibnd,jbnd->ijbn", q + p["r_w_bias"], k)
+    place = _rel_shift(np.einsum("ibnd,jnd->ijbn", q + p["r_r_bias"], r))
+    scores = (content + place) / d_head**0.5
+    scores = np.where(np.triu(np.ones((length, length)), 1)[:, :, None, None] > 0, -1e30, scores)
+    weights = _weights(scores.transpose(2, 3, 0, 1))
+    return np.einsum("bnij,jbnd->ibnd", weights, v).reshape(w.shape) @ p["o"]
+
+
+def transformer_xl_upwards(w, p, n_head=2):
+    """w: (qlen, bsz, d_model); p: qkv (d_model, 3*d_model), r (d_model, d_model),
+    o (d_model, d_model), r_w_bias, r_r_bias (n_head, d_head); positions of Transformer-XL."""
+    length, batch, width = w.shape
+    d_head = width // n_head
+    distances = np.arange(1.0 * length)
+    q, k, v = (
+        one.reshape(length, batch, n_head, d_head) for one in np.split(w @ p["qkv"], 3, axis=-1)
+    )
+    r = (_sines(distances, width) @ p["r"]).reshape(length, n_head, d_head)
+    content = np.einsum("ibnd,jbnd->ijbn", q + p["r_w_bias"], k)
+    place = _rel_shift(np.einsum("ibnd,jnd->ijbn", q + p["r_r_bias"], r))
+    scores = (content + place) / d_head**0.5
+    scores = np.where(np.triu(np.ones((length, length)), 1)[:, :, None, None] > 0, -1e30, scores)
+    weights = _weights(scores.transpose(2, 3, 0, 1))
+    return np.einsum("bnij,jbnd->ibnd", weights, v).reshape(w.shape) @ p["o"]
+
+
+def test_positions_of_transformer_xl_are_seen_in_a_tree():
+    assert regard.diagnose(transformer_xl).verdict in ("right", "fragile")
+    assert _names(regard.diagnose(transformer_xl_upwards)) == ["distances_counted_from_the_end"]
+
+
+# --- a factor of each feature --------------------------------------------------------------------
+
+
+class PerDimScale(nn.Module):
+    """As in lingvo: the softplus of a number for each feature, and the usual factor at 0."""
+
+    over = math.log(2)
+
+    def __init__(self, dim=32, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.q_proj, self.k_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.v_proj, self.o_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.per_dim_scale = nn.Parameter(torch.zeros(dim // heads))
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        softplus = nn.functional.softplus(self.per_dim_scale)
+        q = q * softplus / (self.over * q.shape[-1] ** 0.5)
+        return self.o_proj(((q @ k.transpose(-1, -2)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class PerDimScaleAlone(PerDimScale):
+    """Forgets that the softplus of 0 is not 1."""
+
+    over = 1.0
+
+
+def test_a_factor_of_each_feature_is_the_usual_one_at_zero():
+    assert regard.diagnose(PerDimScale).verdict == "right"
+    assert regard.diagnose(PerDimScaleAlone).verdict == "mistaken"

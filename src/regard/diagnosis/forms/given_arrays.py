@@ -19,9 +19,11 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.forms.adapting import trees_of
 from regard.diagnosis.forms.after_attention import like_another
+from regard.diagnosis.forms.construction import OF_FEATURES
 from regard.diagnosis.forms.einsums import HEADS, WIDTHS
 from regard.diagnosis.forms.latent_weights import latent_part
 from regard.diagnosis.forms.packing import PAGED_KEYS, PAGED_VALUES, TABLE, Alternative, Packing
+from regard.diagnosis.forms.source import code_called
 from regard.diagnosis.forms.tree_code import NORM, projection
 from regard.diagnosis.reading.documented import documented_axes, documented_sizes, letters_of
 from regard.diagnosis.reading.parameter_names import is_upstream, role_of
@@ -29,7 +31,9 @@ from regard.diagnosis.reading.signature import EDGES, PROJECTIONS, Parameter, te
 
 # Vectors of positions that are named as in the paper, and matrices for rows of positions.
 BARE = re.compile("[uvwrb]")
-MATRIX = re.compile("[wW]_?(k_?)?[rRpP](el|os)?")
+MATRIX = re.compile(
+    r"[wW]_?([kq]_?)?[rRpP](el|os)?|[wW]_?([rRpP]|rel|pos)_?[kq]|(rel|pos)_?([kq]|key|query)_?(proj|w)?"
+)
 # The matrix between queries and keys of Luong's general score.
 BETWEEN = re.compile("w_?(a|g|s|general|bilinear|score|att(n|ention)?)?", re.IGNORECASE)
 # Rows for distances that are added to values, which get zeros: what they add is not judged.
@@ -105,6 +109,8 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
     rest = [one for one in parameters if one.name not in left and not _is_fixed(one, counts)]
 
     first = parameters[0].name
+    plus = "softplus" in f"{text}\n{code_called(function)}"
+    features = [one.name for one in asked if plus and OF_FEATURES.search(one.name)]
 
     def pack(given: dict[str, Any]) -> dict[str, Any]:
         known = counts | _sizes(given, words)
@@ -119,13 +125,15 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
                 drawn, back = _turning(drawn, words.get(first, ()), words[one.name])
                 found[first] = given[first] @ like_another(back, given[first])
             kept = made.with_values or not OF_VALUES.search(one.name)
+            kept = kept and one.name not in features
             found[one.name] = like_another(drawn * kept, like)
         made.arrays = {**found}
         fixed = {n: size for n, size in counts.items() if n not in given}
         return {**given, **found, **fixed}
 
     made = Given(function, pack)
-    made.left_out = tuple(one.name for one in asked if OF_VALUES.search(one.name))
+    of_values = (one.name for one in asked if OF_VALUES.search(one.name))
+    made.left_out = (*of_values, *features)
     made.has_table = any(OF_DISTANCES.search(one.name) for one in asked)
     learned = (BARE.fullmatch, MATRIX.fullmatch, OF_DISTANCES.search)
     asked_for = [one.name for one in asked if any(kind(one.name) for kind in learned)]
