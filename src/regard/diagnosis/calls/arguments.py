@@ -174,7 +174,8 @@ def _as_documented(callee: Callee, convention: Convention, probe: Probe) -> list
     if not own or len(whole) != len(convention.layout):
         return []
     letters = dict(zip(whole, convention.layout, strict=True))
-    return [probe.sizes[letters[one]] for one in own] if set(own) <= set(whole) else []
+    axes = [letters.get(one, "") for one in own]
+    return [probe.sizes[one] for one in axes] if {*axes} <= probe.sizes.keys() else []
 
 
 def mask_role(callee: Callee, *, keys: bool = False) -> str | None:

@@ -25,6 +25,13 @@ WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis o
 LETTERS = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS}
 MODEL_AXIS = re.compile("d_?model|embed(_dim)?|dim|e|c|m|hidden(_size)?|model|width")
 TABLE = re.compile("rel|table|alibi|position|pos_", re.IGNORECASE)
+# Code of Transformer-XL's positions, and its matrices and vectors for them.
+RELATIVE = re.compile(r"rel\w*_?shift|transformer-?_?xl|rel\w*_(multi|pos|att)", re.IGNORECASE)
+OF_POSITIONS = re.compile(
+    r"[ruv]|w_?k?_?r|r_?(net|proj|emb\w*)|(linear|proj|w|k)_?(pos|rel)|(pos|rel)_?(proj|kernel|w)|"
+    r"(r_?[wr]|pos|content|[uv])_?bias(_?[uv])?|bias_[uv]",
+    re.IGNORECASE,
+)
 # Factors and shifts of normalisations.
 BIAS = re.compile("bias|rel", re.IGNORECASE)
 # Factors, which are 1 where nothing is learned.
@@ -57,6 +64,7 @@ def beside_weights(
             own = zip(words[name], axes, strict=True)
             sizes |= {word: LETTERS[axis] for word, axis in own if axis in LETTERS}
     found, in_einsums, text = {}, axes_in_einsums(function), text_of(function)
+    relative = RELATIVE.search(text) is not None
     for name in names:
         axes = in_einsums.get(name, "")
         shape = [LETTERS[one] for one in axes if one in LETTERS]
@@ -77,6 +85,7 @@ def beside_weights(
         drawn = np.random.default_rng(len(name)).normal(size=shape)
         filled = 100.0 * bool(is_bias) if gates else float(bool(ONES.search(name)))
         is_table = TABLE.search(name) and shape.count(1) < 2
+        is_table = is_table or (relative and OF_POSITIONS.fullmatch(name) is not None)
         found[name] = drawn if is_table else np.full(shape, filled)
     return found
 

@@ -54,6 +54,8 @@ OF_VALUES = re.compile(
 )
 SHIFT = re.compile("shift(_?size)?")
 SIDE = 4  # of a map of as many pixels as round probes have tokens
+# Numbers of features whose softplus multiplies queries: 0 is a factor of 1, as in lingvo.
+OF_FEATURES = re.compile(r"per_?dim(_?scale)?$", re.IGNORECASE)
 # Tables of numbers that are added to scores by the places of pixels.
 BY_PLACE = re.compile(r"table|rpb|(rel|relative)_|(pos|position)_bias|_rel$", re.IGNORECASE)
 # Layers behind attention, whose output is added: without numbers they add nothing.
@@ -182,7 +184,7 @@ def fresh_weights(thing: Any, *, narrow: bool = False) -> Any:
                 is_same = parameter.numel() and (parameter == parameter.flatten()[0]).all()
                 if is_same and (SHARPNESS.search(name) or (of_heads and parameter.any())):
                     continue
-                if OF_VALUES.search(name):
+                if OF_VALUES.search(name) or _in_softplus(own, name):
                     parameter.zero_()
                 elif is_same and parameter.ndim == 1 and LAYER_SCALE.search(name):
                     parameter.fill_(_open_gate(own, name))
@@ -239,6 +241,12 @@ def _open_gate(own: Any, name: str) -> float:
     text = text_of(type(own.get_submodule(path)))
     bounded = rf"(tanh|sigmoid)\([^\n)]*\b{last}\b|\b{last}\)?(\.\w+\([^)\n]*\))*\.(tanh|sigmoid)\("
     return 100.0 if re.search(bounded, text) else 1.0
+
+
+def _in_softplus(own: Any, name: str) -> bool:
+    """Whether a parameter has the numbers of features whose softplus is their factor."""
+    part = own.get_submodule(name.rpartition(".")[0])
+    return OF_FEATURES.search(name) is not None and "softplus" in text_of(type(part))
 
 
 def without_tables(own: Any) -> list[str]:
@@ -329,7 +337,8 @@ def without(thing: Any) -> list[str]:
     left_out = (
         n for n, part in parts if NORM.search(type(part).__name__) or FEED_FORWARD.search(n)
     )
-    tables = [n for n, _ in thing.named_parameters() if OF_VALUES.search(n)]
+    parameters = (name for name, _ in thing.named_parameters())
+    tables = [n for n in parameters if OF_VALUES.search(n) or _in_softplus(thing, n)]
     beside = (name.split(".")[0] for name in (*tables, *neutral_parts(thing)))
     return [name for name in itertools.chain(left_out, dict.fromkeys(beside)) if name]
 

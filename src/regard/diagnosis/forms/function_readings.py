@@ -24,6 +24,7 @@ from regard.diagnosis.forms.beside_weights import HEADS
 from regard.diagnosis.forms.cache_objects import with_cache_object
 from regard.diagnosis.forms.caches import Remembering
 from regard.diagnosis.forms.channels import of_channels
+from regard.diagnosis.forms.first_asks import first_asks
 from regard.diagnosis.forms.fused_weights import with_fused_weights
 from regard.diagnosis.forms.given_arrays import with_given
 from regard.diagnosis.forms.global_tokens import with_global_tokens
@@ -32,6 +33,7 @@ from regard.diagnosis.forms.kept_arrays import with_kept_arrays
 from regard.diagnosis.forms.neutral_arguments import with_neutral
 from regard.diagnosis.forms.norm_functions import without_input, without_norm_functions
 from regard.diagnosis.forms.packing import (
+    Alternative,
     unpacked,
     with_borders,
     with_half_windows,
@@ -53,6 +55,7 @@ from regard.diagnosis.forms.weights import head_count
 from regard.diagnosis.reading.libraries import LIBRARIES, framework_of
 from regard.diagnosis.reading.parameter_names import fused_order, role_of
 from regard.diagnosis.reading.signature import (
+    MASKS,
     PROJECTIONS,
     STEPS,
     Callee,
@@ -171,7 +174,10 @@ def _function_readings(
                 image, known, weights, roles, heads or count, framework, name, function
             )
         around = without_input(own, taken, text) if projects and not roles else []
-        for one, known in (*around, (own, taken)):
+        each: list[Alternative] = [*around, (own, [*taken])]
+        if projects and not roles and not _reads_two(taken):
+            each += [(alone, [*taken]) for alone in first_asks(own, text)]
+        for one, known in each:
             rest = (weights, roles, heads or count, framework, name, function)
             found += _readings_of(one, known, *rest)
     more = (one for own, callee in found for one in _with_blocks_of_one(own, callee))
@@ -187,6 +193,12 @@ def _heads_of_own(function: Callable[..., Any]) -> int | None:
     """The number of heads of the object that a method, or a pair of them, belongs to."""
     own = getattr(function, "__self__", getattr(function, "holder", None))
     return None if own is None or isinstance(own, type) else head_count(own)
+
+
+def _reads_two(parameters: Sequence[Parameter]) -> bool:
+    """Whether tokens come in several arguments, or a mask with them."""
+    rest = {role_of(one.name) for one in parameters[1:]}
+    return bool(rest & {"x", "query", "key", "value", "context", "cache", *MASKS, "key_mask"})
 
 
 def _first_of(parameters: Sequence[Parameter]) -> str:

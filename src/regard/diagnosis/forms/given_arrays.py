@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from regard.boundary.arrays import Array
 from regard.diagnosis.forms.adapting import trees_of
 from regard.diagnosis.forms.after_attention import like_another
+from regard.diagnosis.forms.construction import OF_FEATURES
 from regard.diagnosis.forms.einsums import HEADS, WIDTHS
 from regard.diagnosis.forms.latent_weights import latent_part
 from regard.diagnosis.forms.packing import PAGED_KEYS, PAGED_VALUES, TABLE, Alternative, Packing
+from regard.diagnosis.forms.source import code_called
 from regard.diagnosis.forms.tree_code import NORM, projection
 from regard.diagnosis.reading.documented import documented_axes, documented_sizes, letters_of
 from regard.diagnosis.reading.parameter_names import is_upstream, role_of
@@ -28,7 +31,11 @@ from regard.diagnosis.reading.signature import EDGES, PROJECTIONS, Parameter, te
 
 # Vectors of positions that are named as in the paper, and matrices for rows of positions.
 BARE = re.compile("[uvwrb]")
-MATRIX = re.compile("[wW]_?(k_?)?[rRpP](el|os)?")
+MATRIX = re.compile(
+    r"[wW]_?([kq]_?)?[rRpP](el|os)?|[wW]_?([rRpP]|rel|pos)_?[kq]|(rel|pos)_?([kq]|key|query)_?(proj|w)?"
+)
+# The matrix between queries and keys of Luong's general score.
+BETWEEN = re.compile("w_?(a|g|s|general|bilinear|score|att(n|ention)?)?", re.IGNORECASE)
 # Rows for distances that are added to values, which get zeros: what they add is not judged.
 OF_VALUES = re.compile(
     r"^(rel|a|r|e|emb|pos|p)_?(v|vals?|values?)$|rel\w*_(v|vals?|values?)\b", re.I
@@ -76,7 +83,8 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
     """The function without the learned arrays that it asks for besides, if they have shapes."""
     text, names = text_of(function), [one.name for one in parameters]
     projected = {n for n in names if (role_of(n) or projection(n)) in PROJECTIONS}
-    if not projected and not any(role_of(n) == "query" for n in names):
+    queries = any(role_of(n) == "query" for n in names)
+    if not (projected or queries or any(role_of(n) == "context" for n in names)):
         return None
     shapes, words = documented_sizes(text, names), documented_axes(text, names)
     letters = letters_of(words) or {}
@@ -86,6 +94,7 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
         for one in parameters[1:]
         if one.name in shapes and not _is_of_tokens(letters.get(one.name, ""))
         if one.required and _is_besides(one, bool(projected))
+        if projected or queries or BETWEEN.fullmatch(one.name)
     ]
     if not asked or any(is_upstream(one.name) for one in parameters):
         return None
@@ -99,6 +108,10 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
     left = {one.name for one in asked}
     rest = [one for one in parameters if one.name not in left and not _is_fixed(one, counts)]
 
+    first = parameters[0].name
+    plus = "softplus" in f"{text}\n{code_called(function)}"
+    features = [one.name for one in asked if plus and OF_FEATURES.search(one.name)]
+
     def pack(given: dict[str, Any]) -> dict[str, Any]:
         known = counts | _sizes(given, words)
         like = next(iter(given.values()))
@@ -108,19 +121,35 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
             drawn = np.random.default_rng(40 + number).normal(
                 size=[_value(size, known) for size in sizes]
             )
+            if not projected and len(sizes) == 2 and BETWEEN.fullmatch(one.name):
+                drawn, back = _turning(drawn, words.get(first, ()), words[one.name])
+                found[first] = given[first] @ like_another(back, given[first])
             kept = made.with_values or not OF_VALUES.search(one.name)
+            kept = kept and one.name not in features
             found[one.name] = like_another(drawn * kept, like)
         made.arrays = {**found}
         fixed = {n: size for n, size in counts.items() if n not in given}
         return {**given, **found, **fixed}
 
     made = Given(function, pack)
-    made.left_out = tuple(one.name for one in asked if OF_VALUES.search(one.name))
+    of_values = (one.name for one in asked if OF_VALUES.search(one.name))
+    made.left_out = (*of_values, *features)
     made.has_table = any(OF_DISTANCES.search(one.name) for one in asked)
     learned = (BARE.fullmatch, MATRIX.fullmatch, OF_DISTANCES.search)
     asked_for = [one.name for one in asked if any(kind(one.name) for kind in learned)]
     made.unread = _unread(function, asked_for)
     return made, [replace(one, keyword=True) for one in rest]
+
+
+def _turning(drawn: Array, query: Sequence[str], matrix: Sequence[str]) -> tuple[Array, Array]:
+    """A matrix between queries and keys, and by what queries meet it as what they are.
+
+    It is the identity where its documented axes do not tell which of them is the queries'.
+    """
+    if len(set(drawn.shape)) > 1 or matrix[0] == matrix[1] or not {*query[-1:]} & {*matrix}:
+        return np.eye(*drawn.shape), np.eye(drawn.shape[0])
+    turned = np.linalg.qr(drawn)[0]
+    return turned, turned.T if matrix[0] == query[-1] else turned
 
 
 def _is_besides(one: Parameter, projected: bool) -> bool:

@@ -32,24 +32,44 @@ def heads_together(weights: Mapping[str, Array], heads: int | None) -> dict[str,
     return found
 
 
-def reordered(weights: dict[str, Array], fused: str, order: str, heads: int) -> dict[str, Array]:
+def reordered(weights: Mapping[str, Array], fused: str, order: str, heads: int) -> dict[str, Array]:
     """The weights if the columns of a fused layer lie in another order of part, head and width."""
-    parts = [one for one in "qkv" if one in fused]
-    if order == FUSED_ORDERS[0] or not parts:
-        return weights
     found = dict(weights)
+    if order == FUSED_ORDERS[0] or not any(one in fused for one in "qkv"):
+        return found
     for kind in ("W_", "b_"):
-        own = [weights.get(kind + one) for one in fused]
-        if any(one is None or one.shape != own[0].shape for one in own):  # type: ignore[union-attr]
+        own = [weights[kind + one] for one in fused if kind + one in weights]
+        if len(own) < len(fused):
             continue
-        packed = np.concatenate([one for one in own if one is not None], axis=-1)
+        packed = np.concatenate(own, axis=-1)
         lead, width = packed.shape[:-1], packed.shape[-1]
+        if any(one.shape != own[0].shape for one in own):
+            sizes = _of_groups([one.shape[-1] for one in own], fused, heads)
+            if order == "HPD" and sizes:
+                split = packed.reshape(*lead, -1, sum(sizes))
+                parts = np.split(split, np.cumsum(sizes)[:-1], axis=-1)
+                for letter, part in zip(fused, parts, strict=True):
+                    found[kind + letter] = np.ascontiguousarray(part.reshape(*lead, -1))
+            continue
         if width % (heads * len(fused)):
             continue
-        sizes = {"P": len(fused), "H": heads, "D": width // heads // len(fused)}
-        split = packed.reshape(*lead, *(sizes[axis] for axis in order))
+        lengths = {"P": len(fused), "H": heads, "D": width // heads // len(fused)}
+        split = packed.reshape(*lead, *(lengths[axis] for axis in order))
         axes = [len(lead) + order.index(axis) for axis in "PHD"]
         split = split.transpose(*range(len(lead)), *axes).reshape(*lead, len(fused), -1)
         for number, letter in enumerate(fused):
             found[kind + letter] = np.ascontiguousarray(split[..., number, :])
     return found
+
+
+def _of_groups(widths: list[int], fused: str, heads: int) -> list[int]:
+    """The columns of each part in one group: those of all its query heads, of a key, of a value.
+
+    As in Falcon and InternLM2; nothing if they do not fit.
+    """
+    own = dict(zip(fused, widths, strict=True))
+    width = own.get("q", 0) // heads
+    groups = own.get("k", 0) // max(1, width)
+    if not groups or own.get("v") != own["k"] or heads % groups or groups * width != own["k"]:
+        return []
+    return [one // groups for one in widths]

@@ -39,6 +39,7 @@ from regard.diagnosis.forms.construction import (
     tables_of,
     without,
 )
+from regard.diagnosis.forms.first_asks import first_asks
 from regard.diagnosis.forms.function_readings import Reading, with_packed_heads
 from regard.diagnosis.forms.graphs import of_graph
 from regard.diagnosis.forms.neutral_arguments import with_neutral
@@ -53,6 +54,7 @@ from regard.diagnosis.forms.pairs import (
     orientation,
 )
 from regard.diagnosis.forms.pooled_maps import PooledMap, pooled_maps
+from regard.diagnosis.forms.precomputed import from_precomputed
 from regard.diagnosis.forms.source import (
     code_called,
     code_of,
@@ -171,6 +173,8 @@ def readings_of_object(
             (target, known), remembers = kept, True
         if not roles and (of_ids := with_ids(target, known)) is not None:
             target, known = of_ids
+        if not roles and (made_of := from_precomputed(own, target, known)) is not None:
+            target, known = made_of
         channels = [] if roles else of_channels(own, known)
         for target, known in channels:
             callee = Callee(name, tuple(known), framework, made=made_with(own), adapted=True)
@@ -199,6 +203,8 @@ def readings_of_object(
         if not roles and (told := from_tables(target, known)) is not None:
             target, known = told
         targets: list[Callable[..., Any]] = [*around, *[target][tabled:]]
+        if weighed[0][0] and [one.role or role_of(one.name) for one in known] == ["x"]:
+            targets += first_asks(target, code_of(thing))
         if (alone := without_the_rest(own, f"{code_of(thing)}\n{code_called(thing)}")) is not None:
             targets = [alone]
             weighed = [

@@ -248,7 +248,8 @@ def _weighed(
         entries[name] = _in_library(_of_latents(parts, part, form, axes), framework)
     for name in code.learned:
         entries[name] = _in_library(weights[LATENTS], framework)
-    counts = {p.name: p.default for p in parameters if type(p.default) is int}
+    sizes = [p for p in parameters if type(p.default) is int and role_of(p.name) != "heads"]
+    counts = {p.name: p.default for p in sizes}
     beside = beside_weights(function, kind, code.rest, code.names, code.axes, counts)
     for name, array in beside.items():
         if name not in entries or is_gate(name, text):  # it is open, however it was made

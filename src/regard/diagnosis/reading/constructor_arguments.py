@@ -89,7 +89,7 @@ OF_WEIGHTS = re.compile(
 # Code whose blocks change nothing, so that a short text may have several.
 BY_BLOCKS = re.compile(r"online|flash|running (max|sum)|rescal|\btile", re.IGNORECASE)
 # What makes the weights of a function that takes them.
-INITIAL = re.compile("_?(init|make|create|new|random)", re.IGNORECASE)
+INITIAL = re.compile(r"_?(init|make|create|new|random)|\w+_init$", re.IGNORECASE)
 # Numbers that are no sizes, by their names.
 NUMBERS = (
     (re.compile("eps"), 1e-6),

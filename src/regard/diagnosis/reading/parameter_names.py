@@ -33,7 +33,8 @@ NAMES = {
     "lengths": "lengths lens validlens validlen validlength validlengths seqlens seqlengths kvlens "
     "keylens keylengths kvlengths length nvalid numvalid actuallengths kvseqlens cachelens "
     "sizes bagsizes nframes numframes nreal nnodes counts cacheseqlens contextlens contextlengths "
-    "memorylengths memorylens srclengths srclens seqlensk sequsedk encoderlengths encodedlengths "
+    "memorylengths memorylens srclengths srclens srclen sourcelen enclen enclens memlens "
+    "seqlensk sequsedk encoderlengths encodedlengths "
     "sourcelengths ntokens numtokens",
     "keep": "keep attend visible keepmask allowed attendmask cansee see allow",
     "hide": "hide ignore hidemask ignoremask blocked forbidden disallowed future",
