@@ -52,21 +52,21 @@ def _halved(value: Any) -> Any:
 def rounds_positions(tested: FunctionUnderTest, convention: Convention) -> bool:
     """Whether rows beyond position 256 are further from those of float32 than rows before it.
 
-    All queries are the same, and all keys, so that their scores depend on positions alone.
+    All queries are the same, and all keys, so that their scores depend on positions alone; of a
+    function of embeddings these are drawn.
     """
     callee = tested.callee
     code = "\n".join(text for _, text in callee.blocks)
-    if callee.kind != "arrays" or callee.framework not in ("torch", "jax"):
-        return False
-    if not CASTS.search(code) or "value" not in callee.roles or convention.one_query:
+    if callee.framework not in ("torch", "jax") or not CASTS.search(code) or convention.one_query:
         return False
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
-    if probe is None or probe.chunks or callee.steps:
+    if probe is None or probe.chunks or callee.steps or "context" in probe.inputs:
         return False
     rng, inputs = np.random.default_rng(11), dict(probe.inputs)
-    for name in ("queries", "keys", "values"):
-        axes = (*probe.inputs[name].shape[:-2], WHOLE + MORE, probe.inputs[name].shape[-1])
-        drawn = rng.normal(size=axes if name == "values" else (1, 1, 1, axes[-1]))
+    for name in inputs.keys() & {"queries", "keys", "values", "embeddings"}:
+        axes = (*inputs[name].shape[:-2], WHOLE + MORE, inputs[name].shape[-1])
+        same = name in ("queries", "keys")
+        drawn = rng.normal(size=(1, 1, 1, axes[-1]) if same else axes)
         inputs[name] = _of_half(np.broadcast_to(drawn, axes))
     longer = replace(probe, inputs=inputs, name="positions beyond 256")
     try:
