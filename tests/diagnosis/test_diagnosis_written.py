@@ -247,3 +247,29 @@ def test_the_scale_of_heads_is_seen_where_keys_are_absorbed(scale):
     found = regard.diagnose(Latent)
     assert found.names == ("scale_of_a_part",) * (scale == "part"), found.summary
     assert scale == "part" or "scale_of_a_part" in [one.name for one in found.properties]
+
+
+def test_sinks_that_a_module_keeps_have_no_gradient_among_those_of_its_inputs():
+    torch = pytest.importorskip("torch")
+
+    class WithSinks(torch.nn.Module):
+        """One more logit for each head, which takes part in the softmax without a value."""
+
+        def __init__(self, dim=32, n_heads=4):
+            super().__init__()
+            self.n_heads = n_heads
+            self.sinks = torch.nn.Parameter(torch.randn(n_heads))
+            self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+                torch.nn.Linear(dim, dim) for _ in range(4)
+            )
+
+        def forward(self, x):
+            B, L, _ = x.shape
+            parts = (self.q_proj, self.k_proj, self.v_proj)
+            q, k, v = (p(x).view(B, L, self.n_heads, -1).transpose(1, 2) for p in parts)
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            sinks = self.sinks[None, :, None, None].expand(B, -1, L, 1)
+            weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+            return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+
+    assert names_of(WithSinks) == ()

@@ -77,8 +77,6 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
         elif parameter.role == "window" and type(parameter.default) is int and parameter.default:
             # Its default hides keys.
             arguments[parameter.name] = _neutral("window", callee, convention, probe)
-        elif parameter.role == "scale" and _is_of_a_width(parameter.default):
-            arguments[parameter.name] = _neutral("scale", callee, convention, probe)
         elif parameter.role == "longest" and type(parameter.default) is int:
             longest = max(probe.sizes["L"], probe.sizes["S"])  # its default may be shorter
             arguments[parameter.name] = max(parameter.default, longest)
@@ -88,13 +86,6 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
             raise NotOfferedError("its new token comes after all that count")
         counts -= 1  # so many came before
     return arguments
-
-
-def _is_of_a_width(default: Any) -> bool:
-    """Whether a default is the usual scale of some width of heads, as 0.125 is of 64."""
-    if type(default) is not float or not 0 < default < 1:
-        return False
-    return abs(default**-2 - round(default**-2)) < 1e-3 * default**-2
 
 
 def _is_flag(parameter: Parameter) -> bool:

@@ -42,9 +42,9 @@ ABILITIES = {
 LONG = ((2, 300), (150, 150))
 # A length that windows, blocks, rings and images of the usual sizes divide.
 ROUND = 16
-# Only some functions are asked for these.
 # A text whose padding is followed by more tokens, and how many tokens each of its calls has.
 PADDED_PREFIX, PREFIX = "cache, padded prefix", (3, 1, 2)
+# Only some functions are asked for these.
 OF_HEADS, LEFT = "a mask for each head", "padding in front"
 
 

@@ -254,7 +254,9 @@ def roles_wanted(callee: Callee) -> tuple[str, ...]:
 def inputs_wanted(callee: Callee) -> tuple[str, ...]:
     """The inputs of a probe whose gradients are asked for; nothing for those of all arrays."""
     wanted = roles_wanted(callee)
-    if "sink" in callee.roles and "sink" not in wanted and callee.kind in ("packed", "self"):
+    of_object = "sink" in callee.weights  # a number that it keeps
+    beside = "sink" in callee.roles and callee.kind in ("packed", "self")
+    if of_object or (beside and "sink" not in wanted):
         return ("queries", "keys", "values", "embeddings", "context")
     all_of_them = {*wanted} == {*DIFFERENTIATED, "sink"} & callee.roles.keys()
     if callee.kind in ("packed", "self") or all_of_them:

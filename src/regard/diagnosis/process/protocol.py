@@ -250,11 +250,9 @@ def _wide(array: Array) -> Array:
     return np.ascontiguousarray(array, "<f8")
 
 
-def _kind_of_default(default: Any) -> bool | int | float | None:
+def _kind_of_default(default: Any) -> bool | int | None:
     """None, True, a count, or 0 for anything else: a call depends on no more."""
     if default is None or default is True:
-        return default
-    if type(default) is float and 0 < default < 1:
         return default
     return default if type(default) is int and 0 < default <= MAX_COUNT else 0
 
@@ -322,8 +320,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         _need(role is None or (type(role) is str and role in ROLES_GIVEN))
         _need(all(type(one) is bool for one in (required, keyword, guessed)))
         count = type(default) is int and 0 <= default <= MAX_COUNT
-        share = type(default) is float and 0 < default < 1
-        _need(default is None or default is True or count or share)
+        _need(default is None or default is True or count)
         told = Parameter(name, role, required, keyword, default, guessed=guessed)
         parameters.append(told)
     _need(any(one.role in ("x", "query") for one in parameters))

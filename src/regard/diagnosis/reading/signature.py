@@ -260,7 +260,6 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
         found = [replace(one, role=None if one.role == "cache" else one.role) for one in found]
         found = _by_position(found)
     _settle(found, stated)
-    found = [replace(one, required=True) if _scales_by_one(one) else one for one in found]
     unknown = [one for one in found if one.required and one.role is None]
     if not _takes_queries(found):
         name = safe_text(found[0].name, 40) if found else "x"
@@ -275,8 +274,14 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
             f"signature={stated_as!r}, each as one of {', '.join(sorted(ROLES))}"
         )
     choices = [GUESSES[one.kind] for one in unknown]
-    readings = itertools.islice(itertools.product(*choices), MOST_GUESSES)
-    return [_with_guesses(found, roles) for roles in readings]
+    guesses = itertools.islice(itertools.product(*choices), MOST_GUESSES)
+    scales = [one for one in found if _is_of_caller(one)]
+    told = [replace(one, required=True) if one in scales else one for one in found]
+    return [
+        _with_guesses(own, roles)
+        for roles in guesses
+        for own in ((told, found) if scales else (found,))
+    ]
 
 
 def _by_families(found: list[Parameter]) -> list[Parameter]:
@@ -370,13 +375,12 @@ def _role_by_name(parameter: Parameter) -> str | None:
     return role
 
 
-def _scales_by_one(parameter: Parameter) -> bool:
-    """Whether a scale is the caller's to give, because it does nothing by default."""
-    return (
-        parameter.role == "scale"
-        and type(parameter.default) in (int, float)
-        and (parameter.default == 1)
-    )
+def _is_of_caller(parameter: Parameter) -> bool:
+    """Whether a scale may be the caller's to give: its default is 1, or that of some width."""
+    default = parameter.default
+    if parameter.role != "scale" or type(default) not in (int, float) or not 0 < default <= 1:
+        return False
+    return bool(abs(default**-2 - round(default**-2)) < 1e-3 * default**-2)
 
 
 def without_weights(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
