@@ -120,6 +120,7 @@ BY_HAND = {
     "pairs_not_exchanged_back",
     *(one.name for one in (*OF_INPUT["pooled"], *OF_INPUT["pair_bias"])),
     "relative_term_transposed",
+    "relative_term_unscaled",
     "relative_bias_reversed",
     "distance_zero_not_read",
     "alibi_slopes_of_heads",

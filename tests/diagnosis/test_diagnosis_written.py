@@ -201,19 +201,22 @@ def test_a_default_that_is_the_scale_of_some_width_is_given_for_each_width(wrong
     assert names_of(capped) == ("softcap_before_scale",) * wrong
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_rows_for_distances_are_as_many_as_their_sum_says(wrong):
+@pytest.mark.parametrize("name", ["", "distance_rows_out_of_order", "relative_term_unscaled"])
+def test_rows_for_distances_are_as_many_as_their_sum_says(name):
     def shaw(x, Wq, Wk, Wv, aK):
         """x (n, D); W* (D, d); aK (2K + 1, d): row 0 for distance -K, row K for 0, row 2K for K."""
         q, k, v = x @ Wq, x @ Wk, x @ Wv
         n, d = q.shape
         K = len(aK) // 2
         distance = np.arange(n)[None, :] - np.arange(n)[:, None]
-        rows = np.clip(distance + K, -K, K) if wrong else np.clip(distance, -K, K) + K
-        scores = q @ k.T + np.einsum("id,ijd->ij", q, aK[rows])
-        return softmax(scores / np.sqrt(d)) @ v
+        late = name == "distance_rows_out_of_order"
+        rows = np.clip(distance + K, -K, K) if late else np.clip(distance, -K, K) + K
+        relative = np.einsum("id,ijd->ij", q, aK[rows])
+        if name == "relative_term_unscaled":
+            return softmax(q @ k.T / np.sqrt(d) + relative) @ v
+        return softmax((q @ k.T + relative) / np.sqrt(d)) @ v
 
-    assert names_of(shaw) == ("distance_rows_out_of_order",) * wrong
+    assert names_of(shaw) == ((name,) if name else ())
 
 
 @pytest.mark.parametrize("scale", ["head", "part"])

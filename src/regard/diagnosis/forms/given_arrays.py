@@ -40,6 +40,12 @@ BETWEEN = re.compile("w_?(a|g|s|general|bilinear|score|att(n|ention)?)?", re.IGN
 OF_VALUES = re.compile(
     r"^(rel|a|r|e|emb|pos|p)_?(v|vals?|values?)$|rel\w*_(v|vals?|values?)\b", re.I
 )
+# Keys and values of other tokens, which are attended to: those of a prefix.
+OF_OTHER_TOKENS = re.compile(
+    r"(prefix|past|shared|prompt|system|previous|prev|old|history|cached|context|ctx)_"
+    r"(k|v|keys?|values?)$|(k|v|keys?|values?)_(prefix|past|shared|prompt|system|old|history)$",
+    re.IGNORECASE,
+)
 # Names of numbers for distances.
 OF_DISTANCES = re.compile("table|rel|bias|distance|bucket|pos", re.IGNORECASE)
 OF_HEADS = re.compile(f"{WIDTHS.pattern}|[de]")  # where embeddings have another letter
@@ -93,7 +99,7 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
         one
         for one in parameters[1:]
         if one.name in shapes and not _is_of_tokens(letters.get(one.name, ""))
-        if one.required and _is_besides(one, bool(projected))
+        if one.required and _is_besides(one, bool(projected), role_of(names[0]))
         if projected or queries or BETWEEN.fullmatch(one.name)
     ]
     if not asked or any(is_upstream(one.name) for one in parameters):
@@ -134,7 +140,10 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
     made = Given(function, pack)
     of_values = (one.name for one in asked if OF_VALUES.search(one.name))
     made.left_out = (*of_values, *features)
-    made.has_table = any(OF_DISTANCES.search(one.name) for one in asked)
+    made.has_table = any(
+        OF_DISTANCES.search(one.name) or any(map(BOTH_SIDES.fullmatch, shapes[one.name]))
+        for one in asked
+    )
     learned = (BARE.fullmatch, MATRIX.fullmatch, OF_DISTANCES.search)
     asked_for = [one.name for one in asked if any(kind(one.name) for kind in learned)]
     made.unread = _unread(function, asked_for)
@@ -152,14 +161,18 @@ def _turning(drawn: Array, query: Sequence[str], matrix: Sequence[str]) -> tuple
     return turned, turned.T if matrix[0] == query[-1] else turned
 
 
-def _is_besides(one: Parameter, projected: bool) -> bool:
-    """Whether an argument has none of the usual roles, or not that of its name."""
+def _is_besides(one: Parameter, projected: bool, first: str | None) -> bool:
+    """Whether an argument has none of the usual roles, or not that of its name.
+
+    Nor has one that is called embeddings beside those that come `first`.
+    """
     if NORM.search(one.name) or latent_part(one.name):  # weights too, which trees.py makes
         return False
     role = role_of(one.name) or projection(one.name) or EDGES.search(one.name)
-    if any(own.match(one.name) for own in (PAGED_KEYS, PAGED_VALUES, TABLE)):
+    if any(own.match(one.name) for own in (PAGED_KEYS, PAGED_VALUES, TABLE, OF_OTHER_TOKENS)):
         return False
-    return not role or (projected and BARE.fullmatch(one.name) is not None)
+    bare = projected and BARE.fullmatch(one.name) is not None
+    return not role or bare or role == first == "x"
 
 
 def _is_of_tokens(axes: str) -> bool:

@@ -171,7 +171,7 @@ def inspect_function(
         "says_causal": CAUSAL.search(text + helpers) is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
         "axes": letters_of(axes) or {},
-        "meant": meant_in(f"{name}\n{text}", helpers, of_all),
+        "meant": meant_in(f"{name}\n{text}", helpers, f"{of_all}\n{of_file}"),
         "says_added": says_added(said_of_arguments(text)),
         "said_scale": said_scale(f"{name}\n{words_of(text)}\n{options}\n{of_file}"),
         "key_mask_means": what_true_means(of_arguments, of_keys),

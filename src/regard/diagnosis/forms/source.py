@@ -20,7 +20,7 @@ from regard.diagnosis.forms.differentiation import Applied, Pair
 from regard.diagnosis.reading.changed_text import parsed
 from regard.diagnosis.reading.constructor_arguments import is_module
 from regard.diagnosis.reading.parameter_names import plain
-from regard.diagnosis.reading.signature import names_in, text_of
+from regard.diagnosis.reading.signature import names_in, parameters_of, text_of
 
 BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
 # What only matrices have: a transpose of all axes, a length, a shape of two numbers.
@@ -125,7 +125,7 @@ def words_of_options(function: Any) -> str:
     """
     if not is_function(function):
         return ""
-    defaults = [one.default for one in inspect.signature(function).parameters.values()]
+    defaults = [one.default for one in parameters_of(function)]
     own = [one for one in defaults if type(one).__module__ == getattr(function, "__module__", "")]
     found = [words_of(text_of(type(one))) for one in own]
     for one in own:

@@ -21,7 +21,7 @@ from regard.diagnosis.calls.convention import Convention, Question
 from regard.diagnosis.calls.mechanism import as_mechanism
 from regard.diagnosis.calls.probe import Probe
 from regard.diagnosis.calls.under_test import FunctionUnderTest
-from regard.diagnosis.judging.distance_tables import is_out_of_order, is_reversed
+from regard.diagnosis.judging.distance_tables import is_out_of_order, is_reversed, is_unscaled
 from regard.scores import Cosine
 
 # Code that adds nothing by place has none of these words.
@@ -344,6 +344,8 @@ def _described(
         fault = "relative_bias_reversed"
     if not fault and is_out_of_order(tested, found, rows, keys):
         fault = "distance_rows_out_of_order"
+    if not fault and unknowns and abs(factor - 1) < 1e-3:
+        fault = "relative_term_unscaled" * is_unscaled(tested, found, rows, keys, sizes["D"])
     apart = np.stack([np.abs(rows - keys), np.ones(len(rows))], -1)
     rest = found[..., 0].T - apart @ np.linalg.lstsq(apart, found[..., 0].T, rcond=None)[0]
     is_linear = not unknowns and bool(np.abs(rest).max() < 1e-6 * np.abs(found).max())

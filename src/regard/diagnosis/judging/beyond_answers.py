@@ -143,6 +143,8 @@ def as_told(
         return (), "each token hidden from itself"
     if names == ["heads_normalised_together"] and not BY_HEAD.search(code):
         return (), "queries and keys normalised over all heads together"
+    if names == ["alibi_scaled"] and "alibi_scaled" in callee.meant:
+        return (), "slopes that are divided like the scores"
     if names == ["rotary_on_keys_only"] and callee.steps and TURNS_QUERIES.search(code):
         return ((all_mistakes()["rotary_from_zero_in_each_call"], found[0][1]),), ""
     if names == ["residual_of_inputs"] and RESIDUAL.search(code):

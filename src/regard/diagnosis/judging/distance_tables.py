@@ -59,6 +59,19 @@ def is_out_of_order(tested: FunctionUnderTest, added: Array, rows: Array, keys: 
     return False
 
 
+def is_unscaled(
+    tested: FunctionUnderTest, added: Array, rows: Array, keys: Array, width: int
+) -> bool:
+    """Whether the rows of a table meet queries as they are, although q·k is divided by √D."""
+    of_queries = added[0, :, 1 : 1 + width]
+    apart = of_queries[rows != keys]  # the query and the key of a token depend on each other
+    for table in _tables(tested):
+        if table.shape[1] == width > 1 and len(apart):
+            near = np.abs(table[None] - apart[:, None]).max(-1).min(1)
+            return bool(near.max() < 10 * NEAR)
+    return False
+
+
 def _leaves_rows(read: dict[int, int], count: int) -> bool:
     """Whether rows of a table from −n to n are not read, although all these distances are there."""
     furthest = (count - 1) // 2

@@ -29,6 +29,8 @@ MOST_PAIRS = 2000
 MOST_WRONG = 6
 
 Found = tuple[Mistake, Variant]
+# What is returned where attention adds nothing: a bias, or what is around it.
+NOTHING = Variant({"output": lambda values, probe: np.zeros_like(probe.right["output"])})
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,22 +39,24 @@ class ProbeOutput:
 
     probe: Probe
     output: Array
-    empty: Array | None = None  # rows of padding that are 0, (B, …, L, 1)
+    empty: Array | None = None  # rows of padding that are as without attention, (B, …, L, 1)
 
     @classmethod
     def of(cls, probe: Probe, output: Array) -> Self:
-        """With what is right in rows of padding that are 0: nothing reads them."""
+        """With what is right in rows of padding to which attention adds 0: nothing reads them."""
         size, keep = probe.sizes, probe.keep
         if keep is None or keep.ndim != 4 or size["L"] != size["S"]:
             return cls(probe, output)
-        right = probe.result(probe.right)
+        right, idle = probe.result(probe.right), output == 0
+        if right.shape == output.shape:
+            idle |= np.abs(output - probe.output(NOTHING)) <= probe.tolerance(UNITS["float32"])
         real = np.broadcast_to(keep[:, 0, 0, :, None], (size["B"], size["L"], 1))
         real = real if right.ndim == 3 else real[:, None]
-        mended = np.where(real | (output != 0), output, right)
+        mended = np.where(real | ~idle, output, right)
         is_right = agrees(mended, right, probe.tolerance(UNITS["float32"]))
         if is_right:
             return cls(probe, mended)
-        none = ~real & (output == 0).all(-1, keepdims=True)
+        none = ~real & idle.all(-1, keepdims=True)
         return cls(probe, output, none if none.any() else None)
 
 
@@ -74,7 +78,7 @@ class Matcher:
         """Whether a candidate returns what the function did."""
         own, expected = self.outputs[number], self.expected(number, variant)
         if own.empty is not None:
-            expected = np.where(own.empty, 0.0, expected)
+            expected = np.where(own.empty, own.output, expected)
         bound = self._bound(own.probe) * own.probe.largest(variant)
         return agrees(own.output, expected, bound)
 

@@ -15,6 +15,7 @@ from regard.diagnosis.calls.under_test import FunctionUnderTest
 HALF = ("float16", "bfloat16")
 # Roundings of a half-precision softmax.
 ROUNDINGS = 6
+MOVED = 0.1  # the share by which rounded scores move at most of what others move
 
 
 def half_type(tested: FunctionUnderTest, convention: Convention) -> str | None:
@@ -54,14 +55,23 @@ def _exact(convention: Convention) -> Probe:
 
 
 def _rounds_scores(tested: FunctionUnderTest, convention: Convention) -> bool:
-    """Whether errors come from rounding scores: exact ones of any size give right results."""
-    probe = _exact(convention)
-    large = {**probe.inputs, "queries": 4 * probe.inputs["queries"]}
-    probe = Probe("exact large scores", "plain", large, rank=probe.rank, causal=probe.causal)
-    output = tested.ask(convention, probe).output
-    return output is not None and agrees(
-        output, probe.right["output"], 16 * probe.tolerance(UNITS["float32"])
-    )
+    """Whether errors come from rounding scores.
+
+    Exact ones of any size give right results, and others a little beside give the same ones.
+    """
+    small = _exact(convention)
+    found, right = list[Array](), list[Array]()
+    for name, factor in (("exact large scores", 4.0), ("beside large scores", 4.0 + 2.0**-11)):
+        inputs = {**small.inputs, "queries": factor * small.inputs["queries"]}
+        probe = Probe(name, "plain", inputs, rank=small.rank, causal=small.causal)
+        output = tested.ask(convention, probe).output
+        near = 16 * probe.tolerance(UNITS["float32"])
+        if output is None or not (found or agrees(output, probe.right["output"], near)):
+            return False
+        found.append(output)
+        right.append(probe.right["output"])
+    moved, would_move = (float(np.abs(one[1] - one[0]).max()) for one in (found, right))
+    return moved < MOVED * would_move
 
 
 def _on_grid(numbers: Array, name: str) -> bool:

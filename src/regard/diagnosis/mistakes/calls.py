@@ -236,6 +236,15 @@ CALLS: Entries = {
             "scores = scores + p2c.transpose(-1, -2)  # (S, L) to (L, S)",
         ),
     ),
+    "relative_term_unscaled": (
+        "the term of relative positions is not divided by √D as q·k is",
+        "It is a dot product of as many features: both belong in the brackets that are divided.",
+        (),
+        (
+            "scores = (q @ k.T + relative) / np.sqrt(D)",
+            "scores = (q @ k.transpose(-1, -2) + relative) / math.sqrt(d)",
+        ),
+    ),
     "relative_shift_misplaced": (
         "the shift that lines up relative positions puts a query's scores into another row",
         "The score of a query and a key then depends on a third token. Pad a column on the left, "

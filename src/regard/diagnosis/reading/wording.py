@@ -83,6 +83,12 @@ _HEADS_IN_TURN = re.compile(
     r"(?: head)? (?:order|grouping|heads|layout)",
     re.IGNORECASE,
 )
+# What says that slopes are scaled like scores.
+_ALIBI_SCALED = re.compile(
+    r"\b(alibi|bias|slopes?)\b[^.;]{0,60}\bbefore\W{1,3}(the )?scal|\balibi\) */|"
+    r"\b(alibi|bias|slopes?)\b[^.;]{0,40}\b(also|too) (scaled|divided)",
+    re.IGNORECASE,
+)
 _RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)
 _SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
 
@@ -119,6 +125,8 @@ def meant_in(text: str, called: str = "", prose: str = "") -> tuple[str, ...]:
 
     `called` is the code of what it calls, and `prose` what is said beside code.
 
+    >>> meant_in("softmax(s)", prose="ALiBi is added before scaling: (scores + alibi) / sqrt(d)")
+    ('later_tokens_seen', 'alibi_scaled')
     >>> meant_in("talking heads: a softmax whose weights are mixed, causal")
     ('heads_mixed',)
     """
@@ -127,6 +135,7 @@ def meant_in(text: str, called: str = "", prose: str = "") -> tuple[str, ...]:
     found += ["later_tokens_seen"] * (_RULE.search(text) is None)
     found += ["weights_do_not_add_up"] * (_SHARES.search(text + called) is None)
     found += ["key_heads_tiled"] * (_HEADS_IN_TURN.search(prose) is not None)
+    found += ["alibi_scaled"] * (_ALIBI_SCALED.search(prose) is not None)
     return tuple(dict.fromkeys(found))
 
 
