@@ -208,6 +208,7 @@ def test_code_whose_file_has_changed_is_left_alone(tmp_path):
         ("y = f(mask)", "y = f((~mask))"),
         ("y = roll(a, (-i, -n))", "y = roll(a, (i, n))"),
         ("y = a @ b", "y = (a @ b) * scale"),
+        ("y = a + scale * b.sum(-1)", "y = a * scale + b.sum(-1)"),
         (
             "y = f.normalize(a), f.normalize(b)",
             "y = f.normalize(a, dim=-1), f.normalize(b, dim=-1)",

@@ -37,6 +37,7 @@ NEAR_INTEGERS = 2e-2  # the same where numbers pass through integers of 8 bits
 MOST_VIEWS = 3
 # Positions that a function computes, in its code and in what is said of its call.
 POSITIONED = re.compile(r"rotary|rope|alibi", re.IGNORECASE)
+MAXIMUM = re.compile(r"max(imum)?\(")
 # Code that makes integers. Coarser ones are right too within the digits of integers.
 ROUNDS = re.compile(r"\b(round|rint|floor)_?\(|\b(astype|to)\([\w.]*int8|\.char\(\)")
 
@@ -64,6 +65,8 @@ def repaired(
         # In one length much looks like attention; what was answered may not fail now.
         # A change that takes away what its code says that it computes makes nothing right.
         kept = POSITIONED.search(code) is None or POSITIONED.search(own.called) is not None
+        # Nor does one that loses the maximum which its code subtracts.
+        kept &= MAXIMUM.search(code) is None or own.verdict == "right"
         return own.ok and not own.mistakes and len(sizes) > 1 and answered <= able and kept
 
     repairs = _repairs_of(tested, unknown, is_right)

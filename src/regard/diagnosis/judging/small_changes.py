@@ -117,6 +117,7 @@ class _Changes(Syntax):
                 if isinstance(node.op, TURNED):
                     yield THIRD, self._turned(node)
                 yield from ((THIRD, one) for one in self._grouped(node))
+                yield from ((FIRST, one) for one in self._of_other_term(node))
             case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert()):
                 if not isinstance(node.operand, ast.Constant):
                     yield SECOND, self.instead(node, self.code(node.operand))
@@ -163,6 +164,19 @@ class _Changes(Syntax):
                 one, two, three = map(self._operand, (left, right.left, right.right))
                 text = f"({one} {own} {two}) {OPERATORS[type(right.op)][0]} {three}"
                 yield self.instead(node, text if alone else f"({text})")
+
+    def _of_other_term(self, node: ast.BinOp) -> Iterator[Span]:
+        """A sum of which the other term is multiplied: a * scale + b for a + scale * b."""
+        if not isinstance(node.op, ast.Add):
+            return
+        for term, other in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult):
+                for factor, rest in ((term.left, term.right), (term.right, term.left)):
+                    if FACTORS.search(self.code(factor)):
+                        yield self.instead(
+                            node,
+                            f"{self._operand(other)} * {self._operand(factor)} + {self.code(rest)}",
+                        )
 
     def _operand(self, node: ast.AST) -> str:
         """Its text, in parentheses where it is more than a name, a number or a call."""
