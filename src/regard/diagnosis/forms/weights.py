@@ -307,7 +307,8 @@ def _is_numbers(value: Any) -> bool:
 
 
 def _array(value: Any) -> Array:
-    return np.asarray(value.detach().numpy())
+    own = value.detach()
+    return np.asarray((own if own.element_size() > 2 else own.float()).numpy())
 
 
 def _raw(layers: list[Layer]) -> Iterator[tuple[str, str, Array]]:
