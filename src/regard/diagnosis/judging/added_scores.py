@@ -26,7 +26,8 @@ from regard.scores import Cosine
 
 # Code that adds nothing by place has none of these words.
 WORDS = re.compile(
-    r"relative|rel_|_rel|bias|pair|position|pos_|_pos|dist|alibi|slope|decay|edge|spatial|bucket|offset",
+    r"relative|rel_|_rel|bias|pair|position|pos_|_pos|dist|alibi|slope|decay|edge|spatial|bucket|offset|"
+    r"table|displace",
     re.IGNORECASE,
 )
 RELATIVE = re.compile(r"relative|rel_|_rel|distance|bucket", re.IGNORECASE)

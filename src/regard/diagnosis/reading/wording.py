@@ -62,7 +62,7 @@ _NORM_LAST = re.compile(
 )
 # What says that a fused projection has the columns of one head after the other, or all of one part.
 _BY_HEAD = re.compile(
-    r"columns (are )?(grouped|ordered|stored|interleaved) (by|per) head|"
+    r"columns (of \w+ )?(are )?(grouped|ordered|stored|interleaved) (by|per) head|"
     r"head 0\b[^.]{0,90}\bhead 1\b|per[- ]head \[ *q",
     re.IGNORECASE,
 )
@@ -197,9 +197,10 @@ def taken_from_one(code: str, names: Sequence[str]) -> bool:
     True
     """
     known = "|".join(map(re.escape, names)) or "0"
-    return bool(
-        re.search(rf"\b1(\.0?)? *- *({known})\b|\b({known})\b[^-\n=]{{0,60}}- *1(\.0?)?\)", code)
+    taken = (
+        rf"\b1(\.0?)? *- *({known})\b[^\n]*\)[^\n]*\*|\(({known})\b[^-\n=]{{0,60}}- *1(\.0?)?\) *\*"
     )
+    return re.search(taken, code) is not None
 
 
 def said_scale(text: str) -> str:
