@@ -166,6 +166,11 @@ def of_frames(
 
 # Tokens as columns (B, C, L), and as a mistake has them; and the arguments that are tokens.
 COLUMNS, COLUMNS_RESHAPED = Form("BCL"), Form("BCL", reshaped="both")
+OF_COLUMNS = re.compile(
+    r"\(\s*(b|n|bs|batch\w*)\s*[,x]\s*(c|ch|channels?|features)\s*[,x]\s*"
+    r"(n|m|t|l|len\w*|time\w*|points?|tokens?|seq\w*|frames)\s*\)",
+    re.IGNORECASE,
+)
 TOKENS = ("x", "query", "key", "value", "context", "key_value")
 
 
@@ -223,7 +228,8 @@ def around_attention(
     parts = layer.modules() if hasattr(layer, "modules") else ()
     kinds = {type(part).__name__ for part in parts}
     forms = [*forms_of(text, convolved="Conv2d" in kinds)]
-    if "Conv1d" in kinds and not forms and not with_tables:
+    columns = "Conv1d" in kinds or OF_COLUMNS.search(text) is not None
+    if columns and not forms and not with_tables:
         for form, added in itertools.product(
             (COLUMNS, COLUMNS_RESHAPED), (True, False)[not adds :]
         ):

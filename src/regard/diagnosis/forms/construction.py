@@ -10,7 +10,7 @@ import copy
 import inspect
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from regard.diagnosis.reading.constructor_arguments import (
     PAIRS,
     Configuration,
     constructor_arguments,
+    dtypes_asked,
     is_count,
     is_module,
     is_pair,
@@ -38,6 +39,7 @@ from regard.errors import OptionError, safe_text
 # Where an object that is made here keeps what it was made with.
 _MADE = "regard_made_with"
 _HEADS = "regard_made_with_heads"
+_IN_HALF = "regard_made_in_half"  # a tuple, which torch does not take for a part
 # A single learned number that multiplies what attention returns; of others the module is kept.
 GATE = re.compile(r"(gamma|gate|alpha|beta)$|(^|[._])(alpha|gate)_(\w*att\w*|dense|ff\w*|mlp)$")
 # A learned factor of each feature of what attention returns, the same for all at first.
@@ -89,6 +91,7 @@ def constructed(kind: Any, heads: int | None, fixed: Mapping[str, Any] | None = 
                 with contextlib.suppress(AttributeError):
                     counts = (value for name, value in given.items() if is_count(name, kind))
                     setattr(own, _HEADS, next(counts, None))
+                    setattr(own, _IN_HALF, (*_in_half(kind, given),))
                     setattr(own, _MADE, ", ".join(f"{n}={_said(v)}" for n, v in given.items()))
                 found.append(own)
             if OF_WINDOWS.search(text_of(kind)):  # by default a map of a probe may be one window
@@ -145,6 +148,21 @@ def _width_of_heads(made: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
     first = next((p.shape[1] for p in made.parameters() if p.ndim > 1), 0)
     fits = "heads" in roles and first and first % count == 0
     return {roles["width"]: first // count} if fits else {}
+
+
+def _in_half(kind: Any, arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """The same object of torch in bfloat16, if its constructor asks for a dtype."""
+    asked = [*dtypes_asked(kind)]
+    if asked and is_module(kind):
+        import torch
+
+        with contextlib.suppress(Exception):
+            yield kind(**{**arguments, **dict.fromkeys(asked, torch.bfloat16)})
+
+
+def twin_in_half(thing: Any) -> Any:
+    """The same object made in bfloat16, with weights of its own; None if it asks for no dtype."""
+    return next(iter(getattr(thing, _IN_HALF, ())), None)
 
 
 def heads_made_with(thing: Any) -> int | None:

@@ -33,6 +33,7 @@ from regard.diagnosis.forms.kept_arrays import with_kept_arrays
 from regard.diagnosis.forms.neutral_arguments import with_neutral
 from regard.diagnosis.forms.norm_functions import without_input, without_norm_functions
 from regard.diagnosis.forms.packing import (
+    QKV,
     Alternative,
     unpacked,
     with_borders,
@@ -52,8 +53,9 @@ from regard.diagnosis.forms.tables import from_tables, with_forms
 from regard.diagnosis.forms.tree_code import projection
 from regard.diagnosis.forms.trees import Weighed, with_weights
 from regard.diagnosis.forms.weights import head_count
+from regard.diagnosis.forms.window_tables import with_window_table
 from regard.diagnosis.reading.libraries import LIBRARIES, framework_of
-from regard.diagnosis.reading.parameter_names import fused_order, role_of
+from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.reading.signature import (
     MASKS,
     PROJECTIONS,
@@ -113,6 +115,7 @@ ONE_OF_SEVERAL = (
     with_prompt,
     with_quantised,
     with_projection_after,
+    with_window_table,
     with_given,
     with_neutral,
     with_global_tokens,
@@ -260,7 +263,10 @@ def _readings_of(
     found: list[Reading] = []
     steps_only = any(one.required and role_of(one.name) == "cache" for one in parameters)
     packed = []
-    if not (roles or weights or steps_only):
+    fused = [] if roles or weights else with_fused_weights(called, parameters)
+    in_weights = fused or any(one.role in PROJECTIONS for one in parameters)
+    in_weights = in_weights and not any(QKV.match(plain(one.name)) for one in parameters)
+    if not (roles or weights or steps_only or in_weights):
         packed = of_channels(called, parameters) or unpacked(called, parameters)
     for other, taken in packed:
         for own in with_roles(taken, {}):
@@ -270,7 +276,7 @@ def _readings_of(
         return found
     if not roles and (tabled := from_tables(called, parameters)) is not None:
         called, parameters = tabled
-    fused = [] if roles or weights else with_fused_weights(called, parameters)
+        fused = [] if weights else with_fused_weights(called, parameters)
     for other, taken in fused:
         found += _readings_of(other, taken, {}, {}, heads, framework, name, function)
     if fused:

@@ -61,7 +61,7 @@ def with_fused_weights(
     several = any(len(own) == 3 for own in parts.values())
     for by_head, axis in itertools.product((False, True)[: 1 + (several and bool(count))], (-1, 0)):
         packing = Packing(function, partial(pack, axis, by_head))
-        packing.by_head = by_head
+        packing.by_head, packing.option = by_head, getattr(function, "option", "")
         found.append((packing, [*rest, *inner]))
     return found
 

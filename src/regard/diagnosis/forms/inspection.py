@@ -79,6 +79,7 @@ from regard.diagnosis.reading.wording import (
     place_of_norm,
     said_scale,
     says_added,
+    taken_from_one,
 )
 from regard.errors import OptionError, safe_text
 
@@ -134,6 +135,8 @@ def inspect_function(
     of_all = f"{prose}\n\n{prose_of(helpers)}"
     of_arguments = prose_of(text, of_arguments=True)
     of_keys = [one for one in found[0][1].parameters if one.role in ("key_mask", *OF_KEYS)]
+    masks = [one.name for one in found[0][1].parameters if one.role in (*MASKS, "key_mask")]
+    of_ones = taken_from_one(text, masks)
     made = found[0][1].made
     of_file = documentation_of_file(function)
     options = words_of_options(named)
@@ -172,7 +175,7 @@ def inspect_function(
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
         "axes": letters_of(axes) or {},
         "meant": meant_in(f"{name}\n{text}", helpers, f"{of_all}\n{of_file}"),
-        "says_added": says_added(said_of_arguments(text)),
+        "says_added": says_added(said_of_arguments(text)) and not of_ones,
         "said_scale": said_scale(f"{name}\n{words_of(text)}\n{options}\n{of_file}"),
         "key_mask_means": what_true_means(of_arguments, of_keys),
     }
@@ -211,7 +214,9 @@ def inspect_function(
             replace(
                 callee,
                 number=number,
-                mask_means=what_true_means(of_arguments, _by_names(callee.parameters)),
+                mask_means=what_true_means(
+                    of_arguments, _by_names(callee.parameters), of_ones=of_ones
+                ),
                 **own,
             ),
         )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-NORM = re.compile("Norm$")
+NORM = re.compile(r"Norm\d*$|(Layer|RMS|Group)Norm\dd$")
 # Normalisations of queries and keys, which reach these alone, and others within attention.
 WITHIN = re.compile(r"(^|[._])(q|k|qk|query|key)(_|norm|ln|$)|att\w*\.", re.IGNORECASE)
 REPLACED = "regard_replaced"  # marks what was put in place of a normalisation

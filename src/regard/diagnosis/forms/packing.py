@@ -54,6 +54,7 @@ class Packing:
     """
 
     left_out: tuple[str, ...] = ()  # what is fixed so that it changes nothing
+    option = ""  # which of its readings are judged apart
     by_head: bool | None = None  # whether a fused matrix has one head's columns after another's
 
     def __init__(

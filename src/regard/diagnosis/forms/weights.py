@@ -23,6 +23,7 @@ from regard.diagnosis.forms.head_orders import (
     reordered,
 )
 from regard.diagnosis.forms.neutral_parts import OF_NO_TOKEN, logit_of_no_token, mixes_before
+from regard.diagnosis.forms.source import code_called, code_of
 from regard.diagnosis.reading.constructor_arguments import CONFIGURATION
 from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.reading.signature import LATENTS, PROJECTIONS, text_of
@@ -42,7 +43,7 @@ LAYERS = {
     "reprojection": "W_o",
 }
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos|edge|skip|root", re.IGNORECASE)
-GROUPED = re.compile("^Conv|Norm$")
+GROUPED = re.compile(r"^_?Conv|Norm\d*d?$")
 # Learned queries: each pools what the layer gets.
 LEARNED = re.compile(
     "^(q|query|queries|latents?|seeds?|probe|cls|cls_token|inducing|slots|(learned|pool|latent|"
@@ -54,6 +55,8 @@ MOST_HEADS = 4  # numbers of heads that are tried
 
 # A layer whose weight is (out, in), by its code.
 TURNED = re.compile(r"\.m?T\b|\b(weight|kernel|w|W) *@|(dot|matmul)\( *self\.\w+ *,|oi *,")
+# An einsum whose matrix is (out, in), and whose tokens are columns: "oc,bcn->bon".
+OF_COLUMNS = re.compile(r"""["'](\w)(\w) *, *\w?\2(\w) *-> *\w?\1\3["']""")
 Weights = dict[str, Array]
 
 
@@ -199,7 +202,8 @@ def _parts(thing: Any) -> Iterator[Any]:
     """The object, the parts of a torch module, and objects that it holds."""
     if hasattr(thing, "modules") and hasattr(thing, "state_dict"):
         for part in thing.modules():  # groups of a convolution or of a norm are none of heads
-            if hasattr(part, "__dict__") and not GROUPED.search(type(part).__name__):
+            names = (kind.__name__ for kind in type(part).__mro__)
+            if hasattr(part, "__dict__") and not any(map(GROUPED.search, names)):
                 yield part
     elif hasattr(thing, "__dict__"):
         yield thing
@@ -234,6 +238,8 @@ def _layers(thing: Any) -> Iterator[Layer]:
         return
     axes = axes_in_einsums(type(thing)) if hasattr(thing, "__dict__") else {}
     made_of_others = _read_by_init_alone(thing)
+    text = f"{code_of(type(thing))}\n{code_called(type(thing))}"
+    of_columns = OF_COLUMNS.search(text) is not None
     for name, value in getattr(thing, "__dict__", {}).items():
         if name in made_of_others:
             continue
@@ -245,9 +251,10 @@ def _layers(thing: Any) -> Iterator[Layer]:
                 if _is_numbers(array):
                     yield str(inner), None, np.asarray(array, float), None
         elif _is_layer(value):
-            weight, bias = (np.asarray(one, float) for one in value)
-            columns = bias.ndim == 2  # W @ x + b of tokens that are columns
-            yield name, value if columns else None, weight.T if columns else weight, bias.ravel()
+            yield name, *_of_pair(value, of_columns)
+        elif isinstance(value, list | tuple) and value and all(map(_is_layer, value)):
+            for number, layer in enumerate(value):  # of queries, keys and values
+                yield f"{name}.{number}", *_of_pair(layer, of_columns)
         elif isinstance(value, list | tuple) and all(map(_is_numbers, value)):
             for number, array in enumerate(value):  # of each head
                 yield f"{name}.{number}", None, np.asarray(array, float), None
@@ -257,6 +264,13 @@ def _layers(thing: Any) -> Iterator[Layer]:
             yield name, value, weight, bias[0] if bias else None
         elif _is_numbers(value) and (np.ndim(value) < 3 or np.any(np.asarray(value))):
             yield name, None, np.asarray(value, float), None  # zeros are an empty cache
+
+
+def _of_pair(value: Any, turned: bool) -> tuple[Any, Array, Array]:
+    """A layer that is its matrix and its bias: what holds it, the matrix as x @ W, and the bias."""
+    weight, bias = (np.asarray(one, float) for one in value)
+    columns = turned or bias.ndim == 2  # W @ x + b of tokens that are columns
+    return value if columns else None, weight.T if columns else weight, bias.ravel()
 
 
 def _read_by_init_alone(thing: Any) -> set[str]:
@@ -307,7 +321,8 @@ def _is_numbers(value: Any) -> bool:
 
 
 def _array(value: Any) -> Array:
-    return np.asarray(value.detach().numpy())
+    own = value.detach()
+    return np.asarray((own if own.element_size() > 2 else own.float()).numpy())
 
 
 def _raw(layers: list[Layer]) -> Iterator[tuple[str, str, Array]]:

@@ -26,7 +26,8 @@ from regard.scores import Cosine
 
 # Code that adds nothing by place has none of these words.
 WORDS = re.compile(
-    r"relative|rel_|_rel|bias|pair|position|pos_|_pos|dist|alibi|slope|decay|edge|spatial|bucket|offset",
+    r"relative|rel_|_rel|bias|pair|position|pos_|_pos|dist|alibi|slope|decay|edge|spatial|bucket|offset|"
+    r"table|displace",
     re.IGNORECASE,
 )
 RELATIVE = re.compile(r"relative|rel_|_rel|distance|bucket", re.IGNORECASE)
@@ -344,7 +345,7 @@ def _described(
         fault = "relative_bias_reversed"
     if not fault and is_out_of_order(tested, found, rows, keys):
         fault = "distance_rows_out_of_order"
-    if not fault and unknowns and abs(factor - 1) < 1e-3:
+    if not (fault or tested.callee.said_scale) and unknowns and abs(factor - 1) < 1e-3:
         fault = "relative_term_unscaled" * is_unscaled(tested, found, rows, keys, sizes["D"])
     apart = np.stack([np.abs(rows - keys), np.ones(len(rows))], -1)
     rest = found[..., 0].T - apart @ np.linalg.lstsq(apart, found[..., 0].T, rcond=None)[0]

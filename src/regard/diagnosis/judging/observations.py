@@ -24,6 +24,7 @@ from regard.diagnosis.calls.likely import only_nan
 from regard.diagnosis.calls.probe import UNITS, Probe
 from regard.diagnosis.calls.probes import ABILITIES
 from regard.diagnosis.calls.under_test import FunctionUnderTest
+from regard.diagnosis.forms.source import prose_of
 from regard.diagnosis.judging.matching import Matcher
 from regard.diagnosis.process.run_lines import never_run
 from regard.diagnosis.reading.signature import WEIGHTS
@@ -47,7 +48,12 @@ OF_AXES = re.compile(
     re.IGNORECASE,
 )
 # An argument of positions, and text that they are for queries and keys.
-OF_POSITIONS = re.compile("^(\\w*_)?pos(_?emb\\w*|_?enc\\w*|itions?\\w*)?$", re.IGNORECASE)
+OF_POSITIONS = re.compile("^(\\w*_)?(pos(_?emb\\w*|_?enc\\w*|itions?\\w*)?|p_?e)$", re.IGNORECASE)
+OF_QUERIES = re.compile("^(q|query|queries|tgt|target|obj\\w*|point)_", re.IGNORECASE)
+# A text that gives positions to the values too.
+TO_VALUES = re.compile(
+    r"pos[^.]{0,90}\b(values?|v)\b|k[^.\n]{0,20}\bv\b[^.]{0,60}pos", re.IGNORECASE
+)
 TO_QUERIES_AND_KEYS = re.compile(
     r"(pos|encod|embed)[^.]{0,90}\b(quer(y|ies)|q)\W+(and|&|\+)\W+(the )?(keys?|k)\b|"
     r"\b(quer(y|ies)|q)\W+(and|&|\+)\W+(the )?(keys?|k)\b[^.]{0,60}pos|\bq *= *k *=[^\n]*pos",
@@ -284,27 +290,35 @@ def adds_positions_to_values(tested: FunctionUnderTest, convention: Convention) 
     """Whether positions change the output of tokens that are all the same, where none may.
 
     Such tokens have equal values, so it does not matter which of them is read. Only code that says
-    that its positions are those of queries and keys is held to that.
+    that its positions are those of queries and keys is held to that, or that takes positions of
+    queries apart from those of a context.
     """
     callee = tested.callee
     code = "\n".join(text for _, text in callee.blocks)
-    name = next((p.name for p in callee.parameters if OF_POSITIONS.search(p.name)), None)
-    rows = next((p.name for p in callee.parameters if p.role in ("x", "query")), None)
+    names = [p.name for p in callee.parameters if OF_POSITIONS.search(p.name)]
+    roles = {role: one.name for role, one in callee.roles.items()}
+    rows = roles.get("x") or roles.get("query")
+    context = roles.get("context") or roles.get("value")
+    apart = [one for one in names if not OF_QUERIES.search(one)]
+    told = bool(TO_QUERIES_AND_KEYS.search(code))
+    told |= bool(context) and 0 < len(apart) < len(names) and not TO_VALUES.search(prose_of(code))
     probe = next((p for p in tested.probes_for(convention) if p.keep is None), None)
     if "sink" in {*callee.roles, *callee.weights}:  # weights do not add up to 1
         return False
-    if name is None or rows is None or probe is None or not TO_QUERIES_AND_KEYS.search(code):
+    if not names or rows is None or probe is None or not told:
         return False
+    name, of_values = (apart[0], context or rows) if apart else (names[0], rows)
     with contextlib.suppress(NotOfferedError):
         given = arguments_for(callee, convention, probe)
-        place = convention.token_axis
+        place, shapes = convention.token_axis, {np.shape(given[one]) for one in (rows, of_values)}
         given = {
             key: np.repeat(array.take([0], place), array.shape[place], place)
-            if np.shape(array) == np.shape(given[rows])
+            if np.shape(array) in shapes and np.ndim(array) > 1
             else array
             for key, array in given.items()
         }
-        drawn = np.random.default_rng(5).normal(size=given[rows].shape).astype(given[rows].dtype)
+        like = given[of_values]
+        drawn = np.random.default_rng(5).normal(size=like.shape).astype(like.dtype)
         one, two = (_returned(tested, convention, {**given, name: a}) for a in (0 * drawn, drawn))
         if one is not None and two is not None and one.shape == two.shape:
             return not agrees(one, two, probe.tolerance(UNITS["float32"]))

@@ -6,8 +6,9 @@ not know mistakes.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from regard.boundary.arrays import Array
 from regard.diagnosis.calls.arguments import NotOfferedError, arguments_for
 from regard.diagnosis.calls.convention import Convention, Look, Question
 from regard.diagnosis.calls.under_test import FunctionUnderTest
+from regard.diagnosis.forms.construction import twin_in_half
 
 # Code that gives numbers the dtype of other numbers.
 CASTS = re.compile(r"\.(to|astype|type_as)\(|dtype *= *\w+\.dtype|, *dtype\b")
@@ -36,7 +38,36 @@ class InHalf:
     def __call__(self, *given: Any, **named: Any) -> Any:
         """What the function returns for numbers of half precision."""
         own = {name: _halved(one) for name, one in named.items()}
-        return self.__wrapped__(*map(_halved, given), **own)
+        with _halved_module(self.__wrapped__):
+            return self.__wrapped__(*map(_halved, given), **own)
+
+
+@contextlib.contextmanager
+def _halved_module(function: Any) -> Iterator[None]:
+    """Let a torch module have its weights in bfloat16 for the time of the block.
+
+    One that was made here, by a class that asks for a dtype, is as if made with bfloat16. Buffers
+    stay as they are made: nothing says that code which uses the module casts them.
+    """
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    module = getattr(function, "__self__", function)
+    if not (hasattr(module, "named_parameters") and hasattr(module, "state_dict")):
+        yield
+        return
+    twin, before = twin_in_half(module), dict(vars(module))
+    weights = {name: one.data for name, one in module.named_parameters()}
+    try:
+        if twin is not None:
+            vars(module).update(vars(twin))
+        for name, one in module.named_parameters():
+            one.data = weights[name].bfloat16()
+        yield
+    finally:
+        vars(module).clear()
+        vars(module).update(before)
+        for name, one in module.named_parameters():
+            one.data = weights[name]
 
 
 def _halved(value: Any) -> Any:
@@ -69,8 +100,9 @@ def rounds_positions(tested: FunctionUnderTest, convention: Convention) -> bool:
         drawn = rng.normal(size=(1, 1, 1, axes[-1]) if same else axes)
         inputs[name] = _of_half(np.broadcast_to(drawn, axes))
     longer = replace(probe, inputs=inputs, name="positions beyond 256")
+    own = convention if callee.weights else replace(convention, dtype="float32")
     try:
-        given = arguments_for(callee, replace(convention, dtype="float32"), longer)
+        given = arguments_for(callee, own, longer)
     except NotOfferedError:
         return False
     whole, half = (_rows(tested, convention, given, looks) for looks in LOOKS)

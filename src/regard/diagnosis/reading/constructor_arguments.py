@@ -39,6 +39,9 @@ DROPOUT = 0.1  # of a module in evaluation mode, which has to ignore it
 LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
 GRID = re.compile("^(grid|partition)(size)?$")
+MAP_SIDE = re.compile(
+    "^(input|feat|feature|featmap|fmap|img|image|map|spatial)(size|resolution|res)$"
+)
 # Names of sizes, where a role does not tell; the first pattern that matches decides.
 SIZES = (
     (re.compile("rotary(pct|percent)|partialrotary|ropepct"), "turned share"),
@@ -53,6 +56,7 @@ SIZES = (
     (re.compile("^c(hidden|head)$|preattnscalar$"), "width"),
     (re.compile("^shift(size)?$"), "shift"),
     (GRID, "grid"),
+    (MAP_SIDE, "side of a map"),
     (re.compile("batch|bsz"), "batch"),
     (re.compile("layer|depth"), "layers"),
     (re.compile("vocab"), "length"),
@@ -90,6 +94,7 @@ OF_WEIGHTS = re.compile(
 BY_BLOCKS = re.compile(r"online|flash|running (max|sum)|rescal|\btile", re.IGNORECASE)
 # What makes the weights of a function that takes them.
 INITIAL = re.compile(r"_?(init|make|create|new|random)|\w+_init$", re.IGNORECASE)
+HALF_TYPES = ("torch.bfloat16", "torch.float16")
 # Numbers that are no sizes, by their names.
 NUMBERS = (
     (re.compile("eps"), 1e-6),
@@ -139,6 +144,9 @@ def constructor_arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict
         value = None if _is_seed(one.name) else size_by_name(one.name, sizes)
         value = sizes["heads"] if is_count(one.name, kind) else value
         required = one.default is one.empty
+        if str(one.default) in HALF_TYPES:  # answers in float32 have the digits of a comparison
+            arguments[one.name] = sys.modules["torch"].float32
+            continue
         weight = _weight(one.name, sizes, kind) if required else None
         if weight is not None:
             arguments[one.name] = weight
@@ -156,6 +164,13 @@ def constructor_arguments(kind: Any, heads: int | None, own_sizes: bool) -> dict
         elif required or type(value) is float or (own_sizes and _may_change(one, value)):
             arguments[one.name] = value
     return arguments
+
+
+def dtypes_asked(kind: Any) -> Iterator[str]:
+    """The parameters of a constructor that are a dtype of torch, by default."""
+    for one in inspect.signature(kind).parameters.values():
+        if str(one.default).startswith(("torch.float", "torch.bfloat")):
+            yield one.name
 
 
 def initial_tree(function: Any, names: Iterable[str], heads: int) -> Mapping[str, Any]:
@@ -269,6 +284,7 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
         "block": 2 if BY_BLOCKS.search(text) else LONGEST,
         "window": (2 if OF_WINDOWS.search(text) else 4) if OF_IMAGES.search(whole) else 3,
         "grid": 2 if OF_WINDOWS.search(text) else None,
+        "side of a map": 4 if OF_IMAGES.search(whole) else width * count,
         "shift": 1,
         "batch": 2,
         "layers": 1,

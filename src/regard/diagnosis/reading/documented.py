@@ -42,6 +42,8 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
     ({'x': ('B', 'T')}, {'q': ('b', 'd')})
     >>> documented_axes("(L, D), (S, D), (S, E) -> (L, E)", ["a", "b"])
     {'a': ('L', 'D'), 'b': ('S', 'D')}
+    >>> documented_axes("hidden: the last state (1, batch, dim)", ["hidden"])
+    {'hidden': ('1', 'batch', 'dim')}
     >>> documented_axes("x (n, D); W* (D, d)", ["x", "Wq"])
     {'x': ('n', 'D'), 'Wq': ('D', 'd')}
     >>> documented_axes("return w @ k, turned(scores)  # All arrays (H, T, D)", ["k"])
@@ -77,7 +79,7 @@ def _said(name: str, within: str) -> str:
     return (
         rf"(?<![\w.])(?:{re.escape(name)}\b{others})(?:\s*:\s*[\w.]+\s*(?:=\s*\w+)?\s*,?\s*\#)?"
         rf"[\w ,/&`\"']{{0,40}}?"
-        rf"\s*(?::|=|-)?\s*(?:[a-z ]{{3,40}},\s*)?(?:optional,? |of )?(?:shape )?(?<!\w)"
+        rf"\s*(?::|=|-)?\s*(?:[a-z ]{{3,40}}(?:,\s*| ))?(?:optional,? |of )?(?:shape )?(?<!\w)"
         rf"[(\[]\s*({within})\s*[)\]]"
     )
 

@@ -148,8 +148,10 @@ _BEARS = re.compile(
 )
 
 
-def what_true_means(text: str, parameters: Sequence[Parameter]) -> str:
+def what_true_means(text: str, parameters: Sequence[Parameter], *, of_ones: bool = False) -> str:
     """What True is in a mask, keep or hide: as the text says it, or else its name; or nothing.
+
+    `of_ones`: it holds 1 and 0, also where the text says that numbers made of it are added.
 
     >>> what_true_means("mask: True where attention is NOT allowed", [Parameter("mask", "mask")])
     'hide'
@@ -160,13 +162,15 @@ def what_true_means(text: str, parameters: Sequence[Parameter]) -> str:
     masks = [one for role in roles for one in parameters if one.role == role]
     if not masks:
         return ""
-    found = set(_said(text.lower(), masks, {one.name.lower() for one in parameters}))
+    found = set(_said(text.lower(), masks, {one.name.lower() for one in parameters}, of_ones))
     if not found:
         return _BY_NAME.get(masks[0].role or "", "")
     return found.pop() if len(found) == 1 else ""
 
 
-def _said(text: str, masks: Sequence[Parameter], parameters: set[str]) -> Iterator[str]:
+def _said(
+    text: str, masks: Sequence[Parameter], parameters: set[str], of_ones: bool
+) -> Iterator[str]:
     """What each piece of a text says of the first mask."""
     name = masks[0].name.lower()
     names = {name}
@@ -179,7 +183,7 @@ def _said(text: str, masks: Sequence[Parameter], parameters: set[str]) -> Iterat
         rf"(?<![\w.-])(?:{alternatives})(?![\w-])"
     )
     for about, entry in _entries(text, names, parameters):
-        mentioned, is_added = about, _ADDED.search(entry) is not None
+        mentioned, is_added = about, not of_ones and _ADDED.search(entry) is not None
         for sentence in re.split(r"[.;](?=\s|$)", entry):
             if len(sentence) > _LONGEST:
                 continue

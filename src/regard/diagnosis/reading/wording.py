@@ -62,13 +62,20 @@ _NORM_LAST = re.compile(
 )
 # What says that a fused projection has the columns of one head after the other, or all of one part.
 _BY_HEAD = re.compile(
-    r"columns (are )?(grouped|ordered|stored|interleaved) (by|per) head|"
+    r"columns (of \w+ )?(are )?(grouped|ordered|stored|interleaved) (by|per) head|"
     r"head 0\b[^.]{0,90}\bhead 1\b|per[- ]head \[ *q",
     re.IGNORECASE,
 )
 _BY_PARTS = re.compile(
     r"\[ ?w?_?q ?[|,;] ?w?_?k ?[|,;] ?w?_?v ?\]|all of q\b[^.]{0,20}all of k\b|"
-    r"in_proj_(weight|bias)|\bq, k(,| and) v (lie )?side by side",
+    r"in_proj_(weight|bias)|\bq, k(,| and) v (lie )?side by side|"
+    r"\b(loads?|takes?|from) (the )?gpt-?2'?s?\b[^.\n]{0,20}(checkpoint|weight|state)",
+    re.IGNORECASE,
+)
+# The order of heads inside each of the parts.
+_HEADS_OF_PARTS = re.compile(
+    r"\b(inside|within|in) (each|every|all)( (of \w+|part|block|third|one))?\W+"
+    r"(the )?(columns (of )?)?heads? 0\b[^.]{0,90}\bhead 1\b",
     re.IGNORECASE,
 )
 # Text by which [q | k | v] may be the columns of each head.
@@ -157,10 +164,12 @@ def columns_said(*texts: str) -> str:
 
     >>> columns_said("columns [Q | K | V]"), columns_said("columns are grouped by head")
     ('parts', 'heads')
+    >>> columns_said("[Wq | Wk | Wv]; inside each, head 0 first, then head 1")
+    'parts'
     >>> columns_said("rows of qkv are (head, [q | k | v], width)", "[q | k | v] lie side by side")
     ''
     """
-    for text in texts:
+    for text in (_HEADS_OF_PARTS.sub(" ", one) for one in texts):
         if _BY_HEAD.search(text):
             return "heads"
         if (found := _BY_PARTS.search(text)) is not None:
@@ -188,6 +197,19 @@ def says_added(words: str) -> bool:
     (True, False)
     """
     return re.search(r"additive|\badded\b|[-−]\s?(?:inf|∞|1e\d|10\^)|finfo", words) is not None
+
+
+def taken_from_one(code: str, names: Sequence[str]) -> bool:
+    """Whether code makes numbers to be added of a mask of 1 and 0, by its difference from 1.
+
+    >>> taken_from_one("(1.0 - attention_mask[:, None]) * -10000", ["attention_mask"])
+    True
+    """
+    known = "|".join(map(re.escape, names)) or "0"
+    taken = (
+        rf"\b1(\.0?)? *- *({known})\b[^\n]*\)[^\n]*\*|\(({known})\b[^-\n=]{{0,60}}- *1(\.0?)?\) *\*"
+    )
+    return re.search(taken, code) is not None
 
 
 def said_scale(text: str) -> str:
