@@ -117,6 +117,8 @@ BY_HAND = {
     "map_reshaped",
     "pixels_misplaced",
     "pairs_of_the_other_node",
+    "streams_split_in_another_order",
+    "images_seen_before_the_first",
     "pairs_not_exchanged_back",
     *(one.name for one in (*OF_INPUT["pooled"], *OF_INPUT["pair_bias"])),
     "relative_term_transposed",
