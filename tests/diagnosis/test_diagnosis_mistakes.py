@@ -118,6 +118,7 @@ BY_HAND = {
     "pixels_misplaced",
     "pairs_of_the_other_node",
     "streams_split_in_another_order",
+    "heads_overlap",
     "images_seen_before_the_first",
     "pairs_not_exchanged_back",
     *(one.name for one in (*OF_INPUT["pooled"], *OF_INPUT["pair_bias"])),
