@@ -29,6 +29,7 @@ from regard.diagnosis.forms.fused_weights import with_fused_weights
 from regard.diagnosis.forms.given_arrays import with_given
 from regard.diagnosis.forms.global_tokens import with_global_tokens
 from regard.diagnosis.forms.graphs import of_graph
+from regard.diagnosis.forms.joint_streams import with_joint_streams
 from regard.diagnosis.forms.kept_arrays import with_kept_arrays
 from regard.diagnosis.forms.neutral_arguments import with_neutral
 from regard.diagnosis.forms.norm_functions import without_input, without_norm_functions
@@ -97,10 +98,15 @@ def readings_of_function(
     """The readings in the library that the code uses, then in others; `described` has its names."""
     framework = library or framework_of(described)
     others = [] if library else [x for x in LIBRARIES if x != framework and x in sys.modules]
+    known = parameters_of(described)
+    joint = [] if roles else with_joint_streams(function, known)
     found = []
     for one in (framework, *others):
-        found += _function_readings(function, parameters_of(described), roles, heads, one, name)
-    return found
+        for called, parameters in joint or [(function, known)]:
+            own = _function_readings(called, parameters, roles, heads, one, name)
+            fault = getattr(called, "fault", "")  # whatever is put around it
+            found += [(other, replace(o, fault=fault or o.fault)) for other, o in own]
+    return sorted(found, key=lambda one: bool(one[1].fault)) if joint else found
 
 
 # Each makes one argument of several, or of an argument with parts.

@@ -42,6 +42,12 @@ from regard.diagnosis.forms.construction import (
 from regard.diagnosis.forms.first_asks import first_asks
 from regard.diagnosis.forms.function_readings import Reading, with_packed_heads
 from regard.diagnosis.forms.graphs import of_graph
+from regard.diagnosis.forms.joint_streams import (
+    names_of_streams,
+    of_joint_streams,
+    with_equal_weights,
+)
+from regard.diagnosis.forms.media import of_one_image
 from regard.diagnosis.forms.neutral_arguments import with_neutral
 from regard.diagnosis.forms.norm_functions import without_norm_functions
 from regard.diagnosis.forms.packing import with_ids
@@ -58,6 +64,7 @@ from regard.diagnosis.forms.precomputed import from_precomputed
 from regard.diagnosis.forms.source import (
     code_called,
     code_of,
+    documentation_of_file,
     turns_rows,
 )
 from regard.diagnosis.forms.tables import from_tables, with_forms
@@ -142,6 +149,8 @@ def readings_of_object(
     of_pairs = not roles and TRIANGLE.search(text_of(kind))
     if of_pairs and (own := _readings_of_pairs(thing, heads, library, name, method)):
         return own
+    if not roles and (own := _readings_of_streams(thing, heads, library, name, method)):
+        return own
     found: list[Reading] = []
     made = constructed(thing, heads) if inspect.isclass(thing) else [thing]
     objects = [fresh_weights(one) for one in made]
@@ -187,6 +196,10 @@ def readings_of_object(
             target, known = neutral
         framed = of_frames(target, known, code_of(thing)) if weighed[0][0] else None
         target, known = framed or (target, known)
+        text = f"{code_of(thing)}\n{code_called(thing)}"
+        said = f"{text}\n{documentation_of_file(thing)}"
+        media = of_one_image(known, said) if weighed[0][0] and not roles else None
+        known = media[1] if media else known
         pooled = _pooled(own, code_of(thing), weighed[0][0])
         tabled = own in apart
         around: list[Any] = [*pooled] or [
@@ -213,6 +226,8 @@ def readings_of_object(
             ]
         if (around or not is_module(kind)) and not remembers and weighed[0][0]:
             targets = [without_norm_functions(own, one) for one in targets]
+        if media is not None:
+            targets = [of_one for one in targets for of_one in media[0](one)]
         if not roles and (single := with_one_text(target, known, code_of(thing))) is not None:
             targets.insert(0, single)
         for target, (weights, count, by_head) in itertools.product(targets, weighed):
@@ -286,6 +301,40 @@ def _readings_of_pairs(
                     )
                     found.append((called, callee))
     return sorted(found, key=lambda one: (one[1].option, bool(one[1].fault)))
+
+
+def _readings_of_streams(
+    thing: Any, heads: int | None, library: str | None, name: str, method: str
+) -> list[Reading]:
+    """The readings of an object that puts two streams together; or none."""
+    text = f"{code_of(thing)}\n{code_called(thing)}"
+    kind, found = thing if inspect.isclass(thing) else type(thing), list[Reading]()
+    if names_of_streams(parameters_of(getattr(kind, method))[1:], text) is None:
+        return []
+    for made in constructed(thing, heads) if inspect.isclass(thing) else [thing]:
+        own = fresh_weights(made)
+        count = heads or head_count(own) or heads_made_with(own)
+        weights_of_one = with_equal_weights(own)
+        if weights_of_one is None:
+            return []
+        target = without_norm_functions(own, own if callable(own) else getattr(own, method))
+        known = parameters_of(getattr(own, method))
+        framework = library or ("torch" if is_module(kind) else framework_of(getattr(own, method)))
+        for called, parameters in of_joint_streams(target, known, text):
+            for read in readings_of_weights(weights_of_one, count):
+                for taken in with_roles(parameters, {}):
+                    callee = Callee(name, taken, framework, read.weights, read.heads)
+                    callee = replace(
+                        callee,
+                        made=made_with(own),
+                        without=tuple(without(made)[:4]),
+                        fault=called.fault,
+                        adapted=True,
+                        rows_first=False,
+                        by_head=read.by_head,
+                    )
+                    found.append((called, callee))
+    return sorted(found, key=lambda one: bool(one[1].fault))
 
 
 def _pooled(own: Any, text: str, weights: Mapping[str, Array]) -> list[PooledMap]:

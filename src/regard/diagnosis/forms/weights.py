@@ -177,7 +177,7 @@ def widths_of(thing: Any) -> tuple[int, ...]:
 def layers_without_a_role(thing: Any) -> Iterator[tuple[str, Array]]:
     """The matrices of an object, as x @ W, whose names are none of projections."""
     for path, _, weight, _ in _layers(thing):
-        if weight.ndim == 2 and not _role(path) and not fused_order(path.split(".")[-1]):
+        if weight.ndim == 2 and not role_of_path(path) and not fused_order(path.split(".")[-1]):
             yield path, weight
 
 
@@ -328,12 +328,12 @@ def _array(value: Any) -> Array:
 def _raw(layers: list[Layer]) -> Iterator[tuple[str, str, Array]]:
     """Weights that are arrays, not layers, with their roles."""
     for path, layer, array, _ in layers:
-        role = _role(path)
+        role = role_of_path(path)
         if layer is None and role[:2] == "W_":
             yield path, role, array
 
 
-def _role(path: str) -> str:
+def role_of_path(path: str) -> str:
     """What a layer or array projects, from its name or that of what holds it."""
     parts = [part for part in path.split(".") if not part.isdigit()]
     for part in reversed(parts[-2:]):
@@ -371,7 +371,7 @@ def _named(
         if len(weight) == len(orders[path]) * weight.shape[1]
     }
     for path, layer, weight, bias in layers:
-        role, order = _role(path), orders[path]
+        role, order = role_of_path(path), orders[path]
         # Where rows of arrays are what is joined, each is (out, in), as in torch.
         if path in joined_rows or (joined_rows and layer is None and weight.ndim == 2):
             weight = weight.T
@@ -402,7 +402,7 @@ def _named(
 
 def _only_other(layers: list[Layer], named: Weights) -> Weights | None:
     """The one layer whose name says nothing, as that of the output, if its sizes are those."""
-    rest = [one for one in layers if one[1] is not None and not _role(one[0])]
+    rest = [one for one in layers if one[1] is not None and not role_of_path(one[0])]
     if len(rest) != 1:
         return None
     path, _, weight, bias = rest[0]

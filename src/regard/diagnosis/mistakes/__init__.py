@@ -58,6 +58,7 @@ BY_DIGITS = (
     numerics.COMPUTED_IN_HALF,
     *calls.OF_CALLS,
     *windows.OF_BUFFERS,
+    *maps.OF_STREAMS,
 )
 BY_KIND = (numerics.INTEGERS_TRUNCATED, numerics.HALF_CONSTANT, *caps.SINK_GRADIENTS)
 EQUIVALENTS: tuple[Equivalent, ...] = (

@@ -61,6 +61,14 @@ INTERLEAVED = _split(
 )
 
 
+# Head h begins at column h: all but the first share columns with their neighbours.
+OVERLAPPING = _split(
+    lambda packed, heads, width: np.stack(
+        [packed[..., head : head + width] for head in range(heads)], axis=1
+    )
+)
+
+
 def _merged(order: Callable[[Array], Array]) -> Replacement:
     """The output (B, H, L, E), its axes in another order, as (B, L, HE)."""
 
@@ -163,6 +171,15 @@ HEADS: Entries = {
         "columns are dealt out to the heads in turn: (L, HD) is read as (L, D, H)",
         "Head h gets columns h, h + H, … instead of a block; weights trained elsewhere do not fit.",
         (Variant(INTERLEAVED), Variant({**INTERLEAVED, "merged": MERGED_INTERLEAVED})),
+    ),
+    "heads_overlap": (
+        "head h begins at column h instead of h · D: heads share columns, the last are not read",
+        "Each head has a block of D columns of its own.",
+        (Variant(OVERLAPPING),),
+        (
+            "head = slice(h * D, (h + 1) * D)  # not slice(h, h + D)",
+            "q_h = q[..., h * D : (h + 1) * D]  # not q[..., h : h + D]",
+        ),
     ),
     "heads_merged_interleaved": (
         "the heads' features alternate after merging",

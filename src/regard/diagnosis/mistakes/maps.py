@@ -129,3 +129,35 @@ OF_PAIRS: Entries = {
     ),
 }
 PAIR_MISTAKES = mistakes("heads and projections", PAIRED, OF_PAIRS)
+
+# What the call alone shows: two streams in one softmax, and the images in a text.
+OF_STREAMS = (
+    *mistakes(
+        "heads and projections",
+        (
+            "text, image = output[:, :T], output[:, T:]  # of concatenate((text, image), 1)",
+            "txt, img = out[:, :txt.shape[1]], out[:, txt.shape[1]:]  # of cat((txt, img), 1)",
+        ),
+        {
+            "streams_split_in_another_order": (
+                "the output of two streams is split in another order than they were joined in",
+                "With [text, image] joined, the first rows are those of the text.",
+                (),
+            ),
+        },
+    ),
+    *mistakes(
+        "hiding",
+        (
+            "weights = np.where(keep.any(-1, keepdims=True), weights, 0)",
+            "attn = attn.masked_fill((text_time == 0)[:, None, :, None], 0.0)",
+        ),
+        {
+            "images_seen_before_the_first": (
+                "tokens before the first image get the mean of later images instead of nothing",
+                "All their scores are one finite number, of which softmax makes equal weights.",
+                (),
+            ),
+        },
+    ),
+)
