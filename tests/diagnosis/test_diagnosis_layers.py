@@ -75,7 +75,7 @@ def test_the_layer_after_the_heads_has_many_names(name):
             self.query, self.key, self.value = np.random.default_rng(1).normal(size=(3, 8, 8))
             setattr(self, name, 2 * np.eye(8))
 
-    (weights, heads), *_ = readings_of_weights(Layer(), 2)
+    (weights, heads, _), *_ = readings_of_weights(Layer(), 2)
     assert (sorted(weights), heads) == (["W_k", "W_o", "W_q", "W_v"], 2)
     np.testing.assert_array_equal(weights["W_o"], 2 * np.eye(8))
 

@@ -29,7 +29,9 @@ OF_EDGES = re.compile("edge_?(attr|feat|weight|emb|bias|vec|f)", re.IGNORECASE)
 IN_ROWS = re.compile(r"\(\s*\w*E\w*\s*,\s*2\s*\)|num_edges, 2\b|\[:, *[01]\]", re.IGNORECASE)
 # Text that says that the first node of an edge is read by the second one.
 DIRECTED = re.compile(
-    r"source|sender|sending|\bsrc\b|-> ?i\b|row 0[^.\n]{0,20}\bj\b", re.IGNORECASE
+    r"source|sender|sending|\bsrc\b|-> ?i\b|row 0[^.\n]{0,20}\bj\b|"
+    r"\bfrom (a |the )?(node|key|neighbou?r)s? to\b",
+    re.IGNORECASE,
 )
 # What a node keeps of itself, beside attention.
 KEPT = re.compile(r"(^|[._])(lin_?|w_?)?(skip|root|self_?loop|res(idual)?_?(fc|proj)?)(\W|_|$)")
@@ -62,10 +64,10 @@ def of_graph(
         own, rows = dict(given), given[nodes.name]
         if is_graph and len(rows.shape) != 2:
             raise ValueError("the nodes of a graph are rows")
-        length = rows.shape[0 if is_graph else -2]
         seen = own.pop(mask, None)
+        length = rows.shape[0] if is_graph else np.shape(seen)[-1]
         seen = np.ones((length, length)) if seen is None else np.asarray(seen)
-        if not (directed or np.array_equal(seen, seen.T)) and seen.dtype.kind not in "iu":
+        if not (directed or _is_list(seen) or np.array_equal(seen, seen.T)):
             raise ValueError("nothing says which node of an edge reads the other one")
         listed = _listed(seen, length)
         parts = [listed] if len(edges) == 1 else [*listed]
@@ -86,9 +88,14 @@ def of_graph(
     return made, [*rest, keeps]
 
 
+def _is_list(seen: Array) -> bool:
+    """Whether an array is a list of edges, and no mask of cells."""
+    return seen.dtype.kind in "iu" and len(seen) == 2
+
+
 def _listed(seen: Array, length: int) -> Array:
     """The edges of a mask of cells, from what is read to what reads it; a list as it comes."""
-    if seen.dtype.kind in "iu" and len(seen) == 2:
+    if _is_list(seen):
         return seen
     if seen.shape != (length, length) or (not seen.all() and (seen == seen[0]).all()):
         raise ValueError("a graph has a mask of cells, and no padding")

@@ -20,6 +20,7 @@ from regard.diagnosis.judging.token_calls import (
     BATCH,
     COUNTED,
     KINDS,
+    LISTED,
     REAL,
     TOKENS,
     Calls,
@@ -145,7 +146,7 @@ def _masked(calls: Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bo
     seen = []
     for kind in kinds:
         first = calls.tested.callee.says_causal and kind in KINDS
-        own = replace(way, kind=kind, first=first)
+        own = replace(way, kind=kind, first=first, square=way.square or kind == LISTED)
         influence = _influence(calls, own, arrays)
         seen += [] if influence is None else [any(influence[REAL:])]
         # A mask of another kind than is meant hides real tokens, or nothing at all.

@@ -65,7 +65,7 @@ class Notes:
         these may be what keys are made of: then the width is that of the heads of which the code
         takes a part; where no such heads are seen, the usual factor alone is told.
         """
-        axes = (scores.ndim, scores.ndim - 1)
+        axes = {scores.ndim, scores.ndim - 1} - {0, 1}
         arrays = [one for one in self._found.values() if one.ndim in axes and scores.ndim > 1]
         arrays = [one for one in arrays if np.abs(one).max(initial=0) < -LOW]  # nothing is hidden
         alike = [one for one in arrays if one.shape == scores.shape]
