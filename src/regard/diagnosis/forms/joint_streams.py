@@ -24,7 +24,7 @@ from regard.diagnosis.reading.signature import PROJECTIONS, Parameter
 FAULT = "streams_split_in_another_order"
 # Words in names that say to which stream something belongs.
 STREAM = re.compile(
-    r"(?<![a-zA-Z])(img|ima?ges?|txt|texts?|add(ed)?|context|ctx|cond|enc|encoder|vis|visual|vision|"
+    r"(?<![a-zA-Z])(img|images?|imgs|txt|texts?|add(ed)?|context|ctx|cond|enc|encoder|vis|visual|vision|"
     r"lang|language|audio|video|vid|latents?|tokens?|prompt|caption|cap|words?|pixels?|speech|"
     r"motion|action|state|[abcxyzs]|\d+)(?![a-zA-Z])",
     re.IGNORECASE,
