@@ -37,6 +37,7 @@ NEAR_INTEGERS = 2e-2  # the same where numbers pass through integers of 8 bits
 MOST_VIEWS = 3
 # Positions that a function computes, in its code and in what is said of its call.
 POSITIONED = re.compile(r"rotary|rope|alibi", re.IGNORECASE)
+NUMBER = re.compile(r"\b\d+(\.\d*)?")
 MAXIMUM = re.compile(r"max(imum)?\(")
 # Code that makes integers. Coarser ones are right too within the digits of integers.
 ROUNDS = re.compile(r"\b(round|rint|floor)_?\(|\b(astype|to)\([\w.]*int8|\.char\(\)")
@@ -109,8 +110,11 @@ def _repairs_of(
     found: dict[int, Repair] = {}
     of_integers = [*_lines_that_round(blocks)] if tested.quantises else []
     for change in changes_of(blocks) if aims else ():
-        if any(change.lines(blocks)[0] in lines for lines in of_integers):
+        line, before, after = change.lines(blocks)
+        if any(line in lines for lines in of_integers):
             continue
+        if tested.quantises and NUMBER.sub("", before) == NUMBER.sub("", after):
+            continue  # coarser integers are right within fewer digits
         if patience.spent > (MORE_SECONDS if found else SECONDS) or len(found) == MOST_REPAIRS:
             break
         changed = with_change(asked, change)
