@@ -37,7 +37,7 @@ def capped(q, k, v, d_output, cap=3.0):
     p = softmax(cap * t)
     d_p = d_output @ v.T
     d_s = p * (d_p - (p * d_p).sum(-1, keepdims=True))
-    d_s = d_s * (1 - t) * scale
+    d_s = d_s * (1 - t**3) * scale
     return d_s @ k, d_s.T @ q, p.T @ d_output
 
 
@@ -69,7 +69,7 @@ def with_gains(q, k, v):
             with_a_sink,
             "s = np.concatenate([np.zeros_like(s[..., :1]) + sink[:, None, None], s], axis=-1)",
         ),
-        pytest.param(capped, "d_s = d_s * (1 - t ** 2) * scale", marks=pytest.mark.full),
+        pytest.param(capped, "d_s = d_s * (1 - t**2) * scale", marks=pytest.mark.full),
         pytest.param(
             of_cosines,
             "k = k / np.linalg.norm(k, axis=-1, keepdims=True)",

@@ -106,7 +106,9 @@ def readings_of_function(
             own = _function_readings(called, parameters, roles, heads, one, name)
             fault = getattr(called, "fault", "")  # whatever is put around it
             found += [(other, replace(o, fault=fault or o.fault)) for other, o in own]
-    return sorted(found, key=lambda one: bool(one[1].fault)) if joint else found
+    tried = {one: place for place, one in enumerate((framework, *others))}
+    by_library = sorted(found, key=lambda one: (tried[one[1].framework], bool(one[1].fault)))
+    return by_library if joint else found
 
 
 # Each makes one argument of several, or of an argument with parts.
