@@ -77,7 +77,7 @@ def joint_of_dictionaries_split_wrongly(
 
 
 def _in_torch(wrong: str = "") -> Any:
-    torch = pytest.importorskip("torch")
+    import torch
 
     class Joint(torch.nn.Module):  # type: ignore[misc]
         """As in diffusers: added projections for the text."""
@@ -135,6 +135,7 @@ def test_two_streams_whose_output_is_split_in_another_order_are_named(function: 
     assert [one.name for one in regard.diagnose(function).mistakes] == [JOINT_WRONG]
 
 
+@pytest.mark.needs("torch")
 def test_two_streams_in_torch() -> None:
     assert regard.diagnose(_in_torch()).verdict == "right"
     assert [x.name for x in regard.diagnose(_in_torch("split")).mistakes] == [JOINT_WRONG]
@@ -164,7 +165,7 @@ def test_heads_that_share_columns_are_named() -> None:
 
 
 def _of_images(*, zeroes: bool, bias: bool = False) -> Any:
-    torch = pytest.importorskip("torch")
+    import torch
 
     class GatedCrossAttention(torch.nn.Module):  # type: ignore[misc]
         """Tokens of the text attend to the last image; those before the first get nothing."""
@@ -199,6 +200,7 @@ def _of_images(*, zeroes: bool, bias: bool = False) -> Any:
     return GatedCrossAttention
 
 
+@pytest.mark.needs("torch")
 def test_a_text_that_attends_to_its_last_image() -> None:
     assert regard.diagnose(_of_images(zeroes=True)).verdict == "right"
     assert regard.diagnose(_of_images(zeroes=True, bias=True)).verdict == "right"

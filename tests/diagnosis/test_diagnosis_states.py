@@ -121,7 +121,8 @@ ORDERS = {
 
 
 def incremental_module(mistake=""):
-    torch = pytest.importorskip("torch")
+    import torch
+
     join = ORDERS[mistake]
 
     class Incremental(torch.nn.Module):
@@ -203,7 +204,10 @@ def incremental_numpy(mistake=""):
     return Incremental
 
 
-INCREMENTAL = [incremental_module, incremental_numpy]
+INCREMENTAL = [
+    pytest.param(incremental_module, marks=pytest.mark.needs("torch")),
+    incremental_numpy,
+]
 
 
 @pytest.mark.parametrize("make", INCREMENTAL)
@@ -218,6 +222,7 @@ def test_padding_of_earlier_calls_that_is_forgotten_is_named(make):
     assert regard.diagnose(make("forgotten")).names == ("cached_padding_forgotten",)
 
 
+@pytest.mark.needs("torch")
 def test_masks_that_are_joined_in_another_order_than_keys_are_named():
     found = regard.diagnose(incremental_module("order"))
     assert found.names == ("cached_padding_misplaced",)

@@ -47,8 +47,10 @@ def test_a_call_that_passes_its_arguments_on_is_the_method_that_takes_them(wrong
 
 
 @pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.needs("torch")
 def test_a_method_that_a_decorator_wraps_is_one_of_its_class(wrong):
-    torch = pytest.importorskip("torch")
+    import torch
+
     DECORATED["wrong"] = wrong
     assert names_of(step_of(torch)) == ("empty_slots_attended",) * wrong
 
@@ -252,8 +254,9 @@ def test_the_scale_of_heads_is_seen_where_keys_are_absorbed(scale):
     assert scale == "part" or "scale_of_a_part" in [one.name for one in found.properties]
 
 
+@pytest.mark.needs("torch")
 def test_sinks_that_a_module_keeps_have_no_gradient_among_those_of_its_inputs():
-    torch = pytest.importorskip("torch")
+    import torch
 
     class WithSinks(torch.nn.Module):
         """One more logit for each head, which takes part in the softmax without a value."""

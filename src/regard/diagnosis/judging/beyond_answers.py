@@ -62,7 +62,9 @@ from regard.diagnosis.reading.signature import OF_TEXTS, given_windows
 LATER = re.compile(r"(seg|doc|text|ids?)\w*(\[[^\]]*\]|\.unsqueeze\([^)]*\))? *[<>]=")
 # Code that means to add 1 to the sum of the exponentials.
 ADDS_ONE = re.compile(r"softmax_?(1|one|plus)|off.by.one|quiet|no.?op|attend to nothing", re.I)
-RESIDUAL = re.compile("residual|skip|\\+=? *attn|shortcut", re.IGNORECASE)
+RESIDUAL = re.compile(
+    r"residual|skip|\+=? *attn|shortcut|\+ *[^\n]{0,40}\bgat(e|ing)", re.IGNORECASE
+)
 # A causal rule and another one of which one is enough.
 JOINED_BY_OR = re.compile(
     r"\b\w*(causal|tri[lu]?|past)\w*(\([^\n]*\))? *\| *[\w(~]|\w+ *\| *\w*causal|logical_or\(",
