@@ -50,7 +50,7 @@ from regard.errors import OptionError
 TIME_LIMIT = 10.0
 GUESS_SECONDS = 2.0  # of the search, where roles are guesses and the axes of all are documented
 MOST_PARTS = 8  # of a file that never ran, which are shown
-READINGS_SECONDS = 2.0  # after these no other way of reading a function is judged
+READINGS_SECONDS = 2.0  # after these no other way of reading a mistaken function is judged
 
 
 def in_this_process(
@@ -181,7 +181,7 @@ def _of_likely(likely: Sequence[FunctionUnderTest], patience: Patience) -> Outco
             continue  # it is not right if tokens lie as a mistake has them
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
             found = own
-        if own.ok or patience.spent > READINGS_SECONDS:
+        if own.ok or patience.spent > (READINGS_SECONDS if found.mistakes else SEARCH_SECONDS):
             break
     return found
 
