@@ -132,6 +132,30 @@ def as_used(parameters: Sequence[Parameter], text: str) -> list[Parameter]:
     return found
 
 
+def as_self_attention(own: Any, method: str, known: list[Parameter]) -> list[Parameter]:
+    """Without keys and values, if an option of the object has them replaced by the queries.
+
+    As in: if self.self_attention: key = value = query.
+    """
+    named = {role_of(one.name): one.name for one in known}
+    for node in (part for tree in trees_of(getattr(own, method)) for part in ast.walk(tree)):
+        match node:
+            case ast.If(test=ast.Attribute(value=ast.Name(id="self"), attr=option)):
+                body = "\n".join(map(ast.unparse, node.body))
+            case _:
+                continue
+        gone = {named.get(one) for one in ("key", "value") if one in named}
+        q, names = named.get("query"), "|".join(re.escape(str(one)) for one in gone)
+        chained = rf"^({names}) = ({names}) = {q}$|^\(?({names}), ({names})\)? = \(?{q}, {q}\)?$"
+        if q and len(gone) == 2 and getattr(own, option, False) and re.search(chained, body, re.M):
+            return [
+                replace(one, role="x" if one.name == q else one.role)
+                for one in known
+                if one.name not in gone
+            ]
+    return known
+
+
 def with_configuration(
     function: Callable[..., Any], parameters: Sequence[Parameter], heads: int
 ) -> tuple[Callable[..., Any], list[Parameter]] | None:

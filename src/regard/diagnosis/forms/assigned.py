@@ -7,19 +7,23 @@ know any probe.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from regard.diagnosis.forms.adapting import trees_of
-from regard.diagnosis.reading.parameter_names import plain, role_of
+from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
 
 PRODUCTS = ("einsum", "dot", "matmul", "tensordot", "linear", "mm", "dense", "dot_general")
 _LETTERS = {"query": "q", "key": "k", "value": "v"}
 OTHER = "."  # columns that are none of queries, keys and values
 
 
-def columns_assigned(function: Callable[..., Any]) -> dict[str, str]:
+def columns_assigned(
+    function: Callable[..., Any], layers: Collection[str] = ()
+) -> dict[str, str]:
     """The letters of each entry of a tree that meets its rows in a product, in their order.
+
+    Or of `layers` of an object that it calls: q, kv = self.wi(h).split(...).
 
     >>> def block(p, h):
     ...     q, k, v, gate = np.split(h @ p.wi, 4, axis=-1)
@@ -31,11 +35,13 @@ def columns_assigned(function: Callable[..., Any]) -> dict[str, str]:
         held: dict[str, str] = {}  # what a name was computed by
         for node in ast.walk(own):
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                entry = _entry_in(node.value, held)
+                entry = _entry_in(node.value, held, layers)
                 if not entry:
                     continue
                 names = [*_names(node.targets[0])]
-                letters = "".join(_LETTERS.get(role_of(one) or "", OTHER) for one in names)
+                letters = "".join(
+                    fused_order(one) or _LETTERS.get(role_of(one) or "", OTHER) for one in names
+                )
                 if len(names) == 1:
                     held[names[0]] = entry
                 if letters.strip(OTHER):
@@ -48,9 +54,11 @@ def _names(target: ast.expr) -> Iterator[str]:
     yield from (getattr(one, "id", "") for one in parts)
 
 
-def _entry_in(value: ast.expr, held: Mapping[str, str]) -> str:
+def _entry_in(value: ast.expr, held: Mapping[str, str], layers: Collection[str]) -> str:
     """The only entry by which an expression multiplies, or the one of the only name that it has."""
-    entries = {*_multiplied(value)}
+    called = (one.func for one in ast.walk(value) if isinstance(one, ast.Call))
+    own = (one.attr for one in called if isinstance(one, ast.Attribute))
+    entries = {*_multiplied(value), *(one for one in own if one in layers)}
     if not entries:
         names = {one.id for one in ast.walk(value) if isinstance(one, ast.Name)}
         entries = {held[name] for name in names if name in held}

@@ -1,4 +1,4 @@
-"""The axes of weights, as the subscripts of the einsums that read them say.
+"""The axes of weights, as the subscripts of einsums, loops over heads, or words say.
 
 Reads the code of a function. Must not call it, nor know any probe.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,27 @@ def axes_in_words(
         elif len(words) == 3 and [*words[1:2]] == heads:  # between the rows and the columns
             found[name] = "MHD"
     return found
+
+
+def axes_in_loops(function: Callable[..., Any], roles: Mapping[str, str]) -> dict[str, str]:
+    """The same for weights of which a loop takes one after the other: W_q[h], or zip(W_q, W_k)."""
+    nodes = [node for tree in trees_of(function) for node in ast.walk(tree)]
+    loops = [node for node in nodes if isinstance(node, ast.For | ast.comprehension)]
+    over = [part for one in loops for part in ast.walk(one.iter) if isinstance(part, ast.Name)]
+    counts = {part.id for one in loops for part in ast.walk(one.target) if isinstance(part, ast.Name)}
+    zipped = {one.id for one in over}
+    taken = {
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and getattr(node.slice, "id", "") in counts
+    }
+    return {
+        name: {"W_o": "HDM"}.get(role, "HMD" if role[0] == "W" else "HD")
+        for name, role in roles.items()
+        if name in zipped | taken
+    }
 
 
 def _other_names(nodes: Sequence[ast.AST]) -> dict[str, list[str]]:

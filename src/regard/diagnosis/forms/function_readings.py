@@ -30,7 +30,7 @@ from regard.diagnosis.forms.given_arrays import with_given
 from regard.diagnosis.forms.global_tokens import with_global_tokens
 from regard.diagnosis.forms.graphs import of_graph
 from regard.diagnosis.forms.joint_streams import with_joint_streams
-from regard.diagnosis.forms.kept_arrays import with_kept_arrays
+from regard.diagnosis.forms.kept_arrays import with_arrays_in_one, with_kept_arrays
 from regard.diagnosis.forms.neutral_arguments import with_neutral
 from regard.diagnosis.forms.norm_functions import without_input, without_norm_functions
 from regard.diagnosis.forms.packing import (
@@ -113,6 +113,7 @@ def readings_of_function(
 
 # Each makes one argument of several, or of an argument with parts.
 ONE_OF_SEVERAL = (
+    with_arrays_in_one,
     of_graph,
     with_borders,
     with_one_window,

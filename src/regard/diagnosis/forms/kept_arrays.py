@@ -1,4 +1,4 @@
-"""Functions that get the arrays of earlier keys and values beside their weights, token by token.
+"""Functions that get the arrays of earlier keys and values as two arguments, beside embeddings.
 
 They fill them in place, or return longer or other ones. Must not know any probe.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from regard.diagnosis.forms.caches import LONGEST_CACHE, Remembering, size_of
+from regard.diagnosis.forms.packing import Alternative, Packing
 from regard.diagnosis.reading.parameter_names import role_of
 from regard.diagnosis.reading.signature import PROJECTIONS, Parameter
 
@@ -112,3 +113,24 @@ def with_kept_arrays(
     apart = (named["cache_k"], named["cache_v"])
     rest = [replace(one, keyword=True) for one in parameters if one.name not in apart]
     return KeepingArrays(function, named), rest
+
+
+def with_arrays_in_one(
+    function: Callable[..., Any], parameters: Sequence[Parameter]
+) -> Alternative | None:
+    """A function of embeddings that may get arrays of earlier keys and values, as one cache."""
+    named = {one.role or role_of(one.name): one for one in parameters}
+    apart = [named[one] for one in ("cache_k", "cache_v") if one in named]
+    if "x" not in named or len(apart) != 2 or any(one.required for one in apart):
+        return None
+    keys, values = (one.name for one in apart)
+    both = Parameter(f"{keys}_and_{values}", "cache", required=False)
+
+    def pack(given: dict[str, Any]) -> dict[str, Any]:
+        given = dict(given)
+        cache = given.pop(both.name, None) or (None, None)
+        return given | dict(zip((keys, values), cache, strict=True))
+
+    rest = [replace(one, role=one.role or role_of(one.name)) for one in parameters]
+    known = [both if one.name == keys else one for one in rest if one.name != values]
+    return Packing(function, pack), [replace(one, keyword=True) for one in known]

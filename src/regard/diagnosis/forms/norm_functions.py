@@ -16,9 +16,10 @@ from regard.diagnosis.forms.norms import NORM, Passing
 from regard.diagnosis.reading.signature import Parameter, names_in, text_of
 
 # Names of functions and methods that normalise the features of each token.
-NAMES = re.compile(r"_?((layer|rms|group|pre)_?norm\w*|[lg]n_?\d?|norm)", re.IGNORECASE)
-# What such code computes: a vector that is divided by its length is none.
+NAMES = re.compile(r"_?((layer|rms|group|pre)_?norm\w*|rms|[lg]n_?\d?|norm)", re.IGNORECASE)
+# What such code computes: a vector that is divided by its length is none, nor is a root mean square.
 MEANS = re.compile(r"\bmean\b|\bvar\b|\bstd\b|\bmoments\b")
+DIVIDES = re.compile(r"rsqrt|/|\*\* *-|divide|pow\(-")
 # Code that adds what it got to what it computed from that.
 ADDS = r"\breturn {x} \+ |\b{x} \+ |\b{x} \+= |\+ {x}\b|residual|shortcut"
 
@@ -80,7 +81,11 @@ def norms_of(thing: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
                 seen.append(name)
                 called += [one] if inspect.isfunction(one) else []
     names = (n for n in seen if NAMES.fullmatch(n) and inspect.isfunction(home[n]))
-    return home, tuple(n for n in names if MEANS.search(text_of(home[n])))
+    return home, tuple(n for n in names if _normalises(text_of(home[n])))
+
+
+def _normalises(text: str) -> bool:
+    return MEANS.search(text) is not None and DIVIDES.search(text) is not None
 
 
 def without_norm_functions(thing: Any, called: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +101,7 @@ def without_norm_functions(thing: Any, called: Callable[..., Any]) -> Callable[.
     if not inspect.isroutine(thing) and hasattr(thing, "__dict__"):
         parts = [n for n, one in vars(thing).items() if NORM.search(type(one).__name__)]
         named = (n for n in dir(type(thing)) if NAMES.fullmatch(n) and n not in vars(thing))
-        methods = [n for n in named if MEANS.search(text_of(getattr(type(thing), n)))]
+        methods = [n for n in named if _normalises(text_of(getattr(type(thing), n)))]
         found += [*parts, *methods]
         vars(thing).update(dict.fromkeys((*parts, *methods), passing))
     passing.names = tuple(found)

@@ -80,8 +80,13 @@ def layers_of(thing: Any) -> Iterator[Layer]:
             weight, *bias = (np.asarray(one, float) for one in arrays)
             weight = weight.T if TURNED.search(text_of(type(value))) else weight
             yield name, value, weight, bias[0] if bias else None
-        elif is_numbers(value) and (np.ndim(value) < 3 or np.any(np.asarray(value))):
-            yield name, None, np.asarray(value, float), None  # zeros are an empty cache
+        elif is_numbers(value) and (np.any(np.asarray(value)) or not _may_be_kept(value, name, text)):
+            yield name, None, np.asarray(value, float), None
+
+
+def _may_be_kept(value: Any, name: str, text: str) -> bool:
+    """Whether zeros are an empty cache, or a sum that code adds to, and no weight."""
+    return np.ndim(value) > 2 or re.search(rf"\bself\.{name} *[-+*]=", text) is not None
 
 
 def _of_pair(value: Any, turned: bool) -> tuple[Any, Array, Array]:

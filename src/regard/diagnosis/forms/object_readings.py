@@ -14,6 +14,7 @@ from typing import Any
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.forms.adapting import (
+    as_self_attention,
     from_dictionary,
     keeps_state,
     with_sink,
@@ -47,6 +48,7 @@ from regard.diagnosis.forms.joint_streams import (
     of_joint_streams,
     with_equal_weights,
 )
+from regard.diagnosis.forms.kept_arrays import with_arrays_in_one
 from regard.diagnosis.forms.media import of_one_image
 from regard.diagnosis.forms.neutral_arguments import with_neutral
 from regard.diagnosis.forms.norm_functions import without_norm_functions
@@ -168,6 +170,7 @@ def readings_of_object(
         if not weighed:
             weighed = [Read({}, heads or head_count(own))]
         known = parameters_of(called)
+        known = known if roles else as_self_attention(own, method, known)
         remembers, rows_first = keeps_state(called), _may_have_rows_first(kind)
         target: Callable[..., Any] = Remembering(own, method) if remembers else own
         if not remembers and (named or not callable(own)):
@@ -180,6 +183,8 @@ def readings_of_object(
             kept := with_cache_object(own if callable(own) else called, called, known, heads)
         ):
             (target, known), remembers = kept, True
+        elif not roles and (in_one := with_arrays_in_one(target, known)) is not None:
+            target, known = in_one
         if not roles and (of_ids := with_ids(target, known)) is not None:
             target, known = of_ids
         if not roles and (made_of := from_precomputed(own, target, known)) is not None:

@@ -27,7 +27,7 @@ from regard.diagnosis.forms.adapting import (
 from regard.diagnosis.forms.assigned import OTHER
 from regard.diagnosis.forms.beside_weights import HEADS, TABLE, WIDTH, beside_weights, is_gate
 from regard.diagnosis.forms.caches import annotated, fields_of
-from regard.diagnosis.forms.einsums import axes_in_einsums, axes_in_words, in_axes
+from regard.diagnosis.forms.einsums import axes_in_einsums, axes_in_loops, axes_in_words, in_axes
 from regard.diagnosis.forms.latent_weights import latent_part, latent_parts, with_latents
 from regard.diagnosis.forms.layers_beside import WIDER, layer_beside
 from regard.diagnosis.forms.packing import side_by_side
@@ -305,7 +305,7 @@ def _weighed_apart(
 ) -> list[Weighed]:
     """The function with its weights, if each is an argument and nothing else tells what they are.
 
-    Einsums give them their heads, they are those of latent attention, or a normalisation has some.
+    Their axes are known, with one of heads, they are those of latent attention, or a normalisation has some.
     """
     required = [p.name for p in parameters if p.required]
     own = [one for one in required if (role_of(one) or "W_")[:2] in ("W_", "b_")]  # not a query
@@ -313,6 +313,7 @@ def _weighed_apart(
     code.latents = latent_parts(own)
     names = {n: role for n in own if n not in code.latents and (role := projection(n))}
     found = axes_in_words(function, (*names, *code.latents)) | axes_in_einsums(function)
+    found |= axes_in_loops(function, names)
     code.axes = {n: found[n] for n in (*names, *code.latents) if n in found}
     code.names, code.leaves, code.columns = names, [], {}
     norms = [n for n in own if NORM.search(n) and n not in names and role_of(n) is None]
@@ -358,6 +359,8 @@ def _shaped(
     weights: Mapping[str, Array], role: str, letters: str, form: _Form, axes: str | None = None
 ) -> Array:
     """One weight or bias, or several side by side, in its axes where they are known."""
+    if axes == "HD":
+        return weights[role].reshape(HEADS, -1)
     if axes:
         parts = [weights[role[:2] + letter] for letter in letters or role[-1]]
         heads = form.groups if (letters or role)[-1] in "kv" and letters != "qkv" else HEADS

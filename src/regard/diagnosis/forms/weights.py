@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.diagnosis.forms.assigned import columns_assigned
 from regard.diagnosis.forms.construction import GATE_LAYER
 from regard.diagnosis.forms.head_orders import (
     FUSED_ORDERS,
@@ -78,6 +79,11 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     if "theta" in (path for path, *_ in layers):  # there W alone is the output's
         layers = [("wz" if path == "W" else path, *more) for path, *more in layers]
     named = _named(layers, stated, groups, per_head)
+    if latents is None and not {*PROJECTIONS} <= named.keys():
+        told = [*_as_assigned(thing, layers)]
+        groups = _groups_beside(told, stated) or groups
+        of_told = _named(told, stated, groups, per_head)
+        layers, named = (told, of_told) if {*PROJECTIONS} <= of_told.keys() else (layers, named)
     if latents is not None:
         named = {**dict.fromkeys(PROJECTIONS, np.eye(latents.shape[-1])), **named}
     if set(PROJECTIONS) <= named.keys():
@@ -121,6 +127,13 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     if latents is not None:
         out = [_with(one, **{LATENTS: latents}) for one in out]
     return out
+
+
+def _as_assigned(thing: Any, layers: list[Layer]) -> Iterator[Layer]:
+    """The layers, those that code takes apart into queries, keys and values by these names."""
+    letters = columns_assigned(type(thing), [path for path, *_ in layers])
+    for path, *more in layers:
+        yield (letters[path] if fused_order(letters.get(path, "")) else path, *more)
 
 
 def _with(read: Read, **others: Array) -> Read:
@@ -288,7 +301,8 @@ def _only_other(layers: list[Layer], named: Weights) -> Weights | None:
     if len(rest) != 1:
         return None
     path, _, weight, bias = rest[0]
-    fits = len(weight) == named["W_v"].shape[-1] and weight.shape[-1] == len(named["W_q"])
+    of_heads = {named[one].shape[-1] for one in ("W_v", "W_q")}  # keys may have fewer of them
+    fits = len(weight) in of_heads and weight.shape[-1] == len(named["W_q"])
     if not fits or OTHER_LAYERS.search(path) or GATE_LAYER.search(path):
         return None
     return {"W_o": weight} | ({} if bias is None else {"b_o": bias})
@@ -297,7 +311,8 @@ def _only_other(layers: list[Layer], named: Weights) -> Weights | None:
 def _groups_beside(layers: list[Layer], heads: int | None) -> int | None:
     """How many key heads a layer of queries, keys and values has columns for, if they are fewer."""
     for path, layer, weight, _ in layers:
-        if heads and layer is not None and fused_order(path.split(".")[-1]) == "qkv":
+        order = fused_order(path.split(".")[-1])
+        if heads and layer is not None and sorted(order) == [*"kqv"]:
             width, columns = len(weight) // heads, weight.shape[-1]
             groups, rest = divmod(columns - heads * width, 2 * width)
             if len(weight) % heads == rest == 0 and 0 < groups < heads:

@@ -294,7 +294,8 @@ def _by_families(found: list[Parameter]) -> list[Parameter]:
     for name, own in parts.items():
         if own is not None:
             stems.setdefault(own[1], {})[own[2].lower()] = name
-    whole = [one for one in stems.values() if {*"qkv"} <= one.keys()]
+    last = sorted(stems, key=lambda stem: plain(stem).startswith("b"))  # beta, bias
+    whole = [stems[stem] for stem in last if {*"qkv"} <= stems[stem].keys()]
     roles = {
         name: f"{kind}_{letter}"
         for kind, own in zip("Wb", whole, strict=False)
