@@ -18,9 +18,7 @@ _LETTERS = {"query": "q", "key": "k", "value": "v"}
 OTHER = "."  # columns that are none of queries, keys and values
 
 
-def columns_assigned(
-    function: Callable[..., Any], layers: Collection[str] = ()
-) -> dict[str, str]:
+def columns_assigned(function: Callable[..., Any], layers: Collection[str] = ()) -> dict[str, str]:
     """The letters of each entry of a tree that meets its rows in a product, in their order.
 
     Or of `layers` of an object that it calls: q, kv = self.wi(h).split(...).

@@ -70,7 +70,9 @@ def axes_in_loops(function: Callable[..., Any], roles: Mapping[str, str]) -> dic
     nodes = [node for tree in trees_of(function) for node in ast.walk(tree)]
     loops = [node for node in nodes if isinstance(node, ast.For | ast.comprehension)]
     over = [part for one in loops for part in ast.walk(one.iter) if isinstance(part, ast.Name)]
-    counts = {part.id for one in loops for part in ast.walk(one.target) if isinstance(part, ast.Name)}
+    counts = {
+        part.id for one in loops for part in ast.walk(one.target) if isinstance(part, ast.Name)
+    }
     zipped = {one.id for one in over}
     taken = {
         node.value.id

@@ -24,6 +24,7 @@ from regard.diagnosis.forms.beside_weights import HEADS
 from regard.diagnosis.forms.cache_objects import with_cache_object
 from regard.diagnosis.forms.caches import Remembering
 from regard.diagnosis.forms.channels import of_channels
+from regard.diagnosis.forms.decays import with_decays
 from regard.diagnosis.forms.first_asks import first_asks
 from regard.diagnosis.forms.fused_weights import with_fused_weights
 from regard.diagnosis.forms.given_arrays import with_given
@@ -114,6 +115,7 @@ def readings_of_function(
 # Each makes one argument of several, or of an argument with parts.
 ONE_OF_SEVERAL = (
     with_arrays_in_one,
+    with_decays,
     of_graph,
     with_borders,
     with_one_window,

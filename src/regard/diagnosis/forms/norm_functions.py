@@ -17,7 +17,7 @@ from regard.diagnosis.reading.signature import Parameter, names_in, text_of
 
 # Names of functions and methods that normalise the features of each token.
 NAMES = re.compile(r"_?((layer|rms|group|pre)_?norm\w*|rms|[lg]n_?\d?|norm)", re.IGNORECASE)
-# What such code computes: a vector that is divided by its length is none, nor is a root mean square.
+# What such code computes: a vector divided by its length is none, nor is a root mean square alone.
 MEANS = re.compile(r"\bmean\b|\bvar\b|\bstd\b|\bmoments\b")
 DIVIDES = re.compile(r"rsqrt|/|\*\* *-|divide|pow\(-")
 # Code that adds what it got to what it computed from that.

@@ -80,13 +80,14 @@ def layers_of(thing: Any) -> Iterator[Layer]:
             weight, *bias = (np.asarray(one, float) for one in arrays)
             weight = weight.T if TURNED.search(text_of(type(value))) else weight
             yield name, value, weight, bias[0] if bias else None
-        elif is_numbers(value) and (np.any(np.asarray(value)) or not _may_be_kept(value, name, text)):
+        elif is_numbers(value) and not _is_kept(value, name, text):
             yield name, None, np.asarray(value, float), None
 
 
-def _may_be_kept(value: Any, name: str, text: str) -> bool:
-    """Whether zeros are an empty cache, or a sum that code adds to, and no weight."""
-    return np.ndim(value) > 2 or re.search(rf"\bself\.{name} *[-+*]=", text) is not None
+def _is_kept(value: Any, name: str, text: str) -> bool:
+    """Whether an array is an empty cache, or zeros that code adds to, and no weight."""
+    changed = re.search(rf"\bself\.{name} *[-+*]=", text) is not None
+    return not np.any(np.asarray(value)) and (np.ndim(value) > 2 or changed)
 
 
 def _of_pair(value: Any, turned: bool) -> tuple[Any, Array, Array]:

@@ -305,7 +305,8 @@ def _weighed_apart(
 ) -> list[Weighed]:
     """The function with its weights, if each is an argument and nothing else tells what they are.
 
-    Their axes are known, with one of heads, they are those of latent attention, or a normalisation has some.
+    Their axes are known, with one of heads, they are those of latent attention, or a normalisation
+    has some.
     """
     required = [p.name for p in parameters if p.required]
     own = [one for one in required if (role_of(one) or "W_")[:2] in ("W_", "b_")]  # not a query

@@ -82,7 +82,7 @@ def best_match(
     with evidence of it: within its tolerance a small mistake is right.
     """
     if len(views) > 1 and not tested.callee.needs_mask:  # a required one may make it causal
-        views = [view for view in views if are_plain(tested, view[0][0])] or views
+        views = _plain_ones(tested, views)
 
     meant = FEWER_KEYS.search(tested.callee.name + "".join(t for _, t in tested.callee.blocks))
 
@@ -134,6 +134,19 @@ def best_match(
     if match is None and pieces and _wrong_in(best_first[0]) == {"cache"}:
         match = Match(best_first[0], ((TOKENS_MISPLACED, RIGHT),), units[0])
     return match, best_first[0]
+
+
+def _plain_ones(tested: FunctionUnderTest, views: Sequence[View]) -> Sequence[View]:
+    """The views under which the softmax gets the scores, if there are any.
+
+    Code that means to be causal may hide later keys after its softmax.
+    """
+    plain, rest = list[View](), list[View]()
+    for view in views:
+        (plain if are_plain(tested, view[0][0]) else rest).append(view)
+    if not (plain and tested.callee.says_causal):
+        return plain or views
+    return [*plain, *(view for view in rest if view[0][0].causal_always)]
 
 
 def _of_integers(

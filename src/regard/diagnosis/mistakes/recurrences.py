@@ -139,6 +139,7 @@ class _Decay:
     none: bool = False
     turned: bool = False  # decays of a chunk's keys in the opposite order
     same: bool = False  # all heads have the decay of the first
+    before: bool = False  # the state is read before the token of the query is in it
 
     def of(self, i: Array, j: Array) -> Array:
         """The powers of all cells."""
@@ -160,7 +161,8 @@ def _retained(decay: _Decay, decays: Decays, power: float, *, causal: bool = Tru
         gamma = decays(scores.shape[1])[:, None, None]
         gamma = gamma[:1] if decay.same else gamma
         powers = decay.of(i, j) if causal else np.abs(i - j)
-        return np.asarray(scores * gamma**powers * (probe.visible if causal else 1.0))
+        seen = (probe.visible if causal else 1.0) * ((j < i) if decay.before else 1.0)
+        return np.asarray(scores * gamma**powers * seen)
 
     return Variant({"weights": weights}, absent=False)
 
@@ -202,6 +204,15 @@ MISTAKES = (
         "The state decays before the new key is added: S = gamma * S + k.T @ v.",
         *_LINES,
         variants=_at_every_scale(_Decay(everywhere=1), _Decay(everywhere=-1)),
+    ),
+    Mistake(
+        "retention_state_before_token",
+        "one head",
+        "retention reads its state before the query's own token is put into it",
+        "A token sees itself: S = gamma * S + k.T @ v comes before q @ S.",
+        "S = gamma * S + np.outer(k, v); out = q @ S",
+        "S = gamma * S + torch.outer(k, v); out = q @ S",
+        variants=_at_every_scale(_Decay(everywhere=-1, before=True), _Decay(before=True)),
     ),
     Mistake(
         "retention_without_decay",
