@@ -137,6 +137,8 @@ def with_equal_weights(thing: Any) -> SimpleNamespace | None:
     own = SimpleNamespace()
     for (role, kind), places in twins.items():
         values = [one if key is None else one[key] for one, key in places]
+        if len(values) == 1 and values[0].ndim < 2:  # both have it already, as a norm's scale
+            continue
         if len(values) != 2 or values[0].shape != values[1].shape:
             return None
         first = values[0]
