@@ -19,14 +19,16 @@ import numpy as np
 from regard.boundary.arrays import Array
 from regard.diagnosis.forms.adapting import trees_of
 from regard.diagnosis.forms.after_attention import like_another
+from regard.diagnosis.forms.beside_weights import HEADS as HEADS_IN_TREES
 from regard.diagnosis.forms.construction import OF_FEATURES
 from regard.diagnosis.forms.einsums import HEADS, WIDTHS
 from regard.diagnosis.forms.latent_weights import latent_part
 from regard.diagnosis.forms.packing import PAGED_KEYS, PAGED_VALUES, TABLE, Alternative, Packing
 from regard.diagnosis.forms.source import code_called
 from regard.diagnosis.forms.tree_code import NORM, projection
+from regard.diagnosis.forms.trees import TREES
 from regard.diagnosis.reading.documented import documented_axes, documented_sizes, letters_of
-from regard.diagnosis.reading.parameter_names import is_upstream, role_of
+from regard.diagnosis.reading.parameter_names import is_upstream, plain, role_of
 from regard.diagnosis.reading.signature import EDGES, PROJECTIONS, Parameter, text_of
 
 # Vectors of positions that are named as in the paper, and matrices for rows of positions.
@@ -47,7 +49,7 @@ OF_OTHER_TOKENS = re.compile(
     re.IGNORECASE,
 )
 # Names of numbers for distances.
-OF_DISTANCES = re.compile("table|rel|bias|distance|bucket|pos", re.IGNORECASE)
+OF_DISTANCES = re.compile(r"\w*(table|rel|bias|distance|bucket|pos)\w*", re.IGNORECASE)
 OF_HEADS = re.compile(f"{WIDTHS.pattern}|[de]")  # where embeddings have another letter
 BOTH_SIDES = re.compile(r"2 \* \w+ [+-] 1")  # of 0: a row for each distance
 FURTHEST = 2  # the distance at which rows of distances end
@@ -90,7 +92,8 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
     text, names = text_of(function), [one.name for one in parameters]
     projected = {n for n in names if (role_of(n) or projection(n)) in PROJECTIONS}
     queries = any(role_of(n) == "query" for n in names)
-    if not (projected or queries or any(role_of(n) == "context" for n in names)):
+    of_tree = role_of(names[0]) == "x" and any(TREES.fullmatch(plain(n)) for n in names[1:])
+    if not (projected or queries or of_tree or any(role_of(n) == "context" for n in names)):
         return None
     shapes, words = documented_sizes(text, names), documented_axes(text, names)
     letters = letters_of(words) or {}
@@ -100,7 +103,7 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
         for one in parameters[1:]
         if one.name in shapes and not _is_of_tokens(letters.get(one.name, ""))
         if one.required and _is_besides(one, bool(projected), role_of(names[0]))
-        if projected or queries or BETWEEN.fullmatch(one.name)
+        if projected or queries or (OF_DISTANCES if of_tree else BETWEEN).fullmatch(one.name)
     ]
     if not asked or any(is_upstream(one.name) for one in parameters):
         return None
@@ -125,7 +128,7 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
         for number, one in enumerate(asked):
             sizes = shapes[one.name] or _as_first(given, projected)
             drawn = np.random.default_rng(40 + number).normal(
-                size=[_value(size, known) for size in sizes]
+                size=[_value(size, known, of_tree=of_tree) for size in sizes]
             )
             if not projected and len(sizes) == 2 and BETWEEN.fullmatch(one.name):
                 drawn, back = _turning(drawn, words.get(first, ()), words[one.name])
@@ -197,7 +200,7 @@ def _sizes(given: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict
     return {"": width} | found
 
 
-def _value(size: str, known: Mapping[str, int]) -> int:
+def _value(size: str, known: Mapping[str, int], *, of_tree: bool) -> int:
     """A length, as `2*clip + 1`, with the lengths that are known."""
 
     def of(node: ast.expr) -> int:
@@ -210,6 +213,8 @@ def _value(size: str, known: Mapping[str, int]) -> int:
                 return FURTHEST
             case ast.Name(id=name) if OF_HEADS.fullmatch(name.lower()) and known.get(""):
                 return known[""]
+            case ast.Name(id=name) if of_tree and HEADS.fullmatch(name.lower()):
+                return HEADS_IN_TREES
             case ast.Name(id=name):
                 return BUCKETS if "bucket" in name else ANY if name == size else FURTHEST
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:

@@ -175,6 +175,7 @@ def with_texts_of_both(
 
 # What tells padding from tokens: `ids != 0`, `tokens.eq(PAD)`.
 COMPARED = r"(?<![\w.]){name}\b\s*(?:[!=]=|\.(?:eq|ne)\()\s*(?:self\.)?(\w+)"
+PADDING = re.compile("(^|_)pad", re.IGNORECASE)
 IDENTIFIERS = re.compile(r"(^|_)(ids?|idx|tokens|items?|words|seqs?|log_seqs)$", re.IGNORECASE)
 
 
@@ -183,7 +184,8 @@ def with_ids(function: Callable[..., Any], parameters: Sequence[Parameter]) -> A
     text = code_of_file(function)
     for one in parameters[1:]:
         compared = re.search(COMPARED.format(name=re.escape(one.name)), text)
-        if compared and IDENTIFIERS.search(one.name) and role_of(one.name) in (None, "x"):
+        is_said = compared and (IDENTIFIERS.search(one.name) or PADDING.search(compared[1]))
+        if compared and is_said and role_of(one.name) in (None, "x", "context"):
             padding = _number_named(compared[1], text)
             break
     else:

@@ -85,6 +85,16 @@ def _mask(change: Callable[[Array], Array], *, padding: bool | None = None) -> V
     return other_visible(changed, "mask")
 
 
+def _inverted() -> Variants:
+    """What should be seen is hidden; all of it where a required mask hides nothing."""
+
+    def hidden(values: Mapping[str, Array], probe: Probe) -> Any:
+        none = probe.has_rules or not probe.needs_mask
+        return None if none else np.full(values["scores"].shape, -np.inf)
+
+    return tuple(one | replacing(scaled=hidden) for one in _mask(np.logical_not))
+
+
 def _transposed_if_square(keep: Array) -> Array:
     return transposed(keep) if keep.shape[-1] == keep.shape[-2] else keep
 
@@ -229,7 +239,7 @@ MASKS: Entries = {
         "the mask is read the wrong way round",
         "What should be seen is hidden, and the reverse. Libraries differ: True hides in torch's "
         "MultiheadAttention, and keeps in its scaled_dot_product_attention.",
-        _mask(np.logical_not),
+        _inverted(),
     ),
     "mask_transposed": (
         "the mask is transposed",
