@@ -24,6 +24,8 @@ WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
 BIAS_LEAVES = ("bias", "b", "B")
 # What a method calls that begins anew each time.
 BEGINS = re.compile(r"\bself\.(reset|clear)\w*\(\)")
+# Methods that may be called again and again.
+ONE_CALL = ("forward", "__call__", "step", "decode")
 # Methods that change the list, dictionary or array that they belong to.
 CHANGING = ("append", "extend", "update", "copy_", "index_copy_")
 # Those of the classes of a file that keep keys and values.
@@ -184,7 +186,7 @@ def keeps_state(method: Callable[..., Any]) -> bool:
         called = (getattr(kind, name, None) for name in names_in(one))
         known = [other for other in called if inspect.isfunction(other) and other not in own]
         own += [other for other in known if other.__module__ == method.__module__]
-    changed, read, begun = set[str](), set[str](), set[str]()
+    changed, read, begun, counted = set[str](), set[str](), set[str](), set[str]()
     for tree in itertools.islice(trees_of(method), 1):
         first = _uses_of_attributes(tree)[1]
         begun = {name for name, line in _begun(tree) if line < first.get(name, line + 1)}
@@ -193,6 +195,10 @@ def keeps_state(method: Callable[..., Any]) -> bool:
         # What is set before it is read is what this call computes.
         read |= {name for name, line in read_at.items() if line <= set_at.get(name, line)}
         changed |= set_at.keys()
+        added = (one.target for one in ast.walk(tree) if isinstance(one, ast.AugAssign))
+        counted |= {name for one in added if (name := _attribute(one))}
+    if begun & counted and method.__name__ not in ONE_CALL:
+        return False  # it counts from the beginning, and takes one token after the other
     return bool(changed & read - begun)
 
 

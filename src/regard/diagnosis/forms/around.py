@@ -35,6 +35,7 @@ RESIDUAL = re.compile(
     r"[\w\])] *\+=? *self\.\w*(drop|att|mha)\w*\("
 )
 
+OPTIONAL = re.compile(r"\b(\w+)(?:: [^,=\n]+?)? *= *None\b")
 # Axes of the tokens of several frames, as (b, m, n, dim) beside a name.
 FRAMES = r"(?i:[^\n(]{0,24}\(\s*b\w*\s*,\s*[mtf]\w*\s*,\s*(?![hgw])[a-z]\w*\s*,\s*[dc]\w*\s*\))"
 SIDE = 2  # of a window, so that a small image has several
@@ -221,7 +222,9 @@ def around_attention(
     called = text[begin:]  # the constructor adds other things
     first = re.match(r"def \w+\(\s*self,\s*(\w+)", called)
     x = re.escape(first[1]) if first else "x"
-    adds = RESIDUAL.search(called) is not None or "+ input_tensor" in helpers
+    own = OPTIONAL.findall(called)  # another one is added only if it is given
+    found = (next(filter(None, one.groups()), "") for one in RESIDUAL.finditer(called))
+    adds = any(name not in own for name in found) or "+ input_tensor" in helpers
     adds |= (
         re.search(rf"return {x} \+ |\b{x} \+ self\.|\+ {x}\s*$", called, re.MULTILINE) is not None
     )

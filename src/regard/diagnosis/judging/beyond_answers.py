@@ -55,7 +55,7 @@ from regard.diagnosis.mistakes.calls import (
 from regard.diagnosis.mistakes.entry import Mistake
 from regard.diagnosis.mistakes.hiding import MASK_ADDED, MASK_INVERTED
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_HALF
-from regard.diagnosis.process.half_positions import rounds_positions
+from regard.diagnosis.process.half_positions import counts_in_half, is_for_half
 from regard.diagnosis.reading.signature import OF_TEXTS, given_windows
 
 # Numbers of texts that are compared otherwise than for being the same.
@@ -188,7 +188,7 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
         yield all_mistakes()[name]
     if reads_opposite_rows(tested, own.conventions[0]):
         yield VALUE_ROWS_REVERSED
-    if own.built_in.positions[:6] == "rotary" and rounds_positions(tested, own.conventions[0]):
+    if counts_in_half(tested, own.conventions[0], own.built_in.positions) and is_for_half(tested):
         yield POSITIONS_ROUNDED
     if tested.callee.has_positions and not (own.built_in.positions or own.built_in.added):
         yield POSITIONS_UNUSED

@@ -51,6 +51,7 @@ WORDS_OF = {
 BUFFERS = (1, *(2**n for n in range(3, 12)))  # slots of a cache; 1: as many as tokens
 INTEGERS = ("int8", "int4")  # through which numbers may pass
 # Conventions under one hypothesis, and what the function returned under them.
+OWN_WINDOW = re.compile(r"\bself\.\w*window")  # of an object's method
 View = tuple[Sequence[Convention], list[ProbeOutput]]
 
 
@@ -427,6 +428,7 @@ def _numbers(tested: FunctionUnderTest) -> tuple[list[float], list[int]]:
     numbers = [float(x) for x in defaults if isinstance(x, int | float) and x is not True]
     numbers += tested.callee.caps
     hidden = tested.callee.kind in ("self", "projected") or tested.callee.remembers
+    hidden |= any(OWN_WINDOW.search(text) for _, text in tested.callee.blocks)
     hidden = hidden and "window" not in tested.callee.roles
     return numbers, list(WINDOWS) if hidden else []
 

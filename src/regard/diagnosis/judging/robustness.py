@@ -20,7 +20,9 @@ from regard.diagnosis.judging.built_in import PLAIN, BuiltIn, with_built_in
 from regard.diagnosis.judging.examples import named
 from regard.diagnosis.judging.matching import Found, Matcher, ProbeOutput
 from regard.diagnosis.mistakes import FRAGILE
+from regard.diagnosis.mistakes.calls import POSITIONS_ROUNDED
 from regard.diagnosis.mistakes.numerics import HALF_CONSTANT, INTEGERS_TRUNCATED
+from regard.diagnosis.process.half_positions import counts_in_half
 from regard.diagnosis.result import Named
 
 
@@ -34,6 +36,9 @@ def fragilities(
     if any(one is not None for one in usual_alone):  # it was seen for usual rows alone
         return
     yield from _changed_arguments(tested)
+    if counts_in_half(tested, convention, built_in.positions):  # and is not written for that
+        rounded = named(POSITIONS_ROUNDED, RIGHT, tested, [convention])
+        yield replace(rounded, severity="fragile", breaks_on="bfloat16, beyond position 256")
     probes = _probes(tested, convention)
     base = RIGHT
     for ability in ("range", "hiding", "empty row", "hidden NaN"):

@@ -22,6 +22,12 @@ from regard.diagnosis.forms.construction import twin_in_half
 
 # Code that gives numbers the dtype of other numbers.
 CASTS = re.compile(r"\.(to|astype|type_as)\(|dtype *= *\w+\.dtype|, *dtype\b")
+# Code that is written for half precision, or counts in the dtype of other numbers.
+OF_HALF = re.compile(
+    r"b?float16|\bb?fp?16\b|\bhalf\(|any d?type|"
+    r"arange\([^\n]*(dtype *= *(?!\w+\.(float|int|long))|\)\.(to|astype|type_as)\()|"
+    r"\bpos\w*\.(to|astype|type_as)\("
+)
 WHOLE = 256  # up to here bfloat16 has all numbers
 MORE = 48
 LOOKS: tuple[Look, Look] = ("", "half")
@@ -80,7 +86,17 @@ def _halved(value: Any) -> Any:
     return value
 
 
-def rounds_positions(tested: FunctionUnderTest, convention: Convention) -> bool:
+def is_for_half(tested: FunctionUnderTest) -> bool:
+    """Whether the code is written for half precision, or itself makes positions of it."""
+    return any(OF_HALF.search(text) for _, text in tested.callee.blocks)
+
+
+def counts_in_half(tested: FunctionUnderTest, convention: Convention, positions: str) -> bool:
+    """Whether it turns queries and keys by positions that half precision rounds."""
+    return positions[:6] == "rotary" and _rounds_positions(tested, convention)
+
+
+def _rounds_positions(tested: FunctionUnderTest, convention: Convention) -> bool:
     """Whether rows beyond position 256 are further from those of float32 than rows before it.
 
     All queries are the same, and all keys, so that their scores depend on positions alone; of a

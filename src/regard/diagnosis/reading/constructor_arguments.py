@@ -191,13 +191,15 @@ def _weight(name: str, sizes: Mapping[str, Any], kind: Any) -> Any:
     """A weight or a bias for a constructor that takes it, in the library of the class, or None."""
     role, bare = role_of(name) or "", plain(name)
     as_torch = re.fullmatch("(in|out)proj(weights?|bias)", bare)  # (3 · M, M) and (M, M)
-    fused = 3 if re.fullmatch("w?qkv(w|weights?|proj)?|inproj(weights?|bias)", bare) else 1
+    fused = (
+        3 if re.fullmatch("[wb]?qkv(w|b|weights?|bias|proj)?|inproj(weights?|bias)", bare) else 1
+    )
     if fused == 1 and not as_torch and role[:2] not in ("W_", "b_"):
         return None
     columns = fused * sizes["width"] * sizes["key_heads" if role[-1:] in ("k", "v") else "heads"]
     shape: tuple[int, ...]
     shape = (columns, sizes["model"]) if as_torch else (sizes["model"], columns)
-    if role[:2] == "b_" or bare.endswith("bias"):
+    if role[:2] == "b_" or bare.endswith("bias") or re.fullmatch("bqkv|qkvb", bare):
         shape = (columns,)
     drawn = np.random.default_rng(len(name) + ord(role[-1:] or "q")).uniform(-0.9, 0.9, shape)
     used = _names_beside(kind)

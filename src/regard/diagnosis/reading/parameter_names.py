@@ -105,13 +105,13 @@ for _part in "qkvo":
         for name in (
             _part,
             _word,
-            *(("out", "0", "project", "proj") if _part == "o" else (f"{_word}s",)),
+            *(("out", "0", "project", "proj", "dense") if _part == "o" else (f"{_word}s",)),
             *(("ke", "kcontent") if _part == "k" else ()),  # as Transformer-XL's
         )
     )
     NAMES[f"b_{_part}"] = " ".join(
         f"b{name} {name}bias bias{name}"
-        for name in (_part, _word, *(("out", "proj") if _part == "o" else ()))
+        for name in (_part, _word, *(("out", "proj", "dense") if _part == "o" else ()))
     )
 # What backward passes take besides. A function is one if it needs the first of them.
 BACKWARD_NAMES = {
