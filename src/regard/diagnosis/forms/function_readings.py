@@ -34,6 +34,7 @@ from regard.diagnosis.forms.joint_streams import with_joint_streams
 from regard.diagnosis.forms.kept_arrays import with_arrays_in_one, with_kept_arrays
 from regard.diagnosis.forms.neutral_arguments import with_neutral
 from regard.diagnosis.forms.norm_functions import without_input, without_norm_functions
+from regard.diagnosis.forms.numbered_heads import with_numbered_heads
 from regard.diagnosis.forms.packing import (
     QKV,
     Alternative,
@@ -145,6 +146,8 @@ def _function_readings(
     called, parameters = function, as_used(known, code_of(function))
     if not roles and (adapted := from_dictionary(called, parameters)) is not None:
         called, parameters = adapted
+    if not roles and (numbered := with_numbered_heads(called, parameters)) is not None:
+        (called, parameters), heads = numbered
     for simpler in () if roles else ONE_OF_SEVERAL:
         if (simple := simpler(called, parameters)) is not None:
             called, parameters = simple

@@ -90,7 +90,8 @@ def with_value_rows(function: Any) -> Iterator[None]:
 def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) -> Alternative | None:
     """The function without the learned arrays that it asks for besides, if they have shapes."""
     text, names = text_of(function), [one.name for one in parameters]
-    projected = {n for n in names if (role_of(n) or projection(n)) in PROJECTIONS}
+    required = [one.name for one in parameters if one.required]
+    projected = {n for n in required if (role_of(n) or projection(n)) in PROJECTIONS}
     queries = any(role_of(n) == "query" for n in names)
     of_tree = role_of(names[0]) == "x" and any(TREES.fullmatch(plain(n)) for n in names[1:])
     if not (projected or queries or of_tree or any(role_of(n) == "context" for n in names)):

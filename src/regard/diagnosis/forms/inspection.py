@@ -85,7 +85,7 @@ from regard.errors import OptionError, safe_text
 
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
 TURNED = re.compile(
-    r"(in|out)_proj_weight|\b\w*_?[qkvo] @ x\b|\(out\w*, *in\w*\)|\(3 ?\*? ?(\w+), *\2\)",
+    r"(in|out)_proj_weight|\b\w*_?[qkvo]\d? @ x\b|\(out\w*, *in\w*\)|\(3 ?\*? ?(\w+), *\2\)",
     re.IGNORECASE,
 )
 

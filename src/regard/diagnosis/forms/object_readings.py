@@ -229,7 +229,7 @@ def readings_of_object(
                 one._replace(weights={r: a for r, a in one.weights.items() if r[1:] != "_o"})
                 for one in weighed
             ]
-        if (around or not is_module(kind)) and not remembers and weighed[0][0]:
+        if not remembers and weighed[0][0]:
             targets = [without_norm_functions(own, one) for one in targets]
         if media is not None:
             targets = [of_one for one in targets for of_one in media[0](one)]

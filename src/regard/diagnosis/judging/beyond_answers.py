@@ -5,6 +5,7 @@ A mask that is read otherwise than documented, digits that are lost, and what se
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,6 +124,18 @@ def _own_constant(tested: FunctionUnderTest, code: str) -> int:
     return next((n for n in widths if re.search(rooted.format(n), code)), 0)
 
 
+def _given_scale(title: str, code: str) -> str:
+    """The default of a constructor by whose root, or by which, scores are scaled as measured."""
+    measured = re.search(r"multiplied by ([\d.e-]+)", title)
+    for made in re.findall(r"def __init__\(([^)]*)\)", code) if measured else ():
+        for name, number in re.findall(r"\b(\w*scal\w*)(?: *: *\w+)? *= *([\d.]+)", made):
+            own = float(number)
+            ways = (own, own**-0.5, 1 / own) if own > 0 else ()
+            if measured and any(math.isclose(float(measured[1]), w, rel_tol=1e-3) for w in ways):
+                return f"{name}={number}"
+    return ""
+
+
 def as_told(
     tested: FunctionUnderTest, own: Hypothesis, found: tuple[Found, ...]
 ) -> tuple[tuple[Found, ...], str]:
@@ -138,6 +151,8 @@ def as_told(
         return (), "query heads h that read key head h % G"
     if names == ["scale_by_model_width"] and (constant := _own_constant(tested, code)):
         return (), f"scores divided by the root of {constant}, a number of its code"
+    if names == ["scale_of_another_size"] and (given := _given_scale(found[0][0].title, code)):
+        return (), f"scores scaled by {given}, which a constructor takes"
     causal_always = own.conventions[0].causal_always
     if names == ["cache_chunk_not_causal"] and mask_role(callee) and not causal_always:
         return (), "a mask of the caller's for several new tokens"

@@ -48,7 +48,7 @@ STEPS = ("dropped", "kept")
 # Edges of a graph, (2, E): from the nodes of the first row to those of the second.
 EDGES = re.compile("edge_?(index|list|idx)s?$|^edges$", re.IGNORECASE)
 BETWEEN = ("w", "wa", "wgeneral")  # a matrix between queries and keys, as Luong's
-FAMILY = re.compile("(\\w+?)_?([qkvoQKVO])")  # of names: omega_q, omega_k, omega_v
+FAMILY = re.compile("(\\w+?)_?([qkvocQKVOC])")  # of names: omega_q, omega_k, omega_v
 LATENTS = "latents"  # learned queries, among the weights of an object
 # The option of a layer whose tables of biases by place are kept, and not left out.
 WITH_TABLES = "its tables"
@@ -284,23 +284,26 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
     ]
 
 
-def _by_families(found: list[Parameter]) -> list[Parameter]:
+def roles_by_family(names: Sequence[str]) -> dict[str, str]:
     """Names that differ in q, k and v alone are those of weights, and others of biases.
 
-    As in f(X, omega_v, omega_q, omega_k, beta_v, beta_q, beta_k).
+    As in f(X, omega_v, omega_q, omega_k, beta_v, beta_q, beta_k); omega_c is the output's then.
     """
-    parts = {one.name: FAMILY.fullmatch(one.name) for one in found[1:] if one.role is None}
     stems: dict[str, dict[str, str]] = {}
-    for name, own in parts.items():
-        if own is not None:
+    for name in names:
+        if (own := FAMILY.fullmatch(name)) is not None:
             stems.setdefault(own[1], {})[own[2].lower()] = name
-    last = sorted(stems, key=lambda stem: plain(stem).startswith("b"))  # beta, bias
-    whole = [stems[stem] for stem in last if {*"qkv"} <= stems[stem].keys()]
-    roles = {
-        name: f"{kind}_{letter}"
-        for kind, own in zip("Wb", whole, strict=False)
-        for letter, name in own.items()
+    whole = [stem for stem in stems if {*"qkv"} <= stems[stem].keys()]
+    whole.sort(key=lambda stem: plain(stem).startswith("b"))  # beta, bias
+    return {
+        name: f"{kind}_{'o' if letter == 'c' else letter}"
+        for kind, stem in zip("Wb", whole, strict=False)
+        for letter, name in stems[stem].items()
     }
+
+
+def _by_families(found: list[Parameter]) -> list[Parameter]:
+    roles = roles_by_family([one.name for one in found[1:] if one.role is None])
     return [replace(one, role=one.role or roles.get(one.name)) for one in found]
 
 
