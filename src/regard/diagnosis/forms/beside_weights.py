@@ -35,7 +35,7 @@ OF_POSITIONS = re.compile(
 # Factors and shifts of normalisations.
 BIAS = re.compile("bias|rel", re.IGNORECASE)
 # Factors, which are 1 where nothing is learned.
-ONES = re.compile("scale|gamma|gain|weight|^g$", re.IGNORECASE)
+ONES = re.compile("scale|gamma|gain|weight|(^|_)[gw]$", re.IGNORECASE)
 
 
 def is_gate(name: str, text: str) -> bool:

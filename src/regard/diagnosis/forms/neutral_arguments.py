@@ -29,6 +29,9 @@ def with_neutral(
     asked = [one for one in parameters[1:] if one.required]
     residuals = [one.name for one in asked if RESIDUAL.fullmatch(one.name)]
     whole = next((one.name for one in parameters if QKV.match(plain(one.name))), "")
+    others = [one.name for one in parameters if one.required and one.name not in residuals]
+    if not whole and not any(role_of(name) in ("x", "query") for name in others):
+        residuals = []  # it is what the function gets
     projected = any(role_of(one.name) in PROJECTIONS for one in parameters)
     after = [one.name for one in asked if whole and not projected and AFTER.search(one.name)]
     if not residuals and not after:

@@ -38,11 +38,11 @@ class TreeCode:
         texts = [*dict.fromkeys((*_texts(function), *read))]
         self.unpacked = _unpacked(function, tree)
         self.names = {one: role for one in read if (role := projection(one))}
-        if "theta" not in self.names:  # only beside that g is the values', as in non-local blocks
-            self.names.pop("g", None)
         named = {*self.names.values()}  # what another object calls so is none, as cache.k
         names = [one for one in (*texts, *self.unpacked) if projection(one) not in named]
         self.names |= {one: role for one in names if (role := projection(one))}
+        if "theta" not in self.names:  # only beside that g is the values', as in non-local blocks
+            self.names.pop("g", None)
         self.read = read
         self.latents = latent_parts(texts)
         self.names = {n: role for n, role in self.names.items() if n not in self.latents}

@@ -170,8 +170,11 @@ class Matcher:
         return self.fits(RIGHT)
 
     def fits(self, variant: Variant) -> bool:
-        """Whether a candidate explains every output."""
-        return all(self.agrees(number, variant) for number in self.informative_first)
+        """Whether a candidate explains every output, of which one is no NaN."""
+        order = self.informative_first
+        return all(self.agrees(number, variant) for number in order) and not all(
+            np.isnan(self.expected(number, variant)).all() for number in order
+        )
 
 
 def single(matcher: Matcher, *, whole: bool = True) -> Found | None:

@@ -15,7 +15,8 @@ NAMES = {
     "key_t": "kt ktransposed keytransposed keyst keyt transposedkey transposedkeys",
     "value": "v value values val vals xv vs vin valueseq",
     "x": "x xs input inputs hiddenstates hiddenstate hidden embeddings embedding tokens sequence "
-    "src emb embeds inputembeds seq xin inp features feats data xt",
+    "src emb embeds inputembeds seq xin inp features feats data xt resid "
+    "residstream residualstream",
     "context": "context memory encoderhiddenstates kv encoderoutput encoderoutputs encoded y ctx "
     "encoderstates encoderout encout enc memories source cond inputskv inputkv xkv kvinput "
     "crossstates other contextstates mem keyvalue keyvaluestates totensor xa encoderfeatures audio "
