@@ -6,8 +6,9 @@ within which two results count as equal. Must not know mistakes, nor how a funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from regard.textbook.operations import block_of
 from regard.textbook.steps import LETTERS, Ref, Step, textbook
 
 Values = Mapping[str, "Array"]
-_Computation = Callable[["Values"], Array]
+_Computation = Callable[["Values", "Probe"], Array]
 Rule = Literal["mask", "causal", "window"]
 EVERY_RULE: tuple[Rule, ...] = ("mask", "causal", "window")
 
@@ -31,6 +32,7 @@ EVERY_RULE: tuple[Rule, ...] = ("mask", "causal", "window")
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 UNITS["int8"] = 2.0**-10  # scores are sums of many rounded numbers
 UNITS["int4"] = 2.0**-6  # the same, and 17 times as coarse
+_FLOAT64 = np.dtype(np.float64)
 SMALLEST_HALF = 2.0**-20  # a unit above this is that of a half-precision type
 
 
@@ -144,12 +146,20 @@ class Probe:
         return np.broadcast_to(kept, (size["B"], size["H"], size["L"], size["S"]))
 
     def keeps(self, rules: Iterable[Rule]) -> Array:
-        """The cells that all of these rules keep, (B, H, L, S)."""
-        size = self.sizes
-        cells = np.ones((size["B"], size["H"], size["L"], size["S"]), bool)
-        for rule in rules:
-            cells &= self.rule(rule)
-        return cells
+        """The cells that all of these rules keep, (B, H, L, S), computed once."""
+        own = tuple(rules)
+        if own not in self._kept:
+            size = self.sizes
+            cells = np.ones((size["B"], size["H"], size["L"], size["S"]), bool)
+            for rule in own:
+                cells &= self.rule(rule)
+            cells.flags.writeable = False
+            self._kept[own] = cells
+        return self._kept[own]
+
+    @cached_property
+    def _kept(self) -> dict[tuple[Rule, ...], Array]:
+        return {}
 
     @cached_property
     def visible(self) -> Array:
@@ -183,7 +193,13 @@ class Probe:
         """What a function that computes a variant returns; computed once while both exist."""
         found = self._outputs.get(variant)
         if found is None:
-            found = self._outputs[variant] = self.result(evaluate(self, variant, self.last_step))
+            kind = None if variant.alike is None else variant.alike(self)
+            found = None if kind is None else self._outputs_by_kind.get(kind)
+            if found is None:
+                found = self.result(evaluate(self, variant, self.last_step))
+            self._outputs[variant] = found
+            if kind is not None:
+                self._outputs_by_kind[kind] = found
         return found
 
     def largest(self, variant: Variant) -> float:
@@ -196,6 +212,10 @@ class Probe:
     @cached_property
     def _largest_numbers(self) -> WeakKeyDictionary[Variant, float]:
         return WeakKeyDictionary()
+
+    @cached_property
+    def _outputs_by_kind(self) -> dict[Hashable, Array]:
+        return {}
 
     @cached_property
     def _outputs(self) -> WeakKeyDictionary[Variant, Array]:
@@ -214,11 +234,12 @@ class Probe:
         own = (step.name, over_all)
         if own not in self._computations:
             self._computations[own] = _computation(step, values, self, over_all)
-        return self._computations[own](values)
+        return self._computations[own](values, self)
 
     @cached_property
     def _computations(self) -> dict[tuple[str, bool], _Computation]:
-        return {}
+        axes = tuple((name, array.ndim) for name, array in self.inputs.items())
+        return _computations_of(self.steps, tuple(self.sizes.items()), axes)
 
     @cached_property
     def magnitude(self) -> float:
@@ -282,11 +303,13 @@ class Variant:
     """One way of computing attention: the textbook with some steps replaced.
 
     A replacement that returns None leaves the step as the textbook has it. With `absent=False` the
-    steps after the mask do not skip hidden keys but use their scores.
+    steps after the mask do not skip hidden keys but use their scores. Variants that are `alike` on
+    a probe compute the same there.
     """
 
     replaced: Mapping[str, Callable[[Values, Probe], Array]] = field(default_factory=dict)
     absent: bool = True
+    alike: Callable[[Probe], Hashable] | None = None
 
     def __or__(self, other: Variant) -> Variant:
         """Both at once; where both replace a step, `other` does."""
@@ -352,6 +375,14 @@ def _replaced(name: str, variant: Variant, values: Values, probe: Probe) -> Arra
         return np.full(right.shape, np.nan, right.dtype)
 
 
+@lru_cache(maxsize=512)
+def _computations_of(
+    steps: tuple[Step, ...], sizes: tuple[tuple[str, int], ...], axes: tuple[tuple[str, int], ...]
+) -> dict[tuple[str, bool], _Computation]:
+    """How steps are computed, as far as that is known, for all probes with these sizes and axes."""
+    return {}
+
+
 def _computation(step: Step, values: Values, probe: Probe, over_all: bool) -> _Computation:
     """How one step of the textbook is computed from such values, for every batch element and head.
 
@@ -359,25 +390,25 @@ def _computation(step: Step, values: Values, probe: Probe, over_all: bool) -> _C
     """
     size, sources = probe.sizes, [ref.step for ref in step.operands]
     if step.op == "visible":
-        return lambda values: probe.visible
+        return lambda values, probe: probe.visible
     if step.name == "width":
-        return lambda values: np.asarray(float(size["D"]))
+        return lambda values, probe: np.asarray(float(size["D"]))
     if step.name == "scale" and step.op == "given":
-        return lambda values: np.asarray(probe.scale)
+        return lambda values, probe: np.asarray(probe.scale)
     if step.op == "given":
-        return lambda values: probe.inputs[step.name].astype(probe.dtype)
+        return lambda values, probe: probe.inputs[step.name].astype(probe.dtype)
     if step.op == "merge":  # (B, H, L, E) → (B, L, HE)
-        return lambda values: _side_by_side(values[sources[0]])
+        return lambda values, probe: _side_by_side(values[sources[0]])
     if step.op == "split":
-        return lambda values: _apart(values[sources[0]], size[step.axes[0]])
+        return lambda values, probe: _apart(values[sources[0]], size[step.axes[0]])
     if step.op == "rotate":
         rows, cosines, _, sines = sources
-        return lambda values: turned(
+        return lambda values, probe: turned(
             values[rows], values[cosines][:, None], values[sines][:, None], probe.interleaved
         )
     if not step.axes:
         alone = block_of(step.op, (), ((),) * len(sources), None)
-        return lambda values: alone([values[one] for one in sources], None, np.dtype(np.float64))
+        return lambda values, probe: alone([values[x] for x in sources], None, _FLOAT64)
     by = next((axis for axis in ("H", "G") if axis in step.axes), "")
     lead = ("b", LETTERS[by]) if by else ("b",)
     letters = (*lead, *(LETTERS[axis] for axis in step.axes if axis != by))
@@ -389,7 +420,7 @@ def _computation(step: Step, values: Values, probe: Probe, over_all: bool) -> _C
     visible = _of_heads("H", by, size)
     sizes = (size["B"], size[by]) if by else (size["B"],)
 
-    def compute(values: Values) -> Array:
+    def compute(values: Values, probe: Probe) -> Array:
         seen = visible(values["visible"]) if hides else None
         whole = block([read(values) for read in reads], seen, probe.dtype)
         if whole.shape[: len(lead)] == sizes:
@@ -417,7 +448,7 @@ def _apart(packed: Array, heads: int) -> Array:
 
 def _operand(
     ref: Ref, values: Values, probe: Probe, by: str
-) -> tuple[_Computation, tuple[str, ...]]:
+) -> tuple[Callable[[Values], Array], tuple[str, ...]]:
     """What reads an operand for a step with one block `by` head, and the letters of its axes."""
     name, axes, size = ref.step, probe.declared[ref.step].axes, probe.sizes
     lead = ("b",) if values[name].ndim > len(axes) else ()
