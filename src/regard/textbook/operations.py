@@ -9,7 +9,7 @@ not know which steps there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ from regard.textbook.special_values import sum_of_special
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_Turn = Callable[[Array], Array]  # gives an array other axes
 
 
 def _dot(visible: NDArray[np.bool_] | None, a: Array, b: Array) -> Array:
@@ -324,70 +326,90 @@ def compute(
     operands: Sequence[tuple[Array, tuple[str, ...]]],
     visible: NDArray[np.bool_] | None,
     dtype: np.dtype[Any],
-    lead: tuple[str, ...] = (),
 ) -> Array:
     """One block of a step from the blocks of its operands, in the working dtype.
 
     Each operand is an array and the letters of its axes; the block has the axes `letters`.
-    `visible` are the keys that count; None: all do. `lead` are those of the letters that number
-    blocks which are computed at once; `visible` has these axes too.
+    `visible` are the keys that count; None: all do.
+    """
+    seen = None if visible is None else ("i", "j")[-visible.ndim :]
+    block = block_of(op, letters, tuple(own for _, own in operands), seen)
+    with np.errstate(all="ignore"):  # NaN and infinity are results here, not accidents
+        return block([array for array, _ in operands], visible, dtype)
+
+
+@lru_cache(maxsize=4096)
+def block_of(
+    op: str,
+    letters: tuple[str, ...],
+    owns: tuple[tuple[str, ...], ...],
+    seen: tuple[str, ...] | None,
+    lead: tuple[str, ...] = (),
+) -> Callable[[Sequence[Array], NDArray[np.bool_] | None, np.dtype[Any]], Array]:
+    """What `compute` calls: a function of the operands, of what is visible, and of the dtype.
+
+    `owns` and `seen` are the letters of their axes. `lead` are those of the letters that number
+    blocks which are computed at once; `seen` has them too.
     """
     operation = OPERATIONS[op]
-    if operation.value is None:
+    value, hidden = operation.value, operation.hidden
+    if value is None:
         raise NotImplementedError(op)
-    running = next((one for _, own in operands for one in own if one not in letters), "")
-    seen = None if visible is None else (visible, (*lead, *("i", "j")[len(lead) - visible.ndim :]))
-    with np.errstate(all="ignore"):  # NaN and infinity are results here, not accidents
+    running = next((one for own in owns for one in own if one not in letters), "")
+    turns = _along(op, letters, running, owns, lead)
+    runs_over_seen = seen is not None and running in seen
+    if seen is not None:
+        rest = tuple(letter for letter in seen if letter != running)
+        wanted = letters if operation.term or not runs_over_seen else rest
+        turn_seen = _aligned(seen, wanted, running)
+
+    def block(
+        operands: Sequence[Array], visible: NDArray[np.bool_] | None, dtype: np.dtype[Any]
+    ) -> Array:
+        own = [turn(one) for turn, one in zip(turns, operands, strict=True)]
         if running:
-            counted = None
-            if seen and running in seen[1]:
-                rest = tuple(letter for letter in seen[1] if letter != running)
-                counted = _aligned(*seen, letters if operation.term else rest, running)
-            result = operation.value(counted, *_along(op, letters, running, operands, lead))
+            counted = turn_seen(visible) if runs_over_seen and visible is not None else None
+            result = value(counted, *own)
         else:
-            result = operation.value(*(_aligned(*one, letters) for one in operands))
-        if seen and running not in seen[1] and operation.hidden is not None:
-            result = np.where(_aligned(*seen, letters), result, operation.hidden)
+            result = value(*own)
+        if visible is not None and not runs_over_seen and hidden is not None:
+            result = np.where(turn_seen(visible), result, hidden)
         if letters:
-            result = np.asarray(result).astype(dtype, copy=False)
-    return np.asarray(result)  # one number for the whole call keeps its own precision
+            return np.asarray(result).astype(dtype, copy=False)
+        return np.asarray(result)  # one number for the whole call keeps its own precision
+
+    return block
 
 
-def _aligned(
-    array: Array, own: tuple[str, ...], letters: tuple[str, ...], running: str = ""
-) -> Array:
-    """`array` with the axes `letters`, of size 1 where it has none, and last the running one."""
-    order, places = _alignment(own, letters, running)
-    array = array if order is None else array.transpose(order)
-    return array if places is None else array[places]
-
-
-@lru_cache(maxsize=1024)
-def _alignment(
-    own: tuple[str, ...], letters: tuple[str, ...], running: str
-) -> tuple[list[int] | None, tuple[slice | None, ...] | None]:
-    """How axes are moved, and where new ones go; None where there is nothing to do."""
+def _aligned(own: tuple[str, ...], letters: tuple[str, ...], running: str = "") -> _Turn:
+    """Gives an array the axes `letters`, of size 1 where it has none, and last the running one."""
     wanted = (*letters, running) if running in own else letters
     order = [own.index(letter) for letter in wanted if letter in own]
     places = tuple(slice(None) if letter in own else None for letter in wanted)
-    return (None if order == [*range(len(own))] else order, places if None in places else None)
+    moved, added = order != [*range(len(own))], None in places
+    if moved:
+        return lambda x: x.transpose(order)[places] if added else x.transpose(order)
+    return (lambda x: x[places]) if added else _unchanged
 
 
 def _along(
     op: str,
     letters: tuple[str, ...],
     running: str,
-    operands: Sequence[tuple[Array, tuple[str, ...]]],
+    owns: tuple[tuple[str, ...], ...],
     lead: tuple[str, ...],
-) -> list[Array]:
-    """The operands with the axis `running` last; in a product's second factor it is a row's."""
+) -> list[_Turn]:
+    """Gives operands the axis `running` last; in a product's second factor it is a row's."""
     if op != "dot":
-        return [_aligned(*one, letters, running) for one in operands]
-    (a, own), (b, other) = operands
+        return [_aligned(own, letters, running) for own in owns]
+    own, other = owns
     if not lead:
-        return [a if own[-1] == running else a.T, b if other[0] == running else b.T]
-    row, column = ([one for one in letters if one in x and one not in lead] for x in (own, other))
-    return [
-        _aligned(a, own, (*lead, *row), running),
-        _aligned(b, other, (*lead, *column), running).swapaxes(-1, -2),
-    ]
+        turned = own[-1] != running, other[0] != running
+        return [(lambda x: x.T) if one else _unchanged for one in turned]
+    row, column = ([one for one in letters if one in x and one not in lead] for x in owns)
+    second = _aligned(other, (*lead, *column), running)
+    return [_aligned(own, (*lead, *row), running), lambda x: second(x).swapaxes(-1, -2)]
+
+
+def _unchanged(array: Array) -> Array:
+    return array

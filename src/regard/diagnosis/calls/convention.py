@@ -180,9 +180,13 @@ def agrees(got: Array, expected: Array, tolerance: float | Array) -> bool:
     """Whether two arrays are equal within a tolerance, NaN and infinities included."""
     if got.shape != expected.shape:
         return False
+    if isinstance(tolerance, float) and got.size:
+        last, wanted = got.item(-1), expected.item(-1)
+        if abs(last - wanted) > tolerance:  # most candidates end here
+            return False
     with np.errstate(all="ignore"):
         apart = np.abs(got - expected)
-        if (apart > tolerance).any():  # most candidates end here
+        if (apart > tolerance).any():
             return False
         near = apart <= tolerance
     if near.all():

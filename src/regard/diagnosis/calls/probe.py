@@ -6,8 +6,11 @@ within which two results count as equal. Must not know mistakes, nor how a funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -17,10 +20,11 @@ from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
 from regard.diagnosis.reading.surroundings import Surroundings
 from regard.textbook.mechanisms import Declared
-from regard.textbook.operations import compute
+from regard.textbook.operations import block_of
 from regard.textbook.steps import LETTERS, Ref, Step, textbook
 
 Values = Mapping[str, "Array"]
+_Computation = Callable[["Values", "Probe"], Array]
 Rule = Literal["mask", "causal", "window"]
 EVERY_RULE: tuple[Rule, ...] = ("mask", "causal", "window")
 
@@ -28,6 +32,7 @@ EVERY_RULE: tuple[Rule, ...] = ("mask", "causal", "window")
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 UNITS["int8"] = 2.0**-10  # scores are sums of many rounded numbers
 UNITS["int4"] = 2.0**-6  # the same, and 17 times as coarse
+_FLOAT64 = np.dtype(np.float64)
 SMALLEST_HALF = 2.0**-20  # a unit above this is that of a half-precision type
 
 
@@ -94,6 +99,17 @@ class Probe:
         """The steps by their names."""
         return {step.name: step for step in self.steps}
 
+    @cached_property
+    def numbered(self) -> dict[str, int]:
+        """Which number each step has in their order."""
+        return {step.name: number for number, step in enumerate(self.steps)}
+
+    @cached_property
+    def hiding(self) -> frozenset[str]:
+        """The steps that skip hidden keys, apart from the one that hides them."""
+        own = (step.name for step in self.steps if step.over == "visible")
+        return frozenset(own) - {"masked"}
+
     @property
     def is_plain(self) -> bool:
         """Whether it is a softmax over dot products."""
@@ -130,12 +146,20 @@ class Probe:
         return np.broadcast_to(kept, (size["B"], size["H"], size["L"], size["S"]))
 
     def keeps(self, rules: Iterable[Rule]) -> Array:
-        """The cells that all of these rules keep, (B, H, L, S)."""
-        size = self.sizes
-        cells = np.ones((size["B"], size["H"], size["L"], size["S"]), bool)
-        for rule in rules:
-            cells &= self.rule(rule)
-        return cells
+        """The cells that all of these rules keep, (B, H, L, S), computed once."""
+        own = tuple(rules)
+        if own not in self._kept:
+            size = self.sizes
+            cells = np.ones((size["B"], size["H"], size["L"], size["S"]), bool)
+            for rule in own:
+                cells &= self.rule(rule)
+            cells.flags.writeable = False
+            self._kept[own] = cells
+        return self._kept[own]
+
+    @cached_property
+    def _kept(self) -> dict[tuple[Rule, ...], Array]:
+        return {}
 
     @cached_property
     def visible(self) -> Array:
@@ -167,23 +191,55 @@ class Probe:
 
     def output(self, variant: Variant) -> Array:
         """What a function that computes a variant returns; computed once while both exist."""
-        if variant not in self._outputs:
-            self._outputs[variant] = self.result(evaluate(self, variant, self.last_step))
-        return self._outputs[variant]
+        found = self._outputs.get(variant)
+        if found is None:
+            kind = None if variant.alike is None else variant.alike(self)
+            found = None if kind is None else self._outputs_by_kind.get(kind)
+            if found is None:
+                found = self.result(evaluate(self, variant, self.last_step))
+            self._outputs[variant] = found
+            if kind is not None:
+                self._outputs_by_kind[kind] = found
+        return found
 
     def largest(self, variant: Variant) -> float:
         """`largest` of what a function that computes a variant returns; computed once."""
-        if variant not in self._largest_numbers:
-            self._largest_numbers[variant] = largest(self.output(variant))
-        return self._largest_numbers[variant]
+        found = self._largest_numbers.get(variant)
+        if found is None:
+            found = self._largest_numbers[variant] = largest(self.output(variant))
+        return found
 
     @cached_property
     def _largest_numbers(self) -> WeakKeyDictionary[Variant, float]:
         return WeakKeyDictionary()
 
     @cached_property
+    def _outputs_by_kind(self) -> dict[Hashable, Array]:
+        return {}
+
+    @cached_property
     def _outputs(self) -> WeakKeyDictionary[Variant, Array]:
         return WeakKeyDictionary()
+
+    def reach(self, variant: Variant, last: str) -> tuple[int, int]:
+        """The numbers of the first step that a variant may change, and of that after the `last`."""
+        numbers, end = self.numbered, len(self.steps)
+        if last:
+            end = numbers[last] + 1
+        changed = (*variant.replaced, *(() if variant.absent else self.hiding))
+        return min([end, *(numbers[name] for name in changed if name in numbers)]), end
+
+    def computed(self, step: Step, values: Values, *, over_all: bool) -> Array:
+        """The value of one step from these of earlier ones; hidden keys count if `over_all`."""
+        own = (step.name, over_all)
+        if own not in self._computations:
+            self._computations[own] = _computation(step, values, self, over_all)
+        return self._computations[own](values, self)
+
+    @cached_property
+    def _computations(self) -> dict[tuple[str, bool], _Computation]:
+        axes = tuple((name, array.ndim) for name, array in self.inputs.items())
+        return _computations_of(self.steps, tuple(self.sizes.items()), axes)
 
     @cached_property
     def magnitude(self) -> float:
@@ -247,11 +303,13 @@ class Variant:
     """One way of computing attention: the textbook with some steps replaced.
 
     A replacement that returns None leaves the step as the textbook has it. With `absent=False` the
-    steps after the mask do not skip hidden keys but use their scores.
+    steps after the mask do not skip hidden keys but use their scores. Variants that are `alike` on
+    a probe compute the same there.
     """
 
     replaced: Mapping[str, Callable[[Values, Probe], Array]] = field(default_factory=dict)
     absent: bool = True
+    alike: Callable[[Probe], Hashable] | None = None
 
     def __or__(self, other: Variant) -> Variant:
         """Both at once; where both replace a step, `other` does."""
@@ -287,23 +345,20 @@ def evaluate(probe: Probe, variant: Variant = RIGHT, last: str = "") -> dict[str
 
     Steps that no replaced step reaches are taken from `probe.right`.
     """
-    values: dict[str, Array] = {}
     known = probe.right if variant is not RIGHT else {}
+    begin, end = probe.reach(variant, last) if variant is not RIGHT else (0, len(probe.steps))
+    values = dict(islice(known.items(), begin))
     changed: set[str] = set()
-    for step in probe.steps:
-        name = step.name
-        hides = not variant.absent and step.over == "visible" and name != "masked"
-        own = _replaced(name, variant, values, probe) if name in variant.replaced else None
-        if own is not None:
-            values[name] = own
+    with np.errstate(all="ignore"):  # NaN and infinity are results here, not accidents
+        for step in probe.steps[begin:end]:
+            name = step.name
+            own = _replaced(name, variant, values, probe) if name in variant.replaced else None
+            hides = not variant.absent and name in probe.hiding
+            if own is None and name in known and not hides and changed.isdisjoint(step.reads):
+                values[name] = known[name]
+                continue
+            values[name] = probe.computed(step, values, over_all=hides) if own is None else own
             changed.add(name)
-        elif name in known and not hides and changed.isdisjoint(step.reads):
-            values[name] = known[name]
-        else:
-            values[name] = _evaluate_step(step, values, probe, over_all=hides)
-            changed.add(name)
-        if name == last:
-            break
     return values
 
 
@@ -311,53 +366,69 @@ def _replaced(name: str, variant: Variant, values: Values, probe: Probe) -> Arra
     """The value of a replaced step; NaN if its shapes do not fit, where a function would raise."""
     right = probe.right[name]
     try:
-        with np.errstate(all="ignore"):
-            value = variant.replaced[name](values, probe)
-            if value is None:
-                return None
-            result = np.asarray(value).astype(right.dtype, copy=False)
+        value = variant.replaced[name](values, probe)
+        if value is None:
+            return None
+        result = np.asarray(value).astype(right.dtype, copy=False)
         return result if result.shape == right.shape else np.broadcast_to(result, right.shape)
     except (KeyError, ValueError):  # or it reads a step that this computation does not have
         return np.full(right.shape, np.nan, right.dtype)
 
 
-def _evaluate_step(step: Step, values: Values, probe: Probe, over_all: bool) -> Array:
-    """One step of the textbook, for every batch element and head."""
-    size = probe.sizes
+@lru_cache(maxsize=512)
+def _computations_of(
+    steps: tuple[Step, ...], sizes: tuple[tuple[str, int], ...], axes: tuple[tuple[str, int], ...]
+) -> dict[tuple[str, bool], _Computation]:
+    """How steps are computed, as far as that is known, for all probes with these sizes and axes."""
+    return {}
+
+
+def _computation(step: Step, values: Values, probe: Probe, over_all: bool) -> _Computation:
+    """How one step of the textbook is computed from such values, for every batch element and head.
+
+    It computes so under every variant: replaced values have as many axes as those of the textbook.
+    """
+    size, sources = probe.sizes, [ref.step for ref in step.operands]
     if step.op == "visible":
-        return probe.visible
+        return lambda values, probe: probe.visible
     if step.name == "width":
-        return np.asarray(float(size["D"]))
+        return lambda values, probe: np.asarray(float(size["D"]))
     if step.name == "scale" and step.op == "given":
-        return np.asarray(probe.scale)
+        return lambda values, probe: np.asarray(probe.scale)
     if step.op == "given":
-        return probe.inputs[step.name].astype(probe.dtype)
-    if step.op == "merge":
-        output = values[step.operands[0].step]  # (B, H, L, E) → (B, L, HE)
-        return output.swapaxes(1, 2).reshape(*output.shape[:1], output.shape[2], -1)
+        return lambda values, probe: probe.inputs[step.name].astype(probe.dtype)
+    if step.op == "merge":  # (B, H, L, E) → (B, L, HE)
+        return lambda values, probe: _side_by_side(values[sources[0]])
     if step.op == "split":
-        packed = values[step.operands[0].step]
-        heads = size[step.axes[0]]
-        return packed.reshape(*packed.shape[:2], heads, -1).swapaxes(1, 2)
+        return lambda values, probe: _apart(values[sources[0]], size[step.axes[0]])
     if step.op == "rotate":
-        rows, cosines, _, sines = (values[ref.step] for ref in step.operands)
-        return turned(rows, cosines[:, None], sines[:, None], probe.interleaved)
+        rows, cosines, _, sines = sources
+        return lambda values, probe: turned(
+            values[rows], values[cosines][:, None], values[sines][:, None], probe.interleaved
+        )
     if not step.axes:
-        alone: list[tuple[Array, tuple[str, ...]]] = [(values[r.step], ()) for r in step.operands]
-        return compute(step.op, (), alone, None, np.dtype(np.float64))
+        alone = block_of(step.op, (), ((),) * len(sources), None)
+        return lambda values, probe: alone([values[x] for x in sources], None, _FLOAT64)
     by = next((axis for axis in ("H", "G") if axis in step.axes), "")
     lead = ("b", LETTERS[by]) if by else ("b",)
     letters = (*lead, *(LETTERS[axis] for axis in step.axes if axis != by))
+    hides = step.over == "visible" and not over_all
     operands = [_operand(ref, values, probe, by) for ref in step.operands]
-    hidden = None
-    if step.over == "visible" and not over_all:
-        hidden = _of_heads(values["visible"], "H", by, size)
-    whole = compute(step.op, letters, operands, hidden, probe.dtype, lead)
+    owns = tuple(own for _, own in operands)
+    block = block_of(step.op, letters, owns, (*lead, "i", "j") if hides else None, lead)
+    reads = [read for read, _ in operands]
+    visible = _of_heads("H", by, size)
     sizes = (size["B"], size[by]) if by else (size["B"],)
-    if whole.shape[: len(lead)] == sizes:
-        return whole
-    # An operand that no batch element or head has its own of leaves an axis of length 1.
-    return np.broadcast_to(whole, (*sizes, *whole.shape[len(lead) :]))
+
+    def compute(values: Values, probe: Probe) -> Array:
+        seen = visible(values["visible"]) if hides else None
+        whole = block([read(values) for read in reads], seen, probe.dtype)
+        if whole.shape[: len(lead)] == sizes:
+            return whole
+        # An operand that no batch element or head has its own of leaves an axis of length 1.
+        return np.broadcast_to(whole, (*sizes, *whole.shape[len(lead) :]))
+
+    return compute
 
 
 def turned(rows: Array, cosines: Array, sines: Array, interleaved: bool) -> Array:
@@ -367,25 +438,42 @@ def turned(rows: Array, cosines: Array, sines: Array, interleaved: bool) -> Arra
     return np.asarray(rows * cosines + rows[..., other] * sines)
 
 
-def _operand(ref: Ref, values: Values, probe: Probe, by: str) -> tuple[Array, tuple[str, ...]]:
-    """What a step with one block `by` head reads, and the letters of its axes."""
-    array, axes = values[ref.step], probe.declared[ref.step].axes
-    lead = ("b",) if array.ndim > len(axes) else ()
+def _side_by_side(heads: Array) -> Array:
+    return heads.swapaxes(1, 2).reshape(*heads.shape[:1], heads.shape[2], -1)
+
+
+def _apart(packed: Array, heads: int) -> Array:
+    return packed.reshape(*packed.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def _operand(
+    ref: Ref, values: Values, probe: Probe, by: str
+) -> tuple[Callable[[Values], Array], tuple[str, ...]]:
+    """What reads an operand for a step with one block `by` head, and the letters of its axes."""
+    name, axes, size = ref.step, probe.declared[ref.step].axes, probe.sizes
+    lead = ("b",) if values[name].ndim > len(axes) else ()
     own = axes[0] if axes[:1] in (("H",), ("G",)) else ""
     if not own:
-        return array, (*lead, *ref.index)
+        return itemgetter(name), (*lead, *ref.index)
     if ref.index[0] == "g*R+r":  # every query head of a key head
-        groups = array.reshape(*array.shape[: len(lead)], probe.sizes["G"], -1, *array.shape[-2:])
-        return groups, (*lead, "g", "r", *ref.index[1:])
-    array = _of_heads(array, own, by, probe.sizes, len(lead))
-    return array, (*lead, *((LETTERS[by],) if by else ()), *ref.index[1:])
+        groups, place = size["G"], len(lead)
+        shape = values[name].shape
+        whole = (*shape[:place], groups, shape[place] // groups, *shape[-2:])
+        return lambda values: values[name].reshape(whole), (*lead, "g", "r", *ref.index[1:])
+    turn = _of_heads(own, by, size, len(lead))
+    return (
+        lambda values: turn(values[name]),
+        (*lead, *((LETTERS[by],) if by else ()), *ref.index[1:]),
+    )
 
 
-def _of_heads(array: Array, own: str, by: str, size: Mapping[str, int], axis: int = 1) -> Array:
-    """An array with the axis `own` of heads as one with the axis `by`: each reads its own."""
+def _of_heads(
+    own: str, by: str, size: Mapping[str, int], axis: int = 1
+) -> Callable[[Array], Array]:
+    """Gives an array with the axis `own` of heads the axis `by`: each reads its own."""
     shared = size["H"] // size["G"]
     if own == by or (by and shared == 1):
-        return array
+        return lambda array: array
     if by == "H":
-        return array.repeat(shared, axis)
-    return array.take(range(0, size["H"], shared) if by else 0, axis)
+        return lambda array: array.repeat(shared, axis)
+    return lambda array: array.take(range(0, size["H"], shared) if by else 0, axis)

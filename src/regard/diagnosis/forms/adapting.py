@@ -10,15 +10,14 @@ import contextlib
 import inspect
 import itertools
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regard.diagnosis.reading.changed_text import parsed
 from regard.diagnosis.reading.constructor_arguments import CONFIGURATION, configuration
 from regard.diagnosis.reading.parameter_names import plain, role_of
 from regard.diagnosis.reading.signature import Parameter, names_in, text_of
+from regard.diagnosis.reading.source_text import tree_of
 
 WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
 BIAS_LEAVES = ("bias", "b", "B")
@@ -274,7 +273,7 @@ def trees_of(function: Callable[..., Any]) -> Iterator[ast.AST]:
     others = (known.get(name) for name in names)
     for one in (inner, *(other for other in others if inspect.isfunction(other))):
         try:
-            yield parsed(textwrap.dedent(inspect.getsource(one)))
+            yield tree_of(one)
         except (OSError, TypeError, SyntaxError):
             continue
 

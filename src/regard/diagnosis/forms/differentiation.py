@@ -9,15 +9,14 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from regard.diagnosis.forms.construction import constructed
-from regard.diagnosis.reading.changed_text import parsed
 from regard.diagnosis.reading.parameter_names import is_upstream, plain, role_of
 from regard.diagnosis.reading.signature import DIFFERENTIATED, WEIGHTS, Callee
+from regard.diagnosis.reading.source_text import tree_of
 from regard.errors import OptionError, safe_text
 
 # What a name says about the direction of a pass, and the other direction.
@@ -274,7 +273,7 @@ def returned_gradients(function: Any) -> tuple[str, ...]:
     """
     try:
         function = inspect.unwrap(function)
-        tree = parsed(textwrap.dedent(inspect.getsource(function))).body[0]
+        tree = tree_of(function).body[0]
     except (OSError, TypeError, ValueError, SyntaxError, IndexError):
         return ()
     beside = getattr(function, "__globals__", {})

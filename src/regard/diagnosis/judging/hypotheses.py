@@ -75,12 +75,12 @@ class Match:
 
 
 def best_match(
-    tested: FunctionUnderTest, views: Sequence[View], units: Sequence[str], *, pairs: bool = True
+    tested: FunctionUnderTest, views: Sequence[View], units: Sequence[str], *, most: int = 2
 ) -> tuple[Match | None, Hypothesis]:
     """What explains every output, if anything does, and the hypothesis with most right ones.
 
-    Without `pairs` two mistakes at once are not looked for. Half precision comes last, and only
-    with evidence of it: within its tolerance a small mistake is right.
+    With at most so many mistakes: 0, 1 or 2 at once. Half precision comes last, and only with
+    evidence of it: within its tolerance a small mistake is right.
     """
     if len(views) > 1 and not tested.callee.needs_mask:  # a required one may make it causal
         views = _plain_ones(tested, views)
@@ -103,36 +103,36 @@ def best_match(
     best_first = sorted(hypotheses(units[0]), key=share_wrong)
     match, wide = None, [unit for unit in units if unit not in HALF] or units[:1]
     for unit in wide:
-        match = match or _right_or_one(hypotheses(unit), unit)
+        match = match or _right_or_one(hypotheses(unit), unit, most)
     # Digits that are lost besides are told afterwards: a candidate is computed only once.
     plain = match is None and any(are_plain(tested, own[0]) for own, _ in views)
     if not plain:  # where it is seen that the softmax gets the scores alone, nothing is besides
-        match = match or _with_built_in(tested, hypotheses(wide[-1]), wide)
+        match = match or _with_built_in(tested, hypotheses(wide[-1]), wide, most)
     softmax_lost = match is not None and [one.name for one, _ in match.mistakes] == ["no_softmax"]
     if tested.callee.says_linear and not tested.of_gradients and (match is None or softmax_lost):
-        match = _linear(hypotheses(wide[-1]), wide[-1]) or match
-    if not tested.of_gradients:
+        match = _linear(hypotheses(wide[-1]), wide[-1], most) or match
+    if most and not tested.of_gradients:
         match = match or _fitted(best_first, units[0])
     as_meant = [own for one in best_first for own in _as_meant(tested, one)]
     for unit in wide:
         own = [own for one in hypotheses(unit) for own in _as_meant(tested, one)]
-        match = match or _right_or_one(own, unit)
+        match = match or _right_or_one(own, unit, most)
     if not plain and as_meant:
-        match = match or _with_built_in(tested, as_meant, wide)
-    match = match or (None if plain else _with_added(tested, hypotheses, wide))
+        match = match or _with_built_in(tested, as_meant, wide, most)
+    match = match or (None if plain else _with_added(tested, hypotheses, wide, most))
     for unit in wide if not plain else ():
-        match = match or _with_places(tested, hypotheses(unit), unit)
-    if pairs:
+        match = match or _with_places(tested, hypotheses(unit), unit, most)
+    if most > 1:
         match = match or _two(best_first, units[0])
     rounds = share_wrong(best_first[0]) > MOST_EXACT  # rounding leaves few numbers as they were
     if match is None and len(units) > 1 and rounds and not tested.of_gradients:
         half = half_type(tested, best_first[0].conventions[0])
         for unit in () if half is None else (half, "bfloat16"):
-            match = match or _right_or_one(hypotheses(unit), unit)
+            match = match or _right_or_one(hypotheses(unit), unit, most)
     if match is None and tested.quantises and not tested.of_gradients:
         match = _of_integers(tested, hypotheses)
     pieces = tested.callee.says_pieces or (tested.callee.remembers and not tested.callee.steps)
-    if match is None and pieces and _wrong_in(best_first[0]) == {"cache"}:
+    if most and match is None and pieces and _wrong_in(best_first[0]) == {"cache"}:
         match = Match(best_first[0], ((TOKENS_MISPLACED, RIGHT),), units[0])
     return match, best_first[0]
 
@@ -181,7 +181,7 @@ def _as_scaled(tested: FunctionUnderTest, one: Hypothesis) -> Iterator[Hypothesi
         yield replace(one, matcher=matcher, built_in=own)
 
 
-def _linear(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
+def _linear(hypotheses: Sequence[Hypothesis], unit: str, most: int) -> Match | None:
     """Linear attention: right with one of the feature maps, or with one mistake."""
     for one, (name, variants) in itertools.product(hypotheses, linear.RIGHT_ONES.items()):
         for variant in variants:
@@ -189,7 +189,7 @@ def _linear(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
                 matcher = replace(one.matcher, base=variant)
                 own = replace(one, matcher=matcher, built_in=BuiltIn(linear=name))
                 return Match(own, (), unit)
-    for one, mistake in itertools.product(hypotheses, linear.MISTAKES):
+    for one, mistake in itertools.product(hypotheses, linear.MISTAKES if most else ()):
         names = itertools.cycle(linear.maps_of(mistake))
         for name, variant in zip(names, mistake.variants, strict=False):
             if one.matcher.fits(variant):
@@ -234,6 +234,7 @@ def _with_added(
     tested: FunctionUnderTest,
     hypotheses: Callable[[str], list[Hypothesis]],
     units: Sequence[str],
+    most: int,
 ) -> Match | None:
     """A function that adds numbers to its scores by place besides: right, or with one mistake."""
     known_one = tested.stated.mechanism is None or tested.callee.says_cosine
@@ -245,20 +246,21 @@ def _with_added(
             own = replace(one.built_in, added=known[id(one.conventions)])
             matcher = one.matcher.with_built_in(own) if own.added else None
             found += [] if matcher is None else [replace(one, matcher=matcher, built_in=own)]
-        if (match := _right_or_one(found, unit)) is not None:
+        if (match := _right_or_one(found, unit, most)) is not None:
             return match
         # How a context is read is found out by right results, which there are none of here.
         alone = [less for one in found if (less := _without_context(one)) is not None]
-        if (match := _right_or_one(alone, unit)) is not None and not match.mistakes:
+        match = _right_or_one(alone, unit, most)
+        if match is not None and not match.mistakes:
             return match
-        for one in found:
+        for one in found if most else ():
             if _wrong_in(one) == {"cache"}:
                 return Match(one, ((POSITIONS_RESTART, RIGHT),), unit)
     return None
 
 
 def _with_places(
-    tested: FunctionUnderTest, hypotheses: Sequence[Hypothesis], unit: str
+    tested: FunctionUnderTest, hypotheses: Sequence[Hypothesis], unit: str, most: int
 ) -> Match | None:
     """A function that hides keys by their places in a map: right, or with one mistake."""
     found = []
@@ -274,13 +276,13 @@ def _with_places(
             if (matcher := one.matcher.with_built_in(built_in)) is None:
                 continue
             own = replace(one, matcher=matcher, built_in=built_in)
-            if places.misplaced:
+            if not places.misplaced:
+                found.append(own)
+            elif most:
                 pairs = ((x.output, x.probe.result(x.probe.right)) for x in matcher.outputs)
                 if all(x.ndim == 3 and are_in_another_order(x, right) for x, right in pairs):
                     return Match(own, ((all_mistakes()[places.fault], RIGHT),), unit)
-            else:
-                found.append(own)
-    return _right_or_one(found, unit)
+    return _right_or_one(found, unit, most)
 
 
 def _without_context(one: Hypothesis) -> Hypothesis | None:
@@ -303,14 +305,14 @@ def _two(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
     return None if found is None else Match(hypotheses[found[0]], found[1], unit)
 
 
-def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
+def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str, most: int) -> Match | None:
     for one in hypotheses:
         if not one.matcher.wrong:
             return Match(one, (), unit)
     fewer = [(one, one.matcher.without_accidents) for one in hypotheses]
     tried = [(one, one.matcher) for one in hypotheses]
     tried += [(one, matcher) for one, matcher in fewer if matcher is not one.matcher]
-    for one, matcher in tried:
+    for one, matcher in tried if most else ():
         if (mistake := matching.single(matcher)) is not None:
             return Match(one, (mistake,), unit)
     for one in hypotheses:
@@ -322,7 +324,7 @@ def _right_or_one(hypotheses: Sequence[Hypothesis], unit: str) -> Match | None:
 
 
 def _with_built_in(
-    tested: FunctionUnderTest, plain: Sequence[Hypothesis], units: Sequence[str]
+    tested: FunctionUnderTest, plain: Sequence[Hypothesis], units: Sequence[str], most: int
 ) -> Match | None:
     """A function that computes positions, a softcap or a window besides: right, or one mistake."""
     if tested.stated.mechanism is not None:
@@ -354,6 +356,8 @@ def _with_built_in(
     for one in every:
         if one.matcher.is_right:
             return match(one)
+    if not most:
+        return None
     # Where scores are seen inside, they tell what is computed besides, or which keys are hidden.
     seen = [(one, *_is_seen(tested, one)) for one in every if not tested.of_gradients]
     alike = [one for one, _, same in seen if same]

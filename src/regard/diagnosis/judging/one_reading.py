@@ -76,14 +76,19 @@ def of_reading(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         of_cosines = _of_cosines(tested, views, _units(dtype)[0], so_far)
         if of_cosines is not None:
             return of_cosines
-    match, best = best_match(tested, views, _units(dtype), pairs=so_far is None)
-    if match is None and _says_layout(tested, hypotheses):  # others ran by accident
+    units, layout_is_said = _units(dtype), _says_layout(tested, hypotheses)
+    if so_far is not None and so_far.mistakes and not layout_is_said:
+        match, _ = best_match(tested, views, units, most=0)
+        if match is None:  # after a mistaken reading another one only counts if it is right
+            return so_far
+    match, best = best_match(tested, views, units, most=2 if so_far is None else 1)
+    if match is None and layout_is_said:  # others ran by accident
         stated = replace(tested.stated, layout=tested.callee.layout)
         return of_reading(replace(tested, stated=stated, answers={}, probes={}), so_far)
     if match and _rests_on_a_guess(tested.callee, match.mistakes):
         match = None
     if match is None:
-        return so_far or _unknown(tested, best, _units(dtype)[0])
+        return so_far or _unknown(tested, best, units[0])
     own, exact_to = match.hypothesis, match.exact_to
     first, given = own.conventions[0], own.conventions[0].dtype
     found, meant = as_told(tested, own, match.mistakes)

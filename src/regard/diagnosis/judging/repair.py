@@ -26,7 +26,8 @@ from regard.diagnosis.judging.hypotheses import View, built_in_of, distinct_view
 from regard.diagnosis.judging.matching import Matcher, ProbeOutput
 from regard.diagnosis.judging.small_changes import changes_of
 from regard.diagnosis.mistakes import linear
-from regard.diagnosis.reading.changed_text import Block, Change, parsed, switched_off
+from regard.diagnosis.reading.changed_text import Block, Change, switched_off
+from regard.diagnosis.reading.source_text import parsed
 from regard.diagnosis.result import Named, Outcome
 
 SECONDS = 6.0  # of the search

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from regard.diagnosis.calls.probe import Probe, Values, Variant
 from regard.diagnosis.forms.packing import PAGE
 from regard.diagnosis.mistakes.entry import (
     Entries,
+    Replacement,
     Variants,
     logits,
     mistakes,
@@ -100,6 +101,16 @@ def _blocks(values: Values, probe: Probe, cuts: Cuts) -> Iterator[tuple[Array, A
         yield scores[..., cut], own[..., cut, :]
 
 
+def _of_blocks(output: Replacement, cuts: Cuts, kind: Callable[..., object]) -> Variant:
+    """Outputs of one kind, which are alike where keys are cut alike."""
+
+    def alike(probe: Probe) -> Hashable:
+        keys = probe.sizes["S"]
+        return kind, *((cut.start, min(cut.stop, keys)) for cut in cuts(keys))
+
+    return Variant({"output": output}, alike=alike)
+
+
 def _online(
     *,
     of_output: Callable[[Array, Array], Array] | None = None,
@@ -138,7 +149,7 @@ def _online(
             assert out is not None
             return np.asarray(out if each else out / total)
 
-        return replacing(output=output)
+        return _of_blocks(output, cuts, variant)
 
     return tuple(map(variant, _every_cut(counts=())))
 
@@ -170,7 +181,7 @@ def _merged(
             total = shares if by is None else by(maxima, sums, lse)
             return np.asarray(whole / total.sum(0) if divided else whole)
 
-        return replacing(output=output)
+        return _of_blocks(output, cuts, variant)
 
     return tuple(map(variant, _every_cut(least=least)))
 
@@ -195,7 +206,7 @@ def _folded() -> Variants:
             assert so_far is not None
             return so_far[1]
 
-        return replacing(output=output)
+        return _of_blocks(output, cuts, variant)
 
     return tuple(map(variant, _every_cut(counts=(3, 4), sizes=(*SMALL, 1, 8, 16, 32))))
 
@@ -215,7 +226,7 @@ def _chosen(chosen: Callable[[list[slice], int], list[slice]], cuts: Iterator[Cu
             exponentials = np.exp(scores - scores.max(-1, keepdims=True))
             return np.asarray(exponentials @ own / exponentials.sum(-1, keepdims=True))
 
-        return replacing(output=output)
+        return _of_blocks(output, lambda keys: chosen(cuts(keys), keys), _chosen)
 
     return tuple(map(variant, cuts))
 

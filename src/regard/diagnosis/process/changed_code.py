@@ -19,10 +19,12 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
+from regard.boundary.cached import cached_property
 from regard.diagnosis.process.insides import NOTE, Notes, noting
 from regard.diagnosis.process.run_lines import RunLines
-from regard.diagnosis.reading.changed_text import MOST_CHARACTERS, Block, Change, parsed
+from regard.diagnosis.reading.changed_text import MOST_CHARACTERS, Block, Change
 from regard.diagnosis.reading.signature import names_in
+from regard.diagnosis.reading.source_text import parsed, tree_of_text
 
 MOST_FUNCTIONS = 200
 JAX = ("jax", "jnp")
@@ -50,7 +52,7 @@ class ChangedCode:
     def _blocks_in(self, text: str) -> Iterator[Block]:
         """The top-level statements in which the functions are, if they were made of this text."""
         lines = text.splitlines(keepends=True)
-        for statement in parsed(text).body:
+        for statement in tree_of_text(text).body:
             decorators = getattr(statement, "decorator_list", [])
             first = min([statement.lineno, *(one.lineno for one in decorators)])
             block = first, "".join(lines[first - 1 : statement.end_lineno])
@@ -90,18 +92,24 @@ class ChangedCode:
     @contextlib.contextmanager
     def noted(self) -> Iterator[Notes]:
         """While this lasts the code notes its values."""
-        notes, codes = Notes(), dict[tuple[str, int], CodeType]()
-        for first, text in self.blocks:
-            codes |= self._compiled(first, noting("\n" * (first - 1) + text))
+        notes = Notes()
         known = {id(one.__globals__): one.__globals__ for one in self._functions}.values()
         for names in known:
             names[NOTE] = notes
         try:
-            with self._exchanged(codes):
+            with self._exchanged(self._noting_codes):
                 yield notes
         finally:
             for names in known:
                 names.pop(NOTE, None)
+
+    @cached_property
+    def _noting_codes(self) -> dict[tuple[str, int], CodeType]:
+        """The code that notes its values."""
+        codes: dict[tuple[str, int], CodeType] = {}
+        for first, text in self.blocks:
+            codes |= self._compiled(first, noting("\n" * (first - 1) + text))
+        return codes
 
     @contextlib.contextmanager
     def _exchanged(self, codes: Mapping[tuple[str, int], CodeType]) -> Iterator[None]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.reading.changed_text import parsed
+from regard.diagnosis.reading.source_text import parsed
 
 NOTE = "regard_note"  # the name under which the code finds what notes a value
 MOST_NUMBERS = 2**16  # of an array that is noted

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
-from regard.diagnosis.reading.changed_text import Block, parsed
+from regard.diagnosis.reading.changed_text import Block
+from regard.diagnosis.reading.source_text import parsed
 
 # Conditions whose statements are no part of attention at inference.
 APART = re.compile(

@@ -46,6 +46,7 @@ from regard.errors import safe_text
 # How much of a result is read: the output of a probe has some kilobytes.
 MAX_ARRAYS = 16
 MAX_BYTES = 2**24
+CHANGED_SECONDS = 1.0  # that a call of changed code may take, which may be without end
 # Characters that one call may print, and how many of them are kept.
 MAX_PRINTED = 2**22
 KEPT_PRINTED = 200
@@ -89,7 +90,7 @@ def answer_question(
         own = traces.get(question.reading, Traces())
         changed = {question.reading: Traces(checked=True)} if own.usable and own.known else {}
         with _one_at_a_time.lock, code.with_change(question.change):
-            return _answers(readings, question, limit, changed)
+            return _answers(readings, question, min(limit, CHANGED_SECONDS), changed)
     if question.looks == "doubled":
         with _one_at_a_time.lock, doubled_norms(readings[question.reading][0]):
             return _answers(readings, question, limit, {})

@@ -6,11 +6,12 @@ Must not know which changes are worth a try.
 from __future__ import annotations
 
 import ast
-import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from regard.diagnosis.reading.source_text import parsed
 
 MOST_CHARACTERS = 60_000  # of all blocks together
 Block = tuple[int, str]  # the number of the first line, and the text of a whole top-level statement
@@ -49,14 +50,6 @@ class Change:
             _one_line(before[ahead : ahead + count]),
             _one_line(after[ahead : ahead + count]),
         )
-
-
-def parsed(text: str) -> ast.Module:
-    """The syntax tree of code: Python 3.11 may fail where two threads make one at once."""
-    for _ in range(10):
-        with contextlib.suppress(SystemError):
-            return ast.parse(text)
-    raise SyntaxError("no syntax tree")
 
 
 class Syntax:

@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
@@ -19,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.reading.changed_text import parsed
 from regard.diagnosis.reading.parameter_names import plain, role_of
 from regard.diagnosis.reading.signature import text_of
+from regard.diagnosis.reading.source_text import tree_of
 
 MODEL_NAMES = ("d", "dim", "width")  # of the embeddings in a constructor, of a head elsewhere
 HEAD_WIDTH, HEADS = 6, 4  # as those of probes with heads
@@ -354,10 +353,10 @@ class Configuration(SimpleNamespace):
 def _read_from(kind: Any, name: str) -> Iterator[str]:
     """The attributes and items of `name` that a class and the others of its module read."""
     try:
-        tree = parsed(textwrap.dedent(inspect.getsource(sys.modules[kind.__module__])))
+        tree = tree_of(sys.modules[kind.__module__])
     except (OSError, TypeError, SyntaxError, KeyError):
         try:
-            tree = parsed(textwrap.dedent(inspect.getsource(kind)))
+            tree = tree_of(kind)
         except (OSError, TypeError, SyntaxError):
             return
     for node in ast.walk(tree):

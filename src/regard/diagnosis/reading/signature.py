@@ -25,6 +25,7 @@ from regard.diagnosis.reading.parameter_names import (
     plain,
     role_of,
 )
+from regard.diagnosis.reading.source_text import source_of
 from regard.diagnosis.reading.surroundings import Surroundings
 from regard.errors import OptionError, safe_text
 
@@ -437,5 +438,5 @@ def text_of(function: Any) -> str:
     found = []
     for one in parts:
         with contextlib.suppress(OSError, TypeError):
-            found.append(inspect.getsource(inspect.unwrap(one)))
+            found.append(source_of(inspect.unwrap(one)))
     return "\n".join(found)
