@@ -194,6 +194,185 @@ def test_sums_that_code_adds_to_are_no_weights():
     assert regard.diagnose(load(f"{__file__}:LinearSteps.run")).verdict == "right"
 
 
+# --- courses: columns, numbered heads, streams ---------------------------------------------------
+
+
+def columns(scores):
+    weights = np.exp(scores - scores.max(0))
+    return weights / weights.sum(0)
+
+
+def with_numbered(
+    X,
+    omega_q1,
+    omega_k1,
+    omega_v1,
+    beta_q1,
+    beta_k1,
+    beta_v1,
+    omega_q2,
+    omega_k2,
+    omega_v2,
+    beta_q2,
+    beta_k2,
+    beta_v2,
+    omega_c,
+):
+    """X is D x N: tokens are columns."""
+    first = beta_v1 + omega_v1 @ X
+    second = beta_v2 + omega_v2 @ X
+    q1, k1, q2, k2 = (
+        beta + omega @ X
+        for beta, omega in (
+            (beta_q1, omega_q1),
+            (beta_k1, omega_k1),
+            (beta_q2, omega_q2),
+            (beta_k2, omega_k2),
+        )
+    )
+    first = first @ columns(k1.T @ q1 / np.sqrt(len(q1)))
+    second = second @ columns(k2.T @ q2 / np.sqrt(len(q2)))
+    return omega_c @ np.concatenate([first, second])
+
+
+def with_numbered_rows(x, Wq1, Wk1, Wv1, Wq2, Wk2, Wv2, Wo):
+    heads = [attend(x @ Wq1, x @ Wk1, x @ Wv1), attend(x @ Wq2, x @ Wk2, x @ Wv2)]
+    return np.concatenate(heads, axis=-1) @ Wo
+
+
+def with_numbered_wrong(x, Wq1, Wk1, Wv1, Wq2, Wk2, Wv2, Wo):
+    heads = [attend(x @ Wq1, x @ Wk1, x @ Wv1), attend(x @ Wq2, x @ Wk2, x @ Wv2)]
+    return np.concatenate(heads[::-1], axis=-1) @ Wo
+
+
+def of_entries_in_columns(X, params, H=2):
+    """X is D x N: one column for each token; beta_q, beta_k and beta_v are D x 1."""
+    Q = params["beta_q"] + params["omega_q"] @ X
+    K = params["beta_k"] + params["omega_k"] @ X
+    V = params["beta_v"] + params["omega_v"] @ X
+    out, d = np.zeros_like(V), len(X) // H
+    for h in range(H):
+        r = slice(h * d, (h + 1) * d)
+        out[r] = V[r] @ columns(K[r].T @ Q[r] / np.sqrt(d))
+    return params["omega_c"] @ out
+
+
+def of_a_stream(p, resid):
+    """resid (pos, d_model); p["WQ"], p["WK"], p["WV"] (d_model, d), p["WO"] (d, d_model)."""
+    return attend(resid @ p["WQ"], resid @ p["WK"], resid @ p["WV"]) @ p["WO"]
+
+
+def layer_norm(x, g, b):
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-5) * g + b
+
+
+def of_block(p, x):
+    return attend(*np.split(x @ p["qkv"], 3, axis=-1)) @ p["out"]
+
+
+def block(p, x):
+    """p: "qkv" (C, 3C), "out" (C, C), "g" (C,), "b" (C,); x (T, C)."""
+    return x + of_block(p, layer_norm(x, p["g"], p["b"]))
+
+
+def block_wrong(p, x):
+    """p: "qkv" (C, 3C), "out" (C, C), "g" (C,), "b" (C,); x (T, C)."""
+    x = layer_norm(x, p["g"], p["b"])
+    return x + of_block(p, x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [with_numbered, with_numbered_rows, of_entries_in_columns, of_a_stream, block],
+)
+def test_code_as_courses_write_it_is_right(function):
+    assert regard.diagnose(function).verdict == "right"
+
+
+def test_mistakes_in_code_as_courses_write_it_are_named():
+    assert names(regard.diagnose(with_numbered_wrong)) == ["head_order_reversed"]
+    assert names(regard.diagnose(block_wrong)) == ["normalised_input_added"]
+
+
+# --- small libraries: lengths, tables, buffers ---------------------------------------------------
+
+
+def with_lengths(q, k, v, lengths):
+    """q, k, v (B, T, D); lengths (B,): how many tokens of each text are real."""
+    seen = np.arange(k.shape[1]) < lengths[:, None, None]
+    scores = np.where(seen, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -np.inf)
+    return softmax(scores) @ v
+
+
+def with_lengths_inverted(q, k, v, lengths):
+    """q, k, v (B, T, D); lengths (B,): how many tokens of each text are real."""
+    seen = np.arange(k.shape[1]) >= lengths[:, None, None]
+    scores = np.where(seen, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -np.inf)
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(softmax(scores) @ v)
+
+
+def with_table(x, w, table):
+    """x (T, d); w: "q", "k", "v", "o", each (d, d); table (num_buckets, h), a bias of each head."""
+    h, place = table.shape[1], np.arange(len(x))
+    distance = np.clip(place - place[:, None] + 3, 0, 6)
+    q, k, v = (np.reshape(x @ w[one], (len(x), h, -1)) for one in "qkv")
+    scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[-1])
+    weights = softmax(scores + table[distance].transpose(2, 0, 1))
+    return np.einsum("hqk,khd->qhd", weights, v).reshape(x.shape) @ w["o"]
+
+
+class Ring:
+    """The last `window` keys in a buffer that begins empty in each run; q, k, v (T, H, d)."""
+
+    def __init__(self, heads=2, width=8, window=4):
+        self.k, self.v = np.zeros((2, heads, window, width))
+        self.window, self.seen = window, 0
+
+    def step(self, q, k, v):
+        self.k[:, self.seen % self.window] = k
+        self.v[:, self.seen % self.window] = v
+        self.seen += 1
+        n = min(self.seen, self.window)
+        scores = np.einsum("hd,hnd->hn", q, self.k[:, :n]) / np.sqrt(q.shape[-1])
+        return np.einsum("hn,hnd->hd", softmax(scores), self.v[:, :n])
+
+    def run(self, q, k, v):
+        self.seen = 0
+        return np.stack([self.step(*one) for one in zip(q, k, v, strict=True)])
+
+
+class OfExported:
+    """Weights of a checkpoint: the columns of each head's q, k and v, one head after the other."""
+
+    def __init__(self, w_qkv, b_qkv, w_dense, b_dense, n_heads=4):
+        self.w_qkv, self.b_qkv, self.n = w_qkv, b_qkv, n_heads
+        self.w_dense, self.b_dense = w_dense, b_dense
+
+    def __call__(self, x, residual=None):
+        B, T, D = x.shape
+        fused = (x @ self.w_qkv + self.b_qkv).reshape(B, T, self.n, 3, -1)
+        q, k, v = (fused[..., one, :].swapaxes(1, 2) for one in range(3))
+        out = attend(q, k, v).swapaxes(1, 2).reshape(B, T, D) @ self.w_dense + self.b_dense
+        return out if residual is None else out + residual
+
+
+@pytest.mark.parametrize("function", [with_lengths, with_table, OfExported])
+def test_code_as_small_libraries_write_it_is_right(function):
+    assert regard.diagnose(function).verdict in ("right", "fragile")
+
+
+def test_a_buffer_that_begins_empty_in_each_run_is_a_window():
+    found = regard.diagnose(load(f"{__file__}:Ring.run"))
+    assert (found.verdict, "window" in found.summary) == ("right", True)
+
+
+def test_lengths_that_are_read_the_wrong_way_round_are_found_where_nan_becomes_zero():
+    assert names(regard.diagnose(with_lengths_inverted)) == ["mask_inverted"]
+
+
 # --- torch ---------------------------------------------------------------------------------------
 
 TORCH = '''

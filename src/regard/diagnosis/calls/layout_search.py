@@ -84,7 +84,8 @@ def always_causal(tested: FunctionUnderTest) -> tuple[bool, ...]:
 
 def layouts_of(tested: FunctionUnderTest) -> list[Convention]:
     """Every layout that gives an output of the right shape, in the first dtype that does."""
-    dtypes = ("float32",) if tested.callee.framework == "jax" else ("float64", "float32")
+    narrow = tested.callee.narrow or tested.callee.framework == "jax"
+    dtypes = ("float32",) if narrow else ("float64", "float32")
     ready = tested.callee.kind in ("arrays", "self")
     kept = (False, True) if {"lse", "delta"} & tested.callee.roles.keys() else (False,)
     for dtype in dtypes:

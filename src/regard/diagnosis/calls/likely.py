@@ -42,7 +42,7 @@ def likely_readings(
         share = max((_share_right(tested, one) for one in find_conventions(tested)), default=None)
         if share == 1 or tested.hung or tested.out_of_time:
             return [tested]
-        if share is not None and not tested.callee.narrow and only_nan(tested):
+        if share is not None and not tested.callee.narrow and _has_only_nan(tested):
             nothing.append(tested)  # as a constant of float32 gives in float64
         elif share is not None:
             found.append((share, tested))
@@ -54,6 +54,12 @@ def only_nan(tested: FunctionUnderTest) -> bool:
     """Whether a function returns nothing but NaN."""
     outputs = [answer.output for answer in tested.answers.values() if answer.output is not None]
     return all(bool(np.isnan(output).all()) for output in outputs)
+
+
+def _has_only_nan(tested: FunctionUnderTest) -> bool:
+    """Whether a function returns nothing but NaN for one of the probes, as where it has a mask."""
+    outputs = [answer.output for answer in tested.answers.values() if answer.output is not None]
+    return any(bool(np.isnan(output).all()) for output in outputs)
 
 
 def _stage(tested: FunctionUnderTest) -> tuple[str, bool, bool, bool, bool]:

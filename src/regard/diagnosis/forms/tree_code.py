@@ -17,7 +17,7 @@ from regard.diagnosis.forms.einsums import axes_in_einsums, axes_in_words
 from regard.diagnosis.forms.latent_weights import latent_parts, letters_made
 from regard.diagnosis.forms.weights import LAYERS, LEARNED
 from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
-from regard.diagnosis.reading.signature import PROJECTIONS, text_of
+from regard.diagnosis.reading.signature import PROJECTIONS, roles_by_family, text_of
 
 # Between the tree and its weights: variables["params"]["attention"]["query"].
 CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
@@ -41,6 +41,9 @@ class TreeCode:
         named = {*self.names.values()}  # what another object calls so is none, as cache.k
         names = [one for one in (*texts, *self.unpacked) if projection(one) not in named]
         self.names |= {one: role for one in names if (role := projection(one))}
+        families = roles_by_family(read)
+        if {"W_q", "b_q"} <= {*families.values()}:  # beta_q beside omega_q, which says nothing
+            self.names |= families
         if "theta" not in self.names:  # only beside that g is the values', as in non-local blocks
             self.names.pop("g", None)
         self.read = read

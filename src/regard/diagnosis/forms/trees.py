@@ -50,6 +50,8 @@ ONE_FOR_ALL = re.compile(
 )
 FEED_WIDTH = re.compile("d?ff(n|w)?(dim|inner|hidden|size|width)?|mlp(dim|hidden)|dmlp|dinner")
 SIGMOID = re.compile(r"sigmoid|expit|1(\.0?)? *\+ *(\w+\.)?exp\( *-")
+# Matrices that are entries, or attributes, before tokens that are columns.
+OF_ENTRIES_FIRST = re.compile(r"([\"']\w+[\"']\]|\bp(arams)?\.\w+) *@ *[a-zA-Z]\w*\b")
 TURNED = re.compile(r"\(out\w*, *in\w*\)|\.T\b|\.mT\b|F\.linear|functional\.linear")
 
 # The function, its other parameters, its weights as x @ W, and their heads where these are known.
@@ -66,6 +68,7 @@ class _Form:
     groups: int = HEADS  # heads of keys
     learned: int | None = None  # learned queries
     by_head: bool = False  # the columns of a fused matrix are those of one head after the other
+    columns: bool = False  # tokens are columns, and so are biases
 
 
 class Tree(dict[str, Any]):
@@ -139,6 +142,8 @@ def _forms(function: Callable[..., Any], code: TreeCode) -> Iterator[_Form]:
             yield _Form("MHD", out, False, few, queries)
         return
     turned = (False, True) if TURNED.search(text) else (False,)
+    if OF_ENTRIES_FIRST.search(text) and "column" in text.lower():
+        yield _Form(turned=True, columns=True)
     shapes = [("", False, one) for one in turned]
     shapes += [("MHD", True, False), ("HMD", True, False), ("MHD", False, False)]
     shapes += [("HMD", False, False)]
@@ -379,6 +384,8 @@ def _shaped(
         heads = form.groups if role[-1] in "kv" else HEADS
         split = whole.reshape(*whole.shape[:-1], heads, -1)
         return split if form.axes == "MHD" or whole.ndim == 1 else split.swapaxes(0, 1).copy()
+    if form.columns and whole.ndim == 1:
+        return whole[:, None]
     return whole.T.copy() if form.turned and whole.ndim == 2 else whole
 
 

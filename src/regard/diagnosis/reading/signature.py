@@ -102,7 +102,7 @@ class Callee:
     axes: Mapping[str, str] = field(default_factory=dict)  # of its arguments, as documented
     inverts_mask: bool = False  # whether its code inverts by ~ a mask that is said to be 1 and 0
     packs: bool = False  # whether heads lie side by side in its arrays, as many as `heads`
-    narrow: bool = False  # a torch module with weights of float32
+    narrow: bool = False  # it is called with float32 alone, as a torch module with such weights
     without: tuple[str, ...] = ()  # layers that are left out: normalisations, and the input added
     made: str = ""  # the arguments with which an object was made of a class
     steps: str = ""  # called for one token at a time, whose axis is kept or dropped
