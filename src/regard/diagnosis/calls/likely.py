@@ -14,6 +14,7 @@ from regard.diagnosis.calls.convention import Convention
 from regard.diagnosis.calls.convention_search import find_conventions
 from regard.diagnosis.calls.patience import Patience
 from regard.diagnosis.calls.under_test import FunctionUnderTest
+from regard.diagnosis.reading.signature import Callee
 
 SEARCH_SECONDS = 10.0  # after these no other way of reading a function is tried
 
@@ -46,7 +47,7 @@ def likely_readings(
             nothing.append(tested)  # as a constant of float32 gives in float64
         elif share is not None:
             found.append((share, tested))
-    found.sort(key=lambda one: -one[0])
+    found.sort(key=lambda one: (_is_as_wide_as_heads(one[1].callee), -one[0]))
     return [tested for _, tested in found] or nothing[:1] or list(readings[:1])
 
 
@@ -68,6 +69,11 @@ def _stage(tested: FunctionUnderTest) -> tuple[str, bool, bool, bool, bool]:
     by_token = bool(callee.steps) and "cache" in roles and not roles["cache"].required
     of_blocks = "block" in roles and roles["block"].required
     return callee.framework, of_blocks, by_token, callee.narrow, _has_fewer_keys(callee.weights)
+
+
+def _is_as_wide_as_heads(callee: Callee) -> bool:
+    """Whether a head has as many columns as there are heads: √(H·D) and D are then the same."""
+    return "W_q" in callee.weights and callee.weights["W_q"].shape[-1] == (callee.heads or 0) ** 2
 
 
 def _has_fewer_keys(weights: Mapping[str, Any]) -> bool:

@@ -64,7 +64,8 @@ def of_any_width(
     queries = next((one.name for one in known if one.role == "query"), "")
     arguments = dict(constructor_arguments(kind, heads, own_sizes=True))
     parameters = inspect.signature(kind).parameters
-    widths = [one for one in parameters if _is_width(one, kind)]
+    sized = (one for one in parameters if not inspect.isroutine(parameters[one].default))
+    widths = [one for one in sized if _is_width(one, kind)]
     sharp = [one for one in parameters if _is_scale(parameters[one])]
     counts = [one for one in parameters if is_count(one, kind)]
     code = _without_constructor(kind)

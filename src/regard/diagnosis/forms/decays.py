@@ -46,4 +46,6 @@ def with_decays(
         return given | {name: float(decays[0]) if one_number else like_another(decays, rows)}
 
     rest = [replace(one, keyword=True) for one in parameters if one.name != name]
+    if not asked[0].required and asked[0].default is None:
+        return Packing(function, lambda given: given), rest  # it makes them itself
     return Packing(function, pack), rest

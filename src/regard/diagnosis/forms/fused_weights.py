@@ -16,7 +16,7 @@ from regard.diagnosis.forms.adapting import BIAS_LEAVES, WEIGHT_LEAVES, spread_o
 from regard.diagnosis.forms.packing import Alternative, Packing, side_by_side
 from regard.diagnosis.forms.weights import LAYERS
 from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
-from regard.diagnosis.reading.signature import Parameter
+from regard.diagnosis.reading.signature import PROJECTIONS, Parameter, roles_by_family
 
 _SUFFIX = re.compile("(weights?|w|matrix)$")
 _BIAS = re.compile("^(b|bias)_?|_?(b|bias)$", re.IGNORECASE)
@@ -27,6 +27,8 @@ def with_fused_weights(
 ) -> list[Alternative]:
     """Each way in which the weights may lie side by side; none if no name says that they do."""
     required = [one for one in parameters if one.required]
+    if {*PROJECTIONS} <= {*roles_by_family([one.name for one in required]).values()}:
+        return []  # each has a matrix of its own: X_kv is what keys and values are made of
     parts = {one.name: [*_parts_of(one.name)] for one in required}
     parts = {name: own for name, own in parts.items() if own}
     if not any(len(own) > 1 for own in parts.values()):

@@ -85,7 +85,7 @@ from regard.errors import OptionError, safe_text
 
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
 TURNED = re.compile(
-    r"(in|out)_proj_weight|\b\w*_?[qkvo]\d?(?:[\"']\])? @ x\b|\(out\w*, *in\w*\)|"
+    r"(in|out)_proj_weight|\b\w*_?[qkvo]\d?(?:[\"']\])? @ x(?:_\w+)?\b|\(out\w*, *in\w*\)|"
     r"\(3 ?\*? ?(\w+), *\2\)",
     re.IGNORECASE,
 )
@@ -204,7 +204,9 @@ def inspect_function(
         for called, one in found
     ]
     found = [*_with_surroundings(function, found), *found]
-    if "finfo(" in code_of_file(function) and is_function(function):  # -1.8e308 times a mask is infinite or NaN
+    if "finfo(" in code_of_file(function) and is_function(
+        function
+    ):  # -1.8e308 times a mask is infinite or NaN
         of_torch = [one for one in found if one[1].framework == "torch"]
         found += [(called, replace(one, narrow=True)) for called, one in of_torch]
     paired = isinstance(function, Pair)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -65,9 +65,7 @@ def layers_of(thing: Any) -> Iterator[Layer]:
             whole = np.asarray(value, float).transpose([axes[name].index(one) for one in "MPHD"])
             yield name, None, whole.reshape(len(whole), -1), None
         elif isinstance(value, dict):
-            for inner, array in value.items():
-                if is_numbers(array):
-                    yield str(inner), None, np.asarray(array, float), None
+            yield from _of_dictionary(value, TURNED.search(text) is not None)
         elif _is_layer(value):
             yield name, *_of_pair(value, of_columns)
         elif isinstance(value, list | tuple) and value and all(map(_is_layer, value)):
@@ -82,6 +80,17 @@ def layers_of(thing: Any) -> Iterator[Layer]:
             yield name, value, weight, bias[0] if bias else None
         elif is_numbers(value) and not _is_kept(value, name, text):
             yield name, None, np.asarray(value, float), None
+
+
+def _of_dictionary(value: Mapping[Any, Any], turned: bool) -> Iterator[Layer]:
+    """The arrays of a dictionary; those of a checkpoint, qkv.weight and qkv.bias, as a layer."""
+    found = {str(name): np.asarray(one, float) for name, one in value.items() if is_numbers(one)}
+    for name, array in found.items():
+        base, _, leaf = name.rpartition(".")
+        if leaf == "weight" and array.ndim == 2:
+            yield base, value, array.T if turned else array, found.get(f"{base}.bias")
+        elif leaf != "bias" or f"{base}.weight" not in found:
+            yield name, None, array, None
 
 
 def _is_kept(value: Any, name: str, text: str) -> bool:

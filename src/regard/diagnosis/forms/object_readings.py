@@ -104,9 +104,12 @@ ROWS_FIRST = re.compile(
 def of_an_object(function: Any, heads: int | None) -> tuple[Any, str]:
     """A method that was named with its class: that of an object made here, or the class.
 
-    The class where it is one of the usual methods, where it depends on the object's state or
-    weights, or where it is a backward pass of what forward has kept; and which of its methods.
+    A method of an object with weights is called with these. The class where it is one of the usual
+    methods, where it depends on the object's state or weights, or where it is a backward pass of
+    what forward has kept; and which of its methods.
     """
+    if inspect.ismethod(function) and readings_of_weights(function.__self__, heads):
+        return function.__self__, function.__name__
     own, _, name = getattr(function, "__qualname__", "").partition(".")
     written = inspect.unwrap(function) if callable(function) else function  # by a decorator
     kind = getattr(written, "__globals__", {}).get(own)

@@ -208,6 +208,8 @@ def _pairs(function: Callable[..., Any]) -> Iterator[str]:
                 own = value
         if own is not None and (found := _entry(own)) is not None and found[1] != "shape":
             yield found[1]
+        elif isinstance(own, ast.Subscript) and isinstance(own.slice, ast.Name):
+            yield from _texts(function)  # of every name that it gets
 
 
 def _entry(node: ast.AST) -> tuple[ast.expr, str] | None:

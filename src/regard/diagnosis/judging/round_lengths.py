@@ -23,7 +23,9 @@ LENGTH = re.compile(
 # What its text says of such lengths.
 SAID_OF_LENGTH = re.compile(
     r"(must|should|has to|have to|needs to) (evenly )?(divide|be divisible)|"
-    r"(?<!not )(?<!no )\ba multiple of|divisible by \W?\w*(window|block|chunk|size)",
+    r"(?<!not )(?<!no )\b(a multiple|be multiples) of"
+    r"(?!\W+(n_?|num_?)?(h|q|heads?)\b|\W+\w*(kv|head|group))|"
+    r"divisible by \W?\w*(window|block|chunk|size)",
     re.IGNORECASE,
 )
 # Text, or code, that fills up what others refuse.
@@ -55,7 +57,11 @@ def of_round_lengths(
     told &= first.callee.kind in ("arrays", "self")
     told &= not any(FILLED_UP.search(text) for _, text in first.callee.blocks)
     told |= first.callee.option == WITH_TABLES  # as many rows as a table of a square map has
-    refused = (one.problem for one in first.answers.values() if one.kind == "raised")
+    refused = [  # also where values are as wide as keys
+        one.problem
+        for (_, probe), one in first.answers.items()
+        if one.kind == "raised" and probe.sizes["D"] == probe.sizes["E"]
+    ]
     keeps = usual or not any(map(LENGTH.search, refused))
     if first.hung or (conventions and keeps and not told):
         return likely

@@ -36,11 +36,12 @@ READING = (
     ("LM", "TM"),
 )
 # What a mask of tokens may be: its numbers where a token is real, and where it is not.
+ADDED = "0 for real tokens and −inf for padding"
 KINDS: dict[str, tuple[Any, Any]] = {
     "True for real tokens": (True, False),
     "1 for real tokens": (1, 0),
     "True for padding": (False, True),
-    "0 for real tokens and −inf for padding": (0.0, -np.inf),
+    ADDED: (0.0, -np.inf),
     "1.0 for real tokens": (1.0, 0.0),
 }
 LISTED = "edges of a graph, as a list"
@@ -137,6 +138,8 @@ def kinds_of(callee: Callee, mask: Parameter) -> list[str]:
         return [LISTED]
     if mask.role == "lengths" or callee.axes.get(mask.name) == "B":
         return [COUNTED, SHARE]
+    if mask.role == "bias":
+        return [ADDED]
     hides = mask.role in ("hide", "key_hide")
     if mask.role == "key_keep" and callee.mask_means != "hide":  # by its name, or by a number
         return ["True for real tokens"]
@@ -210,4 +213,5 @@ class Calls:
         if axes == "BTT":
             cells = mask if way.square else mask[:, None]
             mask = np.broadcast_to(cells, (BATCH, TOKENS, TOKENS)).copy()
-        return np.asarray(mask[:, None, None] if axes == "B11T" else mask)
+        of_heads = axes == "B11T" or (not axes and way.kind == ADDED and not way.square)
+        return np.asarray(mask[:, None, None] if of_heads else mask)

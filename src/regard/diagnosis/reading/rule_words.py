@@ -85,6 +85,7 @@ _END = (
     rf"\b{_LAST} (?:query|row|token|position)(?: \w+)? {_SEES} "
     r"(?:all|every|the (?:whole|full|entire))",
     rf"\b{_LAST} (?:query|row|token)(?: \w+)? {_ALIGNS} (?:\w+ ){{0,2}}?(?:the )?{_LAST} key",
+    rf"\baligns? the {_LAST} query (?:to|with) the {_LAST} key",
     rf"\bqueries {_ALIGNS} (?:to|with) the {_LAST} |\bqueries match the {_LAST} ",
     # where the queries are among the keys
     r"\b(?:queries|q|query) (?:are|is|holds?|belongs? to|contains?) (?:only )?"
@@ -106,6 +107,7 @@ _END = (
 _START = (
     rf"\b{_FIXED} (?:\w+ ){{0,3}}?{_TOP}|\b{_TOP}[- ](?:\w+ )?align\w*",
     rf"\b(?:starts?|begins?) (?:in|at) the {_TOP}",
+    r"\baligns? the first query (?:to|with) the first key",
     rf"\bfirst query (?:\w+ )?{_ALIGNS} (?:\w+ ){{0,2}}?(?:the )?first key",
     rf"\b(?:query|row) (?:i|0)\b[^.;]*(?:{_UP_TO_I}|\bonly key 0\b)[^.;]*(?:{_MANY})",
     rf"(?:{_MANY})[^.;]*\b(?:query|row) (?:i|0)\b[^.;]*{_UP_TO_I}",

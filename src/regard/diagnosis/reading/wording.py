@@ -40,7 +40,8 @@ _BY_ALL_HEADS = re.compile(
     re.IGNORECASE,
 )
 _BY_ONE_HEAD = re.compile(
-    r"(?:sqrt|√|root)[^.;,]{0,24}\b(?:d_?k|d_?h(?:ead)?|head_?(?:dim|width|size)|dim_?head)\b",
+    r"(?:sqrt|√|root)[^.;,]{0,24}\b"
+    r"(?:d_?k|d_?h(?:ead)?|head_?(?:dim|width|size)|dim_?head|own width)\b",
     re.IGNORECASE,
 )
 CAUSAL = re.compile(
