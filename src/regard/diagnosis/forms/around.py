@@ -244,9 +244,10 @@ def around_attention(
                 made.option = WITH_TABLES
                 yield made
         return
-    left_out = tuple(without_tables(layer)) if forms else ()
+    bare = copy.deepcopy(layer) if forms else layer
+    left_out = tuple(without_tables(bare)) if forms else ()
     for form, added in itertools.product(forms, (True, False)[not adds :]):
-        made = AroundAttention(layer, form, adds=added)
+        made = AroundAttention(bare, form, adds=added)
         made.left_out = left_out
         yield made
     if adds and not forms:

@@ -72,7 +72,7 @@ class TreeCode:
         found = axes_in_einsums(function)
         said = axes_in_words(function, (*self.names, *self.latents), text_of(kind))
         # Other orders are as likely those of other letters: (M, K, H) has K heads of H.
-        found = {name: own for name, own in said.items() if own == "MHD"} | found
+        found = {name: own for name, own in said.items() if own == "MHD" or "P" in own} | found
         self.axes = {n: found[n] for n in (*self.names, *self.latents) if n in found}
 
     def _assigned(self, function: Callable[..., Any], texts: Sequence[str]) -> dict[str, str]:
