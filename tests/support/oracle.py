@@ -273,7 +273,8 @@ def _row_in_digits(
         # A logit of size 10**n needs n more digits, or its exponential has none that are right.
         largest = mp.mpf(1)
         for j in keys_seen:
-            largest += mp.fdot(map(abs, q), map(abs, keys[j])) * abs(scale)
+            sizes = ((_exact(abs(a)), _exact(abs(b))) for a, b in zip(q, keys[j], strict=True))
+            largest += mp.fdot(sizes) * abs(scale)
         if bias is not None:
             largest += sum((abs(mp.mpf(bias[j])) for j in keys_seen), mp.mpf(0))
         if sink is not None and sink != -math.inf:
@@ -282,7 +283,7 @@ def _row_in_digits(
     with mpmath.workdps(digits):
         logits = {}
         for j in keys_seen:
-            x = mp.fdot(zip(q, keys[j], strict=True)) * scale
+            x = mp.fdot(zip(map(_exact, q), map(_exact, keys[j]), strict=True)) * scale
             if softcap is not None:
                 x = mp.mpf(softcap) * mp.tanh(x / mp.mpf(softcap))
             if bias is not None:
@@ -293,7 +294,8 @@ def _row_in_digits(
         if sink is not None and sink != -math.inf:
             row_sum += mp.exp(mp.mpf(sink))
         weights = [powers[j] / row_sum if seen[j] else mp.mpf(0) for j in range(len(keys))]
-        output = [mp.fdot((weights[j], values[j][d]) for j in keys_seen) for d in range(width)]
+        columns = ([_exact(values[j][d]) for j in keys_seen] for d in range(width))
+        output = [mp.fdot([weights[j] for j in keys_seen], column) for column in columns]
         lse = mp.log(row_sum)
         return Row(
             [_float(x) for x in output],
@@ -301,6 +303,12 @@ def _row_in_digits(
             _float(lse),
             [_float(logits[j]) if seen[j] else -math.inf for j in range(len(keys))],
         )
+
+
+@functools.lru_cache(maxsize=2**16)
+def _exact(x: float) -> Any:
+    """The same number for sums of products, made only once: this takes longer than to multiply."""
+    return mpmath.mp.convert(x)
 
 
 def _float(x: Any) -> float:

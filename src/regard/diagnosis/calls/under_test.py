@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
+from regard.boundary.cached import cached_property
 from regard.diagnosis.calls.arguments import mask_role
 from regard.diagnosis.calls.calling import Once, call
 from regard.diagnosis.calls.convention import Answer, Convention, agrees
@@ -116,7 +117,7 @@ class FunctionUnderTest:
         """Whether it takes a cache, or tokens one at a time."""
         return "cache" in self.callee.roles or bool(self.callee.steps)
 
-    @property
+    @cached_property
     def quantises(self) -> bool:
         """Whether its code says that numbers pass through integers of 8 bits."""
         return any(QUANTISED.search(text) for _, text in self.callee.blocks)

@@ -17,7 +17,7 @@ from typing import Any
 from regard.diagnosis.reading.constructor_arguments import CONFIGURATION, configuration
 from regard.diagnosis.reading.parameter_names import plain, role_of
 from regard.diagnosis.reading.signature import Parameter, names_in, text_of
-from regard.diagnosis.reading.source_text import tree_of
+from regard.diagnosis.reading.source_text import nodes_of, tree_of
 
 WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
 BIAS_LEAVES = ("bias", "b", "B")
@@ -259,13 +259,17 @@ def _attribute(node: ast.expr, short: Mapping[str, str] | None = None) -> str:
 
 def _attributes_of(function: Callable[..., Any], name: str) -> Iterator[str]:
     """The attributes that the code reads of something with this name."""
-    for tree in trees_of(function):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == name:
-                yield node.attr
+    for node in nodes_in(function):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == name:
+            yield node.attr
 
 
-def trees_of(function: Callable[..., Any]) -> Iterator[ast.AST]:
+def nodes_in(function: Callable[..., Any]) -> Iterator[ast.AST]:
+    """Every node of the code of a function, and of those of its module that it names."""
+    return itertools.chain.from_iterable(map(nodes_of, trees_of(function)))
+
+
+def trees_of(function: Callable[..., Any]) -> Iterator[ast.Module]:
     """The code of a function, and of those of its module that it names."""
     inner = inspect.unwrap(function)
     names = names_in(inner)
@@ -280,8 +284,8 @@ def trees_of(function: Callable[..., Any]) -> Iterator[ast.AST]:
 
 def spreads(function: Callable[..., Any], name: str) -> bool:
     """Whether the code spreads a dictionary with this name over a call."""
-    calls = (one for tree in trees_of(function) for one in ast.walk(tree))
-    keywords = (k for one in calls if isinstance(one, ast.Call) for k in one.keywords)
+    calls = (one for one in nodes_in(function) if isinstance(one, ast.Call))
+    keywords = (k for one in calls for k in one.keywords)
     return any(k.arg is None and _dictionary(k.value) == name for k in keywords)
 
 
@@ -293,33 +297,31 @@ def _dictionary(node: ast.expr) -> str:
 
 def spread_over(function: Callable[..., Any], name: str | None) -> Iterator[str]:
     """The entries of a dictionary `name` of weights that the code reads, or spreads over a call."""
-    for tree in trees_of(function):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == name:
-                entry = getattr(node.slice, "value", None)
-                yield from [entry] if isinstance(entry, str) else []
-            if not isinstance(node, ast.Call):
-                continue
-            spread = [_dictionary(one.value) for one in node.keywords if one.arg is None]
-            if spread and name in (None, *spread):
-                called = getattr(node.func, "id", "")
-                inner = getattr(inspect.unwrap(function), "__globals__", {}).get(called)
-                if inspect.isfunction(inner):
-                    yield from inspect.signature(inner).parameters
+    for node in nodes_in(function):
+        if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == name:
+            entry = getattr(node.slice, "value", None)
+            yield from [entry] if isinstance(entry, str) else []
+        if not isinstance(node, ast.Call):
+            continue
+        spread = [_dictionary(one.value) for one in node.keywords if one.arg is None]
+        if spread and name in (None, *spread):
+            called = getattr(node.func, "id", "")
+            inner = getattr(inspect.unwrap(function), "__globals__", {}).get(called)
+            if inspect.isfunction(inner):
+                yield from inspect.signature(inner).parameters
 
 
 def entries_of(function: Callable[..., Any], name: str) -> tuple[list[str], list[str]]:
     """The entries of a parameter that the code reads, and those that it asks for with get."""
     needed, asked = [], []
-    for tree in trees_of(function):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == name:
-                if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-                    needed.append(node.slice.value)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr == "get" and getattr(node.func.value, "id", "") == name:
-                    asked += [one.value for one in node.args[:1] if isinstance(one, ast.Constant)]
-            elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant):
-                own = getattr(node.comparators[0], "id", "") == name  # "mask" in inputs
-                asked += [node.left.value] if own else []
+    for node in nodes_in(function):
+        if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == name:
+            if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+                needed.append(node.slice.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "get" and getattr(node.func.value, "id", "") == name:
+                asked += [one.value for one in node.args[:1] if isinstance(one, ast.Constant)]
+        elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant):
+            own = getattr(node.comparators[0], "id", "") == name  # "mask" in inputs
+            asked += [node.left.value] if own else []
     return [one for one in needed if one not in asked], [str(one) for one in asked]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.diagnosis.forms.adapting import trees_of
+from regard.diagnosis.forms.adapting import nodes_in
 from regard.diagnosis.forms.caches import Remembering, fills_dictionary
 from regard.diagnosis.forms.construction import constructed
 from regard.diagnosis.reading.parameter_names import role_of
@@ -123,13 +123,12 @@ def _used(code: Callable[..., Any], name: str) -> dict[str, set[str]]:
     """The methods that the code calls of something with a name, and what else it reads of it."""
     methods: set[str] = set()
     read: set[str] = set()
-    for tree in trees_of(code):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == name:
-                read.add(node.attr)
-            called = node.func if isinstance(node, ast.Call) else None
-            if isinstance(called, ast.Attribute) and getattr(called.value, "id", "") == name:
-                methods.add(called.attr)
+    for node in nodes_in(code):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == name:
+            read.add(node.attr)
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and getattr(called.value, "id", "") == name:
+            methods.add(called.attr)
     return {"methods": methods, "read": read - methods}
 
 

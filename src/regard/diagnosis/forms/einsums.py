@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.forms.adapting import WEIGHT_LEAVES, trees_of
+from regard.diagnosis.forms.adapting import WEIGHT_LEAVES, nodes_in
 from regard.diagnosis.reading.documented import documented_axes
 from regard.diagnosis.reading.parameter_names import fused_order
 from regard.diagnosis.reading.signature import text_of
@@ -30,7 +30,7 @@ def axes_in_einsums(function: Callable[..., Any]) -> dict[str, str]:
 
     A name is that of a variable, an attribute or an entry.
     """
-    nodes = [node for tree in trees_of(function) for node in ast.walk(tree)]
+    nodes = [*nodes_in(function)]
     others = _other_names(nodes)
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     own = [one for call in calls for one in _operands(call)]

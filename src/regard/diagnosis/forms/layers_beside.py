@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.forms.adapting import BIAS_LEAVES, spread_over, spreads, trees_of
+from regard.diagnosis.forms.adapting import BIAS_LEAVES, nodes_in, spread_over, spreads
 from regard.diagnosis.forms.assigned import OTHER
 from regard.diagnosis.forms.beside_weights import HEADS
 from regard.diagnosis.forms.source import code_called
@@ -98,11 +98,10 @@ def zeros_of(name: str, width: int) -> Array:
 def _keys(function: Callable[..., Any]) -> list[str]:
     """The constant names by which the code reads anything."""
     found = dict[str, None]()
-    for tree in trees_of(function):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute):
-                found[node.attr] = None
-            elif isinstance(node, ast.Subscript):
-                key = getattr(node.slice, "value", None)
-                found |= {key: None} if isinstance(key, str) else {}
+    for node in nodes_in(function):
+        if isinstance(node, ast.Attribute):
+            found[node.attr] = None
+        elif isinstance(node, ast.Subscript):
+            key = getattr(node.slice, "value", None)
+            found |= {key: None} if isinstance(key, str) else {}
     return [*found]

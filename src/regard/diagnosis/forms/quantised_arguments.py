@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regard.diagnosis.forms.adapting import trees_of
+from regard.diagnosis.forms.adapting import nodes_in
 from regard.diagnosis.forms.packing import Alternative, Packing
 from regard.diagnosis.reading.parameter_names import role_of
 from regard.diagnosis.reading.signature import Parameter
@@ -96,11 +96,10 @@ def _tuples(
 ) -> Mapping[str, list[str]]:
     """The parameters that code takes apart, of keys and of values."""
     apart = set[str]()
-    for tree in trees_of(function):
-        for node in ast.walk(tree):
-            takes = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
-            if takes or isinstance(node, ast.Starred):
-                apart.add(getattr(getattr(node, "value", None), "id", ""))
+    for node in nodes_in(function):
+        takes = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+        if takes or isinstance(node, ast.Starred):
+            apart.add(getattr(getattr(node, "value", None), "id", ""))
     roles = {"key": "k", "cache_k": "k", "value": "v", "cache_v": "v"}
     found = dict[str, list[str]]()
     for one in parameters:

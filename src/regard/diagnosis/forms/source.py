@@ -20,7 +20,7 @@ from regard.diagnosis.forms.differentiation import Applied, Pair
 from regard.diagnosis.reading.constructor_arguments import is_module
 from regard.diagnosis.reading.parameter_names import plain
 from regard.diagnosis.reading.signature import names_in, parameters_of, text_of
-from regard.diagnosis.reading.source_text import tree_of, tree_of_text
+from regard.diagnosis.reading.source_text import nodes_of, tree_of, tree_of_text
 
 BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
 # What only matrices have: a transpose of all axes, a length, a shape of two numbers.
@@ -161,7 +161,7 @@ def words_of(text: str) -> str:
     lines = textwrap.dedent(text)
     found = re.findall("#(.*)", lines)
     with contextlib.suppress(SyntaxError, ValueError):
-        for node in ast.walk(tree_of_text(text)):
+        for node in nodes_of(tree_of_text(text)):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.append(ast.get_docstring(node) or "")
     return "\n".join(found)
@@ -171,7 +171,7 @@ def said_of_arguments(text: str) -> str:
     """Documentation, and comments beside arguments; all comments where there is neither."""
     lines, found, beside = textwrap.dedent(text), list[str](), set[int]()
     with contextlib.suppress(SyntaxError, ValueError):
-        for node in ast.walk(tree_of_text(text)):
+        for node in nodes_of(tree_of_text(text)):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.append(ast.get_docstring(node) or "")
             elif isinstance(node, ast.arg):
@@ -189,7 +189,7 @@ def prose_of(text: str, *, of_arguments: bool = False) -> str:
     lines = textwrap.dedent(text)
     found, beside = list[str](), dict[int, list[str]]()
     with contextlib.suppress(SyntaxError, ValueError):
-        for node in ast.walk(tree_of_text(text)):
+        for node in nodes_of(tree_of_text(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.append(ast.get_docstring(node) or "")
             elif isinstance(node, ast.arg):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from regard.diagnosis.forms.adapting import trees_of
+from regard.diagnosis.forms.adapting import nodes_in
 from regard.diagnosis.forms.source import code_called
 from regard.diagnosis.reading.signature import text_of
 from regard.diagnosis.reading.surroundings import Place, Surroundings
@@ -36,12 +36,7 @@ UNBIASED = re.compile(r"\.(std|var)\((?![^\n]*(unbiased=False|correction=0|ddof)
 
 def surroundings_of(function: Callable[..., Any], x: str) -> Surroundings | None:
     """What a function computes around attention of its argument `x`; None if that is nothing."""
-    known = {
-        node.name: node
-        for tree in trees_of(function)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-    }
+    known = {node.name: node for node in nodes_in(function) if isinstance(node, ast.FunctionDef)}
     definition = known.get(getattr(inspect.unwrap(function), "__name__", ""))
     if definition is None:
         return None

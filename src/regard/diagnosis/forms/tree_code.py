@@ -10,7 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from regard.diagnosis.forms.adapting import BIAS_LEAVES, WEIGHT_LEAVES, spread_over, trees_of
+from regard.diagnosis.forms.adapting import (
+    BIAS_LEAVES,
+    WEIGHT_LEAVES,
+    nodes_in,
+    spread_over,
+    trees_of,
+)
 from regard.diagnosis.forms.assigned import OTHER, columns_assigned
 from regard.diagnosis.forms.caches import fields_of
 from regard.diagnosis.forms.einsums import axes_in_einsums, axes_in_words
@@ -18,6 +24,7 @@ from regard.diagnosis.forms.latent_weights import latent_parts, letters_made
 from regard.diagnosis.forms.weights import LAYERS, LEARNED
 from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.reading.signature import PROJECTIONS, roles_by_family, text_of
+from regard.diagnosis.reading.source_text import nodes_of
 
 # Between the tree and its weights: variables["params"]["attention"]["query"].
 CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
@@ -72,7 +79,7 @@ class TreeCode:
         found = axes_in_einsums(function)
         said = axes_in_words(function, (*self.names, *self.latents), text_of(kind))
         # Other orders are as likely those of other letters: (M, K, H) has K heads of H.
-        found = {name: own for name, own in said.items() if own == "MHD" or "P" in own} | found
+        found = {name: own for name, own in said.items() if own == "MHD"} | found
         self.axes = {n: found[n] for n in (*self.names, *self.latents) if n in found}
 
     def _assigned(self, function: Callable[..., Any], texts: Sequence[str]) -> dict[str, str]:
@@ -151,7 +158,7 @@ def without_bias(name: str) -> str:
 def _texts(function: Callable[..., Any]) -> Iterator[str]:
     """Every text in the code, and the parameters of functions that a dictionary is spread over."""
     texts, ends = list[str](), list[str]()
-    for node in _nodes(function):
+    for node in nodes_in(function):
         match node:
             case ast.Constant(value=str(text)):
                 texts.append(text)
@@ -171,13 +178,13 @@ def _texts(function: Callable[..., Any]) -> Iterator[str]:
 
 def read_from(function: Callable[..., Any], tree: str) -> Iterator[str]:
     """The entries and attributes that the code reads of the tree itself, by a constant name."""
-    yield from _entries_of(_nodes(function), tree)
+    yield from _entries_of(nodes_in(function), tree)
 
 
 def _read_itself(function: Callable[..., Any], tree: str) -> Iterator[str]:
     """The same of the function's own code, without what it calls."""
     own = next(trees_of(function), None)
-    yield from _entries_of(() if own is None else ast.walk(own), tree)
+    yield from _entries_of(() if own is None else nodes_of(own), tree)
 
 
 def _entries_of(nodes: Iterable[ast.AST], tree: str) -> Iterator[str]:
@@ -189,7 +196,7 @@ def _entries_of(nodes: Iterable[ast.AST], tree: str) -> Iterator[str]:
 def _own_leaves(function: Callable[..., Any]) -> dict[str, set[str]]:
     """The leaves of entries, where the code reads each by its name: params["out"]["kernel"]."""
     found: dict[str, set[str]] = {}
-    for node in _nodes(function):
+    for node in nodes_in(function):
         if (outer := _entry(node)) is not None and (inner := _entry(outer[0])) is not None:
             found.setdefault(inner[1], set()).add(outer[1])
     return {name: own for name, own in found.items() if own & {*WEIGHT_LEAVES, *BIAS_LEAVES}}
@@ -197,7 +204,7 @@ def _own_leaves(function: Callable[..., Any]) -> dict[str, set[str]]:
 
 def _pairs(function: Callable[..., Any]) -> Iterator[str]:
     """The entries that the code takes apart in two: p["q"][1], w, b = p["q"], f(x, *p["q"])."""
-    for node in _nodes(function):
+    for node in nodes_in(function):
         own: ast.AST | None = None
         match node:
             case ast.Subscript(value=value, slice=ast.Constant(value=1)):
@@ -222,14 +229,9 @@ def _entry(node: ast.AST) -> tuple[ast.expr, str] | None:
 
 def _unpacked(function: Callable[..., Any], tree: str) -> list[str]:
     """The names that the code gives to the parts of a tree: w_q, w_k, w_v = params."""
-    for node in _nodes(function):
+    for node in nodes_in(function):
         if isinstance(node, ast.Assign) and getattr(node.value, "id", "") == tree:
             for target in node.targets:
                 if isinstance(target, ast.Tuple | ast.List):
                     return [getattr(one, "id", "") for one in target.elts]
     return []
-
-
-def _nodes(function: Callable[..., Any]) -> Iterator[ast.AST]:
-    for tree in trees_of(function):
-        yield from ast.walk(tree)

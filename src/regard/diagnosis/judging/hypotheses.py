@@ -406,17 +406,16 @@ def built_in_of(tested: FunctionUnderTest, *, square: bool) -> Iterator[BuiltIn]
     code = "\n".join(text for _, text in tested.callee.blocks)
     every = SLOPES.search(code) is not None
     shares = (0.25, 0.5) if PARTIAL.search(code) else ()
+    said = {name for name, words in WORDS_OF.items() if not code or words.search(code)}
     for one in usual(*_numbers(tested), square=square, shares=shares):
-        if not code or _may_have(code, one):
+        if _needed(one) <= said:
             yield replace(one, any_heads=every and one.positions == "ALiBi")
 
 
-def _may_have(code: str, own: BuiltIn) -> bool:
-    """Whether code has a word without which nobody computes this besides."""
-    positions = own.positions.partition(",")[0]
-    needed = [positions] * bool(positions)
-    needed += ["softcap"] * (own.softcap is not None) + ["window"] * (own.window is not None)
-    return all(WORDS_OF[one].search(code) for one in needed)
+def _needed(own: BuiltIn) -> set[str]:
+    """What code has a word of if it computes this besides: each is a key of WORDS_OF."""
+    parts = own.positions.partition(",")[0], own.softcap and "softcap", own.window and "window"
+    return {one for one in parts if one}
 
 
 def _agree_on_places(own: BuiltIn, convention: Convention, *, has_flag: bool) -> bool:

@@ -55,9 +55,11 @@ class ChangedCode:
         for statement in tree_of_text(text).body:
             decorators = getattr(statement, "decorator_list", [])
             first = min([statement.lineno, *(one.lineno for one in decorators)])
-            block = first, "".join(lines[first - 1 : statement.end_lineno])
-            codes = self._compiled(*block)
-            if any(_is_of(codes.get(_place(one)), one.__code__) for one in self._functions):
+            last = statement.end_lineno or first
+            own = [one for one in self._functions if first <= _place(one)[1] <= last]
+            block = first, "".join(lines[first - 1 : last])
+            codes = self._compiled(*block) if own else {}
+            if any(_is_of(codes.get(_place(one)), one.__code__) for one in own):
                 yield block
 
     def _compiled(self, first: int, text: str | ast.Module) -> dict[tuple[str, int], CodeType]:

@@ -32,6 +32,12 @@ def tree_of_text(text: str) -> ast.Module:
     return parsed(textwrap.dedent(text))
 
 
+@lru_cache(maxsize=64)
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """Every node of a syntax tree, as `ast.walk` gives them."""
+    return tuple(ast.walk(tree))
+
+
 def parsed(text: str) -> ast.Module:
     """A new syntax tree of code: Python 3.11 may fail where two threads make one at once."""
     for _ in range(10):
