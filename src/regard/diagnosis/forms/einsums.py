@@ -69,7 +69,7 @@ def axes_in_words(
 
 def axes_in_loops(function: Callable[..., Any], roles: Mapping[str, str]) -> dict[str, str]:
     """The same for weights of which a loop takes one after the other: W_q[h], or zip(W_q, W_k)."""
-    nodes = [node for tree in trees_of(function) for node in ast.walk(tree)]
+    nodes = [*nodes_in(function)]
     loops = [node for node in nodes if isinstance(node, ast.For | ast.comprehension)]
     over = [part for one in loops for part in ast.walk(one.iter) if isinstance(part, ast.Name)]
     counts = {
