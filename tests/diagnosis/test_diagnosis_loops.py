@@ -273,12 +273,12 @@ def of_block(p, x):
 
 
 def block(p, x):
-    """p: "qkv" (C, 3C), "out" (C, C), "g" (C,), "b" (C,); x (T, C)."""
+    """A pre-norm block. p: "qkv" (C, 3C), "out" (C, C), "g" (C,), "b" (C,); x (T, C)."""
     return x + of_block(p, layer_norm(x, p["g"], p["b"]))
 
 
 def block_wrong(p, x):
-    """p: "qkv" (C, 3C), "out" (C, C), "g" (C,), "b" (C,); x (T, C)."""
+    """A pre-norm block. p: "qkv" (C, 3C), "out" (C, C), "g" (C,), "b" (C,); x (T, C)."""
     x = layer_norm(x, p["g"], p["b"])
     return x + of_block(p, x)
 

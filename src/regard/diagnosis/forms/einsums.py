@@ -71,11 +71,10 @@ def axes_in_loops(function: Callable[..., Any], roles: Mapping[str, str]) -> dic
     """The same for weights of which a loop takes one after the other: W_q[h], or zip(W_q, W_k)."""
     nodes = [*nodes_in(function)]
     loops = [node for node in nodes if isinstance(node, ast.For | ast.comprehension)]
-    over = [part for one in loops for part in ast.walk(one.iter) if isinstance(part, ast.Name)]
+    over = {name for one in loops for name in _looped_over(one.iter)}
     counts = {
         part.id for one in loops for part in ast.walk(one.target) if isinstance(part, ast.Name)
     }
-    zipped = {one.id for one in over}
     taken = {
         node.value.id
         for node in nodes
@@ -86,8 +85,17 @@ def axes_in_loops(function: Callable[..., Any], roles: Mapping[str, str]) -> dic
     return {
         name: {"W_o": "HDM"}.get(role, "HMD" if role[0] == "W" else "HD")
         for name, role in roles.items()
-        if name in zipped | taken
+        if name in over | taken
     }
+
+
+def _looped_over(node: ast.expr) -> Iterator[str]:
+    """What a loop takes one part of after the other: x, or zip(x, y), but not (x, y)."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("zip", "enumerate"):
+        for one in node.args:
+            yield from _looped_over(one)
 
 
 def _other_names(nodes: Sequence[ast.AST]) -> dict[str, list[str]]:
