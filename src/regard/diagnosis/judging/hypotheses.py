@@ -85,13 +85,18 @@ def best_match(
     if len(views) > 1 and not tested.callee.needs_mask:  # a required one may make it causal
         views = _plain_ones(tested, views)
 
-    meant = FEWER_KEYS.search(tested.callee.name + "".join(t for _, t in tested.callee.blocks))
+    code = "".join(text for _, text in tested.callee.blocks)
+    meant = FEWER_KEYS.search(tested.callee.name + code)
+    mends = "nan_to_num" in code or "isnan(" in code
 
     def hypotheses(unit: str) -> list[Hypothesis]:
         practical = unit != units[0]
         found = [
             Hypothesis(
-                conventions, Matcher(outputs, UNITS[unit], practical), PLAIN, meant is not None
+                conventions,
+                Matcher(outputs, UNITS[unit], practical, mends_nan=mends),
+                PLAIN,
+                meant is not None,
             )
             for conventions, outputs in views
         ]

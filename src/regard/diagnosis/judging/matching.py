@@ -69,6 +69,7 @@ class Matcher:
     practical: bool = False  # below the precision of the dtype: the tolerance is then practical
     order: Sequence[int] = ()  # in which outputs are compared, if that is known
     base: Variant = RIGHT  # what is right
+    mends_nan: bool = False  # whether the function makes 0 of NaN, afterwards
 
     def expected(self, number: int, variant: Variant) -> Array:
         """What a candidate returns for one of the probes."""
@@ -79,8 +80,8 @@ class Matcher:
         own, expected = self.outputs[number], self.expected(number, variant)
         if own.empty is not None:
             expected = np.where(own.empty, own.output, expected)
-        lost = np.isnan(expected) & (own.output == 0)  # what code makes 0 of NaN, afterwards
-        expected = np.where(lost, 0, expected)
+        if self.mends_nan:
+            expected = np.where(np.isnan(expected) & (own.output == 0), 0, expected)
         bound = self._bound(own.probe) * own.probe.largest(variant)
         return agrees(own.output, expected, bound)
 
