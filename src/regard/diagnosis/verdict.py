@@ -21,7 +21,12 @@ from regard.diagnosis.calls.mechanism import as_mechanism
 from regard.diagnosis.calls.patience import Patience
 from regard.diagnosis.calls.under_test import FunctionUnderTest, StatedConventions
 from regard.diagnosis.forms.inspection import inspect_function
-from regard.diagnosis.judging.added_scores import cells_are_seen, diagonal_is_seen, seen_as
+from regard.diagnosis.judging.added_scores import (
+    MISPLACED,
+    cells_are_seen,
+    diagonal_is_seen,
+    seen_as,
+)
 from regard.diagnosis.judging.built_in import PLAIN, with_built_in
 from regard.diagnosis.judging.by_properties import HELD, by_properties
 from regard.diagnosis.judging.examples import without_example
@@ -175,15 +180,24 @@ def _likely(all_tested: Sequence[FunctionUnderTest], seconds: float) -> list[Fun
 def _of_likely(likely: Sequence[FunctionUnderTest], patience: Patience) -> Outcome | None:
     """The verdict on the first reading that is right, or else the first with a mistake."""
     found: Outcome | None = None
+    shown_by = likely[0]
     for tested in likely:
         own = of_reading(tested, found)
         if tested.callee.fault not in ("", *(one.name for one in own.mistakes)):
             continue  # it is not right if tokens lie as a mistake has them
+        if found is not None and own.ok and _hides(tested.callee, shown_by.callee, found):
+            break
         if found is None or (own.mistakes and not found.mistakes) or own.ok:
-            found = own
+            found, shown_by = own, tested
         if own.ok or patience.spent > (READINGS_SECONDS if found.mistakes else SEARCH_SECONDS):
             break
     return found
+
+
+def _hides(callee: Callee, shown_by: Callee, found: Outcome) -> bool:
+    """Whether an object was made with other sizes, as of a square window, which hide a mistake."""
+    misplaced = any(one.name == MISPLACED for one in found.mistakes)
+    return misplaced and callee.made != shown_by.made
 
 
 def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:

@@ -30,6 +30,7 @@ WORDS = re.compile(
     r"table|displace",
     re.IGNORECASE,
 )
+MISPLACED = "relative_bias_misplaced"
 RELATIVE = re.compile(r"relative|rel_|_rel|distance|bucket", re.IGNORECASE)
 # Other places have numbers of their own beside those of distances: a class token, or each place.
 ABSOLUTE = re.compile(r"cls|class_token|absolute|abs_pos|num_relative_distance", re.IGNORECASE)
@@ -91,13 +92,11 @@ def added_scores(
     if found is None:
         return None
     relative = RELATIVE.search(code) is not None and ABSOLUTE.search(code) is None
-    fault = found.fault or (
-        "relative_bias_misplaced" * (relative and found.by == "places" and found.is_of_table)
-    )
+    fault = found.fault or (MISPLACED * (relative and found.by == "places" and found.is_of_table))
     if found.is_linear and SLOPES.search(code) and "Parameter" not in code:
         fault = fault or "alibi_slopes_of_heads"
     elif found.is_confused and IMAGE.search(code) and not BUCKETS.search(code):
-        fault = fault or "relative_bias_misplaced"
+        fault = fault or MISPLACED
     return replace(found, conventions=conventions, fault=fault)
 
 
