@@ -171,9 +171,11 @@ class Matcher:
         return self.fits(RIGHT)
 
     def fits(self, variant: Variant) -> bool:
-        """Whether a candidate explains every output, of which one is no NaN."""
+        """Whether a candidate explains every output; where NaN becomes 0, not by NaN alone."""
         order = self.informative_first
-        return all(self.agrees(number, variant) for number in order) and not all(
+        if not all(self.agrees(number, variant) for number in order):
+            return False
+        return not self.mends_nan or not all(
             np.isnan(self.expected(number, variant)).all() for number in order
         )
 
