@@ -67,6 +67,12 @@ _PLAINER = [
     for pattern, sign in (
         (r"[<\[](pad)(?:ding)?[>\]]", r" \1 "),
         (rf"[(\[{{]\s*{_AXIS}(?:\s*,\s*{_AXIS})+\s*[)\]}}]|\[[\w\s,:.]*\]", " "),  # a shape
+        (
+            r"\bas (?:the |an? )?[\w']+(?: \w+)? (?:returns?|gives?|makes?|outputs?)"
+            r"(?: (?:it|them))?\b|"
+            r"\b(?:as )?(?:returned|given|made|output) by (?:the |an? )?[\w']+\b",
+            " ",
+        ),
         (r"can(?:not|'t)", "can not"),
         (r"n't\b", " not"),
         (r"\bnon-?(?!zero)(?=[a-z])", "non "),
