@@ -65,7 +65,7 @@ def layers_of(thing: Any) -> Iterator[Layer]:
             whole = np.asarray(value, float).transpose([axes[name].index(one) for one in "MPHD"])
             yield name, None, whole.reshape(len(whole), -1), None
         elif isinstance(value, dict):
-            yield from _of_dictionary(value, TURNED.search(text) is not None)
+            yield from _of_dictionary(name, value, TURNED.search(text) is not None)
         elif _is_layer(value):
             yield name, *_of_pair(value, of_columns)
         elif isinstance(value, list | tuple) and value and all(map(_is_layer, value)):
@@ -82,8 +82,10 @@ def layers_of(thing: Any) -> Iterator[Layer]:
             yield name, None, np.asarray(value, float), None
 
 
-def _of_dictionary(value: Mapping[Any, Any], turned: bool) -> Iterator[Layer]:
+def _of_dictionary(where: str, value: Mapping[Any, Any], turned: bool) -> Iterator[Layer]:
     """The arrays of a dictionary; those of a checkpoint, qkv.weight and qkv.bias, as a layer."""
+    if re.fullmatch("b|bias|biases", where, re.IGNORECASE):
+        value = {f"b_{name}": one for name, one in value.items()}
     found = {str(name): np.asarray(one, float) for name, one in value.items() if is_numbers(one)}
     for name, array in found.items():
         base, _, leaf = name.rpartition(".")

@@ -98,8 +98,11 @@ def _as_one_head(values: Values, probe: Probe) -> Array:
     return np.asarray(softmax(scores) @ own)
 
 
-def _key_head(choose: Callable[[Array, int, int], Array]) -> Variants:
-    """Query head h reads key head `choose(h, heads, groups)` instead of h // (H // G)."""
+def _key_head(choose: Callable[[Array, int, int], Array], *, by_group: bool = False) -> Variants:
+    """Query head h reads key head `choose(h, heads, groups)` instead of h // (H // G).
+
+    If `by_group`, the output has the heads that read the first key head first.
+    """
 
     def chosen(array: Array, heads: int) -> Array:
         return array[:, choose(np.arange(heads), heads, array.shape[1])]
@@ -110,8 +113,14 @@ def _key_head(choose: Callable[[Array, int, int], Array]) -> Variants:
         return queries @ transposed(chosen(keys, probe.sizes["H"]))
 
     def output(values: Values, probe: Probe) -> Array:
-        return np.asarray(values["weights"] @ chosen(values["values"], probe.sizes["H"]))
+        found = np.asarray(values["weights"] @ chosen(values["values"], probe.sizes["H"]))
+        if by_group:
+            split = found.reshape(len(found), -1, probe.sizes["G"], *found.shape[2:])
+            found = split.swapaxes(1, 2).reshape(found.shape)
+        return found
 
+    if by_group:
+        return both(scores=scores, output=output)
     return (*both(scores=scores, output=output), *both(scores=scores), replacing(output=output))
 
 
@@ -266,7 +275,8 @@ KEY_HEADS: Entries = {
     "key_heads_tiled": (
         "key heads are tiled (0 1 0 1) instead of repeated (0 0 1 1)",
         "Query head h reads key head h // (H // G); tiled, most heads read another group's keys.",
-        _key_head(lambda head, heads, groups: head % groups),
+        _key_head(lambda head, heads, groups: head % groups)
+        + _key_head(lambda head, heads, groups: head % groups, by_group=True),
     ),
     "first_key_head_for_all": (
         "every query head reads the first key head",
