@@ -44,7 +44,9 @@ HELD = {
     "positions_in_values": "positions change no values",
     "scale_of_a_part": "scores are divided by the root of the width of queries and keys",
 }
-POSITIONED = re.compile("(?<!trans)(?<!com)pos|rope|rotary|alibi|relative|decay|order", re.IGNORECASE)
+POSITIONED = re.compile(
+    "(?<!trans)(?<!com)pos|rope|rotary|alibi|relative|decay|order", re.IGNORECASE
+)
 MOST_CALLS = 160
 SAME_SHARE = 1e-3  # of a width, which a factor gives
 

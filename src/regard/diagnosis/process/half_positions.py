@@ -25,7 +25,7 @@ CASTS = re.compile(r"\.(to|astype|type_as)\(|dtype *= *\w+\.dtype|, *dtype\b")
 # Code that is written for half precision, or counts in the dtype of other numbers.
 OF_HALF = re.compile(
     r"b?float16|\bb?fp?16\b|\bhalf\(|any d?type|"
-    r"arange\([^\n]*(dtype *= *(?!\w+\.(float|int|long))|\)\.(to|astype|type_as)\()|"
+    r"arange\([^()\n]*(dtype *= *(?!\w+\.(float|int|long))|\)\.(to|astype|type_as)\()|"
     r"\bpos\w*\.(to|astype|type_as)\("
 )
 WHOLE = 256  # up to here bfloat16 has all numbers
