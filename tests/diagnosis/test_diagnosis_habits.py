@@ -274,7 +274,7 @@ class Angles(nn.Module):
         ("Windowed", "right", ()),
         ("WindowedScrambled", "mistaken", ("relative_bias_misplaced",)),
         ("Additive", "mistaken", ("weights_do_not_add_up", "queries_without_effect")),
-        ("Angles", "fragile", ("positions_rounded",)),
+        ("Angles", "fragile", ("computed_in_float32", "positions_rounded")),
     ],
 )
 def test_habits_of_torch(name, verdict, found, tmp_path):
