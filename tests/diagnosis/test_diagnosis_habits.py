@@ -230,7 +230,7 @@ class WindowedScrambled(Windowed):
 
 
 class Additive(nn.Module):
-    """query (B, 1, H), keys (B, S, H) -> context (B, 1, H)"""
+    """Additive attention: query (B, 1, H), keys (B, S, H) -> context (B, 1, H)"""
 
     def __init__(self, hidden_size=16):
         super().__init__()

@@ -47,6 +47,7 @@ HELD = {
 POSITIONED = re.compile(
     "(?<!trans)(?<!com)pos|rope|rotary|alibi|relative|decay|order", re.IGNORECASE
 )
+ADDITIVE = re.compile(r"bahdanau|additive[ _]?(attention|score)", re.IGNORECASE)
 MOST_CALLS = 160
 SAME_SHARE = 1e-3  # of a width, which a factor gives
 
@@ -211,10 +212,8 @@ def _by_length(calls: Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str,
     """Tokens that are all the same give the same, however many, if a softmax makes the weights."""
     code = " ".join(text for _, text in calls.tested.callee.blocks)
     ordered = calls.tested.callee.has_positions or POSITIONED.search(code)
-    shares = (
-        re.search(r"softmax|exp\(", code)
-        and "weights_do_not_add_up" not in calls.tested.callee.meant
-    )
+    meant = "weights_do_not_add_up" in calls.tested.callee.meant and not ADDITIVE.search(code)
+    shares = re.search(r"softmax|exp\(", code) and not meant
     if way.kind or way.square or not shares or ordered:
         return {}
     found = []

@@ -104,7 +104,7 @@ _SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
 _MEANT = {
     "heads_mixed": re.compile("talking|mix", re.IGNORECASE),
     "weights_do_not_add_up": re.compile(
-        r"sigmoid|sinks?\b|relu|\belu|(?<!nn\.)(?<!F\.)linear|retention|decay|off.by.one|"
+        r"sigmoid|sinks?\b|relu|\belu|linear|retention|decay|off.by.one|"
         r"softmax_?(1|one|plus)|quiet|entmax|\bgate|register|null|persistent|bias_kv|zero_attn|"
         r"\bmem(ory)?_?(k|v|kv|keys?|values?)\b|"
         r"(exp|sum)\([^\n]*\)+ *\+ *1|\b1\.? *\+[^\n]*(exp|sum)\(",
