@@ -150,6 +150,16 @@ def tiled_and_turned(q, k, v):
     return np.einsum("bkgts,bskd->btkgd", weights, v).reshape(B, T, H, D)
 
 
+def of_square_ones(X, Omega_q, Omega_k, Omega_v):
+    """X: (D, N), a column for each token; Omega_*: (D, D)."""
+    scores = (Omega_k @ X).T @ (Omega_q @ X) / np.sqrt(X.shape[0])
+    return Omega_v @ X @ softmax(scores, 0)
+
+
+def test_the_width_of_embeddings_is_that_of_queries_where_weights_are_square():
+    assert regard.diagnose(of_square_ones).verdict == "right"
+
+
 def test_pairs_of_weights_and_tokens_in_columns_are_read():
     assert regard.diagnose(of_pairs).verdict == "right"
     assert regard.diagnose(of_two_in_columns).verdict in ("right", "fragile")
@@ -264,6 +274,104 @@ class Angles(nn.Module):
         y = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(B, T, C))
 '''
+
+
+MORE = '''
+import torch
+from torch import nn
+
+
+class InAnOrder(nn.Module):
+    def __init__(self, n_embd=32, n_head=4):
+        super().__init__()
+        # the fused projection gives v, k, q in that order
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+        self.n_head = n_head
+
+    def forward(self, x):
+        B, T, C = x.shape
+        v, k, q = (
+            one.view(B, T, self.n_head, -1).transpose(1, 2) for one in self.c_attn(x).split(C, 2)
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class OverQueries(nn.Module):
+    """q, k, v: (batch, len, d_model); mask: (batch, 1, len_k), 0 = do not attend."""
+
+    def __init__(self, n_head=4, d_model=32, d_k=8, d_v=8):
+        super().__init__()
+        self.n_head, self.d_k, self.d_v = n_head, d_k, d_v
+        self.w_qs = nn.Linear(d_model, n_head * d_k, bias=False)
+        self.w_ks = nn.Linear(d_model, n_head * d_k, bias=False)
+        self.w_vs = nn.Linear(d_model, n_head * d_v, bias=False)
+        self.fc = nn.Linear(n_head * d_v, d_model, bias=False)
+        self.softmax = nn.Softmax(dim=2)
+
+    def forward(self, q, k, v, mask=None):
+        B, L, _ = q.shape
+        q, k, v = (
+            layer(one).view(B, one.shape[1], self.n_head, -1).transpose(1, 2)
+            for layer, one in ((self.w_qs, q), (self.w_ks, k), (self.w_vs, v))
+        )
+        scores = q @ k.transpose(2, 3) / self.d_k**0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+        return self.fc((self.softmax(scores) @ v).transpose(1, 2).reshape(B, L, -1))
+
+
+class Decomposed(nn.Module):
+    """x: (B, H, W, C), with relative positions of rows and columns that the queries meet."""
+
+    def __init__(self, dim=32, num_heads=4, input_size=(6, 6)):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.proj = nn.Linear(dim, dim * 3), nn.Linear(dim, dim)
+        self.rel_pos_h = nn.Parameter(torch.randn(2 * input_size[0] - 1, dim // num_heads))
+        self.rel_pos_w = nn.Parameter(torch.randn(2 * input_size[1] - 1, dim // num_heads))
+
+    def forward(self, x):
+        B, H, W, _ = x.shape
+        qkv = self.qkv(x).reshape(B, H * W, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, B * self.num_heads, H * W, -1).unbind(0)
+        of_rows, of_columns = (
+            table[torch.arange(n)[:, None] - torch.arange(n) + n - 1]
+            for table, n in ((self.rel_pos_h, H), (self.rel_pos_w, W))
+        )
+        rows = q.view(-1, H, W, q.shape[-1])
+        scores = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).view(-1, H, W, H, W)
+        scores = scores + torch.einsum("bhwc,hkc->bhwk", rows, of_rows)[..., None]
+        scores = scores + torch.einsum("bhwc,wkc->bhwk", rows, of_columns)[:, :, :, None]
+        out = scores.view(-1, H * W, H * W).softmax(-1) @ v
+        out = out.view(B, self.num_heads, H, W, -1).permute(0, 2, 3, 1, 4).reshape(B, H, W, -1)
+        return self.proj(out)
+'''
+
+
+@pytest.mark.needs("torch")
+def test_a_comment_says_the_order_of_columns_whose_layer_does_not(tmp_path):
+    (path := tmp_path / "habits.py").write_text(MORE)
+    assert regard.diagnose(load(f"{path}:InAnOrder")).verdict == "right"
+    unsaid = MORE.replace("gives v, k, q in that order", "is fused")
+    (other := tmp_path / "unsaid.py").write_text(unsaid)
+    assert names(load(f"{other}:InAnOrder")) == ["W_q_and_W_v_swapped"]
+
+
+@pytest.mark.needs("torch")
+def test_hidden_scores_that_are_finite_share_their_column(tmp_path):
+    (path := tmp_path / "habits.py").write_text(MORE)
+    assert names(load(f"{path}:OverQueries")) == ["softmax_over_queries"]
+
+
+@pytest.mark.needs("torch")
+def test_a_verdict_says_which_tables_were_left_out(tmp_path):
+    (path := tmp_path / "habits.py").write_text(MORE)
+    found = regard.diagnose(load(f"{path}:Decomposed"))
+    assert (found.verdict, "without its rel_pos_h and rel_pos_w" in found.summary) == (
+        "right",
+        True,
+    )
 
 
 @pytest.mark.needs("torch")

@@ -48,7 +48,7 @@ CALLS_IN_ALL = 10
 
 # Text that gives weights the same axis twice.
 SQUARE = re.compile(
-    r"\b(?:weights?|matrices|projections|[wW]_?[qkvo]|[wW]_?\*|omega_\W?)\W[^\n]{0,50}?"
+    r"\b(?:weights?|matrices|projections|[wW]_?[qkvo]|[wW]_?\*|[oO]mega_\W?)\W[^\n]{0,50}?"
     r"(?:[\[(] *(\w+) *, *\1 *[\])]|\b(\w+) *(?:x|×|by) *\2\b)"
 )
 QUANTISED = re.compile(r"\bu?int8\b|quanti[sz]e|fake_quant", re.IGNORECASE)

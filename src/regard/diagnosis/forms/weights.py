@@ -31,7 +31,7 @@ from regard.diagnosis.forms.object_layers import (
     without_bottlenecks,
 )
 from regard.diagnosis.reading.constructor_arguments import CONFIGURATION
-from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
+from regard.diagnosis.reading.parameter_names import PACKED, fused_order, plain, role_of
 from regard.diagnosis.reading.signature import LATENTS, PROJECTIONS, text_of
 from regard.errors import OptionError, ProblemError
 from regard.problems.checks import weight_sizes
@@ -49,6 +49,10 @@ LAYERS = {
     "reprojection": "W_o",
 }
 GROUPED = re.compile(r"^_?Conv|Norm\d*d?$")
+# What a comment says of the columns of a fused projection.
+ORDER_SAID = re.compile(
+    r"\b([qkv])\W{1,3}([qkv])\W{1,3}(?:and )?([qkv])\b[^\n]{0,12}\border\b", re.IGNORECASE
+)
 # Learned queries: each pools what the layer gets.
 LEARNED = re.compile(
     "^(q|query|queries|latents?|seeds?|probe|cls|cls_token|inducing|slots|(learned|pool|latent|"
@@ -71,7 +75,7 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     """Every way to read the weights of an object, as x @ W: the likeliest first."""
     stated = heads or head_count(thing)
     layers = [one for one in layers_of(thing) if one[2].size > 1 and not OF_NO_TOKEN.search(one[0])]
-    layers = without_bottlenecks(layers)
+    layers = [*_in_said_order(thing, without_bottlenecks(layers))]
     groups = _number(thing, "key_heads") or _groups_beside(layers, stated)
     found: list[Weights] = []
     per_head: list[int] = []
@@ -127,6 +131,15 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     if latents is not None:
         out = [_with(one, **{LATENTS: latents}) for one in out]
     return out
+
+
+def _in_said_order(thing: Any, layers: list[Layer]) -> Iterator[Layer]:
+    """The layers, c_attn as vkq where a comment says that it gives v, k, q in that order."""
+    said = ORDER_SAID.search(text_of(type(thing)))
+    order = "".join(said.groups()).lower() if said else ""
+    for path, *more in layers:
+        is_packed = plain(path.rpartition(".")[2]) in PACKED and fused_order(order) != ""
+        yield (order if is_packed else path, *more)
 
 
 def _as_assigned(thing: Any, layers: list[Layer]) -> Iterator[Layer]:

@@ -177,8 +177,8 @@ def _influence(calls: Calls, way: Way, arrays: Mapping[str, Array]) -> tuple[boo
         for name, axes in way.axes.items():
             if "T" in axes:
                 rows = changed[name] = arrays[name].copy()
-                own = np.moveaxis(rows, axes.index("T"), 0)[token]
-                (own[0] if "B" in axes else own)[...] += 0.9
+                own = np.moveaxis(rows, axes.index("T"), 0)
+                own[(token, 0) if "B" in axes else token] += 0.9
         after = calls.put(way, changed, real=REAL)
         if after is None:
             return None

@@ -5,6 +5,7 @@ Must not know other readings of the same function, but for the verdict on an ear
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -56,6 +57,9 @@ from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32
 from regard.diagnosis.reading.signature import MASKS, Callee
 from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome
 from regard.scores import Cosine
+
+# Tables of positions that are left out, of which a verdict says nothing.
+TABLE = re.compile("rel|pos|table", re.IGNORECASE)
 
 
 def of_reading(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
@@ -322,6 +326,8 @@ def _returned_dtype(tested: FunctionUnderTest) -> str:
 def _conditions(tested: FunctionUnderTest, own: Hypothesis, meant: str) -> str:
     """What a function computes besides plain attention, and what its verdict takes for granted."""
     beside = "" if own.built_in == PLAIN else f" with {own.built_in}"
+    if tables := [name for name in tested.callee.without if TABLE.search(name)]:
+        beside = f"{beside} without its {' and '.join(tables)}"
     beside += f" with {meant}" if meant else ""
     mechanism = tested.stated.mechanism
     if tested.callee.says_cosine and mechanism is not None and mechanism.score is not None:

@@ -9,12 +9,15 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.mistakes.entry import (
+    NINES,
     Entries,
     Replacement,
     Variants,
     both,
+    filled,
     logits,
     mistakes,
+    replacing,
     softmax,
 )
 
@@ -41,6 +44,13 @@ def _weights_by_rank(*ways: Callable[[Array, int], Any]) -> Variants:
 
     skipping, using = zip(*(both(weights=made(way)) for way in ways), strict=True)
     return (*skipping, *using)
+
+
+def _over_axis(*ways: Callable[[Array, int], Any]) -> Variants:
+    """The same, and with hidden scores that are large and finite, where whole columns may be."""
+    found = _weights_by_rank(*ways)
+    large = (one | replacing(masked=filled(NINES)) for one in found[len(found) // 2 :])
+    return (*found, *large)
 
 
 def _exp(scores: Array) -> Array:
@@ -71,12 +81,12 @@ WEIGHTS: Entries = {
     "softmax_over_queries": (
         "softmax runs over the queries instead of the keys",
         "Columns add up to 1, rows do not: queries compete for each key.",
-        _weights(lambda s: softmax(s, -2)),
+        _over_axis(lambda s, rank: softmax(s, -2)),
     ),
     "softmax_over_heads": (
         "softmax runs over the heads instead of the keys",
         "Heads compete with each other; with one head every weight is 1.",
-        _weights_by_rank(
+        _over_axis(
             lambda s, rank: softmax(s, 1),
             lambda s, rank: softmax(s, 1 if rank > 2 else -2),
         ),
@@ -84,7 +94,7 @@ WEIGHTS: Entries = {
     "softmax_over_batch": (
         "softmax runs over the batch instead of the keys",
         "Texts compete with each other; in a batch of one, every weight is 1.",
-        _weights_by_rank(
+        _over_axis(
             lambda s, rank: softmax(s, 0 if rank == 4 else -1),
             lambda s, rank: softmax(s, {2: -2, 3: 1}.get(rank, 0)),
             lambda s, rank: softmax(s, 0),
@@ -93,7 +103,7 @@ WEIGHTS: Entries = {
     "softmax_over_axis_1": (
         "softmax runs over axis 1 instead of the last one",
         "Right for two axes. With three, axis 1 is that of the queries; with four, of the heads.",
-        _weights_by_rank(lambda s, rank: softmax(s, _axis_1(rank))),
+        _over_axis(lambda s, rank: softmax(s, _axis_1(rank))),
     ),
     "denominator_over_axis_1": (
         "the sum of the exponentials runs over axis 1 instead of the last one",

@@ -100,9 +100,9 @@ NAMES = {
 for _part in "qkvo":
     _word = {"q": "query", "k": "key", "v": "value", "o": "output"}[_part]
     NAMES[f"W_{_part}"] = " ".join(
-        f"w{name} {name}weight {name}weights weight{name} weights{name} {name}proj {name}w "
-        f"{name}projection {name}matrix {name}linear proj{name} fc{name} linear{name} lin{name} "
-        f"{name}lin to{name} proj{name}s {name}dense dense{name} {name}layer {name}map"
+        f"w{name} w{name}s {name}weight {name}weights weight{name} weights{name} {name}proj "
+        f"{name}w {name}projection {name}matrix {name}linear proj{name} fc{name} linear{name} "
+        f"lin{name} {name}lin to{name} proj{name}s {name}dense dense{name} {name}layer {name}map"
         for name in (
             _part,
             _word,
