@@ -135,8 +135,8 @@ SCALES: Entries = {
     ),
     "scale_by_model_width": (
         "the scores are divided by √d_model instead of √d_k",
-        "d_k is the width of one head. With H heads the scores are √H times too small; with one "
-        "head there is no difference, so a test with one head passes.",
+        "d_k is the width of one head. Where H heads share d_model, the scores are √H times too "
+        "small; with one head as wide as d_model there is no difference, and a test passes.",
         _scale(_root("H", "D"), _model_width),
     ),
     "scale_by_width_over_heads": (
