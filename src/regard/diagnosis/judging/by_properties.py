@@ -44,9 +44,7 @@ HELD = {
     "positions_in_values": "positions change no values",
     "scale_of_a_part": "scores are divided by the root of the width of queries and keys",
 }
-POSITIONED = re.compile(
-    "(?<!trans)(?<!com)pos|rope|rotary|alibi|relative|decay|order", re.IGNORECASE
-)
+POSITIONED = re.compile("pos|rope|rotary|alibi|relative|decay|order", re.IGNORECASE)
 ADDITIVE = re.compile(r"bahdanau|additive[ _]?(attention|score)", re.IGNORECASE)
 MOST_CALLS = 160
 SAME_SHARE = 1e-3  # of a width, which a factor gives
@@ -211,8 +209,9 @@ def _add_up(calls: Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bo
 def _by_length(calls: Calls, way: Way, arrays: Mapping[str, Array]) -> dict[str, bool]:
     """Tokens that are all the same give the same, however many, if a softmax makes the weights."""
     code = " ".join(text for _, text in calls.tested.callee.blocks)
-    ordered = calls.tested.callee.has_positions or POSITIONED.search(code)
-    meant = "weights_do_not_add_up" in calls.tested.callee.meant and not ADDITIVE.search(code)
+    additive = ADDITIVE.search(code) is not None
+    ordered = calls.tested.callee.has_positions or (POSITIONED.search(code) and not additive)
+    meant = "weights_do_not_add_up" in calls.tested.callee.meant and not additive
     shares = re.search(r"softmax|exp\(", code) and not meant
     if way.kind or way.square or not shares or ordered:
         return {}
