@@ -139,16 +139,18 @@ def as_self_attention(own: Any, method: str, known: list[Parameter]) -> list[Par
     As in: if self.self_attention: key = value = query.
     """
     named = {role_of(one.name): one.name for one in known}
-    for node in (part for tree in trees_of(getattr(own, method)) for part in ast.walk(tree)):
+    gone = {named[one] for one in ("key", "value") if one in named}
+    q, names = named.get("query"), "|".join(map(re.escape, gone))
+    if q is None or len(gone) < 2:
+        return known
+    chained = rf"^({names}) = ({names}) = {q}$|^\(?({names}), ({names})\)? = \(?{q}, {q}\)?$"
+    for node in nodes_in(getattr(own, method)):
         match node:
             case ast.If(test=ast.Attribute(value=ast.Name(id="self"), attr=option)):
                 body = "\n".join(map(ast.unparse, node.body))
             case _:
                 continue
-        gone = {named.get(one) for one in ("key", "value") if one in named}
-        q, names = named.get("query"), "|".join(re.escape(str(one)) for one in gone)
-        chained = rf"^({names}) = ({names}) = {q}$|^\(?({names}), ({names})\)? = \(?{q}, {q}\)?$"
-        if q and len(gone) == 2 and getattr(own, option, False) and re.search(chained, body, re.M):
+        if getattr(own, option, False) and re.search(chained, body, re.MULTILINE):
             return [
                 replace(one, role="x" if one.name == q else one.role)
                 for one in known

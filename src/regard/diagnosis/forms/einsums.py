@@ -51,16 +51,14 @@ def axes_in_words(
 ) -> dict[str, str]:
     """The same for those that documentation gives three axes, one of them of heads: (h, d, d_k).
 
-    A fourth may be of queries, keys and values: (h, d, 3, d_k). It may be more `text` than that of
-    the function.
+    It may be more `text` than that of the function.
     """
     found = {}
     for name, words in documented_axes(f"{text}\n{text_of(function)}", names).items():
         heads = [one for one in words if HEADS.fullmatch(one.lower())]
         widths = [one for one in words if WIDTHS.fullmatch(one.lower()) and one not in heads]
-        whole = len(words) == 3 or (len(words) == 4 and "3" in words)
-        if whole and len(heads) == len(widths) == 1:
-            letters = dict.fromkeys(words, "M") | {heads[0]: "H", widths[0]: "D", "3": "P"}
+        if len(words) == 3 and len(heads) == len(widths) == 1:
+            letters = dict.fromkeys(words, "M") | {heads[0]: "H", widths[0]: "D"}
             found[name] = "".join(letters[one] for one in words)
         elif len(words) == 3 and [*words[1:2]] == heads:  # between the rows and the columns
             found[name] = "MHD"
