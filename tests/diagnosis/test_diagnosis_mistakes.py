@@ -138,6 +138,7 @@ BY_HAND = {
     "random_features_weigh_keys",
     "quantized_numbers_misread",
     "beams_misplaced_in_a_cache",
+    "cache_never_filled",
     "empty_slots_attended",
     "newest_slot_not_attended",
     "positions_of_slots",

@@ -56,7 +56,8 @@ def merging(wrong, count=2):
 
     def f(q, k, v):
         outs, maxima, sums = [], [], []
-        parts = 3 if wrong == "merged_lse_is_the_larger" else count
+        folded = ("merged_lse_is_the_larger", "blocks_merged_by_each_others_share")
+        parts = 3 if wrong in folded else count
         for kj, vj in zip(np.array_split(k, parts, -2), np.array_split(v, parts, -2), strict=True):
             if not kj.size:
                 continue
@@ -76,6 +77,12 @@ def merging(wrong, count=2):
             return outs[-1]
         if wrong == "only_first_block":
             return outs[0]
+        if wrong == "blocks_merged_by_each_others_share":
+            out, so_far = outs[0], lse[0]
+            for other, its in zip(outs[1:], lse[1:], strict=True):
+                out = other + (out - other) / (1 + np.exp(so_far - its))
+                so_far = np.logaddexp(so_far, its)
+            return out
         if wrong == "merged_lse_is_the_larger":
             out, so_far = outs[0], lse[0]
             for other, its in zip(outs[1:], lse[1:], strict=True):
@@ -135,6 +142,7 @@ MERGING = (
     "blocks_merged_by_sum",
     "blocks_merged_by_maximum",
     "blocks_merged_inverted",
+    "blocks_merged_by_each_others_share",
     "merged_lse_is_the_larger",
     "only_last_block",
     "only_first_block",

@@ -43,6 +43,9 @@ def rope(x, positions, wrong, *, pairs=False, back=False):
         other = np.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1)
     if wrong == "rotary_sign_lost":
         other = np.where(np.arange(d) < d // 2, -other, other) if not pairs else other
+    if wrong == "rotary_sine_for_cosine":
+        second = (np.arange(d) % 2 if pairs else np.arange(d) // (d // 2)) == 1
+        cos, sin = np.where(second, sin, cos), np.where(second, cos, sin)
     return x * cos + other * sin
 
 
@@ -130,6 +133,7 @@ ROTARY = (
     "rotary_conventions_mixed",
     "rotary_opposite_directions",
     "rotary_sign_lost",
+    "rotary_sine_for_cosine",
     "rotary_off_by_one",
     "rotary_reversed",
     "rotary_frequencies_wrong",

@@ -42,6 +42,7 @@ ABILITIES = {
 LONG = ((2, 300), (150, 150))
 # A length that windows, blocks, rings and images of the usual sizes divide.
 ROUND = 16
+AS_LONG = "context as long"  # as what asks, for code that takes no other
 # A text whose padding is followed by more tokens, and how many tokens each of its calls has.
 PADDED_PREFIX, PREFIX = "cache, padded prefix", (3, 1, 2)
 # Only some functions are asked for these.
@@ -251,6 +252,8 @@ def projected_probes(
     if cross:
         context = _draw(95, batch, rows + 2, shapes["W_k"][0])
         yield probe("context", "rectangular", {**inputs, "context": context})
+        context = _draw(94, batch, rows, shapes["W_k"][0])
+        yield probe(AS_LONG, ability, {**inputs, "context": context})
     yield probe("mask", "mask", inputs, keep=_keep(4, rows, rows))
     yield probe("padding", "key mask", inputs, keep=_padding(batch, rows))
     yield probe("causal", "causal", inputs, causal=True)

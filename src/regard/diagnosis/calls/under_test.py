@@ -23,6 +23,7 @@ from regard.diagnosis.calls.gradient_probe import GradientProbe, with_gradients
 from regard.diagnosis.calls.mechanism import Mechanism
 from regard.diagnosis.calls.probe import UNITS, Probe
 from regard.diagnosis.calls.probes import (
+    AS_LONG,
     LEFT,
     OF_HEADS,
     ROUND,
@@ -154,6 +155,8 @@ class FunctionUnderTest:
                 if self.is_round:
                     found = [p for p in found if p.sizes["L"] == p.sizes["S"] == ROUND]
             found = [one for one in found if self._may_be_asked(convention, one)]
+            if not self._refuses_rectangles(convention, found):
+                found = [one for one in found if not one.name.startswith(AS_LONG)]
             if convention.joined:
                 both = (_with_joined_context(probe, convention.aligned) for probe in found)
                 found = [one for one in both if one is not None]
@@ -196,6 +199,11 @@ class FunctionUnderTest:
         if probe.name.startswith(LEFT):  # the first rows of a causal rule would see nothing
             return not (convention.causal_always or COUNTED.search(code))
         return True
+
+    def _refuses_rectangles(self, convention: Convention, probes: list[Probe]) -> bool:
+        """Whether it takes no context of another length than what asks."""
+        others = [p for p in probes if "context" in p.inputs and p.ability == "rectangular"]
+        return bool(others) and all(self.ask(convention, p).kind == "raised" for p in others)
 
     def is_right(self, convention: Convention, probe: Probe) -> bool:
         """Whether the answer to a probe is the textbook's within the digits of float16.
@@ -382,9 +390,9 @@ def _packed_probes(heads: int, batch: int, rank: int) -> Iterator[Probe]:
     shapes = {name: array.shape for name, array in weights.items()}
     rng = np.random.default_rng(50 + rank)
     for probe in projected_probes(shapes, heads, weights=weights, batch=batch, rank=rank):
-        if probe.ability == "long" or probe.name.startswith("rising"):
+        if probe.name.startswith(("rising", AS_LONG)):
             continue
-        for rows, keys in ((5, 5), (3, 5)):
+        for rows, keys in ((70, 70),) if probe.ability == "long" else ((5, 5), (3, 5)):
             inputs = {
                 **probe.inputs,
                 "embeddings": 1.5 * rng.normal(size=(batch, rows, width)).round(2),

@@ -16,7 +16,7 @@ from typing import Any
 
 from regard.diagnosis.reading.constructor_arguments import CONFIGURATION, configuration
 from regard.diagnosis.reading.parameter_names import plain, role_of
-from regard.diagnosis.reading.signature import Parameter, names_in, text_of
+from regard.diagnosis.reading.signature import Parameter, globals_of, names_in, parts_of, text_of
 from regard.diagnosis.reading.source_text import nodes_of, tree_of
 
 WEIGHT_LEAVES = ("kernel", "weight", "weights", "w", "W")
@@ -275,9 +275,10 @@ def trees_of(function: Callable[..., Any]) -> Iterator[ast.Module]:
     """The code of a function, and of those of its module that it names."""
     inner = inspect.unwrap(function)
     names = names_in(inner)
-    known = getattr(inner, "__globals__", {})
+    known = globals_of(inner)
     others = (known.get(name) for name in names)
-    for one in (inner, *(other for other in others if inspect.isfunction(other))):
+    own = parts_of(inner) if inspect.isclass(inner) else [inner]
+    for one in (*own, *(other for other in others if inspect.isfunction(other))):
         try:
             yield tree_of(one)
         except (OSError, TypeError, SyntaxError):

@@ -66,7 +66,7 @@ def of_any_width(
     parameters = inspect.signature(kind).parameters
     sized = (one for one in parameters if not inspect.isroutine(parameters[one].default))
     widths = [one for one in sized if _is_width(one, kind)]
-    sharp = [one for one in parameters if _is_scale(parameters[one])]
+    sharp = [one for one in parameters if _is_scale(parameters[one], alone=not widths)]
     counts = [one for one in parameters if is_count(one, kind)]
     code = _without_constructor(kind)
     if not queries or len(widths) > 1 or len(sharp) > 1 or not (widths or sharp):
@@ -87,9 +87,13 @@ def _is_width(name: str, kind: Any) -> bool:
     return not is_count(name, kind) and size_by_name(name, {**NO_SIZES, **WIDTHS}) == 6
 
 
-def _is_scale(parameter: inspect.Parameter) -> bool:
-    """Whether a caller has to give a scale, or to change one that does nothing."""
+def _is_scale(parameter: inspect.Parameter, *, alone: bool) -> bool:
+    """Whether a caller has to give a scale, or to change one that does nothing.
+
+    Or any number, where nothing else says the width: it is that of another one by default.
+    """
     asked = parameter.default is parameter.empty or parameter.default in (1, 1.0)
+    asked |= alone and isinstance(parameter.default, int | float) and parameter.default > 0
     is_flag = isinstance(parameter.default, bool)
     return asked and not is_flag and SCALE.fullmatch(plain(parameter.name)) is not None
 

@@ -222,11 +222,15 @@ def around_attention(
     called = text[begin:]  # the constructor adds other things
     first = re.match(r"def \w+\(\s*self,\s*(\w+)", called)
     x = re.escape(first[1]) if first else "x"
+    normalised = re.findall(rf"\b(\w+) *= *self\.\w*(?:norm|ln)\w*\( *{x} *\)", called)
+    kept = re.findall(rf"^\s*(\w+) *= *{x}\s*(?:#.*)?$", called, re.MULTILINE)
+    x = "|".join(dict.fromkeys((x, *normalised, *kept)))
     own = OPTIONAL.findall(called)  # another one is added only if it is given
     found = (next(filter(None, one.groups()), "") for one in RESIDUAL.finditer(called))
     adds = any(name not in own for name in found) or "+ input_tensor" in helpers
     adds |= (
-        re.search(rf"return {x} \+ |\b{x} \+ self\.|\+ {x}\s*$", called, re.MULTILINE) is not None
+        re.search(rf"return ({x}) \+ |\b({x}) \+ self\.|\+ ({x})\s*$", called, re.MULTILINE)
+        is not None
     )
     parts = layer.modules() if hasattr(layer, "modules") else ()
     kinds = {type(part).__name__ for part in parts}

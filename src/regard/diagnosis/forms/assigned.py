@@ -7,11 +7,13 @@ know any probe.
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from regard.diagnosis.forms.adapting import trees_of
 from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
+from regard.diagnosis.reading.signature import globals_of
 
 PRODUCTS = ("einsum", "dot", "matmul", "tensordot", "linear", "mm", "dense", "dot_general")
 _LETTERS = {"query": "q", "key": "k", "value": "v"}
@@ -47,6 +49,16 @@ def columns_assigned(function: Callable[..., Any], layers: Collection[str] = ())
     return found
 
 
+def multiplied(function: Callable[..., Any]) -> set[str]:
+    """The entries of trees that are factors of products in the code, not in those it calls."""
+    known = globals_of(inspect.unwrap(function))
+    found = set[str]()
+    for node in (node for own in trees_of(function) for node in ast.walk(own)):
+        helper = getattr(getattr(node, "func", None), "id", "") in known
+        found |= set() if helper or not _is_product(node) else {*_multiplied(node)}
+    return found
+
+
 def _names(target: ast.expr) -> Iterator[str]:
     parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
     yield from (getattr(one, "id", "") for one in parts)
@@ -73,7 +85,7 @@ def _is_product(node: ast.AST) -> bool:
     return plain(getattr(node.func, "attr", getattr(node.func, "id", ""))) in PRODUCTS
 
 
-def _multiplied(value: ast.expr) -> Iterator[str]:
+def _multiplied(value: ast.AST) -> Iterator[str]:
     """The entries that are factors of the products in an expression."""
     for node in ast.walk(value):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):

@@ -30,6 +30,7 @@ from regard.diagnosis.forms.fused_weights import with_fused_weights
 from regard.diagnosis.forms.given_arrays import with_given
 from regard.diagnosis.forms.global_tokens import with_global_tokens
 from regard.diagnosis.forms.graphs import of_graph
+from regard.diagnosis.forms.joined_outputs import with_joined_output
 from regard.diagnosis.forms.joint_streams import with_joint_streams
 from regard.diagnosis.forms.kept_arrays import with_arrays_in_one, with_kept_arrays
 from regard.diagnosis.forms.neutral_arguments import with_neutral
@@ -79,7 +80,7 @@ WITHIN = re.compile(
     re.IGNORECASE,
 )
 MERGES = re.compile(
-    r"online|flash|lse|log_?sum|rescal|running|accum|new_?max|m_new|corr", re.IGNORECASE
+    r"online|flash|(?<!e)lse|log_?sum|rescal|running|accum|new_?max|m_new|corr", re.IGNORECASE
 )
 # Code that makes an axis of heads.
 SPLITS = re.compile(
@@ -127,6 +128,7 @@ ONE_OF_SEVERAL = (
     with_prompt,
     with_quantised,
     with_projection_after,
+    with_joined_output,
     with_window_table,
     with_given,
     with_neutral,

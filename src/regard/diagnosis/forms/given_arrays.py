@@ -103,7 +103,7 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
         one
         for one in parameters[1:]
         if one.name in shapes and not _is_of_tokens(letters.get(one.name, ""))
-        if one.required and _is_besides(one, bool(projected), role_of(names[0]))
+        if one.required and _is_besides(one, bool(projected), role_of(names[0]), shapes[one.name])
         if projected or queries or (OF_DISTANCES if of_tree else BETWEEN).fullmatch(one.name)
     ]
     if not asked or any(is_upstream(one.name) for one in parameters):
@@ -165,10 +165,10 @@ def _turning(drawn: Array, query: Sequence[str], matrix: Sequence[str]) -> tuple
     return turned, turned.T if matrix[0] == query[-1] else turned
 
 
-def _is_besides(one: Parameter, projected: bool, first: str | None) -> bool:
+def _is_besides(one: Parameter, projected: bool, first: str | None, shape: Sequence[str]) -> bool:
     """Whether an argument has none of the usual roles, or not that of its name.
 
-    Nor has one that is called embeddings beside those that come `first`.
+    Nor has one that is called embeddings beside those that come `first`, or a bias of buckets.
     """
     if NORM.search(one.name) or latent_part(one.name):  # weights too, which trees.py makes
         return False
@@ -176,7 +176,8 @@ def _is_besides(one: Parameter, projected: bool, first: str | None) -> bool:
     if any(own.match(one.name) for own in (PAGED_KEYS, PAGED_VALUES, TABLE, OF_OTHER_TOKENS)):
         return False
     bare = projected and BARE.fullmatch(one.name) is not None
-    return not role or bare or role == first == "x"
+    of_buckets = role == "bias" and any("bucket" in size.lower() for size in shape)
+    return not role or bare or of_buckets or role == first == "x"
 
 
 def _is_of_tokens(axes: str) -> bool:
@@ -190,11 +191,12 @@ def _is_fixed(one: Parameter, counts: Mapping[str, int]) -> bool:
 
 def _sizes(given: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """The lengths of axes by their names, as the arguments have them."""
-    found = {n: size for n, size in given.items() if type(size) is int}
+    found = dict[str, int]()
     for name, own in words.items():
         shape = getattr(given.get(name), "shape", ())
         if len(own) == len(shape):
             found |= dict(zip(own, map(int, shape), strict=True))
+    found |= {n: size for n, size in given.items() if type(size) is int}
     heads = next((size for word, size in found.items() if HEADS.fullmatch(word.lower())), 1)
     matrix = next((one for n, one in given.items() if role_of(n) == "W_q"), None)
     width = matrix.shape[-1] // heads if matrix is not None and matrix.ndim == 2 else 0

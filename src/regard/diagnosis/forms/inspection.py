@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from regard.diagnosis.forms.class_of_weights import as_function_of_weights
 from regard.diagnosis.forms.construction import constructed, fresh_weights
 from regard.diagnosis.forms.differentiation import (
     Applied,
@@ -29,6 +30,7 @@ from regard.diagnosis.forms.object_readings import (
     readings_of_object,
 )
 from regard.diagnosis.forms.source import (
+    always_turns,
     code_called,
     code_of,
     code_of_file,
@@ -48,7 +50,12 @@ from regard.diagnosis.forms.weights import (
     widths_of,
 )
 from regard.diagnosis.reading.constructor_arguments import is_module
-from regard.diagnosis.reading.documented import axes_of_all, documented_axes, letters_of
+from regard.diagnosis.reading.documented import (
+    axes_of_all,
+    documented_axes,
+    length_of_any,
+    letters_of,
+)
 from regard.diagnosis.reading.layouts import is_of_keys, layout_said
 from regard.diagnosis.reading.libraries import framework_of
 from regard.diagnosis.reading.mask_words import what_true_means
@@ -83,6 +90,8 @@ from regard.diagnosis.reading.wording import (
 )
 from regard.errors import OptionError, safe_text
 
+# Arguments that tell positions.
+WHERE = {"pos", "positions", "cos", "sin"}
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
 TURNED = re.compile(
     r"(in|out)_proj_weight|\b\w*_?[qkvo]\d?(?:[\"']\])? @ x(?:_\w+)?\b|\(out\w*, *in\w*\)|"
@@ -119,7 +128,10 @@ def inspect_function(
     else:
         is_object = inspect.isclass(function) or not is_function(function)
         try:
-            if is_object:
+            of_weights = as_function_of_weights(function, method)
+            if of_weights is not None:
+                found = readings_of_function(of_weights, of_weights, roles, heads, library, name)
+            elif is_object:
                 found = readings_of_object(function, roles, heads, library, name, method)
                 opaque = found[0][1].opaque
                 names = [one.name for one in found[0][1].parameters]
@@ -188,6 +200,7 @@ def inspect_function(
             for called, one in found
         ]
     turns, unused = turns_rows(text), unused_layers(function)
+    always = always_turns(function) and not WHERE & found[0][1].roles.keys()
     found = [
         (
             called,
@@ -195,7 +208,8 @@ def inspect_function(
                 one,
                 has_positions=one.has_positions
                 or any(_of_wrappers(called, "has_table"))
-                or (turns and _keeps_rows(one)),
+                or (turns and _keeps_rows(one))
+                or always,
                 by_head=getattr(called, "by_head", one.by_head),
                 without=(*one.without, *itertools.chain(*_of_wrappers(called, "left_out"))),
                 unused=(*unused, *itertools.chain(*_of_wrappers(called, "unread"))),
@@ -214,6 +228,9 @@ def inspect_function(
         written = function.backward if isinstance(function, Pair) else function
         own |= {"returns": returned_gradients(written), "paired": paired}
         own["reads_one_length"] = bool(arrays) and _reads_one_length(code_of(written), arrays)
+    lengths = [length_of_any(text, one) for one in arrays[:2]]
+    if len(lengths) == 2 and lengths[0] and lengths[0] == lengths[1]:
+        own["reads_one_length"] = True
     return [
         (
             called,
@@ -259,8 +276,7 @@ def _reads_one_length(text: str, arrays: Sequence[str]) -> bool:
 
 def _keeps_rows(callee: Callee) -> bool:
     """Whether keys are kept between calls, and nothing says the positions of new ones."""
-    told = {"pos", "positions", "cos", "sin"} & callee.roles.keys()
-    return not told and (bool(callee.steps) or "cache" in callee.roles)
+    return not WHERE & callee.roles.keys() and (bool(callee.steps) or "cache" in callee.roles)
 
 
 def _caps_by_default(callee: Callee) -> Iterator[float]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 from regard.diagnosis.forms.adapting import BIAS_LEAVES, nodes_in, spread_over, spreads
-from regard.diagnosis.forms.assigned import OTHER
+from regard.diagnosis.forms.assigned import OTHER, multiplied
 from regard.diagnosis.forms.beside_weights import HEADS
 from regard.diagnosis.forms.source import code_called
 from regard.diagnosis.forms.tree_code import FEED_FORWARD, NORM, TreeCode
@@ -29,7 +29,7 @@ ONE_MORE = re.compile(r"""\b1(\.0?)? *\+ *([\w.\["']*(scale|weight|gamma|gain|_w
 FACTORS = ("scale", "weight", "gamma", "g", "w")
 OFFSETS = ("bias", "offset", "beta", "b")
 # The second of two layers, which has as many columns as a token.
-SECOND = re.compile(r"proj|out|down|2$|wo$|second", re.IGNORECASE)
+SECOND = re.compile(r"proj|out|down|2(_b)?$|wo$|second", re.IGNORECASE)
 WIDER = 4  # times the width of a token, inside a feed-forward layer
 
 
@@ -41,7 +41,10 @@ def layer_beside(function: Callable[..., Any], code: TreeCode, name: str, width:
     """
     if FEED_FORWARD.search(name):
         bare = re.fullmatch(r"(mlp|ffn?|feed_?forward)_?\d*", name, re.IGNORECASE)
-        return _feed_forward(function, code, name, width) if bare else zeros_of(name, width)
+        if bare or (code.leaves and name not in multiplied(function)):
+            own = _feed_forward(function, code, name, width)
+            return own if bare else own[name]
+        return zeros_of(name, width)
     if OF_HEADS.search(name):  # of queries or keys, whose heads are narrower
         return _norm(function, code, name, width // HEADS)
     if NORM.search(name):

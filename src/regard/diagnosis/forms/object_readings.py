@@ -63,6 +63,7 @@ from regard.diagnosis.forms.pairs import (
 )
 from regard.diagnosis.forms.pooled_maps import PooledMap, pooled_maps
 from regard.diagnosis.forms.precomputed import from_precomputed
+from regard.diagnosis.forms.reduced_maps import OF_MAPS, reduced_maps
 from regard.diagnosis.forms.source import (
     code_called,
     code_of,
@@ -174,6 +175,15 @@ def readings_of_object(
             weighed = [Read({}, heads or head_count(own))]
         known = parameters_of(called)
         known = known if roles else as_self_attention(own, method, known)
+        reduced = [] if roles else reduced_maps(own, known)
+        for smaller, read in itertools.product(reduced, weighed):
+            callee = Callee(
+                name, OF_MAPS, framework, read.weights, read.heads, by_head=read.by_head
+            )
+            callee = replace(callee, made=made_with(own), without=left_out, fault=smaller.fault)
+            found.append((smaller, replace(callee, adapted=True, rows_first=False)))
+        if reduced:
+            continue
         remembers, rows_first = keeps_state(called), _may_have_rows_first(kind)
         target: Callable[..., Any] = Remembering(own, method) if remembers else own
         if not remembers and (named or not callable(own)):

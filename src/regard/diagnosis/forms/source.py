@@ -29,6 +29,9 @@ OF_MATRICES = re.compile(r"\.T\b|\blen\(\w+\)|^\s*\w+, *\w+ *= *\w+\.shape *$", 
 # A call for rotary positions, and a choice whether there are any.
 TURNING = re.compile(r"(?<!def )\b[a-z_]*(rope|rotary|rotate)[a-z_]*\(")
 OPTIONALLY = re.compile(r"\bif\b.*(rope|rotary|rotate|positions?\b)", re.IGNORECASE)
+# What turns rows by their positions, and names of rows that it turns.
+ROPE = re.compile("rope|rotary", re.IGNORECASE)
+ROWS = re.compile(r"(x?[qk]|query|key|queries|keys)(_?(heads?|states?|h|proj|layer|rot|t))?|xq|xk")
 # A line that makes another mask, or changes the one that was given.
 MAKES_MASK = re.compile(
     r"\s*(?:self\.)?\w*(?:mask|pad|keep|valid|allow|visib|hid[de]|attend|bias)\w*\s*"
@@ -106,9 +109,10 @@ def code_of(function: Any) -> str:
 
 def code_called(function: Any) -> str:
     """The code of the functions and classes of its file that a function or an object names."""
-    parts: list[Any] = [inspect.unwrap(function)]
-    if not is_function(function):
-        kind = function if inspect.isclass(function) else type(function)
+    inner = inspect.unwrap(function)
+    parts: list[Any] = [inner]
+    if inspect.isclass(inner) or not is_function(function):
+        kind = inner if inspect.isclass(inner) else type(function)
         parts = [one for one in vars(kind).values() if inspect.isfunction(one)]
     home = getattr(parts[0], "__module__", None) if parts else None
     known = getattr(parts[0], "__globals__", {}) if parts else {}
@@ -154,6 +158,41 @@ def documentation_of_file(function: Any) -> str:
 def turns_rows(code: str) -> bool:
     """Whether code calls a function for rotary positions, always."""
     return bool(TURNING.search(code)) and not OPTIONALLY.search(code)
+
+
+def always_turns(function: Any) -> bool:
+    """Whether code turns queries or keys by positions that no argument and no condition tells."""
+    try:
+        kind = function if is_function(function) or inspect.isclass(function) else type(function)
+        tree = tree_of(inspect.unwrap(kind))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    methods = [node for node in nodes_of(tree) if isinstance(node, ast.FunctionDef)]
+    return any(map(_turns, (one for one in methods if not MAKES_ONLY.fullmatch(one.name))))
+
+
+def _turns(method: ast.FunctionDef) -> bool:
+    given = {one.arg for one in (*method.args.args, *method.args.kwonlyargs)} - {"self"}
+    given = {one for one in given if not ROWS.fullmatch(one)}
+    return any(
+        ROPE.search(ast.unparse(call.func).rpartition(".")[2])
+        and any(ROWS.fullmatch(getattr(one, "id", "")) for one in call.args)
+        and not {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+        & given - {"self"}
+        for statement in method.body
+        if isinstance(statement, ast.Assign)
+        for call in _calls_in(statement.value)
+    )
+
+
+def _calls_in(node: ast.AST) -> Iterator[ast.Call]:
+    """The calls in an expression, whatever its conditions are."""
+    if isinstance(node, ast.IfExp | ast.Lambda):
+        return
+    if isinstance(node, ast.Call):
+        yield node
+    for inner in ast.iter_child_nodes(node):
+        yield from _calls_in(inner)
 
 
 def words_of(text: str) -> str:

@@ -22,6 +22,7 @@ NORM_CALL = re.compile(r"(^|_)(ln|norm|normali[sz]e|layer_?norm|rms_?norm|rms)_?
 OTHER_NORM = re.compile(r"l2|unit|linalg|softmax|cos|qk", re.IGNORECASE)
 INLINE = re.compile(r"sqrt|\bstd\b|\.std\(|\*\* ?-? ?\(?-?0?\.5|\brstd\b|inv_std")
 ATTENDS = re.compile(r"softmax|\bexp\(|(attention|attn|attend|mha|sdpa|self_att|att)\w*\(")
+PRODUCT = re.compile(r"(einsum|matmul|dot|linear|dense)\(", re.IGNORECASE)
 EPSILON = re.compile(
     r"\beps\w*\s*(?::\s*float)?\s*=\s*(\d[\d.]*(?:e-?\d+)?)|\+\s*(\d[\d.]*e-\d+|0\.0+1)\b"
 )
@@ -97,7 +98,7 @@ class _Reading:
             return
         is_sum = self._attends and any(map(self._adds, ast.walk(value)))
         is_sum |= any(map(self._is_sum_of_another, ast.walk(value)))
-        calls = [node for node in ast.walk(value) if _is_norm(node)]
+        calls = [node for node in ast.walk(value) if _is_norm(node) and not _has_products(node)]
         is_inline = not calls and INLINE.search(ast.unparse(value)) and not _has_products(value)
         inside = {name for call in calls for name in _names(call)}
         inside = _names(value) if is_inline else inside
@@ -164,6 +165,5 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _has_products(value: ast.AST) -> bool:
-    return any(isinstance(n, ast.MatMult) for n in ast.walk(value)) or "einsum" in ast.unparse(
-        value
-    )
+    is_product = any(isinstance(one, ast.MatMult) for one in ast.walk(value))
+    return is_product or PRODUCT.search(ast.unparse(value)) is not None

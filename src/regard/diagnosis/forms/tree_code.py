@@ -6,6 +6,7 @@ Reads the code of a function. Must not call it, nor know any probe.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from regard.diagnosis.forms.einsums import axes_in_einsums, axes_in_words
 from regard.diagnosis.forms.latent_weights import latent_parts, letters_made
 from regard.diagnosis.forms.weights import LAYERS, LEARNED
 from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
-from regard.diagnosis.reading.signature import PROJECTIONS, roles_by_family, text_of
+from regard.diagnosis.reading.signature import PROJECTIONS, globals_of, roles_by_family, text_of
 from regard.diagnosis.reading.source_text import nodes_of
 
 # Between the tree and its weights: variables["params"]["attention"]["query"].
@@ -93,8 +94,10 @@ class TreeCode:
         if missing:
             for name, letters in columns_assigned(function).items():
                 if name in texts and name not in self.names:
-                    self.names[name] = f"W_{letters.strip(OTHER)[0]}"
-                    columns |= {name: letters} if len(letters) > 1 else {}
+                    own = {_bias_of(name): "b_", name: "W_"}
+                    for one in own.keys() & {*texts}:
+                        self.names[one] = own[one] + letters.strip(OTHER)[0]
+                        columns |= {one: letters} if len(letters) > 1 else {}
         return columns
 
     def order_of(self, name: str) -> str:
@@ -106,7 +109,9 @@ class TreeCode:
         return self.order_of(name) or self.names.get(name, projection(name))[-1:]
 
     def leaves_of(self, name: str) -> list[str]:
-        """The leaves of one entry."""
+        """The leaves of one entry; none where its name says which it is: "q_proj.weight"."""
+        if name.rpartition(".")[2] in (*WEIGHT_LEAVES, *BIAS_LEAVES):
+            return []
         return [one for one in self.leaves if one in self.own_leaves.get(name, self.leaves)]
 
     @property
@@ -129,6 +134,16 @@ class TreeCode:
             for letter in columns.get(name) or fused_order(without_bias(name)) or role[-1]
             if letter != OTHER
         }
+
+
+def kind_of_file(function: Callable[..., Any]) -> Any:
+    """The only class of weights in the file of a function that names no entry in a text."""
+    texts = (node.value for node in nodes_in(function) if isinstance(node, ast.Constant))
+    if any(isinstance(one, str) and projection(one) for one in texts):
+        return None
+    own = [one for one in globals_of(inspect.unwrap(function)).values() if inspect.isclass(one)]
+    kinds = [one for one in own if {*PROJECTIONS} <= {*map(projection, fields_of(one))}]
+    return kinds[0] if len(kinds) == 1 else None
 
 
 def projection(name: str) -> str:
@@ -155,13 +170,21 @@ def without_bias(name: str) -> str:
     return re.sub("^(b|bias)_?|_?(b|bias)$", "", name)
 
 
+def _bias_of(name: str) -> str:
+    """The name of the bias beside a weight: in_b beside in_w."""
+    return re.sub("(weight|kernel|[wW])$", lambda end: "b" if len(end[1]) == 1 else "bias", name)
+
+
 def _texts(function: Callable[..., Any]) -> Iterator[str]:
     """Every text in the code, and the parameters of functions that a dictionary is spread over."""
     texts, ends = list[str](), list[str]()
+    is_class = inspect.isclass(inspect.unwrap(function))
     for node in nodes_in(function):
         match node:
             case ast.Constant(value=str(text)):
                 texts.append(text)
+            case ast.Attribute(value=ast.Name("self")) if is_class:
+                pass  # it belongs to the object, not to its tree
             case ast.Attribute(attr=name):
                 texts.append(name)
             case ast.BinOp(op=ast.Add(), right=ast.Constant(value=str(end))):
@@ -178,7 +201,22 @@ def _texts(function: Callable[..., Any]) -> Iterator[str]:
 
 def read_from(function: Callable[..., Any], tree: str) -> Iterator[str]:
     """The entries and attributes that the code reads of the tree itself, by a constant name."""
-    yield from _entries_of(nodes_in(function), tree)
+    for own in trees_of(function):
+        if not _gets_a_part(function, own.body[0], tree):
+            yield from _entries_of(nodes_of(own), tree)
+
+
+def _gets_a_part(function: Callable[..., Any], helper: ast.stmt, tree: str) -> bool:
+    """Whether a helper has a parameter called as the tree, and gets a part of it: p["ln1"]."""
+    if not isinstance(helper, ast.FunctionDef):
+        return False
+    names = [one.arg for one in helper.args.args]
+    if tree not in names:
+        return False
+    calls = [node for node in nodes_in(function) if isinstance(node, ast.Call)]
+    calls = [node for node in calls if getattr(node.func, "id", "") == helper.name]
+    given = [node.args[names.index(tree)] for node in calls if len(node.args) > names.index(tree)]
+    return bool(given) and not any(isinstance(one, ast.Name) for one in given)
 
 
 def _read_itself(function: Callable[..., Any], tree: str) -> Iterator[str]:

@@ -32,7 +32,15 @@ from regard.diagnosis.forms.latent_weights import latent_part, latent_parts, wit
 from regard.diagnosis.forms.layers_beside import WIDER, layer_beside
 from regard.diagnosis.forms.packing import side_by_side
 from regard.diagnosis.forms.source import code_called
-from regard.diagnosis.forms.tree_code import CONTAINERS, NORM, TreeCode, projection, read_from
+from regard.diagnosis.forms.tree_code import (
+    CONTAINERS,
+    FEED_FORWARD,
+    NORM,
+    TreeCode,
+    kind_of_file,
+    projection,
+    read_from,
+)
 from regard.diagnosis.reading.constructor_arguments import initial_tree
 from regard.diagnosis.reading.parameter_names import plain, role_of
 from regard.diagnosis.reading.signature import LATENTS, PROJECTIONS, Parameter, text_of
@@ -52,7 +60,8 @@ FEED_WIDTH = re.compile("d?ff(n|w)?(dim|inner|hidden|size|width)?|mlp(dim|hidden
 SIGMOID = re.compile(r"sigmoid|expit|1(\.0?)? *\+ *(\w+\.)?exp\( *-")
 # Matrices that are entries, or attributes, before tokens that are columns.
 OF_ENTRIES_FIRST = re.compile(r"([\"']\w+[\"']\]|\bp(arams)?\.\w+) *@ *[a-zA-Z]\w*\b")
-TURNED = re.compile(r"\(out\w*, *in\w*\)|\.T\b|\.mT\b|F\.linear|functional\.linear")
+TURNED = re.compile(r"\.T\b|\.mT\b|F\.linear|functional\.linear")
+SAID_TURNED = re.compile(r"\(out\w*, *in\w*\)")
 
 # The function, its other parameters, its weights as x @ W, and their heads where these are known.
 Weighed = tuple[Callable[..., Any], list[Parameter], dict[str, Array], "int | None"]
@@ -111,6 +120,8 @@ def with_weights(
 
     for tree in sorted(parameters, key=reads_weights, reverse=True):  # w may be hidden states
         kind = annotated(function, tree.name)
+        if kind is None and TREES.fullmatch(plain(tree.name)):
+            kind = kind_of_file(function)
         own = [*fields_of(kind)]
         named = any(projection(one) or latent_part(one) for one in own)
         if tree.required and role_of(tree.name) is None and not own:
@@ -142,6 +153,7 @@ def _forms(function: Callable[..., Any], code: TreeCode) -> Iterator[_Form]:
             yield _Form("MHD", out, False, few, queries)
         return
     turned = (False, True) if TURNED.search(text) else (False,)
+    turned = (True,) if SAID_TURNED.search(text) else turned
     if OF_ENTRIES_FIRST.search(text) and "column" in text.lower():
         yield _Form(turned=True, columns=True)
     shapes = [("", False, one) for one in turned]
@@ -247,7 +259,8 @@ def _weighed(
 
     entries = {name: entry(name, role) for name, role in code.names.items() if role in weights}
     if not any(OTHER in one for one in code.columns.values()):
-        entries |= {name: made[name] for name in code.rest if name in made}
+        kept = (name for name in code.rest if name in made and not FEED_FORWARD.search(name))
+        entries |= {name: made[name] for name in kept}
     for name, part in code.latents.items():
         axes = code.axes.get(name)
         entries[name] = _in_library(_of_latents(parts, part, form, axes), framework)
@@ -286,7 +299,7 @@ def _weighed(
     adapted.left_out = tuple(name for name in beside if is_gate(name, text))
     if any(len(code.order_of(name)) == 3 for name in code.names):
         adapted.by_head = form.by_head
-    known = known or any(HEADS in one.shape for one in beside.values())
+    known = known or any(role_of(one) == "heads" for one in fields_of(kind))
     return adapted, rest, weights, HEADS if known else None
 
 

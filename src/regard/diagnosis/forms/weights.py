@@ -53,6 +53,13 @@ GROUPED = re.compile(r"^_?Conv|Norm\d*d?$")
 ORDER_SAID = re.compile(
     r"\b([qkv])\W{1,3}([qkv])\W{1,3}(?:and )?([qkv])\b[^\n]{0,12}\border\b", re.IGNORECASE
 )
+# Text that knows the order of the columns of a fused projection.
+OF_ORDER = re.compile(
+    r"gpt-?2|checkpoint|pretrained|state_?dict|nn\.MultiheadAttention\b|"
+    r"\bq\W{1,3}k\W{1,3}(and )?v\b[^\n=]{0,20}(columns|order|side by side|rows|stacked)|"
+    r"(columns|order|rows|stacked)[^\n=]{0,30}\bq\W{1,3}(then )?k\W{1,3}(then |and )?v\b",
+    re.IGNORECASE,
+)
 # Learned queries: each pools what the layer gets.
 LEARNED = re.compile(
     "^(q|query|queries|latents?|seeds?|probe|cls|cls_token|inducing|slots|(learned|pool|latent|"
@@ -134,12 +141,19 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
 
 
 def _in_said_order(thing: Any, layers: list[Layer]) -> Iterator[Layer]:
-    """The layers, c_attn as vkq where a comment says that it gives v, k, q in that order."""
-    said = ORDER_SAID.search(text_of(type(thing)))
+    """The layers, c_attn as vkq where it gives v, k, q in that order.
+
+    As a comment says, or as the code calls them, if no checkpoint has another order.
+    """
+    text = text_of(type(thing))
+    said = ORDER_SAID.search(text)
     order = "".join(said.groups()).lower() if said else ""
+    packed = [path for path, *_ in layers if plain(path.rpartition(".")[2]) in PACKED]
+    own_ones = [path for path in packed if "attn" not in path and not OF_ORDER.search(text)]
+    called = columns_assigned(type(thing), own_ones) if own_ones else {}
     for path, *more in layers:
-        is_packed = plain(path.rpartition(".")[2]) in PACKED and fused_order(order) != ""
-        yield (order if is_packed else path, *more)
+        own = order or called.get(path, "")
+        yield (own if path in packed and len(fused_order(own)) == 3 else path, *more)
 
 
 def _as_assigned(thing: Any, layers: list[Layer]) -> Iterator[Layer]:

@@ -64,7 +64,9 @@ LATER = re.compile(r"(seg|doc|text|ids?)\w*(\[[^\]]*\]|\.unsqueeze\([^)]*\))? *[
 # Code that means to add 1 to the sum of the exponentials.
 ADDS_ONE = re.compile(r"softmax_?(1|one|plus)|off.by.one|quiet|no.?op|attend to nothing", re.I)
 RESIDUAL = re.compile(
-    r"residual|skip|\+=? *attn|shortcut|\+ *[^\n]{0,40}\bgat(e|ing)", re.IGNORECASE
+    r"resid|skip|\+=? *attn|shortcut|\b(pre|post)[-_]?(norm|ln)|\+ *\w*(att\w*|mha|msa)\(|"
+    r"\+ *[^\n]{0,40}\bgat(e|ing)",
+    re.IGNORECASE,
 )
 # A causal rule and another one of which one is enough.
 JOINED_BY_OR = re.compile(
@@ -128,7 +130,9 @@ def _given_scale(title: str, code: str) -> str:
     """The default of a constructor by whose root, or by which, scores are scaled as measured."""
     measured = re.search(r"multiplied by ([\d.e-]+)", title)
     for made in re.findall(r"def __init__\(([^)]*)\)", code) if measured else ():
-        for name, number in re.findall(r"\b(\w*scal\w*)(?: *: *\w+)? *= *([\d.]+)", made):
+        for name, number in re.findall(
+            r"\b(\w*scal\w*|temp\w*|tau)(?: *: *\w+)? *= *([\d.]+)", made
+        ):
             own = float(number)
             ways = (own, own**-0.5, 1 / own) if own > 0 else ()
             if measured and any(math.isclose(float(measured[1]), w, rel_tol=1e-3) for w in ways):
@@ -206,7 +210,9 @@ def seen_in_calls(tested: FunctionUnderTest, own: Hypothesis, wrong: bool) -> It
     if counts_in_half(tested, own.conventions[0], own.built_in.positions) and is_for_half(tested):
         yield POSITIONS_ROUNDED
     if tested.callee.has_positions and not (own.built_in.positions or own.built_in.added):
-        yield POSITIONS_UNUSED
+        code = "\n".join(text for _, text in tested.callee.blocks)
+        turns = tested.callee.steps and TURNS_QUERIES.search(code)
+        yield all_mistakes()["rotary_from_zero_in_each_call"] if turns else POSITIONS_UNUSED
     if tested.callee.unused:
         names = ", ".join(tested.callee.unused)
         yield replace(LAYER_UNUSED, why=f"Nothing reads {names}. {LAYER_UNUSED.why}")

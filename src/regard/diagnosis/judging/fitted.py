@@ -22,7 +22,9 @@ from regard.diagnosis.mistakes.mechanisms import cosine_ways
 from regard.diagnosis.mistakes.scores import OUTPUT, SCALE
 from regard.diagnosis.mistakes.windows import (
     EMPTY_SLOTS,
+    NEVER_FILLED,
     NEWEST_SLOT,
+    never_filled,
     with_empty_slots,
     without_newest_slot,
 )
@@ -72,6 +74,8 @@ def _candidates(matcher: Matcher) -> Iterator[Found]:
     if (scaled := _scaled(matcher)) is not None:
         yield scaled
     if matcher.outputs[number].probe.causal:
+        if any(one.probe.chunks for one in matcher.outputs):
+            yield replace(NEVER_FILLED, variants=(empty := never_filled(),)), empty
         yield from of_buffers(matcher, range(1, LARGEST_BUFFER + 1))
 
 

@@ -22,8 +22,9 @@ from regard.diagnosis.calls.description import describe_call
 from regard.diagnosis.calls.gradient_probe import GradientProbe
 from regard.diagnosis.calls.likely import only_nan
 from regard.diagnosis.calls.probe import UNITS, Probe
-from regard.diagnosis.calls.probes import ABILITIES
+from regard.diagnosis.calls.probes import ABILITIES, ROUND
 from regard.diagnosis.calls.under_test import FunctionUnderTest
+from regard.diagnosis.forms.function_readings import MERGES
 from regard.diagnosis.forms.source import prose_of
 from regard.diagnosis.judging.matching import Matcher
 from regard.diagnosis.process.run_lines import never_run
@@ -335,12 +336,15 @@ def depends_on_blocks(tested: FunctionUnderTest, convention: Convention) -> bool
     code = "\n".join(text for _, text in callee.blocks)
     if block is None or callee.steps or NEAR_BLOCKS.search(callee.name + code):
         return False
+    if tested.is_round and not MERGES.search(code):  # few blocks of many tokens may be near
+        return False
+    lengths, sizes = ((ROUND,), (4, 8, 2, 1)) if tested.is_round else ((5, 70), (1, 2, 3))
     for probe in tested.probes_for(convention):
-        if probe.keep is None and not probe.chunks and probe.sizes["S"] in (5, 70):
+        if probe.keep is None and not probe.chunks and probe.sizes["S"] in lengths:
             with contextlib.suppress(NotOfferedError):
                 given = arguments_for(callee, convention, probe)
                 whole = _returned(tested, convention, given)
-                own = (_returned(tested, convention, given | {block.name: n}) for n in (1, 2, 3))
+                own = (_returned(tested, convention, given | {block.name: n}) for n in sizes)
                 near = probe.tolerance(UNITS["float32"])
                 if whole is not None and any(
                     one is not None and _differ(one, whole, near) for one in own

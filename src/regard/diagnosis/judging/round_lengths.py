@@ -23,7 +23,7 @@ LENGTH = re.compile(
 # What its text says of such lengths.
 SAID_OF_LENGTH = re.compile(
     r"(must|should|has to|have to|needs to) (evenly )?(divide|be divisible)|"
-    r"(?<!not )(?<!no )\b(a multiple|be multiples) of"
+    r"(?<!not )(?<!no )\b(a multiple|multiples) of"
     r"(?!\W+(n_?|num_?)?(h|q|heads?)\b|\W+\w*(kv|head|group))|"
     r"divisible by \W?\w*(window|block|chunk|size)",
     re.IGNORECASE,

@@ -186,29 +186,48 @@ def _merged(
     return tuple(map(variant, _every_cut(least=least)))
 
 
-def _folded() -> Variants:
-    """Blocks merged one after the other, the log-sum-exp so far being the largest."""
+def _folded(
+    merged: Callable[[Array, Array], tuple[Array, Array]], *, first: float, least: int = 3
+) -> Variants:
+    """Outputs of `least` blocks or more, merged one by one, that of the first times a number.
+
+    `merged` takes the log-sum-exps of what is there and of the next block, below 0, and returns the
+    share of what is there and the new log-sum-exp.
+    """
 
     def variant(cuts: Cuts) -> Variant:
         def output(values: Values, probe: Probe) -> Array:
             so_far: tuple[Array, Array] | None = None
+            several = False  # nothing at all comes of the first alone, times 0
             for scores, own in _blocks(values, probe, cuts):
                 largest = scores.max(-1, keepdims=True)
                 exponentials = np.exp(scores - largest)
                 sums = exponentials.sum(-1, keepdims=True)
                 lse, out = largest + np.log(sums), exponentials @ own / sums
-                if so_far is not None:
-                    before, whole = so_far
-                    highest = np.maximum(before, lse)
-                    old, new = np.exp(before - highest), np.exp(lse - highest)
-                    lse, out = highest, (old * whole + new * out) / (old + new)
-                so_far = lse, out
+                if so_far is None:
+                    so_far = lse, first * out
+                    continue
+                before, whole = so_far
+                highest = np.maximum(before, lse)
+                share, total = merged(before - highest, lse - highest)
+                so_far = highest + total, share * whole + (1 - share) * out
+                several = True
             assert so_far is not None
-            return so_far[1]
+            return so_far[1] if first or several else np.full_like(so_far[1], np.nan)
 
         return _of_blocks(output, cuts, variant)
 
-    return tuple(map(variant, _every_cut(counts=(3, 4), sizes=(*SMALL, 1, 8, 16, 32))))
+    return tuple(map(variant, _every_cut(counts=COUNTS[least - 2 :], sizes=(*SMALL, 1, 8, 16, 32))))
+
+
+def _by_the_larger(before: Array, new: Array) -> tuple[Array, Array]:
+    """The right share, and the larger log-sum-exp, which is 0."""
+    return np.exp(before) / (np.exp(before) + np.exp(new)), 0 * new
+
+
+def _by_the_other(before: Array, new: Array) -> tuple[Array, Array]:
+    """The share of the other block, and the right log-sum-exp."""
+    return np.exp(new) / (np.exp(before) + np.exp(new)), np.logaddexp(before, new)
 
 
 def _chosen(chosen: Callable[[list[slice], int], list[slice]], cuts: Iterator[Cuts]) -> Variants:
@@ -370,8 +389,17 @@ BLOCKS: Entries = {
     "merged_lse_is_the_larger": (
         "the log-sum-exp of two merged blocks is taken as the larger of theirs",
         "It is log(exp(a) + exp(b)): from the third block on, earlier ones count too little.",
-        _folded(),
+        _folded(_by_the_larger, first=1),
         MERGE,
+    ),
+    "blocks_merged_by_each_others_share": (
+        "each of two merged blocks gets the share of the other",
+        "What was there counts as much as the new block should, and the other way round.",
+        _folded(_by_the_other, first=0, least=2) + _folded(_by_the_other, first=1),
+        (
+            "out = out - (out - out_j) / (1 + np.exp(lse - lse_j))  # the new one's share",
+            "out = out - torch.sigmoid(lse_j - lse) * (out - out_j)  # the new one's share",
+        ),
     ),
     "blocks_merged_inverted": (
         "blocks with a larger log-sum-exp count less instead of more",

@@ -82,6 +82,27 @@ def _both_by(frequencies: Callable[[Array], Array]) -> Variant:
     return replacing(rotated_queries=by("query"), rotated_keys=by("key"))
 
 
+def _exchanged(first: bool, second: bool) -> Variant:
+    """Queries and keys of whose pairs the first, or the second, has the sine for the cosine."""
+
+    def by(side: str) -> Replacement:
+        def rows(values: Values, probe: Probe) -> Array:
+            frequencies = values["frequencies"]
+            angles = np.outer(values[f"{side}_positions"], frequencies)
+            cosines, sines = np.cos(angles), np.sin(angles)
+            changed = (first & (frequencies < 0)) | (second & (frequencies > 0))
+            signs = np.sign(frequencies)
+            own = (
+                np.where(changed, signs * sines, cosines),
+                np.where(changed, signs * cosines, sines),
+            )
+            return turned(_unturned(values, side), *own, probe.interleaved)
+
+        return rows
+
+    return replacing(rotated_queries=by("query"), rotated_keys=by("key"))
+
+
 def _other_layout(frequencies: Array) -> Array:
     """The frequencies of halves where the signs are those of pairs, and the reverse."""
     half = len(frequencies) // 2
@@ -221,6 +242,15 @@ ROTARY: Entries = {
         "the minus of the rotation is missing",
         "A pair (x, y) becomes (x·cos − y·sin, y·cos + x·sin): one of the two sines is negative.",
         (_both_by(np.abs), _both_by(lambda f: -np.abs(f))),
+    ),
+    "rotary_sine_for_cosine": (
+        "a sine and a cosine of the rotation are exchanged",
+        "A pair (x, y) becomes (x·cos − y·sin, y·cos + x·sin).",
+        (_exchanged(False, True), _exchanged(True, False), _exchanged(True, True)),
+        (
+            "Q[..., 1::2] = even * sin + odd * cos  # even * cos - odd * sin before it",
+            "out_odd = even * sin + odd * cos  # even * cos - odd * sin before it",
+        ),
     ),
     "rotary_position_of_query": (
         "with more keys than queries, the first query is turned as if it were at position 0",

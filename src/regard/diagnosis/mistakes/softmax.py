@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,12 @@ def _sums(exponentials: Array, axis: int = -1) -> Array:
     return np.asarray(exponentials.sum(axis, keepdims=True))
 
 
+def _over(scores: Array, axes: tuple[int, ...]) -> Array:
+    """Exponentials below 1, divided by the sum over several axes."""
+    exponentials = _exp(scores)
+    return np.asarray(exponentials / exponentials.sum(axes, keepdims=True))
+
+
 def _axis_1(rank: int) -> int:
     """Axis 1 of an array of this rank, as an axis of (B, H, L, S)."""
     return {3: -2, 4: 1}.get(rank, -1)
@@ -113,7 +120,11 @@ WEIGHTS: Entries = {
     "softmax_over_everything": (
         "softmax runs over the whole matrix of scores",
         "All weights of a head together add up to 1, and each row to a part of it.",
-        _weights(lambda s: softmax(s, (2, 3))),
+        _weights(
+            lambda s: softmax(s, (2, 3)),
+            lambda s: softmax(s, (1, 2, 3)),
+            *(partial(_over, axes=axes) for axes in ((2, 3), (1, 2, 3), (0, 1, 2, 3))),
+        ),
     ),
     "softmax_over_heads_and_keys": (
         "softmax runs over heads and keys together",

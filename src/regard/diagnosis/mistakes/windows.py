@@ -254,6 +254,15 @@ BUFFERS: Entries = {
         "weight.",
         (),
     ),
+    "cache_never_filled": (
+        "new values are never put into the cache, which holds zeros",
+        "What changes no array in place returns another one, and that is to be kept.",
+        (),
+        (
+            "values = values.at[:, pos : pos + n].set(v)  # and not only values.at[…].set(v)",
+            "v_cache[:, :, pos : pos + n] = v  # or v_cache.index_copy_(…), with its _",
+        ),
+    ),
     "positions_of_slots": (
         "in a ring buffer, slots are taken for positions",
         "Once the buffer is full, slot s holds the latest position p with p % window = s.",
@@ -264,7 +273,7 @@ BUFFERS: Entries = {
         ),
     ),
 }
-EMPTY_SLOTS, NEWEST_SLOT, SLOT_POSITIONS = OF_BUFFERS = mistakes(
+EMPTY_SLOTS, NEWEST_SLOT, NEVER_FILLED, SLOT_POSITIONS = OF_BUFFERS = mistakes(
     "caching and windows", FILLED, BUFFERS
 )
 
@@ -296,6 +305,11 @@ def without_newest_slot(size: int) -> Variant:
         )
 
     return replacing(weights=weights)
+
+
+def never_filled() -> Variant:
+    """All values that are read are 0."""
+    return replacing(output=lambda values, probe: 0 * blend(values["weights"], values["values"]))
 
 
 MISTAKES = (

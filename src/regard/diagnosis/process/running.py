@@ -262,7 +262,8 @@ def _guarded(
                     returned = traces.run(name, result_of, arguments)
                 except Untraceable:
                     returned = result_of(passed)
-                result = _read(returned)  # what is returned may run code of its own
+                # What is returned may run code of its own.
+                result = _read(_side_by_side(returned) if callee.is_backward else returned)
             except (LimitExceeded, KeyboardInterrupt):
                 raise
             except NoGradientError as error:
@@ -409,6 +410,13 @@ def _read(result: Any) -> CallResult:
     else:
         text = f"it returned {safe_text(type(result).__name__, 40)}, which holds no array"
     return CallResult(problem=text, kind="type")
+
+
+def _side_by_side(result: Any) -> Any:
+    """The arrays of tuples in a tuple: out, (dx, dw)."""
+    if not isinstance(result, tuple):
+        return result
+    return tuple(itertools.chain(*(one if isinstance(one, tuple) else (one,) for one in result)))
 
 
 def _arrays(result: Any) -> Iterator[tuple[Array, str]]:

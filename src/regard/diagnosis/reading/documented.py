@@ -103,6 +103,17 @@ def documented_sizes(text: str, names: Collection[str]) -> dict[str, list[str]]:
     return found
 
 
+def length_of_any(text: str, name: str) -> str:
+    """The name of the length of an array of any number of axes, as a text gives it; or nothing.
+
+    >>> length_of_any("q, k, v: (..., T, d)", "k"), length_of_any("k: (L, D)", "k")
+    ('T', '')
+    """
+    found = re.search(_said(name, rf"\.\.\.\s*,\s*{_LIST}"), text)
+    words = re.findall(_WORD, found[1]) if found else []
+    return words[-2] if len(words) > 1 else ""
+
+
 def axes_of_all(text: str) -> tuple[str, ...]:
     """The axes that a text gives all arrays.
 

@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
@@ -89,7 +90,7 @@ class Callee:
     heads: int | None = None
     number: int = 0  # of this reading: a function may be read in several ways
     returns: tuple[str, ...] = ()  # the names of gradients in a backward pass's last return
-    reads_one_length: bool = False  # whether a backward pass reads the lengths of queries alone
+    reads_one_length: bool = False  # whether keys are as many as queries, as it reads or says
     paired: bool = False  # whether it has a backward pass beside its forward pass
     tables: str = ""  # the form of its tables of rotary positions
     layout: str = ""  # of the queries, as the code or its documentation says
@@ -408,11 +409,23 @@ def heads_bound(function: Any) -> int | None:
 
 
 def names_in(function: Any) -> list[str]:
-    """The global names and attributes in the code of a function and of those inside it."""
-    codes = [getattr(function, "__code__", None)]
+    """The global names and attributes in the code of a function and of those inside it.
+
+    Of a class those of its methods.
+    """
+    own = [function]
+    if inspect.isclass(function):
+        own = [one for part in parts_of(function) for one in vars(part).values()]
+    codes = [getattr(one, "__code__", None) for one in own]
     for code in codes:
         codes += [one for one in getattr(code, "co_consts", ()) if isinstance(one, CodeType)]
     return [*dict.fromkeys(name for code in codes for name in getattr(code, "co_names", ()))]
+
+
+def globals_of(function: Any) -> dict[str, Any]:
+    """The global names that the code of a function, or of a class, may use."""
+    module = sys.modules.get(function.__module__) if inspect.isclass(function) else None
+    return vars(module) if module else getattr(function, "__globals__", {})
 
 
 def given_windows(made: str) -> dict[Parameter, int]:
@@ -425,6 +438,11 @@ def given_windows(made: str) -> dict[Parameter, int]:
     return {Parameter(n, "window"): int(size) for n, size in given if role_of(n) == "window"}
 
 
+def parts_of(kind: type) -> list[type]:
+    """A class and those of its file that it inherits from."""
+    return [one for one in kind.__mro__ if one.__module__ == kind.__module__]
+
+
 def text_of(function: Any) -> str:
     """The code of a function, or of a class and those of its file that it inherits from.
 
@@ -432,11 +450,8 @@ def text_of(function: Any) -> str:
     """
     while isinstance(function, functools.partial):
         function = function.func
-    parts = [function]
-    if inspect.isclass(function):
-        parts = [one for one in function.__mro__ if one.__module__ == function.__module__]
     found = []
-    for one in parts:
+    for one in parts_of(function) if inspect.isclass(function) else [function]:
         with contextlib.suppress(OSError, TypeError):
             found.append(source_of(inspect.unwrap(one)))
     return "\n".join(found)

@@ -17,7 +17,8 @@ LINEAR = re.compile(
 )
 _UNSCALED = re.compile(
     r"non_?-?local|(?<![a-z])t5|unscaled|luong|no[_ ]scal|not[_ ]scaled|not\W+divided by|"
-    r"without[_ ](?:a[_ ]|the[_ ]|any[_ ])?scal|"
+    r"without[_ ](?:a[_ ]|the[_ ]|any[_ ])?(?:scal|factor|1 ?/ ?(?:sqrt|√))|"
+    r"\b(?:scores|logits) (?:are )?(?:plain|raw|bare) dot[- ]products?\b|"
     r"scal(?:e|ing) (?:is )?(?:folded|absorbed|left)|dot[_ ]?score\b|"
     r"\b(?:attention|logits|scores)(?: itself)? (?:does|do|are|is) not (?:divided?|scaled?)|"
     r"\b(?:kernel|function|it|layer|module) (?:does not|doesn't|never) (?:scales?|divides?)\b|"
