@@ -11,6 +11,7 @@ from tests.support.wrong_attentions import plain_softmax as softmax
 
 import regard
 from regard.diagnosis.reading.documented import length_of_any
+from regard.diagnosis.reading.target import load
 
 
 def names(thing):
@@ -255,6 +256,141 @@ def test_a_projection_of_the_output_beside_the_queries_is_taken_back():
     assert names(attentional_state_transposed) == ["weights_transposed"]
 
 
+LAYERS = """
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Rotary(nn.Module):
+    def __init__(self, dim, base=10000.0):
+        super().__init__()
+        self.register_buffer("speeds", 1.0 / base ** (torch.arange(0, dim, 2).float() / dim))
+
+    def forward(self, x, seq_dim=-2):
+        angles = torch.outer(torch.arange(x.shape[seq_dim]).to(self.speeds), self.speeds)
+        cos, sin = angles.cos(), angles.sin()
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class OfTokens(nn.Module):
+    turned_first = False
+
+    def __init__(self, dim=32, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.rotary = Rotary(dim // heads)
+        self.to_qkv, self.to_out = nn.Linear(dim, dim * 3), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = (t.view(b, n, self.heads, -1) for t in self.to_qkv(x).chunk(3, dim=-1))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        q, k = self.rotary(q), self.rotary(k)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.to_out(out.transpose(1, 2).reshape(b, n, d))
+
+
+class OfHeads(OfTokens):
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = (t.view(b, n, self.heads, -1) for t in self.to_qkv(x).chunk(3, dim=-1))
+        q, k = self.rotary(q), self.rotary(k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.to_out(out.transpose(1, 2).reshape(b, n, d))
+
+
+class OfContext(nn.Module):
+    def __init__(self, dim=24, heads=3, dim_head=8):
+        super().__init__()
+        self.heads = heads
+        self.to_q = nn.Linear(dim, heads * dim_head, bias=False)
+        self.to_k = nn.Linear(dim, heads * dim_head, bias=False)
+        self.to_v = nn.Linear(dim, heads * dim_head, bias=False)
+        self.to_out = nn.Linear(heads * dim_head, dim)
+
+    def forward(self, x, context=None):
+        context = x if context is None else context
+        q, k, v = self.to_q(x), self.to_k(context), self.to_v(x)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Named(nn.Module):
+    def __init__(self, d=32, nhead=4):
+        super().__init__()
+        self.nhead = nhead
+        self.in_proj, self.out_proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x):
+        B, T, D = x.shape
+        v, k, q = self.in_proj(x).view(B, T, 3, self.nhead, -1).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.out_proj(out.transpose(1, 2).reshape(B, T, D))
+"""
+
+
+@pytest.mark.needs("torch")
+def test_rotary_angles_of_heads_have_no_effect(tmp_path):
+    (path := tmp_path / "layers.py").write_text(LAYERS)
+    assert verdict(load(f"{path}:OfTokens")) == "right"
+    assert names(load(f"{path}:OfHeads")) == ["positions_unused"]
+
+
+@pytest.mark.needs("torch")
+def test_a_context_is_asked_for_as_long_as_what_asks(tmp_path):
+    (path := tmp_path / "layers.py").write_text(LAYERS)
+    (found,) = regard.diagnose(load(f"{path}:OfContext")).mistakes
+    assert "self.to_v(context)" in found.title
+
+
+@pytest.mark.needs("torch")
+def test_columns_whose_layer_says_no_order_have_that_of_the_code(tmp_path):
+    (path := tmp_path / "layers.py").write_text(LAYERS)
+    assert verdict(load(f"{path}:Named")) == "right"
+    (other := tmp_path / "other.py").write_text(LAYERS.replace("in_proj", "qkv"))
+    assert names(load(f"{other}:Named")) == ["W_q_and_W_v_swapped"]
+
+
+def dense(p, x):
+    return x @ p["w"] + p["b"]
+
+
+def norm(p, x):
+    scale = 1 / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return (x - x.mean(-1, keepdims=True)) * scale * p["g"] + p["b"]
+
+
+def attention(p, x, heads, merge):
+    b, n, c = x.shape
+    q, k, v = dense(p["qkv"], x).reshape(b, n, 3, heads, -1).transpose(2, 0, 3, 1, 4)
+    y = softmax(q @ k.swapaxes(-1, -2) * (c // heads) ** -0.5) @ v
+    return dense(p["out"], merge(y).reshape(b, n, c))
+
+
+def block(p, x, heads=4):
+    """x: (batch, tokens, dim)."""
+    x = x + attention(p, norm(p["ln1"], x), heads, lambda y: y.swapaxes(1, 2))
+    h = np.maximum(dense(p["fc1"], norm(p["ln2"], x)), 0)
+    return x + dense(p["fc2"], h)
+
+
+def block_of_reshaped(p, x, heads=4):
+    """x: (batch, tokens, dim)."""
+    x = x + attention(p, norm(p["ln1"], x), heads, lambda y: y)
+    h = np.maximum(dense(p["fc1"], norm(p["ln2"], x)), 0)
+    return x + dense(p["fc2"], h)
+
+
+def test_layers_in_a_tree_are_those_that_helpers_read():
+    assert verdict(block) == "right"
+    assert names(block_of_reshaped) == ["heads_merged_without_transpose"]
+
+
 # --- smaller maps --------------------------------------------------------------------------------
 
 
@@ -349,3 +485,60 @@ def of_one_length(q, k, v, causal=False):
 def test_lengths_that_are_said_to_be_the_same_are_the_same():
     assert length_of_any("q: (..., T, d), k: (..., S, d)", "k") == "S"
     assert verdict(of_one_length) == "right"
+
+
+class Sliding:
+    """A token attends to itself and to the window - 1 tokens before it."""
+
+    more = 0
+
+    def __init__(self, n_heads=2, window=4):
+        self.n_heads, self.window = n_heads, window
+
+    def __call__(self, q, k, v):
+        """q, k, v: (B, T, C), projected already."""
+        B, T, C = q.shape
+        q, k, v = (a.reshape(B, T, self.n_heads, -1).transpose(0, 2, 1, 3) for a in (q, k, v))
+        row, key = np.arange(T)[:, None], np.arange(T)
+        seen = (key <= row) & (row - key < self.window + self.more)
+        scores = np.where(seen, q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5, -np.inf)
+        return (softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(B, T, C)
+
+
+class SlidingOneMore(Sliding):
+    """A token attends to itself and to the window - 1 tokens before it."""
+
+    more = 1
+
+
+def test_packed_heads_are_asked_for_more_tokens_than_a_window_has():
+    assert verdict(Sliding) == "right"
+    assert names(SlidingOneMore) == ["window_one_long"]
+
+
+def running(q, k, v, chunk=16):
+    """q: (b, q_len, d); k, v: (b, kv_len, d), kv_len a multiple of chunk."""
+    count = k.shape[1] // chunk
+    largest = np.full((*q.shape[:2], 1), -1e30)
+    total, out = np.zeros_like(largest), np.zeros((*q.shape[:2], v.shape[-1]))
+    parts = (a.reshape(a.shape[0], count, chunk, -1).swapaxes(0, 1) for a in (k, v))
+    for kc, vc in zip(*parts, strict=True):
+        s = q @ kc.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        new_max = np.maximum(largest, s.max(-1, keepdims=True))
+        e, correction = np.exp(s - new_max), np.exp(largest - new_max)
+        out, total, largest = out * correction + e @ vc, total + e.sum(-1, keepdims=True), new_max
+    return out / total
+
+
+def test_one_block_does_not_hide_what_several_do():
+    assert names(running) == ["blocks_change_the_output"]
+
+
+@pytest.mark.parametrize("axes", [(-2, -1), None])
+def test_sums_over_several_axes_are_named_whatever_maximum_is_subtracted(axes):
+    def f(q, k, v):
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        large = np.exp(scores - scores.max(-1, keepdims=True))
+        return large / large.sum(axes, keepdims=True) @ v
+
+    assert names(f) == ["softmax_over_everything"]

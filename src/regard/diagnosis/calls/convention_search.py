@@ -44,7 +44,9 @@ JOINS_MASKS = re.compile(
 CUTS_MASK = re.compile(r"(mask|pad|valid)\w*\[[^\]\n]*: *(k|s|kv|key|src|total|cur|past|n|end)")
 # Code that makes a causal mask where it gets none.
 NO_MASK = re.compile(
-    r"mask\w* is None(?s:.){0,160}?(causal|tri[lu]?\b|tri\(|inf|full)", re.IGNORECASE
+    r"mask\w* is None(?s:.){0,160}?(causal|tri[lu]?\b|tri\(|inf|full)|"
+    r"causal[^\n]{0,60}\band\b[^\n]{0,20}mask\w* is None",
+    re.IGNORECASE,
 )
 
 

@@ -198,7 +198,8 @@ def keeps_state(method: Callable[..., Any]) -> bool:
         changed |= set_at.keys()
         added = (one.target for one in ast.walk(tree) if isinstance(one, ast.AugAssign))
         counted |= {name for one in added if (name := _attribute(one))}
-    if begun & counted and method.__name__ not in ONE_CALL:
+    loops = re.search(r"\bself\.\w+\([^\n]* for |^ +for [^\n]*:$", text_of(method), re.MULTILINE)
+    if begun & counted and (loops or method.__name__ not in ONE_CALL):
         return False  # it counts from the beginning, and takes one token after the other
     return bool(changed & read - begun)
 

@@ -63,6 +63,7 @@ from regard.diagnosis.reading.parameter_names import role_of
 from regard.diagnosis.reading.rule_words import (
     says_one_token,
     says_pieces,
+    says_single,
     what_window_means,
     where_causal_aligns,
 )
@@ -180,6 +181,7 @@ def inspect_function(
         "window_means": what_window_means(of_all, [*found[0][1].parameters, *given_windows(made)]),
         "causal_aligns": where_causal_aligns(of_all),
         "says_pieces": says_pieces(prose),
+        "says_single": says_single(prose) and not says_pieces(prose),
         "says_linear": LINEAR.search(f"{name}\n{text}") is not None,
         "says_transposed": TURNED.search(text) is not None,
         "columns_said": columns_said(text, code_of_file(function)),

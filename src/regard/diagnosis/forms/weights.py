@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,10 +103,11 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
             found.insert(0, named | last)
         raw = {role for path, role, _ in _raw(layers) if role in named}
         if raw and all(named[one].ndim == 2 for one in raw):
-            turned = {role: array.T if role in raw else array for role, array in named.items()}
-            found.append({role: np.ascontiguousarray(array) for role, array in turned.items()})
+            found.append(_turned(named, raw))
     else:
         found = [*_in_order(layers, named)]
+        if not hasattr(thing, "state_dict"):  # whose layers say how they lie
+            found += [_turned(one, one.keys()) for one in found]
     if not found:
         return []
     found = [_shared_by_heads(one, stated) for one in found]
@@ -138,6 +139,12 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     if latents is not None:
         out = [_with(one, **{LATENTS: latents}) for one in out]
     return out
+
+
+def _turned(weights: Weights, roles: Collection[str]) -> Weights:
+    """The same with the matrices of some roles transposed."""
+    turned = {role: array.T if role in roles else array for role, array in weights.items()}
+    return {role: np.ascontiguousarray(array) for role, array in turned.items()}
 
 
 def _in_said_order(thing: Any, layers: list[Layer]) -> Iterator[Layer]:

@@ -297,8 +297,8 @@ CALLS: Entries = {
     "positions_unused": (
         "its positions have no effect",
         "The result is that without them: a learned table is never added, or is the same for every "
-        "key that a query sees; or rotary angles are those of heads instead of tokens, or begin at 0 "
-        "in every call of a single token.",
+        "key that a query sees; or rotary angles are those of heads instead of tokens, or begin at "
+        "0 in every call of a single token.",
         (),
         (
             "x = x + positions[: len(x)]; angles = np.outer(cached + np.arange(L), frequencies)",

@@ -68,6 +68,12 @@ def _over(scores: Array, axes: tuple[int, ...]) -> Array:
     return np.asarray(exponentials / exponentials.sum(axes, keepdims=True))
 
 
+def _shifted_beside_one(scores: Array) -> Array:
+    """Exponentials shifted by the maximum, 0 among them, and the 1 beside them not shifted."""
+    exponentials = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), 0))
+    return np.asarray(exponentials / (1 + _sums(exponentials)))
+
+
 def _axis_1(rank: int) -> int:
     """Axis 1 of an array of this rank, as an axis of (B, H, L, S)."""
     return {3: -2, 4: 1}.get(rank, -1)
@@ -209,6 +215,7 @@ WEIGHTS: Entries = {
         _weights(
             lambda s: _exp(s) / (1 + _sums(_exp(s))),
             lambda s: np.exp(s) / (1 + _sums(np.exp(s))),
+            _shifted_beside_one,
         ),
     ),
 }

@@ -115,6 +115,7 @@ def question_frame(key: bytes, number: int, question: Question) -> bytes:
     """A question as bytes: scalars in the JSON, arrays by their type and shape."""
 
     def described(value: Any) -> Any:
+        value = value.item() if isinstance(value, np.generic) else value
         return [value.dtype.str, value.shape] if isinstance(value, np.ndarray) else value
 
     calls = [{name: described(value) for name, value in call.items()} for call in question.calls]
@@ -202,6 +203,7 @@ def callees_frame(key: bytes, number: int, callees: Sequence[Callee]) -> bytes:
                 "window_means": callee.window_means,
                 "causal_aligns": callee.causal_aligns,
                 "says_pieces": callee.says_pieces,
+                "says_single": callee.says_single,
                 "said_scale": callee.said_scale,
                 "sharpness": callee.sharpness,
                 "norm_place": callee.norm_place,
@@ -298,6 +300,7 @@ def _as_callee(content: dict[str, Any], data: bytes, start: int) -> tuple[Callee
         "says_causal",
         "says_added",
         "says_pieces",
+        "says_single",
         "says_cosine",
         "says_linear",
         "says_transposed",

@@ -127,6 +127,11 @@ _PIECES = re.compile(
     r"\bthe next (?:\w|few|some|several) tokens\b|"
     r"\btokens (?:that )?(?:come|follow)s? (?:\w+ )?after (?:those|the ones|the tokens|all|what)"
 )
+_SINGLE = re.compile(
+    r"\b(?:later|following|further|next|afterwards|after that|then|decoding)\b[^.;]{0,60}"
+    r"\b(?:one|1|a single)(?: new| more| further)? token\b|"
+    r"\b(?:one|1|a single)(?: new| more| further)? token (?:per|in each|in every) (?:call|step)\b"
+)
 _LONGEST = 1000  # characters of a sentence
 
 
@@ -183,6 +188,15 @@ def says_pieces(text: str) -> bool:
     (True, False)
     """
     return any(_PIECES.search(sentence) for sentence in _sentences(text))
+
+
+def says_single(text: str) -> bool:
+    """Whether one token alone follows those in a cache in each call.
+
+    >>> says_single("the whole prompt first, then one token per call"), says_single("a few tokens")
+    (True, False)
+    """
+    return any(_SINGLE.search(sentence) for sentence in _sentences(text))
 
 
 def _sentences(text: str) -> Iterator[str]:

@@ -114,6 +114,7 @@ class Callee:
     window_means: str = ""  # inclusive or exclusive: whether its text counts the own key
     causal_aligns: str = ""  # end or start: which queries and keys meet, as its text says
     says_pieces: bool = False  # whether its text lets several tokens follow those in a cache
+    says_single: bool = False  # whether only one does, after those of the first call
     says_linear: bool = False  # whether its name or its text mentions linear attention
     says_transposed: bool = False  # whether its weights are stored as (out, in), by a name
     by_head: bool | None = None  # whether one head's fused columns follow another's

@@ -16,7 +16,7 @@ LINEAR = re.compile(
     re.IGNORECASE,
 )
 _UNSCALED = re.compile(
-    r"non_?-?local|(?<![a-z])t5|unscaled|luong|no[_ ]scal|not[_ ]scaled|not\W+divided by|"
+    r"non_?-?local|\bsagan\b|(?<![a-z])t5|unscaled|luong|no[_ ]scal|not[_ ]scaled|not\W+divided by|"
     r"without[_ ](?:a[_ ]|the[_ ]|any[_ ])?(?:scal|factor|1 ?/ ?(?:sqrt|√))|"
     r"\b(?:scores|logits) (?:are )?(?:plain|raw|bare) dot[- ]products?\b|"
     r"scal(?:e|ing) (?:is )?(?:folded|absorbed|left)|dot[_ ]?score\b|"

@@ -1,0 +1,162 @@
+"""Code that was cured of a mistake is right: caches of one token, masks that replace causal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.support.wrong_attentions import plain_softmax as softmax
+
+import regard
+from regard.diagnosis.calls.convention import Question
+from regard.diagnosis.process.protocol import as_question, question_frame, receive
+from regard.diagnosis.reading.rule_words import says_single
+from regard.diagnosis.reading.target import load
+
+
+def names(thing):
+    return [one.name for one in regard.diagnose(thing).mistakes]
+
+
+class Cached:
+    """The whole prompt first, with past=None; then one token per call, with the past returned."""
+
+    always = False
+
+    def __init__(self, dim=12, heads=3, seed=0):
+        self.heads = heads
+        self.W_q, self.W_k, self.W_v, self.W_o = np.random.default_rng(seed).normal(
+            size=(4, dim, dim)
+        )
+
+    def __call__(self, x, past=None):
+        q, k, v = (
+            (x @ w).reshape(*x.shape[:2], self.heads, -1).swapaxes(1, 2)
+            for w in (self.W_q, self.W_k, self.W_v)
+        )
+        if past is not None:
+            k, v = (np.concatenate(pair, axis=2) for pair in zip(past, (k, v), strict=True))
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        if past is None or self.always:
+            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        out = (softmax(scores) @ v).swapaxes(1, 2).reshape(x.shape)
+        return out @ self.W_o, (k, v)
+
+
+class CachedAtTheStart(Cached):
+    """The whole prompt first, with past=None; then one token per call, with the past returned."""
+
+    always = True
+
+
+def test_a_cache_gets_one_token_at_a_time_where_that_is_said():
+    assert regard.diagnose(Cached).verdict == "right"
+    assert names(CachedAtTheStart) == ["cache_offset_ignored"]
+    assert says_single("Later calls: x is one new token (B, 1, dim) and past what was returned.")
+    assert not says_single("Every query attends to each token of a sequence.")
+
+
+class Unsaid(Cached):
+    """Give the past that was returned with the tokens that come after those."""
+
+
+def test_several_tokens_follow_where_nothing_else_is_said():
+    assert names(Unsaid) == ["cache_chunk_not_causal"]
+
+
+class Decoder:
+    """step(x): x (dim,) of the next token; forward(xs) goes through a text from an empty cache."""
+
+    def __init__(self, dim=24, n_heads=4, seed=0):
+        rng = np.random.default_rng(seed)
+        self.n_heads, self.pos = n_heads, 0
+        self.wq, self.wk, self.wv, self.wo = rng.normal(size=(4, dim, dim)) * dim**-0.5
+        self.keys = np.zeros((128, n_heads, dim // n_heads))
+        self.values = np.zeros((128, n_heads, dim // n_heads))
+
+    def step(self, x):
+        pos = self.pos
+        q, self.keys[pos], self.values[pos] = (
+            (w @ x).reshape(self.n_heads, -1) for w in (self.wq, self.wk, self.wv)
+        )
+        scores = np.einsum("hd,shd->hs", q, self.keys[: pos + 1]) / np.sqrt(q.shape[-1])
+        self.pos += 1
+        return self.wo @ np.einsum("hs,shd->hd", softmax(scores), self.values[: pos + 1]).ravel()
+
+    def forward(self, xs):
+        self.pos = 0
+        return np.stack([self.step(x) for x in xs])
+
+
+def test_a_method_that_begins_anew_is_called_once():
+    assert regard.diagnose(load(f"{__file__}:Decoder.forward")).verdict == "right"
+
+
+class OfPairs:
+    """NumPy port of a torch layer, weights stored (out, in)."""
+
+    def __init__(self, d_model=32, h=4):
+        rng = np.random.default_rng(42)
+        self.h = h
+        self.linears = [(rng.normal(size=(d_model, d_model)), np.zeros(d_model)) for _ in range(4)]
+
+    def _lin(self, i, x):
+        w, b = self.linears[i]
+        return x @ w.T + b
+
+    def forward(self, query, key, value):
+        q, k, v = (
+            self._lin(i, one).reshape(*one.shape[:2], self.h, -1).swapaxes(1, 2)
+            for i, one in enumerate((query, key, value))
+        )
+        out = softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+        return self._lin(3, self.merged(out))
+
+    def merged(self, out):
+        return out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1)
+
+
+class OfPairsReshaped(OfPairs):
+    def merged(self, out):
+        return out.reshape(out.shape[0], out.shape[2], -1)
+
+
+def test_pairs_of_matrices_and_biases_lie_as_the_code_takes_them():
+    assert regard.diagnose(OfPairs).verdict == "right"
+    assert names(OfPairsReshaped) == ["heads_merged_without_transpose"]
+
+
+@pytest.mark.needs("torch")
+def test_a_causal_flag_may_be_for_no_mask(tmp_path):
+    (path := tmp_path / "masked.py").write_text(
+        "import torch.nn.functional as F\n"
+        "from torch import nn\n\n\n"
+        "class Masked(nn.Module):\n"
+        "    def __init__(self, d_model=32, n_heads=4, causal=True):\n"
+        "        super().__init__()\n"
+        "        self.n_heads, self.causal = n_heads, causal\n"
+        "        self.qkv = nn.Linear(d_model, 3 * d_model)\n"
+        "        self.proj = nn.Linear(d_model, d_model)\n\n"
+        "    def forward(self, x, attn_mask=None):\n"
+        "        qkv = self.qkv(x).unflatten(-1, (3, self.n_heads, -1))\n"
+        "        q, k, v = qkv.permute(2, 0, 3, 1, 4)\n"
+        "        out = F.scaled_dot_product_attention(\n"
+        "            q, k, v, attn_mask=attn_mask, is_causal=self.causal and attn_mask is None\n"
+        "        )\n"
+        "        return self.proj(out.transpose(1, 2).flatten(2))\n"
+    )
+    found = regard.diagnose(load(f"{path}:Masked"))
+    assert found.verdict == "right"
+    assert "causal if there is no mask" in found.called
+
+
+def test_a_number_of_numpy_may_be_an_argument():
+    sent = question_frame(b"key", 3, Question("scalar", ({"scale": np.float32(0.5)},)))
+    rest = bytearray(sent)
+
+    def read(count):
+        taken = bytes(rest[:count])
+        del rest[:count]
+        return taken
+
+    question = as_question(receive(read, b"key", 0))
+    assert question.calls == ({"scale": 0.5},)
