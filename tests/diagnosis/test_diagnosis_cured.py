@@ -8,7 +8,9 @@ from tests.support.wrong_attentions import plain_softmax as softmax
 
 import regard
 from regard.diagnosis.calls.convention import Question
+from regard.diagnosis.forms.weights import ORDER_SAID
 from regard.diagnosis.process.protocol import as_question, question_frame, receive
+from regard.diagnosis.reading.changed_text import Change, loses_a_result
 from regard.diagnosis.reading.rule_words import says_single
 from regard.diagnosis.reading.target import load
 
@@ -147,6 +149,80 @@ def test_a_causal_flag_may_be_for_no_mask(tmp_path):
     found = regard.diagnose(load(f"{path}:Masked"))
     assert found.verdict == "right"
     assert "causal if there is no mask" in found.called
+
+
+OPTIONS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Flagged(nn.Module):
+    def __init__(self, d_model=32, n_heads=4, mask_flag=False):
+        super().__init__()
+        self.n_heads, self.mask_flag = n_heads, mask_flag
+        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x, attn_mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        if self.mask_flag:
+            scores = scores.masked_fill(attn_mask, float("-inf"))
+        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Kept(nn.Module):
+    def __init__(self, dim=32, n_head=4, longest=64):
+        super().__init__()
+        self.n_head = n_head
+        self.wqkv, self.wo = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.register_buffer("cache", torch.zeros(2, 4, n_head, longest, dim // n_head))
+        self.register_buffer("seen", torch.tril(torch.ones(longest, longest, dtype=torch.bool)))
+
+    def forward(self, x, input_pos):
+        size = x.shape[0]
+        q, k, v = self.wqkv(x).unflatten(-1, (3, self.n_head, -1)).permute(2, 0, 3, 1, 4)
+        self.cache[0, :size, :, input_pos] = k.detach()
+        self.cache[1, :size, :, input_pos] = v.detach()
+        k, v = self.cache[:, :size]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.seen[input_pos])
+        return self.wo(y.transpose(1, 2).flatten(2))
+
+
+class OverQueries(nn.Module):
+    def __init__(self, features=24):
+        super().__init__()
+        self.features = features
+        self.wq, self.wk = nn.Linear(features, features), nn.Linear(features, features)
+        self.wv, self.softmax = nn.Linear(features, features), nn.Softmax(dim=1)
+
+    def forward(self, inputs):
+        q, k, v = self.wq(inputs), self.wk(inputs), self.wv(inputs)
+        return self.softmax(q @ k.permute(0, 2, 1) / self.features**0.5) @ v
+"""
+
+
+@pytest.mark.needs("torch")
+def test_what_an_option_or_a_cache_leaves_out_is_no_mistake(tmp_path):
+    (path := tmp_path / "options.py").write_text(OPTIONS)
+    found = regard.diagnose(load(f"{path}:Flagged"))
+    assert found.verdict == "right"
+    assert "a mask only where self.mask_flag" in found.summary
+    assert regard.diagnose(load(f"{path}:Kept")).verdict == "right"
+    assert names(load(f"{path}:OverQueries")) == ["softmax_over_queries"]
+
+
+def test_a_change_that_leaves_a_result_unread_is_no_cure():
+    text = "def f(x, w):\n    y = x @ w\n    z = y + x\n    return z\n"
+    place = text.rindex("z")
+    assert loses_a_result([(1, text)], Change(0, place, place + 1, "y"))
+    place = text.index("+")
+    assert not loses_a_result([(1, text)], Change(0, place, place + 1, "-"))
+
+
+def test_an_order_is_said_before_or_after_its_letters():
+    for said in ("gives v, k, q in that order", "note the order: it emits v, k, q"):
+        assert "".join(filter(None, ORDER_SAID.search(said).groups())) == "vkq"
 
 
 def test_a_number_of_numpy_may_be_an_argument():

@@ -33,6 +33,7 @@ UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat1
 UNITS["int8"] = 2.0**-10  # scores are sums of many rounded numbers
 UNITS["int4"] = 2.0**-6  # the same, and 17 times as coarse
 _FLOAT64 = np.dtype(np.float64)
+WIDEST = 1e-3  # of what two computations may differ by, of the largest number
 SMALLEST_HALF = 2.0**-20  # a unit above this is that of a half-precision type
 
 
@@ -270,8 +271,8 @@ class Probe:
 
         A score is off by at most (D + 2) u Σ|q||k|·scale; projections add M roundings before it.
         The weights are off by twice that, relative, and by S + 8 roundings of softmax and the sum;
-        the factor of 2 is for two computations. For half-precision types this bound is so wide
-        that mistakes would pass, and `practical_tolerance` is used.
+        the factor of 2 is for two computations. For half-precision types, and for large scores in
+        float32, this bound is so wide that mistakes would pass, and `practical_tolerance` is used.
         """
         if unit > SMALLEST_HALF:
             return self.practical_tolerance(unit)
@@ -285,7 +286,8 @@ class Probe:
         angle = float(np.abs(self.inputs.get("key_positions", np.zeros(1))).max(initial=0))
         angle = angle if "frequencies" in self.inputs else 0.0
         terms = 2 * (inner + 2 + angle) * self.magnitude + size["S"] + 8
-        return float(2 * unit * terms * largest)
+        usual = max(WIDEST * largest, 16 * self.practical_tolerance(unit))
+        return float(min(2 * unit * terms * largest, usual))
 
     def practical_tolerance(self, unit: float) -> float:
         """How far rounding usually goes: some units of the largest score and result."""

@@ -40,6 +40,7 @@ from regard.diagnosis.forms.tree_code import (
     kind_of_file,
     projection,
     read_from,
+    without_bias,
 )
 from regard.diagnosis.reading.constructor_arguments import initial_tree
 from regard.diagnosis.reading.parameter_names import plain, role_of
@@ -230,6 +231,8 @@ def _weighed(
     def entry(name: str, role: str) -> Any:
         """A weight with the shape of the form, or the leaves of a layer."""
         whole = _shaped(weights, role, code.order_of(name), form, code.axes.get(name))
+        if role[:2] == "b_" and code.axes.get(without_bias(name), "").startswith("P"):
+            whole = np.stack([weights[f"b_{letter}"] for letter in code.order_of(name)])
         leaves = code.leaves_of(name) if role[:2] == "W_" else []
         if name in code.pairs and role[:2] == "W_":
             own = _shaped(weights, f"b_{role[-1]}", code.order_of(name), form)

@@ -50,8 +50,9 @@ LAYERS = {
 }
 GROUPED = re.compile(r"^_?Conv|Norm\d*d?$")
 # What a comment says of the columns of a fused projection.
+_THREE = r"\b([qkv])\W{1,3}([qkv])\W{1,3}(?:and )?([qkv])\b"
 ORDER_SAID = re.compile(
-    r"\b([qkv])\W{1,3}([qkv])\W{1,3}(?:and )?([qkv])\b[^\n]{0,12}\border\b", re.IGNORECASE
+    rf"{_THREE}[^\n]{{0,12}}\border\b|\border\b[^\n=]{{0,30}}{_THREE}", re.IGNORECASE
 )
 # Text that knows the order of the columns of a fused projection.
 OF_ORDER = re.compile(
@@ -154,7 +155,7 @@ def _in_said_order(thing: Any, layers: list[Layer]) -> Iterator[Layer]:
     """
     text = text_of(type(thing))
     said = ORDER_SAID.search(text)
-    order = "".join(said.groups()).lower() if said else ""
+    order = "".join(filter(None, said.groups())).lower() if said else ""
     packed = [path for path, *_ in layers if plain(path.rpartition(".")[2]) in PACKED]
     own_ones = [path for path in packed if "attn" not in path and not OF_ORDER.search(text)]
     called = columns_assigned(type(thing), own_ones) if own_ones else {}
@@ -233,8 +234,9 @@ def head_count(thing: Any) -> int | None:
 
 def _number(thing: Any, role: str) -> int | None:
     for part in _parts(thing):
-        if role == "key_heads" and type(part).__module__.startswith("torch."):
-            continue  # a convolution has groups of channels
+        of_torch = type(part).__module__.startswith("torch.") and not hasattr(part, "num_heads")
+        if role in ("key_heads", "width") and of_torch:
+            continue  # a convolution has groups of channels, and a softmax an axis called dim
         settings = (one for name, one in vars(part).items() if CONFIGURATION.fullmatch(plain(name)))
         for own in (part, *(one for one in settings if hasattr(one, "__dict__"))):
             for name, value in vars(own).items():

@@ -29,6 +29,7 @@ from regard.diagnosis.judging.observations import (
     keeps_context,
     keeps_default,
     masks_of_windows_misplaced,
+    option_of_mask,
 )
 from regard.diagnosis.judging.precision import HALF
 from regard.diagnosis.judging.seen_globally import what_globals_miss
@@ -61,6 +62,8 @@ from regard.diagnosis.reading.signature import OF_TEXTS, given_windows
 
 # Numbers of texts that are compared otherwise than for being the same.
 LATER = re.compile(r"(seg|doc|text|ids?)\w*(\[[^\]]*\]|\.unsqueeze\([^)]*\))? *[<>]=")
+# Code that merges blocks by a running maximum.
+RESCALES = re.compile(r"exp2?\(\s*\w*m(ax)?\w* ?- ?\w*new")
 # Code that means to add 1 to the sum of the exponentials.
 ADDS_ONE = re.compile(r"softmax_?(1|one|plus)|off.by.one|quiet|no.?op|attend to nothing", re.I)
 RESIDUAL = re.compile(
@@ -160,6 +163,8 @@ def as_told(
     causal_always = own.conventions[0].causal_always
     if names == ["cache_chunk_not_causal"] and mask_role(callee) and not causal_always:
         return (), "a mask of the caller's for several new tokens"
+    if names == ["mask_ignored"] and (option := option_of_mask(tested)):
+        return (), f"a mask only where {option}"
     if names == ["causal_hides_own_key"] and STRICTLY.search(code):
         return (), "each token hidden from itself"
     if names == ["heads_normalised_together"] and not BY_HEAD.search(code):
@@ -173,6 +178,9 @@ def as_told(
     adds_one = names == ["one_in_the_denominator"] and found[0][1] is found[0][0].variants[1]
     if adds_one and ADDS_ONE.search(code):  # a logit of 0, shifted like others
         return (), "1 added to the sum of the exponentials"
+    least = found[0][0].variants[-2:] if names == ["epsilon_in_the_denominator"] else ()
+    if any(found[0][1] is one for one in least) and RESCALES.search(code):
+        return (), "1e-6 added to sums, for rows that see nothing in any block"
     if names == ["earlier_texts_read"] and callee.says_causal and JOINED_BY_OR.search(code):
         return ((all_mistakes()["masks_joined_by_or"], found[0][1]),), ""
     reads_earlier = callee.says_causal and LATER.search(code) is not None

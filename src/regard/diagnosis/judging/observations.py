@@ -27,7 +27,7 @@ from regard.diagnosis.calls.under_test import FunctionUnderTest
 from regard.diagnosis.forms.function_readings import MERGES
 from regard.diagnosis.forms.source import prose_of
 from regard.diagnosis.judging.matching import Matcher
-from regard.diagnosis.process.run_lines import never_run
+from regard.diagnosis.process.run_lines import Unrun, never_run
 from regard.diagnosis.reading.signature import WEIGHTS
 from regard.diagnosis.result import Ability, Finding, Outcome
 from regard.errors import safe_text
@@ -60,6 +60,8 @@ TO_QUERIES_AND_KEYS = re.compile(
     r"\b(quer(y|ies)|q)\W+(and|&|\+)\W+(the )?(keys?|k)\b[^.]{0,60}pos|\bq *= *k *=[^\n]*pos",
     re.IGNORECASE,
 )
+# A line that hides scores by a mask.
+HIDES = re.compile(r"mask\w*_fill|where\([^\n]*mask|mask[^\n]*inf\b|\+=? *\w*mask", re.IGNORECASE)
 NEAR_BLOCKS = re.compile("local|window|sparse|dilat|neighbo|axial|stride", re.IGNORECASE)
 # A parameter whose default is a list or a dictionary, which Python makes once.
 CHANGEABLE = re.compile(
@@ -162,15 +164,34 @@ def lines_never_run(tested: FunctionUnderTest) -> Iterator[Finding]:
 
     Those of an option for which nothing was tried have another name.
     """
-    name = f"lines of {tested.calls} calls"
-    (seen,) = tested.put(Question(name, ({},), reading=tested.callee.number, looks="lines"))
-    run = {int(line) for one in seen.arrays if one.numbers is not None for line in one.numbers}
     given = tested.put.given
-    for first, last, condition, arguments in never_run(tested.callee.blocks, run):
+    for first, last, condition, arguments in _never_run(tested):
         lines = f"line {first}" if first == last else f"lines {first} to {last}"
         where = safe_text(condition.removesuffix(":"), 80)
         text = f"{lines} never ran, where {where}: nothing is known of them"
         yield Finding("not_run" if arguments <= given else "option_not_run", text)
+
+
+def _never_run(tested: FunctionUnderTest) -> Iterator[Unrun]:
+    name = f"lines of {tested.calls} calls"
+    (seen,) = tested.put(Question(name, ({},), reading=tested.callee.number, looks="lines"))
+    run = {int(line) for one in seen.arrays if one.numbers is not None for line in one.numbers}
+    return never_run(tested.callee.blocks, run)
+
+
+def option_of_mask(tested: FunctionUnderTest) -> str:
+    """The option of an object without which its code hides nothing by a mask; or nothing."""
+    for first, last, condition, arguments in _never_run(tested):
+        lines = [
+            line
+            for begin, text in tested.callee.blocks
+            for number, line in enumerate(text.splitlines(), begin)
+            if first <= number <= last
+        ]
+        is_own = arguments <= {"self"} and re.fullmatch(r"self\.\w+", condition)
+        if is_own and any(map(HIDES.search, lines)):
+            return condition
+    return ""
 
 
 def never_given(tested: FunctionUnderTest) -> list[str]:

@@ -58,6 +58,8 @@ from regard.diagnosis.reading.signature import MASKS, Callee
 from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome
 from regard.scores import Cosine
 
+# A cache of numbers alone, which code for inference keeps without their gradients.
+KEPT_WITHOUT = re.compile(r"(cache|past|buf)\w*\[[^\]\n]*\] *= *[^\n]*\.(detach\(|data\b)")
 # Tables of positions that are left out, of which a verdict says nothing.
 TABLE = re.compile("rel|pos|table", re.IGNORECASE)
 
@@ -124,7 +126,8 @@ def of_reading(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         script=_script(tested, own),
     )
     more = tested.callee.around or replace(own.built_in, softcap=None) != PLAIN
-    if more or meant or not outcome.ok:
+    kept = any(KEPT_WITHOUT.search(text) for _, text in tested.callee.blocks)
+    if more or meant or kept or not outcome.ok:
         return outcome
     return _with_gradients(tested, own, outcome)
 

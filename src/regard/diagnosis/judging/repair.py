@@ -26,7 +26,7 @@ from regard.diagnosis.judging.hypotheses import View, built_in_of, distinct_view
 from regard.diagnosis.judging.matching import Matcher, ProbeOutput
 from regard.diagnosis.judging.small_changes import changes_of
 from regard.diagnosis.mistakes import linear
-from regard.diagnosis.reading.changed_text import Block, Change, switched_off
+from regard.diagnosis.reading.changed_text import Block, Change, loses_a_result, switched_off
 from regard.diagnosis.reading.source_text import parsed
 from regard.diagnosis.result import Named, Outcome
 
@@ -120,7 +120,8 @@ def _repairs_of(
             break
         changed = with_change(asked, change)
         met = next((aim for aim in aims if aim.is_met(changed)), None)
-        if met is not None and not _switches_off(asked, change, met):
+        loses = met is not None and loses_a_result(blocks, change)
+        if met is not None and not loses and not _switches_off(asked, change, met):
             own = Repair(*change.lines(blocks))
             if own.line not in found and is_right(with_change(tested, change)):
                 found[own.line] = own

@@ -140,5 +140,36 @@ def switched_off(blocks: Sequence[Block], change: Change) -> Iterator[tuple[Chan
             )
 
 
+def loses_a_result(blocks: Sequence[Block], change: Change) -> bool:
+    """Whether after a change nothing reads what a function has computed last under a name."""
+    before, after = (len({*_unread(one)}) for one in (blocks[change.block][1], change.of(blocks)))
+    return after > before
+
+
+def _unread(text: str) -> Iterator[tuple[str, str]]:
+    """The functions in a text, each with names that it reads nowhere after it has set them last."""
+    for function in ast.walk(parsed(text)):
+        if isinstance(function, ast.FunctionDef):
+            names = _names_in(function)
+            loops = [node for node in ast.walk(function) if isinstance(node, ast.For | ast.While)]
+            again = {one.id for loop in loops for one in _names_in(loop)}
+            read = {one.id: 0 for one in names} | _last(names, ast.Load)
+            for name, line in _last(names, ast.Store).items():
+                if name not in again and read[name] <= line:
+                    yield function.name, name
+
+
+def _names_in(node: ast.AST) -> list[ast.Name]:
+    return [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+
+
+def _last(names: Sequence[ast.Name], kind: type[ast.expr_context]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in names:
+        if isinstance(one.ctx, kind):
+            found[one.id] = max(one.lineno, found.get(one.id, 0))
+    return found
+
+
 def _one_line(lines: Sequence[str]) -> str:
     return "; ".join(re.sub(r"\s+#.*$", "", one).strip() for one in lines)

@@ -69,7 +69,8 @@ _BY_HEAD = re.compile(
     re.IGNORECASE,
 )
 _BY_PARTS = re.compile(
-    r"\[ ?w?_?q ?[|,;] ?w?_?k ?[|,;] ?w?_?v ?\]|all of q\b[^.]{0,20}all of k\b|"
+    r"\[ ?w?_?q ?[|,;] ?w?_?k ?[|,;] ?w?_?v ?\]|"
+    r"\ball (?:the )?(?:rows |columns )?of q\b[^.]{0,20}all (?:the )?(?:rows |columns )?of k\b|"
     r"in_proj_(weight|bias)|\bq, k(,| and) v (lie )?side by side|"
     r"\b(loads?|takes?|from) (the )?gpt-?2'?s?\b[^.\n]{0,20}(checkpoint|weight|state)",
     re.IGNORECASE,
@@ -77,7 +78,7 @@ _BY_PARTS = re.compile(
 # The order of heads inside each of the parts.
 _HEADS_OF_PARTS = re.compile(
     r"\b(inside|within|in) (each|every|all)( (of \w+|part|block|third|one))?\W+"
-    r"(the )?(columns (of )?)?heads? 0\b[^.]{0,90}\bhead 1\b",
+    r"((the )?(columns (of )?)?heads? 0\b[^.]{0,90}\bhead 1\b|head by head)",
     re.IGNORECASE,
 )
 # Text by which [q | k | v] may be the columns of each head.
@@ -168,6 +169,8 @@ def columns_said(*texts: str) -> str:
     >>> columns_said("columns [Q | K | V]"), columns_said("columns are grouped by head")
     ('parts', 'heads')
     >>> columns_said("[Wq | Wk | Wv]; inside each, head 0 first, then head 1")
+    'parts'
+    >>> columns_said("first all rows of q, then all of k, then all of v; in each, head by head")
     'parts'
     >>> columns_said("rows of qkv are (head, [q | k | v], width)", "[q | k | v] lie side by side")
     ''
