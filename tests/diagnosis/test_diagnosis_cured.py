@@ -225,6 +225,116 @@ def test_an_order_is_said_before_or_after_its_letters():
         assert "".join(filter(None, ORDER_SAID.search(said).groups())) == "vkq"
 
 
+def forward(inp, heads):
+    """inp: (B, T, 3C) holding q | k | v."""
+    q, k, v = inp.reshape(*inp.shape[:2], 3, heads, -1).transpose(2, 0, 3, 1, 4)
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    weights = softmax(np.where(np.tri(inp.shape[1], dtype=bool), scores, -np.inf))
+    return (weights @ v).swapaxes(1, 2).reshape(*inp.shape[:2], -1), (q, k, v, weights)
+
+
+def backward(dout, kept, scaled=True):
+    q, k, v, weights = kept
+    dy = dout.reshape(dout.shape[0], dout.shape[1], q.shape[1], -1).swapaxes(1, 2)
+    delta = (dy * (weights @ v)).sum(-1, keepdims=True)
+    ds = weights * (dy @ v.swapaxes(-1, -2) - delta) / np.sqrt(q.shape[-1])
+    dq, dk = ds @ k, ds.swapaxes(-1, -2) @ q * (1 if scaled else np.sqrt(q.shape[-1]))
+    whole = np.stack([dq, dk, weights.swapaxes(-1, -2) @ dy])
+    return whole.transpose(1, 3, 0, 2, 4).reshape(*dout.shape[:2], -1)
+
+
+def both(inp, dout, NH=2):
+    """(out, dinp)"""
+    out, kept = forward(inp, NH)
+    return out, backward(dout, kept)
+
+
+def both_not_scaled(inp, dout, NH=2):
+    """(out, dinp)"""
+    out, kept = forward(inp, NH)
+    return out, backward(dout, kept, scaled=False)
+
+
+def test_a_gradient_of_three_arrays_in_one_comes_apart():
+    assert regard.diagnose(both).verdict == "right"
+    assert names(both_not_scaled) == ["gradient_of_keys_not_scaled"]
+
+
+def ring(q, k, v, n_dev=4):
+    """q, k, v: (B, H, T, D), T a multiple of n_dev."""
+    n = q.shape[-2] // n_dev
+    rows = []
+    for rank in range(n_dev):
+        own = [(rank - hop) % n_dev for hop in range(n_dev)]
+        keys, values = (
+            np.concatenate([a[..., o * n : (o + 1) * n, :] for o in own], axis=-2) for a in (k, v)
+        )
+        scores = q[..., rank * n : (rank + 1) * n, :] @ keys.swapaxes(-1, -2)
+        rows.append(softmax(scores / np.sqrt(q.shape[-1])) @ values)
+    return np.concatenate(rows, axis=-2)
+
+
+def test_a_remainder_of_a_difference_fills_nothing_up():
+    assert regard.diagnose(ring).verdict == "right"
+
+
+def turned(x, halves, mixed):
+    d = x.shape[-1]
+    angles = np.outer(np.arange(x.shape[-2]), 10000.0 ** (-np.arange(0, d, 2) / d))
+    angles = np.concatenate([angles, angles], -1) if halves else np.repeat(angles, 2, -1)
+    a, b = np.split(x, 2, -1) if halves != mixed else (x[..., ::2], x[..., 1::2])
+    parts = [-b, a]
+    other = np.concatenate(parts, -1) if halves else np.stack(parts, -1).reshape(x.shape)
+    return x * np.cos(angles) + other * np.sin(angles)
+
+
+@pytest.mark.parametrize("halves", [True, False])
+def test_features_that_are_turned_with_those_of_the_other_convention_are_named(halves):
+    def rotary(mixed):
+        def f(q, k, v):
+            q, k = (turned(one, halves, mixed) for one in (q, k))
+            return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+
+        return f
+
+    assert regard.diagnose(rotary(False)).verdict == "right"
+    assert names(rotary(True)) == ["rotary_conventions_mixed"]
+
+
+def masked(q, k, v, mask, kept):
+    """mask: 1 for the tokens to look at and 0 for padding."""
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    return softmax(np.where(mask == kept, scores, -1e9)) @ v
+
+
+def passes_on(q, k, v, mask):
+    return masked(q, k, v, mask, 1)
+
+
+def passes_on_the_other(q, k, v, mask):
+    return masked(q, k, v, mask, 0)
+
+
+def passes_on_the_opposite(q, k, v, hidden):
+    return masked(q, k, v, hidden == 0, 1)
+
+
+def test_a_mask_that_is_passed_on_means_what_its_reader_says():
+    assert regard.diagnose(passes_on).verdict == "right"
+    assert names(passes_on_the_other) == ["mask_inverted"]
+    assert regard.diagnose(passes_on_the_opposite).verdict == "right"
+
+
+def refuses_masks(q, k, v, mask=None):
+    if mask is not None:
+        raise RuntimeError("size of input is 0")
+    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+
+
+def test_a_verdict_says_first_what_raises_an_error():
+    assert regard.diagnose(refuses_masks).summary.endswith("; with a mask it raises an error")
+
+
 def test_a_number_of_numpy_may_be_an_argument():
     sent = question_frame(b"key", 3, Question("scalar", ({"scale": np.float32(0.5)},)))
     rest = bytearray(sent)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,8 +16,13 @@ from regard.diagnosis.forms.object_readings import method_called
 from regard.diagnosis.forms.trees import TREES
 from regard.diagnosis.reading.constructor_arguments import is_module
 from regard.diagnosis.reading.parameter_names import plain, role_of
-from regard.diagnosis.reading.signature import parts_of
+from regard.diagnosis.reading.signature import parts_of, text_of
 from regard.diagnosis.reading.source_text import nodes_of, tree_of
+
+# Code that changes what an object holds.
+CHANGES = re.compile(
+    r"\bself\.\w+(\[[^\]\n]*\])? *[-+*/]?=(?!=)|\bself\.\w+\.(append|extend|update)\("
+)
 
 
 def as_function_of_weights(kind: Any, method: str) -> Callable[..., Any] | None:
@@ -33,6 +39,9 @@ def as_function_of_weights(kind: Any, method: str) -> Callable[..., Any] | None:
     except (TypeError, ValueError):
         return None
     names = {one.name for one in (first, *own)}
+    others = (one for name, one in vars(kind).items() if name != "__init__")
+    if any(CHANGES.search(text_of(one)) for one in others if inspect.isfunction(one)):
+        return None  # what one call leaves in the object the next one reads
     if is_module(kind) or names & {one.name for one in asked} or not _is_tree(kind, first):
         return None
 

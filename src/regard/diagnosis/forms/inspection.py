@@ -91,6 +91,11 @@ from regard.diagnosis.reading.wording import (
 )
 from regard.errors import OptionError, safe_text
 
+# Code that makes the opposite of a mask.
+INVERTS = (
+    r"~ *{0}\b|\b{0}\b *(==|!=|<|>)|1(\.0?)? *- *{0}\b|\bnot {0}\b|logical_not\( *{0}\b|"
+    r"\b{0}\.logical_not"
+)
 # Arguments that tell positions.
 WHERE = {"pos", "positions", "cos", "sin"}
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
@@ -151,6 +156,8 @@ def inspect_function(
     of_keys = [one for one in found[0][1].parameters if one.role in ("key_mask", *OF_KEYS)]
     masks = [one.name for one in found[0][1].parameters if one.role in (*MASKS, "key_mask")]
     of_ones = taken_from_one(text, masks)
+    inverts = any(re.search(INVERTS.format(re.escape(one)), text) for one in masks)
+    passed_on = "" if inverts or not masks else prose_of(helpers, of_arguments=True)
     made = found[0][1].made
     of_file = documentation_of_file(function)
     options = words_of_options(named)
@@ -241,7 +248,8 @@ def inspect_function(
                 number=number,
                 mask_means=what_true_means(
                     of_arguments, _by_names(callee.parameters), of_ones=of_ones
-                ),
+                )
+                or what_true_means(passed_on, _by_names(callee.parameters)),
                 **own,
             ),
         )

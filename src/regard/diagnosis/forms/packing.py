@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from regard.diagnosis.forms.caches import annotated, fields_of
-from regard.diagnosis.forms.source import code_of_file
+from regard.diagnosis.forms.source import code_called, code_of_file
 from regard.diagnosis.forms.three_in_one import apart, three_wide
 from regard.diagnosis.reading.documented import documented_axes, is_of_tokens
 from regard.diagnosis.reading.parameter_names import is_upstream, plain, role_of
@@ -219,7 +219,8 @@ def unpacked(function: Callable[..., Any], parameters: Sequence[Parameter]) -> l
     """Every way in which a function may take its arrays packed; none if its names say nothing."""
     required = {plain(one.name): one for one in parameters if one.required}
     whole = next((one for name, one in required.items() if QKV.match(name)), None)
-    whole = whole or three_wide(text_of(function), [*required.values()])
+    text = f"{text_of(function)}\n{code_called(function)}"
+    whole = whole or three_wide(text, [*required.values()])
     if whole is not None:
         return _of_parts(function, parameters, whole, ("query", "key", "value"))
     if (parts := _in_parts(function, parameters)) is not None:

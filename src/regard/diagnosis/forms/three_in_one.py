@@ -29,7 +29,9 @@ def three_wide(text: str, required: Sequence[Parameter]) -> Parameter | None:
 
 
 def apart(place: int | None, result: Any) -> Any:
-    """The parts of what three arrays were put together to."""
+    """The parts of what three arrays were put together to; of several results, of the last one."""
+    if isinstance(result, tuple) and result:
+        return (*result[:-1], *apart(place, result[-1]))
     if not hasattr(result, "shape"):
         return result
     if place is None:

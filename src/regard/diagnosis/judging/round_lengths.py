@@ -31,7 +31,7 @@ SAID_OF_LENGTH = re.compile(
 # Text, or code, that fills up what others refuse.
 FILLED_UP = re.compile(
     r"pad\w*[^.\n]{0,40}\bmultiple of|\bany \w+ ?(>=?|length|sequence length)|"
-    r"\(?- ?\w+(\.shape\[-?\d\])?\)? ?% ?\w|need not be (divisible|a multiple)|"
+    r"[=(,\[:] *\(?- ?\w+(\.shape\[-?\d\])?\)? ?% ?\w|need not be (divisible|a multiple)|"
     r"last (block|chunk|window)[^.\n]{0,20}(shorter|smaller|partial|not full)",
     re.IGNORECASE,
 )

@@ -103,6 +103,23 @@ def _exchanged(first: bool, second: bool) -> Variant:
     return replacing(rotated_queries=by("query"), rotated_keys=by("key"))
 
 
+def _by_other_partners() -> Variant:
+    """Queries and keys whose features are turned with those of the other convention."""
+
+    def by(side: str) -> Replacement:
+        def rows(values: Values, probe: Probe) -> Array:
+            own = _unturned(values, side)
+            angles = np.outer(values[f"{side}_positions"], values["frequencies"])
+            pairs = np.arange(own.shape[-1]).reshape(-1, 2)[:, ::-1]  # 1, 0; 3, 2; …
+            halves = np.arange(own.shape[-1]).reshape(2, -1)[::-1]
+            order = halves.T.ravel() if probe.interleaved else pairs.T.ravel()
+            return np.asarray(own * np.cos(angles) + own[..., order] * np.sin(angles))
+
+        return rows
+
+    return replacing(rotated_queries=by("query"), rotated_keys=by("key"))
+
+
 def _other_layout(frequencies: Array) -> Array:
     """The frequencies of halves where the signs are those of pairs, and the reverse."""
     half = len(frequencies) // 2
@@ -230,7 +247,7 @@ ROTARY: Entries = {
         "rotary angles are laid out for one convention and rows turned by the other",
         "With halves (rotate_half) feature p and p + D/2 have one angle; with interleaved pairs "
         "features 2p and 2p + 1 do.",
-        (_both_by(_other_layout),),
+        (_both_by(_other_layout), _by_other_partners()),
         HALVES,
     ),
     "rotary_opposite_directions": (

@@ -35,6 +35,7 @@ _INCLUSIVE = (
     r"(?:is )?(?:included|counted|counts|among them|inclusive)",
     rf"{_W}[^.;]*?{_SELF}\W+(?:being|is|as|are) (?:one|part) of (?:them|it|these|those)",
     rf"(?:fewer|less) than {_W} {_KEYS} (?:back|away|apart|before|ago)",
+    rf"{_W} (?:most recent |latest |last |nearest )?{_KEYS} up to and including\b",
     # max(0, i - w + 1) … i, (i - w, i], 0 <= i - j < w
     rf"\b\w+ ?- ?\(?{_W} ?- ?1\)|\b\w+ ?- ?{_W} ?\+ ?1\b(?! ?\))|\b\w+ ?\+ ?1 ?- ?{_W}",
     rf"\( ?\w+ ?- ?{_W} ?, ?\w+ ?\]|\b\w+ ?> ?\w+ ?- ?{_W}(?! ?[-+])|\b\w+ ?- ?{_W} ?<(?! ?=)",
@@ -142,6 +143,8 @@ def what_window_means(text: str, parameters: Sequence[Parameter] = ()) -> str:
     'inclusive'
     >>> what_window_means("a token sees itself and the window tokens before it")
     'exclusive'
+    >>> what_window_means("the `window` most recent tokens up to and including i")
+    'inclusive'
     >>> what_window_means("`window` previous keys, and including itself one more")
     ''
     """

@@ -70,7 +70,8 @@ _BY_HEAD = re.compile(
 )
 _BY_PARTS = re.compile(
     r"\[ ?w?_?q ?[|,;] ?w?_?k ?[|,;] ?w?_?v ?\]|"
-    r"\ball (?:the )?(?:rows |columns )?of q\b[^.]{0,20}all (?:the )?(?:rows |columns )?of k\b|"
+    r"\ball (?:the )?(?:rows |columns )?(?:of )?q\b[^.]{0,20}"
+    r"\ball (?:the )?(?:rows |columns )?(?:of )?k\b|"
     r"in_proj_(weight|bias)|\bq, k(,| and) v (lie )?side by side|"
     r"\b(loads?|takes?|from) (the )?gpt-?2'?s?\b[^.\n]{0,20}(checkpoint|weight|state)",
     re.IGNORECASE,
@@ -171,6 +172,8 @@ def columns_said(*texts: str) -> str:
     >>> columns_said("[Wq | Wk | Wv]; inside each, head 0 first, then head 1")
     'parts'
     >>> columns_said("first all rows of q, then all of k, then all of v; in each, head by head")
+    'parts'
+    >>> columns_said("c_attn: columns all q, then all k, then all v")
     'parts'
     >>> columns_said("rows of qkv are (head, [q | k | v], width)", "[q | k | v] lie side by side")
     ''
