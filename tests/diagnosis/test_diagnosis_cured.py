@@ -216,6 +216,9 @@ def test_a_change_that_leaves_a_result_unread_is_no_cure():
     text = "def f(x, w):\n    y = x @ w\n    z = y + x\n    return z\n"
     place = text.rindex("z")
     assert loses_a_result([(1, text)], Change(0, place, place + 1, "y"))
+    text = text.replace("return z", 'g["x"] = z; return z, g')
+    place = text.rindex("g")
+    assert loses_a_result([(1, text)], Change(0, place, place + 1, "y"))
     place = text.index("+")
     assert not loses_a_result([(1, text)], Change(0, place, place + 1, "-"))
 
@@ -333,6 +336,26 @@ def refuses_masks(q, k, v, mask=None):
 
 def test_a_verdict_says_first_what_raises_an_error():
     assert regard.diagnose(refuses_masks).summary.endswith("; with a mask it raises an error")
+
+
+def linear(x, weight, bias=None):
+    return x @ weight if bias is None else x @ weight + bias
+
+
+def from_torch(params, x, num_heads):
+    """params: arrays of a torch module, weights (out_features, in_features).  x: (b, n, e)."""
+    q, k, v = (
+        linear(x, params[f"{one}.weight"], params.get(f"{one}.bias"))
+        .reshape(*x.shape[:2], num_heads, -1)
+        .swapaxes(1, 2)
+        for one in ("q_proj", "k_proj", "v_proj")
+    )
+    out = (softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v).swapaxes(1, 2)
+    return linear(out.reshape(x.shape), params["out_proj.weight"], params.get("out_proj.bias"))
+
+
+def test_weights_that_are_said_to_be_out_and_in_are_given_so():
+    assert names(from_torch) == ["weights_not_transposed"]
 
 
 def test_a_number_of_numpy_may_be_an_argument():

@@ -52,9 +52,9 @@ def gradients(
     answer = Answer(printed=result.printed, changed=result.changed)
     if result.problem:
         return replace(answer, problem=result.problem, kind=result.kind)
-    if len(result.arrays) == len(own) + 1 and not result.names:
-        arrays = [one for one in result.arrays if not _is_output(one, probe)]
-        result = replace(result, arrays=tuple(arrays if len(arrays) == len(own) else result.arrays))
+    if len(result.arrays) > len(own) and not result.names:
+        arrays = tuple(one for one in result.arrays if not _is_output(one, probe))
+        result = replace(result, arrays=arrays if len(arrays) >= len(own) else result.arrays)
     found = _by_parameter(callee, own, result, arguments)
     if isinstance(found, str):
         return replace(answer, problem=found, kind="shape")

@@ -347,7 +347,7 @@ def _raising(asked: Sequence[Ability]) -> list[str]:
     states = {one.name: one.state for one in asked}
     masks = {states[name] for name in ("mask", "key mask") if name in states}
     found = ["a mask"] * ("refused" in masks and "right" not in masks)
-    return found + [f"a {name}" for name in ("cache", "window") if states.get(name) == "refused"]
+    return found + ["a cache"] * (states.get("cache") == "refused")
 
 
 def _summary(

@@ -150,24 +150,23 @@ def _unread(text: str) -> Iterator[tuple[str, str]]:
     """The functions in a text, each with names that it reads nowhere after it has set them last."""
     for function in ast.walk(parsed(text)):
         if isinstance(function, ast.FunctionDef):
-            names = _names_in(function)
+            reads, sets = _read_and_set(function)
             loops = [node for node in ast.walk(function) if isinstance(node, ast.For | ast.While)]
-            again = {one.id for loop in loops for one in _names_in(loop)}
-            read = {one.id: 0 for one in names} | _last(names, ast.Load)
-            for name, line in _last(names, ast.Store).items():
-                if name not in again and read[name] <= line:
+            again = {name for loop in loops for own in _read_and_set(loop) for name in own}
+            for name, line in sets.items():
+                if name not in again and reads.get(name, 0) <= line:
                     yield function.name, name
 
 
-def _names_in(node: ast.AST) -> list[ast.Name]:
-    return [one for one in ast.walk(node) if isinstance(one, ast.Name)]
-
-
-def _last(names: Sequence[ast.Name], kind: type[ast.expr_context]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in names:
-        if isinstance(one.ctx, kind):
-            found[one.id] = max(one.lineno, found.get(one.id, 0))
+def _read_and_set(node: ast.AST) -> tuple[dict[str, int], dict[str, int]]:
+    """The names that code reads, and those that it sets, also in part, each with the last line."""
+    parts = (one for one in ast.walk(node) if isinstance(one, ast.Subscript))
+    in_part = {id(one.value) for one in parts if isinstance(one.ctx, ast.Store)}
+    found: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name):
+            own = found[isinstance(one.ctx, ast.Store) or id(one) in in_part]
+            own[one.id] = max(one.lineno, own.get(one.id, 0))
     return found
 
 

@@ -65,7 +65,7 @@ _NORM_LAST = re.compile(
 # What says that a fused projection has the columns of one head after the other, or all of one part.
 _BY_HEAD = re.compile(
     r"columns (of \w+ )?(are )?(grouped|ordered|stored|interleaved) (by|per) head|"
-    r"head 0\b[^.]{0,90}\bhead 1\b|per[- ]head \[ *q",
+    r"head 0\b[^.]{0,90}\bhead 1\b|per[- ]head \[ *q|\[ ?q_?0 ?, ?k_?0 ?, ?v_?0\b",
     re.IGNORECASE,
 )
 _BY_PARTS = re.compile(
@@ -175,6 +175,8 @@ def columns_said(*texts: str) -> str:
     'parts'
     >>> columns_said("c_attn: columns all q, then all k, then all v")
     'parts'
+    >>> columns_said("rows go head by head: [q_0, k_0, v_0, q_1, k_1, v_1, ...]")
+    'heads'
     >>> columns_said("rows of qkv are (head, [q | k | v], width)", "[q | k | v] lie side by side")
     ''
     """
