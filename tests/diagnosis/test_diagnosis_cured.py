@@ -216,7 +216,7 @@ def test_a_change_that_leaves_a_result_unread_is_no_cure():
     text = "def f(x, w):\n    y = x @ w\n    z = y + x\n    return z\n"
     place = text.rindex("z")
     assert loses_a_result([(1, text)], Change(0, place, place + 1, "y"))
-    text = text.replace("return z", 'g["x"] = z; return z, g')
+    text = text.replace("return z", 'g["x"] = z\n    return z, g')
     place = text.rindex("g")
     assert loses_a_result([(1, text)], Change(0, place, place + 1, "y"))
     place = text.index("+")
