@@ -39,11 +39,12 @@ def as_function_of_weights(kind: Any, method: str) -> Callable[..., Any] | None:
     except (TypeError, ValueError):
         return None
     names = {one.name for one in (first, *own)}
-    others = (one for name, one in vars(kind).items() if name != "__init__")
-    if any(CHANGES.search(text_of(one)) for one in others if inspect.isfunction(one)):
-        return None  # what one call leaves in the object the next one reads
     if is_module(kind) or names & {one.name for one in asked} or not _is_tree(kind, first):
         return None
+    methods = (pair for part in parts_of(kind) for pair in vars(part).items())
+    others = (one for name, one in methods if name != "__init__" and inspect.isfunction(one))
+    if any(CHANGES.search(text_of(one)) for one in others):
+        return None  # what one call leaves in the object the next one reads
 
     def made_and_called(*given: Any, **named: Any) -> Any:
         bound = signature.bind(*given, **named).arguments

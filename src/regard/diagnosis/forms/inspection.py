@@ -237,8 +237,8 @@ def inspect_function(
         written = function.backward if isinstance(function, Pair) else function
         own |= {"returns": returned_gradients(written), "paired": paired}
         own["reads_one_length"] = bool(arrays) and _reads_one_length(code_of(written), arrays)
-    lengths = [length_of_any(text, one) for one in arrays[:2]]
-    if len(lengths) == 2 and lengths[0] and lengths[0] == lengths[1]:
+    lengths = {length_of_any(text, one) for one in arrays[:2]}
+    if len(arrays) > 1 and len(lengths) == 1 and lengths != {""}:
         own["reads_one_length"] = True
     return [
         (

@@ -19,8 +19,6 @@ from regard.diagnosis.reading.signature import Parameter
 SIDES = ("h|height", "w|width")
 # How the code makes a map of tokens: as it should, or by a reshape alone.
 ORDERS = ("exchanged", "reshaped")
-
-
 # What it is called with.
 OF_MAPS = (Parameter("x", "x"), Parameter("context", "context"))
 
@@ -58,7 +56,7 @@ class ReducedMap:
             given = {self._x: tokens, **dict(zip(self._sides, sides, strict=True))}
             out = self.__wrapped__(**given)
             found.append((out[0] if isinstance(out, tuple) else out)[:, others])
-        return found[0] if len(found) == 1 else joined(found, 1)
+        return joined(found, 1)
 
 
 def _first_pixels(steps: tuple[int, int], order: str) -> Any:

@@ -177,8 +177,7 @@ def _turns(method: ast.FunctionDef) -> bool:
     return any(
         ROPE.search(ast.unparse(call.func).rpartition(".")[2])
         and any(ROWS.fullmatch(getattr(one, "id", "")) for one in call.args)
-        and not {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
-        & given - {"self"}
+        and not {node.id for node in ast.walk(call) if isinstance(node, ast.Name)} & given
         for statement in method.body
         if isinstance(statement, ast.Assign)
         for call in _calls_in(statement.value)

@@ -69,55 +69,43 @@ def _rows(query: Callable[[Array], Array] | None, key: Callable[[Array], Array] 
     return replacing(rotated_queries=at("query", query), rotated_keys=at("key", key))
 
 
-def _both_by(frequencies: Callable[[Array], Array]) -> Variant:
-    """Queries and keys turned by other angles."""
+def _both(turn: Callable[[Array, Array, Array, Probe], Array]) -> Variant:
+    """Queries and keys turned otherwise: `turn(rows, places, frequencies, probe)`."""
 
     def by(side: str) -> Replacement:
         def rows(values: Values, probe: Probe) -> Array:
-            places, own = values[f"{side}_positions"], frequencies(values["frequencies"])
-            return _turn(_unturned(values, side), places, own, probe)
+            places, own = values[f"{side}_positions"], _unturned(values, side)
+            return turn(own, places, values["frequencies"], probe)
 
         return rows
 
     return replacing(rotated_queries=by("query"), rotated_keys=by("key"))
+
+
+def _both_by(frequencies: Callable[[Array], Array]) -> Variant:
+    """Queries and keys turned by other angles."""
+    return _both(lambda rows, places, own, probe: _turn(rows, places, frequencies(own), probe))
 
 
 def _exchanged(first: bool, second: bool) -> Variant:
     """Queries and keys of whose pairs the first, or the second, has the sine for the cosine."""
 
-    def by(side: str) -> Replacement:
-        def rows(values: Values, probe: Probe) -> Array:
-            frequencies = values["frequencies"]
-            angles = np.outer(values[f"{side}_positions"], frequencies)
-            cosines, sines = np.cos(angles), np.sin(angles)
-            changed = (first & (frequencies < 0)) | (second & (frequencies > 0))
-            signs = np.sign(frequencies)
-            own = (
-                np.where(changed, signs * sines, cosines),
-                np.where(changed, signs * cosines, sines),
-            )
-            return turned(_unturned(values, side), *own, probe.interleaved)
+    def turn(rows: Array, places: Array, frequencies: Array, probe: Probe) -> Array:
+        angles, signs = np.outer(places, frequencies), np.sign(frequencies)
+        cosines, sines = np.cos(angles), np.sin(angles)
+        changed = (first & (signs < 0)) | (second & (signs > 0))
+        other = np.where(changed, signs * sines, cosines)
+        return turned(rows, other, np.where(changed, signs * cosines, sines), probe.interleaved)
 
-        return rows
-
-    return replacing(rotated_queries=by("query"), rotated_keys=by("key"))
+    return _both(turn)
 
 
-def _by_other_partners() -> Variant:
-    """Queries and keys whose features are turned with those of the other convention."""
-
-    def by(side: str) -> Replacement:
-        def rows(values: Values, probe: Probe) -> Array:
-            own = _unturned(values, side)
-            angles = np.outer(values[f"{side}_positions"], values["frequencies"])
-            pairs = np.arange(own.shape[-1]).reshape(-1, 2)[:, ::-1]  # 1, 0; 3, 2; …
-            halves = np.arange(own.shape[-1]).reshape(2, -1)[::-1]
-            order = halves.T.ravel() if probe.interleaved else pairs.T.ravel()
-            return np.asarray(own * np.cos(angles) + own[..., order] * np.sin(angles))
-
-        return rows
-
-    return replacing(rotated_queries=by("query"), rotated_keys=by("key"))
+def _with_other_partners(rows: Array, places: Array, frequencies: Array, probe: Probe) -> Array:
+    """Rows whose features are turned with those of the other convention."""
+    angles, features = np.outer(places, frequencies), np.arange(rows.shape[-1])
+    pairs, halves = features.reshape(-1, 2)[:, ::-1], features.reshape(2, -1)[::-1]
+    order = (halves if probe.interleaved else pairs).T.ravel()
+    return np.asarray(rows * np.cos(angles) + rows[..., order] * np.sin(angles))
 
 
 def _other_layout(frequencies: Array) -> Array:
@@ -247,7 +235,7 @@ ROTARY: Entries = {
         "rotary angles are laid out for one convention and rows turned by the other",
         "With halves (rotate_half) feature p and p + D/2 have one angle; with interleaved pairs "
         "features 2p and 2p + 1 do.",
-        (_both_by(_other_layout), _by_other_partners()),
+        (_both_by(_other_layout), _both(_with_other_partners)),
         HALVES,
     ),
     "rotary_opposite_directions": (
