@@ -334,8 +334,10 @@ def refuses_masks(q, k, v, mask=None):
     return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
 
 
-def test_a_verdict_says_first_what_raises_an_error():
-    assert regard.diagnose(refuses_masks).summary.endswith("; with a mask it raises an error")
+def test_what_always_refuses_the_mask_that_it_takes_is_unknown():
+    found = regard.diagnose(refuses_masks)
+    assert found.verdict == "unknown"
+    assert "; with a mask it raises an error" in found.summary and not found.fragilities
 
 
 def linear(x, weight, bias=None):
@@ -369,3 +371,25 @@ def test_a_number_of_numpy_may_be_an_argument():
 
     question = as_question(receive(read, b"key", 0))
     assert question.calls == ({"scale": 0.5},)
+
+
+def fills_an_empty_dictionary(offset):
+    def f(x, w_q, w_k, w_v, cache=None):
+        """Pass the same dictionary again for the next tokens."""
+        q, k, v = x @ w_q, x @ w_k, x @ w_v
+        past = 0 if not cache else cache["k"].shape[-2]
+        if cache:
+            k = np.concatenate([cache["k"], k], axis=-2)
+            v = np.concatenate([cache["v"], v], axis=-2)
+        if cache is not None:
+            cache["k"], cache["v"] = k, v
+        i, j = np.arange(q.shape[-2])[:, None] + offset * past, np.arange(k.shape[-2])
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        return softmax(np.where(j <= i, scores, -np.inf)) @ v
+
+    return f
+
+
+def test_a_dictionary_that_is_asked_whether_it_is_empty_is_one_at_first():
+    assert regard.diagnose(fills_an_empty_dictionary(1)).verdict == "right"
+    assert names(fills_an_empty_dictionary(0)) == ["cache_offset_ignored"]

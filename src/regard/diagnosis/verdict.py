@@ -48,7 +48,7 @@ from regard.diagnosis.process.changed_code import ChangedCode
 from regard.diagnosis.process.jax_traces import Traces
 from regard.diagnosis.process.running import answer_question
 from regard.diagnosis.reading.signature import WITH_TABLES, Callee
-from regard.diagnosis.result import Finding, Outcome, Property
+from regard.diagnosis.result import Ability, Finding, Outcome, Property
 from regard.diagnosis.stated import check_stated, parse_signature
 from regard.errors import OptionError
 
@@ -163,7 +163,7 @@ def _of_option(all_tested: Sequence[FunctionUnderTest], patience: Patience) -> O
         found = repaired(likely[0], found, lambda changed: of_reading(changed, None))
     if found.verdict == "unknown" or found.measured:
         found = misread(likely[0], found)
-    return _with_lines_never_run(likely[0], found) if found.ok else found
+    return _as_far_as_it_runs(likely[0], found) if found.ok else found
 
 
 def _likely(all_tested: Sequence[FunctionUnderTest], seconds: float) -> list[FunctionUnderTest]:
@@ -200,8 +200,16 @@ def _hides(callee: Callee, shown_by: Callee, found: Outcome) -> bool:
     return misplaced and callee.made != shown_by.made
 
 
-def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:
-    """The same verdict, which says of which lines it says nothing."""
+def _as_far_as_it_runs(tested: FunctionUnderTest, found: Outcome) -> Outcome:
+    """The same verdict, which says of which lines it says nothing.
+
+    It is unknown what a function does with a mask or a cache that it takes and always refuses.
+    """
+    if refused := _always_refused(found.abilities):
+        ends = f"with {' and '.join(refused)} it raises an error: nothing is known of that"
+        broken = tuple(one for one in found.fragilities if one.name != "raises_at_the_edge")
+        text = f"{found.summary}; {ends}"
+        found = replace(found, verdict="unknown", summary=text, fragilities=broken)
     parts = list(lines_never_run(tested))
     found = replace(found, findings=(*found.findings, *parts[:MOST_PARTS]))
     which = [one.text.split(" never")[0] for one in parts if one.name == "not_run"]
@@ -209,6 +217,17 @@ def _with_lines_never_run(tested: FunctionUnderTest, found: Outcome) -> Outcome:
         return found
     more = " and more" * (len(which) > 3)
     return replace(found, summary=f"{found.summary}; {' and '.join(which[:3])}{more} never ran")
+
+
+def _always_refused(asked: Sequence[Ability]) -> list[str]:
+    """What a function says that it takes, and raises an error with, however it is given.
+
+    A NotImplementedError says that it does not take it.
+    """
+    states = {x.name: x.state for x in asked if not x.detail.startswith("NotImplementedError")}
+    masks = {states[name] for name in ("mask", "key mask") if name in states}
+    found = ["a mask"] * ("refused" in masks and "right" not in masks)
+    return found + ["a cache"] * (states.get("cache") == "refused")
 
 
 def _scores_are_seen(tested: FunctionUnderTest) -> bool:

@@ -17,6 +17,7 @@ from regard.diagnosis.calls.gradient_probe import GradientProbe
 from regard.diagnosis.calls.probe import Probe, labels_of
 from regard.diagnosis.calls.probes import ROUND
 from regard.diagnosis.forms.tables import BASE, LONG, table
+from regard.diagnosis.reading.parameter_names import plain
 from regard.diagnosis.reading.signature import MASKS, OF_KEYS, OF_TEXTS, Callee, Parameter
 
 ALL = slice(None)
@@ -41,6 +42,9 @@ KEYS_ONLY = ("batch 1 1 keys", "batch keys", "keys", "batch 1 keys")
 WIDER_THAN_ANY_PROBE = 1024  # and not so wide that each query takes long
 DROPOUT = 0.1
 SHARP = 0.4
+
+
+TURNED = ("turned", "turned_share")  # by rotary positions: a number of features, or a share
 
 
 class NotOfferedError(Exception):
@@ -72,7 +76,7 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
             arguments[parameter.name] = bool(probe.chunks or callee.steps)
         elif parameter.role in by_role:
             arguments[parameter.name] = by_role[parameter.role]
-        elif parameter.required or parameter.role == "turned":
+        elif parameter.required or parameter.role in TURNED or _places(parameter, callee, probe):
             arguments[parameter.name] = _neutral(parameter.role, callee, convention, probe)
         elif parameter.role == "window" and type(parameter.default) is int and parameter.default:
             # Its default hides keys.
@@ -91,6 +95,13 @@ def arguments_for(callee: Callee, convention: Convention, probe: Probe) -> dict[
 def _is_flag(parameter: Parameter) -> bool:
     """Whether a parameter says that a function is trained, and dropout is on."""
     return parameter.role == "no" and (parameter.default is True or "train" in parameter.name)
+
+
+def _places(parameter: Parameter, callee: Callee, probe: Probe) -> bool:
+    """Whether an optional argument has to tell where new tokens are: one number for each."""
+    named = plain(parameter.name) in ("inputpos", "cacheposition")
+    alone = named or len(callee.axes.get(parameter.name, "")) == 1
+    return parameter.role == "positions" and alone and bool(probe.chunks or callee.steps)
 
 
 def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Probe) -> Any:
@@ -120,6 +131,8 @@ def _neutral(role: str | None, callee: Callee, convention: Convention, probe: Pr
             return sizes["D"] * sizes["H"]
         case "softcap":
             return 1e9
+        case "turned_share":  # of the features: all
+            return 1.0
         case "turned":  # how many features rotary positions turn
             return sizes["D"]
         case "layer":  # of these sizes; running.py makes it

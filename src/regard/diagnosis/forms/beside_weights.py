@@ -5,6 +5,7 @@ Owns the sizes of weights that are made for a function. Must not know any probe.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,12 @@ from regard.diagnosis.forms.einsums import HEADS as HEAD_AXIS
 from regard.diagnosis.forms.einsums import WIDTHS as WIDTH_AXIS
 from regard.diagnosis.forms.einsums import axes_in_einsums
 from regard.diagnosis.forms.source import code_of_file
-from regard.diagnosis.reading.documented import documented_axes, is_of_tokens
+from regard.diagnosis.reading.documented import (
+    documented_axes,
+    documented_sizes,
+    is_of_tokens,
+    length_written,
+)
 from regard.diagnosis.reading.signature import text_of
 
 WIDTH, HEADS = 24, 4  # 1, 2, 3, 4 and 6 heads fit; where weights have an axis of heads, 4
@@ -57,7 +63,9 @@ def beside_weights(
     `known` are the axes of its `weights`. Gates are open, factors 1, tables drawn, all else is 0.
     """
     names = [*fields_of(kind)] if kind is not None else rest
-    words = documented_axes(f"{text_of(kind)}\n{code_of_file(function)}", [*names, *weights])
+    said = f"{text_of(kind)}\n{code_of_file(function)}"
+    words = documented_axes(said, [*names, *weights])
+    written = documented_sizes(said, [one for one in names if one not in words])
     sizes = dict(sizes)
     for name, axes in known.items():
         if len(axes) == len(words.get(name, ())):
@@ -78,6 +86,7 @@ def beside_weights(
                 or int(is_of_tokens(one))
                 for one in own_words
             ]
+            shape = shape or _as_written(written.get(name, ()), sizes)
         gates, is_bias = is_gate(name, text), re.search("(^b|_b|bias)$", name)
         shape = [HEADS, LETTERS["D"]] if gates and is_bias and not shape else shape
         if name in weights or not shape or not all(shape):
@@ -88,6 +97,19 @@ def beside_weights(
         is_table = is_table or (relative and OF_POSITIONS.fullmatch(name) is not None)
         found[name] = drawn if is_table else np.full(shape, filled)
     return found
+
+
+def _as_written(lengths: Sequence[str], sizes: Mapping[str, int]) -> list[int]:
+    """The lengths of axes that are sums, as `2 * distance + 1`; none if a name is not known."""
+
+    def of(word: str) -> int:
+        if (size := sizes.get(word) or _size_named(word)) == 0:
+            raise TypeError(f"the length {word} is not known")
+        return size
+
+    with contextlib.suppress(TypeError, SyntaxError):
+        return [length_written(one, of) for one in lengths]
+    return []
 
 
 def _size_named(word: str) -> int:

@@ -181,7 +181,7 @@ def _changes_in(tree: ast.AST, name: str) -> bool:
 def fills_dictionary(function: Callable[..., Any], name: str) -> bool:
     """Whether code puts entries with names of their own into a parameter, and returns it nowhere.
 
-    It may be empty at first: the code asks what it has.
+    It may be empty at first: the code asks what it has, or whether it has anything.
     """
     named, asked = False, False
     for tree in _trees_of_methods(function):
@@ -196,7 +196,12 @@ def fills_dictionary(function: Callable[..., Any], name: str) -> bool:
                     named |= own in names
                 case ast.Call(func=ast.Attribute(value=ast.Name(id=own), attr="get")):
                     asked |= own in names
-                case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id=own)]):
+                case (
+                    ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id=own)])
+                    | ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=own))
+                    | ast.If(test=ast.Name(id=own))
+                    | ast.IfExp(test=ast.Name(id=own))
+                ):
                     asked |= own in names
                 case ast.Return(value=ast.Tuple(elts=parts)):
                     if any(getattr(part, "id", "") in names for part in parts):

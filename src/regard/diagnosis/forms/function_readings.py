@@ -79,6 +79,13 @@ WITHIN = re.compile(
     r"\bnothing crosses|\bacross (chunk|block)s? (border|boundar)",
     re.IGNORECASE,
 )
+# Text of chunks in which a token sees those before its own, as far as they reach.
+OWN_AND_BEFORE = re.compile(
+    r"\bown (chunk|block|window|bucket|segment)\b[^.]{0,60}"
+    r"\b((previous|preceding|last) (chunk|block|window|bucket|segment)|"
+    r"(chunks?|blocks?|windows?|buckets?|segments?)\W{1,3}before)",
+    re.IGNORECASE,
+)
 MERGES = re.compile(
     r"online|flash|(?<!e)lse|log_?sum|rescal|running|accum|new_?max|m_new|corr", re.IGNORECASE
 )
@@ -185,8 +192,7 @@ def _function_readings(
         if pooled:
             continue
         weighs = weights or any(map(_is_projection, taken))
-        projects = weights or any(role_of(one.name) in PROJECTIONS for one in taken)
-        projects = projects and surroundings_of(function, _first_of(taken)) is None
+        projects = weighs and surroundings_of(function, _first_of(taken)) is None
         own = without_norm_functions(function, own) if projects else own
         for image, known in of_images(own, taken, text) if weighs and not roles else ():
             images += _readings_of(
@@ -228,11 +234,12 @@ def _first_of(parameters: Sequence[Parameter]) -> str:
 def _as_block(one: Parameter, text: str) -> Parameter:
     """A size with the role that the text gives it: of a window, or of blocks that are apart.
 
-    Of blocks in which all is seen one holds all.
+    Of blocks in which all is seen, or all but what is far before them, one holds all.
     """
     name = re.escape(one.name)
     is_block = rf"(blocks|chunks|pieces|cut into [^.]{{0,20}}) of (size |length )?`*{name}\b"
-    if role_of(one.name) == "window" and re.search(is_block, text) is not None:
+    of_chunks = re.search(is_block, text) or OWN_AND_BEFORE.search(text)
+    if role_of(one.name) == "window" and of_chunks is not None:
         return replace(one, role="longest")
     on_sides = (
         rf"\b{name}\b (neighbou?rs|tokens|keys|positions)[^.\n]{{0,20}}(each|either|both) sides?\b"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +26,12 @@ from regard.diagnosis.forms.packing import PAGED_KEYS, PAGED_VALUES, TABLE, Alte
 from regard.diagnosis.forms.source import code_called
 from regard.diagnosis.forms.tree_code import NORM, projection
 from regard.diagnosis.forms.trees import TREES
-from regard.diagnosis.reading.documented import documented_axes, documented_sizes, letters_of
+from regard.diagnosis.reading.documented import (
+    documented_axes,
+    documented_sizes,
+    length_written,
+    letters_of,
+)
 from regard.diagnosis.reading.parameter_names import is_upstream, plain, role_of
 from regard.diagnosis.reading.signature import EDGES, PROJECTIONS, Parameter, text_of
 
@@ -54,13 +58,6 @@ OF_HEADS = re.compile(f"{WIDTHS.pattern}|[de]")  # where embeddings have another
 BOTH_SIDES = re.compile(r"2 \* \w+ [+-] 1")  # of 0: a row for each distance
 FURTHEST = 2  # the distance at which rows of distances end
 BUCKETS, ANY = 32, 7  # lengths that nothing tells
-_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv,
-}
 
 
 class Given(Packing):
@@ -206,25 +203,18 @@ def _sizes(given: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict
 def _value(size: str, known: Mapping[str, int], *, of_tree: bool) -> int:
     """A length, as `2*clip + 1`, with the lengths that are known."""
 
-    def of(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(number)):
-                return number
-            case ast.Name(id=name) if name in known:
-                return known[name]
-            case ast.Name() if BOTH_SIDES.fullmatch(size):
-                return FURTHEST
-            case ast.Name(id=name) if OF_HEADS.fullmatch(name.lower()) and known.get(""):
-                return known[""]
-            case ast.Name(id=name) if of_tree and HEADS.fullmatch(name.lower()):
-                return HEADS_IN_TREES
-            case ast.Name(id=name):
-                return BUCKETS if "bucket" in name else ANY if name == size else FURTHEST
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                return int(_ARITHMETIC[type(op)](of(left), of(right)))
-        raise TypeError(f"the length {size} is not known")
+    def of(name: str) -> int:
+        if name in known:
+            return known[name]
+        if BOTH_SIDES.fullmatch(size):
+            return FURTHEST
+        if OF_HEADS.fullmatch(name.lower()) and known.get(""):
+            return known[""]
+        if of_tree and HEADS.fullmatch(name.lower()):
+            return HEADS_IN_TREES
+        return BUCKETS if "bucket" in name else ANY if name == size else FURTHEST
 
-    return of(ast.parse(size, mode="eval").body)
+    return length_written(size, of)
 
 
 def _words(size: str) -> list[str]:

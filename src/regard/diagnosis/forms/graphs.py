@@ -68,7 +68,7 @@ def of_graph(
         length = rows.shape[0] if is_graph else np.shape(seen)[-1]
         seen = np.ones((length, length)) if seen is None else np.asarray(seen)
         if not (directed or _is_list(seen) or np.array_equal(seen, seen.T)):
-            raise ValueError("nothing says which node of an edge reads the other one")
+            raise NotImplementedError("nothing says which node of an edge reads the other one")
         listed = _listed(seen, length)
         parts = [listed] if len(edges) == 1 else [*listed]
         if len(edges) == 1 and IN_ROWS.search(text):

@@ -19,6 +19,7 @@ from regard.diagnosis.forms.source import code_called, code_of
 from regard.diagnosis.reading.signature import text_of
 
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos|edge|skip|root", re.IGNORECASE)
+GRADIENTS = re.compile("_?(d_?)?(grads?|gradients?|velocity|momentum|moments)", re.IGNORECASE)
 # Code that reads attributes by names that it computes.
 GENERAL = re.compile(r"\b(getattr|vars|setattr)\(|__dict__|asdict")
 # A layer whose weight is (out, in), by its code.
@@ -64,7 +65,7 @@ def layers_of(thing: Any) -> Iterator[Layer]:
         if is_numbers(value) and sorted(axes.get(name, "")) == [*"DHMP"] and np.ndim(value) == 4:
             whole = np.asarray(value, float).transpose([axes[name].index(one) for one in "MPHD"])
             yield name, None, whole.reshape(len(whole), -1), None
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and not GRADIENTS.fullmatch(name):
             yield from _of_dictionary(name, value, TURNED.search(text) is not None)
         elif _is_layer(value):
             yield name, *_of_pair(value, of_columns)
@@ -89,9 +90,13 @@ def _of_dictionary(where: str, value: Mapping[Any, Any], turned: bool) -> Iterat
     found = {str(name): np.asarray(one, float) for name, one in value.items() if is_numbers(one)}
     for name, array in found.items():
         base, _, leaf = name.rpartition(".")
-        if leaf == "weight" and array.ndim == 2:
-            yield base, value, array.T if turned else array, found.get(f"{base}.bias")
-        elif leaf != "bias" or f"{base}.weight" not in found:
+        biases = (found.get(f"{base}.{one}") for one in ("bias", "b"))
+        if leaf in ("weight", "kernel", "w") and array.ndim == 2:
+            bias = next((one for one in biases if one is not None), None)
+            yield base, value, array.T if turned else array, bias
+        elif leaf not in ("bias", "b") or not any(
+            f"{base}.{one}" in found for one in ("weight", "kernel", "w")
+        ):
             yield name, None, array, None
 
 

@@ -114,7 +114,12 @@ class _Reading:
         end: Place = "sum" if self._attends and sums and is_norm else ""
         if self._attends and is_sum and calls and not inside & (self.input | self.sums):
             end = "result"
-        self._note(name, is_sum, end or self.ends.get(getattr(value, "id", ""), ""))
+        # Another layer ends so too, as a feed-forward layer of zeros, which adds nothing.
+        normed = _names(value) if _is_norm(value) and self._attends else set()
+        if any(self.ends.get(one) == "sum" for one in normed & self.sums):
+            end = "sum twice"
+        kept = "" if is_sum else self.ends.get(_scaled(value), "")
+        self._note(name, is_sum, end or kept)
 
     def _note(self, name: str, is_sum: bool, end: Place) -> None:
         """What has just been computed, which is returned if it has no name."""
@@ -158,6 +163,13 @@ def _is_norm(node: ast.AST) -> bool:
     name = ast.unparse(node.func)
     last = name.rpartition(".")[2]
     return NORM_CALL.search(last) is not None and OTHER_NORM.search(name) is None
+
+
+def _scaled(value: ast.AST) -> str:
+    """What a value is but for a factor and an offset, as y of y * gain + shift."""
+    while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Mult):
+        value = value.left
+    return getattr(value, "id", "")
 
 
 def _names(node: ast.AST) -> set[str]:

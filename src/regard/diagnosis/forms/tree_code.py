@@ -32,7 +32,9 @@ CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|
 
 # A normalisation, or a number of each feature that belongs to one.
 NORM = re.compile(r"norm|(^|_)ln(_|\d|$)|^ln|gamma|beta$|^rms|(^|_)g$", re.IGNORECASE)
-FEED_FORWARD = re.compile(r"^(mlp|ffn?|feed_?forward|fc_?[12]|c_fc)(_|\d|$)", re.IGNORECASE)
+FEED_FORWARD = re.compile(
+    r"^(mlp|ffn?|feed_?forward|fc_?[12]|c_fc)(_|\d|$)|^[wb]_?[12]$", re.IGNORECASE
+)
 _SUFFIX = re.compile("_?(weight|kernel|w|mat|einsum)$")
 _PREFIX = re.compile("^((self_?)?(attn|att|attention|mha|sa)_(?!vec)|[wW]_(?=proj|dense|c_))")
 
@@ -78,7 +80,8 @@ class TreeCode:
         self.own_leaves = _own_leaves(function)
         self.pairs = {*_pairs(function)}
         found = axes_in_einsums(function)
-        said = axes_in_words(function, (*self.names, *self.latents), text_of(kind))
+        self.text_of_kind = text_of(kind)
+        said = axes_in_words(function, (*self.names, *self.latents), self.text_of_kind)
         # Other orders are as likely those of other letters: (M, K, H) has K heads of H.
         found = {name: own for name, own in said.items() if own == "MHD"} | found
         self.axes = {n: found[n] for n in (*self.names, *self.latents) if n in found}
@@ -150,9 +153,11 @@ def projection(name: str) -> str:
     """The role of a weight by its name, W_q for a fused one; or nothing."""
     if (own := re.fullmatch("[Pp]_([qkvo])", name)) is not None:  # as Shazeer writes them
         return f"W_{own[1]}"
-    if (leaf := re.fullmatch(r"(\w+)\.(weight|bias)", name)) is not None:  # as in a state_dict
+    if (leaf := re.fullmatch(r"([\w.]+)\.(weight|bias)", name)) is not None:  # as in a state_dict
         role = projection(leaf[1])
         return role if leaf[2] == "weight" else role.replace("W_", "b_")
+    if (outer := re.fullmatch(r"\w+\.(\w+)", name)) is not None:  # self.query
+        return projection(outer[1])
     bare = without_bias(name)
     if fused_order(bare):
         return "W_q" if bare == name else "b_q"

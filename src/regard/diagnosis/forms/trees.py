@@ -61,7 +61,11 @@ FEED_WIDTH = re.compile("d?ff(n|w)?(dim|inner|hidden|size|width)?|mlp(dim|hidden
 SIGMOID = re.compile(r"sigmoid|expit|1(\.0?)? *\+ *(\w+\.)?exp\( *-")
 # Matrices that are entries, or attributes, before tokens that are columns.
 OF_ENTRIES_FIRST = re.compile(r"([\"']\w+[\"']\]|\bp(arams)?\.\w+) *@ *[a-zA-Z]\w*\b")
-TURNED = re.compile(r"\.T\b|\.mT\b|F\.linear|functional\.linear")
+TURNED = re.compile(
+    r"\.T\b|\.mT\b|F\.linear|functional\.linear|"
+    r"\b[wW]\w*(\[[^\]\n]*\])? @ (x|row|tok|token|vec|vector)(_\w+)?\b"
+)
+OF_WEIGHT = re.compile("weight|kernel|proj", re.IGNORECASE)
 SAID_TURNED = re.compile(r"\(out\w*, *in\w*\)")
 
 # The function, its other parameters, its weights as x @ W, and their heads where these are known.
@@ -134,6 +138,9 @@ def with_weights(
         named = any(projection(one) or latent_part(one) for one in own)
         if tree.required and role_of(tree.name) is None and not own:
             named = reads_weights(tree)
+        if tree.required and role_of(tree.name) == "cache" and not own:  # or the state of a layer
+            entries = read_from(function, tree.name)
+            named = any(projection(one) and OF_WEIGHT.search(one) for one in entries)
         if tree.required and (TREES.fullmatch(plain(tree.name)) or named):
             code = TreeCode(function, tree.name, kind)
             made = initial_tree(function, (*code.names, *code.rest), HEADS)
@@ -161,7 +168,7 @@ def _forms(function: Callable[..., Any], code: TreeCode) -> Iterator[_Form]:
             yield _Form("MHD", out, False, few, queries)
         return
     turned = (False, True) if TURNED.search(text) else (False,)
-    told = f"{text}\n{documentation_of_file(function)}"
+    told = f"{text}\n{documentation_of_file(function)}\n{code.text_of_kind}"
     turned = (True,) if SAID_TURNED.search(told) else turned
     if OF_ENTRIES_FIRST.search(text) and "column" in text.lower():
         yield _Form(turned=True, columns=True)
@@ -283,6 +290,7 @@ def _weighed(
     for name, array in beside.items():
         if name not in entries or is_gate(name, text):  # it is open, however it was made
             entries[name] = _given(array, framework)
+    entries |= _sizes_in(code.rest, form)
     for name in code.rest:
         if name not in entries and (own := layer_beside(function, code, name, WIDTH)) is not None:
             entries[name] = _given(own, framework)
@@ -312,6 +320,12 @@ def _weighed(
         adapted.by_head = form.by_head
     known = known or any(role_of(one) == "heads" for one in fields_of(kind))
     return adapted, rest, weights, HEADS if known else None
+
+
+def _sizes_in(names: Sequence[str], form: _Form) -> dict[str, int]:
+    """Numbers of heads, and widths, that a tree holds beside its weights."""
+    sizes = {"heads": HEADS, "key_heads": form.groups, "width": WIDTH // HEADS, "model": WIDTH}
+    return {one: sizes[role] for one in names if (role := role_of(one) or "") in sizes}
 
 
 def _as_sized(one: Parameter) -> Parameter:

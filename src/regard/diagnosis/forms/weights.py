@@ -188,10 +188,18 @@ def _shared_by_heads(weights: Weights, heads: int | None) -> Weights:
 
 
 def _learned_queries(layers: list[Layer]) -> tuple[Array | None, list[Layer]]:
-    """Queries that an object has learned, (N, M), and its other layers."""
+    """Queries that an object has learned, (N, M), and its other layers.
+
+    A matrix beside another of the same size for keys is a projection.
+    """
+
+    def is_of_keys(path: str) -> bool:
+        return LAYERS.get(plain(path.rpartition(".")[2])) == "W_k"
+
+    of_keys = {array.shape for path, _, array, _ in layers if is_of_keys(path)}
     for one in layers:
         path, layer, array, _ = one
-        if array.ndim == 0:
+        if array.ndim == 0 or array.shape in of_keys:
             continue
         name, wide = path.rpartition(".")[2], array.reshape(-1, array.shape[-1])
         alone = array.ndim == 1 or array.shape[0] == 1 or len(wide) != array.shape[-1]
@@ -238,11 +246,18 @@ def _number(thing: Any, role: str) -> int | None:
         if role in ("key_heads", "width") and of_torch:
             continue  # a convolution has groups of channels, and a softmax an axis called dim
         settings = (one for name, one in vars(part).items() if CONFIGURATION.fullmatch(plain(name)))
-        for own in (part, *(one for one in settings if hasattr(one, "__dict__"))):
-            for name, value in vars(own).items():
+        for own in (vars(part), *map(_entries, settings)):
+            for name, value in own.items():
                 if role_of(name) == role and type(value) is int and value > 0:
                     return value
     return None
+
+
+def _entries(settings: Any) -> Mapping[str, Any]:
+    """What a configuration says, by name: an object, a NamedTuple or a dictionary."""
+    if isinstance(settings, Mapping):
+        return settings
+    return settings._asdict() if hasattr(settings, "_asdict") else getattr(settings, "__dict__", {})
 
 
 def _parts(thing: Any) -> Iterator[Any]:

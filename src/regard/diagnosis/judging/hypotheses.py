@@ -116,8 +116,8 @@ def best_match(
     softmax_lost = match is not None and [one.name for one, _ in match.mistakes] == ["no_softmax"]
     if tested.callee.says_linear and not tested.of_gradients and (match is None or softmax_lost):
         match = _linear(hypotheses(wide[-1]), wide[-1], most) or match
-    if most and not tested.of_gradients:
-        match = match or _fitted(best_first, units[0])
+    for unit in wide if most and not tested.of_gradients else ():
+        match = match or _fitted(sorted(hypotheses(unit), key=share_wrong), unit)
     as_meant = [own for one in best_first for own in _as_meant(tested, one)]
     for unit in wide:
         own = [own for one in hypotheses(unit) for own in _as_meant(tested, one)]

@@ -55,7 +55,7 @@ from regard.diagnosis.mistakes import all_mistakes
 from regard.diagnosis.mistakes.calls import BLOCKS_MATTER, DROPOUT_LEFT_ON
 from regard.diagnosis.mistakes.numerics import COMPUTED_IN_FLOAT32
 from regard.diagnosis.reading.signature import MASKS, Callee
-from regard.diagnosis.result import Ability, DiagnosisVerdict, Finding, Named, Outcome
+from regard.diagnosis.result import DiagnosisVerdict, Finding, Named, Outcome
 from regard.scores import Cosine
 
 # A cache of numbers alone, which code for inference keeps without their gradients.
@@ -125,9 +125,6 @@ def of_reading(tested: FunctionUnderTest, so_far: Outcome | None) -> Outcome:
         tuple(parts(own.matcher)) if tested.of_gradients else (),
         script=_script(tested, own),
     )
-    if outcome.ok and (raising := _raising(outcome.abilities)):
-        text = f"{outcome.summary}; with {' and '.join(raising)} it raises an error"
-        outcome = replace(outcome, summary=text)
     more = tested.callee.around or replace(own.built_in, softcap=None) != PLAIN
     kept = any(KEPT_WITHOUT.search(text) for _, text in tested.callee.blocks)
     if more or meant or kept or not outcome.ok:
@@ -340,14 +337,6 @@ def _conditions(tested: FunctionUnderTest, own: Hypothesis, meant: str) -> str:
         beside += f" with {mechanism.score} as its score"
     assumed = " and ".join(assumptions(tested, own.conventions[0]))
     return f"{beside}, if {assumed}" if assumed else beside
-
-
-def _raising(asked: Sequence[Ability]) -> list[str]:
-    """What a function says that it takes, and raises an error with, however it is given."""
-    states = {one.name: one.state for one in asked}
-    masks = {states[name] for name in ("mask", "key mask") if name in states}
-    found = ["a mask"] * ("refused" in masks and "right" not in masks)
-    return found + ["a cache"] * (states.get("cache") == "refused")
 
 
 def _summary(

@@ -23,7 +23,7 @@ LENGTH = re.compile(
 # What its text says of such lengths.
 SAID_OF_LENGTH = re.compile(
     r"(must|should|has to|have to|needs to) (evenly )?(divide|be divisible)|"
-    r"(?<!not )(?<!no )\b(a multiple|multiples) of"
+    r"(?<!not )(?<!no )(?<!not be )\b(a multiple|multiples) of"
     r"(?!\W+(n_?|num_?)?(h|q|heads?)\b|\W+\w*(kv|head|group))|"
     r"divisible by \W?\w*(window|block|chunk|size)",
     re.IGNORECASE,
@@ -31,7 +31,8 @@ SAID_OF_LENGTH = re.compile(
 # Text, or code, that fills up what others refuse.
 FILLED_UP = re.compile(
     r"pad\w*[^.\n]{0,40}\bmultiple of|\bany \w+ ?(>=?|length|sequence length)|"
-    r"[=(,\[:] *\(?- ?\w+(\.shape\[-?\d\])?\)? ?% ?\w|need not be (divisible|a multiple)|"
+    r"[=(,\[:] *\(?- ?\w+(\.shape\[-?\d\])?\)? ?% ?\w|"
+    r"(need|have)( not|n't) (to )?be (evenly )?(divisible|a multiple|multiples)|"
     r"last (block|chunk|window)[^.\n]{0,20}(shorter|smaller|partial|not full)",
     re.IGNORECASE,
 )

@@ -83,6 +83,12 @@ def _weights_again(weights: Callable[[Values], Any]) -> Variants:
     return (*both(**saved), Variant(saved | hidden, absent=False), *both(**again))
 
 
+def _of_values(values: Values) -> Any:
+    """Row sums of dO ∘ V, where there is a row of V for each query."""
+    rows, others = values["d_output"], values["values"]
+    return (rows * others).sum(-1) if rows.shape == others.shape else np.nan * rows.sum(-1)
+
+
 def _delta(delta: Callable[[Values], Any]) -> Variants:
     """Another δ, without its axis of length 1."""
     return both(delta=lambda values, probe: delta(values))
@@ -238,6 +244,11 @@ SOFTMAXES: Entries = {
         "δ is Σ O·O instead of Σ dO·O",
         "One of the two factors is the gradient of the output.",
         _delta(lambda v: (v["output"] ** 2).sum(-1)),
+    ),
+    "delta_of_values": (
+        "δ is Σ dO·V instead of Σ dO·O",
+        "Row i of V is of key i, and has nothing to do with what query i gets.",
+        _delta(_of_values),
     ),
     "delta_of_gradients": (
         "δ is Σ dO·dO instead of Σ dO·O",

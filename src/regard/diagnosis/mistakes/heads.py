@@ -142,7 +142,8 @@ def _rearranged(
                 raise ValueError("there is no batch")
             queries, keys, own = map(there, heads_of(values))
             scores = queries @ transposed(keys) * values["scale"]
-            if hides and probe.causal and scores.shape[-1] == scores.shape[-2]:
+            square = scores.shape[-1] == scores.shape[-2] and probe.window is None
+            if hides and probe.causal and square:
                 scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
             elif hides and probe.has_rules:
                 raise ValueError("a function would raise")

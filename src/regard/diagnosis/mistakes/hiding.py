@@ -88,11 +88,16 @@ def _mask(change: Callable[[Array], Array], *, padding: bool | None = None) -> V
 def _inverted() -> Variants:
     """What should be seen is hidden; all of it where a required mask hides nothing."""
 
-    def hidden(values: Mapping[str, Array], probe: Probe) -> Any:
-        none = probe.has_rules or not probe.needs_mask
-        return None if none else np.full(values["scores"].shape, -np.inf)
+    def where_all_is(number: float) -> Callable[[Mapping[str, Array], Probe], Any]:
+        def step(values: Mapping[str, Array], probe: Probe) -> Any:
+            none = probe.has_rules or not probe.needs_mask
+            return None if none else np.full(values["scores"].shape, number)
 
-    return tuple(one | replacing(scaled=hidden) for one in _mask(np.logical_not))
+        return step
+
+    nothing = where_all_is(0.0)  # every score by a finite number, or every weight, as in torch
+    ways = {"scaled": where_all_is(-np.inf)}, {"scaled": nothing}, {"weights": nothing}
+    return tuple(one | replacing(**way) for way in ways for one in _mask(np.logical_not))
 
 
 def _transposed_if_square(keep: Array) -> Array:

@@ -110,10 +110,24 @@ def _with_other_partners(rows: Array, places: Array, frequencies: Array, probe: 
 
 def _other_layout(frequencies: Array) -> Array:
     """The frequencies of halves where the signs are those of pairs, and the reverse."""
-    half = len(frequencies) // 2
-    if half == 1 or frequencies[1] < 0:  # in halves
-        return np.asarray(np.repeat(-frequencies[:half], 2) * np.repeat([-1, 1], half))
-    return np.asarray(np.tile(-frequencies[::2], 2) * np.tile([-1, 1], half))
+    own = frequencies[: np.count_nonzero(frequencies)]  # the first features are turned
+    half = len(own) // 2
+    if half == 1 or own[1] < 0:  # in halves
+        other = np.repeat(-own[:half], 2) * np.repeat([-1, 1], half)
+    else:
+        other = np.tile(-own[::2], 2) * np.tile([-1, 1], half)
+    return np.concatenate([other, np.zeros(len(frequencies) - len(own))])
+
+
+def _other_layout_of_part(frequencies: Array) -> Array:
+    """The same where a part of the features is turned in halves, which come here as pairs."""
+    own = frequencies[: np.count_nonzero(frequencies)]
+    if len(own) == len(frequencies):
+        return np.full(len(own), np.nan)
+    angles = np.repeat(own[1::2], 2)
+    first, second = np.split(angles, 2)
+    pairs = np.stack([-first, second], -1).ravel()
+    return np.concatenate([pairs, np.zeros(len(frequencies) - len(own))])
 
 
 def _by_power(power: float) -> Variant:
@@ -182,6 +196,7 @@ ROTARY: Entries = {
                 rotated_queries=lambda v, p: _of_each_call(v, p, "query"),
                 rotated_keys=lambda v, p: _of_each_call(v, p, "key"),
             ),
+            replacing(rotated_queries=lambda v, p: _of_each_call(v, p, "query")),
         ),
         PLACES,
     ),
@@ -235,7 +250,7 @@ ROTARY: Entries = {
         "rotary angles are laid out for one convention and rows turned by the other",
         "With halves (rotate_half) feature p and p + D/2 have one angle; with interleaved pairs "
         "features 2p and 2p + 1 do.",
-        (_both_by(_other_layout), _both(_with_other_partners)),
+        (_both_by(_other_layout), _both_by(_other_layout_of_part), _both(_with_other_partners)),
         HALVES,
     ),
     "rotary_opposite_directions": (

@@ -6,12 +6,15 @@ not know any probe.
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 # B: texts, heads or images that have nothing to do with each other. T: what is attended to.
 _WORD = r"(?:[A-Za-z_]\w*'?|\d+)"
-_PRODUCT = rf"{_WORD}(?:\s*\*\s*\w+)?"
+_PRODUCT = rf"{_WORD}(?:\s*(?:\*|//)\s*\w+)?"
 _LIST = rf"{_PRODUCT}(?:\s*,\s*{_PRODUCT}){{0,5}}\s*,?"
 _FACTOR = r"(?:\d*[A-Za-z_]\w*'?|\d+)"  # a number before a name multiplies it: 2c + 1
 _SUM = rf"{_FACTOR}(?:\s*(?:\*|//?|\+|-)\s*{_FACTOR}){{0,3}}"
@@ -30,6 +33,13 @@ _OF_ALL = re.compile(
 _EACH = re.compile(rf"[(\[]\s*({_LIST})\s*[)\]],? each\b")
 _SHAPE = rf"[(\[]\s*{_LIST}\s*[)\]]"
 _IN_ORDER = re.compile(rf"((?:{_SHAPE}\s*,\s*)+{_SHAPE})\s*(?:->|→)")
+_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+}
 LETTERS = "acdefgijkmnpqrs"  # of the axes that are neither
 
 
@@ -46,6 +56,8 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
     {'hidden': ('1', 'batch', 'dim')}
     >>> documented_axes("x (n, D); W* (D, d)", ["x", "Wq"])
     {'x': ('n', 'D'), 'Wq': ('D', 'd')}
+    >>> documented_axes("Wk: (C, C // heads)", ["Wk"])
+    {'Wk': ('C', 'C_by_heads')}
     >>> documented_axes("return w @ k, turned(scores)  # All arrays (H, T, D)", ["k"])
     {'k': ('H', 'T', 'D')}
     """
@@ -58,7 +70,7 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
         annotated = rf"(?<![\w.]){one}\s*:\s*\w+\[[^\"\n]*\"([\w ]+)\"\]"
         for pattern in (annotated, said, unpacked):
             matches = re.finditer(pattern, text, re.MULTILINE)
-            lists = (re.findall(_WORD, re.sub(r"\*\s*\w+", "", match[1])) for match in matches)
+            lists = (_words_of(match[1]) for match in matches)
             words = next((one for one in lists if _are_axes(one, name)), None)
             if words is not None:
                 found[name] = tuple(words)
@@ -68,6 +80,12 @@ def documented_axes(text: str, names: Collection[str]) -> dict[str, tuple[str, .
         found = {name: tuple(own) for name, own in zip(names, shapes, strict=False)} | found
     alike = axes_of_all(text)
     return dict.fromkeys(names, alike) | found if alike else found
+
+
+def _words_of(shape: str) -> list[str]:
+    """The names of axes; a part of one, as C // heads, is another axis."""
+    parted = re.sub(r"\s*//\s*(\w+)", r"_by_\1", shape)
+    return re.findall(_WORD, re.sub(r"\*\s*\w+", "", parted))
 
 
 def _said(name: str, within: str) -> str:
@@ -101,6 +119,26 @@ def documented_sizes(text: str, names: Collection[str]) -> dict[str, list[str]]:
                 found[name] = sizes
                 break
     return found
+
+
+def length_written(size: str, of: Callable[[str], int]) -> int:
+    """A length as it is written, where `of` tells the length that a name means.
+
+    >>> length_written("2 * clip + 1", {"clip": 4}.__getitem__)
+    9
+    """
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return of(name)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return int(_ARITHMETIC[type(op)](value(left), value(right)))
+        raise TypeError(f"the length {size} is not known")
+
+    return value(ast.parse(size, mode="eval").body)
 
 
 def length_of_any(text: str, name: str) -> str:

@@ -27,7 +27,7 @@ NAMES = {
     "lookaheadmask attnmasks amask",
     "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "
     "tokenmask seqmask sequencemask inputmask keypadmask kpm passagemask contextmask docmask "
-    "sourcemask encodermask contextpaddingmask keypadding srckeypadding",
+    "sourcemask encodermask encmask encmasks contextpaddingmask keypadding srckeypadding",
     "key_hide": "pad padding ispad ispadding padded padtokens paddings iskeypad keyispad padtoken",
     "key_keep": "keyisreal isreal real valid isvalid validkeys keyvalid nonpad notpad keyvisible "
     "realtokens validmask istoken realkeys keykeep keepkeys live alive",
@@ -48,7 +48,7 @@ NAMES = {
     "scale": "scale scaling scalefactor smscale softmaxscale",
     "before_softmax": "querypreattnscalar preattnscalar querypreattentionscalar",
     "heads": "h heads numheads nheads nhead numberofheads headcount nh numhead numattentionheads "
-    "nqheads noheads numqueryheads qheads nheadq numqheads hq attentionheads nattnheads",
+    "nq nqheads noheads numqueryheads qheads nheadq numqheads hq attentionheads nattnheads",
     "key_heads": "numkvheads nkvheads kvheads numkeyvalueheads nkvhead hkv numgroups ngroups "
     "numquerygroups nheadskv groups nkv nkvh kvh nlocalheads nlocalkvheads nlocal",
     "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
@@ -92,6 +92,7 @@ NAMES = {
     "layer": "module layer attnmodule attnlayer attentionmodule",
     "distances": "posemb posembs posembed posembedding posembeddings relpos relposemb relposenc "
     "relativepositions relativepositionembeddings posenc posencoding rpos",
+    "turned_share": "rotarypct rotarypercent ropepct partialrotaryfactor rotaryfraction",
     "turned": "rotarydim rotarydims rotdim rotdims ropedim rotaryndims nrot",
     "layer_number": "layeridx layerindex layerid layernumber layeri li",
     "none": "rng prngkey dropoutrng dropoutkey generator",

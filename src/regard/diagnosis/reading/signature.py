@@ -258,9 +258,11 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
         found = [replace(one, role=of_arrays.get(one.role or "", one.role)) for one in found]
     if not stated and not _takes_queries(found) and found[:1] and plain(found[0].name) == "h":
         found[0] = replace(found[0], role="x")  # hidden states, and not the number of heads
+    by_position = False
     if not stated and not _takes_queries(found):
         # A state without anything else that could be the queries is no cache.
         found = [replace(one, role=None if one.role == "cache" else one.role) for one in found]
+        by_position = not any(one.required and one.role for one in found)
         found = _by_position(found)
     _settle(found, stated)
     unknown = [one for one in found if one.required and one.role is None]
@@ -280,11 +282,15 @@ def with_roles(parameters: list[Parameter], stated: dict[str, str]) -> list[tupl
     guesses = itertools.islice(itertools.product(*choices), MOST_GUESSES)
     scales = [one for one in found if _is_of_caller(one)]
     told = [replace(one, required=True) if one in scales else one for one in found]
-    return [
-        _with_guesses(own, roles)
-        for roles in guesses
-        for own in ((told, found) if scales else (found,))
-    ]
+    ways = [told, found] if scales else [found]
+    ways += [_exchanged(found)] if by_position and {*ARRAYS} <= {x.role for x in found} else []
+    return [_with_guesses(own, roles) for roles in guesses for own in ways]
+
+
+def _exchanged(found: Sequence[Parameter]) -> list[Parameter]:
+    """The same with keys and values in the other order, as of names that say nothing."""
+    others = {"key": "value", "value": "key"}
+    return [replace(one, role=others.get(one.role or "", one.role)) for one in found]
 
 
 def roles_by_family(names: Sequence[str]) -> dict[str, str]:

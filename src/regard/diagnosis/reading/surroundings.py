@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.boundary.arrays import Array
 
-Place = Literal["", "sum", "result"]
+Place = Literal["", "sum", "sum twice", "result"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Surroundings:
 
     before: bool = False
     adds: bool = False
-    last: Place = ""  # what the last normalisation gets: the sum with the input, or what is added
+    last: Place = ""  # what the last one gets: the sum with the input, once more, or what is added
     centred: bool = True  # a mean is subtracted
     epsilon: float = 0.0
     outside: bool = False  # it is added to the root
@@ -58,7 +58,8 @@ class Surroundings:
         rows = self.factor * rows
         result = self._normalised(result) if self.last == "result" else result
         whole = rows + result if self.adds else result
-        return self._normalised(whole) if self.last == "sum" else whole
+        whole = self._normalised(whole) if self.last in ("sum", "sum twice") else whole
+        return self._normalised(whole) if self.last == "sum twice" else whole
 
     def _normalised(self, rows: Array) -> Array:
         apart = rows - rows.mean(-1, keepdims=True) if self.centred else rows

@@ -73,13 +73,17 @@ _BY_PARTS = re.compile(
     r"\ball (?:the )?(?:rows |columns )?(?:of )?q\b[^.]{0,20}"
     r"\ball (?:the )?(?:rows |columns )?(?:of )?k\b|"
     r"in_proj_(weight|bias)|\bq, k(,| and) v (lie )?side by side|"
-    r"\b(loads?|takes?|from) (the )?gpt-?2'?s?\b[^.\n]{0,20}(checkpoint|weight|state)",
+    r"\b(loads?|takes?|from) (the )?gpt-?2'?s?\b[^.\n]{0,20}(checkpoint|weight|state)|"
+    r"\b(timm|gpt-?2|(nano|min|mini)gpt|nn\.MultiheadAttention)\b'?s? (layout|order|format)|"
+    r"\b(first|all)\b[^.\n]{0,30}\b(q|quer(?:y|ies))\b[^.]{0,40}"
+    r"\b(next|then|second|all|last)\b[^.]{0,30}\b(k|keys?)\b",
     re.IGNORECASE,
 )
 # The order of heads inside each of the parts.
 _HEADS_OF_PARTS = re.compile(
     r"\b(inside|within|in) (each|every|all)( (of \w+|part|block|third|one))?\W+"
-    r"((the )?(columns (of )?)?heads? 0\b[^.]{0,90}\bhead 1\b|head by head)",
+    r"((the )?(columns (of )?)?heads? 0\b[^.]{0,90}\bhead 1\b|head by head|"
+    r"heads? \w+ (owns?|has|have|holds?|takes?)\b)",
     re.IGNORECASE,
 )
 # Text by which [q | k | v] may be the columns of each head.
@@ -174,6 +178,8 @@ def columns_said(*texts: str) -> str:
     >>> columns_said("first all rows of q, then all of k, then all of v; in each, head by head")
     'parts'
     >>> columns_said("c_attn: columns all q, then all k, then all v")
+    'parts'
+    >>> columns_said("the first C rows give the queries of all heads, the next C the keys")
     'parts'
     >>> columns_said("rows go head by head: [q_0, k_0, v_0, q_1, k_1, v_1, ...]")
     'heads'
