@@ -54,6 +54,7 @@ from regard.errors import OptionError
 
 TIME_LIMIT = 10.0
 GUESS_SECONDS = 2.0  # of the search, where roles are guesses and the axes of all are documented
+TURNED = "weights_not_transposed"  # where a reading with the others finds something, it is that
 MOST_PARTS = 8  # of a file that never ran, which are shown
 READINGS_SECONDS = 2.0  # after these no other way of reading a mistaken function is judged
 
@@ -187,7 +188,8 @@ def _of_likely(likely: Sequence[FunctionUnderTest], patience: Patience) -> Outco
             continue  # it is not right if tokens lie as a mistake has them
         if found is not None and own.ok and _hides(tested.callee, shown_by.callee, found):
             break
-        if found is None or (own.mistakes and not found.mistakes) or own.ok:
+        weak = found is not None and (not found.mistakes or found.names == (TURNED,))
+        if found is None or (own.mistakes and weak) or own.ok:
             found, shown_by = own, tested
         if own.ok or patience.spent > (READINGS_SECONDS if found.mistakes else SEARCH_SECONDS):
             break

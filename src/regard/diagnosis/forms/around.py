@@ -48,10 +48,16 @@ class OfImages:
     """
 
     def __init__(
-        self, function: Callable[..., Any], name: str, form: Form, fixed: Mapping[str, Any]
+        self,
+        function: Callable[..., Any],
+        name: str,
+        form: Form,
+        fixed: Mapping[str, Any],
+        option: str = "",
     ) -> None:
         self.__wrapped__ = function
         self.__name__ = getattr(function, "__name__", "function")
+        self.option = option
         self._name, self._form, self.fault, self._fixed = name, form, form.fault, fixed
         self.left_out = tuple(name for name, value in fixed.items() if value is None)
 
@@ -95,7 +101,15 @@ def of_images(
     rest = [one for one in rest if one.required or not BY_PLACE.search(one.name)]
     known = [replace(one, keyword=True, role="x" if one is x else one.role) for one in rest]
     function = without_norm_functions(function, function)
-    return [(OfImages(function, x.name, form, fixed), known) for form in forms]
+    found: list[tuple[Callable[..., Any], list[Parameter]]] = [
+        (OfImages(function, x.name, form, fixed), known) for form in forms
+    ]
+    for shift in (n for n in rest if SHIFT.fullmatch(n.name)):  # 0 by default
+        option = f"{shift.name}={SIDE // 2}"
+        own = [one for one in known if one.name != shift.name]
+        shifted = {**fixed, shift.name: SIDE // 2}
+        found += [(OfImages(function, x.name, form, shifted, option), own) for form in forms]
+    return found
 
 
 KERNEL = re.compile("(k|kernel|kernel_?size|window|window_?size|ws|size)")
@@ -187,6 +201,7 @@ class AroundAttention:
     def __init__(self, layer: Any, form: Form | None, *, adds: bool) -> None:
         self.__wrapped__ = layer
         self.__name__ = type(layer).__name__
+        self._call = layer if callable(layer) else layer.forward
         self._form, self.adds = form, adds
         self.fault = "" if form is None else form.fault
         pairs = re.findall(r"=\((\d+), (\d+)\)", made_with(layer))
@@ -195,7 +210,7 @@ class AroundAttention:
     def __call__(self, x: Any, **given: Any) -> Any:
         """The output of each token, without the input if that is added."""
         if self._form is None:
-            result = self.__wrapped__(x, **given)
+            result = self._call(x, **given)
             out, *more = result if isinstance(result, tuple) else (result,)
             return (out - x, *more)
         batch, length, _ = x.shape
@@ -204,7 +219,7 @@ class AroundAttention:
             given |= {n: self._form.image_of(given[n], (0, 0)) for n in tokens}
         sides = self._image if math.prod(self._image) == length else sides_of(length)
         image = self._form.image_of(x, sides)
-        result = self.__wrapped__(image, **given)
+        result = self._call(image, **given)
         out, *more = result if isinstance(result, tuple) else (result,)
         out = self._form.tokens_of(out - image if self.adds else out, batch, length)
         return (out, *more) if more and self._form.axes == COLUMNS.axes else out

@@ -89,6 +89,8 @@ def beside_weights(
             shape = shape or _as_written(written.get(name, ()), sizes)
         gates, is_bias = is_gate(name, text), re.search("(^b|_b|bias)$", name)
         shape = [HEADS, LETTERS["D"]] if gates and is_bias and not shape else shape
+        if gates and not shape and re.search(rf"@ *\w+\[[\"']{re.escape(name)}[\"']\]", text):
+            shape = [WIDTH, WIDTH]
         if name in weights or not shape or not all(shape):
             continue
         drawn = np.random.default_rng(len(name)).normal(size=shape)

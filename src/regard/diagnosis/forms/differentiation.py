@@ -51,13 +51,23 @@ class Pair:
     backward: Callable[..., Any]
     holder: Any = None  # the object whose methods they are
     name: str = ""
+    of_width: Callable[[int], Any] | None = None  # an object of its class, for queries so wide
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """What the forward pass returns."""
-        return self.forward(*arguments, **options)
+        return self._made_for(*arguments, *options.values()).forward(*arguments, **options)
+
+    def _made_for(self, queries: Any, *rest: Any) -> Pair:
+        if self.of_width is None:
+            return self
+        own = self.of_width(int(queries.shape[-1]))
+        return Pair(getattr(own, "forward", own), own.backward, own, self.name)
 
     def gradients(self, upstream: Any, *arguments: Any, **options: Any) -> Any:
         """What the backward pass returns, or leaves in the object."""
+        if self.of_width is not None:
+            made = self._made_for(*arguments, *options.values())
+            return made.gradients(upstream, *arguments, **options)
         returned = self.forward(*arguments, **options)
         several = isinstance(returned, tuple | list) and len(returned) > 1
         cache = (returned[1] if len(returned) == 2 else returned[1:]) if several else None

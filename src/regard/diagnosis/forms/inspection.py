@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from regard.diagnosis.forms.any_width import of_any_width
 from regard.diagnosis.forms.class_of_weights import as_function_of_weights
 from regard.diagnosis.forms.construction import constructed, fresh_weights
 from regard.diagnosis.forms.differentiation import (
@@ -117,6 +118,7 @@ def inspect_function(
     Every reading of the function, the likeliest first.
     """
     function, method = of_an_object(function, heads)
+    kind = function
     if (pair := pair_of(function)) is not None:
         function = pair
     elif is_autograd_function(function):
@@ -129,6 +131,11 @@ def inspect_function(
         if weighed := readings_of_weights(function.holder, heads):
             weights, count, _ = weighed[0]
             found = [(one, replace(callee, weights=weights, heads=count)) for one, callee in found]
+        elif inspect.isclass(kind):
+            sized = of_any_width(kind, "forward", found[0][1].parameters, heads)
+            if sized is not None:
+                pair = replace(function, of_width=sized.of)
+                found = [(pair if one is function else one, callee) for one, callee in found]
     elif isinstance(function, Applied):
         found = readings_of_function(function, function, roles, heads, "torch", name)
     else:

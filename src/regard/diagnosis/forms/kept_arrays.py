@@ -118,13 +118,18 @@ def with_kept_arrays(
 def with_arrays_in_one(
     function: Callable[..., Any], parameters: Sequence[Parameter]
 ) -> Alternative | None:
-    """A function of embeddings that may get arrays of earlier keys and values, as one cache."""
+    """A function that gets arrays of earlier keys and values, as one of one cache.
+
+    One of embeddings need not get them; those of ready queries, keys and values may have to.
+    """
     named = {one.role or role_of(one.name): one for one in parameters}
     apart = [named[one] for one in ("cache_k", "cache_v") if one in named]
-    if "x" not in named or len(apart) != 2 or any(one.required for one in apart):
+    needed = len(apart) == 2 and all(one.required for one in apart)
+    is_ready = {"query", "key", "value"} <= named.keys()
+    if len(apart) != 2 or not (is_ready or ("x" in named and not needed)):
         return None
     keys, values = (one.name for one in apart)
-    both = Parameter(f"{keys}_and_{values}", "cache", required=False)
+    both = Parameter(f"{keys}_and_{values}", "cache", required=needed)
 
     def pack(given: dict[str, Any]) -> dict[str, Any]:
         given = dict(given)

@@ -22,14 +22,14 @@ from regard.diagnosis.forms.tree_code import FEED_FORWARD, NORM, TreeCode
 from regard.diagnosis.reading.parameter_names import role_of
 from regard.diagnosis.reading.signature import text_of
 
-OFFSET = re.compile(r"(beta|bias|offset|shift|_b|^b)\d*$", re.IGNORECASE)
+OFFSET = re.compile(r"(beta|bias|offset|shift|[_.]b|^b)\d*$", re.IGNORECASE)
 OF_HEADS = re.compile(r"(^|_)(q|k|qk|query|key)_?(norm|ln|gamma|scale)", re.IGNORECASE)
 # Code that multiplies by 1 more than a factor, as Gemma's.
 ONE_MORE = re.compile(r"""\b1(\.0?)? *\+ *([\w.\["']*(scale|weight|gamma|gain|_w|_g)|[wg])\b""")
 FACTORS = ("scale", "weight", "gamma", "g", "w")
 OFFSETS = ("bias", "offset", "beta", "b")
 # The second of two layers, which has as many columns as a token.
-SECOND = re.compile(r"proj|out|down|2(_b)?$|wo$|second", re.IGNORECASE)
+SECOND = re.compile(r"proj|out|down|2([._]\w+)?$|wo$|second", re.IGNORECASE)
 WIDER = 4  # times the width of a token, inside a feed-forward layer
 
 

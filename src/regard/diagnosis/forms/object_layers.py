@@ -5,6 +5,7 @@ Reads, and calls nothing. Must not know which of them project queries, keys and 
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -17,8 +18,10 @@ from regard.diagnosis.forms.construction import FEED_FORWARD, arrays_of_layer
 from regard.diagnosis.forms.einsums import axes_in_einsums
 from regard.diagnosis.forms.source import code_called, code_of
 from regard.diagnosis.reading.signature import text_of
+from regard.diagnosis.reading.source_text import nodes_of, tree_of
 
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos|edge|skip|root", re.IGNORECASE)
+ATTENTION = re.compile("(self_?)?(attn|attention|att|mha)", re.IGNORECASE)
 GRADIENTS = re.compile("_?(d_?)?(grads?|gradients?|velocity|momentum|moments)", re.IGNORECASE)
 # Code that reads attributes by names that it computes.
 GENERAL = re.compile(r"\b(getattr|vars|setattr)\(|__dict__|asdict")
@@ -93,7 +96,8 @@ def _of_dictionary(where: str, value: Mapping[Any, Any], turned: bool) -> Iterat
         biases = (found.get(f"{base}.{one}") for one in ("bias", "b"))
         if leaf in ("weight", "kernel", "w") and array.ndim == 2:
             bias = next((one for one in biases if one is not None), None)
-            yield base, value, array.T if turned else array, bias
+            fused = array.shape[1] == 3 * array.shape[0] and ATTENTION.fullmatch(base)
+            yield "c_attn" if fused else base, value, array.T if turned else array, bias
         elif leaf not in ("bias", "b") or not any(
             f"{base}.{one}" in found for one in ("weight", "kernel", "w")
         ):
@@ -119,12 +123,13 @@ def _read_by_init_alone(thing: Any) -> set[str]:
     if not made or made not in text or GENERAL.search(text):
         return set()
     rest = text.replace(made, "")
-    arrays = [name for name, one in vars(thing).items() if is_numbers(one)]
-    return {
-        name
-        for name in arrays
-        if re.search(rf"\bself\.{name}\b(?! *=[^=])", made) and not re.search(rf"\.{name}\b", rest)
+    arrays = {name for name, one in vars(thing).items() if is_numbers(one)}
+    read = {
+        node.attr
+        for node in nodes_of(tree_of(type(thing).__init__))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
+    return {name for name in arrays & read if not re.search(rf"\.{name}\b", rest)}
 
 
 def _is_layer(value: Any) -> bool:

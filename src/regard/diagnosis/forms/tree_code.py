@@ -31,9 +31,9 @@ from regard.diagnosis.reading.source_text import nodes_of
 CONTAINERS = re.compile("^(params|.*attn|.*attention|mha|layers?|blocks?|h|self|cross)_?\\d*$")
 
 # A normalisation, or a number of each feature that belongs to one.
-NORM = re.compile(r"norm|(^|_)ln(_|\d|$)|^ln|gamma|beta$|^rms|(^|_)g$", re.IGNORECASE)
+NORM = re.compile(r"norm|(^|_)ln(_|\d|$)|^ln|^n_?\d\b|gamma|beta$|^rms|(^|_)g$", re.IGNORECASE)
 FEED_FORWARD = re.compile(
-    r"^(mlp|ffn?|feed_?forward|fc_?[12]|c_fc)(_|\d|$)|^[wb]_?[12]$", re.IGNORECASE
+    r"^(mlp|ffn?|feed_?forward|fc_?[12]|c_fc)(_|\d|\.|$)|^[wb]_?[12]$", re.IGNORECASE
 )
 _SUFFIX = re.compile("_?(weight|kernel|w|mat|einsum)$")
 _PREFIX = re.compile("^((self_?)?(attn|att|attention|mha|sa)_(?!vec)|[wW]_(?=proj|dense|c_))")

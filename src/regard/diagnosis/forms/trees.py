@@ -62,7 +62,7 @@ SIGMOID = re.compile(r"sigmoid|expit|1(\.0?)? *\+ *(\w+\.)?exp\( *-")
 # Matrices that are entries, or attributes, before tokens that are columns.
 OF_ENTRIES_FIRST = re.compile(r"([\"']\w+[\"']\]|\bp(arams)?\.\w+) *@ *[a-zA-Z]\w*\b")
 TURNED = re.compile(
-    r"\.T\b|\.mT\b|F\.linear|functional\.linear|"
+    r"\.T\b|\.mT\b|\.t\(\)|F\.linear|functional\.linear|"
     r"\b[wW]\w*(\[[^\]\n]*\])? @ (x|row|tok|token|vec|vector)(_\w+)?\b"
 )
 OF_WEIGHT = re.compile("weight|kernel|proj", re.IGNORECASE)
@@ -262,6 +262,11 @@ def _weighed(
             taken |= {one: own for one in leaves if one in BIAS_LEAVES}
         return Tree({n: _in_library(one, framework) for n, one in taken.items()}, lambda _: None)
 
+    def beside_attention(name: str) -> Any:
+        """What belongs to a normalisation or to a feed-forward layer, as matrices lie."""
+        own = layer_beside(function, code, name, WIDTH)
+        return own.T if form.turned and np.ndim(own) == 2 else own
+
     def by_role(name: str) -> Any:
         *outer, last = re.split(r"[/.]", name)
         of_leaf = name not in code.names and outer and last in (*WEIGHT_LEAVES, *BIAS_LEAVES)
@@ -273,7 +278,7 @@ def _weighed(
         role = code.names.get(last) or projection(last)
         if role and role in weights:
             return entry(last, role)
-        return _given(layer_beside(function, code, name, WIDTH), framework)
+        return _given(beside_attention(name), framework)
 
     entries = {name: entry(name, role) for name, role in code.names.items() if role in weights}
     if not any(OTHER in one for one in code.columns.values()):
@@ -292,7 +297,7 @@ def _weighed(
             entries[name] = _given(array, framework)
     entries |= _sizes_in(code.rest, form)
     for name in code.rest:
-        if name not in entries and (own := layer_beside(function, code, name, WIDTH)) is not None:
+        if name not in entries and (own := beside_attention(name)) is not None:
             entries[name] = _given(own, framework)
     spread = {*spread_over(function, tree.name)} if spreads(function, tree.name) else {*entries}
     whole: Any = Tree({n: one for n, one in entries.items() if n in spread}, by_role)
@@ -305,7 +310,7 @@ def _weighed(
     fed: dict[str, Any] = {}
     fed |= {p.name: WIDER * WIDTH for p in parameters if FEED_WIDTH.fullmatch(plain(p.name))}
     for one in parameters:  # layers beside attention, each an argument
-        own = layer_beside(function, code, one.name, WIDTH) if one.required else None
+        own = beside_attention(one.name) if one.required else None
         if one is not tree and own is not None and role_of(one.name) is None:
             fed[one.name] = _given(own, framework)
     fed |= {p.name: "" for p in parameters if p.required and PREFIX.fullmatch(p.name)}
@@ -324,7 +329,8 @@ def _weighed(
 
 def _sizes_in(names: Sequence[str], form: _Form) -> dict[str, int]:
     """Numbers of heads, and widths, that a tree holds beside its weights."""
-    sizes = {"heads": HEADS, "key_heads": form.groups, "width": WIDTH // HEADS, "model": WIDTH}
+    sizes = {"heads": HEADS, "key_heads": form.groups, "model": WIDTH}
+    sizes |= dict.fromkeys(("width", "turned"), WIDTH // HEADS)
     return {one: sizes[role] for one in names if (role := role_of(one) or "") in sizes}
 
 

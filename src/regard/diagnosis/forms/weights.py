@@ -5,7 +5,6 @@ Owns the names of layers. Reads, and calls nothing. Must not know any probe.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -112,12 +111,15 @@ def readings_of_weights(thing: Any, heads: int | None) -> list[Read]:
     if not found:
         return []
     found = [_shared_by_heads(one, stated) for one in found]
-    counts = [stated or (per_head[0] if per_head else None)]
-    if counts == [None]:
-        counts = [*_possible_heads(thing, found[0])] or [None]
+    count = stated or (per_head[0] if per_head else None)
+    each: list[tuple[Weights, int | None]] = [
+        (weights, own)
+        for weights in found
+        for own in ((count,) if count else [*_possible_heads(thing, weights)] or (None,))
+    ]
     fused = _fused_name(layers)
     out: list[Read] = []
-    for weights, count in itertools.product(found, counts):
+    for weights, count in each:
         orders = FUSED_ORDERS if fused and count else FUSED_ORDERS[:1]
         of_order = {"PHD": False, "HPD": True} if len(orders) > 1 else {}
         out += [
@@ -157,7 +159,7 @@ def _in_said_order(thing: Any, layers: list[Layer]) -> Iterator[Layer]:
     said = ORDER_SAID.search(text)
     order = "".join(filter(None, said.groups())).lower() if said else ""
     packed = [path for path, *_ in layers if plain(path.rpartition(".")[2]) in PACKED]
-    own_ones = [path for path in packed if "attn" not in path and not OF_ORDER.search(text)]
+    own_ones = [] if OF_ORDER.search(text) else packed
     called = columns_assigned(type(thing), own_ones) if own_ones else {}
     for path, *more in layers:
         own = order or called.get(path, "")

@@ -25,6 +25,7 @@ SAID_OF_LENGTH = re.compile(
     r"(must|should|has to|have to|needs to) (evenly )?(divide|be divisible)|"
     r"(?<!not )(?<!no )(?<!not be )\b(a multiple|multiples) of"
     r"(?!\W+(n_?|num_?)?(h|q|heads?)\b|\W+\w*(kv|head|group))|"
+    r"(?<!not )\bdivides? (the |both )?(sequence )?lengths?\b|"
     r"divisible by \W?\w*(window|block|chunk|size)",
     re.IGNORECASE,
 )

@@ -297,6 +297,7 @@ def _sizes(names: list[str], heads: int | None, kind: Any) -> dict[str, Any]:
 def size_by_name(name: str, sizes: Mapping[str, Any]) -> Any:
     """The size or number that a name asks for, or None."""
     role = "model" if plain(name) in MODEL_NAMES else role_of(name) or ""
+    role = "width" if plain(name) in ("hd", "hs") else role  # of a head
     if role == "no":
         return False if "train" in name else sizes["dropout"]
     if role in ("heads", "key_heads", "width", "model", "window", "softcap", "block"):

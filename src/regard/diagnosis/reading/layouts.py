@@ -62,8 +62,8 @@ def layout_said(text: str, name: str) -> str:
 
     >>> layout_said("b, t, h, d = q.shape", "q"), layout_said("q, k: (batch, heads, seq, dim)", "q")
     ('BLHD', 'BHLD')
-    >>> layout_said("(batch, n, heads, d) in and out", "q")
-    'BLHD'
+    >>> layout_said("(batch, n, heads, d) in and out", "q"), layout_said("N x L x H x D layout", "")
+    ('BLHD', 'BLHD')
     """
     one = re.escape(name)
     unpacked = rf"^\s*({_LIST})\s*=\s*{one}\.(?:shape|size\(\))\s*(?:#.*)?$"
@@ -74,7 +74,8 @@ def layout_said(text: str, name: str) -> str:
     )
     spaced = rf"(?<![\w.]){one}\b[\w ,]{{0,20}}:\s*((?:[a-z]\s+){{2,3}}[a-z])\s*$"
     of_both = rf"[(\[]\s*({_LIST})\s*[)\]],?\s*(?:in and out|each\b|everywhere|throughout)"
-    for pattern in (unpacked, said, spaced, of_both):
+    of_times = r"\b((?:[A-Za-z]\w* x ){2,3}[A-Za-z]\w*) layout"
+    for pattern in (unpacked, said, spaced, of_both, of_times):
         for match in re.finditer(pattern, text, re.MULTILINE):
             words = [
                 word for word in re.findall(_TOKEN, match[1]) if word != "x" or "," in match[1]

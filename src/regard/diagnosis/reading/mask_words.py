@@ -65,6 +65,7 @@ _ZERO = r"(?:0(?:\.0*)?(?![\w.])|zero\b|false\b)"
 _PLAINER = [
     (re.compile(pattern), sign)
     for pattern, sign in (
+        (r"(?<=\w)=none\b", " "),  # a default
         (r"[<\[](pad)(?:ding)?[>\]]", r" \1 "),
         (rf"[(\[{{]\s*{_AXIS}(?:\s*,\s*{_AXIS})+\s*[)\]}}]|\[[\w\s,:.]*\]", " "),  # a shape
         (
@@ -160,6 +161,8 @@ def what_true_means(text: str, parameters: Sequence[Parameter], *, of_ones: bool
     `of_ones`: it holds 1 and 0, also where the text says that numbers made of it are added.
 
     >>> what_true_means("mask: True where attention is NOT allowed", [Parameter("mask", "mask")])
+    'hide'
+    >>> what_true_means("key_mask=None (B, L) True = pad", [Parameter("key_mask", "key_mask")])
     'hide'
     >>> what_true_means("pad (B, L) is 0 at padded items", [Parameter("pad", "key_hide")])
     'keep'

@@ -118,6 +118,8 @@ _MEANT = {
         re.IGNORECASE,
     ),
     "later_tokens_seen": re.compile(
+        r"def __init__\([^)]*\b(?P<o>\w*mask\w*|autoregressive)\b(: *bool)? *= *False\b[\s\S]*"
+        r"\bif self\.(?P=o)\b|"
         r"\bnot[ \w]{0,12} causal|causal\w*\W[^\n]*\bFalse|\bif\b[^\n]*causal|bidirectional|"
         r"non.?causal|prefix|encoder",
         re.IGNORECASE,
