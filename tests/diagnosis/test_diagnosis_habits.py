@@ -354,7 +354,10 @@ def test_a_comment_says_the_order_of_columns_whose_layer_does_not(tmp_path):
     (path := tmp_path / "habits.py").write_text(MORE)
     assert regard.diagnose(load(f"{path}:InAnOrder")).verdict == "right"
     unsaid = MORE.replace("gives v, k, q in that order", "is fused")
-    (other := tmp_path / "unsaid.py").write_text(unsaid)
+    (own := tmp_path / "unsaid.py").write_text(unsaid)  # the weights are its own: only names
+    assert regard.diagnose(load(f"{own}:InAnOrder")).verdict == "right"
+    loaded = MORE.replace("gives v, k, q in that order", "is loaded from a GPT-2 checkpoint")
+    (other := tmp_path / "loaded.py").write_text(loaded)
     assert names(load(f"{other}:InAnOrder")) == ["W_q_and_W_v_swapped"]
 
 

@@ -115,10 +115,14 @@ class GradientProbe(Probe):
 def with_gradients(probe: Probe, wanted: tuple[str, ...] = ()) -> GradientProbe:
     """The same problem with a gradient of its output, from which those of its inputs follow.
 
-    The result has those of the inputs that are `wanted`, or of all but weights.
+    The result has those of the inputs that are `wanted`, or of all but weights. Rows of padding
+    have no gradient: a function may have nothing there.
     """
     shape = probe.result(probe.right).shape
     drawn = np.random.default_rng([len(probe.name), *shape]).normal(size=shape).round(2)
+    if probe.ability == "key mask" and probe.keep is not None and shape[-2] == probe.sizes["S"]:
+        real = probe.keep[:, 0, 0, :, None]
+        drawn = drawn * (real if len(shape) == 3 else real[:, None])
     given = {field.name: getattr(probe, field.name) for field in fields(Probe)}
     inputs = {**probe.inputs, f"d_{probe.result_step}": drawn}
     return GradientProbe(**given | {"inputs": inputs}, forward=probe, wanted=wanted)

@@ -125,8 +125,8 @@ def with_arrays_in_one(
     named = {one.role or role_of(one.name): one for one in parameters}
     apart = [named[one] for one in ("cache_k", "cache_v") if one in named]
     needed = len(apart) == 2 and all(one.required for one in apart)
-    is_ready = {"query", "key", "value"} <= named.keys()
-    if len(apart) != 2 or not (is_ready or ("x" in named and not needed)):
+    is_ready = {"query", "key", "value"} <= named.keys() and not {"pos", "lengths"} & named.keys()
+    if len(apart) != 2 or not (is_ready if needed else "x" in named):
         return None
     keys, values = (one.name for one in apart)
     both = Parameter(f"{keys}_and_{values}", "cache", required=needed)

@@ -23,6 +23,7 @@ from regard.diagnosis.reading.source_text import nodes_of, tree_of
 OTHER_LAYERS = re.compile("norm|ln|embed|rel|slope|rotary|pos|edge|skip|root", re.IGNORECASE)
 ATTENTION = re.compile("(self_?)?(attn|attention|att|mha)", re.IGNORECASE)
 GRADIENTS = re.compile("_?(d_?)?(grads?|gradients?|velocity|momentum|moments)", re.IGNORECASE)
+WEIGHTS, BIASES = ("weight", "kernel", "w"), ("bias", "b")  # of a layer in a dictionary
 # Code that reads attributes by names that it computes.
 GENERAL = re.compile(r"\b(getattr|vars|setattr)\(|__dict__|asdict")
 # A layer whose weight is (out, in), by its code.
@@ -62,14 +63,19 @@ def layers_of(thing: Any) -> Iterator[Layer]:
     made_of_others = _read_by_init_alone(thing)
     text = f"{code_of(type(thing))}\n{code_called(type(thing))}"
     of_columns = OF_COLUMNS.search(text) is not None
-    for name, value in getattr(thing, "__dict__", {}).items():
+    attributes = getattr(thing, "__dict__", {})
+    held = [one for own in attributes.values() if isinstance(own, dict) for one in own.values()]
+    shapes = [np.shape(one) for one in held if np.ndim(one) == 2]
+    side_by_side = any(columns == 3 * rows for rows, columns in shapes)  # so they are (in, out)
+    out_first = TURNED.search(text) is not None and not side_by_side
+    for name, value in attributes.items():
         if name in made_of_others:
             continue
         if is_numbers(value) and sorted(axes.get(name, "")) == [*"DHMP"] and np.ndim(value) == 4:
             whole = np.asarray(value, float).transpose([axes[name].index(one) for one in "MPHD"])
             yield name, None, whole.reshape(len(whole), -1), None
         elif isinstance(value, dict) and not GRADIENTS.fullmatch(name):
-            yield from _of_dictionary(name, value, TURNED.search(text) is not None)
+            yield from _of_dictionary(name, value, out_first)
         elif _is_layer(value):
             yield name, *_of_pair(value, of_columns)
         elif isinstance(value, list | tuple) and value and all(map(_is_layer, value)):
@@ -91,16 +97,15 @@ def _of_dictionary(where: str, value: Mapping[Any, Any], turned: bool) -> Iterat
     if re.fullmatch("b|bias|biases", where, re.IGNORECASE):
         value = {f"b_{name}": one for name, one in value.items()}
     found = {str(name): np.asarray(one, float) for name, one in value.items() if is_numbers(one)}
+    if found and found.keys() <= {*WEIGHTS, *BIASES}:  # c_attn = {"w": ..., "b": ...}
+        found = {f"{where}.{name}": one for name, one in found.items()}
     for name, array in found.items():
         base, _, leaf = name.rpartition(".")
-        biases = (found.get(f"{base}.{one}") for one in ("bias", "b"))
-        if leaf in ("weight", "kernel", "w") and array.ndim == 2:
-            bias = next((one for one in biases if one is not None), None)
+        bias = next((found[n] for n in (f"{base}.{one}" for one in BIASES) if n in found), None)
+        if leaf in WEIGHTS and base and array.ndim == 2:
             fused = array.shape[1] == 3 * array.shape[0] and ATTENTION.fullmatch(base)
             yield "c_attn" if fused else base, value, array.T if turned else array, bias
-        elif leaf not in ("bias", "b") or not any(
-            f"{base}.{one}" in found for one in ("weight", "kernel", "w")
-        ):
+        elif leaf not in BIASES or not any(f"{base}.{one}" in found for one in WEIGHTS):
             yield name, None, array, None
 
 

@@ -22,7 +22,7 @@ from regard.diagnosis.forms.assigned import OTHER, columns_assigned
 from regard.diagnosis.forms.caches import fields_of
 from regard.diagnosis.forms.einsums import axes_in_einsums, axes_in_words
 from regard.diagnosis.forms.latent_weights import latent_parts, letters_made
-from regard.diagnosis.forms.weights import LAYERS, LEARNED
+from regard.diagnosis.forms.weights import LAYERS, LEARNED, OF_ORDER
 from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.reading.signature import PROJECTIONS, globals_of, roles_by_family, text_of
 from regard.diagnosis.reading.source_text import nodes_of
@@ -43,7 +43,7 @@ class TreeCode:
     """What the code of a function says of its tree: the names of entries, and their leaves."""
 
     def __init__(self, function: Callable[..., Any], tree: str, kind: Any = None) -> None:
-        known = fields_of(kind)
+        known, self.text_of_kind = fields_of(kind), text_of(kind)
         read = [*dict.fromkeys((*known, *read_from(function, tree)))]
         texts = [*dict.fromkeys((*_texts(function), *read))]
         self.unpacked = _unpacked(function, tree)
@@ -80,7 +80,6 @@ class TreeCode:
         self.own_leaves = _own_leaves(function)
         self.pairs = {*_pairs(function)}
         found = axes_in_einsums(function)
-        self.text_of_kind = text_of(kind)
         said = axes_in_words(function, (*self.names, *self.latents), self.text_of_kind)
         # Other orders are as likely those of other letters: (M, K, H) has K heads of H.
         found = {name: own for name, own in said.items() if own == "MHD"} | found
@@ -92,6 +91,12 @@ class TreeCode:
         These entries get a role: that of queries if they hold several.
         """
         columns = dict[str, str]()
+        if not OF_ORDER.search(
+            f"{text_of(function)}\n{self.text_of_kind}"
+        ):  # as the code calls them: these are only names
+            for name, letters in columns_assigned(function).items():
+                if name in self.names and sorted(letters) == sorted(fused_order(name)):
+                    columns |= {name: letters, _bias_of(name): letters}
         made = {f"W_{letter}" for letter in letters_made(self.latents)}
         missing = {*PROJECTIONS} - self.roles_of(self.names, columns) - made
         if missing:

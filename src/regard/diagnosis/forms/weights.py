@@ -30,7 +30,7 @@ from regard.diagnosis.forms.object_layers import (
     without_bottlenecks,
 )
 from regard.diagnosis.reading.constructor_arguments import CONFIGURATION
-from regard.diagnosis.reading.parameter_names import PACKED, fused_order, plain, role_of
+from regard.diagnosis.reading.parameter_names import fused_order, plain, role_of
 from regard.diagnosis.reading.signature import LATENTS, PROJECTIONS, text_of
 from regard.errors import OptionError, ProblemError
 from regard.problems.checks import weight_sizes
@@ -158,12 +158,13 @@ def _in_said_order(thing: Any, layers: list[Layer]) -> Iterator[Layer]:
     text = text_of(type(thing))
     said = ORDER_SAID.search(text)
     order = "".join(filter(None, said.groups())).lower() if said else ""
-    packed = [path for path, *_ in layers if plain(path.rpartition(".")[2]) in PACKED]
-    own_ones = [] if OF_ORDER.search(text) else packed
+    packed = {path: one for path, *_ in layers if (one := fused_order(path.rpartition(".")[2]))}
+    own_ones = [] if OF_ORDER.search(text) else [*packed]
     called = columns_assigned(type(thing), own_ones) if own_ones else {}
     for path, *more in layers:
-        own = order or called.get(path, "")
-        yield (own if path in packed and len(fused_order(own)) == 3 else path, *more)
+        own = fused_order(order) or fused_order(called.get(path, ""))
+        is_other = path in packed and sorted(own) == sorted(packed[path])
+        yield (own if is_other else path, *more)
 
 
 def _as_assigned(thing: Any, layers: list[Layer]) -> Iterator[Layer]:
