@@ -62,6 +62,7 @@ def backward(mistake: str = "") -> Any:
             "delta_unweighted": lambda: p * (dp - dp.sum(-1, keepdims=True)),
             "delta_mean": lambda: p * (dp - dp.mean(-1, keepdims=True)),
             "delta_of_outputs": lambda: p * (dp - (o * o).sum(-1, keepdims=True)),
+            "delta_of_values": lambda: p * (dp - (d_output * v).sum(-1, keepdims=True)),
             "delta_without_output": lambda: p * (dp - d_output.sum(-1, keepdims=True)),
             "delta_of_gradients": lambda: p * (dp - (d_output**2).sum(-1, keepdims=True)),
             "delta_of_one_block": lambda: p * (dp - _sums_of_two(p * dp)),

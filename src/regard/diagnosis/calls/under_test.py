@@ -193,7 +193,14 @@ class FunctionUnderTest:
         return self.probes[key]
 
     def _may_be_asked(self, convention: Convention, probe: Probe) -> bool:
-        """Whether a function says that it takes masks of heads, or nothing that padding is last."""
+        """Whether a function says that it takes masks of heads, or nothing that padding is last.
+
+        A mask of texts is none of one text, where the axes of both are said.
+        """
+        own = [self.callee.axes.get(one.name, "") for one in self.callee.parameters]
+        of_texts = own[:1] == ["BTa"] and "BT" in own
+        if of_texts and probe.ability == "key mask" and probe.rank == 2:
+            return False
         code = "\n".join(text for _, text in self.callee.blocks)
         if probe.name.startswith(OF_HEADS):
             few = probe.groups == probe.heads or GROUPED.search(code) is not None

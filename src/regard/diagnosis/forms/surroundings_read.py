@@ -99,6 +99,8 @@ class _Reading:
         is_sum = self._attends and any(map(self._adds, ast.walk(value)))
         is_sum |= any(map(self._is_sum_of_another, ast.walk(value)))
         calls = [node for node in ast.walk(value) if _is_norm(node) and not _has_products(node)]
+        if self._attends and _is_norm(value) and any(map(self._adds, value.args)):
+            calls = [value]  # norm(x + weights @ v @ w)
         is_inline = not calls and INLINE.search(ast.unparse(value)) and not _has_products(value)
         inside = {name for call in calls for name in _names(call)}
         inside = _names(value) if is_inline else inside

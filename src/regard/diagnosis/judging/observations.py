@@ -364,7 +364,9 @@ def depends_on_blocks(tested: FunctionUnderTest, convention: Convention) -> bool
         return False
     lengths, sizes = ((ROUND,), (4, 8, 2, 1)) if tested.is_round else ((5, 70), (1, 2, 3))
     for probe in tested.probes_for(convention):
-        if probe.keep is None and not probe.chunks and probe.sizes["S"] in lengths:
+        asked = probe.keep is None and not probe.chunks and probe.sizes["S"] in lengths
+        usual = probe.sizes["L"] in (1, probe.sizes["S"]) or convention.one_query
+        if asked and (usual or tested.is_right(convention, probe)):  # it may take no others
             with contextlib.suppress(NotOfferedError):
                 given = arguments_for(callee, convention, probe)
                 whole = _returned(tested, convention, given)
