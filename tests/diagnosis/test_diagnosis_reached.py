@@ -349,10 +349,11 @@ def test_a_context_is_asked_for_as_long_as_what_asks(tmp_path):
 
 
 @pytest.mark.needs("torch")
-def test_columns_whose_layer_says_no_order_have_that_of_the_code(tmp_path):
+def test_columns_have_the_order_of_the_code_unless_the_layer_is_pretrained(tmp_path):
     (path := tmp_path / "layers.py").write_text(LAYERS)
     assert verdict(load(f"{path}:Named")) == "right"
-    (other := tmp_path / "other.py").write_text(LAYERS.replace("in_proj", "qkv"))
+    said = "nn.Linear(d, d)  # the rows of a pretrained layer"
+    (other := tmp_path / "other.py").write_text(LAYERS.replace("nn.Linear(d, d)", said))
     assert names(load(f"{other}:Named")) == ["W_q_and_W_v_swapped"]
 
 

@@ -122,7 +122,7 @@ def documented_sizes(text: str, names: Collection[str]) -> dict[str, list[str]]:
 
 
 def length_written(size: str, of: Callable[[str], int]) -> int:
-    """A length as it is written, where `of` tells the length that a name means.
+    """A length of a text, where `of` tells the length that a name means.
 
     >>> length_written("2 * clip + 1", {"clip": 4}.__getitem__)
     9
