@@ -64,7 +64,9 @@ def seen_with(
     question = Question(probe.name, (given,), reading=callee.number)
     result = tested.put(question)[-1]
     out = None if result.problem or not result.arrays else result.arrays[0].numbers
-    if out is None or out.size != batch * heads * keys * keys or not np.isfinite(out).all():
+    if out is None or out.ndim != len(convention.layout) or not np.isfinite(out).all():
+        return None
+    if out.size != batch * heads * keys * keys:
         return None
     axes = [convention.layout.index(axis) for axis in "BHLD" if axis in convention.layout]
     weights = out.transpose(axes).reshape(-1, keys, keys)[0]
