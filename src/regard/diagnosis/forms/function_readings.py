@@ -234,7 +234,7 @@ def _first_of(parameters: Sequence[Parameter]) -> str:
 def _as_block(one: Parameter, text: str) -> Parameter:
     """A size with the role that the text gives it: of a window, or of blocks that are apart.
 
-    Of blocks in which all is seen, or all but what is far before them, one holds all.
+    One holds all where everything is seen through blocks, or each reaches into the one before.
     """
     name = re.escape(one.name)
     is_block = rf"(blocks|chunks|pieces|cut into [^.]{{0,20}}) of (size |length )?`*{name}\b"

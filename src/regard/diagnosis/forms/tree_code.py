@@ -91,12 +91,10 @@ class TreeCode:
         These entries get a role: that of queries if they hold several.
         """
         columns = dict[str, str]()
-        if not OF_ORDER.search(
-            f"{text_of(function)}\n{self.text_of_kind}"
-        ):  # as the code calls them: these are only names
-            for name, letters in columns_assigned(function).items():
-                if name in self.names and sorted(letters) == sorted(fused_order(name)):
-                    columns |= {name: letters, _bias_of(name): letters}
+        of_checkpoint = OF_ORDER.search(f"{text_of(function)}\n{self.text_of_kind}")
+        for name, letters in () if of_checkpoint else columns_assigned(function).items():
+            if name in self.names and sorted(letters) == sorted(fused_order(name)):
+                columns |= {name: letters, _bias_of(name): letters}  # as the code calls them
         made = {f"W_{letter}" for letter in letters_made(self.latents)}
         missing = {*PROJECTIONS} - self.roles_of(self.names, columns) - made
         if missing:
