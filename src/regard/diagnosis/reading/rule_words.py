@@ -130,7 +130,7 @@ _PIECES = re.compile(
 )
 _SINGLE = re.compile(
     r"\b(?:later|following|further|next|afterwards|after that|then|decoding)\b[^.;]{0,60}"
-    r"\b(?:one|1|a single)(?: new| more| further)? token\b|"
+    r"\b(?:(?:one|1|a single)(?: new| more| further)?|the (?:new|next|newest)) token\b|"
     r"\b(?:one|1|a single)(?: new| more| further)? token (?:per|in each|in every) (?:call|step)\b"
 )
 _LONGEST = 1000  # characters of a sentence
@@ -196,6 +196,8 @@ def says_pieces(text: str) -> bool:
 def says_single(text: str) -> bool:
     """Whether one token alone follows those in a cache in each call.
 
+    >>> says_single("Later calls: the new token alone")
+    True
     >>> says_single("the whole prompt first, then one token per call"), says_single("a few tokens")
     (True, False)
     """
