@@ -106,7 +106,9 @@ def with_cache_object(
         if role_of(one.name) != "cache":
             continue
         used = _used(code, one.name)
+        optional = {role_of(x.name) for x in parameters if not x.required}
         of_context = any(role_of(x.name) == "context" for x in parameters)  # its keys stay
+        of_context |= {"key", "value"} <= optional  # or those of the queries, if none are given
         if not (one.required or of_context) and fills_dictionary(code, one.name):
             rest = [x for x in parameters if x is not one]
             return KeepingInObject(function, one.name, dict, ()), rest
