@@ -9,7 +9,9 @@ A test that needs a tool says so with `@pytest.mark.needs("node")`: it is skippe
 absent, and fails there if REGARD_REQUIRE (a comma list, such as `fused,chromium`) names the tool.
 
 Tests run in one process per CPU. All cases of a test run in the same process, so that what they
-share is computed once; tests of processes and of memory run one after the other.
+share is computed once; tests of processes and of memory run one after the other. A generator of
+random numbers that a module keeps begins anew in each test: which tests ran before it in its
+process, another set in every run, is not what a test depends on.
 
 REGARD_TEST_KERNEL is a command that runs the native kernel as a process of its own, such as
 `qemu-aarch64 build/kernel_process`: it then answers instead of the module that was built.
@@ -30,6 +32,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -114,6 +117,7 @@ TOGETHER |= {name: name for name in ("test_diagnosis_page.py", "test_onnx.py", "
 TOGETHER |= {"test_house.py": "test_house.py"}  # every module is parsed once
 TOGETHER |= {"test_site.py": "test_site.py"}  # the site is built once
 REQUIRED = pytest.StashKey[frozenset[str]]()
+BEGINNINGS: dict[np.random.Generator, dict[str, Any]] = {}  # as importing its module left it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -202,6 +206,9 @@ def repetitions(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    for one in vars(getattr(item, "module", item)).values():
+        if isinstance(one, np.random.Generator):
+            one.bit_generator.state = BEGINNINGS.setdefault(one, one.bit_generator.state)
     for name in (name for mark in item.iter_markers("needs") for name in mark.args):
         if name not in TOOLS:
             pytest.fail(f"needs({name!r}) is none of {', '.join(TOOLS)}", pytrace=False)
