@@ -7,7 +7,7 @@ called.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -55,7 +55,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
 FROM = np.concatenate([-np.geomspace(0.02, 8, 9), np.geomspace(0.02, 8, 17)])
 TEMPERATURES = np.geomspace(0.05, 100, 12)  # one divided by these
 STEPS = 12
-LARGEST_BUFFER = 1024  # slots of a cache
+BUFFERS = np.geomspace(8, 8192, 16)  # slots of a cache
 MOST_SHARPNESS = 100.0  # the usual limit of what multiplies cosines
 
 
@@ -76,20 +76,18 @@ def _candidates(matcher: Matcher) -> Iterator[Found]:
     if matcher.outputs[number].probe.causal:
         if any(one.probe.chunks for one in matcher.outputs):
             yield replace(NEVER_FILLED, variants=(empty := never_filled(),)), empty
-        yield from of_buffers(matcher, range(1, LARGEST_BUFFER + 1))
+        yield from of_buffers(matcher)
 
 
-def of_buffers(matcher: Matcher, sizes: Iterable[int]) -> Iterator[Found]:
-    """What a cache of one of these sizes returns where slots are seen that should not be."""
+def of_buffers(matcher: Matcher) -> Iterator[Found]:
+    """What a cache returns where slots are seen that should not be: its size is fitted."""
     first = matcher.informative_first[0]
-    for size in sizes:
-        for mistake, of_size in (
-            (EMPTY_SLOTS, with_empty_slots),
-            (NEWEST_SLOT, without_newest_slot),
-        ):
-            variant = of_size(size)
-            if matcher.agrees(first, variant):
-                yield replace(mistake, variants=(variant,)), variant
+    tokens = matcher.outputs[first].probe.sizes["S"]
+    for mistake, of_size in ((EMPTY_SLOTS, with_empty_slots), (NEWEST_SLOT, without_newest_slot)):
+        size = _fitted_number(matcher, first, of_size, BUFFERS)
+        if size is not None:  # or as many slots as there are tokens
+            variant = of_size(round(size) if size > tokens else 0)
+            yield replace(mistake, variants=(variant,)), variant
 
 
 def _scaled(matcher: Matcher) -> Found | None:
@@ -145,30 +143,39 @@ def factor_of(
     matcher: Matcher, number: int, step: str, of: Replacement, begin: Array
 ) -> float | None:
     """The factor of other scores that gives one output if a step is their product, or None."""
+
+    def product(factor: float) -> Variant:
+        return replacing(**{step: lambda values, probe: of(values, probe) * factor})
+
+    return _fitted_number(matcher, number, product, begin)
+
+
+def _fitted_number(
+    matcher: Matcher, number: int, variant_of: Callable[[float], Variant], begin: Array
+) -> float | None:
+    """The number that makes a variant return one output, or None: by Newton's method."""
     own = matcher.outputs[number]
     probe, got = own.probe, own.output
     if not np.isfinite(got).all():
         return None
 
-    def apart(factor: float) -> Array:
-        variant = replacing(**{step: lambda values, probe: of(values, probe) * factor})
-        return np.asarray(matcher.compute(number, variant) - got)
+    def apart(x: float) -> Array:
+        return np.asarray(matcher.compute(number, variant_of(x)) - got)
 
     tolerance = probe.tolerance(matcher.unit) * max(1.0, float(np.abs(got).max()))
-    best = sorted(begin, key=lambda factor: float(np.square(apart(factor)).sum()))[:2]
-    for factor in best:
-        off = apart(factor)
+    best = sorted(begin, key=lambda x: float(np.square(apart(x)).sum()))[:2]
+    for x in best:
+        off = apart(x)
         for _ in range(STEPS):
-            small = 1e-6 * abs(factor)
-            slope = (apart(factor + small) - off) / small
+            small = 1e-6 * abs(x)
+            slope = (apart(x + small) - off) / small
             change = float((slope * off).sum() / max(float(np.square(slope).sum()), 1e-300))
-            change = float(np.clip(change, -0.5 * abs(factor), 0.5 * abs(factor)))
-            factor -= change
-            off = apart(factor)
-            if abs(change) < 1e-14 * abs(factor):
+            x -= float(np.clip(change, -0.5 * abs(x), 0.5 * abs(x)))
+            off = apart(x)
+            if abs(change) < 1e-14 * abs(x):
                 break
         if np.abs(off).max() <= tolerance:
-            return float(factor)
+            return float(x)
     return None
 
 

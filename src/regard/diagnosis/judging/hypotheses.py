@@ -48,7 +48,6 @@ WORDS_OF = {
         re.IGNORECASE,
     ),
 }
-BUFFERS = (1, *(2**n for n in range(3, 12)))  # slots of a cache; 1: as many as tokens
 INTEGERS = ("int8", "int4")  # through which numbers may pass
 # Conventions under one hypothesis, and what the function returned under them.
 OWN_WINDOW = re.compile(r"\bself\.\w*window")  # of an object's method
@@ -388,7 +387,7 @@ def _with_built_in(
                     return match(one, (slots, variant))
     for one in (one for one in every if not one.built_in.is_combined):
         causal_always = one.conventions[0].causal_always and not tested.of_gradients
-        for found in of_buffers(one.matcher, BUFFERS) if causal_always else ():
+        for found in of_buffers(one.matcher) if causal_always else ():
             if one.matcher.fits(found[1]):
                 return match(one, found)
     return None

@@ -278,7 +278,7 @@ EMPTY_SLOTS, NEWEST_SLOT, NEVER_FILLED, SLOT_POSITIONS = OF_BUFFERS = mistakes(
 )
 
 
-def with_empty_slots(size: int) -> Variant:
+def with_empty_slots(size: float) -> Variant:
     """All of `size` slots are seen; those that are not filled have keys and values of 0."""
 
     def weights(values: Values, probe: Probe) -> Array:
@@ -293,7 +293,7 @@ def with_empty_slots(size: int) -> Variant:
     return replacing(weights=weights)
 
 
-def without_newest_slot(size: int) -> Variant:
+def without_newest_slot(size: float) -> Variant:
     """The own key is hidden; the first token sees all of `size` slots alike, its own among them."""
 
     def weights(values: Values, probe: Probe) -> Array:
