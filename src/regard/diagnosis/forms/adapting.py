@@ -189,6 +189,8 @@ def keeps_state(method: Callable[..., Any]) -> bool:
         own += [other for other in known if other.__module__ == method.__module__]
     changed, read, begun, counted = set[str](), set[str](), set[str](), set[str]()
     for tree in itertools.islice(trees_of(method), 1):
+        if _numbers_tokens(tree):
+            return False
         first = _uses_of_attributes(tree)[1]
         begun = {name for name, line in _begun(tree) if line < first.get(name, line + 1)}
     for tree in itertools.chain.from_iterable(itertools.islice(trees_of(one), 1) for one in own):
@@ -202,6 +204,25 @@ def keeps_state(method: Callable[..., Any]) -> bool:
     if begun & counted and (loops or method.__name__ not in ONE_CALL):
         return False  # it counts from the beginning, and takes one token after the other
     return bool(changed & read - begun)
+
+
+def _numbers_tokens(tree: ast.AST) -> bool:
+    """Whether code tells another method of self the number of each token, from 0 in every call."""
+    numbers = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.comprehension) and isinstance(node.iter, ast.Call):
+            counts = getattr(node.iter.func, "id", ""), len(node.iter.args)
+            if counts in (("enumerate", 1), ("range", 1)):
+                first = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
+                numbers.add(getattr(first, "id", ""))
+    calls = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and _attribute(node.func) == getattr(node.func, "attr", None)
+    )
+    given = (one for call in calls for one in (*call.args, *(key.value for key in call.keywords)))
+    return any(isinstance(one, ast.Name) and one.id in numbers for one in given)
 
 
 def _begun(tree: ast.AST) -> Iterator[tuple[str, int]]:

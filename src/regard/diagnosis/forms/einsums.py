@@ -55,13 +55,15 @@ def axes_in_words(
     """
     found = {}
     for name, words in documented_axes(f"{text}\n{text_of(function)}", names).items():
+        fused = "P" * (words[:1] == ("3",) and fused_order(name) == "qkv")
+        words = words[len(fused) :]
         heads = [one for one in words if HEADS.fullmatch(one.lower())]
         widths = [one for one in words if WIDTHS.fullmatch(one.lower()) and one not in heads]
         if len(words) == 3 and len(heads) == len(widths) == 1:
             letters = dict.fromkeys(words, "M") | {heads[0]: "H", widths[0]: "D"}
-            found[name] = "".join(letters[one] for one in words)
+            found[name] = fused + "".join(letters[one] for one in words)
         elif len(words) == 3 and [*words[1:2]] == heads:  # between the rows and the columns
-            found[name] = "MHD"
+            found[name] = f"{fused}MHD"
     return found
 
 

@@ -96,7 +96,7 @@ from regard.errors import OptionError, safe_text
 METHODS = ("__call__", "forward", "attend", "attention", "apply", "call", "step", "decode", "run")
 # The length before the batch: L, B, E = x.shape; (seq_len, batch, dim); tgt_len, bsz; time-major.
 ROWS_FIRST = re.compile(
-    r"\b(l|t|s|n|seq\w*|\w*len\w*|time)\s*,\s*(b|n|bs|bsz|batch\w*)\s*,|"
+    r"\b(l|t|s|n|h ?\*? ?w|seq\w*|\w*len\w*|time)\s*,\s*(b|n|bs|bsz|batch\w*)\s*,|"
     r"(seq\w*|time|length|rows)[- _](first|major)|batch_first=False|\b[lts] b [dcemh]\b",
     re.IGNORECASE,
 )

@@ -48,7 +48,7 @@ class TreeCode:
         texts = [*dict.fromkeys((*_texts(function), *read))]
         self.unpacked = _unpacked(function, tree)
         self.names = {one: role for one in read if (role := projection(one))}
-        named = {*self.names.values()}  # what another object calls so is none, as cache.k
+        named = self.roles_of(self.names, {})  # what another object calls so is none, as cache.k
         names = [one for one in (*texts, *self.unpacked) if projection(one) not in named]
         self.names |= {one: role for one in names if (role := projection(one))}
         families = roles_by_family(read)
@@ -82,7 +82,7 @@ class TreeCode:
         found = axes_in_einsums(function)
         said = axes_in_words(function, (*self.names, *self.latents), self.text_of_kind)
         # Other orders are as likely those of other letters: (M, K, H) has K heads of H.
-        found = {name: own for name, own in said.items() if own == "MHD"} | found
+        found = {n: own for n, own in said.items() if own == "MHD" or own[0] == "P"} | found
         self.axes = {n: found[n] for n in (*self.names, *self.latents) if n in found}
 
     def _assigned(self, function: Callable[..., Any], texts: Sequence[str]) -> dict[str, str]:
@@ -142,13 +142,19 @@ class TreeCode:
         }
 
 
+def _roles_of_names(names: Iterable[str]) -> set[str]:
+    """The weights and biases that names mean, also where several are fused."""
+    known = {name: role for name in names if (role := projection(name))}
+    return {r[:2] + one for n, r in known.items() for one in fused_order(without_bias(n)) or r[-1]}
+
+
 def kind_of_file(function: Callable[..., Any]) -> Any:
     """The only class of weights in the file of a function that names no entry in a text."""
     texts = (node.value for node in nodes_in(function) if isinstance(node, ast.Constant))
     if any(isinstance(one, str) and projection(one) for one in texts):
         return None
     own = [one for one in globals_of(inspect.unwrap(function)).values() if inspect.isclass(one)]
-    kinds = [one for one in own if {*PROJECTIONS} <= {*map(projection, fields_of(one))}]
+    kinds = [one for one in own if {*PROJECTIONS} <= _roles_of_names(fields_of(one))]
     return kinds[0] if len(kinds) == 1 else None
 
 
@@ -175,6 +181,8 @@ def projection(name: str) -> str:
 
 def without_bias(name: str) -> str:
     """The name of the weight that a bias belongs to."""
+    if name.endswith((".weight", ".bias")):  # as in a state_dict
+        return name.split(".")[-2]
     return re.sub("^(b|bias)_?|_?(b|bias)$", "", name)
 
 

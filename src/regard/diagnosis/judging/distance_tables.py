@@ -18,7 +18,7 @@ from regard.diagnosis.calls.under_test import FunctionUnderTest
 NEAR = 1e-5
 # Text that says which bucket a distance has: T5's, or the place of the key minus the query's.
 OF_T5 = re.compile(
-    r"(?<![a-z])t5(?![a-z])|(key|memory)( position)? *(-|−|minus) *(query|context)", re.IGNORECASE
+    r"(?i:(?<![a-z])t5)(?![a-z])|(?i:(key|memory)( position)? *(-|−|minus) *(query|context))"
 )
 
 

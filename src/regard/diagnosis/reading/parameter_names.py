@@ -36,7 +36,7 @@ NAMES = {
     "sizes bagsizes nframes numframes nreal nnodes counts cacheseqlens contextlens contextlengths "
     "memorylengths memorylens srclengths srclens srclen sourcelen enclen enclens memlens "
     "seqlensk sequsedk encoderlengths encodedlengths "
-    "sourcelengths ntokens numtokens",
+    "sourcelengths ntokens numtokens nregions numregions nwords numwords nobjects numobjects nboxes",
     "keep": "keep attend visible keepmask allowed attendmask cansee see allow",
     "hide": "hide ignore hidemask ignoremask blocked forbidden disallowed future",
     "bias": "bias attnbias attentionbias additivemask scorebias relbias relposbias positionbias "
