@@ -26,6 +26,7 @@ from regard.diagnosis.forms.caches import Remembering
 from regard.diagnosis.forms.channels import of_channels
 from regard.diagnosis.forms.decays import with_decays
 from regard.diagnosis.forms.first_asks import first_asks
+from regard.diagnosis.forms.flat_tokens import with_flat_token
 from regard.diagnosis.forms.fused_weights import with_fused_weights
 from regard.diagnosis.forms.given_arrays import with_given
 from regard.diagnosis.forms.global_tokens import with_global_tokens
@@ -140,6 +141,7 @@ ONE_OF_SEVERAL = (
     with_given,
     with_neutral,
     with_global_tokens,
+    with_flat_token,
 )
 
 

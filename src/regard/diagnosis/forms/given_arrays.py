@@ -179,7 +179,8 @@ def _is_besides(one: Parameter, projected: bool, first: str | None, shape: Seque
 
 def _is_of_tokens(axes: str) -> bool:
     """Whether an array has a number, or a row, for each token: a mask, or more of them."""
-    return bool(axes) and ({*axes} <= {*"BT1"} or ("T" in axes and len(axes) < 3))
+    rows = axes.startswith("BT") or ("T" in axes and len(axes) < 3)
+    return bool(axes) and ({*axes} <= {*"BT1"} or rows)
 
 
 def _is_fixed(one: Parameter, counts: Mapping[str, int]) -> bool:

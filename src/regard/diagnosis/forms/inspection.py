@@ -129,8 +129,11 @@ def inspect_function(
         name = safe_text(function.name, 60)
         found = readings_of_function(function, function.forward, roles, heads, library, name)
         if weighed := readings_of_weights(function.holder, heads):
-            weights, count, _ = weighed[0]
-            found = [(one, replace(callee, weights=weights, heads=count)) for one, callee in found]
+            found = [
+                (one, replace(callee, weights=weights, heads=count))
+                for weights, count, _ in weighed
+                for one, callee in found
+            ]
         elif inspect.isclass(kind):
             sized = of_any_width(kind, "forward", found[0][1].parameters, heads)
             if sized is not None:

@@ -81,6 +81,9 @@ def layers_of(thing: Any) -> Iterator[Layer]:
         elif isinstance(value, list | tuple) and value and all(map(_is_layer, value)):
             for number, layer in enumerate(value):  # of queries, keys and values
                 yield f"{name}.{number}", *_of_pair(layer, of_columns)
+        elif isinstance(value, list | tuple) and value and all(isinstance(x, dict) for x in value):
+            for number, own in enumerate(value):  # of each head
+                yield from _of_dictionary(f"{name}.{number}", own, out_first)
         elif isinstance(value, list | tuple) and all(map(is_numbers, value)):
             for number, array in enumerate(value):  # of each head
                 yield f"{name}.{number}", None, np.asarray(array, float), None
