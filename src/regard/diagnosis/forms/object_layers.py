@@ -30,6 +30,8 @@ GENERAL = re.compile(r"\b(getattr|vars|setattr)\(|__dict__|asdict")
 TURNED = re.compile(r"\.m?T\b|\b(weight|kernel|w|W) *@|(dot|matmul)\( *self\.\w+ *,|oi *,")
 # An einsum whose matrix is (out, in), and whose tokens are columns: "oc,bcn->bon".
 OF_COLUMNS = re.compile(r"""["'](\w)(\w) *, *\w?\2(\w) *-> *\w?\1\3["']""")
+# Matrices of queries, keys, values and perhaps the output, one after the other.
+STACKED = re.compile("w|ws|weights?|projections", re.IGNORECASE)
 Layer = tuple[str, Any, "Array", "Array | None"]  # path, the layer or None, weight, bias
 _DOWN = re.compile("(^|_)(w?)(q|kv|k|v)_?(a|down)(_proj)?$")
 _UP = "(^|_)(w?){0}_?(b|up)(_proj)?$"
@@ -74,6 +76,9 @@ def layers_of(thing: Any) -> Iterator[Layer]:
         if is_numbers(value) and sorted(axes.get(name, "")) == [*"DHMP"] and np.ndim(value) == 4:
             whole = np.asarray(value, float).transpose([axes[name].index(one) for one in "MPHD"])
             yield name, None, whole.reshape(len(whole), -1), None
+        elif is_numbers(value) and np.ndim(value) == 3 and STACKED.fullmatch(name):
+            parts = zip("qkvo", np.asarray(value, float), strict=False)
+            yield from ((f"W_{letter}", None, one, None) for letter, one in parts)
         elif isinstance(value, dict) and not GRADIENTS.fullmatch(name):
             yield from _of_dictionary(name, value, out_first)
         elif _is_layer(value):

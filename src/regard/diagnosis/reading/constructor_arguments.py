@@ -39,7 +39,7 @@ LONGEST = 512  # of a sequence: more than any probe has
 CONFIGURATION = re.compile("config|configuration|cfg|conf|args|hparams|hps|opt|options|c")
 GRID = re.compile("^(grid|partition)(size)?$")
 MAP_SIDE = re.compile(
-    "^(input|feat|feature|featmap|fmap|img|image|map|spatial)(size|resolution|res)$"
+    "^((input|feat|feature|featmap|fmap|img|image|map|spatial)(size|resolution|res)|resolution)$"
 )
 # Names of sizes, where a role does not tell; the first pattern that matches decides.
 SIZES = (
