@@ -218,8 +218,7 @@ def _numbers_tokens(tree: ast.AST) -> bool:
     calls = (
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and _attribute(node.func) == getattr(node.func, "attr", None)
+        if isinstance(node, ast.Call) and _attribute(node.func) == getattr(node.func, "attr", None)
     )
     given = (one for call in calls for one in (*call.args, *(key.value for key in call.keywords)))
     return any(isinstance(one, ast.Name) and one.id in numbers for one in given)
@@ -291,6 +290,19 @@ def _attributes_of(function: Callable[..., Any], name: str) -> Iterator[str]:
 def nodes_in(function: Callable[..., Any]) -> Iterator[ast.AST]:
     """Every node of the code of a function, and of those of its module that it names."""
     return itertools.chain.from_iterable(map(nodes_of, trees_of(function)))
+
+
+def unread_of(function: Callable[..., Any], names: Sequence[str]) -> tuple[str, ...]:
+    """The arguments of these that the function's own code never reads."""
+    tree = next(trees_of(function), None)
+    if tree is None:
+        return ()
+    loaded = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
+    }
+    return tuple(name for name in names if name not in loaded)
 
 
 def trees_of(function: Callable[..., Any]) -> Iterator[ast.Module]:

@@ -23,7 +23,8 @@ class OneByOne(Packing):
 
     def __call__(self, **given: Any) -> Any:
         """Call the function for each query."""
-        return self._unpack([self.__wrapped__(**one) for one in self._pack(given)])
+        calls: Any = self._pack(given)
+        return self._unpack([self.__wrapped__(**one) for one in calls])
 
 
 def with_flat_token(
@@ -33,7 +34,8 @@ def with_flat_token(
 
     The caches have a slot more than there are tokens.
     """
-    names = {CACHES.get(role := role_of(one.name), role): one.name for one in parameters}
+    roles = {one.name: role_of(one.name) or "" for one in parameters}
+    names = {CACHES.get(role, role): name for name, role in roles.items()}
     if not {*ARRAYS, "pos", "heads"} <= names.keys():
         return None
     query, *caches = own = [names[role] for role in ARRAYS]

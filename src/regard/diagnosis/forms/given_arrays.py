@@ -6,7 +6,6 @@ shape that its documentation gives it, and they count as given. Must not know an
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from regard.boundary.arrays import Array
-from regard.diagnosis.forms.adapting import trees_of
+from regard.diagnosis.forms.adapting import unread_of
 from regard.diagnosis.forms.after_attention import like_another
 from regard.diagnosis.forms.beside_weights import HEADS as HEADS_IN_TREES
 from regard.diagnosis.forms.construction import OF_FEATURES
@@ -66,7 +65,6 @@ class Given(Packing):
     left_out: tuple[str, ...] = ()
     has_table = False
     arrays: Mapping[str, Any] = {}  # as they were at the last call
-    unread: tuple[str, ...] = ()  # arguments that the code never reads
     with_values = False  # whether rows that are added to values are drawn too
 
 
@@ -147,7 +145,7 @@ def with_given(function: Callable[..., Any], parameters: Sequence[Parameter]) ->
     )
     learned = (BARE.fullmatch, MATRIX.fullmatch, OF_DISTANCES.search)
     asked_for = [one.name for one in asked if any(kind(one.name) for kind in learned)]
-    made.unread = _unread(function, asked_for)
+    made.unread = unread_of(function, asked_for)
     return made, [replace(one, keyword=True) for one in rest]
 
 
@@ -226,16 +224,3 @@ def _as_first(given: Mapping[str, Any], projected: set[str]) -> list[str]:
     """The shape of the first projection, for a matrix of positions whose shape is not said."""
     first = next(given[name] for name in given if name in projected)
     return [str(int(size)) for size in first.shape]
-
-
-def _unread(function: Callable[..., Any], names: Sequence[str]) -> tuple[str, ...]:
-    """The arguments of these that the function's own code never reads."""
-    tree = next(trees_of(function), None)
-    if tree is None:
-        return ()
-    loaded = {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
-    }
-    return tuple(name for name in names if name not in loaded)

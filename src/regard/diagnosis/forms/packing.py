@@ -6,6 +6,7 @@ Queries, keys and values in one array, or keys and values in pages. Must not kno
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.diagnosis.forms.adapting import unread_of
 from regard.diagnosis.forms.caches import annotated, fields_of
 from regard.diagnosis.forms.source import code_called, code_of_file
 from regard.diagnosis.forms.three_in_one import apart, three_wide
@@ -56,6 +58,7 @@ class Packing:
     left_out: tuple[str, ...] = ()  # what is fixed so that it changes nothing
     option = ""  # which of its readings are judged apart
     by_head: bool | None = None  # whether a fused matrix has one head's columns after another's
+    unread: tuple[str, ...] = ()  # arguments that the code never reads
 
     def __init__(
         self,
@@ -366,7 +369,7 @@ def _of_parts(
         first = BY_HEAD.search(text_of(function)) is not None
         places.insert(0 if first else len(places), "by head")
     # The result of a backward pass is as the argument.
-    backward = len(parts) == 3 and any(is_upstream(one.name) for one in rest)
+    backward = len(parts) == 3 and any(is_upstream(one.name) and one.required for one in rest)
     found = list[Alternative]()
     for place in places:
         parted = [] if isinstance(place, str) or not backward else [partial(apart, place)]
@@ -462,11 +465,11 @@ def _paged(
         return own | {one.name: page for one in sizes}
 
     # What ignores the lengths reads places that are not filled, and is better judged without them.
-    return [
-        (Packing(function, partial(pack, heads_first, filled_up)), [*rest[:1], *inner, *rest[1:]])
-        for filled_up in ((True, False) if counted else (False,))
-        for heads_first in (False, True)
-    ]
+    ways = itertools.product((True, False) if counted else (False,), (False, True))
+    paged = [Packing(function, partial(pack, first, filled_up)) for filled_up, first in ways]
+    for one in paged:
+        one.unread = unread_of(function, [table.name])
+    return [(one, [*rest[:1], *inner, *rest[1:]]) for one in paged]
 
 
 def _page_of(function: Callable[..., Any]) -> int:

@@ -54,6 +54,8 @@ def measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> 
 
 
 def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> Iterator[Fact]:
+    if tested.callee.unused:
+        yield Fact(f"nothing reads {', '.join(tested.callee.unused)}", "layer_unused")
     first = tested.probes_for(convention)[0]
     if not tested.is_right(convention, first) and are_plain(tested, convention):
         yield Fact(

@@ -28,7 +28,9 @@ NAMES = {
     "key_mask": "keypaddingmask paddingmask padmask keymask srckeypaddingmask kvmask memorymask "
     "tokenmask seqmask sequencemask inputmask keypadmask kpm passagemask contextmask docmask "
     "sourcemask encodermask encmask encmasks contextpaddingmask keypadding srckeypadding",
-    "key_hide": "pad padding ispad ispadding padded padtokens paddings iskeypad keyispad padtoken",
+    "key_hide": "pad padding ispad ispadding padded padtokens paddings iskeypad keyispad padtoken "
+    "memorypad memorypadding srcpad srcpadding sourcepad contextpad contextpadding encpad "
+    "encoderpad",
     "key_keep": "keyisreal isreal real valid isvalid validkeys keyvalid nonpad notpad keyvisible "
     "realtokens validmask istoken realkeys keykeep keepkeys live alive",
     "lengths": "lengths lens validlens validlen validlength validlengths seqlens seqlengths kvlens "
@@ -36,7 +38,8 @@ NAMES = {
     "sizes bagsizes nframes numframes nreal nnodes counts cacheseqlens contextlens contextlengths "
     "memorylengths memorylens srclengths srclens srclen sourcelen enclen enclens memlens "
     "seqlensk sequsedk encoderlengths encodedlengths "
-    "sourcelengths ntokens numtokens nregions numregions nwords numwords nobjects numobjects nboxes",
+    "sourcelengths ntokens numtokens nregions numregions nwords numwords nobjects "
+    "numobjects nboxes",
     "keep": "keep attend visible keepmask allowed attendmask cansee see allow",
     "hide": "hide ignore hidemask ignoremask blocked forbidden disallowed future",
     "bias": "bias attnbias attentionbias additivemask scorebias relbias relposbias positionbias "
@@ -54,7 +57,7 @@ NAMES = {
     "width": "dk d dim dhead headdim dimk width headsize dimhead dimperhead headwidth keydim",
     "model": "dmodel embeddim hiddensize modeldim hiddendim nembd embdim modelsize",
     "window": "window ws windowsize slidingwindow localwindow attentionwindow radius "
-    "onesidedwindow "
+    "onesidedwindow back nback behind "
     "halfwindow windowradius halfwidth bandwidth left leftwindow windowleft lookback",
     "block": "block blocksize chunk chunksize tile tilesize blockq blockk blockkv chunkq chunkk bq "
     "bk br bc blockm blockn kvchunk qchunk keychunksize querychunksize kvblock qblock nchunks "
