@@ -5,56 +5,17 @@ Each code is a file of its own: what a file says besides is read too.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
-import regard
-from regard.diagnosis.reading.target import load
-
-BEGIN = """
-import numpy as np
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def heads_of(x, n):
-    return x.reshape(*x.shape[:-1], n, -1).swapaxes(-3, -2)
-
-
-def merged(x):
-    return x.swapaxes(-3, -2).reshape(*x.shape[:-3], x.shape[-2], -1)
-
-
-def layer_norm(x, g=1.0, b=0.0, eps=1e-5):
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * g + b
-
-
-def rope(x, places, other=False):
-    d = x.shape[-1]
-    f = 10000.0 ** (-np.arange(0, d, 2) / d)
-    f = np.tile(f, 2) if other else np.repeat(f, 2)
-    a = np.asarray(places)[:, None] * f
-    partner = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
-    return x * np.cos(a) + partner * np.sin(a)
-"""
+from code_in_files import diagnosis_of
 
 
 @pytest.fixture
 def read(tmp_path):
     """The verdict on the last function or class of some code, with other text in it."""
-
-    def diagnosed(text, *changes):
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        (path := tmp_path / "meant.py").write_text(BEGIN + text)
-        last = [line for line in text.splitlines() if line.startswith(("def ", "class "))][-1]
-        name = last.split("(")[0].split(":")[0].split()[1]
-        return regard.diagnose(load(f"{path}:{name}"))
-
-    return diagnosed
+    return functools.partial(diagnosis_of, tmp_path)
 
 
 # --- weights in dictionaries ---------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_a_precision_that_is_an_array_is_refused_by_a_layer():
 
 
 def slope(layer_of, given, grad, name, way):
-    """How the loss Σ dR∘R changes along one way: a central difference, exact to the fourth order."""
+    """How the loss Σ dR∘R changes along one way, by central differences to the fourth order."""
 
     def difference(step):
         down, up = (

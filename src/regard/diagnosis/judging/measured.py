@@ -39,6 +39,8 @@ class Fact:
 def measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> Iterator[Fact]:
     """Facts about a function, the most telling first."""
     callee, stated = tested.callee, tested.stated
+    if callee.unused:
+        yield Fact(f"nothing reads {', '.join(callee.unused)}", "layer_unused")
     # In another layout than is meant everything seems mixed.
     sure = not any(one.guessed for one in callee.parameters) and (
         callee.kind != "arrays"
@@ -54,8 +56,6 @@ def measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> 
 
 
 def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) -> Iterator[Fact]:
-    if tested.callee.unused:
-        yield Fact(f"nothing reads {', '.join(tested.callee.unused)}", "layer_unused")
     first = tested.probes_for(convention)[0]
     if not tested.is_right(convention, first) and are_plain(tested, convention):
         yield Fact(
