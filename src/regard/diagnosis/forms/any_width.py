@@ -24,6 +24,7 @@ from regard.diagnosis.reading.parameter_names import plain
 from regard.diagnosis.reading.signature import Parameter, text_of
 
 WIDTHS = {"width": 6, "model": 6}
+OF_FUNCTIONS = re.compile("(map|fn|func|function|kernel)$")
 NO_SIZES = dict.fromkeys(
     ("heads", "key_heads", "window", "softcap", "block", "turned", "turned share", "length"), None
 ) | dict.fromkeys(("shift", "batch", "layers", "dropout"), None)
@@ -84,7 +85,9 @@ def of_any_width(
 
 
 def _is_width(name: str, kind: Any) -> bool:
-    return not is_count(name, kind) and size_by_name(name, {**NO_SIZES, **WIDTHS}) == 6
+    if is_count(name, kind) or OF_FUNCTIONS.search(name):
+        return False
+    return bool(size_by_name(name, {**NO_SIZES, **WIDTHS}) == 6)
 
 
 def _is_scale(parameter: inspect.Parameter, *, alone: bool) -> bool:

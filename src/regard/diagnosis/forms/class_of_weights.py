@@ -12,11 +12,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from regard.diagnosis.forms.adapting import keeps_state
+from regard.diagnosis.forms.construction import constructed
 from regard.diagnosis.forms.object_readings import method_called
+from regard.diagnosis.forms.tree_code import projection, read_from
 from regard.diagnosis.forms.trees import TREES
 from regard.diagnosis.reading.constructor_arguments import is_module
 from regard.diagnosis.reading.parameter_names import plain, role_of
-from regard.diagnosis.reading.signature import parts_of, text_of
+from regard.diagnosis.reading.signature import PROJECTIONS, parts_of, text_of
 from regard.diagnosis.reading.source_text import nodes_of, tree_of
 
 # Code that changes what an object holds.
@@ -61,6 +64,21 @@ def as_function_of_weights(kind: Any, method: str) -> Callable[..., Any] | None:
     made_and_called.__wrapped__ = kind  # type: ignore[attr-defined]
     made_and_called.__signature__ = signature  # type: ignore[attr-defined]
     return made_and_called
+
+
+def method_of_weights(thing: Any, method: str, heads: int | None) -> Callable[..., Any] | None:
+    """The method of an object, or of one of a class, that takes its weights in a tree."""
+    kind = thing if inspect.isclass(thing) else type(thing)
+    method = method or method_called(kind)
+    if is_module(kind) or not inspect.isfunction(written := getattr(kind, method, None)):
+        return None
+    for name in [*inspect.signature(written).parameters][1:]:
+        known = {projection(one) for one in read_from(written, name)}
+        if TREES.fullmatch(plain(name)) and {*PROJECTIONS} <= known:
+            made = constructed(kind, heads)[0] if inspect.isclass(thing) else thing
+            bound: Callable[..., Any] = getattr(made, method)
+            return None if keeps_state(bound) else bound
+    return None
 
 
 def _is_tree(kind: type, first: inspect.Parameter) -> bool:

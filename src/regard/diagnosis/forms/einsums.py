@@ -64,6 +64,8 @@ def axes_in_words(
             found[name] = fused + "".join(letters[one] for one in words)
         elif len(words) == 3 and [*words[1:2]] == heads:  # between the rows and the columns
             found[name] = f"{fused}MHD"
+        elif fused and len(words) == 2:
+            found[name] = "PMD"
     return found
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from regard.diagnosis.forms.any_width import of_any_width
-from regard.diagnosis.forms.class_of_weights import as_function_of_weights
+from regard.diagnosis.forms.class_of_weights import as_function_of_weights, method_of_weights
 from regard.diagnosis.forms.construction import constructed, fresh_weights
 from regard.diagnosis.forms.differentiation import (
     Applied,
@@ -145,6 +145,8 @@ def inspect_function(
         is_object = inspect.isclass(function) or not is_function(function)
         try:
             of_weights = as_function_of_weights(function, method)
+            if is_object and of_weights is None:
+                of_weights = method_of_weights(function, method, heads)
             if of_weights is not None:
                 found = readings_of_function(of_weights, of_weights, roles, heads, library, name)
             elif is_object:
@@ -259,7 +261,8 @@ def inspect_function(
                 mask_means=what_true_means(
                     of_arguments, _by_names(callee.parameters), of_ones=of_ones
                 )
-                or what_true_means(passed_on, _by_names(callee.parameters)),
+                or what_true_means(passed_on, _by_names(callee.parameters))
+                or what_true_means(of_file, _by_names(callee.parameters)),
                 **own,
             ),
         )

@@ -168,7 +168,9 @@ def _are_axes(words: Sequence[str], name: str) -> bool:
     """Whether words may be axes: not those of a call, as in f(q, k, v), nor of x[None, None]."""
     if all(word.isdigit() for word in words):  # an example
         return False
-    return name not in words and not {"None", "self", "dtype", "int", "float"} & {*words}
+    if name in words and not any(_BATCH.match(one.lower()) for one in words if one != name):
+        return False  # hidden: (batch, 1, hidden) has an axis of the same name
+    return not {"None", "self", "dtype", "int", "float"} & {*words}
 
 
 def is_of_tokens(word: str) -> bool:

@@ -246,7 +246,9 @@ def _of_sentence(
     sentence: str, subject: re.Pattern[str], others: set[str]
 ) -> Iterator[tuple[str, str]]:
     """The values in the pieces of one sentence, and what True then means."""
-    pieces = _BREAK.split(_INSTEAD.sub("", sentence))
+    # "Keeps the convention: mask is True …" says nothing of the mask before its name.
+    heading = rf"^.*\b(?!(?:{_KEEPS}|{_HIDES})\b)\w+ ?:\s*(?={subject.pattern})"
+    pieces = _BREAK.split(_INSTEAD.sub("", re.sub(heading, "", sentence)))
     for number, piece in enumerate(pieces):
         earlier = " ".join(pieces[:number])
         for part in _of_one_value(piece):

@@ -46,7 +46,8 @@ _BY_ONE_HEAD = re.compile(
     re.IGNORECASE,
 )
 CAUSAL = re.compile(
-    r"causal|tri[lu]\b|look_?ahead|future|autoregressive|subsequent|decoder", re.IGNORECASE
+    r"causal|tri[lu]\b|np\.tri\b|look_?ahead|future|autoregressive|subsequent|decoder",
+    re.IGNORECASE,
 )
 COSINE = re.compile(
     r"cosine|cos_?sim|\bnormalize\(|l2_?norm|unit_?(vector|norm|length)|linalg\.(vector_)?norm|"
@@ -104,14 +105,15 @@ _ALIBI_SCALED = re.compile(
     r"\b(alibi|bias|slopes?)\b[^.;]{0,40}\b(also|too) (scaled|divided)",
     re.IGNORECASE,
 )
-_RULE = re.compile(r"causal|tri[lu]_?\(|autoregressive|look_?ahead", re.IGNORECASE)
+_RULE = re.compile(r"causal|tri[lu]_?\(|np\.tri\(|autoregressive|look_?ahead", re.IGNORECASE)
 _SHARES = re.compile(r"softmax|exp2?\(|exp\b|logsumexp", re.IGNORECASE)
 
 # What the code of an attention says that has such a property by design, by the mistake's name.
 _MEANT = {
     "heads_mixed": re.compile("talking|mix", re.IGNORECASE),
     "weights_do_not_add_up": re.compile(
-        r"sigmoid|sinks?\b|relu|\belu|linear|retention|decay|off.by.one|"
+        r"sigmoid|sinks?\b|relu|\belu|retention|decay|off.by.one|"
+        r"linear[ _-]?(att|transf|kernel|time|compl|cost)|lineari[sz]ed|performer|favor|"
         r"softmax_?(1|one|plus)|quiet|entmax|\bgate|register|null|persistent|bias_kv|zero_attn|"
         r"\bmem(ory)?_?(k|v|kv|keys?|values?)\b|"
         r"(exp|sum)\([^\n]*\)+ *\+ *1|\b1\.? *\+[^\n]*(exp|sum)\(",
@@ -245,4 +247,4 @@ def said_scale(text: str) -> str:
         return "model"
     if _BY_WIDTH.search(text):
         return "width"
-    return "none" if _UNSCALED.search(text) else ""
+    return "none" if _UNSCALED.search(words.replace("*", "")) else ""  # *no* division by
