@@ -86,16 +86,26 @@ class Stacked:
 '''
 
 
+AS_WRITTEN = NAMED.replace("(3, heads, d_model, d_head)", "(3, d, d)").replace(
+    "(heads, d_head, d_model)", "(d, d)"
+)
+FLAT = [
+    (SAID[0], "(heads_of(x @ w, 4) for w in params.wqkv)"),
+    ('np.einsum("bhtd,hdm->btm", softmax(s) @ v, params.wo)', "merged(softmax(s) @ v) @ params.wo"),
+]
+
+
 @pytest.mark.parametrize(
     ("text", "scaled"),
     [
         (FUSED, " * (x.shape[-1] // num_heads) ** -0.5"),
         (NAMED, " / np.sqrt(q.shape[-1])"),
         (NAMED.replace(*SAID), " / np.sqrt(q.shape[-1])"),
+        (AS_WRITTEN.replace(*FLAT[0]).replace(*FLAT[1]), " / np.sqrt(q.shape[-1])"),
         (LISTED, " / np.sqrt(self.depth)"),
         (STACKED, " / np.sqrt(q.shape[-1])"),
     ],
-    ids=["fused in a state dict", "axes in einsums", "axes in comments", "list", "stacked"],
+    ids=["state dict", "axes in einsums", "axes in comments", "three in one", "list", "stacked"],
 )
 def test_weights_are_read_wherever_they_are(read, text, scaled):
     assert read(text).verdict == "right"
@@ -147,6 +157,26 @@ def attention(inp, NH=4, dout=None):
 
 def test_what_may_come_with_a_gradient_is_a_forward_pass(read):
     assert read(JOINED).verdict == "right"
+
+
+METHOD = '''
+class Encoder:
+    """params: wq, wk, wv, wo of (d, d). tokens_mask (batch, len), 1 = token."""
+
+    def __init__(self, num_heads=2):
+        self.num_heads = num_heads
+
+    def __call__(self, params, x, tokens_mask):
+        q, k, v = (heads_of(x @ params[n], self.num_heads) for n in ("wq", "wk", "wv"))
+        s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        s = np.where(tokens_mask[:, None, None, :], s, -1e9)
+        return merged(softmax(s) @ v) @ params["wo"]
+'''
+
+
+def test_a_method_may_take_the_weights(read):
+    assert read(METHOD).verdict == "right"
+    assert read(METHOD, ("s, -1e9)", "s, 0.0)")).names == ("mask_multiplied",)
 
 
 # --- caches --------------------------------------------------------------------------------------
@@ -259,6 +289,27 @@ def test_states_beside_a_matrix_are_attended_to(read):
     assert read(SHIFTED, first, after).names == ("padding_changes_the_output",)
 
 
+LATER = '''
+class Generator:
+    """x -> x + attn(norm(x)); decoder only."""
+
+    def __init__(self, d=16, n_head=2):
+        g = np.random.default_rng(1)
+        self.n_head = n_head
+        self.wqkv, self.wo = g.normal(0, d ** -0.5, (d, 3 * d)), g.normal(0, d ** -0.5, (d, d))
+
+    def __call__(self, x):
+        q, k, v = (heads_of(a, self.n_head) for a in np.split(layer_norm(x) @ self.wqkv, 3, -1))
+        mask = (1 - np.tri(len(x))) * -1e10
+        return x + merged(softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + mask) @ v) @ self.wo
+'''  # noqa: E501
+
+
+def test_code_that_makes_a_triangle_means_to_be_causal(read):
+    assert read(LATER).verdict == "right"
+    assert read(LATER, ("-1e10", "-1e-10")).names == ("later_tokens_seen",)
+
+
 # --- in torch ------------------------------------------------------------------------------------
 
 PIXELS = '''
@@ -326,6 +377,86 @@ class T5Attention(nn.Module):
 """  # noqa: E501
 
 
+SCALES = '''
+import torch
+from torch import nn
+
+
+class Text(nn.Module):
+    """A learned bias for each distance and *no*
+    division by sqrt(d_kv); that is in the initialisation.
+    """
+
+    def __init__(self, d_model=32, n_heads=4, far=6):
+        super().__init__()
+        self.h, self.far = n_heads, far
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=False) for _ in "qkvo")
+        self.rel = nn.Embedding(2 * far + 1, n_heads)
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.h, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        at = torch.arange(x.shape[1])
+        bias = self.rel((at[None] - at[:, None]).clamp(-self.far, self.far) + self.far)
+        s = q @ k.mT + bias.permute(2, 0, 1)
+        return self.o((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+'''  # noqa: E501
+FILE = '''"""Keeps the convention: key_padding_mask (B, S) is True at the keys that are padding."""
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Fast(nn.Module):
+    def __init__(self, embed_dim=32, num_heads=4):
+        super().__init__()
+        self.num_heads = num_heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(embed_dim, embed_dim) for _ in "qkvo")
+
+    def forward(self, query, key, value, key_padding_mask=None):
+        cut = lambda x: x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        q, k, v = cut(self.wq(query)), cut(self.wk(key)), cut(self.wv(value))
+        mask = None if key_padding_mask is None else ~key_padding_mask.bool()[:, None, None]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.wo(out.transpose(1, 2).flatten(2))
+'''
+LUONG = '''
+import torch
+from torch import nn
+
+
+class Global(nn.Module):
+    """hidden: (batch, 1, hidden), outputs: (batch, src_len, hidden); returns (batch, 1, hidden)"""
+
+    def __init__(self, hidden_size=8):
+        super().__init__()
+        self.attn = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden, outputs):
+        energies = (hidden * self.attn(outputs)).sum(2)
+        return (energies.softmax(dim=1)[:, None] @ outputs).tanh()
+'''
+FEATURES = '''
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Recurrent(nn.Module):
+    """Linear attention, causal: queries, keys (N, L, H, E), values (N, L, H, M)."""
+
+    def __init__(self, feature_map=None, eps=1e-6):
+        super().__init__()
+        self.feature_map = feature_map or (lambda x: F.elu(x) + 1)
+        self.eps = eps
+
+    def forward(self, queries, keys, values):
+        Q, K = self.feature_map(queries), self.feature_map(keys)
+        KV = torch.einsum("nlhe,nlhm->nlhem", K, values).cumsum(1)
+        Z = 1 / (torch.einsum("nlhe,nlhe->nlh", Q, K.cumsum(1)) + self.eps)
+        return torch.einsum("nlhe,nlhem,nlh->nlhm", Q, KV, Z)
+'''
+
+
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize(
     ("text", "old", "new", "name"),
@@ -336,8 +467,15 @@ class T5Attention(nn.Module):
             *(BUCKETS, "at[None, :] - at[:, None]", "at[:, None] - at[None, :]"),
             "relative_bias_reversed",
         ),
+        (SCALES, "*no*\n    division by sqrt(d_kv); that is in the initialisation.", "", "no_scale"),
+        (FILE, "else ~key", "else key", "mask_inverted"),
+        (LUONG, ".softmax(dim=1)[:, None]", "[:, None].softmax(dim=1)", "weights_do_not_add_up"),
+        (FEATURES, "K.cumsum(1)", "K.sum(1, True).expand_as(K)", "linear_sum_of_hidden_keys"),
     ],
-    ids=["pixels first", "padding of a memory", "a name in capitals"],
+    ids=[
+        *("pixels first", "padding of a memory", "a name in capitals", "words in stars"),
+        *("what the file says", "an axis with the name of an argument", "a function of features"),
+    ],
 )
 def test_what_names_and_texts_tell(read, text, old, new, name):
     assert read(text).verdict != "mistaken"

@@ -41,12 +41,13 @@ def rope(x, places, other=False):
 def diagnosis_of(folder: Path, text: str, *changes: tuple[str, str]) -> regard.Diagnosis:
     """The verdict on the last function or class of some code, with other text in it.
 
-    A method of it where the text ends with a comment: `# of Layer.generate`.
+    A method of it where the text ends with a comment: `# of Layer.generate`. Code that begins with
+    documentation, which is that of the file, has none of the functions above.
     """
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    (path := folder / "attends.py").write_text(BEGIN + text)
+    (path := folder / "attends.py").write_text(text if text.startswith('"') else BEGIN + text)
     last = [line for line in text.splitlines() if line.startswith(("def ", "class ", "# of "))][-1]
     name = last.split("(")[0].split(":")[0].split()[-1]
     return regard.diagnose(load(f"{path}:{name}"))

@@ -15,7 +15,7 @@ from typing import Any
 from regard.diagnosis.forms.adapting import keeps_state
 from regard.diagnosis.forms.construction import constructed
 from regard.diagnosis.forms.object_readings import method_called
-from regard.diagnosis.forms.tree_code import projection, read_from
+from regard.diagnosis.forms.tree_code import TreeCode
 from regard.diagnosis.forms.trees import TREES
 from regard.diagnosis.reading.constructor_arguments import is_module
 from regard.diagnosis.reading.parameter_names import plain, role_of
@@ -73,8 +73,7 @@ def method_of_weights(thing: Any, method: str, heads: int | None) -> Callable[..
     if is_module(kind) or not inspect.isfunction(written := getattr(kind, method, None)):
         return None
     for name in [*inspect.signature(written).parameters][1:]:
-        known = {projection(one) for one in read_from(written, name)}
-        if TREES.fullmatch(plain(name)) and {*PROJECTIONS} <= known:
+        if TREES.fullmatch(plain(name)) and {*PROJECTIONS} <= TreeCode(written, name).roles:
             made = constructed(kind, heads)[0] if inspect.isclass(thing) else thing
             bound: Callable[..., Any] = getattr(made, method)
             return None if keeps_state(bound) else bound
