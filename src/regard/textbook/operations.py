@@ -32,7 +32,7 @@ def _dot(visible: NDArray[np.bool_] | None, a: Array, b: Array) -> Array:
     """(…, K) · (K, …) over visible keys only."""
     if visible is None or np.isfinite(b).all():
         # + 0 turns −0 into +0: else the sign of a hidden value could show in 0·(−v).
-        return np.asarray(a @ b) + np.zeros((), a.dtype)
+        return np.asarray(a @ b + a.dtype.type(0))
     # A hidden value that is NaN or infinite is absent, so it must not meet its weight of 0.
     seen = np.broadcast_to(visible, a.shape)
     above, below = seen & (a > 0), seen & (a < 0)
@@ -47,17 +47,19 @@ def _dot_of_rows(visible: NDArray[np.bool_] | None, a: Array, b: Array) -> Array
 
 
 def _max(visible: NDArray[np.bool_] | None, cells: Array, *sink: Array) -> Array:
-    largest = cells.max(axis=-1, initial=-np.inf)  # hidden cells are −∞ already
+    largest = np.maximum.reduce(cells, axis=-1, initial=-np.inf)  # hidden cells are −∞ already
     return np.asarray(np.maximum(largest, sink[0]) if sink else largest)
 
 
 def _sum(visible: NDArray[np.bool_] | None, cells: Array, *sink: Array) -> Array:
-    total = cells.sum(axis=-1)  # hidden cells are 0 already
+    total = np.add.reduce(cells, axis=-1)  # hidden cells are 0 already
     return np.asarray(total + sink[0] if sink else total)
 
 
 def _divide(a: Array, b: Array) -> Array:
-    return np.asarray(np.where(b == 0, 0, a / np.where(b == 0, 1, b)))  # 0 / 0 → 0
+    if (nothing := b == 0).any():
+        return np.asarray(np.where(nothing, 0, a / np.where(nothing, 1, b)))  # 0 / 0 → 0
+    return np.asarray(a / b)
 
 
 def _softcap_slope(x: Array, softcap: Array) -> Array:

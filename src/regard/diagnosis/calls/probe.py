@@ -326,7 +326,7 @@ def largest(result: Array) -> float:
 
     A wrong result may be larger than any right one, and so is its rounding.
     """
-    found = np.abs(result).max(initial=1.0)
+    found = np.maximum.reduce(np.abs(result), axis=None, initial=1.0)
     if not np.isfinite(found):
         found = np.abs(result[np.isfinite(result)]).max(initial=1.0)
     return float(found)
