@@ -112,6 +112,63 @@ def test_weights_are_read_wherever_they_are(read, text, scaled):
     assert read(text, (scaled, "")).names == ("no_scale",)
 
 
+OF_HEADS = '''
+def one_head(wq, wk, wv, x):
+    """x: (T, E); wq, wk, wv: (D, E), rows are the output's columns."""
+    q, k, v = wq @ x.T, wk @ x.T, wv @ x.T
+    return softmax(q.T @ k / np.sqrt(len(q))) @ v.T
+
+
+def of_heads(p, x):
+    """p: {"q": (H, D, E), "k": (H, D, E), "v": (H, D, E), "o": (E, H * D)}, x: (B, T, E)"""
+    parts = [[one_head(*w, row) for w in zip(p["q"], p["k"], p["v"])] for row in x]
+    return np.stack([np.concatenate(own, -1) @ p["o"].T for own in parts])
+'''
+CACHED = '''
+def step(x, cache_k, cache_v, start_pos, wq, wk, wv, wo, num_q_heads):
+    """x (B, T, C); caches (B, max_len, heads, D); y = w @ x: weights (heads * D, C), wo (C, heads * D)."""
+    B, T, C = x.shape
+    end = start_pos + T
+    q, k, v = (np.einsum("oc,btc->bto", w, x).reshape(B, T, num_q_heads, -1) for w in (wq, wk, wv))
+    cache_k[:, start_pos:end], cache_v[:, start_pos:end] = k, v
+    s = np.einsum("bthd,bshd->bhts", q, cache_k[:, :end]) * q.shape[-1] ** -0.5
+    s = np.where(np.arange(end) > start_pos + np.arange(T)[:, None], -np.inf, s)
+    y = np.einsum("bhts,bshd->bthd", softmax(s), cache_v[:, :end]).reshape(B, T, -1)
+    return np.einsum("co,bto->btc", wo, y)
+'''  # noqa: E501
+FOLDED = '''
+class Cached:
+    """step(x): the next token (d_model,)."""
+
+    def __init__(self, d_model=12, n_heads=3):
+        self.H, self.D = n_heads, d_model // n_heads
+        self.W = np.random.default_rng(0).normal(0, d_model ** -0.5, (4, d_model, d_model))
+        # 1/sqrt(D) goes into the query matrix once and for all
+        self.W[0] /= self.D ** 0.5
+        self.keys, self.values = [], []
+
+    def step(self, x):
+        wq, wk, wv, wo = self.W
+        self.keys.append((x @ wk).reshape(self.H, self.D))
+        self.values.append((x @ wv).reshape(self.H, self.D))
+        q, k, v = (x @ wq).reshape(self.H, self.D), np.array(self.keys), np.array(self.values)
+        return np.einsum("ht,thd->hd", softmax(np.einsum("hd,thd->ht", q, k)), v).ravel() @ wo
+
+
+# of Cached.step
+'''
+
+
+@pytest.mark.parametrize("text", [OF_HEADS, CACHED, FOLDED])
+def test_weights_that_are_out_first_or_hold_the_scale_are_not_accused(read, text):
+    assert read(text).verdict in ("right", "unknown")
+
+
+def test_axes_of_heads_beside_the_width_of_a_token(read):
+    assert read(OF_HEADS).verdict == "right"
+    assert read(OF_HEADS, (" / np.sqrt(len(q))", "")).names == ("no_scale",)
+
+
 COLUMNS = '''
 class Columns:
     """forward(X): X is (d, T), a column for each token; backward(G) returns dX."""
@@ -271,6 +328,32 @@ def local(q, k, v, back=3, ahead=1):
 def test_a_window_with_two_sides(read):
     assert read(SIDES).verdict == "right"
     assert read(SIDES, ("(t - back, 0)", "(t - back + 1, 0)")).verdict != "right"
+
+
+BEFORE = '''
+def local(q, k, v, window_size=4):
+    """q, k, v (B, H, T, D): a query sees its own window and the previous one, causally."""
+    at = np.arange(q.shape[-2])
+    own = at // window_size
+    keep = (at[:, None] >= at) & (own[:, None] - own <= 1)
+    s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    return softmax(np.where(keep, s, -np.inf)) @ v
+'''
+TURNED = '''
+def turning(q, k, v, causal=True):
+    """q, k, v: (B, H, T, D), turned by their positions."""
+    q, k = rope(q, range(q.shape[-2])), rope(k, range(k.shape[-2]))
+    s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    if causal:
+        s = np.where(np.tri(s.shape[-1], dtype=bool), s, -np.inf)
+    return softmax(s) @ v
+'''
+
+
+@pytest.mark.parametrize("text", [BEFORE, TURNED])
+def test_what_a_text_says_of_windows_and_lengths_is_believed(read, text):
+    assert read(text).verdict == "right"
+    assert read(text, (" / np.sqrt(q.shape[-1])", "")).names == ("no_scale",)
 
 
 SHIFTED = '''
@@ -467,7 +550,12 @@ class Recurrent(nn.Module):
             *(BUCKETS, "at[None, :] - at[:, None]", "at[:, None] - at[None, :]"),
             "relative_bias_reversed",
         ),
-        (SCALES, "*no*\n    division by sqrt(d_kv); that is in the initialisation.", "", "no_scale"),
+        (
+            SCALES,
+            "*no*\n    division by sqrt(d_kv); that is in the initialisation.",
+            "",
+            "no_scale",
+        ),
         (FILE, "else ~key", "else key", "mask_inverted"),
         (LUONG, ".softmax(dim=1)[:, None]", "[:, None].softmax(dim=1)", "weights_do_not_add_up"),
         (FEATURES, "K.cumsum(1)", "K.sum(1, True).expand_as(K)", "linear_sum_of_hidden_keys"),

@@ -54,13 +54,18 @@ def axes_in_words(
     It may be more `text` than that of the function.
     """
     found = {}
-    for name, words in documented_axes(f"{text}\n{text_of(function)}", names).items():
+    known = documented_axes(f"{text}\n{text_of(function)}", ("x", *names))
+    model = known.get("x", ("",))[-1]  # the width of a token
+    for name, words in ((name, words) for name, words in known.items() if name in names):
         fused = "P" * (words[:1] == ("3",) and fused_order(name) == "qkv")
         words = words[len(fused) :]
         heads = [one for one in words if HEADS.fullmatch(one.lower())]
         widths = [one for one in words if WIDTHS.fullmatch(one.lower()) and one not in heads]
         if len(words) == 3 and len(heads) == len(widths) == 1:
             letters = dict.fromkeys(words, "M") | {heads[0]: "H", widths[0]: "D"}
+            found[name] = fused + "".join(letters[one] for one in words)
+        elif len(words) == 3 and len(heads) == 1 and words.count(model) == 1:
+            letters = dict.fromkeys(words, "D") | {heads[0]: "H", model: "M"}
             found[name] = fused + "".join(letters[one] for one in words)
         elif len(words) == 3 and [*words[1:2]] == heads:  # between the rows and the columns
             found[name] = f"{fused}MHD"

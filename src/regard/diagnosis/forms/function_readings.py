@@ -83,7 +83,7 @@ WITHIN = re.compile(
 # Text of chunks in which a token sees those before its own, as far as they reach.
 OWN_AND_BEFORE = re.compile(
     r"\bown (chunk|block|window|bucket|segment)\b[^.]{0,60}"
-    r"\b((previous|preceding|last) (chunk|block|window|bucket|segment)|"
+    r"\b((previous|preceding|last) (one\b|chunk|block|window|bucket|segment)|"
     r"(chunks?|blocks?|windows?|buckets?|segments?)\W{1,3}before)",
     re.IGNORECASE,
 )

@@ -102,7 +102,9 @@ WHERE = {"pos", "positions", "cos", "sin"}
 # Code whose weights are (out, in): torch's names for them, or W_q @ x of a single token.
 TURNED = re.compile(
     r"(in|out)_proj_weight|\b\w*_?[qkvo]\d?(?:[\"']\])? @ x(?:_\w+)?\b|\(out\w*, *in\w*\)|"
-    r"\(3 ?\*? ?(\w+), *\2\)",
+    r"\(3 ?\*? ?(\w+), *\2\)|= w @ x\b|"
+    # An einsum of a weight that is (out, in).
+    r"[\"'](\w)(\w) *, *\w*\4 *-> *\w*\3[\"'], *\w*w",
     re.IGNORECASE,
 )
 

@@ -82,7 +82,7 @@ class TreeCode:
         found = axes_in_einsums(function)
         said = axes_in_words(function, (*self.names, *self.latents), self.text_of_kind)
         # Other orders are as likely those of other letters: (M, K, H) has K heads of H.
-        found = {n: own for n, own in said.items() if own == "MHD" or own[0] == "P"} | found
+        found = {n: own for n, own in said.items() if own == "MHD" or own[0] in "HP"} | found
         self.axes = {n: found[n] for n in (*self.names, *self.latents) if n in found}
 
     def _assigned(self, function: Callable[..., Any], texts: Sequence[str]) -> dict[str, str]:

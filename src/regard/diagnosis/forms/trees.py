@@ -160,14 +160,17 @@ def with_weights(
 def _forms(function: Callable[..., Any], code: TreeCode) -> Iterator[_Form]:
     """Every form that the code may mean, the likeliest first."""
     text = text_of(function) + code_called(function)
+    out_first = TURNED.search(text) is not None
     if any("H" in axes for name, axes in code.axes.items() if code.letters_of(name) != "o"):
         learned: tuple[int | None, ...] = (1, 3) if code.learned else (None,)
         known = any(code.letters_of(name) == "o" for name in code.axes)  # of the output too
         outputs = (True,) if known else (False, True)
-        for few, queries, out in itertools.product(_groups_in(code, text), learned, outputs):
-            yield _Form("MHD", out, False, few, queries)
+        sides = (False, True) if out_first and not known else (False,)  # of W_o
+        several = itertools.product(_groups_in(code, text), learned, outputs, sides)
+        for few, queries, out, turn in several:
+            yield _Form("MHD", out, turn, few, queries)
         return
-    turned = (False, True) if TURNED.search(text) else (False,)
+    turned = (False, True) if out_first else (False,)
     told = f"{text}\n{documentation_of_file(function)}\n{code.text_of_kind}"
     turned = (True,) if SAID_TURNED.search(told) else turned
     if OF_ENTRIES_FIRST.search(text) and "column" in text.lower():

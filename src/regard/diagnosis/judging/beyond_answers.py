@@ -169,6 +169,8 @@ def as_told(
         return (), "each token hidden from itself"
     if names == ["heads_normalised_together"] and not BY_HEAD.search(code):
         return (), "queries and keys normalised over all heads together"
+    if names == ["rotary_position_of_query"] and callee.has_one_length:
+        return (), "as many queries as keys"  # as it says of their axes
     if names == ["alibi_scaled"] and "alibi_scaled" in callee.meant:
         return (), "slopes that are divided like the scores"
     if names == ["rotary_on_keys_only"] and callee.steps and TURNS_QUERIES.search(code):

@@ -39,8 +39,9 @@ _HIDES = (
     rf"(?:beyond|past|after) (?:the|its|their|each) (?:\w+ )?(?:length|end)|weightless|{_FAR}"
 )
 _MEANING = re.compile(
-    r"(?:\b(?P<no>not|never|no|non|nor|neither|unless|except|apart from|(?:all|everything) but)\b"
-    r"[^.;]{0,28}?)?(?:\b(?P<stops>prevent\w*|avoid\w*|forbids?|stops?|disallows?)\b[^.;]{0,28}?)?"
+    r"(?:\b(?P<no>not|never|no|nobody|no one|non|nor|neither|unless|except|apart from|"
+    r"(?:all|everything) but)\b[^.;]{0,28}?)?"
+    r"(?:\b(?P<stops>prevent\w*|avoid\w*|forbids?|stops?|disallows?)\b[^.;]{0,28}?)?"
     rf"(?<!\w)(?:(?P<keep>{_KEEPS})|(?P<hide>{_HIDES}))(?!\w)"
 )
 _TOKEN = re.compile(
@@ -163,6 +164,8 @@ def what_true_means(text: str, parameters: Sequence[Parameter], *, of_ones: bool
     >>> what_true_means("mask: True where attention is NOT allowed", [Parameter("mask", "mask")])
     'hide'
     >>> what_true_means("key_mask=None (B, L) True = pad", [Parameter("key_mask", "key_mask")])
+    'hide'
+    >>> what_true_means("mask: True marks what nobody attends to", [Parameter("mask", "mask")])
     'hide'
     >>> what_true_means("pad (B, L) is 0 at padded items", [Parameter("pad", "key_hide")])
     'keep'

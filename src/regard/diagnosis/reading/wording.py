@@ -22,6 +22,7 @@ _UNSCALED = re.compile(
     r"scal(?:e|ing) (?:is )?(?:folded|absorbed|left)|dot[_ ]?score\b|"
     r"\b(?:attention|logits|scores)(?: itself)? (?:does|do|are|is) not (?:divided?|scaled?)|"
     r"\b(?:kernel|function|it|layer|module) (?:does not|doesn't|never) (?:scales?|divides?)\b|"
+    r"1 ?/ ?(?:sqrt|√)[^.\n]{0,30} (?:goes|is (?:put|baked|folded|absorbed)) in|"
     r"\bno (?:factor|temperature|1 ?/ ?sqrt|division by)|\bnothing is (?:scaled|divided)|"
     r"\b(?:q|queries) (?:is|are|comes?)? ?already (?:scaled|divided|multiplied)",
     re.IGNORECASE,
@@ -114,6 +115,7 @@ _MEANT = {
     "weights_do_not_add_up": re.compile(
         r"sigmoid|sinks?\b|relu|\belu|retention|decay|off.by.one|"
         r"linear[ _-]?(att|transf|kernel|time|compl|cost)|lineari[sz]ed|performer|favor|"
+        r"latents?\b|prompts?\b|prefix|\bcls|class_?token|"
         r"softmax_?(1|one|plus)|quiet|entmax|\bgate|register|null|persistent|bias_kv|zero_attn|"
         r"\bmem(ory)?_?(k|v|kv|keys?|values?)\b|"
         r"(exp|sum)\([^\n]*\)+ *\+ *1|\b1\.? *\+[^\n]*(exp|sum)\(",
