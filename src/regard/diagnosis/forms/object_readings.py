@@ -384,7 +384,7 @@ def _may_have_rows_first(kind: type) -> bool:
     if not is_module(kind) or kind.__module__.startswith("torch."):
         return True
     text = text_of(kind)
-    return not text or ROWS_FIRST.search(text) is not None
+    return not text or ROWS_FIRST.search(f"{text}\n{documentation_of_file(kind)}") is not None
 
 
 def method_called(kind: Any) -> str:

@@ -63,7 +63,10 @@ TO_QUERIES_AND_KEYS = re.compile(
 # A line that hides scores by a mask.
 SATURATED = 100.0  # scores between which a softmax only chooses the greatest
 HIDES = re.compile(r"mask\w*_fill|where\([^\n]*mask|mask[^\n]*inf\b|\+=? *\w*mask", re.IGNORECASE)
-NEAR_BLOCKS = re.compile("local|window|sparse|dilat|neighbo|axial|stride", re.IGNORECASE)
+NEAR_BLOCKS = re.compile(
+    r"local|window|sparse|dilat|neighbo|axial|stride|\bwith_prev|prev(ious)?_(chunk|block|bucket|segment)",
+    re.IGNORECASE,
+)
 # A parameter whose default is a list or a dictionary, which Python makes once.
 CHANGEABLE = re.compile(
     r"\b(\w+)(?: *:[^=,()]*)? *= *(?:\[[^\]\n]*\]|\{[^}\n]*\}|dict\(\)|list\(\)) *[,)]"
