@@ -76,7 +76,7 @@ def layers_of(thing: Any) -> Iterator[Layer]:
         if is_numbers(value) and sorted(axes.get(name, "")) == [*"DHMP"] and np.ndim(value) == 4:
             whole = np.asarray(value, float).transpose([axes[name].index(one) for one in "MPHD"])
             yield name, None, whole.reshape(len(whole), -1), None
-        elif is_numbers(value) and np.ndim(value) == 3 and STACKED.fullmatch(name):
+        elif is_numbers(value) and np.shape(value)[:-2] in ((3,), (4,)) and STACKED.fullmatch(name):
             parts = zip("qkvo", np.asarray(value, float), strict=False)
             yield from ((f"W_{letter}", None, one, None) for letter, one in parts)
         elif isinstance(value, dict) and not GRADIENTS.fullmatch(name):

@@ -77,7 +77,7 @@ _PLAINER = [
         ),
         (r"can(?:not|'t)", "can not"),
         (r"n't\b", " not"),
-        (r"\bnon-?(?!zero)(?=[a-z])", "non "),
+        (r"\bnon-?(?!zero|e\b)(?=[a-z])", "non "),  # and not none
         (r"\b(e\.g|i\.e|etc|resp|incl)\.", r"\1 "),
         (r"--+|[—–]|=>|->|→|⇒", " : "),
         (r"[-−]\s?(?:np\.|math\.|torch\.)?(?:inf\w*|∞|1(?:\.0*)?e\d+|10\s?\^\s?\d+|10000)", _FAR),
@@ -167,6 +167,8 @@ def what_true_means(text: str, parameters: Sequence[Parameter], *, of_ones: bool
     'hide'
     >>> what_true_means("mask: True marks what nobody attends to", [Parameter("mask", "mask")])
     'hide'
+    >>> what_true_means("valid: bool or None: True = real", [Parameter("valid", "key_keep")])
+    'keep'
     >>> what_true_means("pad (B, L) is 0 at padded items", [Parameter("pad", "key_hide")])
     'keep'
     """
