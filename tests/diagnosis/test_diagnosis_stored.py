@@ -502,6 +502,28 @@ class Fast(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.wo(out.transpose(1, 2).flatten(2))
 '''
+WITH_CACHE = '''
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class OneByOne(nn.Module):
+    """A prompt is read without a cache, causally; afterwards tokens are fed one at a time."""
+
+    def __init__(self, n_embd=32, n_head=4):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+        self.n_head = n_head
+
+    def forward(self, x, cache=None):
+        cut = lambda t: t.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        q, k, v = map(cut, self.c_attn(x).chunk(3, -1))
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], dim=-2), torch.cat([cache[1], v], dim=-2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=cache is None)
+        return self.c_proj(y.transpose(1, 2).flatten(2)), (k, v)
+'''
 LUONG = '''
 import torch
 from torch import nn
@@ -556,13 +578,15 @@ class Recurrent(nn.Module):
             "",
             "no_scale",
         ),
+        (WITH_CACHE, "is_causal=cache is None", "is_causal=True", "cache_offset_ignored"),
         (FILE, "else ~key", "else key", "mask_inverted"),
         (LUONG, ".softmax(dim=1)[:, None]", "[:, None].softmax(dim=1)", "weights_do_not_add_up"),
         (FEATURES, "K.cumsum(1)", "K.sum(1, True).expand_as(K)", "linear_sum_of_hidden_keys"),
     ],
     ids=[
         *("pixels first", "padding of a memory", "a name in capitals", "words in stars"),
-        *("what the file says", "an axis with the name of an argument", "a function of features"),
+        *("one at a time", "what the file says", "an axis with the name of an argument"),
+        "a function of features",
     ],
 )
 def test_what_names_and_texts_tell(read, text, old, new, name):

@@ -131,7 +131,9 @@ _PIECES = re.compile(
 _SINGLE = re.compile(
     r"\b(?:later|following|further|next|afterwards|after that|then|decoding)\b[^.;]{0,60}"
     r"\b(?:(?:one|1|a single)(?: new| more| further)?|the (?:new|next|newest)) token\b|"
-    r"\b(?:one|1|a single)(?: new| more| further)? token (?:per|in each|in every) (?:call|step)\b"
+    r"\b(?:one|1|a single)(?: new| more| further)? token (?:per|in each|in every) (?:call|step)\b|"
+    r"\btokens (?:are |is )?(?:then )?(?:fed|come|follow|given|passed)[^.]{0,20} one "
+    r"(?:at a time|by one)\b"
 )
 _LONGEST = 1000  # characters of a sentence
 
@@ -200,6 +202,8 @@ def says_single(text: str) -> bool:
     True
     >>> says_single("the whole prompt first, then one token per call"), says_single("a few tokens")
     (True, False)
+    >>> says_single("Afterwards tokens are fed one at a time with the cache")
+    True
     """
     return any(_SINGLE.search(sentence) for sentence in _sentences(text))
 
