@@ -6,16 +6,29 @@ Each code is a file of its own.
 from __future__ import annotations
 
 import functools
+import os
+import sys
 
 import pytest
 
 from code_in_files import diagnosis_of
+from regard.diagnosis.reading.target import load
 
 
 @pytest.fixture
 def read(tmp_path):
     """The verdict on the last function or class of some code, with other text in it."""
     return functools.partial(diagnosis_of, tmp_path)
+
+
+def test_a_file_is_read_as_it_is_now(tmp_path, monkeypatch):
+    # Python's cache of code tells two texts apart by the second and the size alone.
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for number in (1, 2):
+        (path := tmp_path / "now.py").write_text(f"def attend(q, k, v):\n    return {number}\n")
+        os.utime(path, (1e9, 1e9))
+        assert load(f"{path}:attend")(0, 0, 0) == number
+    assert not (tmp_path / "__pycache__").exists()
 
 
 # --- weights -------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import importlib.util
 import json
 import os
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from regard.errors import OptionError, ProblemError, safe_text
@@ -81,11 +81,21 @@ def _loaded(place: str) -> ModuleType:
         raise ProblemError(f"{safe_text(place, 100)} cannot be loaded: {text}") from None
 
 
+class _AsItStands(SourceFileLoader):
+    """Reads code from the file itself: Python's cache misses a change within the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code that the file has now."""
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ProblemError(f"{safe_text(path, 100)}: no such file")
     sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    own = _AsItStands(path.stem, str(path)) if path.suffix == ".py" else None
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=own)
     if spec is None or spec.loader is None:
         raise ProblemError(f"{safe_text(path, 100)}: not a Python file")
     module = importlib.util.module_from_spec(spec)
