@@ -81,7 +81,7 @@ def _loaded(place: str) -> ModuleType:
         raise ProblemError(f"{safe_text(place, 100)} cannot be loaded: {text}") from None
 
 
-class _AsItStands(SourceFileLoader):
+class _Uncached(SourceFileLoader):
     """Reads code from the file itself: Python's cache misses a change within the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
@@ -94,7 +94,7 @@ def _file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ProblemError(f"{safe_text(path, 100)}: no such file")
     sys.path.insert(0, str(path.resolve().parent))
-    own = _AsItStands(path.stem, str(path)) if path.suffix == ".py" else None
+    own = _Uncached(path.stem, str(path)) if path.suffix == ".py" else None
     spec = importlib.util.spec_from_file_location(path.stem, path, loader=own)
     if spec is None or spec.loader is None:
         raise ProblemError(f"{safe_text(path, 100)}: not a Python file")
