@@ -1,6 +1,6 @@
-"""A class whose constructor takes its weights in one tree, as a function of these weights.
+"""Classes whose constructor, or whose method, takes the weights in one tree, as functions of these.
 
-Reads the code of the class. Must not call it, nor know any probe.
+Tells them by their code. Must not know any probe.
 """
 
 from __future__ import annotations
