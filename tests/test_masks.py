@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import regard
 from layouts import layouts
 from regard import masks
+from regard.compute.visibility import Placed
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
 
 SIZES = range(6)
@@ -145,7 +146,8 @@ def combined(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 def test_combinations_let_through_what_logic_says(pair, offset):
     mask, rule = pair
     expected = table(4, 5, lambda i, j: rule(i, j, i + offset))
-    visible = np.broadcast_to(mask.visible(4, 5, offset=offset), (4, 5))
+    placed = Placed(np.arange(4) + offset)  # an offset would count within each segment
+    visible = np.broadcast_to(mask.visible(4, 5, offset=placed), (4, 5))
     np.testing.assert_array_equal(visible, expected, repr(mask))
 
 
@@ -313,7 +315,7 @@ def test_the_offset_may_be_the_end():
 @pytest.mark.parametrize(
     ("ask", "error", "said"),
     [
-        (lambda: masks.Causal().visible(2, 3, offset="start"), TypeError, "offset must be an int"),
+        (lambda: masks.Causal().visible(2, 3, offset="start"), ValueError, "offset must be an int"),
         (lambda: masks.Causal().visible(2, 3, offset=1.5), TypeError, "offset must be an int"),
         (lambda: masks.Causal().visible(2, 3, offset=True), TypeError, "offset must be an int"),
         (lambda: masks.Causal().visible(2, 3, offset=2**70), ValueError, "beyond any position"),

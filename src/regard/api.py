@@ -128,7 +128,8 @@ def attention(
         Query i sees keys i + offset − left … i + offset + right; None is unbounded.
     offset : int, (B,) ints or "end", optional
         Query i is at position i + offset. Required when L ≠ S and causal or window is used: 0
-        aligns the first query with the first key, "end" the last with the last.
+        aligns the first query with the first key, "end" the last with the last; beside `Segments`
+        those of each text, and beside `Lengths` "end" is the last key that they leave.
     scale : float, optional
         1/√D if None. Applied once, to Q·Kᵀ only.
     softcap : float, optional

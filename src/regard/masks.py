@@ -2,8 +2,9 @@
 
 `Causal`, `Window`, `Lengths`, `Segments`, and `Boolean` for an array. In every rule True means that
 the query attends to the key. Query i is at position i + offset and key j at position j, where
-`offset` is an argument of the call. `rule.visible(queries, keys)` shows a rule as an array. For a
-rule of your own, derive from `Mask` and define `block`.
+`offset` is an argument of the call; `Segments` and `Lengths` say what it counts from.
+`rule.visible(queries, keys)` shows a rule as an array. For a rule of your own, derive from `Mask`
+and define `block`.
 
 >>> import numpy as np
 >>> rule = Causal() & ~Boolean(np.eye(3, dtype=bool))
@@ -24,7 +25,7 @@ import numpy as np
 
 from regard.boundary import answering
 from regard.boundary.arguments import as_int, as_integers, check_lead
-from regard.compute.visibility import Block, Boolean, Mask, Verdict
+from regard.compute.visibility import Block, Boolean, Mask, Texts, Verdict
 from regard.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ class Window(Mask):
 class Lengths(Mask):
     """Only the first `lengths` keys are visible; the rest is padding.
 
+    With ``offset="end"`` the last query is at the last of them: query i is at i + lengths − L.
+
     Parameters
     ----------
     lengths : int or array_like of int
@@ -151,6 +154,9 @@ class Lengths(Mask):
                 f"{self.lengths.min()} to {self.lengths.max()}"
             )
 
+    def texts(self, shape: tuple[int, ...]) -> Texts:
+        return super().texts(shape)._replace(high=self.lengths[..., None])
+
     def _length(self, at: Block) -> int:
         return int(np.broadcast_to(self.lengths, at.shape[:-3])[at.batch])
 
@@ -166,10 +172,15 @@ class Lengths(Mask):
 class Segments(Mask):
     """Query and key must belong to the same segment: several texts packed into one row.
 
+    With an `offset`, each text is placed by itself, as if it were alone: with 0 its first query is
+    at its first key, with "end" its last query at its last key, and a number is added to what 0
+    gives. The rows of a text must then follow one another.
+
     Parameters
     ----------
     query, key : array_like of int
-        The segment of each query (…, L) and of each key (…, S); `key` defaults to `query`.
+        The segment of each query (…, L) and of each key (…, S), 0 or more; `key` defaults to
+        `query`.
 
     Examples
     --------
@@ -177,6 +188,13 @@ class Segments(Mask):
     array([[1, 1, 0],
            [1, 1, 0],
            [0, 0, 1]])
+
+    Two texts with more keys than queries, each causal up to its own end:
+
+    >>> (Segments([0, 1, 1], [0, 0, 1, 1, 1]) & Causal()).visible(3, 5, offset="end").astype(int)
+    array([[1, 1, 0, 0, 0],
+           [0, 0, 1, 1, 0],
+           [0, 0, 1, 1, 1]])
     """
 
     query: Any
@@ -189,7 +207,66 @@ class Segments(Mask):
             array = as_integers(f"segments of the {side}", value, ROWS)
             if array.ndim == 0:
                 raise ShapeError(f"segments of the {side} must be an array, one per row")
+            if array.size and array.min() < 0:
+                raise OptionError(
+                    f"segments of the {side} has {array.min()}; segments are numbered from 0. Give "
+                    "padding a number of its own"
+                )
             object.__setattr__(self, field, array)
+
+    @classmethod
+    def from_lengths(cls, query_lengths: Any, key_lengths: Any = None) -> Segments:
+        """Texts one after the other, number 0, 1, 2, …, of so many queries and so many keys each.
+
+        Parameters
+        ----------
+        query_lengths, key_lengths : array_like of int, (texts,)
+            0 or more; `key_lengths` defaults to `query_lengths`.
+
+        Examples
+        --------
+        >>> Segments.from_lengths([1, 2], [2, 3]).visible(3, 5).astype(int)
+        array([[1, 1, 0, 0, 0],
+               [0, 0, 1, 1, 1],
+               [0, 0, 1, 1, 1]])
+        """
+        key_lengths = query_lengths if key_lengths is None else key_lengths
+        given = {"query_lengths": query_lengths, "key_lengths": key_lengths}
+        lengths = {name: as_integers(name, one, ROWS) for name, one in given.items()}
+        for name, one in lengths.items():
+            if one.ndim != 1:
+                raise ShapeError(
+                    f"{name} has {one.ndim} axes; it must be (texts,), one number each"
+                )
+            if one.size and one.min() < 0:
+                raise OptionError(f"{name} has {one.min()}; a text has 0 rows or more")
+        of_queries, of_keys = lengths.values()
+        if of_queries.size != of_keys.size:
+            raise ShapeError(
+                f"query_lengths has {of_queries.size} texts but key_lengths has {of_keys.size}; "
+                "they must match"
+            )
+        return cls(*(np.repeat(np.arange(one.size), one) for one in (of_queries, of_keys)))
+
+    @property
+    def has_segments(self) -> bool:
+        return True
+
+    def texts(self, shape: tuple[int, ...]) -> Texts:
+        *lead, _, queries, keys = shape
+        query, key = (
+            np.broadcast_to(array, (*lead, size))
+            for array, size in ((self.query, queries), (self.key, keys))
+        )
+        found = Texts(*np.zeros((4, *lead, queries), np.int64))
+        for batch in np.ndindex(*lead):
+            own, mine = _runs("queries", query[batch])
+            theirs, its = _runs("keys", key[batch])
+            found.first[batch], found.last[batch] = mine[:, np.searchsorted(own, query[batch])]
+            there = np.isin(query[batch], theirs)  # a text without keys sees nothing wherever it is
+            places = its[:, np.searchsorted(theirs, query[batch][there])]
+            found.low[batch][there], found.high[batch][there] = places
+        return found
 
     def of_rows(self, rows: slice) -> Mask:
         return replace(self, query=self.query[..., rows])
@@ -224,3 +301,20 @@ class Segments(Mask):
     def _detail(self, at: Block, key: int, visible: bool) -> str:
         query, keys = self._at(at)
         return f"query in segment {query[0]}, key in segment {keys[key]}"
+
+
+def _runs(side: str, segments: Ints) -> tuple[Ints, Ints]:
+    """The segments of a row, ascending, and where each begins and ends, (2, segments)."""
+    starts = np.flatnonzero(np.diff(segments, prepend=-1))
+    stops = np.append(starts[1:], segments.size)[: starts.size]
+    order = np.argsort(segments[starts])
+    own = segments[starts][order]
+    again = np.flatnonzero(own[1:] == own[:-1])
+    if again.size:
+        first, second = starts[order][again[0] : again[0] + 2]
+        raise OptionError(
+            f"segments of the {side} has {own[again[0]]} from {side} {first} and again from "
+            f"{second}, but offset counts within each text; put the rows of a text side by side, "
+            "or leave offset out where L = S"
+        )
+    return own, np.stack([starts, stops])[:, order]

@@ -124,7 +124,7 @@ def test_masks_bias_and_weights_run_along_the_keys_that_are_there(kernel):
     assert_same_result(here, there)
     here = cache.attend(query[:, :, 8:], mask=Lengths([2, 7]), window=(5, 0), kernel=kernel, **FULL)
     there = regard.attention(
-        query[:, :, 8:], key, value, mask=Lengths([2, 7]), window=(5, 0), offset="end",
+        query[:, :, 8:], key, value, mask=Lengths([2, 7]), window=(5, 0), offset=8,
         kernel=kernel, **FULL,
     )  # fmt: skip
     assert_same_result(here, there)

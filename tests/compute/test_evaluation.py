@@ -62,7 +62,10 @@ def run_of(
         dtype=np.dtype(dtype),
         lead=lead,
         rules=rules,
-        offset=np.broadcast_to(np.asarray(offset), lead),
+        query_positions=np.broadcast_to(
+            np.asarray(offset)[..., np.newaxis] + np.arange(queries.shape[-2]),
+            (*lead, queries.shape[-2]),
+        ),
     )
 
 

@@ -19,7 +19,7 @@ import pytest
 
 import regard
 from calls import every_target, on_path
-from regard.compute.visibility import Block, Mask
+from regard.compute.visibility import Block, Mask, Placed
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
 
 BATCH, HEADS = 2, 2
@@ -106,6 +106,11 @@ def table(queries: int, keys: int, offset: int, rule: Rule) -> np.ndarray:
     return np.array(cells, bool).reshape(BATCH, HEADS, queries, keys)
 
 
+def placed(queries: int, offset: int) -> Placed:
+    """Query i at i + offset whatever the rules are: an offset would count within each segment."""
+    return Placed(np.arange(queries) + offset)
+
+
 def mask_of(rule: Rule) -> Mask:
     kind, *of = rule
     if kind in ("all", "any"):
@@ -131,7 +136,7 @@ def test_the_table_shows_and_hides_cells_of_every_kind() -> None:
 
 def test_masks_let_through_what_the_table_says() -> None:
     for (queries, keys, offset, rule), expected in zip(CASES, tables(), strict=True):
-        visible = mask_of(rule).visible(queries, keys, offset=offset)
+        visible = mask_of(rule).visible(queries, keys, offset=placed(queries, offset))
         np.testing.assert_array_equal(np.broadcast_to(visible, expected.shape), expected, f"{rule}")
 
 
@@ -149,8 +154,8 @@ def test_the_fused_kernel_lets_through_what_the_table_says(target: str, dtype: A
             query = np.full((BATCH, HEADS, queries, 2), size, dtype)
             key = np.full((BATCH, HEADS, keys, 2), size, dtype)
             weights = regard.attention(
-                query, key, key, mask=mask_of(rule), offset=offset, return_weights=True,
-                kernel=kernel,
+                query, key, key, mask=mask_of(rule), offset=placed(queries, offset),
+                return_weights=True, kernel=kernel,
             ).weights  # fmt: skip
             np.testing.assert_array_equal(weights > 0, expected, f"{rule}")
 
@@ -161,7 +166,8 @@ import { readFileSync } from "node:fs";
 const { judge, hiddenBy } = await import(process.argv[1]);
 const said = JSON.parse(readFileSync(0)).map(({ rule, cells }) =>
   cells.map(([batch, head, query, key, offset]) => {
-    const verdict = judge(rule, { batch: [batch], head, query, key, offset });
+    const position = query + offset;
+    const verdict = judge(rule, { batch: [batch], head, query, key, position });
     return [verdict.visible, verdict.detail, hiddenBy(verdict)];
   }),
 );
@@ -218,7 +224,8 @@ def test_the_page_lets_through_what_the_table_says_in_the_words_of_regard_masks(
         np.testing.assert_array_equal(visible, table(queries, keys, offset, rule), f"{rule}")
         for (batch, head, query, key), cell in zip(np.ndindex(*shape), said, strict=True):
             if head == 0 and (query + key) % 3 == 0:  # the words of every third cell
-                at = Block(shape, (batch,), head, np.array([query]), offset)
+                positions = np.broadcast_to(np.arange(queries) + offset, (BATCH, queries))
+                at = Block(shape, (batch,), head, np.array([query]), positions)
                 verdict = mask_of(rule).verdict(at, key)
                 assert cell == [verdict.visible, verdict.detail, list(verdict.hidden_by())]
 

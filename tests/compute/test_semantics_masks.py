@@ -10,10 +10,12 @@ import pytest
 
 import regard
 from calls import (
+    answer_of,
     assert_other_numbers,
     assert_same_bytes,
     assert_same_result,
     check,
+    check_result,
     every_float,
     every_kernel,
     inputs,
@@ -38,7 +40,7 @@ class Strict(Causal):
     """A rule that looks like one of regard's and is not."""
 
     def block(self, at):
-        return np.arange(at.shape[-1]) < (at.rows + at.offset)[:, None]
+        return np.arange(at.shape[-1]) < at.positions
 
 
 def coins(shape: tuple[int, ...], heads: float = 0.6, seed: int = 0) -> np.ndarray:
@@ -457,19 +459,67 @@ def test_position_may_lie_before_and_after_all_keys(kernel, offset):
 
 
 @every_kernel
-def test_position_at_the_end_does_not_know_of_lengths(kernel):
-    q, k, v = inputs((2, 2, 3), (2, 6, 3), (2, 6, 2))
-    check(
-        kernel,
-        q,
-        k,
-        v,
-        mask=Lengths(3),
-        rule=lambda b, h, i, j, p: j < 3,
-        causal=True,
-        window=(2, None),
-        offset="end",
+def test_position_at_the_end_is_that_of_the_lengths(kernel):
+    q, k, v = inputs((2, 2, 2, 3), (2, 2, 6, 3), (2, 2, 6, 2))
+    lengths = np.array([3, 6])
+    options = {"mask": Lengths(lengths), "causal": True, "window": (2, None)}
+    placed, _ = check(
+        kernel, q, k, v, rule=lambda b, h, i, j, p: j < lengths[b], offset=[1, 4], **options
     )
+    assert_same_result(run(kernel, q, k, v, offset="end", **options), placed)
+    # Under | they are no condition by themselves, and a number is one whatever they say.
+    mask = Lengths(lengths) | Boolean(np.zeros(6, bool))
+    options["mask"] = mask
+    at_end = run(kernel, q, k, v, offset="end", **options)
+    assert_same_result(at_end, run(kernel, q, k, v, offset=4, **options))
+
+
+@every_kernel
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Segments([0, 1, 0], [0, 0, 0, 1, 1]),
+        Segments([0, 0, 1], [0, 1, 0, 1, 1]),
+        ~Segments([0, 0, 1], [0, 0, 0, 1, 1]),
+        Segments([0, 0, 1], [0, 0, 0, 1, 1]) | Lengths(2),
+        Boolean(True) & (Lengths(2) | ~Segments([0, 0, 1], [0, 0, 0, 1, 1])),
+    ],
+    ids=str,
+)
+def test_position_is_refused_where_no_text_can_be_told(kernel, mask):
+    q, k, v = inputs((3, 3), (5, 3), (5, 2))
+    for options in ({"causal": True}, {"window": (1, 0)}, {"positions": regard.positions.Alibi()}):
+        for offset in (0, "end", 1):
+            with pytest.raises(ValueError, match=r"offset.*segments|segments.*offset"):
+                regard.attention(q, k, v, mask=mask, offset=offset, kernel=kernel, **options)
+    # Where no position is looked at, nothing depends on it.
+    plain = run(kernel, q, k, v, mask=mask)
+    assert_same_result(run(kernel, q, k, v, mask=mask, offset=1), plain)
+
+
+@every_kernel
+def test_position_without_an_offset_does_not_know_of_texts(kernel):
+    q, k, v = inputs((5, 3), (5, 3), (5, 2))
+    texts = Segments([0, 0, 1, 0, 1], [1, 0, 0, 1, 0])
+    for mask in (texts, ~texts, texts | Lengths(2), texts & Lengths(3)):
+        cells = mask.visible(5, 5) & np.tri(5, dtype=bool)
+        expected = run(kernel, q, k, v, mask=cells)
+        assert_same_result(run(kernel, q, k, v, mask=mask, causal=True), expected)
+
+
+@every_kernel
+def test_position_in_segments_is_that_within_the_text(kernel):
+    q, k, v = inputs((4, 3), (7, 3), (7, 2))
+    texts = Segments([5, 5, 5, 2], [2, 2, 5, 5, 5, 5, 5])
+    firsts = {0: [2, 2, 2, -3], "end": [4, 4, 4, -2], -1: [1, 1, 1, -4]}
+    for offset, first in firsts.items():
+
+        def sees(b, h, i, j, p, first=first):
+            return texts.query[i] == texts.key[j] and i + first[i] - 1 <= j <= i + first[i]
+
+        result = run(kernel, q, k, v, mask=texts, causal=True, window=(1, None), offset=offset)
+        answer = answer_of(q, k, v, mask=sees)
+        check_result(kernel, result, answer, q, k, v)
 
 
 # empty rows ---------------------------------------------------------------------------------------

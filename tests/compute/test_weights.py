@@ -33,7 +33,7 @@ B, H, G, L, S, D = 2, 4, 2, 7, 9, 5
 Q, K, V = inputs((B, H, L, D), (B, G, S, D), (B, G, S, 3))
 MASK = np.random.default_rng(5).random((B, H, L, S)) < 0.7
 EVERYTHING: dict[str, Any] = {
-    "mask": Boolean(MASK) & ~Segments(np.arange(L) % 3, np.arange(S) % 3),
+    "mask": Boolean(MASK) & Segments(np.arange(L) // 5, np.arange(S) // 7) & ~Lengths(1),
     "bias": numbers((L, S), seed=6),
     "causal": True,
     "window": (4, 1),

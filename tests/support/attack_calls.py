@@ -7,6 +7,7 @@ Owns what a call is (`draw`), the arrays it stands for (`build`), and whether th
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from bounds import FUSED, PAIRS, WHOLE_ROWS, Arithmetic, assert_within, error_bo
 from calls import BFLOAT16, PATHS, on_path
 from long_oracle import attend_long
 from oracle import Answer
+from regard.compute.visibility import Placed
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from texts import positions_in_texts
 
 Call = dict[str, Any]
 SIZES = [0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33]
@@ -158,8 +161,11 @@ def _options(
     offset = options.get("offset", 0)
     if offset == "batch":
         offset = options["offset"] = rng.integers(-3, keys + 3, size=batch)
-    number = keys - rows if isinstance(offset, str) else offset
-    position = np.broadcast_to(number, batch)[..., np.newaxis] + np.arange(rows)
+    terms = list(_terms(options.get("mask", [""])))
+    position = _positions(terms, offset, batch, rows, keys)
+    nested = any(term[0] in ("or", "not") and "segments" in str(term) for term in terms)
+    if nested and "offset" in options:  # which could not count within these
+        options["offset"] = Placed(position)
     position = np.broadcast_to(position[..., np.newaxis, :, np.newaxis], everything)
     column = np.broadcast_to(np.arange(keys), everything)
     visible = np.ones(everything, bool)
@@ -182,6 +188,37 @@ def _options(
         if call["form"] != "heads":
             options["sink"] = float(options["sink"][0])
     return options, visible
+
+
+def _positions(
+    terms: list[Any], offset: Any, batch: tuple[int, ...], rows: int, keys: int
+) -> np.ndarray:
+    """Where the queries are, (…, L), by plain loops; `terms` are rules that a key must pass."""
+    texts = [_texts(term[1], rows, keys) for term in terms if term[0] == "segments"]
+    return positions_in_texts(
+        offset,
+        batch,
+        rows,
+        keys,
+        text_of_query=lambda b, i: [ids[i] for ids, _ in texts],
+        text_of_key=lambda b, j: [ids[j] for _, ids in texts],
+        length=lambda b: min([term[1] for term in terms if term[0] == "lengths"], default=keys),
+    )
+
+
+def _terms(mask: list[Any]) -> Iterator[list[Any]]:
+    """The rules that a key must pass."""
+    if mask[0] != "and":
+        yield mask
+    for part in mask[1:] if mask[0] == "and" else ():
+        yield from _terms(part)
+
+
+def _texts(seed: int, rows: int, keys: int) -> list[list[int]]:
+    """The texts of queries and of keys: three, one after the other, in any order."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(3)
+    return [order[np.sort(rng.integers(3, size=n))].tolist() for n in (rows, keys)]
 
 
 def _in_window(position: np.ndarray, column: np.ndarray, left: Any, right: Any) -> np.ndarray:
@@ -219,7 +256,7 @@ def _mask(mask: list[Any], call: Call, position: Any, column: Any) -> tuple[Any,
         return Lengths(mask[1]), column < mask[1]
     rng = np.random.default_rng(mask[1])
     if kind == "segments":
-        ids = rng.integers(3, size=everything[-2]), rng.integers(3, size=everything[-1])
+        ids = [np.array(one, np.int64) for one in _texts(mask[1], *everything[-2:])]
         seen = ids[0][:, np.newaxis] == ids[1][np.newaxis, :]
         return Segments(*ids), np.broadcast_to(seen, everything)
     array = rng.random(_some_of(everything, mask[2], call["form"])) < 0.6

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
 from calls import BFLOAT16
+from regard.compute.visibility import Placed
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from texts import positions_in_texts
 
 DTYPES = [np.dtype(t) for t in (np.float16, np.float32, np.float64, np.int32)]
 if BFLOAT16 is not None:
@@ -29,6 +31,10 @@ class Call:
         self.heads = self.groups * draw(st.integers(1, 3)) if self.form == "heads" else 1
         batch = st.lists(st.integers(0, 2), max_size=2).map(tuple)
         self.batch = draw(batch) if self.form == "heads" else ()
+        # What says where texts are: ids of queries and of keys, and lengths.
+        self.texts: list[tuple[np.ndarray, np.ndarray]] = []
+        self.lengths: list[np.ndarray] = []
+        self.placed = False  # whether other segments hide keys, which no offset can count from
 
     def leading(self) -> tuple[int, ...]:
         """Leading axes that broadcast to those of the call."""
@@ -72,19 +78,20 @@ class Call:
     def full(self, array: np.ndarray) -> np.ndarray:
         return np.broadcast_to(array, (*self.batch, self.heads, self.length, self.size))
 
-    def mask(self, depth: int = 0) -> tuple[Any, Any]:
-        """A mask object and the rule it stands for."""
+    def mask(self, depth: int = 0, *, alone: bool = True) -> tuple[Any, Any]:
+        """A mask object and the rule it stands for; `alone`: a key must pass it."""
         kinds = ["array", "causal", "window", "lengths", "segments"]
         if depth < 3:
             kinds += ["and", "or", "not"]
         kind = self.draw(st.sampled_from(kinds))
         if kind in ("and", "or"):
-            (one, rule), (other, other_rule) = self.mask(depth + 1), self.mask(depth + 1)
+            alone &= kind == "and"
+            (one, rule), (other, other_rule) = (self.mask(depth + 1, alone=alone) for _ in "12")
             if kind == "and":
                 return one & other, lambda *cell: rule(*cell) and other_rule(*cell)
             return one | other, lambda *cell: rule(*cell) or other_rule(*cell)
         if kind == "not":
-            one, rule = self.mask(depth + 1)
+            one, rule = self.mask(depth + 1, alone=False)
             return ~one, lambda *cell: not rule(*cell)
         if kind == "causal":
             return Causal(), lambda b, h, i, j, p: j <= p
@@ -99,12 +106,18 @@ class Call:
         if kind == "lengths":
             lengths = self.rng.integers(0, self.size + 1, self.leading())
             every = np.broadcast_to(lengths, self.batch)
+            self.lengths += [every] if alone else []
             return Lengths(lengths), lambda b, h, i, j, p: j < every[b]
         if kind == "segments":
             ids = self.rng.integers(0, 3, (*self.leading(), self.length))
             others = self.rng.integers(0, 3, (*self.leading(), self.size))
+            if alone:  # the rows of a text side by side, texts in any order
+                order = self.rng.permutation(3)
+                ids, others = order[np.sort(ids)], order[np.sort(others)]
             wide = np.broadcast_to(ids, (*self.batch, self.length))
             wider = np.broadcast_to(others, (*self.batch, self.size))
+            self.texts += [(wide, wider)] if alone else []
+            self.placed |= not alone
             return Segments(ids, others), lambda b, h, i, j, p: wide[(*b, i)] == wider[(*b, j)]
         array = self.bools()
         cells = self.full(array)
@@ -150,8 +163,21 @@ class Call:
             offset = self.draw(st.sampled_from([0, 1, -2, "end", "batch"]))
             if offset == "batch":
                 offset = self.rng.integers(-3, 4, self.leading())
-            options["offset"] = offset
+            options["offset"] = Placed(self.positions(offset)) if self.placed else offset
+            self.offset = offset
         return options, rule
+
+    def positions(self, offset: Any) -> np.ndarray:
+        """Where the queries are, by plain loops."""
+        return positions_in_texts(
+            offset,
+            self.batch,
+            self.length,
+            self.size,
+            text_of_query=lambda b, i: tuple(int(one[(*b, i)]) for one, _ in self.texts),
+            text_of_key=lambda b, j: tuple(int(one[(*b, j)]) for _, one in self.texts),
+            length=lambda b: min([int(one[b]) for one in self.lengths], default=self.size),
+        )
 
 
 @st.composite
@@ -159,8 +185,20 @@ def calls(draw: Any) -> tuple[tuple[np.ndarray, ...], dict[str, Any], Any]:
     call = Call(draw)
     arrays = call.arrays()
     options, rule = call.options()
-    return arrays, options, rule
+    if "offset" not in options:
+        return arrays, options, Meant(rule)
+    return arrays, options, Meant(rule, call.offset, call.positions(call.offset))
 
 
-def for_the_oracle(options: dict[str, Any], rule: Any) -> dict[str, Any]:
-    return options if rule is None else options | {"mask": rule}
+class Meant(NamedTuple):
+    """What a call's mask means, and where its offset, as it was drawn, puts the queries."""
+
+    rule: Any
+    offset: Any = None
+    positions: np.ndarray | None = None
+
+
+def for_the_oracle(options: dict[str, Any], meant: Meant) -> dict[str, Any]:
+    own = {"mask": meant.rule} if meant.rule is not None else {}
+    own |= {"positions": meant.positions, "offset": None} if meant.positions is not None else {}
+    return options | own

@@ -130,8 +130,9 @@ class Module(types.ModuleType):
         weights: np.ndarray | None,
         lse: np.ndarray | None,
         bias: np.ndarray | None,
+        bias_rows: np.ndarray | None,
         sink: np.ndarray | None,
-        offset: np.ndarray,
+        positions: np.ndarray | None,
         length: np.ndarray | None,
         left: int,
         right: int,
@@ -146,7 +147,7 @@ class Module(types.ModuleType):
         turns: None,  # rows are turned by a kernel of this machine alone
     ) -> None:
         assert turns is None
-        inputs = query, key, value, bias, sink, offset, length, left, right, rules
+        inputs = query, key, value, bias, bias_rows, sink, positions, length, left, right, rules
         parts = self._request(RUN, *inputs, scale, softcap, sigmoid, wide, high, threads, target)
         parts += [integers(KINDS[output.dtype.name], weights is not None, lse is not None)]
         parts += [integers(KINDS["float32" if lse is None else lse.dtype.name])]
@@ -209,8 +210,9 @@ class Module(types.ModuleType):
         key: np.ndarray,
         value: np.ndarray,
         bias: np.ndarray | None,
+        bias_rows: np.ndarray | None,
         sink: np.ndarray | None,
-        offset: np.ndarray,
+        positions: np.ndarray | None,
         length: np.ndarray | None,
         left: int,
         right: int,
@@ -236,7 +238,7 @@ class Module(types.ModuleType):
         parts += [struct.pack("=3d", scale, softcap, sigmoid)]
         for x in (query, key, value, bias):
             parts += array(x)
-        for x in (sink, offset, length):
+        for x in (bias_rows, sink, positions, length):
             parts += block(x)
         return parts + program(rules)
 

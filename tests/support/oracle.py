@@ -126,6 +126,7 @@ def cells(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     offset: Any = None,  # int, "end", or ints that broadcast to the batch; None is 0
+    positions: Any = None,  # of the queries, (…, L), instead of an offset
     scale: float | None = None,
     softcap: float | None = None,
     sink: Any = None,  # a number, or one per query head
@@ -146,6 +147,8 @@ def cells(
         bias = np.broadcast_to(np.asarray(bias).astype(np.float64), everything)
     offset = size - length if isinstance(offset, str) else 0 if offset is None else offset
     offset = np.broadcast_to(offset, batch)
+    if positions is not None:
+        positions = np.broadcast_to(positions, (*batch, length))
     if lengths is not None:
         lengths = np.broadcast_to(lengths, batch)
     if segments is not None:
@@ -159,7 +162,7 @@ def cells(
             g = h // (heads // groups)
             keys, values = key[b][g].tolist(), value[b][g].tolist()
             for i in range(length):
-                position = i + int(offset[b])
+                position = i + int(offset[b]) if positions is None else int(positions[(*b, i)])
                 seen = []
                 for j in range(size):
                     see = True

@@ -38,7 +38,7 @@ function figures({ content, arrays, edits = [] }) {
   const book = new Carried(content, arrays);
   const own = content.layers[0];
   const found = [];
-  for (let batch = 0; batch < Math.max(1, own.offset.length); batch++) {
+  for (let batch = 0; batch < Math.max(1, own.positions.length); batch++) {
     const run = book.run({ layer: 0, batch }, { edits: asMap(edits) });
     for (let head = 0; head < (own.sizes.H ?? 1); head++) {
       const shared = own.sizes.H / own.sizes.G;
@@ -80,7 +80,7 @@ function everyCell({ content, arrays, switches = [], edits = [], known, texts })
   const map = asMap(edits);
   const found = [];
   for (const [layer, own] of content.layers.entries()) {
-    for (let batch = 0; batch < Math.max(1, own.offset.length); batch++) {
+    for (let batch = 0; batch < Math.max(1, own.positions.length); batch++) {
       const run = book.run({ layer, batch }, { switches: new Set(switches), edits: map, known });
       for (const step of run.steps.values()) {
         const shape = step.axes.map((axis) => own.sizes[axis]);

@@ -259,14 +259,12 @@ def as_number(name: str, value: Any) -> float:
     return float(array)
 
 
-def as_offset(offset: Any, queries: int, keys: int, lead: tuple[int, ...]) -> NDArray[np.int64]:
-    """The position of each batch element's first query, in the shape of the leading axes."""
+def as_offset(offset: Any, lead: tuple[int, ...]) -> NDArray[np.int64]:
+    """An offset in numbers, one for each batch element, in the shape of the leading axes."""
     if isinstance(offset, str):
-        if offset != "end":
-            raise OptionError(
-                f'offset must be an int, ints or "end", not {safe_text(repr(offset), 60)}'
-            )
-        offset = keys - queries
+        raise OptionError(
+            f'offset must be an int, ints or "end", not {safe_text(repr(offset), 60)}'
+        )
     if isinstance(offset, int) and not isinstance(offset, bool):
         if abs(offset) >= FARTHEST:
             raise OptionError(f"offset {safe_text(offset, 60)} is beyond any position")

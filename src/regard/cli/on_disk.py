@@ -20,6 +20,7 @@ from regard.boundary.arguments import is_float
 from regard.boundary.arrays import Array
 from regard.boundary.files import open_file, write_file
 from regard.compute.evaluation import BLOCK_CELLS
+from regard.compute.visibility import Placed
 from regard.errors import ProblemError, safe_text
 from regard.problems.schema import about
 
@@ -127,8 +128,10 @@ class Job:
         arrays, extras = self._inputs(batch, heads, rows)
         options = {**self.options, **extras}
         if self.by_position:
-            offset = self.request.offset + rows.start
-            options["offset"] = offset if batch == () and self.request.lead else int(offset[batch])
+            own: Array = (
+                self.request.query_positions[batch] if batch else self.request.query_positions
+            )
+            options["offset"] = Placed(own[..., rows])
         found = attention(*arrays, **options)
         return found._asdict() if hasattr(found, "_asdict") else {"output": found}
 

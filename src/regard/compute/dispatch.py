@@ -178,7 +178,7 @@ def _of_rows_that_see(call: GradientRequest) -> Array:
     for *batch, head in np.argwhere(odd.any(axis=-1)):
         rows = np.flatnonzero(odd[(*batch, head)])
         for some in np.array_split(rows, 1 + rows.size * keys // BLOCK_CELLS):
-            block = Block(request.shape, (*batch,), head, some, request.offset[(*batch,)])
+            block = Block(request.shape, (*batch,), head, some, request.query_positions)
             sees = np.broadcast_to(request.rules.block(block), (some.size, keys)).any(axis=-1)
             grad[(*batch, head, some[~sees])] = 0
     return grad

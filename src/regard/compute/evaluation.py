@@ -89,15 +89,18 @@ class Run:
         dtype: np.dtype[Any],
         lead: tuple[int, ...] = (),
         rules: Mask | None = None,
-        offset: NDArray[np.int64] | None = None,
+        query_positions: NDArray[np.int64] | None = None,
     ) -> None:
         self.steps = {step.name: step for step in steps}
         self.inputs = inputs
         self.lead = lead
         self.rules = rules
-        self.offset = np.zeros(lead, np.int64) if offset is None else offset
         self.dtype = dtype
         self.sizes = _sizes(steps, inputs, heads)
+        if query_positions is None:
+            rows = np.arange(self.sizes.get("L", 1))
+            query_positions = np.broadcast_to(rows, (*lead, len(rows)))
+        self.query_positions = query_positions
         self._batched = self._find_batched()
         self._kept: dict[tuple[Any, ...], Array] = {}
         self._kept_bytes = 0
@@ -131,8 +134,8 @@ class Run:
             "softcap": request.softcap,
         }
         inputs |= {name: np.asarray(float(n)) for name, n in numbers.items() if n is not None}
-        if request.bias is not None:
-            inputs["bias"] = shaped(np.broadcast_to(request.bias, request.shape))
+        if request.own_bias is not None:
+            inputs["bias"] = shaped(request.own_bias)
         if request.sink is not None:
             inputs["sink"] = request.sink if has_heads else request.sink[..., 0]
         inputs |= {name.replace(".", "_"): own for name, own in request.parameters.items()}
@@ -160,7 +163,7 @@ class Run:
             dtype=dtype,
             lead=request.lead,
             rules=request.rules,
-            offset=request.offset,
+            query_positions=request.query_positions,
         )
 
     def continued(self, steps: Sequence[Step], inputs: Mapping[str, Array]) -> Run:
@@ -172,7 +175,7 @@ class Run:
             dtype=self.dtype,
             lead=self.lead,
             rules=self.rules,
-            offset=self.offset,
+            query_positions=self.query_positions,
         )
 
     def row_blocks(self) -> list[range]:
@@ -344,7 +347,7 @@ class Run:
         assert self.rules is not None
         asked = np.asarray(rows if "L" in step.axes else (0,), dtype=np.int64)
         shape = (*self.lead, self.sizes.get("H", 1), queries, keys)
-        at = Block(shape, batch, head, asked, int(self.offset[batch]))
+        at = Block(shape, batch, head, asked, self.query_positions)
         cells = np.broadcast_to(self.rules.block(at), (len(asked), keys))
         return cells if "L" in step.axes else cells[0]
 

@@ -105,8 +105,8 @@ class HeadInFloat64:
             # A softcap changes a number far below it by less than rounding does.
             small = np.abs(part) < 2.0**-30
             x = np.where(small, x[0], bounded), np.where(small, x[1], 0)
-        if request.bias is not None:
-            bias = np.broadcast_to(request.bias, request.shape)[at][rows]
+        if request.own_bias is not None:
+            bias = request.own_bias[at][rows]
             x = _plus(x, _pair(bias.astype(np.float64)))
         return x
 

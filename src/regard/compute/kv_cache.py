@@ -33,6 +33,7 @@ from regard.compute.kv_buffers import (
     with_room,
 )
 from regard.compute.request import check_window
+from regard.compute.visibility import Placed
 from regard.errors import OptionError, naming_shapes
 from regard.positions import Rotary
 
@@ -285,7 +286,10 @@ class KVCache:
             query = self._turned(query, "query", position)
             placed = None if self._rotates else self._positions
             aligned = rules is None and not positioned and (not causal or position == 0)
-            offset = None if aligned and placed is None else position - self._start
+            offset = None
+            if not aligned or placed is not None:  # the cache knows where its tokens are
+                first = np.asarray(position - self._start)[..., None]
+                offset = Placed(first + np.arange(queries))
             rows = held_rows if key.dtype == np.int8 else None
             texts = isinstance(score, str) and isinstance(normalize, str)
             plain = texts and (score, normalize) == ("dot", "softmax")

@@ -30,7 +30,9 @@ def run(request: Request) -> Array:
                 array.astype(np.float64)
                 for array in (request.query[(*batch, head)], request.key[own], request.value[own])
             )
-            first = keys if request.mask is None else int(request.offset[batch]) + 1
+            first = keys
+            if request.mask is not None and rows:
+                first = int(request.query_positions[(*batch, 0)]) + 1
             made = _of_head(_features(query), _features(key), value, first, rows)
             with np.errstate(all="ignore"):
                 output[(*batch, head)] = round_once(made, request.dtype)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard.boundary.arguments import as_int, spread
+from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.kernels import fused
@@ -112,7 +112,6 @@ def part_of(request: Request, place: Place) -> Part:
     groups = request.key.shape[-3]
     shared = request.query.shape[-3] // groups if groups else 1
     heads = slice(place.heads.start * shared, place.heads.stop * shared)
-    offset = spread(request.offset, request.lead)[place.batch]
     arrays: dict[str, Any] = {
         name: np.empty((0, 0, 0), getattr(request, name).dtype)
         for name in ("query", "key", "value")
@@ -138,7 +137,7 @@ def part_of(request: Request, place: Place) -> Part:
         **arrays,
         mask=None if request.mask is None else _rule(request.mask, place, heads),
         bias=None if request.bias is None else _cells(request.bias, place, heads),
-        offset=np.ascontiguousarray(offset + place.rows.start - place.keys.start),
+        query_positions=_positions(request, place) - place.keys.start,
         sink=None if request.sink is None else np.array(request.sink[(*place.batch, heads)]),
         positions=positions,
         has_heads=True,
@@ -173,7 +172,7 @@ def _lead(array: Array, batch: tuple[slice, ...]) -> Array:
 
 
 def _rule(rule: Mask, place: Place, heads: slice) -> Mask:
-    """The rule for the part's own rows and keys, which count from 0; its offset makes up for it."""
+    """The rule for the part's own rows and keys, both counted from 0, as its positions are."""
     keys = place.keys
     match rule:
         case Combined():
@@ -197,11 +196,15 @@ def _own(array: Array, batch: tuple[slice, ...]) -> tuple[slice, ...]:
 
 def may_see(request: Request, place: Place) -> bool:
     """False where a rule by position, length, segment or array hides all keys from all rows."""
-    offset = spread(request.offset, request.lead)[place.batch]
-    if not offset.size:
+    positions = _positions(request, place)
+    if not positions.size:
         return False
-    low, high = int(offset.min()) + place.rows.start, int(offset.max()) + place.rows.stop - 1
-    return request.mask is None or _may_see(request.mask, request, place, (low, high))
+    reach = int(positions.min()), int(positions.max())
+    return request.mask is None or _may_see(request.mask, request, place, reach)
+
+
+def _positions(request: Request, place: Place) -> NDArray[np.int64]:
+    return np.asarray(request.query_positions[(*place.batch, place.rows)])
 
 
 def _may_see(rule: Mask, request: Request, place: Place, positions: tuple[int, int]) -> bool:

@@ -40,11 +40,12 @@ def lowered(request: Request) -> Request:
         return replace(request, query=turned["query"], key=turned["key"], positions=None)
     if positions is None:
         return request
-    bias = _along_diagonals(request, positions)
-    if request.bias is not None:
-        with np.errstate(all="ignore"):
-            bias = request.bias + bias
-    return replace(request, bias=bias, positions=None)
+    bias, rows = _along_diagonals(request, positions)
+    placed = replace(request, bias=bias, bias_rows=rows, positions=None)
+    if request.bias is None:
+        return placed
+    with np.errstate(all="ignore"):
+        return replace(placed, bias=request.bias + placed.own_bias, bias_rows=None)
 
 
 def turns_of(request: Request) -> tuple[Array, Array, Array, Array, bool] | None:
@@ -212,12 +213,17 @@ def given_positions(
 
 
 def _query_places(request: Request) -> Places:
-    """The positions of the queries: consecutive ones, (L,), or (…, L) if batch elements differ."""
+    """The positions of the queries: consecutive ones, or (L,), or (…, L)."""
     given = request.positions.query_positions if request.positions else None
     rows = request.shape[-2]
     if given is not None:
         return given if given.ndim == 1 else np.broadcast_to(given, (*request.lead, rows))
-    return _consecutive(_first(request), rows)
+    places = request.query_positions
+    if not places.size:
+        return range(rows)
+    first = int(places.flat[0])
+    consecutive = range(first, first + rows)
+    return consecutive if (places == np.asarray(consecutive)).all() else places
 
 
 def _key_places(request: Request) -> Places:
@@ -226,14 +232,6 @@ def _key_places(request: Request) -> Places:
     if given is not None:
         return given if given.ndim == 1 else np.broadcast_to(given, (*request.lead, rows))
     return range(rows)
-
-
-def _first(request: Request) -> Any:
-    """The position of the first query: one number, or (…) of them if batch elements differ."""
-    offset = request.offset
-    if offset.size == 1 or (offset.size and (offset == offset.flat[0]).all()):
-        return offset.item(0)
-    return offset
 
 
 def _consecutive(first: Any, rows: int) -> Places:
@@ -296,24 +294,29 @@ def _turn_in_numpy(
         second[...] = round_once(rotate(y, cosines, x, sines), array.dtype).astype(array.dtype)
 
 
-def _along_diagonals(request: Request, positions: Any) -> Array:
-    """What is added to each logit, (…, H, L, S): a view of H·(L + S − 1) numbers.
+def _along_diagonals(request: Request, positions: Any) -> tuple[Array, Array | None]:
+    """What is added to each logit, (…, H, P, S), and which of the P rows is that of each query.
 
-    It depends on the difference of positions alone, so that row i is row i − 1 moved by one.
+    It depends on the difference of positions alone: the row of a position is that of the position
+    before moved by one, so that all are a view of H·(P + S − 1) numbers. None: query i has row i.
     """
-    shape, dtype = request.shape, request.accumulator
-    heads, rows, keys = shape[-3:]
-    if not (rows and keys):
-        return np.broadcast_to(np.zeros((), dtype), shape)
-    first = _first(request)
+    dtype, places = request.accumulator, request.query_positions
+    heads, rows, keys = request.shape[-3:]
+    if 0 in (*places.shape, keys):
+        return np.broadcast_to(np.zeros((), dtype), request.shape), None
+    least = places.min(axis=-1)
+    taken = places - least[..., None]
+    span = int(taken.max()) + 1
     made = np.dtype(np.float64) if request.parts else dtype
     own, how = _own(positions, heads)
-    if isinstance(first, int):
-        numbers = _between(own, how, 1 - rows - first, keys - first, made)
+    if (least == least.flat[0]).all():
+        first = int(least.flat[0])
+        numbers = _between(own, how, 1 - span - first, keys - first, made)
     else:
-        ahead = np.arange(1 - rows, keys) - first[..., None, None]
+        ahead = np.arange(1 - span, keys) - least[..., None, None]
         numbers = np.ascontiguousarray(_numbers_of(own, how, ahead), made)
-    return spread(_view(numbers, rows, keys), shape)
+    bias = spread(_view(numbers, span, keys), (*request.lead, heads, span, keys))
+    return bias, None if (taken == np.arange(rows)).all() else taken
 
 
 def _own(positions: Any, heads: int) -> tuple[Array, tuple[Any, ...]]:

@@ -199,14 +199,14 @@ def _sights(part: Request) -> Iterator[tuple[tuple[int, ...], Array, Array]]:
             at = (*batch, head)
             visible = np.ones((rows, keys), np.bool_)
             if rules is not None:
-                where = Block(part.shape, batch, head, np.arange(rows), int(part.offset[batch]))
+                where = Block(part.shape, batch, head, np.arange(rows), part.query_positions)
                 visible = np.broadcast_to(rules.block(where), visible.shape)
             group = (*batch, head // (heads // groups))
             with np.errstate(all="ignore"):
                 longest = _largest(visible, _lengths(part.key[group]))
                 size = abs(scale) * _lengths(part.query[at]) * longest
-                if part.bias is not None:
-                    bias = np.broadcast_to(part.bias, part.shape)[at].astype(np.float64)
+                if part.own_bias is not None:
+                    bias = part.own_bias[at].astype(np.float64)
                     size = size + _largest(visible, np.abs(bias))
                 if part.sink is not None:
                     size = size + abs(float(part.sink[at]))

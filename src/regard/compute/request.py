@@ -18,7 +18,6 @@ from regard.boundary.arguments import (
     as_flag,
     as_int,
     as_number,
-    as_offset,
     check_broadcast,
     result_dtype,
     spread,
@@ -26,7 +25,14 @@ from regard.boundary.arguments import (
 from regard.boundary.arrays import Array
 from regard.boundary.cached import cached_property
 from regard.compute.results import OutputLse, OutputWeights, OutputWeightsLse
-from regard.compute.visibility import AllowedByBias, Mask, all_of, as_mask, rows_of
+from regard.compute.visibility import (
+    AllowedByBias,
+    Mask,
+    all_of,
+    as_mask,
+    query_positions,
+    rows_of,
+)
 from regard.errors import DtypeError, OptionError, Setting, ShapeError, safe_text
 from regard.masks import Causal, Window
 from regard.normalizers import Normalizer, as_normalizer
@@ -53,7 +59,7 @@ class Request:
     value: Array
     mask: Mask | None
     bias: Array | None
-    offset: NDArray[np.int64]  # one per batch element, shaped like the leading axes
+    query_positions: NDArray[np.int64]  # (…, L): where each query is; key j is at j
     scale: float | None  # None: 1/√D
     softcap: float | None
     sink: Array | None  # (…, H)
@@ -69,6 +75,7 @@ class Request:
     score: Score | None = None  # None: the dot product
     normalize: Normalizer | None = None  # None: the softmax
     positions: Positions | None = None
+    bias_rows: NDArray[np.int64] | None = None  # (…, L): each query's row of bias; None: row i
 
     @property
     def parts(self) -> tuple[Score | Normalizer, ...]:
@@ -111,22 +118,32 @@ class Request:
         """The dtype of lse: float32 for half types, else the result's."""
         return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
 
+    @cached_property
+    def own_bias(self) -> Array | None:
+        """The bias (…, H, L, S), each query's own row."""
+        if self.bias is None or self.bias_rows is None:
+            return self.bias if self.bias is None else spread(self.bias, self.shape)
+        rows = spread(self.bias_rows, (*self.lead, self.shape[-2]))[..., None, :, None]
+        return np.take_along_axis(self.bias, rows, axis=-2)
+
     @cached_property  # reading the whole bias takes long, and not every kernel needs it
     def rules(self) -> Mask | None:
         """Every rule that may hide a key, −inf in the bias included."""
         if self.bias is None or not (self.bias == -np.inf).any():
             return self.mask
-        allowed = AllowedByBias(self.bias)
+        allowed = AllowedByBias(self.own_bias)
         return allowed if self.mask is None else self.mask & allowed
 
     def of_rows(self, rows: slice) -> Request:
         """The same call for some rows, from `start` to `stop`, each at its own position."""
+        own = self.bias_rows
         return replace(
             self,
             query=self.query[..., rows, :],
             mask=None if self.mask is None else self.mask.of_rows(rows),
-            bias=None if self.bias is None else rows_of(self.bias, rows),
-            offset=self.offset + rows.start,
+            bias=self.bias if self.bias is None or own is not None else rows_of(self.bias, rows),
+            bias_rows=None if own is None else own[..., rows],
+            query_positions=self.query_positions[..., rows],
         )
 
     def with_floats(self) -> Request:
@@ -367,7 +384,7 @@ def check_options(
     return {
         "mask": rules,
         "bias": bias,
-        "offset": _position(offset, rules, positions, shape),
+        "query_positions": _positions(offset, rules, positions, shape),
         "positions": positions,
         "scale": None if scale is None else _scale(scale),
         "softcap": None if softcap is None else _softcap(softcap),
@@ -423,10 +440,10 @@ def check_window(window: Any) -> Window:
     return Window(*window)
 
 
-def _position(
+def _positions(
     offset: Any, rules: Mask | None, positions: Positions | None, shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    *lead, _, queries, keys = shape
+    queries, keys = shape[-2:]
     what = "causal and window compare" if rules is not None and rules.uses_position else ""
     if not what and positions is not None and positions.query_positions is None:
         what = f"positions={type(positions).__name__} compares"
@@ -438,7 +455,7 @@ def _position(
             Setting("offset", "end"),
             " (the last query with the last key)",
         )
-    return as_offset(0 if offset is None else offset, queries, keys, tuple(lead))
+    return query_positions(offset, rules, shape, used=bool(what))
 
 
 def _scale(scale: Any) -> float:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from regard.boundary.arguments import as_int, as_offset, check_broadcast, read_array
+from regard.boundary.arguments import as_int, as_offset, check_broadcast, read_array, spread
 from regard.boundary.arrays import belongs_to
-from regard.errors import DtypeError, ShapeError, safe_text
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,12 +38,39 @@ class Block(NamedTuple):
     batch: tuple[int, ...]  # index into the leading axes
     head: int
     rows: Ints  # the queries asked for
-    offset: int  # query i is at position i + offset
+    query_positions: Ints  # (…, L) of the whole call
 
     @property
     def positions(self) -> Ints:
         """The position of each row, as a column."""
-        return (self.rows + self.offset)[:, None]
+        return np.asarray(self.query_positions[self.batch][self.rows])[:, None]
+
+
+class Placed(NamedTuple):
+    """An `offset` of which positions were made already: that of each query, (…, L)."""
+
+    query_positions: Ints
+
+
+class Texts(NamedTuple):
+    """The text of each query: rows `first` to `last` − 1, which read keys `low` to `high` − 1.
+
+    Each array broadcasts to (…, L).
+    """
+
+    first: Ints
+    last: Ints
+    low: Ints
+    high: Ints
+
+    def within(self, other: Texts) -> Texts:
+        """The rows and keys that both have."""
+        return Texts(
+            np.maximum(self.first, other.first),
+            np.minimum(self.last, other.last),
+            np.maximum(self.low, other.low),
+            np.minimum(self.high, other.high),
+        )
 
 
 class Verdict(NamedTuple):
@@ -85,6 +112,19 @@ class Mask:
         """Whether the rule compares positions, so that the call's offset matters."""
         return False
 
+    @property
+    def has_segments(self) -> bool:
+        """Whether it holds texts apart, so that an offset counts within each."""
+        return False
+
+    def texts(self, shape: tuple[int, ...]) -> Texts:
+        """The text of each query in a call of scores (…, H, L, S): all rows and keys.
+
+        A rule that packs several texts into one row, or cuts a text short, says so here.
+        """
+        start, queries, keys = map(np.asarray, (0, *shape[-2:]))
+        return Texts(start, queries, start, keys)
+
     def check(self, shape: tuple[int, ...], ndim: int) -> None:
         """Raise unless the rule fits a call of scores (…, H, L, S), shown with `ndim` axes."""
 
@@ -102,22 +142,24 @@ class Mask:
         return "visible" if visible else "hidden"
 
     def of_rows(self, rows: slice) -> Mask:
-        """The rule for a contiguous slice of the rows; the caller shifts the offset."""
+        """The rule for a contiguous slice of the rows."""
         return self
 
     def natural_shape(self, queries: int, keys: int) -> tuple[int, ...]:
         """The smallest shape that shows the whole rule."""
         return (queries, keys)
 
-    def visible(self, queries: int, keys: int, *, offset: int | Literal["end"] = 0) -> Bools:
+    def visible(
+        self, queries: int, keys: int, *, offset: Ints | int | Literal["end"] | None = None
+    ) -> Bools:
         """The rule as an array, True where query i may see key j: (…, L, S).
 
         Parameters
         ----------
         queries, keys : int
             How many there are: L and S.
-        offset : int or "end"
-            Query i is at position i + offset; "end" is S − L.
+        offset : int, (…) ints or "end", optional
+            As for `attention`. None: query i is at position i.
 
         Returns
         -------
@@ -137,9 +179,6 @@ class Mask:
                [1, 1, 1]])
         """
         queries, keys = as_int("queries", queries, 0), as_int("keys", keys, 0)
-        if not (isinstance(offset, str) and offset == "end"):
-            offset = as_int("offset", offset, otherwise=' or "end"')
-        position = int(as_offset(offset, queries, keys, ()))
         try:
             shape = self.natural_shape(queries, keys)
         except ValueError:
@@ -150,9 +189,10 @@ class Mask:
             )
         full = (1,) * max(0, 3 - len(shape)) + shape
         self.check(full, len(full))
+        positions = query_positions(offset, self, full, used=self.uses_position)
         cells = np.empty(full, dtype=np.bool_)
         for *batch, head in np.ndindex(*full[:-2]):
-            at = Block(full, tuple(batch), head, np.arange(queries), position)
+            at = Block(full, tuple(batch), head, np.arange(queries), positions)
             cells[(*batch, head)] = self.block(at)
         return cells.reshape(shape)
 
@@ -239,6 +279,26 @@ class Boolean(Mask):
         return f"{safe_text(self.name, 80)} is {visible} here"
 
 
+def query_positions(offset: Any, rules: Mask | None, shape: tuple[int, ...], *, used: bool) -> Ints:
+    """The position of each query, (…, L), in a call of scores (…, H, L, S); key j is at j.
+
+    With an offset of 0 the first query of a text is at its first key, with "end" the last at its
+    last, and a number is added to what 0 gives. None, or where positions are not `used`: query i
+    is at i.
+    """
+    *lead, _, queries, _ = shape
+    if isinstance(offset, Placed):
+        return spread(offset.query_positions, (*lead, queries))
+    rows = np.arange(queries)
+    at_end = isinstance(offset, str) and offset == "end"
+    added = as_offset(0 if offset is None or at_end else offset, tuple(lead))[..., None]
+    if offset is None or not used:
+        return spread(rows, (*lead, queries))
+    text = (Mask() if rules is None else rules).texts(shape)
+    first = text.high - text.last if at_end else text.low - text.first
+    return np.asarray(spread(rows + first, (*lead, queries)) + added)
+
+
 class LeftOut(Boolean):
     """The mask that `Explanation.without` adds."""
 
@@ -303,6 +363,19 @@ class Combined(Mask):
     def uses_position(self) -> bool:
         return any(part.uses_position for part in self.parts)
 
+    @property
+    def has_segments(self) -> bool:
+        return any(part.has_segments for part in self.parts)
+
+    def texts(self, shape: tuple[int, ...]) -> Texts:
+        if self.has_segments:
+            raise OptionError(
+                f"offset counts within each text, but segments in {safe_text(_spelled(self), 80)} "
+                "are no condition by themselves; join them to the other rules with &, or leave "
+                "offset out where L = S"
+            )
+        return super().texts(shape)
+
     def of_rows(self, rows: slice) -> Mask:
         return replace(self, parts=tuple(part.of_rows(rows) for part in self.parts))
 
@@ -327,6 +400,9 @@ class All(Combined):
 
     name, sign, meaning = "all of", " & ", "every rule must agree"
     operation = staticmethod(and_)
+
+    def texts(self, shape: tuple[int, ...]) -> Texts:
+        return reduce(Texts.within, (part.texts(shape) for part in self.parts))
 
 
 class AnyOf(Combined):

@@ -51,7 +51,7 @@ class Values(Protocol):
     lead: tuple[int, ...]
     inputs: Mapping[str, Array]
     rules: Mask | None
-    offset: NDArray[np.int64]
+    query_positions: NDArray[np.int64]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a step's whole value."""
@@ -449,7 +449,7 @@ def verdict(source: Values, batch: tuple[int, ...], head: int, row: int, key: in
     sizes = source.sizes
     shape = (*source.lead, sizes.get("H", 1), sizes.get("L", 1), sizes["S"])
     assert source.rules is not None
-    at = Block(shape, batch, head, np.array([row]), int(source.offset[batch]))
+    at = Block(shape, batch, head, np.array([row]), source.query_positions)
     return source.rules.verdict(at, key)
 
 

@@ -21,6 +21,7 @@ from calls import (
     on_path,
     run,
 )
+from regard.compute.visibility import Placed
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 
 pytestmark = pytest.mark.needs("fused")
@@ -85,7 +86,7 @@ class Draw:
     def segments(self) -> tuple[Mask, np.ndarray]:
         batch, _, length, size = self.shape
         lead = (batch,) if self.draw(st.booleans()) else ()
-        ids, others = (self.rng.integers(-1, 3, (*lead, n)) for n in (length, size))
+        ids, others = (self.rng.integers(0, 4, (*lead, n)) for n in (length, size))
         wide = [np.broadcast_to(x, (batch, x.shape[-1])) for x in (ids, others)]
         cells = wide[0][:, None, :, None] == wide[1][:, None, None, :]
         return Segments(ids, others), self.wide(cells)
@@ -100,6 +101,11 @@ def masked(draw: Any) -> tuple[tuple[int, ...], Mask, np.ndarray, int]:
     return shape, rule, seen, one.offset
 
 
+def placed(length: int, offset: int) -> Placed:
+    """Query i at i + offset whatever the rules are: an offset would count within each segment."""
+    return Placed(np.arange(length) + offset)
+
+
 @every_target
 @settings(max_examples=EXAMPLES)
 @given(masked())
@@ -109,12 +115,12 @@ def test_a_tree_of_rules_has_the_bytes_of_the_mask_that_it_means(target, case):
     batch, heads, length, size = shape
     q, k, v = inputs((batch, heads, length, 8), (batch, 1, size, 8), (batch, 1, size, 5))
     with on_path(f"fused:{target}") as kernel:
-        by_rule = run(kernel, q, k, v, mask=rule, offset=offset)
+        by_rule = run(kernel, q, k, v, mask=rule, offset=placed(length, offset))
         by_cells = run(kernel, q, k, v, mask=seen)
     assert_same_result(by_rule, by_cells)
     np.testing.assert_array_equal(by_rule.weights[~seen], 0.0)
     np.testing.assert_array_equal(np.isneginf(by_rule.lse), ~seen.any(axis=-1))
-    by_reference = run("reference", q, k, v, mask=rule, offset=offset)
+    by_reference = run("reference", q, k, v, mask=rule, offset=placed(length, offset))
     np.testing.assert_array_equal(np.isneginf(by_reference.lse), ~seen.any(axis=-1))
     np.testing.assert_allclose(by_rule.weights, by_reference.weights, atol=ATOL_OF_WEIGHTS)
 
@@ -129,11 +135,11 @@ def test_no_byte_depends_on_what_a_tree_of_rules_hides(target, case, poison):
     (batch, heads, length, size), rule, seen, offset = case
     q, k, v = inputs((batch, heads, length, 8), (batch, 1, size, 8), (batch, 1, size, 5))
     with on_path(f"fused:{target}") as kernel:
-        clean = run(kernel, q, k, v, mask=rule, offset=offset)
+        clean = run(kernel, q, k, v, mask=rule, offset=placed(length, offset))
         hidden = ~seen.any(axis=(1, 2))[:, np.newaxis]  # from every row
         k, v = k.copy(), v.copy()
         k[hidden], v[hidden] = poison, poison
-        assert_same_result(run(kernel, q, k, v, mask=rule, offset=offset), clean)
+        assert_same_result(run(kernel, q, k, v, mask=rule, offset=placed(length, offset)), clean)
 
 
 @every_target
@@ -142,13 +148,14 @@ def test_no_byte_depends_on_what_a_tree_of_rules_hides(target, case, poison):
 def test_options_and_rules_that_mean_the_same_have_the_same_bytes(target, case):
     (batch, heads, length, size), rule, seen, offset = case
     q, k, v = inputs((batch, heads, length, 8), (batch, 1, size, 8), (batch, 1, size, 5))
-    both = {"causal": True, "window": (size // 2, 1), "offset": offset}
+    both = {"causal": True, "window": (size // 2, 1), "offset": placed(length, offset)}
     i, j = np.arange(length)[:, None] + offset, np.arange(size)
     cells = seen & (j <= i) & (i - size // 2 <= j)
     with on_path(f"fused:{target}") as kernel:
         expected = run(kernel, q, k, v, mask=cells)
         by_options = run(kernel, q, k, v, mask=rule, **both)
-        by_rules = run(kernel, q, k, v, mask=Window(size // 2, 1) & rule & Causal(), offset=offset)
+        three = Window(size // 2, 1) & rule & Causal()
+        by_rules = run(kernel, q, k, v, mask=three, offset=both["offset"])
         by_bias = run(kernel, q, k, v, bias=np.where(cells, 0.0, -np.inf).astype(np.float32))
     assert_same_result(by_options, expected, "options")
     assert_same_result(by_rules, expected, "rules")

@@ -105,8 +105,9 @@ struct Call {
         q.shift = read_one<double>();
         q.sigmoid = q.shift == q.shift;
         for (Array* array : {&q.query, &q.key, &q.value, &q.bias}) *array = read_array(memory);
+        q.bias_rows = memory.numbers<int64_t>();
         q.sink = memory.numbers<double>();
-        q.offset = memory.numbers<int64_t>();
+        q.positions = memory.numbers<int64_t>();
         q.length = memory.numbers<int64_t>();
         program.resize(static_cast<size_t>(integer()));
         for (Node& node : program) {

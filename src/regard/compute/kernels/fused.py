@@ -149,7 +149,7 @@ class _Call:
         # A scale that float32 cannot hold well may meet scores that it cannot hold either.
         far = request.scale and not 1e-30 < abs(request.scale) < 1e30
         accumulator = np.dtype(np.float64) if wide or far else request.accumulator
-        bias, sink = request.bias, request.sink
+        bias, sink, bias_rows = request.bias, request.sink, request.bias_rows
         self.accumulator = accumulator
         self.arrays = [
             whole_rows(array)
@@ -158,10 +158,12 @@ class _Call:
             for array in (request.query, request.key, request.value)
         ]
         left, right, length, rules = _compile(request)
+        placed = request.mask is not None and request.mask.uses_position
         others = [
-            None if bias is None else spread(_readable(bias, accumulator), request.shape),
+            None if bias is None else _spread_bias(_readable(bias, accumulator), request),
+            None if bias_rows is None else np.ascontiguousarray(bias_rows),
             None if sink is None else np.ascontiguousarray(sink, dtype=np.float64),
-            np.ascontiguousarray(request.offset),
+            np.ascontiguousarray(request.query_positions) if placed else None,
             length,
         ]
         self.read = [*self.arrays, *others, *(array for rule in rules for array in rule[1:3])]
@@ -178,6 +180,12 @@ class _Call:
                 native.usable_target(),
             ),
         )
+
+
+def _spread_bias(bias: Array, request: Request) -> Array:
+    """The bias with all axes, and all of its rows where queries choose among them."""
+    rows = request.shape[-2] if request.bias_rows is None else bias.shape[-2]
+    return spread(bias, (*request.shape[:-2], rows, request.shape[-1]))
 
 
 # exp(x − lse) is off by as much as lse is rounded: here by 1e-8 of itself.

@@ -62,7 +62,7 @@ const ROWS_HELD = 64;
 // head)` those that are already computed, or null; `rules` says which keys are hidden.
 export class Run {
   constructor(
-    { steps, sizes, letters, operations = {}, rules = null, offset = 0, batch = [], ids = [] },
+    { steps, sizes, letters, operations = {}, rules = null, positions = 0, batch = [], ids = [] },
     given,
     known = () => null,
   ) {
@@ -81,7 +81,8 @@ export class Run {
     this.given = given;
     this.known = known;
     this.rules = rules;
-    this.place = { batch, offset };
+    this.batch = batch;
+    this.positions = positions; // of each query, or of the first if the others follow one by one
     this.blocks = new Map();
   }
 
@@ -320,11 +321,17 @@ export class Run {
   }
 
   verdict(head, query, key) {
-    return judge(this.rules, { ...this.place, head, query, key, run: this });
+    return judge(this.rules, this.placeOf(head, query, key));
   }
 
   // Which cells of given tables, turned, would show or hide this key.
   turns(head, query, key) {
-    return turnsOf(this.rules, { ...this.place, head, query, key, run: this });
+    return turnsOf(this.rules, this.placeOf(head, query, key));
+  }
+
+  placeOf(head, query, key) {
+    const { batch, positions } = this;
+    const position = typeof positions === "number" ? positions + query : positions[query];
+    return { batch, head, query, key, position, run: this };
   }
 }

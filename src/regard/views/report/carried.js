@@ -113,11 +113,11 @@ export class Carried {
       return key === null ? null : this.decode(own.known[name][key]);
     };
     const steps = ids.map((id) => this.declarations[id]);
-    const offset = own.offset[batch] ?? own.offset[0] ?? 0;
+    const positions = own.positions[batch] ?? own.positions[0] ?? 0;
     const { letters, operations } = this.content;
     const batches = unravel(batch, own.lead);
     return new Run(
-      { steps, sizes: own.sizes, letters, operations, rules, offset, batch: batches, ids },
+      { steps, sizes: own.sizes, letters, operations, rules, positions, batch: batches, ids },
       given,
       computed,
     );

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +39,9 @@ from regard.textbook.steps import LETTERS, Step
 from regard.views import story
 from regard.views.head_view import Head
 from regard.views.report.plan import Plan, pooled
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 from regard.views.report.summary import checks, countable, scale_words
 from regard.views.report.whatif import BITS, MASKED, Form, form_of, has_gradients, variants
 from regard.views.step_words import SPREAD, sentences
@@ -194,7 +198,7 @@ def _layer(data: Data, name: str, explanation: Trace, plan: Plan) -> dict[str, A
         "switches": list(form.switches),
         "variants": {bits: [places[k] for k in own] for bits, own in numbers.items()},
         "rules": None if own_rules is None else _rule(data, own_rules, explanation.source),
-        "offset": [int(number) for number in np.asarray(source.offset).reshape(-1)],
+        "positions": [_positions(one) for one in _rows(source.query_positions)],
         "given": parts(step for step in steps if step.op == "given"),
         "known": parts(s for s in steps if plan.small and s.op not in ("given", "visible")),
         "words": {
@@ -391,15 +395,26 @@ def _rule(data: Data, rule: Mask, source: Values) -> dict[str, Any]:
     shape = (*source.lead, *(source.sizes.get(axis, 1) for axis in "HLS"))
     cells = np.empty(shape, np.bool_)
     for *batch, head in np.ndindex(*shape[:-2]):
-        offset = int(source.offset[tuple(batch)])
-        at = Block(shape, tuple(batch), head, np.arange(shape[-2]), offset)
+        at = Block(shape, tuple(batch), head, np.arange(shape[-2]), source.query_positions)
         cells[(*batch, head)] = rule.block(at)
     return own | {"kind": "cells", "cells": whole(cells), "seen": "visible", "unseen": "hidden"}
+
+
+def _rows(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The positions of the queries of each batch element, (batch elements, L)."""
+    return positions.reshape(math.prod(positions.shape[:-1]), positions.shape[-1])
+
+
+def _positions(own: NDArray[np.int64]) -> int | list[int]:
+    """That of the first query, where those of the others follow one by one; else those of all."""
+    first = int(own[0]) if own.size else 0
+    consecutive = (own == first + np.arange(own.size)).all()
+    return first if consecutive else own.tolist()
 
 
 def _said(rule: Boolean) -> Iterator[tuple[bool, str]]:
     """What a table of yes and no says where it says yes, and where no."""
     for answer in (True, False):
         single = type(rule)(np.array([[[answer]]]), name=rule.name)
-        at = Block((1, 1, 1), (), 0, np.array([0]), 0)
+        at = Block((1, 1, 1), (), 0, np.array([0]), np.array([0]))
         yield answer, single.verdict(at, 0).detail

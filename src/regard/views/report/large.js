@@ -221,7 +221,7 @@ export function buildGallery() {
   const several = content.layers.length > 1 || pooled.some((count) => count > 1);
   if (!several || !pooled.some(Boolean)) return;
   const rows = content.layers.flatMap((own, number) => {
-    const batches = own.offset.length || 1;
+    const batches = own.positions.length || 1;
     return Array.from({ length: batches }, (_, batch) => {
       const name = [own.name, batches > 1 ? `batch ${batch}` : ""].filter(Boolean).join(" · ");
       const heads = Array.from({ length: own.sizes.H ?? 1 }, (_, head) =>

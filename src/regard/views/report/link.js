@@ -29,7 +29,7 @@ export function recall() {
     return Number.isInteger(number) && number >= 0 && number < most ? number : 0;
   };
   state.layer = whole("layer", content.layers.length);
-  state.batch = whole("batch", Math.max(1, layer().offset.length));
+  state.batch = whole("batch", Math.max(1, layer().positions.length));
   state.head = whole("head", layer().sizes.H ?? 1);
   state.digits = (query.has("digits") && whole("digits", 18)) || content.digits;
   state.switches = new Set(

@@ -268,7 +268,7 @@ class _Ready:
     def __init__(self, source: Values, steps: tuple[Step, ...]) -> None:
         self.steps = {step.name: step for step in steps}
         self.sizes, self.lead, self.inputs = source.sizes, source.lead, source.inputs
-        self.rules, self.offset = source.rules, source.offset
+        self.rules, self.query_positions = source.rules, source.query_positions
         self.shape, self.value = source.shape, source.value
         self.row, self.block, self.row_blocks = source.row, source.block, source.row_blocks
 

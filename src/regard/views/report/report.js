@@ -188,7 +188,7 @@ function choose(place) {
   Object.assign(state, place);
   const own = layer();
   state.head = Math.min(state.head, (own.sizes.H ?? 1) - 1);
-  state.batch = Math.min(state.batch, Math.max(0, own.offset.length - 1));
+  state.batch = Math.min(state.batch, Math.max(0, own.positions.length - 1));
   for (const name of state.switches) if (!own.switches.includes(name)) state.switches.delete(name);
   refresh();
   state.cell = state.cell && inThisHead(state.cell);

@@ -1,11 +1,10 @@
 // Which keys are hidden, and by which rule: the same answers, in the same words, as regard/masks.py.
 // Must not know numbers or the page.
 
-// What one rule says about one query and one key, as regard/masks.py does; the cells of the tables in
-// `place.turned` are taken for their opposite.
+// What one rule says about one query, which is at `place.position`, and one key, as regard/masks.py
+// does; the cells of the tables in `place.turned` are taken for their opposite.
 export function judge(rule, place) {
-  const { query, key, offset } = place;
-  const own = query + offset;
+  const { query, key, position: own } = place;
   const say = (visible, detail, parts = []) => ({ rule: rule.name, visible, detail, parts });
   const parts = rule.parts?.map((part) => judge(part, place));
   switch (rule.kind) {

@@ -109,7 +109,7 @@ template <class T>
 static bool add_to_bias(const Backward& w, const Row& row, int64_t k0, KeyRange keys,
                         const T* grads) {
     constexpr int W = kLanes<T>;
-    char* to = const_cast<char*>(w.d_bias.at(row.b, row.h, row.i)) + k0 * w.d_bias.column;
+    char* to = const_cast<char*>(bias_at(w.q, w.d_bias, row)) + k0 * w.d_bias.column;
     int64_t j = keys.low;
     Vec<T> rest = {};
     for (; w.d_bias.column == int64_t(sizeof(T)) && j + W <= keys.high; j += W) {
@@ -313,8 +313,7 @@ template <class T> static void gradient_block(BackwardWork<T>& k, RowBlock<T>& t
             Ahead ahead[kTile] = {};
             for (int64_t i = 0; beside.column == size_of(beside.kind) && i < height; i++) {
                 const Row& row = k.s.row[r + i];
-                ahead[i] = {beside.at(row.b, row.h, row.i) + k.chunk.k0 * beside.column,
-                            beside.column};
+                ahead[i] = {bias_at(k.q, beside, row) + k.chunk.k0 * beside.column, beside.column};
             }
             by_height(height, [&](int64_t at, auto tall) {
                 scores<T, decltype(tall)::value, N>(rows.at + (r + at) * rows.stride, rows.stride,

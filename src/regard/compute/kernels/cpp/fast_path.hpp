@@ -187,12 +187,10 @@ PyObject* fast_path(PyObject*, PyObject* const* args, Py_ssize_t count) {
         constexpr int64_t kSmallBatch = 32;
         int64_t small[4 * kSmallBatch];
         std::vector<int64_t> large(q.B > kSmallBatch ? size_t(4 * q.B) : 0);
-        // In bytes; the last are positions.
         int64_t* offsets = large.empty() ? small : large.data();
         Array* const places[3] = {&q.query, &q.key, &q.value};
         for (int n = 0; n < 3; n++, offsets += q.B) describe(arrays[n], *places[n], offsets, q.B);
         std::fill_n(offsets, q.B, 0);
-        q.offset = offsets;
         if (placed.bias) describe(placed.bias, q.bias, offsets, 1);  // that of all batch elements
         Turns turns{};
         if (placed.cosines)

@@ -77,17 +77,19 @@ void read_program(Call& call, const nb::list& rules) {
 // The arguments of a call up to `rules`, and its numbers; `sigmoid` is added before a sigmoid makes
 // weights of logits, NaN for a softmax.
 void read_call(Call& call, const nb::object& query, const nb::object& key, const nb::object& value,
-               const nb::object& bias, const nb::object& sink, const nb::object& offset,
-               const nb::object& length, int64_t left, int64_t right, const nb::list& rules,
-               double scale, double softcap, double sigmoid, bool wide, bool high) {
+               const nb::object& bias, const nb::object& bias_rows, const nb::object& sink,
+               const nb::object& positions, const nb::object& length, int64_t left, int64_t right,
+               const nb::list& rules, double scale, double softcap, double sigmoid, bool wide,
+               bool high) {
     Request& q = call.request;
     read_sizes(q, {array_of(query), array_of(key), array_of(value)});
     q.query = call.view(query);
     q.key = call.view(key);
     q.value = call.view(value);
     if (!bias.is_none()) q.bias = call.view(bias);
+    q.bias_rows = numbers<int64_t>(bias_rows);
     q.sink = numbers<double>(sink);
-    q.offset = numbers<int64_t>(offset);
+    q.positions = numbers<int64_t>(positions);
     q.length = numbers<int64_t>(length);
     q.left = left;
     q.right = right;
@@ -103,15 +105,15 @@ void read_call(Call& call, const nb::object& query, const nb::object& key, const
 // `turns` is (cosines, sines) of queries, then of keys, and whether pairs are side by side; or None.
 void run(const nb::object& query, const nb::object& key, const nb::object& value,
          const nb::object& output, const nb::object& weights, const nb::object& lse,
-         const nb::object& bias, const nb::object& sink, const nb::object& offset,
-         const nb::object& length, int64_t left, int64_t right, const nb::list& rules, double scale,
-         double softcap, double sigmoid, bool wide, bool high, int threads,
-         const std::string& target, const nb::object& turns) {
+         const nb::object& bias, const nb::object& bias_rows, const nb::object& sink,
+         const nb::object& positions, const nb::object& length, int64_t left, int64_t right,
+         const nb::list& rules, double scale, double softcap, double sigmoid, bool wide, bool high,
+         int threads, const std::string& target, const nb::object& turns) {
     const DefaultArithmetic arithmetic;
     Call call;
     Request& q = call.request;
-    read_call(call, query, key, value, bias, sink, offset, length, left, right, rules, scale,
-              softcap, sigmoid, wide, high);
+    read_call(call, query, key, value, bias, bias_rows, sink, positions, length, left, right, rules,
+              scale, softcap, sigmoid, wide, high);
     q.output = numbers<char>(output);
     q.kind = kind_of(array_of(output));
     q.weights = numbers<char>(weights);
@@ -141,14 +143,15 @@ void run(const nb::object& query, const nb::object& key, const nb::object& value
 void run_part(const nb::object& query, const nb::object& key, const nb::object& value,
               const nb::object& before, const nb::object& after, const nb::object& output,
               const nb::object& lse, const nb::object& again, const nb::object& bias,
-              const nb::object& sink, const nb::object& offset, const nb::object& length,
-              int64_t left, int64_t right, const nb::list& rules, double scale, double softcap,
-              double sigmoid, bool wide, bool high, int threads, const std::string& target) {
+              const nb::object& bias_rows, const nb::object& sink, const nb::object& positions,
+              const nb::object& length, int64_t left, int64_t right, const nb::list& rules,
+              double scale, double softcap, double sigmoid, bool wide, bool high, int threads,
+              const std::string& target) {
     const DefaultArithmetic arithmetic;
     Call call;
     Request& q = call.request;
-    read_call(call, query, key, value, bias, sink, offset, length, left, right, rules, scale,
-              softcap, sigmoid, wide, high);
+    read_call(call, query, key, value, bias, bias_rows, sink, positions, length, left, right, rules,
+              scale, softcap, sigmoid, wide, high);
     q.before = numbers<char>(before);
     q.before_count = PyArray_DIM(array_of(before), 0);
     q.after = numbers<char>(after);
@@ -175,14 +178,14 @@ void run_backward(const nb::object& query, const nb::object& key, const nb::obje
                   const nb::object& d_value, const nb::object& d_bias, const nb::object& d_scale,
                   const nb::object& d_sink, const nb::object& beyond, const nb::object& checks,
                   const nb::object& longest, const nb::object& heads, bool shared,
-                  const nb::object& bias, const nb::object& sink, const nb::object& offset,
-                  const nb::object& length, int64_t left, int64_t right, const nb::list& rules,
-                  double scale, double softcap, double sigmoid, bool wide, bool high, int threads,
-                  const std::string& target) {
+                  const nb::object& bias, const nb::object& bias_rows, const nb::object& sink,
+                  const nb::object& positions, const nb::object& length, int64_t left,
+                  int64_t right, const nb::list& rules, double scale, double softcap,
+                  double sigmoid, bool wide, bool high, int threads, const std::string& target) {
     const DefaultArithmetic arithmetic;
     Call call;
-    read_call(call, query, key, value, bias, sink, offset, length, left, right, rules, scale,
-              softcap, sigmoid, wide, high);
+    read_call(call, query, key, value, bias, bias_rows, sink, positions, length, left, right, rules,
+              scale, softcap, sigmoid, wide, high);
     Backward w{};
     w.output = call.view(output);
     w.grad_output = call.view(grad_output);
@@ -268,20 +271,22 @@ NB_MODULE(_fused, module) {
     pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
     const auto optional = [](const char* name) { return nb::arg(name).none(); };
     module.def("run", &run, "query"_a, "key"_a, "value"_a, "output"_a, optional("weights"),
-               optional("lse"), optional("bias"), optional("sink"), "offset"_a, optional("length"),
-               "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "sigmoid"_a, "wide"_a,
-               "high"_a, "threads"_a, "target"_a, optional("turns"));
+               optional("lse"), optional("bias"), optional("bias_rows"), optional("sink"),
+               optional("positions"), optional("length"), "left"_a, "right"_a, "rules"_a, "scale"_a,
+               "softcap"_a, "sigmoid"_a, "wide"_a, "high"_a, "threads"_a, "target"_a,
+               optional("turns"));
     module.def("run_part", &run_part, "query"_a, "key"_a, "value"_a, "before"_a, optional("after"),
-               "output"_a, optional("lse"), optional("again"), optional("bias"), optional("sink"),
-               "offset"_a, optional("length"), "left"_a, "right"_a, "rules"_a, "scale"_a,
-               "softcap"_a, "sigmoid"_a, "wide"_a, "high"_a, "threads"_a, "target"_a);
+               "output"_a, optional("lse"), optional("again"), optional("bias"),
+               optional("bias_rows"), optional("sink"), optional("positions"), optional("length"),
+               "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "sigmoid"_a, "wide"_a,
+               "high"_a, "threads"_a, "target"_a);
     module.def("run_backward", &run_backward, "query"_a, "key"_a, "value"_a, "output"_a,
                "grad_output"_a, "lse"_a, optional("grad_lse"), optional("d_query"),
                optional("d_key"), optional("d_value"), optional("d_bias"), optional("d_scale"),
                optional("d_sink"), "beyond"_a, optional("checks"), optional("longest"), "heads"_a,
-               "shared"_a, optional("bias"), optional("sink"), "offset"_a, optional("length"),
-               "left"_a, "right"_a, "rules"_a, "scale"_a, "softcap"_a, "sigmoid"_a, "wide"_a,
-               "high"_a, "threads"_a, "target"_a);
+               "shared"_a, optional("bias"), optional("bias_rows"), optional("sink"),
+               optional("positions"), optional("length"), "left"_a, "right"_a, "rules"_a, "scale"_a,
+               "softcap"_a, "sigmoid"_a, "wide"_a, "high"_a, "threads"_a, "target"_a);
     module.def("use", &use);
     for (PyMethodDef* method : {&fast_path_method<false>, &fast_path_method<true>})
         module.attr(method->ml_name) = nb::steal(PyCFunction_New(method, nullptr));

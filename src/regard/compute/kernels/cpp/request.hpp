@@ -50,10 +50,11 @@ struct Request {
     int64_t B, H, G, L, S, D, E;
     Array query, key, value;
     Array bias;                // data == nullptr: none
+    const int64_t* bias_rows;  // (B, L): each query's row of the bias; nullptr: row i
     const double* sink;        // (B, H) or nullptr
-    const int64_t* offset;     // (B)
+    const int64_t* positions;  // (B, L) of the queries; nullptr: query i is at i
     const int64_t* length;     // keys j < length[b] only; (B) or nullptr
-    int64_t left, right;       // j >= i + offset - left, j <= i + offset + right; -1: unbounded
+    int64_t left, right;       // j >= position - left, j <= position + right; -1: unbounded
     const Node* program;       // further rules, in postfix order; nullptr: none
     int32_t program_size;
     int32_t program_depth;     // the most values on its stack

@@ -32,7 +32,7 @@ template <class T> struct Operands {
 template <class T>
 REGARD_INLINE const T* bias_of(const Request& q, const Row& row, const Chunk& chunk, T* room) {
     if (!q.bias.data) return nullptr;
-    const char* from = q.bias.at(row.b, row.h, row.i) + chunk.k0 * q.bias.column;
+    const char* from = bias_at(q, q.bias, row) + chunk.k0 * q.bias.column;
     if (chunk.n % kPanel<T> == 0 && in_place<T>(q.bias, chunk.n)) return (const T*)from;
     load_bias(room, from, q.bias.column, q.bias.kind, chunk.n);
     return room;
@@ -52,7 +52,7 @@ REGARD_INLINE void bias_ahead(const Work<T>& w, const Tile& t, Ahead (&ahead)[kT
     const bool beside = q.bias.data && q.bias.column == size_of(q.bias.kind);
     for (int64_t r = 0; r < t.height; r++) {
         const Row& row = w.s.row[t.row + r];
-        ahead[r] = {beside ? q.bias.at(row.b, row.h, row.i) + t.chunk.k0 * q.bias.column : nullptr,
+        ahead[r] = {beside ? bias_at(q, q.bias, row) + t.chunk.k0 * q.bias.column : nullptr,
                     q.bias.column};
     }
 }

@@ -22,8 +22,17 @@ struct Row {
     int64_t low, high;  // the keys that causal, window and lengths leave
 };
 
+REGARD_INLINE int64_t position_of(const Request& q, int64_t b, int64_t i) {
+    return q.positions ? q.positions[b * q.L + i] : i;
+}
+
+// A row's numbers in a bias, or in its gradient.
+REGARD_INLINE const char* bias_at(const Request& q, const Array& bias, const Row& row) {
+    return bias.at(row.b, row.h, q.bias_rows ? q.bias_rows[row.b * q.L + row.i] : row.i);
+}
+
 REGARD_INLINE Row row_of(const Request& q, int64_t b, int64_t h, int64_t i) {
-    const KeyRange range = window_range(i + q.offset[b], q.left, q.right);
+    const KeyRange range = window_range(position_of(q, b, i), q.left, q.right);
     const int64_t high = smaller_of(range.high, q.length ? smaller_of(q.S, q.length[b]) : q.S);
     if (range.low >= high) return {b, h, i, 0, 0};
     return {b, h, i, range.low, high};
@@ -90,7 +99,8 @@ static void ask_program(const Request& q, const Row& row, int64_t k0, int64_t n,
                 break;
             }
             case Rule::window: {
-                const KeyRange range = window_range(row.i + q.offset[row.b], node.left, node.right);
+                const int64_t position = position_of(q, row.b, row.i);
+                const KeyRange range = window_range(position, node.left, node.right);
                 push([=](int64_t j) { return k0 + j >= range.low && k0 + j < range.high; });
                 break;
             }
@@ -197,7 +207,7 @@ template <class F> static void for_visible(const Request& q, const Row& row, uin
         const int64_t n = smaller_of(kChunk, q.S - k0);
         if (q.program) ask_program(q, row, k0, n, stack);
         if (q.bias.data)
-            load_bias(bias, q.bias.at(row.b, row.h, row.i) + k0 * q.bias.column, q.bias.column,
+            load_bias(bias, bias_at(q, q.bias, row) + k0 * q.bias.column, q.bias.column,
                       q.bias.kind, n);
         const Seen<double> seen = {row.low - k0, smaller_of(row.high - k0, n),
                                    q.program ? stack : nullptr, q.bias.data ? bias : nullptr};
