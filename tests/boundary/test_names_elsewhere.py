@@ -41,6 +41,20 @@ def refusal(call) -> str:
         ({"local_window_size": 4}, "pass window=(4, 4); a single n is window=(n, n)"),
         ({"logits_soft_cap": 30.0}, "logits_soft_cap: pass softcap=30.0"),
         ({"key_value_seq_lengths": X}, "pass mask=regard.masks.Lengths(key_value_seq_lengths)"),
+        (
+            {"window_left": 3},
+            'window_left: pass window=(3, None), None instead of -1, with offset="end"',
+        ),
+        (
+            {"cu_seqlens_q": X},
+            "cu_seqlens_q: pass mask=regard.masks.Segments.from_lengths(np.diff(cu_seqlens_q), "
+            'np.diff(cu_seqlens_k)); with causal, a window or ALiBi also offset="end"',
+        ),
+        (
+            {"cache_seqlens": X},
+            "cache_seqlens: pass mask=regard.masks.Lengths(cache_seqlens), the lengths after "
+            'appending; with causal, a window or ALiBi also offset="end"',
+        ),
         ({"enable_gqa": True}, "enable_gqa: leave it out: H query heads read G key heads"),
         ({"num_heads": 2}, "num_heads: leave it out: heads are an axis"),
         ({"key_padding_mask": X}, "pass mask=~key_padding_mask, because True"),

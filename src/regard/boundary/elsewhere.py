@@ -15,17 +15,29 @@ from typing import Any
 
 from regard.errors import safe_text
 
-CAUSAL = "`causal={}`, with `offset=0` where L ≠ S"
+
+def _placed(text: str, offset: str) -> tuple[str, str]:
+    """A text about positions, for a function that takes an offset and for one that does not."""
+    return f"{text}, with `offset={offset}` where L ≠ S", text
+
+
+CAUSAL = _placed("`causal={}`", "0")
 MASK_OR_BIAS = "`mask={}` if it is boolean, True = attend; `bias={}` if it is added to the scores"
 NO_DROPOUT = "leave it out: there is no dropout"
 NO_CACHE = "leave it out: `regard.KVCache` keeps earlier keys and values"
+JOINED = NO_CACHE + "; if they are joined by hand, `offset=past_key.shape[2]`"
 GROUPED = "leave it out: H query heads read G key heads wherever H is a multiple of G"
 AXES = (
     "leave it out: heads are an axis; packed arrays go in as `x.reshape(B, L, H, D).swapaxes(1, 2)`"
 )
+SOFTCAP = "`softcap={}`; leave it out instead of 0"
 SHAPES = "leave it out: the shapes of the weights tell it"
 LENGTHS = "`mask=regard.masks.Lengths({})`"
-PACKED = "`mask=regard.masks.Segments(query, key)`, with the number of its text for each row"
+AT_THE_END = '; with causal, a window or ALiBi also `offset="end"`'
+PACKED = (
+    "`mask=regard.masks.Segments.from_lengths(np.diff(cu_seqlens_q), np.diff(cu_seqlens_k))`"
+    + AT_THE_END
+)
 STEPS = "leave it out: `regard.explain` gives the scores of every step"
 OUT_IS = "leave it out: results have the dtype of the inputs; convert those with `.astype`"
 
@@ -36,7 +48,7 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
     "torch.nn.functional.scaled_dot_product_attention": {
         "attn_mask": MASK_OR_BIAS,
         "dropout_p": NO_DROPOUT,
-        "is_causal": (CAUSAL, "`causal={}`"),
+        "is_causal": CAUSAL,
         "scale": "`scale={}`",
         "enable_gqa": GROUPED,
     },
@@ -52,17 +64,19 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
         "batch_first": "leave it out: arrays are batch first; others go in as `x.swapaxes(0, 1)`",
         "device": "leave it out: regard computes on the CPU",
         "dtype": OUT_IS,
-        "key_padding_mask": "`mask=~{}[:, None, None, :]`, because True = hidden there",
+        "key_padding_mask": "`mask=~{}[:, None, None, :]`, because True = hidden there;"
+        " `bias={}[:, None, None, :]` if it is added to the scores",
         "need_weights": "`return_weights={}`",
         "attn_mask": "`mask=~{}` if it is boolean, because True = hidden there; `bias={}` if it is"
         " added to the scores",
         "average_attn_weights": "leave it out: `return_weights=True` gives the weights of each"
         " head; their mean is `.weights.mean(axis=-3)`",
-        "is_causal": (CAUSAL, "`causal={}`"),
+        "is_causal": CAUSAL,
     },
     "torch.nn.attention.flex_attention": {
         "score_mod": "`bias=` with the array that it adds to the scores, or `softcap=`",
-        "block_mask": "`mask=` with rules of `regard.masks` or an array of booleans",
+        "block_mask": "`mask=` with an array of booleans, or rules of `regard.masks` and `offset=0`"
+        " where L ≠ S",
         "scale": "`scale={}`",
         "enable_gqa": GROUPED,
         "return_lse": "`return_lse={}`",
@@ -73,28 +87,28 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
         "bias": "`bias={}`",
         "mask": "`mask={}`",
         "scale": "`scale={}`",
-        "is_causal": (CAUSAL, "`causal={}`"),
+        "is_causal": CAUSAL,
         "query_seq_lengths": "leave it out, and ignore the rows of padding",
         "key_value_seq_lengths": LENGTHS,
-        "local_window_size": "`window={pair}`; a single n is `window=(n, n)`",
+        "local_window_size": _placed("`window={pair}`; a single n is `window=(n, n)`", "0"),
         "implementation": "leave it out; `kernel=` names a kernel of regard",
-        "return_residual": "`return_lse={}`",
+        "return_residual": "`return_lse={}`, (B, N, T) instead of (B, T, N)",
     },
     "ONNX Attention": {
         "Q": "`query={}`",
         "K": "`key={}`",
         "V": "`value={}`",
         "attn_mask": MASK_OR_BIAS,
-        "past_key": NO_CACHE,
-        "past_value": NO_CACHE,
-        "nonpad_kv_seqlen": LENGTHS + "; with causal also `offset={} - L`",
-        "is_causal": (CAUSAL, "`causal={}`"),
+        "past_key": JOINED,
+        "past_value": JOINED,
+        "nonpad_kv_seqlen": LENGTHS + '; with causal or a window also `offset="end"`',
+        "is_causal": CAUSAL,
         "scale": "`scale={}`",
-        "softcap": "`softcap={}`",
+        "softcap": SOFTCAP,
         "q_num_heads": ("`heads={}`", AXES),
         "kv_num_heads": ("`key_heads={}`", AXES),
-        "left_window_size": "`window=({}, …)`, None instead of -1",
-        "right_window_size": "`window=(…, {})`, None instead of -1",
+        "left_window_size": _placed("`window=({}, …)`, None instead of -1", "0"),
+        "right_window_size": _placed("`window=(…, {})`, None instead of -1", "0"),
         "qk_matmul_output_mode": STEPS + ", and `return_weights=True` the weights",
         "softmax_precision": 'leave it out; `precision="exact"` sums in float64',
     },
@@ -102,17 +116,21 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
         "dropout_p": NO_DROPOUT,
         "softmax_scale": "`scale={}`",
         "causal": '`causal={}, offset="end"`',
-        "window_size": "`window={pair}`, None instead of -1",
-        "softcap": "`softcap={}`; leave it out instead of 0",
-        "alibi_slopes": '`positions=regard.positions.Alibi({})`, with `offset="end"` where L ≠ S',
+        "window_size": _placed("`window={pair}`, None instead of -1", '"end"'),
+        "softcap": SOFTCAP,
+        "alibi_slopes": '`positions=regard.positions.Alibi({})`, with `offset="end"` where L ≠ S;'
+        " slopes of each text, (B, H), go in as `bias=`",
         "deterministic": "leave it out: results are always the same bytes",
-        "return_attn_probs": "`return_weights={}`",
+        "return_attn_probs": (
+            "`return_weights={}` and `return_lse={}`, which comes second there",
+            "`return_weights={}`",
+        ),
         "return_softmax_lse": "`return_lse={}`",
         "cu_seqlens_q": PACKED,
         "cu_seqlens_k": PACKED,
         "max_seqlen_q": "leave it out",
         "max_seqlen_k": "leave it out",
-        "cache_seqlens": LENGTHS,
+        "cache_seqlens": LENGTHS + ", the lengths after appending" + AT_THE_END,
         "block_table": NO_CACHE,
         "k_cache": NO_CACHE,
         "v_cache": NO_CACHE,
@@ -128,20 +146,24 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
     },
     "FlashInfer, Triton, MLX": {
         "sm_scale": "`scale={}`",
-        "logits_soft_cap": "`softcap={}`",
-        "window_left": "`window=({}, 0)`",
+        "logits_soft_cap": SOFTCAP,
+        "window_left": _placed("`window=({}, None)`, None instead of -1", '"end"'),
         "custom_mask": "`mask={}`",
         "sinks": "`sink={}`",
     },
     "Hugging Face transformers": {
         "attention_mask": "`mask=({} == 1)[:, None, None, :]` if it is a tokenizer's, 1 = attend;"
-        " `bias={}` if it has four axes and is added to the scores",
+        " with four axes `mask={}` if it is boolean, `bias={}` if it is added to the scores",
         "scaling": "`scale={}`",
         "dropout": NO_DROPOUT,
-        "sliding_window": "`window=({} - 1, 0)`, because it counts the query's own key",
+        "sliding_window": _placed(
+            "`window=({} - 1, 0)`, because it counts the query's own key, or `window=({}, {})` if"
+            " the model looks both ways",
+            '"end"',
+        ),
         "softcap": "`softcap={}`",
         "s_aux": "`sink={}`",
-        "position_bias": "`bias={}`",
+        "position_bias": "`bias={}`, with `scale=1` in T5, which does not scale",
         "output_attentions": "`return_weights={}`",
         "head_mask": "leave it out: multiply the output of each head",
         "past_key_values": NO_CACHE,
@@ -154,8 +176,8 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
     },
     "Keras": {
         "attention_mask": "`mask={}[:, None]`, (B, L, S) with an axis for heads",
-        "is_causal": (CAUSAL, "`causal={}`"),
-        "use_causal_mask": (CAUSAL, "`causal={}`"),
+        "is_causal": CAUSAL,
+        "use_causal_mask": CAUSAL,
         "return_attention_scores": "`return_weights={}`",
         "attn_logits_soft_cap": "`softcap={}`",
         "flash_attention": "leave it out",
@@ -165,11 +187,11 @@ ELSEWHERE: dict[str, dict[str, str | tuple[str, ...]]] = {
         "key_mask": "`mask={}[:, None, None, :]`",
         "key_dim": SHAPES,
         "value_dim": SHAPES,
-        "use_bias": "`b_q=`, `b_k=`, `b_v=` and `b_o=`, the arrays themselves",
+        "use_bias": "`b_q=`, `b_k=`, `b_v=` and `b_o=`, each array as `.ravel()`",
     },
     "softmax of PyTorch and SciPy": {
         "input": "`scores={}`",
-        "x": "`scores={}`",
+        "x": "`scores={}`; without an axis SciPy sums over all numbers: `scores={}.ravel()`",
         "dim": "`axis={}`",
         "dtype": OUT_IS,
     },
