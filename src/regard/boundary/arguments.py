@@ -126,6 +126,8 @@ def as_added(name: str, value: Any) -> Array:
 def as_integers(name: str, value: Any, wanted: str) -> NDArray[np.int64]:
     """An array of integers, one int included."""
     array = read_array(name, value, wanted)
+    if not array.size and not isinstance(value, np.ndarray):
+        array = array.astype(np.int64)  # an empty list is float64 to NumPy
     if array.dtype.kind not in "iu":
         counted = "; the number of True in each row is .sum(axis=-1)"
         hint = counted if array.dtype == np.bool_ and array.ndim else ""
