@@ -193,6 +193,13 @@ DESIGNED = {
     "batches": lambda: regard.explain(
         *BATCH, mask=Lengths([3, 2]), causal=True, offset=np.array([1, 0])
     ),
+    "packed texts": lambda: regard.explain(
+        *BATCH,
+        mask=Segments([[0, 0, 1], [1, 1, 1]], [[0, 1, 1], [0, 1, 1]]) & Lengths([3, 2]),
+        causal=True,
+        offset="end",
+        positions=regard.positions.Alibi(0.5),
+    ),
     "every rule": lambda: regard.explain(
         *(array[:, :3] for array in HEADS),
         mask=((Boolean(COINS[:, 1:]) | Segments([0, 1, 1])) & ~Lengths(1)) | (~Causal()),
