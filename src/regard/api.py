@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from regard.compute.results import Gradients, OutputLse, OutputWeights, OutputWeightsLse
     from regard.faces import Diagnosis, Explanation
+    from regard.problems.fields import PartsOptions
     from regard.problems.problem import Problem
 
 
@@ -584,6 +585,8 @@ def linear_attention(
 @overload
 def explain(query: Problem, **options: Unpack[ProblemOptions]) -> Explanation: ...
 @overload
+def explain(query: ArrayIn = ..., **options: Unpack[PartsOptions]) -> Explanation: ...
+@overload
 def explain(
     query: ArrayIn, key: ArrayIn, value: ArrayIn, **options: Unpack[LabelledOptions]
 ) -> Explanation: ...
@@ -607,7 +610,7 @@ def explain(
     ----------
     query : array_like, (…, H, L, D), or a Problem
         With a `Problem`, key, value and labels come from it and options override its own; None
-        takes away what the problem states.
+        takes away what the problem states. Without key and value, the embeddings (L, M).
     key, value : array_like, (…, G, S, D) and (…, G, S, E)
         As for `attention`.
     softmax : {"shifted", "unshifted"}, optional
@@ -626,7 +629,8 @@ def explain(
     grad_output : array_like, the shape of the output, optional
         In place of a target: the gradient of another loss with respect to the output.
     **options
-        mask, bias, causal, window, offset, scale, softcap and sink, as for `attention`.
+        mask, bias, causal, window, offset, scale, softcap and sink, as for `attention`; and what a
+        `Problem` has besides: W_q, W_k and W_v, which embeddings need, a context, heads, W_o, ….
 
     Returns
     -------
@@ -638,6 +642,8 @@ def explain(
     ShapeError, OptionError, DtypeError
         As for `attention`; labels that are too many or too few are a ShapeError, and so is a
         target of another shape than the output. A target must be finite.
+    ProblemError
+        As for `Problem`, where parts of one are given.
 
     Examples
     --------
@@ -651,6 +657,9 @@ def explain(
     A_s[a, a] = 0.70710678    A_s = A / √D
       A[a, a] · scale = 1 × 0.70710678
       (numbers are rounded to 8 decimals; the result is of unrounded ones)
+    >>> explain(x, W_q=2 * x, W_k=x, W_v=x)["queries"].value
+    array([[2., 0.],
+           [0., 2.]])
     >>> explanation = explain(x, x, x, target=np.zeros((2, 2)))
     >>> explanation["d_values"].value.round(3)
     array([[0.558, 0.442],

@@ -22,6 +22,7 @@ from oracle import attend
 from regard import Expectation, Explanation, Problem
 from regard.compute.kernels import reference
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
+from regard.positions import Rotary
 from regard.textbook.steps import textbook
 
 INF, NAN = np.inf, np.nan
@@ -1053,6 +1054,64 @@ def test_only_options_of_a_problem_can_be_overridden(argument):
     with pytest.raises(regard.OptionError, match="cannot be overridden") as error:
         regard.explain(projected(), **{argument: 1})
     assert "\x1b" not in str(error.value)
+
+
+# the parts of a problem ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "scale": 0.5, "title": "Who reads whom", "softmax": "unshifted"},
+        {"target": np.ones((3, 7)), "positions": Rotary(), "offset": 2},
+        {"context": whole_numbers(4, 5, seed=9), "query_labels": None, "bias": -1.0},
+        {"lengths": 2, "query_segments": (1, 1, 2), "sink": 0.0},
+    ],
+    ids=range(5),
+)
+def test_embeddings_and_weights_are_explained_as_the_problem_that_they_make(options):
+    parts = {each.name: getattr(projected(), each.name) for each in dataclasses.fields(Problem)}
+    if "context" in options:
+        parts["key_labels"] = None
+    explanation = regard.explain(parts.pop("embeddings"), **(parts | options))
+    expected = regard.explain(projected(**options))
+    assert list(explanation.steps) == list(expected.steps)
+    assert explanation.compare(expected) is None
+    assert (explanation.title, explanation.names) == (expected.title, expected.names)
+
+
+def test_a_mask_object_goes_with_the_parts_of_a_problem():
+    x = whole_numbers(3, 2)
+    explanation = regard.explain(x, W_q=np.eye(2), W_k=np.eye(2), W_v=np.eye(2), mask=Causal())
+    assert explanation.compare(regard.explain(x, x, x, mask=Causal())) is None
+    assert explanation.table("weights").hidden_by(0, 1) == ("causal",)
+
+
+def test_arrays_that_are_ready_take_what_a_problem_has_besides():
+    explanation = regard.explain(*PLAIN, lengths=2, note="from a notebook")
+    assert explanation.compare(regard.explain(*PLAIN, mask=Lengths(2))) is None
+    assert explanation.note == "from a notebook"
+
+
+def test_a_problem_may_be_given_by_the_names_of_its_parts_alone():
+    weights = dict.fromkeys(("W_q", "W_k", "W_v"), np.eye(2))
+    explanation = regard.explain(embeddings=whole_numbers(3, 2), **weights)
+    assert explanation.compare(regard.explain(whole_numbers(3, 2), **weights)) is None
+    ready = regard.explain(queries=PLAIN[0], keys=PLAIN[1], values=PLAIN[2])
+    assert ready.compare(regard.explain(*PLAIN)) is None
+
+
+def test_parts_that_make_no_problem_are_refused_by_name():
+    x, W = whole_numbers(3, 2), np.eye(2)
+    with pytest.raises(regard.ProblemError, match=r"^W_k is missing"):
+        regard.explain(x, W_q=W)
+    with pytest.raises(regard.ProblemError, match="queries and W_q are both given"):
+        regard.explain(x, x, x, W_q=W, W_k=W, W_v=W)
+    with pytest.raises(regard.OptionError, match="embeddings is given twice"):
+        regard.explain(x, embeddings=x, W_q=W, W_k=W, W_v=W)
+    with pytest.raises(TypeError, match=r"no argument w_k: did you mean W_k=\?$"):
+        regard.explain(x, W_q=W, w_k=W, W_v=W)
 
 
 # overriding a problem -----------------------------------------------------------------------------

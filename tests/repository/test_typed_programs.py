@@ -25,7 +25,7 @@ from regard.compute import options
 from regard.compute.request import LOSS
 from regard.explanation.build import OPTIONS, PARTS
 from regard.models.multi_head import CALL_OPTIONS
-from regard.problems.fields import Fields
+from regard.problems.fields import Fields, PartsOptions
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "typed_programs"
 PACKAGE = Path(regard.__file__).parent
@@ -149,6 +149,7 @@ def keywords(function: Callable[..., Any]) -> set[str]:
         (options.StepsOptions, {*OPTIONS, *PARTS, *LOSS, "softmax"}),
         (options.LayerOptions, {*CALL_OPTIONS, "kernel"}),
         (Fields, {each.name for each in fields(regard.Problem)}),
+        (PartsOptions, {each.name for each in fields(regard.Problem)}),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )

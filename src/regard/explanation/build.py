@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ Softmax = Literal["shifted", "unshifted"]
 _FLOAT64 = np.dtype(np.float64)
 OPTIONS = ("mask", "bias", "causal", "window", "offset", "scale", "softcap", "sink")
 PARTS = ("score", "normalize", "positions")
+# What replaces a problem's own when it is explained.
+OVERRIDES = (*OPTIONS, *PARTS, *LOSS, "softmax", "title")
 
 
 def explain_call(
@@ -44,7 +46,7 @@ def explain_call(
     names: Mapping[str, Sequence[str] | None],
     options: Mapping[str, Any],
 ) -> Trace:
-    """Explain what `regard.explain` was given: a problem alone, or three arrays and `names`."""
+    """Explain what `regard.explain` was given: a problem, its parts, or arrays and `names`."""
     if isinstance(query, Problem):
         for name, argument in {"key": key, "value": value, **names}.items():
             if argument is not None:
@@ -52,19 +54,39 @@ def explain_call(
                     f"{name} comes from the problem; use problem.replace to change it"
                 )
         return explain_problem(query, **options)
-    takes = (*OPTIONS, *PARTS, *LOSS, "softmax", "title")
-    unknown = {name: one for name, one in options.items() if name not in takes}
-    if unknown:
-        raise no_such_argument(
-            "explain()", unknown, ("query", "key", "value", *takes, *names), query
-        )
-    if query is None or key is None or value is None:
-        raise OptionError("explain needs query, key and value, or a Problem alone")
-    found = labels_in({"queries": query, "keys": key, "values": value})
+    arrays = {"query": query, "key": key, "value": value}
+    takes = (*arrays, *OVERRIDES, *names)
+    more = tuple(each.name for each in fields(Problem) if each.name not in takes)
+    other = options.keys() - takes
+    alone = query is not None and key is None and value is None
+    of_problem = not other.isdisjoint(more) or (alone and bool(other))
+    takes += more if of_problem else ()
+    if unknown := {name: one for name, one in options.items() if name not in takes}:
+        raise no_such_argument("explain()", unknown, takes, query)
     given = {name: own for name, own in names.items() if own is not None}
+    if of_problem:
+        return _explain_parts(query, key, value, {**given, **options})
+    if query is None or key is None or value is None:
+        raise OptionError(
+            "explain needs query, key and value, or a Problem alone, or embeddings with W_q, W_k "
+            "and W_v"
+        )
+    found = labels_in({"queries": query, "keys": key, "values": value})
     axes = {NAMED_AXES[name]: own for name, own in (found | given).items()}
-    with naming_shapes(query=query, key=key, value=value):
+    with naming_shapes(**arrays):
         return explain_arrays(query, key, value, labels=axes, **options)
+
+
+def _explain_parts(query: Any, key: Any, value: Any, given: dict[str, Any]) -> Trace:
+    """Explain the problem that has these parts; a first array alone is its embeddings."""
+    first = "embeddings" if key is None and value is None else "queries"
+    for name, array in ((first, query), ("keys", key), ("values", value)):
+        if array is not None and given.get(name) is not None:
+            raise OptionError(f"{name} is given twice, by position and by name; keep one of them")
+        if array is not None:
+            given[name] = array
+    overrides = {name: given.pop(name) for name in OVERRIDES if name in given}
+    return explain_problem(Problem(**given), **overrides)
 
 
 def explain_arrays(
@@ -152,12 +174,11 @@ def _continued(run: Run, loss: Mapping[str, Array]) -> Run:
 
 def explain_problem(problem: Problem, **overrides: Any) -> Trace:
     """Explain a problem; `overrides` replace its fields, and `mask` may be a mask object too."""
-    takes = (*OPTIONS, *PARTS, *LOSS, "softmax", "title")
-    unknown = [name for name in overrides if name not in takes]
+    unknown = [name for name in overrides if name not in OVERRIDES]
     if unknown:
         raise OptionError(
             f"{safe_text(unknown[0], 60)} cannot be overridden when a problem is explained; "
-            f"only {', '.join(takes)} can"
+            f"only {', '.join(OVERRIDES)} can"
         )
     rule = None
     if overrides.get("mask") is not None:

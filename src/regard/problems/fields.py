@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
-from regard.compute.options import ArrayIn, Booleans, Ints
+from regard.compute.options import ArrayIn, Booleans, Ints, ProblemOptions
 from regard.normalizers import Normalizer
 from regard.positions import Positions
 from regard.problems.parts import Expectation, RandomMatrices
 from regard.scores import Score
 
 
-class Fields(TypedDict, total=False):
-    """What `Problem` takes."""
+class Given(TypedDict, total=False):
+    """What a problem is made of, beside the options of a call."""
 
-    title: str
     note: str
     embeddings: ArrayIn | None
     context: ArrayIn | None
@@ -43,13 +42,21 @@ class Fields(TypedDict, total=False):
     value_features: Sequence[str] | None
     output_features: Sequence[str] | None
     row_notes: Mapping[str, Sequence[str]]
+    lengths: int | None
+    query_segments: Ints | None
+    key_segments: Ints | None
+    random: RandomMatrices | None
+    expect: Sequence[Expectation]
+
+
+class Fields(Given, total=False):
+    """What `Problem` takes."""
+
+    title: str
     mask: Booleans | None
     bias: ArrayIn | float | None
     causal: bool
     window: tuple[int | None, int | None] | None
-    lengths: int | None
-    query_segments: Ints | None
-    key_segments: Ints | None
     offset: int | Literal["end"] | None
     scale: float | None
     softcap: float | None
@@ -60,5 +67,7 @@ class Fields(TypedDict, total=False):
     positions: Positions | None
     target: ArrayIn | None
     grad_output: ArrayIn | None
-    random: RandomMatrices | None
-    expect: Sequence[Expectation]
+
+
+class PartsOptions(Given, ProblemOptions, total=False):
+    """What `explain` takes in place of a problem."""

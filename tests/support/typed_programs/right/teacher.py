@@ -44,5 +44,10 @@ why: regard.Derivation = explanation.why("weights", "coffee", "she")
 print(shares.round(2), why, why.numpy(), explanation.to_markdown("scores"), sep="\n")
 print(explanation.without("she").steps["output"].value.shape, grade(homework))
 
+learned = regard.explain(
+    vectors, W_q=np.eye(4), W_k=np.eye(4), W_v=np.eye(4), heads=2, mask=masks.Causal()
+)
+print(learned["weights"].value.round(2))
+
 small = regard.explain([[1.0, 0.0]], [[1.0, 0.0]], [[2.0]])
 print(small.steps["output"].value.item())

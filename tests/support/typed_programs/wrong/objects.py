@@ -29,6 +29,7 @@ print(regard.gradients(x, x, x, x, wrt="query").key + 1)  # wrong: it may be Non
 
 regard.explain(x, x)  # wrong: the values are missing
 regard.explain(x, x, x, key_label=["a", "b", "c"])  # wrong: a misspelt option
+regard.explain(x, w_q=np.eye(4), w_k=np.eye(4), w_v=np.eye(4))  # wrong: they are called W_q …
 regard.explain(x, x, x, softmax="plain")  # wrong: no such softmax
 explanation = regard.explain(x, x, x)
 explanation.step["weights"]  # wrong: it is called steps
