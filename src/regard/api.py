@@ -597,6 +597,7 @@ def explain(
     value: Any = None,
     *,
     softmax: Literal["shifted", "unshifted"] | None = None,
+    labels: Sequence[str] | None = None,
     query_labels: Sequence[str] | None = None,
     key_labels: Sequence[str] | None = None,
     key_features: Sequence[str] | None = None,
@@ -616,6 +617,8 @@ def explain(
     softmax : {"shifted", "unshifted"}, optional
         Whether each row's maximum is subtracted before exp. Textbooks often leave it out; then
         scores above 709 overflow.
+    labels : sequence of str, optional
+        Names of the rows in self-attention, where query, key and value have the same.
     query_labels, key_labels : sequence of str, optional
         Names of the rows of query and of key and value; if not given, the labels of DataFrames,
         or numbers.
@@ -649,7 +652,7 @@ def explain(
     --------
     >>> import numpy as np
     >>> x = np.eye(2)
-    >>> explanation = explain(x, x, x, query_labels=["a", "b"], key_labels=["a", "b"])
+    >>> explanation = explain(x, x, x, labels=["a", "b"])
     >>> explanation.steps["weights"].value.round(3)
     array([[0.67, 0.33],
            [0.33, 0.67]])
@@ -669,7 +672,7 @@ def explain(
     from regard.explanation.build import explain_call
     from regard.faces import Explanation
 
-    names = {"query_labels": query_labels, "key_labels": key_labels}
+    names = {"labels": labels, "query_labels": query_labels, "key_labels": key_labels}
     names |= {"key_features": key_features, "value_features": value_features}
     options |= {n: own for n, own in (("softmax", softmax), ("title", title)) if own is not None}
     return Explanation.of(explain_call(query, key, value, names, options))

@@ -47,7 +47,7 @@ class Explanation(Trace):
     >>> import regard
     >>> x = [[0.2, 0.9], [0.8, 0.3], [0.4, 0.6]]
     >>> words = ["she", "likes", "coffee"]
-    >>> explanation = regard.explain(x, x, x, query_labels=words, key_labels=words)
+    >>> explanation = regard.explain(x, x, x, labels=words)
     >>> explanation["scores"]
     scores  A = Q·Kᵀ  3 query rows × 3 keys
             she     likes  coffee

@@ -23,6 +23,7 @@ from regard import Expectation, Explanation, Problem
 from regard.compute.kernels import reference
 from regard.masks import Boolean, Causal, Lengths, Segments, Window
 from regard.positions import Rotary
+from regard.problems.parts import READY
 from regard.textbook.steps import textbook
 
 INF, NAN = np.inf, np.nan
@@ -992,6 +993,61 @@ def test_labels_that_are_no_strings_are_refused_by_name(argument, labels):
         regard.explain(*inputs((3, 3), (3, 3), (3, 3)), **{argument: labels})
 
 
+NAMES = ["she", "likes", "coffee"]
+SQUARE_WEIGHTS = dict.fromkeys(("W_q", "W_k", "W_v"), np.eye(2))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        lambda: regard.explain(*SQUARE, labels=NAMES),
+        lambda: regard.explain(SQUARE[0], **SQUARE_WEIGHTS, labels=NAMES),
+        lambda: regard.explain(Problem(**dict(zip(READY, SQUARE, strict=True)), labels=NAMES)),
+        lambda: regard.explain(Problem(embeddings=SQUARE[0], **SQUARE_WEIGHTS, labels=NAMES)),
+        lambda: regard.MultiHeadAttention(**SQUARE_WEIGHTS).explain(SQUARE[0], labels=NAMES),
+    ],
+    ids=["arrays", "parts", "ready", "problem", "layer"],
+)
+def test_labels_name_queries_and_keys_alike(told):
+    weights = told().steps["weights"]
+    assert weights.row_labels == weights.column_labels == tuple(NAMES)
+
+
+@pytest.mark.parametrize("name", ["query_labels", "key_labels"])
+def test_labels_beside_the_names_of_one_side_are_refused_by_name(name):
+    layer = regard.MultiHeadAttention(**SQUARE_WEIGHTS)
+    for call, arrays in (
+        (regard.explain, SQUARE),
+        (layer.explain, SQUARE[:1]),
+        (lambda x, **names: Problem(queries=x, keys=x, values=x, **names), SQUARE[:1]),
+    ):
+        with pytest.raises(ValueError, match=f"labels and {name} are both given"):
+            call(*arrays, labels=NAMES, **{name: NAMES})
+
+
+def test_labels_of_rows_that_are_not_the_same_are_refused_with_what_to_pass():
+    layer, context = regard.MultiHeadAttention(**SQUARE_WEIGHTS), SQUARE[1]
+    unequal = "query has 3 rows and key has 4 rows; pass query_labels and key_labels"
+    with pytest.raises(regard.ShapeError, match=unequal):
+        regard.explain(*PLAIN, labels=NAMES)
+    with pytest.raises(regard.ProblemError, match="queries has 3 rows and keys has 4 rows; pass"):
+        Problem(**dict(zip(READY, PLAIN, strict=True)), labels=NAMES)
+    for call in (layer.explain, lambda x, c, **more: regard.explain(x, context=c, **more)):
+        weights = SQUARE_WEIGHTS if call != layer.explain else {}
+        with pytest.raises(regard.ProblemError, match="context has rows of its own; pass query_l"):
+            call(SQUARE[0], context, labels=NAMES, **weights)
+
+
+def test_labels_that_are_too_many_or_no_strings_are_refused_by_their_name():
+    with pytest.raises(regard.ShapeError, match=r"^labels has 2 names but query has 3 rows"):
+        regard.explain(*SQUARE, labels=NAMES[:2])
+    with pytest.raises(regard.ProblemError, match=r"^labels has 2 names but embeddings has 3 rows"):
+        regard.explain(SQUARE[0], **SQUARE_WEIGHTS, labels=NAMES[:2])
+    for labels in ("abc", 3, [1, 2, 3]):
+        with pytest.raises(TypeError, match=r"^labels must be a sequence of strings"):
+            regard.explain(*SQUARE, labels=labels)
+
+
 def test_labels_may_be_any_sequence_of_strings():
     for labels in (("a", "b", "c"), np.array(["a", "b", "c"]), {"a": 1, "b": 2, "c": 3}.keys()):
         explanation = regard.explain(*SQUARE, query_labels=labels)
@@ -1038,6 +1094,7 @@ def test_errors_of_a_call_name_its_shapes_once():
     [
         ("key", PLAIN[1]),
         ("value", PLAIN[2]),
+        ("labels", ["a"]),
         ("query_labels", ["a"]),
         ("key_labels", ["a"]),
         ("key_features", ["a"]),

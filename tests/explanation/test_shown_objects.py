@@ -245,6 +245,8 @@ def test_the_labels_of_dataframes_name_rows_and_columns_unless_others_are_given(
     assert (problem.query_labels, problem.embedding_features) == (tuple(WORDS), tuple("abcd"))
     given = regard.Problem(embeddings=words, query_labels=("a", "b", "c"), **weights)
     assert given.query_labels == ("a", "b", "c")
+    assert regard.Problem(embeddings=words, labels=[*"abc"], **weights).query_labels == tuple("abc")
+    assert regard.explain(words, words, words, labels=[*"abc"])["keys"].row_labels == tuple("abc")
     assert regard.Problem(embeddings=counted, **weights).query_labels is None
 
 

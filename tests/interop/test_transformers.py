@@ -390,7 +390,7 @@ def test_a_record_keeps_its_numbers_when_a_static_cache_is_written_again():
     assert not np.array_equal(layers[2].key, before)
 
 
-def test_an_explanation_of_a_record_has_the_tokens_and_the_model_s_own_weights():
+def test_an_explanation_of_a_record_has_the_labels_and_the_model_s_own_weights():
     torch, _, interop = neighbours()
     call, _ = inputs_of("decoder", "left")
     model = FAMILIES["Gemma 2"].build("regard")
@@ -429,10 +429,14 @@ def test_queries_of_a_cached_step_are_the_last_tokens():
     assert explanation.steps["weights"].column_labels == tuple(tokens)
 
 
-def test_tokens_that_do_not_fit_are_refused_in_words():
+def test_labels_that_do_not_fit_are_refused_in_words():
     call = recorded("T5", "none")[-1]
-    with pytest.raises(ShapeError, match="query_labels has 3 names"):
+    with pytest.raises(ShapeError, match="labels has 3 names"):
         call.explain(["a", "b", "c"])
+    with pytest.raises(OptionError, match="labels and query_labels are both given"):
+        call.explain(["a", "b", "c"], query_labels=["a", "b", "c"])
+    with pytest.raises(TypeError, match="tokens: pass labels=tokens"):
+        call.explain(tokens=["a", "b", "c"])
     with pytest.raises(OptionError, match="batch is 6; it must be 0 to 5"):
         call.explain(batch=ROWS)
     with pytest.raises(DtypeError, match="batch must be an int"):

@@ -80,6 +80,8 @@ def test_labels_of_an_explanation_may_be_given_and_bad_input_is_refused():
     assert explanation.title == "mine"
     assert explanation["weights"].row_labels == tuple("abcde")
     assert explanation["weights"].column_labels == tuple("1234567")
+    alike = over_xarray.explain(q, q, q, **names | {"key_row": "word"}, labels=list("12345"))
+    assert alike["weights"].row_labels == alike["weights"].column_labels == tuple("12345")
     with pytest.raises(regard.ShapeError, match="needs head, word, f"):
         over_xarray.explain(q, k, v, **names, head="head")
     k, v = (one.assign_coords(seen=range(at, at + 7)) for at, one in enumerate((k, v)))

@@ -500,6 +500,8 @@ WRONG = [
     ({"W_q": [[1]]}, "W_q is not a known key; did you mean weights.W_q?"),
     ({"options": {"casual": 1}}, "options.casual is not a known key; did you mean options.causal?"),
     ({"causal": True}, "causal is not a known key; did you mean options.causal?"),
+    ({"key_labels": ["a"]}, "key_labels is not a known key; did you mean context_tokens?"),
+    ({"labels": ["a"]}, "labels is not a known key; did you mean tokens?"),
     ({"token": ["a"]}, "token is not a known key; did you mean tokens?"),
     ({"options": {"zzz": 1}}, "options.zzz is not a known key; known here are options.causal, o"),
     ({"weights.W_q": 1}, '"weights.W_q" is one key with a dot in it; write it as nested'),

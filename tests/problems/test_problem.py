@@ -94,6 +94,22 @@ def test_in_self_attention_keys_bear_the_names_of_the_queries():
     assert problem.key_labels == ("a", "b", "b")
 
 
+def test_labels_are_an_argument_and_no_field():
+    problem = Problem(**PROJECTED, labels=["a", "b", "c"])
+    assert (problem.query_labels, problem.key_labels) == (("a", "b", "c"),) * 2
+    assert not hasattr(problem, "labels")
+    assert copy.deepcopy(problem).query_labels == ("a", "b", "c")
+
+
+def test_new_labels_replace_those_of_both_sides():
+    x = np.eye(3)
+    problem = Problem(
+        queries=x, keys=x, values=x, query_labels=tuple("abc"), key_labels=tuple("def")
+    )
+    changed = problem.replace(labels=("x", "y", "z"))
+    assert changed.query_labels == changed.key_labels == ("x", "y", "z")
+
+
 def test_ready_vectors_share_no_names():
     assert Problem(**READY, query_labels=("a", "b")).key_labels is None
 

@@ -13,7 +13,6 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -148,8 +147,8 @@ def keywords(function: Callable[..., Any]) -> set[str]:
         (options.ProblemOptions, {*OPTIONS, *PARTS, *LOSS, "softmax", "title"}),
         (options.StepsOptions, {*OPTIONS, *PARTS, *LOSS, "softmax"}),
         (options.LayerOptions, {*CALL_OPTIONS, "kernel"}),
-        (Fields, {each.name for each in fields(regard.Problem)}),
-        (PartsOptions, {each.name for each in fields(regard.Problem)}),
+        (Fields, keywords(regard.Problem)),
+        (PartsOptions, keywords(regard.Problem)),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )

@@ -211,9 +211,11 @@ TRIED: dict[str, str | tuple[str, ...]] = {
     "n_heads": "`heads={}`",
     "num_threads": "`threads={}`",
     "n_jobs": "`threads={}`",
-    "tokens": "`query_labels={}` and `key_labels={}`",
-    "words": "`query_labels={}` and `key_labels={}`",
-    "labels": "`query_labels={}` and `key_labels={}`",
+    "tokens": "`labels={}`",
+    "words": "`labels={}`",
+    "query_tokens": "`query_labels={}`",
+    "key_tokens": "`key_labels={}`",
+    "labels": "`labels={}`",
     "head": ("`heads={}`", "leave it out: every head is computed; `why` and the views take head"),
 }
 
@@ -387,7 +389,7 @@ def _home(argument: str) -> str:
         "scores axis": "softmax",
         "capacity": "KVCache",
         "heads key_heads b_q b_k b_v b_o": "MultiHeadAttention",
-        "query_labels key_labels": "explain",
+        "labels query_labels key_labels": "explain",
     }
     own = (home for arguments, home in homes.items() if argument in arguments.split())
     return f"regard.{next(own, 'attention')}"

@@ -172,6 +172,7 @@ class ProblemOptions(StepsOptions, total=False):
 class LabelledOptions(ProblemOptions, total=False):
     """Options of `explain` of arrays."""
 
+    labels: Sequence[str] | None
     query_labels: Sequence[str] | None
     key_labels: Sequence[str] | None
     key_features: Sequence[str] | None

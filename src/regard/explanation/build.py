@@ -25,7 +25,7 @@ from regard.errors import DtypeError, OptionError, ShapeError, naming_shapes, sa
 from regard.explanation.trace import KernelCheck, Trace
 from regard.masks import Lengths, Segments
 from regard.positions import Absolute
-from regard.problems.parts import NAMED_AXES, labels_in
+from regard.problems.parts import NAMED_AXES, all_labels, check_shared
 from regard.problems.problem import Problem
 from regard.textbook.loss import continued
 from regard.textbook.steps import PROJECTED, projecting, result_of
@@ -71,10 +71,9 @@ def explain_call(
             "explain needs query, key and value, or a Problem alone, or embeddings with W_q, W_k "
             "and W_v"
         )
-    found = labels_in({"queries": query, "keys": key, "values": value})
-    axes = {NAMED_AXES[name]: own for name, own in (found | given).items()}
+    found = all_labels(given, {"queries": query, "keys": key, "values": value})
     with naming_shapes(**arrays):
-        return explain_arrays(query, key, value, labels=axes, **options)
+        return explain_arrays(query, key, value, names=found, **options)
 
 
 def _explain_parts(query: Any, key: Any, value: Any, given: dict[str, Any]) -> Trace:
@@ -97,13 +96,13 @@ def explain_arrays(
     target: Any = None,
     grad_output: Any = None,
     softmax: Softmax = "shifted",
-    labels: Mapping[str, Sequence[str] | None],
+    names: Mapping[str, Sequence[str] | None],
     title: str = "",
     **options: Any,
 ) -> Trace:
     """Explain one call of attention on ready queries, keys and values.
 
-    `labels` names axes by their letter: L queries, S keys, D and E features.
+    `names` has labels and features under the names that `regard.explain` gives them.
     """
     _check_softmax(softmax)
     if not isinstance(title, str):
@@ -124,7 +123,7 @@ def explain_arrays(
         for name, array in (("target", target), ("grad_output", grad_output))
         if array is not None
     }
-    named = _checked_labels(labels, request)
+    named = _checked_labels(names, request)
     if "D" in named:
         named["K"] = named["D"]  # a general score turns queries into keys' features
     return _traced(request, None, {}, softmax, loss, title=title, labels=named)
@@ -258,24 +257,29 @@ def string_labels(name: str, labels: Any) -> tuple[str, ...]:
 
 
 def _checked_labels(
-    labels: Mapping[str, Sequence[str] | None], request: Request
+    names: Mapping[str, Sequence[str] | None], request: Request
 ) -> dict[str, tuple[str, ...]]:
+    """The names along each axis, by its letter."""
+    queries, keys = request.query.shape[-2], request.key.shape[-2]
+    check_shared(names, (queries, f"query has {queries} rows"), (keys, f"key has {keys} rows"))
     arguments = {
-        "L": ("query_labels", "query", "rows", request.query.shape[-2]),
-        "S": ("key_labels", "key", "rows", request.key.shape[-2]),
-        "D": ("key_features", "key", "columns", request.key.shape[-1]),
-        "E": ("value_features", "value", "columns", request.value.shape[-1]),
+        "labels": ("LS", "query", "rows", queries),
+        "query_labels": ("L", "query", "rows", queries),
+        "key_labels": ("S", "key", "rows", keys),
+        "key_features": ("D", "key", "columns", request.key.shape[-1]),
+        "value_features": ("E", "value", "columns", request.value.shape[-1]),
     }
-    checked = {}
-    for axis, names in labels.items():
-        if names is None:
+    checked: dict[str, tuple[str, ...]] = {}
+    for argument, given in names.items():
+        if given is None:
             continue
-        argument, array, what, size = arguments[axis]
-        checked[axis] = own = string_labels(argument, names)
+        axes, array, what, size = arguments[argument]
+        own = string_labels(argument, given)
         if len(own) != size:
             raise ShapeError(
                 f"{argument} has {len(own)} names but {array} has {size} {what}; each needs one"
             )
+        checked |= dict.fromkeys(axes, own)
     return checked
 
 

@@ -115,7 +115,7 @@ class ExplainedStep:
     --------
     >>> import numpy as np, regard
     >>> x = np.array([[1.0, 2.0], [3.0, 4.0]])
-    >>> explanation = regard.explain(x, x, x, query_labels=["a", "b"], key_labels=["a", "b"])
+    >>> explanation = regard.explain(x, x, x, labels=["a", "b"])
     >>> explanation["scores"]
     scores  A = Q·Kᵀ  2 query rows × 2 keys
         a   b

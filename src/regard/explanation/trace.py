@@ -156,7 +156,7 @@ class Trace:
         --------
         >>> import numpy as np, regard
         >>> x = np.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> explanation = regard.explain(x, x, x, query_labels=["a", "b"], key_labels=["a", "b"])
+        >>> explanation = regard.explain(x, x, x, labels=["a", "b"])
         >>> print(explanation.why("scores", "a", "b"))
         A[a, b] = 11    A = Q·Kᵀ
           0    1 × 3 = 3

@@ -18,6 +18,7 @@ import numpy as np
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from regard.boundary import answering
 from regard.boundary.arguments import as_int
 from regard.boundary.arrays import Array, home_of, lent
 from regard.compute import dispatch
@@ -212,11 +213,13 @@ class AttentionCall:
     lse: Array  # (B, H, L)
     options: Mapping[str, Any]  # of `regard.attention`
 
+    @answering
     def explain(
         self,
-        tokens: Sequence[str] | None = None,
+        labels: Sequence[str] | None = None,
         *,
-        query_tokens: Sequence[str] | None = None,
+        query_labels: Sequence[str] | None = None,
+        key_labels: Sequence[str] | None = None,
         batch: int = 0,
         title: str | None = None,
     ) -> Explanation:
@@ -224,10 +227,10 @@ class AttentionCall:
 
         Parameters
         ----------
-        tokens : sequence of str, optional
-            One per key, also with a cache.
-        query_tokens : sequence of str, optional
-            One per query. Default: the last of `tokens`. Cross-attention needs both.
+        labels : sequence of str, optional
+            The tokens, one per key, also with a cache, whose queries are the last of them.
+        query_labels, key_labels : sequence of str, optional
+            One per query and one per key, as cross-attention needs them.
         batch : int
             The batch element.
         title : str, optional
@@ -236,14 +239,10 @@ class AttentionCall:
         elements = self.lse.shape[0]
         if not 0 <= as_int("batch", batch) < elements:
             raise OptionError(f"batch is {batch}; it must be 0 to {elements - 1}")
-        if tokens is not None and query_tokens is None:
-            queries, keys = self.query.shape[-2], self.key.shape[-2]
-            if queries > keys:
-                raise ShapeError(
-                    f"there are {queries} queries but {keys} keys, so tokens cannot name both; "
-                    "pass query_tokens too"
-                )
-            query_tokens = string_labels("tokens", tokens)[-queries:]
+        queries, keys = self.query.shape[-2], self.key.shape[-2]
+        if labels is not None and query_labels is key_labels is None and queries < keys:
+            labels, key_labels = None, string_labels("labels", labels)
+            query_labels = key_labels[-queries:]
         options = dict(self.options)
         if "mask" in options:
             options["mask"] = Boolean(_element(options["mask"], batch), name="attention mask")
@@ -251,7 +250,7 @@ class AttentionCall:
             options["bias"] = _element(options["bias"], batch)
         trace = explain_arrays(
             *(_element(array, batch) for array in (self.query, self.key, self.value)),
-            labels={"L": query_tokens, "S": tokens},
+            names={"labels": labels, "key_labels": key_labels, "query_labels": query_labels},
             title=repr(self) if title is None else title,
             **options,
         )

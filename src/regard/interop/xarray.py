@@ -16,6 +16,7 @@ from regard.api import attention as of_arrays
 from regard.api import explain as explain_arrays
 from regard.errors import DtypeError, ShapeError, safe_text
 from regard.faces import Explanation
+from regard.problems.parts import SHARED
 
 __all__ = ["attention", "explain"]
 
@@ -154,7 +155,7 @@ def explain(
     labels = {
         name: _texts(array.coords[along].values)
         for name, (array, along) in named.items()
-        if along in array.coords
+        if along in array.coords and not (name in SHARED and options.get("labels") is not None)
     }
     chosen = (f"{name} {one.item()}" for name, one in query.coords.items() if not one.dims)
     arrays = (query.values, key.values, value.values)

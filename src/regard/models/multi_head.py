@@ -315,6 +315,7 @@ class MultiHeadAttention:
         x: ArrayIn,
         context: ArrayIn | None = None,
         *,
+        labels: Sequence[str] | None = None,
         query_labels: Sequence[str] | None = None,
         key_labels: Sequence[str] | None = None,
         title: str = "",
@@ -324,9 +325,9 @@ class MultiHeadAttention:
 
         With `target` or `grad_output` it goes on to the gradients, as `regard.explain` does.
         """
-        labels = {"query_labels": query_labels, "key_labels": key_labels}
+        names = {"labels": labels, "query_labels": query_labels, "key_labels": key_labels}
         given: dict[str, Any] = {
-            name: string_labels(name, own) for name, own in labels.items() if own is not None
+            name: string_labels(name, own) for name, own in names.items() if own is not None
         }
         given |= {field.name: getattr(self, field.name) for field in fields(self)}
         given |= _inputs(x, context)

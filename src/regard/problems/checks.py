@@ -32,11 +32,13 @@ from regard.positions import Absolute
 from regard.problems.parts import (
     NAMED_AXES,
     READY,
+    SHARED,
     Expectation,
     RandomMatrices,
+    all_labels,
     backward_axes,
+    check_shared,
     check_step,
-    labels_in,
     step_axes,
 )
 from regard.textbook.steps import PROJECTED
@@ -46,9 +48,12 @@ Sizes = dict[str, tuple[int, str]]
 
 
 def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a problem in their exact form, or a ProblemError that names the wrong one."""
+    """The fields of a problem in their exact form, or a ProblemError that names the wrong one.
+
+    `labels` is no field, but the names of queries and keys where they are the same rows.
+    """
     given = dict(fields)
-    given |= {name: own for name, own in labels_in(given).items() if given[name] is None}
+    given |= all_labels({name: given[name] for name in ("labels", *NAMED_AXES)}, given)
     check_text("title", given["title"])
     check_text("note", given["note"])
     _draw(given)
@@ -328,9 +333,13 @@ _ROWS = ("L", "S", "M", "N", "HE")
 
 def _check_names(given: dict[str, Any], sizes: Sizes) -> None:
     """Labels, features and notes: one for each row or column."""
+    try:
+        check_shared(given, sizes["L"], sizes["S"], given["context"] is not None)
+    except (ShapeError, OptionError) as error:
+        raise ProblemError(*error.args) from None
     if given["embeddings"] is not None and given["context"] is None:
         _share_labels(given)
-    for name, axis in NAMED_AXES.items():
+    for name, axis in {"labels": "L", **NAMED_AXES}.items():
         if given[name] is None:
             continue
         given[name] = labels = as_labels(name, given[name])
@@ -339,6 +348,9 @@ def _check_names(given: dict[str, Any], sizes: Sizes) -> None:
         size, reason = sizes[axis]
         if len(labels) != size:
             raise ProblemError.of(name, f"has {len(labels)} names but {reason}; each needs one")
+        if name == "labels":
+            given |= dict.fromkeys(SHARED, labels)
+    del given["labels"]
     if not isinstance(given["row_notes"], Mapping):
         raise ProblemError.of("row_notes", f"must be a table, not {shown(given['row_notes'])}")
     notes = {}

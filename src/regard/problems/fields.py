@@ -34,6 +34,7 @@ class Given(TypedDict, total=False):
     queries: ArrayIn | None
     keys: ArrayIn | None
     values: ArrayIn | None
+    labels: Sequence[str] | None
     query_labels: Sequence[str] | None
     key_labels: Sequence[str] | None
     embedding_features: Sequence[str] | None

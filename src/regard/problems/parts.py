@@ -28,7 +28,7 @@ from regard.boundary.parse import (
     check_text,
     shown,
 )
-from regard.errors import ProblemError, safe_text
+from regard.errors import OptionError, ProblemError, ShapeError, safe_text
 from regard.textbook.loss import continued
 from regard.textbook.mechanisms import NORMALIZATIONS, SCORES
 from regard.textbook.positions import ABSOLUTE
@@ -49,19 +49,39 @@ NAMED_AXES = {
     "output_features": "F",
 }
 
+# What `labels` says at once.
+SHARED = ("query_labels", "key_labels")
+
 # The axes of what may be a DataFrame, whose labels name them.
 _AXES = {"embeddings": "LM", "context": "SN", "queries": "LD", "keys": "SD", "values": "SE"}
 
 
-def labels_in(arrays: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """For each field of labels, those that the DataFrames among these arrays have."""
+def all_labels(names: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The names that are given, and where there are none, those of DataFrames among the arrays."""
     fields = {axis: field for field, axis in NAMED_AXES.items()}
+    given = {field: labels for field, labels in names.items() if labels is not None}
     found: dict[str, tuple[str, ...]] = {}
     for name, axes in _AXES.items():
         for axis, labels in zip(axes, labels_of(arrays.get(name)), strict=True):
-            if labels is not None:
+            if labels is not None and not ("labels" in given and fields[axis] in SHARED):
                 found.setdefault(fields[axis], labels)
-    return found
+    return found | given
+
+
+def check_shared(
+    names: Mapping[str, Any], queries: tuple[int, str], keys: tuple[int, str], context: bool = False
+) -> None:
+    """Whether `labels`, if given, can name queries and keys: a number of rows and its reason."""
+    if names.get("labels") is None:
+        return
+    for name in SHARED:
+        if names.get(name) is not None:
+            raise OptionError(f"labels and {name} are both given; leave one of the two out")
+    if context or queries[0] != keys[0]:
+        reason = "context has rows of its own" if context else f"{queries[1]} and {keys[1]}"
+        raise ShapeError(
+            f"labels name queries and keys alike, but {reason}; pass query_labels and key_labels"
+        )
 
 
 # What one recipe of random matrices may draw, and what one text file may come to hold.

@@ -5,8 +5,8 @@ Must not know files, kernels or views.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
@@ -20,6 +20,7 @@ from regard.positions import Positions
 from regard.problems.checks import checked
 from regard.problems.parts import (
     READY,
+    SHARED,
     Expectation,
     RandomMatrices,
     fields_of,
@@ -63,6 +64,8 @@ class Problem:
         Ready vectors, or with a head axis in front: (H, L, D), (G, S, D), (G, S, E).
     query_labels, key_labels : tuple of str
         Names of the rows. In self-attention the keys have the names of the queries.
+    labels : tuple of str
+        Both at once, where queries and keys are the same rows.
     embedding_features, context_features, key_features, value_features, output_features
         Names of the columns. Keys and queries share theirs. Where no labels are given, those of
         the index and columns of a DataFrame are taken.
@@ -149,13 +152,14 @@ class Problem:
     grad_output: Array | None = None
     random: RandomMatrices | None = None
     expect: tuple[Expectation, ...] = ()
+    labels: InitVar[Sequence[str] | None] = None
 
     if TYPE_CHECKING:  # any array and any sequence is taken; the fields are what they become
 
         def __init__(self, **given: Unpack[Fields]) -> None: ...
 
-    def __post_init__(self) -> None:
-        for name, value in checked(fields_of(self)).items():
+    def __post_init__(self, labels: Sequence[str] | None) -> None:
+        for name, value in checked({**fields_of(self), "labels": labels}).items():
             set_field(self, name, value)
 
     def replace(self, **changes: Unpack[Fields]) -> Problem:
@@ -166,6 +170,8 @@ class Problem:
         and drops the recipe; changing the recipe draws anew.
         """
         kept = fields_of(self)
+        if changes.get("labels") is not None:
+            kept |= dict.fromkeys(SHARED)
         if self.embeddings is not None and self.context is None:
             kept["key_labels"] = None
         if self.embeddings is None:
@@ -185,6 +191,9 @@ class Problem:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (type(self), fields_of(self))
+
+
+delattr(Problem, "labels")  # the default of an argument, which no problem has
 
 
 def _summary(problem: Problem) -> str:

@@ -246,6 +246,8 @@ LONE_KEYS = ("format", "query_label")
 
 _BY_PATH = {key.path: key for key in KEYS}
 _PATHS = {key.field: key.path for key in KEYS}
+# Where a file has what is an argument of `Problem`.
+_ARGUMENTS = {"labels": "tokens", **_PATHS}
 _TABLES = {key.path[:end] for key in KEYS for end, c in enumerate(key.path) if c == "."}
 _ARRAYS = {*PROJECTED, *READY, *LOSS, "mask", "bias", "sink"}
 
@@ -359,6 +361,8 @@ def _unknown(prefix: str, name: Any, known: Sequence[str]) -> ProblemError:
     if exact := last_names.get(given.lower()):
         order = f" ({TOML_ORDER})" if prefix and "." not in exact else ""
         return ProblemError(f"{path} is not a known key; did you mean {exact}?{order}")
+    if (argument := _ARGUMENTS.get(given)) in known:
+        return ProblemError(f"{path} is not a known key; did you mean {argument}?")
     for choices in (near_here, last_names):
         if near := difflib.get_close_matches(given.lower(), choices, n=1):
             return ProblemError(f"{path} is not a known key; did you mean {choices[near[0]]}?")
