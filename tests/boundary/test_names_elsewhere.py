@@ -93,6 +93,35 @@ def test_all_arguments_that_a_call_does_not_have_are_answered_at_once():
 
 
 @pytest.mark.parametrize(
+    ("call", "begins"),
+    [
+        (
+            lambda: regard.explain(X, X, X, foo=1, bar=2, baz=3),
+            "foo, bar and baz: it takes query, ",
+        ),
+        (lambda: regard.explain(X, W_q=X, foo=1, bar=2), "foo and bar: it takes query, key"),
+        (lambda: regard.Problem(foo=1, bar=2), "foo and bar: it takes title, note, "),
+        (
+            lambda: regard.attention(X, X, X, foo=1, is_causal=True, bar=2),
+            "foo and bar: it takes q",
+        ),
+        (
+            lambda: regard.attention(X, X, X, foo=1, dim=-1, capacity=3),
+            "foo; nor dim: for regard.softmax pass axis=-1; nor capacity: it is an argument of "
+            "regard.KVCache; it takes query, ",
+        ),
+        (lambda: masks.Causal(foo=1, offset=2), "foo; nor offset: it is an argument of "),
+        (lambda: regard.attention(X, X, X, foo=1, x=2, dropout=0, dropout_p=0), "foo; nor x: for "),
+    ],
+)
+def test_what_a_call_takes_is_said_once_however_many_arguments_it_does_not_have(call, begins):
+    message = refusal(call)
+    assert message.partition(" has no argument ")[2].startswith(begins)
+    assert message.count("it takes") == 1
+    assert message.count("there is no dropout") <= 1
+
+
+@pytest.mark.parametrize(
     ("shape", "index"),
     [((3, 4), ""), ((2, 3, 4), "[:, None, :]"), ((2, 1, 3, 4), "[:, None, None, :]")],
 )

@@ -254,7 +254,10 @@ def test_changing_the_recipe_draws_anew():
 
 MISFITS = [
     ({}, "embeddings, W_q, W_k and W_v are needed, or queries, keys and values"),
-    ({"queries": [1.0]}, "keys is missing; queries is given"),
+    (
+        {"queries": [1.0]},
+        "keys is missing; queries is given, which needs values too; embeddings, W",
+    ),
     ({"W_q": [[1.0]]}, "embeddings is missing; W_q is given"),
     (PROJECTED | {"W_k": None}, "W_k is missing; embeddings is given"),
     (PROJECTED | READY, "queries and embeddings are both given"),

@@ -309,10 +309,13 @@ def no_such_argument(
     call: str, unknown: Mapping[str, Any], taken: Sequence[str], query: Any = None
 ) -> TypeError:
     """What to raise for arguments that are not among those that a call takes."""
-    answers = (
-        f"{safe_text(name, 40)}: {_answer(name, value, taken)}" for name, value in unknown.items()
-    )
-    answer = "; nor ".join(answers)
+    alike: dict[str, list[str]] = {}
+    for name, value in unknown.items():
+        alike.setdefault(_answer(name, value, taken), []).append(safe_text(name, 40))
+    answer = "; nor ".join(f"{_listed(names)}: {text}" for text, names in alike.items())
+    # What the call takes is said once, at the end of the last answer that has it.
+    earlier, said, last = answer.rpartition(_takes(taken))
+    answer = re.sub(f"[:;] {re.escape(_takes(taken))}", "", earlier) + said + last
     # A mask of keys needs an axis for the queries, and for heads where there are any.
     fitting = {2: "", 3: "[:, None, :]"}.get(getattr(query, "ndim", 4), "[:, None, None, :]")
     return TypeError(f"{call} has no argument {answer.replace('[:, None, None, :]', fitting)}")
@@ -357,7 +360,7 @@ def _answer(name: str, value: Any, taken: Sequence[str]) -> str:
     for theirs in taken:  # regard's own name, in a call with the arguments of another library
         if theirs not in TRIED and name in _arguments(*_texts(theirs)):
             return f"pass {theirs}={_spelled(value, name)}"
-    takes = f"it takes {_listed(taken)}" if taken else "it takes none"
+    takes = _takes(taken)
     if known:
         text = known[0][1] if isinstance(known[0][1], str) else known[0][1][0]
         return f"for {_home(_arguments(text)[0])} {_filled(text, name, value)}; {takes}"
@@ -368,6 +371,11 @@ def _answer(name: str, value: Any, taken: Sequence[str]) -> str:
     if near := _nearest(name, (*TRIED, *(one for names in ELSEWHERE.values() for one in names))):
         return f"if it is what others call {near}, {_answer(near, value, taken)}"
     return takes
+
+
+def _takes(taken: Sequence[str]) -> str:
+    """What a call takes."""
+    return f"it takes {_listed(taken)}" if taken else "it takes none"
 
 
 def _texts(only: str | None = None) -> Iterable[str]:

@@ -100,13 +100,15 @@ def _check_presence(given: Mapping[str, Any]) -> None:
         )
     matrices = ("embeddings", "W_q", "W_k", "W_v")
     needed, other = (READY, matrices) if ready else (matrices, READY)
-    for name in needed:
-        if given[name] is None:
-            raise ProblemError.of(
-                name,
-                f"is missing; {(ready or projected)[0]} is given, "
-                f"so {', '.join(needed)} are all needed, or in their place {', '.join(other)}",
-            )
+    missing = [name for name in needed if given[name] is None]
+    if missing:
+        first, *more = missing
+        too = f", which needs {', '.join(more)} too" if more else ""
+        raise ProblemError.of(
+            first,
+            f"is missing; {(ready or projected)[0]} is given{too}; "
+            f"{', '.join(other)} may be given instead",
+        )
 
 
 # --- sizes ---------------------------------------------------------------------------------------
