@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -269,6 +270,35 @@ def test_words_are_explained_with_random_vectors_that_can_be_saved(tmp_path: Pat
     np.testing.assert_equal(regard.load_problem("p.toml").random.seed, 3)
     other = succeed("explain", "--text", "the cat the", "--dim", "6", "--seed", "4")
     assert other != again
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (),
+        ("--step", "scores"),
+        ("--step", "scores", "--step", "weights", "--digits", "2"),
+        ("--statistics",),
+        ("--why", "scores", "I", "tea"),
+        ("--why", "scores", "I", "tea", "--step", "scores", "--statistics"),
+        ("--why", "scores", "I", "tea", "--statistics"),
+    ],
+    ids=" ".join,
+)
+def test_whatever_is_shown_of_words_says_once_that_their_vectors_are_random(
+    asked: tuple[str, ...],
+) -> None:
+    text = succeed("explain", "--text", "I drink tea", *asked)
+    assert text.count("Random, not learned: embeddings, W_q, W_k and W_v") == 1
+    lines = text.splitlines()
+    assert all(line or after for line, after in itertools.pairwise(lines))
+
+
+def test_the_gradients_of_random_words_say_so_too(tmp_path: Path) -> None:
+    np.save(tmp_path / "target.npy", np.zeros((3, 4)))
+    words = ("explain", "--text", "I drink tea", "--target", "target.npy")
+    assert "Random, not learned: embeddings" in succeed(*words, "--gradients")
+    assert "Random" not in succeed("explain", "coffee-target", "--gradients")
 
 
 def test_causal_hides_what_comes_later() -> None:

@@ -315,15 +315,17 @@ def _print(
     explanation: Explanation, wanted: _Wanted, derivation: Derivation | None, quiet: bool
 ) -> None:
     """What was asked for, or all steps unless a report has them."""
-    from regard.views import terminal
+    from regard.views import story, terminal
 
     screen = console()
     if wanted.steps or (derivation is None and not wanted.statistics and not quiet):
         terminal.print_explanation(
             explanation, screen, wanted.steps or None, wanted.head, wanted.digits
         )
+    elif derivation is not None or wanted.statistics:
+        terminal.print_drawn(explanation, screen)
     if derivation is not None:
-        if wanted.steps:
+        if wanted.steps or story.drawn(explanation):
             screen.print()
         sizes = explanation.source.sizes
         shared = sizes.get("H", 1) // sizes.get("G", 1)

@@ -76,13 +76,7 @@ def opening(explanation: Trace) -> tuple[str, ...]:
             words = ["Self-attention over one token, which can only look at itself."]
     else:
         words = [f"Cross-attention: {asking} {verb} at {count(keys, 'key')} of another sequence."]
-    if problem is not None and problem.random is not None:
-        drawn = in_words(problem.random.fields)
-        recipe = problem.random
-        words.append(
-            f"Random, not learned: {drawn} (generator {recipe.generator}, seed {recipe.seed}, "
-            f"{recipe.distribution}). The arithmetic is real; what looks at what means nothing."
-        )
+    words += drawn(explanation)
     heads, groups = sizes.get("H", 1), sizes.get("G", 1)
     if heads > 1:
         words.append(
@@ -92,6 +86,18 @@ def opening(explanation: Trace) -> tuple[str, ...]:
             f"{heads // groups} neighbouring heads share their keys and values."
         )
     return tuple(words)
+
+
+def drawn(explanation: Trace) -> tuple[str, ...]:
+    """That numbers are random, where they are; nothing is shown in a terminal without it."""
+    recipe = explanation.problem.random if explanation.problem is not None else None
+    if recipe is None:
+        return ()
+    return (
+        f"Random, not learned: {in_words(recipe.fields)} (generator {recipe.generator}, seed "
+        f"{recipe.seed}, {recipe.distribution}). The arithmetic is real; what looks at what means "
+        "nothing.",
+    )
 
 
 def outline(explanation: Trace) -> dict[str, tuple[str, ...]]:

@@ -69,6 +69,13 @@ def print_explanation(
     page.say(READING_NOTE)
 
 
+def print_drawn(explanation: Trace, console: Console) -> None:
+    """That numbers are random, above what is printed of an explanation without its steps."""
+    page = Layout(console, None)
+    for sentence in story.drawn(explanation):
+        page.say(sentence)
+
+
 def print_derivation(derivation: Derivation, console: Console, digits: int | None = None) -> None:
     """Why one cell has its value."""
     _print_derivation(Layout(console, digits), derivation, None)
@@ -168,11 +175,10 @@ def print_comparison(
 def _print_head_line(explanation: Trace, page: Layout, head: int | None, *, whole: bool) -> None:
     if explanation.title:
         page.say(safe_text(explanation.title, 200), STRONG)
-    if whole:
-        if explanation.note:
-            page.say(safe_text(explanation.note, 1000))
-        for sentence in story.opening(explanation):
-            page.say(sentence)
+    if whole and explanation.note:
+        page.say(safe_text(explanation.note, 1000))
+    for sentence in story.opening(explanation) if whole else story.drawn(explanation):
+        page.say(sentence)
     heads = explanation.heads or 1
     if heads > 1:
         page.say(f"Head {head or 0} of {heads}, counted from 0; --head shows another.", STRONG)
