@@ -111,6 +111,22 @@ def test_a_process_of_its_own_ends_with_the_code_and_prints_the_verdict(source):
 
 
 @pytest.mark.parametrize(
+    "target",
+    [
+        *(f"regard:{name}" for name in ("MultiHeadAttention", "attention", "linear_attention")),
+        "regard:gradients",
+        pytest.param(
+            "regard.interop.torch:scaled_dot_product_attention", marks=pytest.mark.needs("torch")
+        ),
+        pytest.param("regard.interop.jax:dot_product_attention", marks=pytest.mark.needs("jax")),
+    ],
+)
+def test_the_library_does_not_accuse_itself(command, target):
+    done = command(target)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
     ("name", "code", "says"),
     [
         ("right", 0, "right is right"),

@@ -61,6 +61,31 @@ def test_code_with_a_causal_rule_that_hides_nothing_is_not_right():
     assert found.names == ("later_tokens_seen",), found
 
 
+def test_words_beside_code_accuse_no_code_of_seeing_later_tokens():
+    def whole(q, k, v):
+        """Causal attention, with an autoregressive triangle: np.tril."""
+        weights = softmax(q @ turned(k) / np.sqrt(q.shape[-1]))  # a causal mask comes here
+        return weights @ v
+
+    assert regard.diagnose(whole).verdict == "right"
+
+
+class Layer:
+    """A layer of a decoder, causal."""
+
+    def __init__(self):
+        self.W_q, self.W_k, self.W_v = np.random.default_rng(4).normal(0, 0.6, (3, 8, 8))
+
+    def __call__(self, x):
+        """Attention of (L, M) with a causal mask."""
+        q, k, v = x @ self.W_q, x @ self.W_k, x @ self.W_v
+        return softmax(q @ turned(k) / np.sqrt(q.shape[-1])) @ v  # later tokens: np.tril
+
+
+def test_words_in_a_layer_accuse_it_as_little():
+    assert regard.diagnose(Layer()).verdict == "right"
+
+
 @pytest.mark.full
 def test_a_layer_that_may_be_causal_and_is_not_is_right():
     class Either(Heads):

@@ -42,6 +42,7 @@ from regard.diagnosis.forms.source import (
     said_of_arguments,
     turns_rows,
     unused_layers,
+    without_words,
     words_of,
     words_of_options,
 )
@@ -163,6 +164,7 @@ def inspect_function(
         except OptionError as error:  # what its arguments are may be written beside it
             found = _by_axes(function, heads, library, name, error)
     text, helpers = code_of(function), code_called(function)
+    code = without_words(text)
     queries = next((one.name for one in found[0][1].parameters if one.role == "query"), "")
     prose = prose_of(text)
     of_all = f"{prose}\n\n{prose_of(helpers)}"
@@ -207,10 +209,10 @@ def inspect_function(
         "says_transposed": TURNED.search(text) is not None,
         "columns_said": columns_said(text, code_of_file(function)),
         "norm_place": place_of_norm(f"{said}\n{helpers}"),
-        "says_causal": CAUSAL.search(text + helpers) is not None,
+        "says_causal": CAUSAL.search(f"{code}\n{without_words(helpers)}") is not None,
         "says_cosine": COSINE.search(f"{name}\n{text}{helpers}") is not None,
         "axes": letters_of(axes) or {},
-        "meant": meant_in(f"{name}\n{text}", helpers, f"{of_all}\n{of_file}"),
+        "meant": meant_in(f"{name}\n{text}", f"{name}\n{code}", helpers, f"{of_all}\n{of_file}"),
         "says_added": says_added(said_of_arguments(text)) and not of_ones,
         "said_scale": said_scale(f"{name}\n{words_of(text)}\n{options}\n{of_file}"),
         "key_mask_means": what_true_means(of_arguments, of_keys),

@@ -20,7 +20,7 @@ from regard.diagnosis.forms.differentiation import Applied, Pair
 from regard.diagnosis.reading.constructor_arguments import is_module
 from regard.diagnosis.reading.parameter_names import plain
 from regard.diagnosis.reading.signature import names_in, parameters_of, text_of
-from regard.diagnosis.reading.source_text import nodes_of, tree_of, tree_of_text
+from regard.diagnosis.reading.source_text import nodes_of, parsed, tree_of, tree_of_text
 
 BATCHED = re.compile(r"(?<!un)[Bb]atch|\b(B|b,|bs|bsz|nb)\b|-2\b|\.\.\.|\.mT\b")
 # What only matrices have: a transpose of all axes, a length, a shape of two numbers.
@@ -192,6 +192,21 @@ def _calls_in(node: ast.AST) -> Iterator[ast.Call]:
         yield node
     for inner in ast.iter_child_nodes(node):
         yield from _calls_in(inner)
+
+
+def without_words(text: str) -> str:
+    """A piece of code without its comments and documentation; nothing if it is no code."""
+    try:
+        return ast.unparse(_Silent().visit(parsed(textwrap.dedent(text))))
+    except (SyntaxError, ValueError):
+        return ""
+
+
+class _Silent(ast.NodeTransformer):
+    """A syntax tree without texts that are statements."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
 
 
 def words_of(text: str) -> str:

@@ -82,7 +82,7 @@ def _measured(tested: FunctionUnderTest, convention: Convention, unit: float) ->
 
 
 def _hides_by_itself(tested: FunctionUnderTest) -> bool:
-    """Whether a text mentions a causal rule, without a flag or a needed mask for it."""
+    """Whether code has a causal rule, without a flag or a needed mask for it."""
     callee = tested.callee
     return callee.says_causal and "causal" not in callee.roles and not callee.needs_mask
 

@@ -121,7 +121,7 @@ class Callee:
     columns_said: str = ""  # heads or parts: whether its text says so, or the opposite
     around: Surroundings | None = None  # what a function of weights computes around attention
     norm_place: str = ""  # first or last: whether the input is normalised, or the sum with it
-    says_causal: bool = False  # whether its text mentions a causal rule
+    says_causal: bool = False  # whether its code, without what is said beside it, has a causal rule
     says_cosine: bool = False  # whether its text normalises vectors, or mentions the cosine
     meant: tuple[str, ...] = ()  # names of mistakes that its text says are meant
     says_added: bool = False  # whether its text says that a mask is added to the scores

@@ -142,19 +142,22 @@ def caps_in(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(map(float, found)))[:8]
 
 
-def meant_in(text: str, called: str = "", prose: str = "") -> tuple[str, ...]:
+def meant_in(text: str, code: str = "", called: str = "", prose: str = "") -> tuple[str, ...]:
     """Names of mistakes that a text says are none, because it means to compute just that.
 
-    `called` is the code of what it calls, and `prose` what is said beside code.
+    `code` is the text without what is said beside code, `called` the code of what it calls, and
+    `prose` what is said. Words alone do not say that code hides later tokens.
 
     >>> meant_in("softmax(s)", prose="ALiBi is added before scaling: (scores + alibi) / sqrt(d)")
     ('later_tokens_seen', 'alibi_scaled')
     >>> meant_in("talking heads: a softmax whose weights are mixed, causal")
-    ('heads_mixed',)
+    ('heads_mixed', 'later_tokens_seen')
+    >>> meant_in("softmax(s + causal_mask)", "softmax(s + causal_mask)")
+    ()
     """
     found = [name for name, words in _MEANT.items() if words.search(text)]
     # A decoder or a word about the future alone does not say that later tokens are hidden.
-    found += ["later_tokens_seen"] * (_RULE.search(text) is None)
+    found += ["later_tokens_seen"] * (_RULE.search(code) is None)
     found += ["weights_do_not_add_up"] * (_SHARES.search(text + called) is None)
     found += ["key_heads_tiled"] * (_HEADS_IN_TURN.search(prose) is not None)
     found += ["alibi_scaled"] * (_ALIBI_SCALED.search(prose) is not None)
