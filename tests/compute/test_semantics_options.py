@@ -256,7 +256,7 @@ def test_sink_that_is_not_finite_is_refused_by_name(kernel, sink):
 
 LENGTH, SIZE = 5, 7
 MASK = np.random.default_rng(4).random((2, LENGTH, SIZE)) < 0.6
-IDS = np.array([0, 1, 1, 0, 2]), np.array([0, 0, 1, 1, 2, 0, 1])
+IDS = np.array([0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 1, 1])  # begin where their rows do
 
 
 def options_that_count() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
