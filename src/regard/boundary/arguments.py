@@ -107,6 +107,13 @@ def as_array(name: str, value: Any, instead: str = "{}.data") -> Array:
     )
 
 
+def as_float_array(name: str, value: Any, instead: str = "{}.data") -> Array:
+    """An array of floats in native byte order; integers and booleans as float64."""
+    array = as_array(name, value, instead)
+    dtype = result_dtype({name: array})
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
 def labels_of(value: Any) -> Iterator[tuple[str, ...] | None]:
     """The labels of a DataFrame's rows, then of its columns; None where they only count."""
     named = belongs_to("pandas", value) and hasattr(value, "columns")

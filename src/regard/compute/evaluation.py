@@ -291,13 +291,13 @@ class Run:
             visible = self.block("visible", batch, head, rows)
         block = compute(step.op, letters, operands, visible, self.dtype)
         # Operands that are the same for every row give one row; the block has them all.
+        return np.broadcast_to(block, self._block_shape(step, rows))
+
+    def _block_shape(self, step: Step, rows: Rows | None) -> list[int]:
+        """The shape of a block of a step: some of its rows, in one head."""
         count = self.sizes.get("L", 1) if rows is None else len(rows)
-        shape = [
-            count if axis == "L" else self.sizes[axis]
-            for axis in step.axes
-            if axis not in ("H", "G")
-        ]
-        return np.broadcast_to(block, shape)
+        own = [axis for axis in step.axes if axis not in ("H", "G")]
+        return [count if axis == "L" else self.sizes[axis] for axis in own]
 
     def _operand(
         self, step: Step, ref: Ref, batch: tuple[int, ...], head: int, rows: Rows | None
@@ -313,6 +313,9 @@ class Run:
             first = head * count if step.running == "r" else 0
             heads = range(first, first + count)
             stacked = [self.block(ref.step, batch, own, taken) for own in heads]
+            if not stacked:
+                shape = (0, *self._block_shape(self.steps[ref.step], taken))
+                return np.empty(shape, self.dtype), (step.running, *letters)
             return np.stack(stacked), (step.running, *letters)
         if of_head == "h//(H//G)":
             head = head // (self.sizes["H"] // self.sizes["G"])

@@ -154,16 +154,20 @@ def with_positions(
 
 
 def fit(whole: Array, given: Array) -> Array:
-    """A gradient in its input's shape and dtype: summed over broadcast axes, then rounded once."""
-    if whole.size == given.size and whole.dtype == given.dtype:
+    """A gradient in its input's shape and dtype: summed over broadcast axes, then rounded once.
+
+    That of integers or booleans is in float64.
+    """
+    dtype = given.dtype if is_float(given.dtype) else np.dtype(np.float64)
+    if whole.size == given.size and whole.dtype == dtype:
         return whole.reshape(given.shape)
     shape = (1,) * (whole.ndim - given.ndim) + given.shape
     sizes = zip(shape, whole.shape, strict=True)
     axes = tuple(axis for axis, (one, size) in enumerate(sizes) if one != size)
     with np.errstate(all="ignore"):
         summed = np.asarray(whole.sum(axis=axes) if axes else whole)
-        once = np.asarray(round_once(summed, given.dtype))
-        return once.astype(given.dtype, copy=False).reshape(given.shape)
+        once = np.asarray(round_once(summed, dtype))
+        return once.astype(dtype, copy=False).reshape(given.shape)
 
 
 def row_products(first: Array, second: Array) -> Array:

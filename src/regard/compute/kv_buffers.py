@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.boundary.arguments import FLOATS, as_array, as_integers, check_lead, round_once
+from regard.boundary.arguments import (
+    FLOATS,
+    as_array,
+    as_float_array,
+    as_integers,
+    check_lead,
+    round_once,
+)
 from regard.boundary.arrays import Array, bfloat16
 from regard.compute import quantized
 from regard.compute.visibility import Boolean, Mask, all_of, as_mask
@@ -101,7 +108,7 @@ def as_floats(name: str, value: Any) -> Array:
         raise DtypeError(
             f"{name} has dtype {array.dtype}; a cache holds one of {', '.join(FLOATS)}"
         )
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return as_float_array(name, array)
 
 
 def check_pair(arrays: dict[str, Array], buffers: tuple[Array, ...], *, converts: bool) -> None:

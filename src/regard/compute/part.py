@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from regard.boundary.arguments import as_array, as_number
+from regard.boundary.arguments import as_array, as_float_array, as_number
 from regard.boundary.arrays import Array
 from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 
@@ -69,9 +69,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def own_array(name: str, value: Any, axes: int, wanted: str) -> Array:
     """A parameter as an array of its own, with this many axes."""
-    array = np.array(as_array(name, value))
-    if array.dtype.kind in "biu":
-        array = array.astype(np.float64)
+    array = np.array(as_float_array(name, value))
     if array.ndim != axes:
         raise ShapeError(f"{name} has shape {array.shape} but must be {wanted}")
     array.setflags(write=False)
@@ -80,13 +78,12 @@ def own_array(name: str, value: Any, axes: int, wanted: str) -> Array:
 
 def own_finite(name: str, value: Any) -> Array:
     """Numbers of its own, all finite; integers as float64."""
-    array = np.array(as_array(name, value))
-    if array.dtype == np.bool_:
+    given = as_array(name, value)
+    if given.dtype == np.bool_:
         raise DtypeError(f"{name} has booleans; it must be numbers")
+    array = np.array(as_float_array(name, given))
     if not np.isfinite(array.astype(np.float64)).all():
         raise OptionError(f"{name} has a number that is not finite")
-    if array.dtype.kind in "iu":
-        array = array.astype(np.float64)
     array.setflags(write=False)
     return array
 

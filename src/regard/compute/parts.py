@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard.boundary.arguments import as_int
+from regard.boundary.arguments import as_int, as_integers
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.kernels import fused
@@ -388,10 +388,14 @@ def plan(
     (1, 4096, 32768, 64)
     """
     memory, workers = as_int("memory", memory, 1), as_int("workers", workers, 1)
-    shapes = (tuple(query), tuple(key), tuple(value))
-    if any(len(shape) < 3 for shape in shapes):
-        raise ShapeError(f"plan needs shapes (…, H, L, D), not {shapes}")
-    request = make_request(*(np.broadcast_to(np.zeros((), np.float32), shape) for shape in shapes))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, given in {"query": query, "key": key, "value": value}.items():
+        sizes = as_integers(name, given, "a shape, an int for each axis")
+        shapes[name] = tuple(sizes.reshape(-1).tolist())
+        if len(shapes[name]) < 3:
+            raise ShapeError(f"{name} is {shapes[name]}; plan needs shapes (…, H, L, D)")
+    hollow_arrays = (np.broadcast_to(np.zeros((), np.float32), one) for one in shapes.values())
+    request = make_request(*hollow_arrays)
     *lead, heads, length, size = request.shape
     shared = heads // request.key.shape[-3]
     width = request.query.shape[-1] + request.value.shape[-1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from regard.boundary import answering
-from regard.boundary.arguments import as_array
+from regard.boundary.arguments import as_array, as_float_array, result_dtype
 from regard.boundary.arrays import Array, lend
 from regard.compute.results import OutputLse
 from regard.errors import DtypeError, OptionError, ShapeError
@@ -60,19 +60,18 @@ def softmax(scores: Any, *, axis: int = -1) -> Any:
     array([0.5, 0.5, 0. ])
     """
     (scores,), give_back = lend(scores=scores)
-    array = as_array("scores", scores, "scores.filled(-np.inf), where −∞ means absent")
-    dtype = np.dtype(np.float64) if array.dtype.kind in "biu" else array.dtype.newbyteorder("=")
+    array = as_float_array("scores", scores, "scores.filled(-np.inf), where −∞ means absent")
     if array.ndim == 0:
         raise ShapeError("scores is a single number; softmax needs at least one axis")
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
         raise DtypeError(f"axis must be an int, not {type(axis).__name__}")
     if not -array.ndim <= axis < array.ndim:
         raise OptionError(f"axis is {axis} but scores has {array.ndim} axes")
-    working = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    working = np.dtype(np.float64 if array.dtype == np.float64 else np.float32)
     rows = np.moveaxis(array, axis, -1).astype(working)
     flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
     weights = _weights(flat, working)[0].reshape(rows.shape)
-    result = np.moveaxis(weights, -1, axis).astype(dtype, copy=False)
+    result = np.moveaxis(weights, -1, axis).astype(array.dtype, copy=False)
     return give_back(result)
 
 
@@ -169,10 +168,10 @@ def merge(outputs: Any, lses: Any) -> Any:
                 f"lses[{number}] has shape {lse.shape} but must have {output.shape[:-1]}, "
                 "one number per row of its output"
             )
-    dtype = np.result_type(*(part.dtype for part in parts))
-    lse_dtype = np.result_type(*(lse.dtype for lse in logs))
-    if dtype.kind in "biu" or lse_dtype.kind in "biu":
+    if any(all(one.dtype.kind in "biu" for one in given) for given in (parts, logs)):
         raise DtypeError("outputs and lses must be floating point, as attention returns them")
+    dtype = result_dtype(dict(zip(named, parts, strict=True)))
+    lse_dtype = result_dtype(dict(zip(logs_named, logs, strict=True)))
     wide = np.dtype(np.float64)
     by_part = np.stack([lse.astype(wide).ravel() for lse in logs], axis=-1)  # (rows, parts)
     weights, maximum, sums = _weights(by_part, wide)

@@ -15,6 +15,7 @@ import dask.array as da
 import numpy as np
 from dask.base import tokenize
 
+from regard.boundary.arguments import as_array, read_array
 from regard.compute import parts
 from regard.compute.parts import CHUNK
 from regard.compute.request import Request
@@ -23,9 +24,10 @@ from regard.errors import ShapeError
 
 def as_lazy(name: str, array: Any) -> da.Array:
     """A dask array, or what dask reads in pieces, as the former."""
+    if not isinstance(getattr(array, "dtype", None), np.dtype):
+        array = read_array(name, array)
+    as_array(name, np.empty(0, array.dtype))  # its dtype is one that regard computes with
     if not isinstance(array, da.Array):
-        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-            array = np.asarray(array)
         chunks = getattr(array, "chunks", None) or "auto"
         array = da.from_array(array, chunks=chunks, inline_array=not isinstance(array, np.ndarray))
     if any(math.isnan(size) for size in array.shape):
@@ -55,6 +57,8 @@ def aligned(sizes: Sequence[int]) -> tuple[int, ...]:
 def groups_of(request: Request, query: da.Array) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
     """The chunks of a query along batch and heads, and those of the keys along heads."""
     *outer, heads = query.chunks[:-2]
+    if not sum(heads):
+        raise ShapeError("query has 0 heads; over dask there must be one or more")
     shared = request.query.shape[-3] // max(request.key.shape[-3], 1)
     if shared > 1 and any(size % shared for size in heads):
         raise ShapeError(

@@ -147,13 +147,13 @@ def dot_product_attention(
             "jax.nn.dot_product_attention"
         )
     given = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
-    arrays = {name: jnp.asarray(array) for name, array in given.items() if array is not None}
+    arrays = {name: _as_jax(name, array) for name, array in given.items() if array is not None}
     batched = arrays["query"].ndim != 3
     for name, array in arrays.items():
         arrays[name] = array.reshape(*(1,) * (4 - array.ndim), *array.shape)
     lengths = {"query_seq_lengths": query_seq_lengths}
     lengths |= {"key_value_seq_lengths": key_value_seq_lengths}
-    arrays |= {name: jnp.asarray(own) for name, own in lengths.items() if own is not None}
+    arrays |= {name: _as_jax(name, own) for name, own in lengths.items() if own is not None}
     _check(arrays)
     options = Settings(_number(scale), bool(is_causal), _window(local_window_size))
     output, residual = attention.bind(*arrays.values(), names=tuple(arrays), options=options)
@@ -209,6 +209,14 @@ def _check(arrays: dict[str, Any]) -> None:
                 f"{name} must be {batch} int32 numbers, one per batch element, not "
                 f"{arrays[name].dtype} {arrays[name].shape}"
             )
+
+
+def _as_jax(name: str, given: Any) -> Any:
+    try:
+        return jnp.asarray(given)
+    except (TypeError, ValueError) as error:
+        reason = safe_text(str(error).partition("\n")[0], 120)
+        raise DtypeError(f"{name} is no array that JAX takes: {reason}") from None
 
 
 def _number(scale: Any) -> float | None:

@@ -21,12 +21,13 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from regard.boundary import answering
+from regard.boundary.arguments import as_array, as_float_array, as_integers, as_number
 from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.evaluation import Run
 from regard.compute.positioned import turn_rows
 from regard.compute.request import Request, make_request
-from regard.errors import OptionError, ShapeError, safe_text
+from regard.errors import DtypeError, OptionError, ShapeError, safe_text
 from regard.masks import Boolean, Lengths, Mask
 
 __all__ = [
@@ -75,7 +76,7 @@ def attention(
     *,
     is_causal: int = 0,
     scale: float | None = None,
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     q_num_heads: int | None = None,
     kv_num_heads: int | None = None,
     left_window_size: int = -1,
@@ -131,10 +132,12 @@ def attention(
         raise OptionError(
             f"qk_matmul_output_mode is {qk_matmul_output_mode}; it must be 0, 1, 2 or 3"
         )
+    Q = as_float_array("Q", Q)
     packed = Q.ndim == 3
     query = _heads("Q", Q, "q_num_heads", q_num_heads)
-    key = _heads("K", K, "kv_num_heads", kv_num_heads)
-    value = _heads("V", V, "kv_num_heads", kv_num_heads)
+    key = _heads("K", as_float_array("K", K), "kv_num_heads", kv_num_heads)
+    value = _heads("V", as_float_array("V", V), "kv_num_heads", kv_num_heads)
+    offset: Any = 0
     if (past_key is None) != (past_value is None):
         raise OptionError("past_key and past_value belong together, but only one is given")
     if past_key is not None and past_value is not None:
@@ -143,13 +146,16 @@ def attention(
                 "nonpad_kv_seqlen is for a cache inside K and V and past_key for one outside; "
                 "give one of the two"
             )
-        key = _after("past_key", past_key, "K", key)
-        value = _after("past_value", past_value, "V", value)
-    offset: Any = 0 if past_key is None else past_key.shape[2]
+        fresh = key.shape[2]
+        key = _after("past_key", as_float_array("past_key", past_key), "K", key)
+        value = _after("past_value", as_float_array("past_value", past_value), "V", value)
+        offset = key.shape[2] - fresh
+    lengths = None
     if nonpad_kv_seqlen is not None:
-        offset = nonpad_kv_seqlen - query.shape[2]
-    mask, bias = _mask_and_bias(attn_mask, key.shape[2], nonpad_kv_seqlen)
-    wide = _one_dtype(query, value)
+        lengths = as_integers("nonpad_kv_seqlen", nonpad_kv_seqlen, "integers")
+        offset = lengths - query.shape[2]
+    mask, bias = _mask_and_bias(attn_mask, key.shape[2], lengths)
+    wide = _one_dtype(query, key, value)
     request = make_request(
         query.astype(wide, copy=False),
         key.astype(wide, copy=False),
@@ -160,7 +166,7 @@ def attention(
         window=_window(left_window_size, right_window_size),
         offset=offset,
         scale=scale,
-        softcap=softcap or None,
+        softcap=None if softcap is None else as_number("softcap", softcap) or None,
         precision=_precision(softmax_precision, wide),
         return_weights=qk_matmul_output_mode == 3,
     )
@@ -213,8 +219,9 @@ def _mask_and_bias(
     rule = None if lengths is None else Lengths(lengths)
     if given is None:
         return rule, None
-    if given.dtype.kind in "iu":  # numbers to add; −∞ needs a float
-        given = given.astype(np.float64)
+    given = as_array("attn_mask", given)
+    if given.dtype != np.bool_:
+        given = as_float_array("attn_mask", given)  # numbers to add; −∞ needs a float
     if given.ndim and given.shape[-1] < keys:
         hidden = np.array(False if given.dtype == np.bool_ else -np.inf, given.dtype)
         rest = np.broadcast_to(hidden, (*given.shape[:-1], keys - given.shape[-1]))
@@ -225,12 +232,12 @@ def _mask_and_bias(
     return own if rule is None else own & rule, None
 
 
-def _one_dtype(query: Array, value: Array) -> np.dtype[Any]:
+def _one_dtype(*arrays: Array) -> np.dtype[Any]:
     """A dtype for Q, K and V: the type of V may differ from that of Q and K."""
-    if query.dtype == value.dtype:
-        return query.dtype
-    wide = np.float64 in (query.dtype, value.dtype)
-    return np.dtype(np.float64 if wide else np.float32)
+    dtypes = {array.dtype for array in arrays}
+    if len(dtypes) == 1:
+        return arrays[0].dtype
+    return np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
 
 
 def _window(left: int, right: int) -> tuple[int | None, int | None] | None:
@@ -299,6 +306,7 @@ def rotary_embedding(
     >>> rotary_embedding(np.array([[[[1.0, 0.0]]]]), cos, sin).tolist()
     [[[[0.0, 1.0]]]]
     """
+    X = as_float_array("X", X)
     by_heads = _heads("X", X, "num_heads", num_heads)
     turned = rotary_embedding_dim or by_heads.shape[-1]
     if not 0 < turned <= by_heads.shape[-1] or turned % 2:
@@ -306,16 +314,31 @@ def rotary_embedding(
             f"rotary_embedding_dim is {turned} but X has {by_heads.shape[-1]} features; it must be "
             "even and at most that"
         )
-    if position_ids is not None:
-        cos_cache, sin_cache = cos_cache[position_ids], sin_cache[position_ids]
     expected = (by_heads.shape[0], by_heads.shape[2], turned // 2)
-    for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
-        if cache.shape != expected:
-            raise ShapeError(f"{name} gives {cache.shape} but X needs {expected}: (B, L, pairs)")
-    cos, sin = (np.ascontiguousarray(one, np.float64) for one in (cos_cache, sin_cache))
+    cos, sin = (
+        _angles(name, as_float_array(name, cache), position_ids, expected)
+        for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache))
+    )
     output = np.empty(by_heads.shape, X.dtype)
     turn_rows([(by_heads, output, cos, sin)], interleaved=bool(interleaved))
     return output if X.ndim == 4 else output.swapaxes(1, 2).reshape(X.shape)
+
+
+def _angles(name: str, cache: Array, places: Any, expected: tuple[int, ...]) -> Array:
+    """The cosines or sines for each row of X, in float64."""
+    if places is not None:
+        places = as_integers("position_ids", places, "integers")
+        if cache.ndim != 2:
+            raise ShapeError(f"{name} has {cache.ndim} axes; with position_ids it needs 2")
+        if places.size and not 0 <= places.min() <= places.max() < len(cache):
+            raise OptionError(
+                f"position_ids run from {places.min()} to {places.max()}, but {name} has "
+                f"{len(cache)} rows, from 0"
+            )
+        cache = cache[places]
+    if cache.shape != expected:
+        raise ShapeError(f"{name} gives {cache.shape} but X needs {expected}: (B, L, pairs)")
+    return np.ascontiguousarray(cache, np.float64)
 
 
 # --- for ONNX's evaluator and backend ----------------------------------------------------------
@@ -410,7 +433,10 @@ class PreparedModel(BackendRep):
         if len(inputs) != len(self.names):
             raise OptionError(f"there are {len(self.names)} inputs but {len(inputs)} were given")
         feed = dict(zip(self.names, inputs, strict=True))
-        return tuple(self.evaluator.run(None, feed))
+        try:
+            return tuple(self.evaluator.run(None, feed))
+        except TypeError as error:  # the evaluator has its own words for what an operator refuses
+            raise (error.__cause__ if isinstance(error.__cause__, DtypeError) else error) from None
 
 
 def _refuse_elsewhere(device: str) -> None:

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from regard.boundary import answering
-from regard.boundary.arguments import as_int
+from regard.boundary.arguments import as_int, as_number
 from regard.boundary.arrays import Array, home_of, lent
 from regard.compute import dispatch
 from regard.compute.request import make_request
@@ -333,7 +333,7 @@ def attend(
             )
     options = {
         "scale": scaling,
-        "softcap": softcap or None,
+        "softcap": None if softcap is None else as_number("softcap", softcap) or None,
         "sink": _tensor("s_aux", s_aux),
         "bias": _tensor("position_bias", position_bias),
     }
@@ -341,7 +341,7 @@ def attend(
     if mask is not None and not mask.is_floating_point():
         options["mask"] = mask
     elif mask is not None:
-        options["bias"] = mask if options["bias"] is None else mask + options["bias"]
+        options["bias"] = mask if options["bias"] is None else _sum(mask, options["bias"])
     elif tensors["query"].shape[2] > 1:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         # Keys beyond the queries are unused space of a static cache.
@@ -365,6 +365,14 @@ def attend(
     if recording is not None:
         recording.keep(module, tensors, options, lse)
     return output, *(weights or [None])
+
+
+def _sum(mask: Any, bias: Any) -> Any:
+    try:
+        return mask + bias
+    except RuntimeError as error:
+        reason = safe_text(str(error).partition("\n")[0], 120)
+        raise OptionError(f"attention_mask and position_bias do not add up: {reason}") from None
 
 
 def _as_arrays(

@@ -29,7 +29,7 @@ from regard.boundary.arguments import as_int
 from regard.compute import parts
 from regard.compute.config import show_config
 from regard.compute.parts import CHUNK
-from regard.errors import OptionError, ProblemError, Setting, ShapeError, safe_text
+from regard.errors import DtypeError, OptionError, ProblemError, Setting, ShapeError, safe_text
 from regard.interop import zarr_files
 from regard.interop.zarr_blocks import QKV, Block, Call, Job, is_whole, make
 from regard.interop.zarr_files import Output
@@ -138,8 +138,8 @@ def attention(
     inputs = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
     outputs = {"output": output, "lse": lse}
     job = Job(
-        inputs={name: os.fspath(one) for name, one in inputs.items() if one is not None},
-        outputs={name: Output(os.fspath(one)) for name, one in outputs.items() if one is not None},
+        inputs={name: _folder(name, one) for name, one in inputs.items() if one is not None},
+        outputs={n: Output(_folder(n, one)) for n, one in outputs.items() if one is not None},
         options=options,
         threads=1 if executor is not None and threads is None else threads,
     )
@@ -223,6 +223,14 @@ def _in_chunks(size: int, chunk: int) -> int:
     return max(size // chunk * chunk, chunk)
 
 
+def _folder(name: str, given: Any) -> str:
+    try:
+        return str(os.fspath(given))
+    except TypeError:
+        kind = type(given).__name__
+        raise DtypeError(f"{name} must be the folder of a Zarr array, not a {kind}") from None
+
+
 def _settings(call: Call) -> dict[str, Any]:
     """What the bytes of the output depend on, as JSON; kept with the output."""
     job = call.job
@@ -233,14 +241,16 @@ def _settings(call: Call) -> dict[str, Any]:
     }
     inputs = {n: zarr_files.identity(path, call.arrays[n]) for n, path in job.inputs.items()}
     versions = {"regard": show_config("dict")["regard"], "target": job.target}
-    try:
-        made: dict[str, Any] = json.loads(json.dumps({**versions, **options, **inputs}))
-    except (TypeError, ValueError):
-        raise OptionError(
-            "over Zarr, options are numbers, names and tuples of them, which are kept with the "
-            "output; arrays are Zarr arrays: mask= and bias="
-        ) from None
-    return made
+    for name, one in options.items():
+        try:
+            options[name] = json.loads(json.dumps(one))
+        except (TypeError, ValueError):
+            raise OptionError(
+                f"{name} is a {type(one).__name__}, but over Zarr options are numbers, names and "
+                "tuples of them, which are kept with the output; arrays are Zarr arrays: mask= and "
+                "bias="
+            ) from None
+    return {**versions, **options, **inputs}
 
 
 def _check_begun(job: Job, begun: Sequence[Any], settings: dict[str, Any], *, force: bool) -> None:

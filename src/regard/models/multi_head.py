@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from regard.boundary import answering
-from regard.boundary.arguments import as_array, as_int, result_dtype
+from regard.boundary.arguments import as_array, as_float_array, as_int, result_dtype
 from regard.boundary.arrays import Array, lend
 from regard.boundary.elsewhere import no_such_argument
 from regard.compute import dispatch
@@ -276,7 +276,8 @@ class MultiHeadAttention:
             A named tuple with these names; None for an input that the call does not have or that
             `wrt` does not name. Each has the shape and dtype of its input, summed over axes along
             which the input was broadcast; for a weight these are the leading axes of x. Half
-            types are computed in float32 and rounded once. The array type is that of x.
+            types are computed in float32 and rounded once; integers have gradients in float64. The
+            array type is that of x.
 
         Raises
         ------
@@ -331,6 +332,9 @@ class MultiHeadAttention:
         }
         given |= {field.name: getattr(self, field.name) for field in fields(self)}
         given |= _inputs(x, context)
+        for name, one in given.items():
+            if isinstance(one, np.ndarray):
+                given[name] = as_float_array(name, one)
         problem = Problem(title=title, **given)
         return Explanation.of(explain_problem(problem, **options))
 
