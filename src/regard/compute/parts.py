@@ -19,7 +19,7 @@ from regard.boundary.arrays import Array
 from regard.compute import dispatch
 from regard.compute.kernels import fused
 from regard.compute.kernels.fused import CHUNK
-from regard.compute.positioned import Places, Rotation
+from regard.compute.positioned import Places, Rotation, as_places
 from regard.compute.request import Request, check_options, make_request
 from regard.compute.visibility import All, AnyOf, Boolean, Combined, Mask
 from regard.errors import OptionError, ShapeError
@@ -45,7 +45,8 @@ class Place(NamedTuple):
 class Part:
     """The options of a part of a call; its arrays come when it is computed."""
 
-    request: Request  # arrays without a number, of the right dtypes
+    request: Request  # arrays without a number, of the right dtypes; no positions
+    positions: Places  # of its queries, for masks
     query_places: Places | None = None  # of a rotation
     key_places: Places | None = None
 
@@ -57,6 +58,8 @@ class Part:
             rules = mask if rules is None else rules & mask
         bias = extras.get("bias", self.request.bias)
         request = replace(self.request, query=query, key=key, value=value, mask=rules, bias=bias)
+        positions = np.broadcast_to(np.asarray(self.positions), (*request.lead, query.shape[-2]))
+        request = replace(request, query_positions=positions)
         if isinstance(request.positions, Rotary):
             places = {"query_positions": self.query_places, "key_positions": self.key_places}
             given: dict[str, Any] = {
@@ -137,14 +140,14 @@ def part_of(request: Request, place: Place) -> Part:
         **arrays,
         mask=None if request.mask is None else _rule(request.mask, place, heads),
         bias=None if request.bias is None else _cells(request.bias, place, heads),
-        query_positions=_positions(request, place) - place.keys.start,
+        query_positions=np.empty(0, np.int64),
         sink=None if request.sink is None else np.array(request.sink[(*place.batch, heads)]),
         positions=positions,
         has_heads=True,
         has_rows=True,
         out=None,
     )
-    return Part(cut, **places)
+    return Part(cut, as_places(_positions(request, place) - place.keys.start), **places)
 
 
 def _with_table(positions: RelativeBias, table: Array) -> RelativeBias:
@@ -279,7 +282,7 @@ def of_no_keys(part: Part, widths: tuple[int, int], query: Array) -> Request:
         for width, dtype in zip(widths, types, strict=True)
     )
     plain = replace(part.request, mask=None, positions=None)
-    return Part(plain).of(query, key, value, {})
+    return Part(plain, part.positions).of(query, key, value, {})
 
 
 def end(

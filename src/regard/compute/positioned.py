@@ -218,12 +218,14 @@ def _query_places(request: Request) -> Places:
     rows = request.shape[-2]
     if given is not None:
         return given if given.ndim == 1 else np.broadcast_to(given, (*request.lead, rows))
-    places = request.query_positions
-    if not places.size:
-        return range(rows)
-    first = int(places.flat[0])
-    consecutive = range(first, first + rows)
-    return consecutive if (places == np.asarray(consecutive)).all() else places
+    return as_places(request.query_positions)
+
+
+def as_places(positions: NDArray[np.int64]) -> Places:
+    """Positions (…, L); a range, if they are consecutive and the same in all batch elements."""
+    first = int(positions.flat[0]) if positions.size else 0
+    consecutive = range(first, first + positions.shape[-1])
+    return consecutive if (positions == np.asarray(consecutive)).all() else positions
 
 
 def _key_places(request: Request) -> Places:

@@ -296,7 +296,7 @@ def query_positions(offset: Any, rules: Mask | None, shape: tuple[int, ...], *, 
         return spread(rows, (*lead, queries))
     text = (Mask() if rules is None else rules).texts(shape)
     first = text.high - text.last if at_end else text.low - text.first
-    return np.asarray(spread(rows + first, (*lead, queries)) + added)
+    return spread(rows + (first + added), (*lead, queries))
 
 
 class LeftOut(Boolean):
