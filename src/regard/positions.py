@@ -23,7 +23,7 @@ import numpy as np
 from regard.boundary import answering
 from regard.boundary.arguments import as_flag, as_int
 from regard.boundary.arrays import Array
-from regard.compute import distances, rotary
+from regard.compute import distances, rotary, rotary_config
 from regard.compute.part import Part, as_part, own_array, own_finite, own_number
 from regard.errors import OptionError, ShapeError
 
@@ -54,7 +54,7 @@ class Rotary(Positions):
 
     With θ_p = base^(−2p / width), pair (x, y) number p of a row at position m becomes
     (x·cos mθ_p − y·sin mθ_p, y·cos mθ_p + x·sin mθ_p), so that a score depends on the difference of
-    two positions. A model with two bases has two of these objects.
+    two positions. A model with two bases has two of these objects: `from_config` makes them.
 
     Parameters
     ----------
@@ -66,11 +66,11 @@ class Rotary(Positions):
         False: feature p makes a pair with feature p + width / 2, as in Llama and GPT-NeoX.
         True: feature 2p makes one with feature 2p + 1, as in GPT-J and the paper.
     scaling : mapping, optional
-        A model's ``rope_parameters`` or ``rope_scaling``, as its configuration has it: "rope_type"
-        is "default", "linear", "ntk", "dynamic", "yarn", "longrope" or "llama3", with the further
-        names of that type. A "rope_theta" there is the base, and a "partial_rotary_factor" the part
-        of the features that is turned. "dynamic" and "longrope" look at the length of the text,
-        which is the largest position of a call, plus 1.
+        One entry of a model's rope parameters: "rope_type" is "default", "linear", "ntk",
+        "dynamic", "yarn", "longrope" or "llama3", with the further names of that type. For a whole
+        configuration there is `from_config`. A "rope_theta" is the base, and a
+        "partial_rotary_factor" the part of the features that is turned. "dynamic" and "longrope"
+        look at the length of the text, which is the largest position of a call, plus 1.
     frequencies : array_like, (width / 2,), optional
         Radians per position for each pair, instead of base and scaling.
     attention_factor : float, optional
@@ -134,6 +134,27 @@ class Rotary(Positions):
         # Whether a longer text turns its first rows by other angles too.
         self.depends_on_length = rotary.depends_on_length(self._entries)
         self._check()
+
+    @classmethod
+    def from_config(cls, config: Any, layer: int | None = None) -> Rotary | None:
+        """What a model's configuration says of one layer; None if that layer is not turned.
+
+        Parameters
+        ----------
+        config : object or mapping
+            The whole configuration of a model: transformers' object, any object with its fields, or
+            a dict as json.load gives it. What is not known to be turned as here is refused.
+        layer : int, optional
+            The number of the layer, from 0. It may be left out if all layers are turned alike.
+
+        Examples
+        --------
+        >>> config = {"model_type": "llama", "num_hidden_layers": 2, "rope_theta": 500000.0}
+        >>> Rotary.from_config(config).base
+        500000.0
+        """
+        given = rotary_config.arguments(config, layer)
+        return None if given is None else cls(**given)
 
     def _check(self) -> None:
         entries = dict(self._entries)

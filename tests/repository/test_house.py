@@ -35,6 +35,7 @@ boundary.elsewhere
 boundary boundary.arrays boundary.dataframe boundary.files
 boundary.arguments compute.native
 boundary.parse compute.visibility compute.part compute.distances compute.rotary
+compute.rotary_config
 masks scores normalizers positions compute.quantized compute.results
 compute.options
 textbook compute.request

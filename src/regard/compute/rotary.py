@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_LENGTH = "original_max_position_embeddings"
+LENGTH = "original_max_position_embeddings"
 
 # For each kind of scaling what it needs, and what it may have besides.
 _NAMES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
     "ntk": (("factor",), ()),
-    "dynamic": (("factor", _LENGTH), ()),
+    "dynamic": (("factor", LENGTH), ()),
     "yarn": (
-        ("factor", _LENGTH),
+        ("factor", LENGTH),
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     ),
-    "longrope": (("short_factor", "long_factor", _LENGTH), ("factor", "attention_factor")),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", _LENGTH), ()),
+    "longrope": (("short_factor", "long_factor", LENGTH), ("factor", "attention_factor")),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", LENGTH), ()),
 }
 # What a model's configuration also has there: it goes to the base and to the width.
 BESIDE = ("rope_theta", "partial_rotary_factor")
@@ -49,19 +49,18 @@ def read_scaling(given: Any) -> Scaling:
             f" not {safe_text(repr(given), 60)}"
         )
     entries = {name: value for name, value in given.items() if value is not None}
-    names = [name for name in ("rope_type", "type") if name in entries]
-    kind = entries.pop(names[0]) if names else "default"
-    entries.pop("type", None)  # an older spelling beside the newer one
-    if not isinstance(kind, str) or kind not in _NAMES:
+    if inner := [name for name, value in entries.items() if isinstance(value, Mapping)]:
         raise OptionError(
-            f"positions.scaling has rope_type {safe_text(repr(kind), 60)}; it must be one of "
-            f"{', '.join(_NAMES)}"
+            f"positions.scaling has one entry for each kind of layer; pass one of them: "
+            f"{safe_text(', '.join(map(repr, inner)), 120)}, or use Rotary.from_config"
         )
+    kind = kind_of(entries)
+    entries = {name: value for name, value in entries.items() if name not in ("rope_type", "type")}
     needed, also = _NAMES[kind]
     for name in needed:
         if name not in entries:
             hint = ""
-            if name == _LENGTH:
+            if name == LENGTH:
                 hint = "; it is max_position_embeddings of the model before it was extended"
             raise OptionError(f'positions.scaling of type "{kind}" needs {name}{hint}')
     known = (*needed, *also, *BESIDE)
@@ -71,7 +70,34 @@ def read_scaling(given: Any) -> Scaling:
                 f"positions.scaling has {safe_text(repr(name), 60)}, which {kind} does not take; "
                 f"it takes {', '.join(known)}"
             )
-    return (("rope_type", kind), *((name, _read(name, one)) for name, one in entries.items()))
+    if kind == "longrope" and not {"factor", "attention_factor"} & entries.keys():
+        raise OptionError(
+            'positions.scaling of type "longrope" needs factor, by which cosines and sines grow: '
+            f"max_position_embeddings / {LENGTH} of the model; Rotary.from_config finds it"
+        )
+    read = {name: _read(name, one) for name, one in entries.items()}
+    if kind == "llama3" and read["low_freq_factor"] > read["high_freq_factor"]:
+        raise OptionError(
+            f"positions.scaling has low_freq_factor {read['low_freq_factor']:g} above "
+            f"high_freq_factor {read['high_freq_factor']:g}; it must be below"
+        )
+    return (("rope_type", kind), *read.items())
+
+
+def kind_of(entries: Mapping[str, Any]) -> str:
+    """The kind of scaling, under its newer or its older name."""
+    kinds = [entries[name] for name in ("rope_type", "type") if entries.get(name) is not None]
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in _NAMES:
+            raise OptionError(
+                f"positions.scaling has rope_type {safe_text(repr(kind), 60)}; it must be one of "
+                f"{', '.join(_NAMES)}"
+            )
+    if kinds[1:] and kinds[0] != kinds[1]:
+        raise OptionError(
+            f"positions.scaling has rope_type {kinds[0]} and type {kinds[1]}; keep one of them"
+        )
+    return kinds[0] if kinds else "default"
 
 
 def _read(name: str, value: Any) -> Any:
@@ -82,11 +108,12 @@ def _read(name: str, value: Any) -> Any:
         array = read_array(name, value, "a list of numbers")
         if array.ndim != 1 or array.dtype.kind not in "iuf":
             raise ShapeError(f"{name} must be a list of numbers, one for each pair of features")
-        return tuple(_positive(name, one) for one in array.tolist())
-    return _positive(name, value)
+        return tuple(positive(name, one) for one in array.tolist())
+    return positive(name, value)
 
 
-def _positive(name: str, value: Any) -> float:
+def positive(name: str, value: Any) -> float:
+    """A number that is finite and above 0."""
     number = as_number(name, value)
     if not (math.isfinite(number) and number > 0):
         raise OptionError(f"{name} is {number}; it must be positive and finite")
@@ -106,7 +133,7 @@ def frequencies(base: float, width: int, scaling: Scaling, length: int) -> NDArr
     """
     entries = dict(scaling)
     kind, factor = entries["rope_type"], entries.get("factor", 1.0)
-    trained = entries.get(_LENGTH, 0.0)
+    trained = entries.get(LENGTH, 0.0)
     if kind == "dynamic":
         factor = factor * max(length, trained) / trained - (factor - 1)
     if kind in ("dynamic", "ntk") and width > 2:
@@ -150,7 +177,7 @@ def _by_ramp(
     plain: NDArray[np.float64], base: float, width: int, entries: Mapping[str, Any]
 ) -> NDArray[np.float64]:
     """YaRN: pairs of few turns are divided by the factor, those of many stay, a ramp between."""
-    trained = entries[_LENGTH]
+    trained = entries[LENGTH]
 
     def pair_of(turns: float) -> float:
         """The number of the pair that makes so many turns over the text of training."""
@@ -180,7 +207,7 @@ def attention_factor(scaling: Scaling) -> float:
             return grown(entries["mscale"]) / grown(entries["mscale_all_dim"])
         return grown(1.0)
     if kind == "longrope" and factor > 1:
-        return math.sqrt(1 + math.log(factor) / math.log(entries[_LENGTH]))
+        return math.sqrt(1 + math.log(factor) / math.log(entries[LENGTH]))
     return 1.0
 
 
