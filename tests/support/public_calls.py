@@ -27,18 +27,18 @@ return_lse return_residual return_weights straight_through truncate
 _COUNTS = """
 at axes batch batch_size budget capacity chunks count digits head heads index key_heads kv_num_heads
 layer left_window_size local_window_size most num_heads operand q_num_heads qk_matmul_output_mode
-right_window_size rotary_embedding_dim seed shape shapes softmax_precision term terms threads where window
-dropout dropout_p time_limit tolerance
+right_window_size rotary_embedding_dim seed shape shapes softmax_precision term terms threads where
+window dropout dropout_p time_limit tolerance
 """
 _WORDS = """
 context_features device directory distribution draw dtype embedding_features feature feature_map
-generator implementation kernel key_features key_labels key_row labels layout library map measure mode name
-names note order output_features path precision query_labels row row_notes signature
+generator implementation kernel key_features key_labels key_row labels layout library map measure
+mode name names note order output_features path precision query_labels row row_notes signature
 softmax step steps text texts title value_features wrt
 """
 _OBJECTS = """
-self changes config data executor expect function kwargs model module more node normalize other outcome
-outputs_info parameters positions problem random scaling score trace watch
+self changes config data executor expect function kwargs model module more node normalize other
+outcome outputs_info parameters positions problem random scaling score trace watch
 """
 NO_ARRAYS = {*_FLAGS.split(), *_COUNTS.split(), *_WORDS.split(), *_OBJECTS.split()}
 
