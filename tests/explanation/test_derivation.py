@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import regard
 from designs import COINS, numbers, of_every_kind
 from regard import Derivation, Explanation, Problem
+from regard.compute.visibility import Placed
 from regard.explanation.notation import format_number, latex_number, numpy_literal
 from regard.masks import Boolean, Causal, Lengths, Mask, Segments, Window
 from regard.normalizers import Hard, Sigmoid, Sparsemax
@@ -356,6 +357,9 @@ def calls(draw: Any) -> Explanation:
         chosen["bias"] = chosen["bias"][0]
     if len(shapes[0]) > 1 and draw(st.booleans()):
         chosen["mask"] = draw(rules(lead, rows, keys))
+        # A position for each query, as any rules may be here: an offset counts within segments.
+        first = keys - rows if chosen["offset"] == "end" else chosen["offset"]
+        chosen["offset"] = Placed(np.arange(rows) + first)
     if draw(st.booleans()):
         chosen["key_labels"] = draw(st.lists(st.sampled_from("abc"), min_size=keys, max_size=keys))
     return regard.explain(*(draw(arrays(*shape)) for shape in shapes), **chosen)
@@ -386,8 +390,8 @@ def problems(draw: Any) -> Explanation:
     if draw(st.booleans()):
         fields["lengths"] = int(rng.integers(0, keys + 1))
     if draw(st.booleans()):
-        fields["query_segments"] = tuple(rng.integers(0, 2, rows).tolist())
-        fields["key_segments"] = tuple(rng.integers(0, 2, keys).tolist())
+        fields["query_segments"] = tuple(np.sort(rng.integers(0, 2, rows)).tolist())
+        fields["key_segments"] = tuple(np.sort(rng.integers(0, 2, keys)).tolist())
     return regard.explain(Problem(**fields))
 
 

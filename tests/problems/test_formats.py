@@ -205,8 +205,9 @@ def problems(draw):
         "row_notes": {"values": names(keys), "weights": names(rows)} if draw(st.booleans()) else {},
     }
     if draw(st.booleans()):
-        given["query_segments"] = tuple(draw(integers) for _ in range(rows))
-        given["key_segments"] = tuple(draw(integers) for _ in range(keys))
+        texts = integers.map(abs)
+        given["query_segments"] = tuple(sorted(draw(texts) for _ in range(rows)))
+        given["key_segments"] = tuple(sorted(draw(texts) for _ in range(keys)))
     axes = 1 if kind == "vector" else 2
     cell = {
         "value": numbers,

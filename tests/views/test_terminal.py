@@ -117,7 +117,7 @@ def everything() -> regard.Problem:
         window=(1, None),
         lengths=3,
         query_segments=(0, 0, 1),
-        key_segments=(0, 1, 0, 1),
+        key_segments=(0, 0, 0, 1),
         mask=np.array([True, True, True, False]),
         offset=1,
     )

@@ -271,9 +271,11 @@ def _check_options(given: dict[str, Any], sizes: Sizes) -> None:
         check("lengths", mask=Lengths(given["lengths"]))
     for name in ("query_segments", "key_segments"):
         if given[name] is not None:
-            given[name] = _whole_numbers(name, given[name])
+            given[name] = _segments(name, given[name])
     if given["query_segments"] is not None:
-        check("query_segments", mask=Segments(given["query_segments"], given["key_segments"]))
+        placed = {name: given[name] for name in ("causal", "window", "offset")}
+        texts = Segments(given["query_segments"], given["key_segments"])
+        check("query_segments", mask=texts, **placed)
     elif given["key_segments"] is not None:
         raise ProblemError.of("query_segments", "is missing; key_segments is given")
     check_choice("softmax", given["softmax"], ("shifted", "unshifted"))
@@ -307,11 +309,14 @@ def _check_parts(
             raise ProblemError(*error.args, field="positions") from None
 
 
-def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
+def _segments(name: str, value: Any) -> tuple[int, ...]:
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(value, (tuple, list)):
         raise ProblemError.of(name, f"must be a list of whole numbers, not {shown(value)}")
-    return tuple(as_integer(name, one) for one in value)
+    segments = tuple(as_integer(name, one) for one in value)
+    if min(segments, default=0) < 0:
+        raise ProblemError.of(name, f"has {min(segments)}; segments are numbered from 0")
+    return segments
 
 
 def _check_loss(given: Mapping[str, Any], sizes: Sizes) -> None:

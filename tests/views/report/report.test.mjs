@@ -38,7 +38,7 @@ test("rules combine, and the ones that hide are named", () => {
   const causal = { kind: "causal", name: "causal" };
   const window = { kind: "window", name: "window", left: 0, right: null };
   const both = { kind: "all", name: "all of", parts: [causal, window] };
-  const place = { query: 2, key: 3, offset: 0, batch: [], head: 0 };
+  const place = { query: 2, key: 3, position: 2, batch: [], head: 0 };
   assert.deepEqual(hiddenBy(judge(both, place)), ["causal"]);
   assert.deepEqual(hiddenBy(judge(both, { ...place, key: 2 })), []);
   assert.equal(leaves(judge(both, place)).length, 2);
@@ -57,7 +57,7 @@ test("a cell of a given table is turned where that decides, and no other rule is
   const causal = { kind: "causal", name: "causal" };
   const rules = { kind: "all", name: "all of", parts: [first, { ...causal }, second] };
   const at = (key) =>
-    turnsOf(rules, { query: 2, key, offset: 0, batch: [], head: 0 }).map(({ place, value }) => [
+    turnsOf(rules, { query: 2, key, position: 2, batch: [], head: 0 }).map(({ place, value }) => [
       place.key,
       place.flat,
       value,
@@ -67,7 +67,7 @@ test("a cell of a given table is turned where that decides, and no other rule is
   assert.deepEqual(at(2), [["first", 2, 1], ["second", 2, 1]]); // both hide it
   assert.deepEqual(at(3), []); // causal hides it, whatever the tables say
   const not = { kind: "not", name: "not first", part: first };
-  const place = { query: 0, key: 1, offset: 0, batch: [], head: 0 };
+  const place = { query: 0, key: 1, position: 0, batch: [], head: 0 };
   assert.equal(judge(not, place).visible, true);
   assert.equal(turnsOf(not, place)[0].value, 1);
   assert.deepEqual(turnsOf(null, place), []);
