@@ -25,6 +25,7 @@ import numpy as np
 
 from regard.boundary import answering
 from regard.boundary.arguments import as_int, as_integers, check_lead
+from regard.boundary.cached import cached_property
 from regard.compute.visibility import Block, Boolean, Mask, Texts, Verdict
 from regard.errors import OptionError, ShapeError
 
@@ -253,20 +254,26 @@ class Segments(Mask):
         return True
 
     def texts(self, shape: tuple[int, ...]) -> Texts:
-        *lead, _, queries, keys = shape
-        query, key = (
-            np.broadcast_to(array, (*lead, size))
-            for array, size in ((self.query, queries), (self.key, keys))
-        )
-        found = Texts(*np.zeros((4, *lead, queries), np.int64))
+        return self._texts
+
+    @cached_property  # layers of a model have one mask
+    def _texts(self) -> Texts:
+        lead = np.broadcast_shapes(self.query.shape[:-1], self.key.shape[:-1])
+        query, key = (np.broadcast_to(x, (*lead, x.shape[-1])) for x in (self.query, self.key))
+        found = np.empty((4, *query.shape), np.int64)
         for batch in np.ndindex(*lead):
-            own, mine = _runs("queries", query[batch])
-            theirs, its = _runs("keys", key[batch])
-            found.first[batch], found.last[batch] = mine[:, np.searchsorted(own, query[batch])]
-            there = np.isin(query[batch], theirs)  # a text without keys sees nothing wherever it is
-            places = its[:, np.searchsorted(theirs, query[batch][there])]
-            found.low[batch][there], found.high[batch][there] = places
-        return found
+            own, first, last = _runs("queries", query[batch])
+            theirs, low, high = _runs("keys", key[batch])
+            order = np.argsort(theirs)
+            place = np.searchsorted(theirs, own, sorter=order)
+            # A text without keys is nowhere: it sees nothing.
+            theirs, low, high = (
+                np.append(x[order], other) for x, other in ((theirs, -1), (low, 0), (high, 0))
+            )
+            there = theirs[place] == own
+            runs = np.stack([first, last, low[place] * there, high[place] * there])
+            found[(slice(None), *batch)] = np.repeat(runs, last - first, axis=1)
+        return Texts(*found)
 
     def of_rows(self, rows: slice) -> Mask:
         return replace(self, query=self.query[..., rows])
@@ -303,18 +310,19 @@ class Segments(Mask):
         return f"query in segment {query[0]}, key in segment {keys[key]}"
 
 
-def _runs(side: str, segments: Ints) -> tuple[Ints, Ints]:
-    """The segments of a row, ascending, and where each begins and ends, (2, segments)."""
-    starts = np.flatnonzero(np.diff(segments, prepend=-1))
-    stops = np.append(starts[1:], segments.size)[: starts.size]
-    order = np.argsort(segments[starts])
-    own = segments[starts][order]
-    again = np.flatnonzero(own[1:] == own[:-1])
+def _runs(side: str, segments: Ints) -> tuple[Ints, Ints, Ints]:
+    """The number of each segment in a row, where it begins, and where it ends."""
+    cuts = np.flatnonzero(segments[1:] != segments[:-1]) + 1
+    starts = np.append([0], cuts)[: segments.size]
+    stops = np.append(cuts, segments.size)[: segments.size]
+    numbers = segments[starts]
+    order = np.argsort(numbers, kind="stable")
+    again = np.flatnonzero(numbers[order][1:] == numbers[order][:-1])
     if again.size:
-        first, second = starts[order][again[0] : again[0] + 2]
+        first, second = order[again[0] : again[0] + 2]
         raise OptionError(
-            f"segments of the {side} has {own[again[0]]} from {side} {first} and again from "
-            f"{second}, but offset counts within each text; put the rows of a text side by side, "
-            "or leave offset out where L = S"
+            f"segments of the {side} has {numbers[first]} from {side} {starts[first]} and again "
+            f"from {starts[second]}, but offset counts within each text; put the rows of a text "
+            "side by side, or leave offset out where L = S"
         )
-    return own, np.stack([starts, stops])[:, order]
+    return numbers, starts, stops
