@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -42,6 +42,9 @@ def lend(**arrays: Any) -> tuple[list[Any], GiveBack]:
     An array of another library comes as a NumPy array on the same memory, anything else unchanged.
     The one named `out` is to be written into; it replaces the output in the result.
     """
+    if "torch" in sys.modules and (plain := _plain_tensors(arrays)) is not None:
+        to_torch = partial(_brought_home, sys.modules["torch"])
+        return plain, partial(_returned, to_torch, arrays.get("out"))
     home = home_of(arrays)
     if home is None:
         return [*arrays.values()], _unchanged
@@ -232,6 +235,47 @@ def _is_torch(value: Any) -> bool:
     return isinstance(value, getattr(torch, "Tensor", ()))  # absent, or only just being imported
 
 
+def _plain_tensors(arrays: Mapping[str, Any]) -> list[Any] | None:
+    """Tensors of a call as arrays on the same memory, where each is an ordinary one on the CPU that
+    nothing follows; None where `_of_torch` has to look closer, or there is no tensor.
+    """
+    torch = sys.modules["torch"]
+    made, tensors = [], 0
+    try:
+        for array in arrays.values():
+            if type(array) is torch.Tensor:
+                if array.requires_grad or _keys_of(torch, array) not in _plain_keys():
+                    return None
+                tensors += 1
+                array = array.numpy()
+            elif array is not None and type(array) is not np.ndarray:
+                return None
+            made.append(array)
+        if not tensors or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+            return None
+        return None if torch.autograd.forward_ad._current_level >= 0 else made
+    except (AttributeError, RuntimeError, TypeError):  # a dtype that NumPy lacks; another torch
+        return None
+
+
+def _keys_of(torch: Any, tensor: Any) -> int:
+    """What a tensor's operations go through: its device, layout and transforms, as bits."""
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+@cache
+def _plain_keys() -> frozenset[int]:
+    """Those of an ordinary tensor on the CPU, also of one made in inference mode.
+
+    Not those of a tensor made now, which a transform may follow.
+    """
+    torch = sys.modules["torch"]
+    key, keys = torch._C.DispatchKey, torch._C.DispatchKeySet
+    bare = keys(key.CPU) | keys(key.AutocastCPU)
+    usual = bare | keys(key.ADInplaceOrView) | keys(key.AutogradCPU)
+    return frozenset(int(one.raw_repr()) for one in (bare, usual))
+
+
 def _of_torch(name: str, tensor: Any, in_place: bool) -> Array:
     torch = sys.modules["torch"]
     # make_fx passes real tensors while it records
@@ -333,6 +377,6 @@ def bfloat16(name: str) -> Any:
 
 def _to_torch(array: Array) -> Any:
     torch = sys.modules["torch"]
-    if array.dtype.name == "bfloat16":
+    if array.dtype.kind == "V":  # bfloat16
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
