@@ -28,6 +28,7 @@ from calls import (
 from kernel_process import LISTED, Module, compile_process
 from layouts import layouts
 from regard.compute import native
+from regard.compute.visibility import Placed
 from regard.masks import Causal, Lengths, Segments, Window
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -85,7 +86,10 @@ def test_the_program_gives_the_bytes_of_the_module(elsewhere, dtype, size):
         {},
         {"mask": mask, "bias": bias, "softcap": 4.0, "sink": 0.3, "scale": -0.4},
         {"causal": True, "window": (9, None), "offset": np.array([0, 300])},
-        {"mask": ~(Segments(np.arange(14) % 3, np.arange(size) % 3) & Window(5, 3)), "offset": 2},
+        {
+            "mask": ~(Segments(np.arange(14) % 3, np.arange(size) % 3) & Window(5, 3)),
+            "offset": Placed(np.arange(14) + 2),
+        },
         {"mask": Lengths(np.array([size // 2, 1])) | Causal() & mask, "offset": 1},
         {"threads": 3, "mask": Lengths(np.array([size, 0]))},
         {"precision": "exact"} if dtype != np.float64 else {"sink": np.arange(4.0)},
