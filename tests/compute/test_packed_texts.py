@@ -778,7 +778,8 @@ MANY = (
 @pytest.mark.parametrize("offset", ["end", 0, [3, -2]], ids=str)
 @pytest.mark.parametrize("kind", [None, "alibi", "halves"])
 def test_the_bytes_over_dask_are_those_of_one_call(mask, offset, kind):
-    da = pytest.importorskip("dask.array")
+    import dask.array as da
+
     import regard.interop.dask as over_dask
 
     arrays = inputs((2, 2, 300, 16), (2, 1, 1000, 16), (2, 1, 1000, 8))
@@ -800,7 +801,8 @@ def test_the_bytes_over_dask_are_those_of_one_call(mask, offset, kind):
 @pytest.mark.needs("xarray", "dask", "fused")
 @pytest.mark.parametrize("over_dask", [False, True])
 def test_the_numbers_over_names_are_those_of_the_call(over_dask):
-    xarray = pytest.importorskip("xarray")
+    import xarray
+
     import regard.interop.xarray as over_xarray
 
     arrays = inputs((2, 5, 4), (2, 8, 4), (2, 8, 3))
@@ -818,7 +820,8 @@ def test_the_numbers_over_names_are_those_of_the_call(over_dask):
 @pytest.mark.full
 @pytest.mark.needs("torch")
 def test_tensors_have_the_bytes_of_the_arrays():
-    torch = pytest.importorskip("torch")
+    import torch
+
     arrays = inputs((2, 5, 4), (2, 8, 4), (2, 8, 3))
     grad = numbers((2, 5, 3), seed=9)
     options = {"mask": TWO, "causal": True, "offset": "end"}
