@@ -21,9 +21,13 @@ become p_j·exp(δ_j) / Σ p_k·exp(δ_k) with |δ_j| ≤ η_j, and since Σ p_j
 A kernel that adds n visible keys one after the other has c = n. The fused one adds chunks of 256
 keys from zero and merges them: c = min(n, 256) + 4·merges, an exp, a product and an addition each.
 
+What underflows is smaller than the least number there is. The fused kernel makes no subnormal number
+on x86-64 where it sums in float32: there it is smaller than 2⁻¹²⁶, in weights, too. Sums below 2⁻⁹⁶ of
+values that are smaller still are made again in float64.
+
 By dot instructions on pairs of bfloat16, weights are rounded before they meet the values: η_j grows
-by 2⁻⁸/(1 − 2⁻⁸) in E_d, not in weights and lse. Whatever is smaller than 2⁻¹²⁶ counts as 0 there:
-what underflows does so at 2⁻¹²⁶, and a query or a key that is smaller loses |scale|·|q_d k_jd|.
+by 2⁻⁸/(1 − 2⁻⁸) in E_d, not in weights and lse. A number of the inputs that is smaller than 2⁻¹²⁶
+counts as 0 there, too: a query or a key that is smaller loses |scale|·|q_d k_jd|.
 
 A score that is a dot product of rows which are made first, each number with an error (e_q, e_k):
 η_j grows by |scale|·Σ (e_q |k| + |q| e_k + e_q e_k), with q, k the exact rows.
@@ -39,6 +43,8 @@ this precision could know the weights, it still says that o_d lies among the vis
 from __future__ import annotations
 
 import math
+import os
+import platform
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +56,7 @@ SOFTCAP_ROUNDINGS = 8  # x / c, c·tanh, c itself, and tanh to within 2 ulp, whi
 LOG_ROUNDINGS = 4  # 2 ulp
 SUM_ROUNDINGS = 2  # the division, and one more where weights are rounded before they are used
 UNDERFLOWS = 4  # of the smallest number there is, for each exponential and each product
+SMALL = 2.0**-96  # sums of float32 numbers below this are made again in float64
 LARGEST_EXPONENT = 700.0  # exp of more than this is as good as infinite
 
 
@@ -60,7 +67,8 @@ class Arithmetic(NamedTuple):
     chunk: int | None = None  # keys that are added from zero; None: all of a row
     merge_roundings: int = 0  # for each chunk but the first, and for a sink
     weight_error: float = 0.0  # relative error of a weight where it meets a value
-    least: float = 0.0  # numbers smaller than this count as 0
+    flushed: float = 0.0  # results of float32 arithmetic smaller than this are 0
+    least: float = 0.0  # numbers of the inputs smaller than this count as 0
     # Queries are off by this share of the largest number of their row, and weights of a chunk times
     # their values by half of it, of the largest value there is.
     digit: float = 0.0
@@ -69,7 +77,8 @@ class Arithmetic(NamedTuple):
 WHOLE_ROWS = Arithmetic(
     exp_roundings=5.2
 )  # 2.6 ulp: the worst known of NumPy's float32 exp is 2.52
-FUSED = Arithmetic(exp_roundings=2.0, chunk=256, merge_roundings=4)
+X86 = platform.machine() in ("x86_64", "AMD64") and not os.environ.get("REGARD_TEST_KERNEL")
+FUSED = Arithmetic(2.0, chunk=256, merge_roundings=4, flushed=2.0**-126 if X86 else 0.0)
 INTEGERS = FUSED._replace(digit=1.01 * 2.0**-23)
 SHORT_INTEGERS = FUSED._replace(digit=1.01 * 2.0**-15)  # for results of half types
 PAIRS = FUSED._replace(weight_error=2.0**-8 / (1 - 2.0**-8), least=2.0**-126)
@@ -172,7 +181,8 @@ def _error_bounds(
 
     # The errors of the logits. What is not visible takes no part in anything below.
     sizes = np.einsum("...id,...jd->...ij", abs(query), abs(key)) * abs(scale)
-    floor = max(inner.floor, arithmetic.least)
+    narrow = inner == precision_of(np.float32)
+    floor = max(inner.floor, arithmetic.flushed if narrow else 0.0, arithmetic.least)
     underflow = floor * (UNDERFLOWS + (width + DOT_ROUNDINGS) * abs(scale))
     for one, other in ((query, key), (key, query)) if arithmetic.least else ():
         lost = np.where(abs(one) < arithmetic.least, abs(one), 0.0)
@@ -228,7 +238,10 @@ def _error_bounds(
     distance = np.where(visible[..., np.newaxis], distance, 0.0)  # (…, H, L, S, E)
     drift = np.einsum("...j,...jd->...d", met_risen, distance)
     farthest = distance.max(axis=-2, initial=0.0)
-    tiny = floor * UNDERFLOWS * (count[..., np.newaxis] + distance.sum(axis=-2))
+    most = abs(values).max(axis=-2, initial=0.0) * count[..., np.newaxis]
+    kept = not arithmetic.least and not arithmetic.digit  # small sums are made again
+    column = np.where(kept & (most < SMALL), inner.floor, floor)
+    tiny = UNDERFLOWS * (column * count[..., np.newaxis] + floor * distance.sum(axis=-2))
     if sink is not None:
         drift = drift + sink_risen[..., np.newaxis] * abs(answer.output)
         farthest = np.maximum(farthest, abs(answer.output))
@@ -246,7 +259,7 @@ def _error_bounds(
     drift = weights * (everything - risen) + (1.0 - weights) * risen
     weight = np.minimum(_ratio(drift, least), np.maximum(weights, 1.0 - weights))
     weight = weight + (roundings[..., np.newaxis] + inner.unit) * weights
-    weight = weight + inner.floor * UNDERFLOWS * (count[..., np.newaxis] + 1)
+    weight = weight + floor * UNDERFLOWS * (count[..., np.newaxis] + 1)
     weight = np.where(visible, weight, 0.0)
 
     # The log of the row's sum, which is at most that of Σ p·exp(η).

@@ -375,6 +375,7 @@ template <class T> REGARD_INLINE void times_scale(const BackwardWork<T>& k, T* r
 }
 
 template <class T> static void finish_queries(BackwardWork<T>& k, const RowBlock<T>& t) {
+    const KeepSubnormals<T> results;
     for (int64_t r = 0; r < t.rows; r++) {
         T* row = t.d_query + r * k.wide_d;
         times_scale(k, row);
@@ -387,6 +388,7 @@ template <class T> static void finish_queries(BackwardWork<T>& k, const RowBlock
 }
 
 template <class T> static void finish_keys(BackwardWork<T>& k) {
+    const KeepSubnormals<T> results;
     const Request& q = k.q;
     for (int64_t j = 0; j < k.chunk.n; j++) {
         const int64_t to = k.head * q.S + k.chunk.k0 + j;
@@ -403,6 +405,7 @@ template <class T> static void finish_keys(BackwardWork<T>& k) {
 template <class T>
 static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, char* sums,
                      char* scratch) {
+    const FlushToZero<T> passes;
     BackwardWork<T> k(w, b, g, block, sums, scratch);
     clear(k.s.d_keys, kBlockKeys<T> * k.wide_d);
     clear(k.s.d_values, kBlockKeys<T> * k.wide_e);

@@ -274,6 +274,7 @@ bool answer(Request request, const Target& target, int threads,
             const std::function<bool()>& interrupted, const Turns* turns) {
     const DefaultArithmetic arithmetic;
     request.extended_range_row = extended_range_row;
+    request.dots = &kernel_of(request, target) == &target.kernels[2];
     if (request.B == 0 || request.G == 0 || request.H / request.G * request.L == 0) return true;
     if (turns) {
         request.query = turned_rows(request.query, request.L, request.D);

@@ -67,15 +67,25 @@ static void store_results(const Work<T>& w, int64_t r, State<T> state, double to
     }
 }
 
-// Rows of a piece to compute again: all of a row, or only what is not finite in its output.
+// Sums of weights and values below this size may have lost some: the passes over tiles leave no
+// subnormal numbers, and their errors must not show.
+template <class T> constexpr T kSmall = T(kNarrow<T> ? 0x1p-96 : 0);
+
+// Rows of a piece to compute again: all of a row, or of its output what is not finite, and what is
+// smaller than kSmall if that was asked for.
 struct Retries {
     struct {
         int64_t row;
-        bool whole;
+        bool whole, small;
     } list[kTask];
     int64_t count = 0;
 
-    REGARD_ALWAYS_INLINE void add(int64_t row, bool whole) { list[count++] = {row, whole}; }
+    REGARD_ALWAYS_INLINE void add(int64_t row, bool whole) { list[count++] = {row, whole, false}; }
+    // After `add`, if the row is there already.
+    REGARD_ALWAYS_INLINE void add_small(int64_t row) {
+        if (!count || list[count - 1].row != row) add(row, false);
+        list[count - 1].small = true;
+    }
 };
 
 // Ends row number r, or adds it to those that are to be computed again.

@@ -38,6 +38,7 @@ template <class T> struct Packed {
 
 template <class T>
 static void pack(const Request& q, int64_t b, int64_t g, int64_t number, char* at) {
+    const FlushToZero<T> passes;  // as where rows are made of integers on the way
     const Packed<T> packed(q, at);
     const Chunk chunk = chunk_of(q, b, g, number);
     if (!in_place<T>(q.value, q.E))
@@ -103,11 +104,14 @@ template <class T> static void take_states(const Work<T>& w) {
 // Leaves the states to what comes next: those of all chunks together, number 0, or of one alone.
 template <class T> static void leave_states(const Work<T>& w, int64_t number) {
     const Request& q = w.q;
+    bool small[kTask] = {};
+    find_small(w, q.apart ? number : 0, q.apart ? number + 1 : w.chunks, small);
     const int64_t one = carried_size<T>(q);
     char* const after = q.after + number * q.B * q.H * q.L * one;
     for (int64_t r = 0; r < w.rows; r++) {
         T* const out = w.s.out + r * w.wide;
         if (nothing(w.s.states[r])) clear(out, w.wide);
+        if (small[r]) w.s.states[r] = kAgain<T>;
         char* to = after + index_of(q, w.s.row[r]) * one;
         __builtin_memcpy(to, &w.s.states[r], sizeof(State<T>));
         __builtin_memcpy(to + sizeof(State<T>), out, size_t(one) - sizeof(State<T>));
@@ -117,10 +121,13 @@ template <class T> static void leave_states(const Work<T>& w, int64_t number) {
 
 // Ends all rows of a piece; those that left the range of T are computed again.
 template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece& piece, char* at) {
+    const KeepSubnormals<T> results;
     const Request& q = w.q;
     Retries retries;
     for (int64_t r = 0; r < w.rows; r++)
         if (nothing(w.s.states[r])) clear(w.s.out + r * w.wide, w.wide);
+    bool small[kTask] = {};
+    find_small(w, 0, w.chunks, small);
     const bool all_finite = finite(w.s.out, w.rows * w.wide);
     const bool divided_only = !q.sink && !q.lse && !q.weights && stored_directly<T>(q);
     for (int64_t r = 0; r < w.rows; r++) {
@@ -130,6 +137,7 @@ template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece&
         if (divided_only && all_finite && state.sum > 0 && in_range(state, state.maximum))
             divide(out, divisor_of(w.how, state.divisor), (T*)place_of(q, w.s.row[r]), w.wide);
         else finish_row(w, r, state, out, w.s.chunk_maxima + r * w.chunks, retries);
+        if (small[r]) retries.add_small(r);
     }
     if (q.again) {  // not all keys are here
         for (int64_t n = 0; n < retries.count; n++)
@@ -149,6 +157,7 @@ static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t 
     const Partial<T> partial = {partial_at, w.rows, w.wide};
     const bool few = !packed && w.rows <= kFew;  // turning keys on the way costs less than packing
     const auto* queries = start_rows(w, piece);
+    const FlushToZero<T> passes;
     if (q.before_count) take_states(w);
     for (int64_t number = begin; number < end; number++) {
         if (q.stopped(q.state)) return;
@@ -189,6 +198,7 @@ template <class T>
 static void merge(const Request& q, const Piece& piece, const char* partial_at, char* at) {
     const Work<T> w(q, piece.b, piece.g, piece.last - piece.first, at);
     const Partial<T> partial = {const_cast<char*>(partial_at), w.rows, w.wide};
+    const FlushToZero<T> passes;
     for_rows(q, piece, [&](int64_t r, Row row) {
         w.s.row[r] = row;
         w.s.states[r] = kNothing<T>;

@@ -64,6 +64,7 @@ struct Request {
     double shift;
     bool wide;                 // compute in float64
     bool high;                 // compute bfloat16 in float32, on every target
+    bool dots;                 // by dot instructions on pairs: set by the driver
     // Results: contiguous (B, H, L, E), (B, H, L, S), (B, H, L).
     char* output;
     char* weights;             // or nullptr

@@ -1,5 +1,6 @@
 // Computes rows again in float64 where a number left the range of its type, or where a NaN or an
 // infinity of the inputs reaches the row. Where only a value does, finite columns keep their bytes.
+// So are small outputs of small values, which the passes over tiles do not know well.
 //
 // Values that are NaN or infinite are packed as 0 and added up on their own: a weight that underflows
 // to 0 is still positive, so an infinite value that a row sees makes its column infinite. A row that
@@ -11,6 +12,77 @@
 namespace {
 
 REGARD_INLINE bool special(double x) { return x - x != 0; }
+
+// Which of the numbers x … are smaller than kSmall; n of them are there.
+template <class T> REGARD_INLINE Bits<T> small_ones(Vec<T> x, int64_t n) {
+    Bits<T> lane;
+    for (int i = 0; i < kLanes<T>; i++) lane[i] = i;
+    return Bits<T>(larger(x, -x) < all(kSmall<T>)) &
+           Bits<T>(lane < typename VectorOf<T>::integer(smaller_of(n, kLanes<T>)) - Bits<T>{});
+}
+template <class T> REGARD_INLINE bool some(Bits<T> bits) {
+    typename VectorOf<T>::integer found = 0;
+    for (int i = 0; i < kLanes<T>; i++) found |= bits[i];
+    return found;
+}
+
+// Whether a sum of any row is smaller than kSmall: for nearly all calls none is.
+template <class T> static bool any_small(const Work<T>& w) {
+    constexpr int W = kLanes<T>;
+    const Bits<T> sign = (Bits<T>)all(T(-0.0));
+    const int64_t whole = w.q.E / W * W;
+    Vec<T> nearest = all(-infinity<T>());  // to 0, from below
+    Bits<T> rest = {};
+    for (int64_t r = 0; r < w.rows; r++) {
+        if (!(w.s.states[r].sum > 0)) continue;
+        const T* out = w.s.out + r * w.wide;
+        for (int64_t e = 0; e < whole; e += W)
+            nearest = larger((Vec<T>)((Bits<T>)load(out + e) | sign), nearest);
+        if (whole < w.wide) rest |= small_ones<T>(load(out + whole), w.q.E - whole);
+    }
+    return largest_of<T>(nearest) > -kSmall<T> || some<T>(rest);
+}
+
+// Which rows have sums below kSmall of values below it that are not 0, among those that the row sees
+// in some chunks. Columns of zeros cost one look at them.
+template <class T>
+static void find_small(const Work<T>& w, int64_t begin, int64_t end, bool (&found)[kTask]) {
+    constexpr int W = kLanes<T>;
+    const Request& q = w.q;
+    // Dot instructions take subnormal numbers for 0.
+    if (!kNarrow<T> || q.dots || q.value.kind == Kind::int8 || !any_small(w)) return;
+    for (int64_t e = 0; e < q.E; e += W) {
+        const int64_t n = smaller_of(W, q.E - e);
+        Bits<T> of_row[kTask], of_key[kChunk], any = {};
+        for (int64_t r = 0; r < w.rows; r++) {
+            const Vec<T> x = load(w.s.out + r * w.wide + e);
+            of_row[r] = w.s.states[r].sum > 0 && !found[r] ? small_ones<T>(x, n) : Bits<T>{};
+            any |= of_row[r];
+            // No values are here; sums of 0 are those of zeros, or the row has been marked.
+            if (q.again) found[r] |= some<T>(of_row[r] & Bits<T>(x != Vec<T>{}));
+        }
+        for (int64_t number = begin; some<T>(any) && number < end; number++) {
+            if (q.stopped(q.state)) return;
+            const Chunk chunk = chunk_of(q, w.b, w.g, number);
+            Bits<T> values = {};
+            for (int64_t j = 0; j < chunk.n; j++) {
+                T x[W] = {};
+                load_row(x, q.value.at(w.b, w.g, chunk.k0 + j) + e * q.value.column, q.value.column,
+                         q.value.kind, n);
+                of_key[j] = any & small_ones<T>(load(x), n) & Bits<T>(load(x) != Vec<T>{});
+                values |= of_key[j];
+            }
+            for (int64_t r = 0; some<T>(values) && r < w.rows; r++) {
+                if (!some<T>(of_row[r])) continue;
+                const Tile t = {r, 1, chunk,
+                                visible_range(q, w.s.row + r, 1, chunk, w.s.bytes, kPanel<T>)};
+                const Seen<T> seen = seen_by(w, t, 0);
+                for (int64_t j = t.visible.keys.low; !found[r] && j < t.visible.keys.high; j++)
+                    found[r] = some<T>(of_key[j] & of_row[r]) && seen(j);
+            }
+        }
+    }
+}
 
 // Packs finite values into s.values, others into s.specials.values; returns whether there are any.
 static bool pack_values_apart(const Work<double>& w, const Chunk& chunk) {
@@ -127,7 +199,8 @@ template <class N> static void store_nan(const Work<double>& w, int64_t r) {
 }
 
 // Ends one row; false if it left the range of float64 although no NaN and no infinity reaches it.
-template <class N> static bool finish_retry(const Work<double>& w, int64_t r, bool whole) {
+template <class N>
+static bool finish_retry(const Work<double>& w, int64_t r, bool whole, bool small) {
     const Request& q = w.q;
     const Row& row = w.s.row[r];
     double *out = w.s.out + r * w.wide, *apart = w.s.specials.sums + r * w.wide;
@@ -154,7 +227,8 @@ template <class N> static bool finish_retry(const Work<double>& w, int64_t r, bo
         double stored;
         load_row(&stored, place_of(q, row) + e * size, size, q.kind, 1);
         const double x = out[e] / state.divisor;
-        if (special(stored)) store_one(place_of(q, row), e, q.kind, x == 0 ? 0 : x);
+        if (special(stored) || (small && __builtin_fabs(stored) < double(kSmall<float>)))
+            store_one(place_of(q, row), e, q.kind, x == 0 ? 0 : x);
     }
     return true;
 }
@@ -164,7 +238,8 @@ template <class T>
 static void retry_in_extended_range(const Work<T>& w, const Retries& retries) {
     for (int64_t n = 0; n < retries.count; n++) {
         const Row& row = w.s.row[retries.list[n].row];
-        w.q.extended_range_row(w.q, w.b, row.h, row.i, retries.list[n].whole);
+        const auto& one = retries.list[n];
+        w.q.extended_range_row(w.q, w.b, row.h, row.i, one.whole || one.small);
     }
 }
 
@@ -217,7 +292,7 @@ static void retry_in_float64(const Request& q, const Piece& piece, const Retries
         }
     }
     for (int64_t r = 0; r < w.rows; r++)
-        if (beyond[r] || !finish_retry<N>(w, r, retries.list[r].whole))
+        if (beyond[r] || !finish_retry<N>(w, r, retries.list[r].whole, retries.list[r].small))
             q.extended_range_row(q, w.b, w.s.row[r].h, w.s.row[r].i, retries.list[r].whole);
 }
 
