@@ -115,6 +115,18 @@ def test_rows_that_leave_their_range_are_made_again(rows):
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("rows", [5, 300])
+def test_small_values_are_those_of_one_call(rows):
+    q, k, v = drawn(rows=rows)
+    v[0] *= np.float32(1e-38)
+    v[1, :, :, 3] = 0
+    v[1, 0, :, 2] = np.float32(1e-40)
+    one = regard.attention(q, k, v)
+    (made,) = lazily(*cut((q, k, v), 4))
+    np.testing.assert_array_equal(made, one)
+    np.testing.assert_array_equal((one == 0).all(axis=-2), (v == 0).all(axis=-2))
+
+
 def test_a_tree_is_near_and_does_not_depend_on_the_scheduler():
     arrays = drawn(keys=5000)
     lazy = [da.from_array(a, chunks=(1, 2, 256, 16)) for a in arrays]

@@ -163,6 +163,63 @@ def test_halves_between_two_numbers_are_rounded_to_the_nearest_even(target, dtyp
 
 
 @every_target
+@pytest.mark.parametrize("rows", [1, 40])  # taken as they are; packed
+def test_weights_below_the_smallest_normal_number_of_float32_are_zero(target, rows):
+    # Logits of 0 and -88: the weights 2^-127 of the others, which one kind of CPU is slow to make.
+    keys = 300
+    q, k = np.ones((rows, 1), np.float32), np.full((keys, 1), -88, np.float32)
+    k[7] = 0
+    v = np.full((keys, 2), 2.0**100, np.float32)
+    v[7] = 0
+    for dtype in (np.float32, np.float64):
+        arrays = [x.astype(dtype) for x in (q, k, v)]
+        with on_path(f"fused:{target}") as kernel:
+            result, _ = check(kernel, *arrays, scale=1.0)
+            flushed = dtype is np.float32 and arithmetic_of(kernel, *arrays).flushed
+            grads = regard.gradients(*arrays, np.ones((rows, 2), dtype), scale=1.0)
+        others = np.delete(result.weights, 7, axis=1)
+        np.testing.assert_array_equal(others == 0, bool(flushed))
+        np.testing.assert_array_equal(result.output == 0, bool(flushed))
+        np.testing.assert_array_equal(np.delete(grads.value, 7, axis=0) == 0, bool(flushed))
+
+
+def small_values(dtype: Any, keys: int) -> np.ndarray:
+    """Columns of ordinary numbers, of ever smaller ones, of zeros, of small numbers and zeros."""
+    value = numbers((2, keys, 11), np.float32, 5)
+    value *= np.float32(2.0) ** -np.array([0, 0, 90, 95, 100, 110, 120, 126, 130, 0, 125])
+    value[..., 9] = value[:, : keys // 2, 10] = 0
+    return value.astype(dtype)
+
+
+@every_target
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=str)
+@pytest.mark.parametrize(("rows", "keys"), [(1, 5), (1, 600), (9, 40), (200, 300)])
+def test_small_values_are_as_exact_as_others_beside_whatever(target, dtype, rows, keys):
+    if dtype is None:
+        pytest.skip("needs ml_dtypes")
+    q, k, _ = inputs((2, rows, 8), (2, keys, 8), (2, keys, 1), dtype=dtype)
+    v = small_values(dtype, keys)
+    mask = numbers((rows, keys), np.float32, 3) > -0.5
+    mask[:, 3] = False
+    with on_path(f"fused:{target}") as kernel:
+        if arithmetic_of(kernel, q, k, v).least:
+            pytest.skip("dot instructions take subnormal numbers for 0")
+        for options in ({}, {"mask": mask}, {"sink": np.float32([0.5, 9.0])}):
+            result, _ = check(kernel, q, k, v, **options)  # within the bound of what is made again
+            alone = run(kernel, q[:, -1:], k, v, **{**options, **last_row(options)})
+            assert_same_bytes(alone.output[:, 0], result.output[:, -1], f"a row alone, {options}")
+            one = run(kernel, q, k, v, threads=1, **options)
+            assert_same_bytes(one.output, result.output, "one thread")
+        hidden = run(kernel, q, k, v, mask=mask)
+        v[:, 3] = 1e-39
+        assert_same_bytes(run(kernel, q, k, v, mask=mask).output, hidden.output, "hidden")
+
+
+def last_row(options: dict[str, Any]) -> dict[str, Any]:
+    return {"mask": options["mask"][-1:]} if "mask" in options else {}
+
+
+@every_target
 def test_the_target_that_is_chosen_is_the_one_that_answers(target):
     q, k, v = inputs((2, 4), (3, 4), (3, 4))
     with on_path(f"fused:{target}") as kernel:

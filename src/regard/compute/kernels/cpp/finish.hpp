@@ -58,6 +58,7 @@ static void store_results(const Work<T>& w, int64_t r, State<T> state, double to
         store_one(q.lse, index_of(q, row), q.lse_kind, lse);
     }
     if (!q.weights || state.sum == 0) return;
+    const FlushToZero<T> passes;  // as where the exponentials were made
     N* weights = (N*)q.weights + index_of(q, row) * q.S;
     for (int64_t j = 0; j < q.S;) {
         const double own = double(maxima[j / kChunk]) * w.how.natural;
