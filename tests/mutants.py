@@ -159,7 +159,7 @@ MUTANTS = [
         "G3",
         "rows that left the range of float32 are not computed again",
         CPP + "kernel.hpp",
-        "    else if (retries.count) retry_in_float64<T>(q, piece, retries, at);\n",
+        "    else if (retries.count) retry_in_float64(q, piece, retries, at);\n",
         "",
         "test_semantics_numbers.py::test_range_of_finite_inputs_gives_finite_outputs_among_the_values",
         "fused and float32 and 1e+30",

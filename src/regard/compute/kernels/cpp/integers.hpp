@@ -25,7 +25,7 @@ REGARD_INLINE constexpr int64_t cells_of(int64_t n) { return (n + 3) / 4; }
 // Sums of digits times integers, the digits put together.
 template <int P> REGARD_INLINE Vec<float> joined(const Cells (&sums)[P]) {
     const auto number = [&](int p)
-                            REGARD_INLINED { return __builtin_convertvector(sums[p], Vec<float>); };
+                            REGARD_LAMBDA { return __builtin_convertvector(sums[p], Vec<float>); };
     Vec<float> whole = fma(number(1), all(0x1p8f), number(0));
     if constexpr (P > 2) whole = fma(number(2), all(0x1p16f), whole);
     return whole;
@@ -115,23 +115,23 @@ struct PackedBytes {
 // Calls f(c, cells number c) for all cells of kCellLanes keys from number j on, in order, lanes along
 // the keys; their integers are 128 too large, so that none is negative.
 template <class F>
-REGARD_INLINE void for_turned_cells(const Request& q, const Chunk& c, int64_t j, F f) {
+REGARD_NESTED void for_turned_cells(const Request& q, const Chunk& c, int64_t j, F f) {
     constexpr int W = kCellLanes;
     const int64_t step = q.key.row;
     const char* const from = q.key.at(c.b, c.g, c.k0 + j);
     const auto cell = [&](int64_t d, int i, Vec<float> cells)
-                          REGARD_INLINED { f(d / 4 + i, (Cells)cells ^ kCellOffset); };
+                          REGARD_LAMBDA { f(d / 4 + i, (Cells)cells ^ kCellOffset); };
     int64_t d = 0;
     if (j + W <= c.n)
         for (; d + kBytes <= q.D; d += kBytes)
             turn<float>(from + d, step,
-                        [&](auto i, Vec<float> cells) REGARD_INLINED { cell(d, i.value, cells); });
+                        [&](auto i, Vec<float> cells) REGARD_LAMBDA { cell(d, i.value, cells); });
     for (; d < q.D; d += kBytes) {
         alignas(64) char rows[W * kBytes];
         for (int k = 0; k < W; k++)
             store_bytes(rows + k * kBytes,
                         load_bytes(from + k * step + d, j + k < c.n ? q.D - d : 0));
-        turn<float>(rows, kBytes, [&](auto i, Vec<float> cells) REGARD_INLINED {
+        turn<float>(rows, kBytes, [&](auto i, Vec<float> cells) REGARD_LAMBDA {
             if (d + 4 * i.value < q.D) cell(d, i.value, cells);
         });
     }
@@ -145,11 +145,12 @@ static void load_scales(const Array& array, int64_t columns, const Chunk& c, int
         scales[j] = j < c.n ? number_at<float>(at + j * array.row) : 0.0f;
 }
 
-static void pack_key_cells(const Request& q, const Chunk& c, uint32_t* to, float* scales) {
+REGARD_OUTERMOST void pack_key_cells(const Request& q, const Chunk& c, uint32_t* to,
+                                     float* scales) {
     constexpr int64_t P = kCellPanel;
     for (int64_t j = 0; j < padded(c.n, P); j += kCellLanes) {
         uint32_t* panel = to + j / P * P * cells_of(q.D) + j % P;
-        for_turned_cells(q, c, j, [&](int64_t i, Cells cells) REGARD_INLINED {
+        for_turned_cells(q, c, j, [&](int64_t i, Cells cells) REGARD_LAMBDA {
             store_bytes(panel + i * P, cells);
         });
     }
@@ -225,14 +226,14 @@ REGARD_INLINE const int32_t* start_rows(const ByteWork<P>& w, const Piece& piece
 // Sums that make up for the offset of keys.
 template <int R, int P>
 REGARD_INLINE void start_sums(const Digits<P>* digits, Cells (&sums)[R][P]) {
-    each<R>([&](auto r) REGARD_INLINED {
+    each<R>([&](auto r) REGARD_LAMBDA {
         for (int p = 0; p < P; p++) sums[r.value][p] = -128 * digits[r.value].sums[p] - Cells{};
     });
 }
 template <int R, int P>
 REGARD_INLINE void store_scores(const Digits<P>* digits, const Cells (&sums)[R][P],
                                 Vec<float> scale, float* strip) {
-    each<R>([&](auto r) REGARD_INLINED {
+    each<R>([&](auto r) REGARD_LAMBDA {
         store(strip + r.value * kByteStrip,
               times_power(joined(sums[r.value]), -digits[r.value].power) * scale);
     });
@@ -247,10 +248,9 @@ REGARD_INLINE void add_cells(const int32_t* queries, int64_t c, Cells cells, Cel
 
 // Queries against keys, a panel at a time.
 template <int R, int P>
-static __attribute__((noinline)) void scores_of_panels(const ByteWork<P>& w, const int32_t* queries,
-                                                       const Digits<P>* digits, KeyPanels panels,
-                                                       KeyRange keys, float* strip,
-                                                       const Ahead* ahead) {
+REGARD_OUTERMOST void scores_of_panels(const ByteWork<P>& w, const int32_t* queries,
+                                       const Digits<P>* digits, KeyPanels panels, KeyRange keys,
+                                       float* strip, const Ahead* ahead) {
     constexpr int64_t W = kCellLanes;
     const int64_t cells = cells_of(w.q.D);
     for (int64_t j = keys.low / kCellPanel * kCellPanel; j < keys.high; j += W) {
@@ -266,9 +266,8 @@ static __attribute__((noinline)) void scores_of_panels(const ByteWork<P>& w, con
 
 // The same from keys that are not packed.
 template <int R, int P>
-static __attribute__((noinline)) void scores_of_bytes(const ByteWork<P>& w, const Chunk& chunk,
-                                                      const int32_t* queries, KeyRange keys,
-                                                      const Ahead* ahead) {
+REGARD_OUTERMOST void scores_of_bytes(const ByteWork<P>& w, const Chunk& chunk,
+                                      const int32_t* queries, KeyRange keys, const Ahead* ahead) {
     constexpr int64_t W = kCellLanes;
     const int64_t first = keys.low / kCellPanel * kCellPanel;
     load_scales(w.q.key, w.q.D, chunk, first, padded(keys.high, W), w.key_scales);
@@ -276,12 +275,12 @@ static __attribute__((noinline)) void scores_of_bytes(const ByteWork<P>& w, cons
         ask_for<R>(ahead, j, W);
         Cells sums[R][P];
         start_sums(w.digits, sums);
-        const auto soon = [&](int64_t line) REGARD_INLINED {
+        const auto soon = [&](int64_t line) REGARD_LAMBDA {
             ask_for_line(w.q.key, chunk, kChunk + j, line);
             ask_for_line(w.q.value, chunk, j, line);
         };
         soon(cells_of(w.q.D));  // 16 rows have a line for each cell, and one for their scales
-        for_turned_cells(w.q, chunk, j, [&](int64_t c, Cells cells) REGARD_INLINED {
+        for_turned_cells(w.q, chunk, j, [&](int64_t c, Cells cells) REGARD_LAMBDA {
             soon(c);
             add_cells(queries, c, cells, sums);
         });
@@ -333,11 +332,10 @@ static float weigh(const ByteWork<P>& w, const Tile& t, int64_t r, const float* 
 
 // Weights times the columns e … of values, four rows of memory at a time.
 template <int R, int P>
-static __attribute__((noinline)) void blend_bytes(const ByteWork<P>& w, const Chunk& chunk,
-                                                  bool once, const uint8_t* weights,
-                                                  const float* powers, const ByteOperands& use,
-                                                  KeyRange keys, int64_t e, int64_t columns,
-                                                  float* out, int64_t wide) {
+REGARD_OUTERMOST void blend_bytes(const ByteWork<P>& w, const Chunk& chunk, bool once,
+                                  const uint8_t* weights, const float* powers,
+                                  const ByteOperands& use, KeyRange keys, int64_t e,
+                                  int64_t columns, float* out, int64_t wide) {
     constexpr int N = 4;
     Cells sums[R][P][N] = {};
     for (int64_t j = keys.low / N * N; j < keys.high; j += N) {
@@ -345,7 +343,7 @@ static __attribute__((noinline)) void blend_bytes(const ByteWork<P>& w, const Ch
             ask_for_line(w.q.key, chunk, kChunk + j, line);
             ask_for_line(w.q.value, chunk, kChunk + j, line);
         }
-        const auto row = [&](int64_t i) REGARD_INLINED {  // beyond the last one, weights are 0
+        const auto row = [&](int64_t i) REGARD_LAMBDA {  // beyond the last one, weights are 0
             return load_bytes(use.values + smaller_of(i, use.count - 1) * use.stride + e, columns);
         };
         Cells cells[N] = {row(j), row(j + 1), row(j + 2), row(j + 3)};
@@ -357,7 +355,7 @@ static __attribute__((noinline)) void blend_bytes(const ByteWork<P>& w, const Ch
                     sums[r][p][n] = dot_integers(sums[r][p][n], digit, cells[n]);
             }
     }
-    each<R * N>([&](auto place) REGARD_INLINED {
+    each<R * N>([&](auto place) REGARD_LAMBDA {
         constexpr int r = place.value / N, n = place.value % N;
         Cells of[P];
         for (int p = 0; p < P; p++) of[p] = sums[r][p][n];

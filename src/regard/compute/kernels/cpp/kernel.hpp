@@ -11,12 +11,15 @@
 //   accumulate values   A = strip V, lanes along the value's columns
 //   merge               (maximum, sum, O) with (maximum, sum, A)
 #pragma once
-#include "backward.hpp"
+#include "peak_flops.hpp"
+#if defined(REGARD_DOTS)  // a unit that has the forward passes by dot instructions alone
 #include "integers.hpp"
 #include "pairs.hpp"
-#include "peak_flops.hpp"
+#else
+#include "backward.hpp"
 #include "retry_float64.hpp"
 #include "rotate.hpp"
+#endif
 
 namespace {
 
@@ -119,6 +122,12 @@ template <class T> static void leave_states(const Work<T>& w, int64_t number) {
     }
 }
 
+#if defined(REGARD_DOTS)
+// Ends all rows of a piece, which are the same to the target without dot instructions.
+REGARD_INLINE void finish_rows(const Work<float>& w, const Piece& piece, char* at) {
+    regard_target_avx512.kernels[0].finish(w.q, piece, at);
+}
+#else
 // Ends all rows of a piece; those that left the range of T are computed again.
 template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece& piece, char* at) {
     const KeepSubnormals<T> results;
@@ -145,8 +154,13 @@ template <class T> REGARD_INLINE void finish_rows(const Work<T>& w, const Piece&
         return;
     }
     if (q.sigmoid) retry_in_extended_range(w, retries);
-    else if (retries.count) retry_in_float64<T>(q, piece, retries, at);
+    else if (retries.count) retry_in_float64(q, piece, retries, at);
 }
+// The same for rows that are in scratch.
+template <class T> static void finish(const Request& q, const Piece& piece, char* at) {
+    finish_rows(Work<T>(q, piece.b, piece.g, piece.last - piece.first, at), piece, at);
+}
+#endif
 
 // W: Work<T>, PairWork or ByteWork<P>.
 template <class W>
@@ -227,59 +241,18 @@ static void exponentials(const float* x, float* y, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = exp2(all(x[i]))[0];
 }
 
+#if !defined(REGARD_DOTS)
 template <class T>
-constexpr Kernel kKernel = {scratch_bytes<T>,
-                            packed_bytes<T>,
-                            pack<T>,
-                            attend<Work<T>>,
-                            partial_bytes<T>,
-                            merge<T>,
-                            multiply_adds<T>,
-                            kOperations<T>,
-                            kBlockKeys<T>,
-                            sizeof(RowConstants<T>),
-                            backward_scratch_bytes<T>,
-                            sums_bytes<T>,
-                            prepare_rows<T>,
-                            backward<T>};
-
-// All of float32's, but for the forward pass.
-#if defined(__AVX512BF16__)
-constexpr Kernel kPairs = [] {
-    Kernel kernel = kKernel<float>;
-    kernel.scratch_bytes = pair_scratch_bytes;
-    kernel.packed_bytes = packed_pairs_bytes;
-    kernel.pack = pack_pairs;
-    kernel.attend = attend<PairWork>;
-    kernel.multiply_adds = pair_products;
-    kernel.operations = 2 * kOperations<float>;
-    return kernel;
-}();
-#else
-constexpr Kernel kPairs = {};
-#endif
-#if defined(__AVX512VNNI__)
-template <int P> constexpr Kernel kIntegers = [] {
-    Kernel kernel = kKernel<float>;
-    kernel.scratch_bytes = byte_scratch_bytes<P>;
-    kernel.packed_bytes = packed_bytes_size;
-    kernel.pack = pack_bytes;
-    kernel.attend = attend<ByteWork<P>>;
-    return kernel;
-}();
-#else
-template <int P> constexpr Kernel kIntegers = {};
+constexpr Kernel kKernel = {scratch_bytes<T>, packed_bytes<T>,         pack<T>,
+                            attend<Work<T>>,  partial_bytes<T>,        merge<T>,
+                            finish<T>,        multiply_adds<T>,        kOperations<T>,
+                            kBlockKeys<T>,    sizeof(RowConstants<T>), backward_scratch_bytes<T>,
+                            sums_bytes<T>,    prepare_rows<T>,         backward<T>};
 #endif
 
 }  // namespace
 
-#define REGARD_TARGET(SYMBOL, NAME)                                            \
-    extern "C" const regard::Target SYMBOL = {                                 \
-        NAME,                                                                  \
-        kLanes<float>,                                                         \
-        kTask,                                                                 \
-        kTile,                                                                 \
-        {kKernel<float>, kKernel<double>, kPairs, kIntegers<3>, kIntegers<2>}, \
-        exponentials,                                                          \
-        turn,                                                                  \
-        read_all};
+#define REGARD_TARGET(SYMBOL, NAME)                                                     \
+    extern "C" const regard::Target SYMBOL = {                                          \
+        NAME,         kLanes<float>, kTask,   kTile, {kKernel<float>, kKernel<double>}, \
+        exponentials, turn,          read_all};

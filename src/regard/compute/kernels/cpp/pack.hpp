@@ -42,19 +42,19 @@ template <int Upper, int Run, class V, int... I> REGARD_INLINE V woven(V a, V b,
 
 // Cells as large as a T, W of each of W rows, turned: calls f(Number<i>, column i) in order.
 template <class T, class F>
-REGARD_INLINE void turn(const char* rows, int64_t step, F f) {
+REGARD_NESTED void turn(const char* rows, int64_t step, F f) {
     constexpr int W = kLanes<T>;
     constexpr LanesOf<T> lanes;
     if constexpr (W == 16) {
         // Loads join halves of rows k and k + 4, so that two rounds are left, within quarters.
-        each<2>([&](auto half) REGARD_INLINED {
+        each<2>([&](auto half) REGARD_LAMBDA {
             Vec<T> v[8];
             const char* row = rows + 32 * half.value;  // step by step: too few registers for more
             for (int k = 0; k < 8; k++, row += step) {
                 if (k == 4) row += 4 * step;
                 v[k] = load_halves<T>(row, row + 4 * step);
             }
-            each<2>([&](auto part) REGARD_INLINED {
+            each<2>([&](auto part) REGARD_LAMBDA {
                 Vec<T> u[4];
                 for (int k = 0; k < 4; k++) u[k] = quarters<part.value>(v[k], v[k + 4], lanes);
                 const Vec<T> a = woven<0, 1>(u[0], u[1], lanes), b = woven<0, 1>(u[2], u[3], lanes);
@@ -70,7 +70,7 @@ REGARD_INLINE void turn(const char* rows, int64_t step, F f) {
         Vec<T> v[W];
         for (int k = 0; k < W; k++) v[k] = load((const T*)(rows + k * step));
         transpose<T>(v);
-        each<W>([&](auto i) REGARD_INLINED { f(i, v[i.value]); });
+        each<W>([&](auto i) REGARD_LAMBDA { f(i, v[i.value]); });
     }
 }
 
@@ -136,7 +136,7 @@ template <class T, bool Far = true> struct Prefetch {
 // Calls f(d, Number<i>, column d + i) for every column of W keys, in order, lanes along the keys; d is
 // a multiple of W. Half types are turned in pairs, integers in fours.
 template <class T, Kind K, class F>
-REGARD_INLINE void for_columns(const KeyRows<T>& from, F f) {
+REGARD_NESTED void for_columns(const KeyRows<T>& from, F f) {
     constexpr int W = kLanes<T>;
     const int64_t D = from.columns;
     // Rows of int8 are so close that the CPU fetches far ones itself: measured, 1.3 times as fast.
@@ -149,12 +149,12 @@ REGARD_INLINE void for_columns(const KeyRows<T>& from, F f) {
             scale[k] = scale_at<T, K>(from.first + k * from.step + D * size_of(K));
         const auto at = [&](int64_t d) { return from.first + d * size_of(K); };
         for (; d + N * W <= D; d += N * W)
-            turn<T>(at(d), from.step, [&](auto i, Vec<T> cells) REGARD_INLINED {
+            turn<T>(at(d), from.step, [&](auto i, Vec<T> cells) REGARD_LAMBDA {
                 constexpr int first = N * i.value % W;
                 prefetch.line(i);
                 Vec<T> columns[N];
                 split<K>(cells, columns);
-                each<N>([&](auto n) REGARD_INLINED {
+                each<N>([&](auto n) REGARD_LAMBDA {
                     f(d + (N * i.value - first), Number<first + n.value>{},
                       scaled<K>(columns[n.value], scale));
                 });
@@ -163,7 +163,7 @@ REGARD_INLINE void for_columns(const KeyRows<T>& from, F f) {
             Vec<T> block[W];
             for (int k = 0; k < W; k++) block[k] = load_as<T, K>(at(d) + k * from.step);
             transpose<T>(block);
-            each<W>([&](auto i) REGARD_INLINED {
+            each<W>([&](auto i) REGARD_LAMBDA {
                 prefetch.line(i);
                 f(d, i, scaled<K>(block[i.value], scale));
             });
@@ -171,20 +171,20 @@ REGARD_INLINE void for_columns(const KeyRows<T>& from, F f) {
     } else {
         const auto at = [&](int64_t d) { return from.first + d * int64_t(sizeof(T)); };
         for (; d + W <= D; d += W)
-            turn<T>(at(d), from.step, [&](auto i, Vec<T> column) REGARD_INLINED {
+            turn<T>(at(d), from.step, [&](auto i, Vec<T> column) REGARD_LAMBDA {
                 prefetch.line(i);
                 f(d, i, column);
             });
         if (d == D) return;
-        turn<T>(at(d), from.step, [&](auto i, Vec<T> column) REGARD_INLINED {
+        turn<T>(at(d), from.step, [&](auto i, Vec<T> column) REGARD_LAMBDA {
             if (d + i.value < D) f(d, i, column);
         });
     }
 }
 
 template <class T, Kind K>
-static __attribute__((noinline)) void pack_rows(const KeyRows<T>& from, T* panel) {
-    for_columns<T, K>(from, [&](int64_t d, auto i, Vec<T> column) REGARD_INLINED {
+REGARD_OUTERMOST void pack_rows(const KeyRows<T>& from, T* panel) {
+    for_columns<T, K>(from, [&](int64_t d, auto i, Vec<T> column) REGARD_LAMBDA {
         store(panel + (d + i.value) * kPanel<T>, column);
     });
 }
@@ -213,12 +213,12 @@ template <class T> static void pack_keys(const Request& q, const Chunk& c, T* to
 
 // R rows of queries against W keys that are not packed: each lane adds as in a panel.
 template <class T, int R, Kind K>
-static __attribute__((noinline)) void meet_rows(const T* queries, const KeyRows<T>& from,
-                                                const char* values, T* strip) {
+REGARD_OUTERMOST void meet_rows(const T* queries, const KeyRows<T>& from, const char* values,
+                                T* strip) {
     const int64_t D = from.columns;
     Vec<T> whole[R], sum[R];
     for (int r = 0; r < R; r++) whole[r] = sum[r] = Vec<T>{};
-    for_columns<T, K>(from, [&](int64_t d, auto i, Vec<T> column) REGARD_INLINED {
+    for_columns<T, K>(from, [&](int64_t d, auto i, Vec<T> column) REGARD_LAMBDA {
         if (i.value == 0 && d && d % kDepth == 0)
             for (int r = 0; r < R; r++) {
                 whole[r] = d == kDepth ? sum[r] : whole[r] + sum[r];

@@ -102,7 +102,7 @@ REGARD_INLINE bool values_in_place(const Request& q) {
 // Calls f(d, pairs number d) for all pairs of kPairLanes keys from number j on, in order, lanes along
 // the keys. `rows` has room for them.
 template <class F>
-REGARD_INLINE void for_turned_pairs(const Request& q, const Chunk& c, int64_t j, uint32_t* rows,
+REGARD_NESTED void for_turned_pairs(const Request& q, const Chunk& c, int64_t j, uint32_t* rows,
                                     F f) {
     constexpr int W = kPairLanes;
     const int64_t half = pairs_of(q.D), room = padded(half, W);
@@ -120,22 +120,23 @@ REGARD_INLINE void for_turned_pairs(const Request& q, const Chunk& c, int64_t j,
     Prefetch<float> prefetch(from, 4 * half);
     int64_t d = 0;
     for (; d + W <= half; d += W)
-        turn<float>(from.first + 4 * d, from.step, [&](auto i, Vec<float> pairs) REGARD_INLINED {
+        turn<float>(from.first + 4 * d, from.step, [&](auto i, Vec<float> pairs) REGARD_LAMBDA {
             prefetch.line(i);
             f(d + i.value, (Two)pairs);
         });
     if (d < half)
-        turn<float>(from.first + 4 * d, from.step, [&](auto i, Vec<float> pairs) REGARD_INLINED {
+        turn<float>(from.first + 4 * d, from.step, [&](auto i, Vec<float> pairs) REGARD_LAMBDA {
             if (d + i.value < half) f(d + i.value, (Two)pairs);
         });
 }
 
-static void pack_key_pairs(const Request& q, const Chunk& c, uint32_t* to, uint32_t* rows) {
+REGARD_OUTERMOST void pack_key_pairs(const Request& q, const Chunk& c, uint32_t* to,
+                                     uint32_t* rows) {
     constexpr int64_t P = kPairPanel;
     const int64_t half = pairs_of(q.D);
     for (int64_t j = 0; j < padded(c.n, P); j += kPairLanes) {
         uint32_t* panel = to + j / P * P * half + j % P;
-        for_turned_pairs(q, c, j, rows, [&](int64_t d, Two pairs) REGARD_INLINED {
+        for_turned_pairs(q, c, j, rows, [&](int64_t d, Two pairs) REGARD_LAMBDA {
             store_pairs(panel + d * P, pairs);
         });
     }
@@ -265,15 +266,15 @@ static void scores_in_pairs(const uint32_t* queries, int64_t half, const uint32_
 
 // The same from keys that are not packed.
 template <int R>
-static void scores_of_rows(const PairWork& w, const Chunk& c, const uint32_t* queries,
-                           KeyRange keys, const Ahead* ahead) {
+REGARD_OUTERMOST void scores_of_rows(const PairWork& w, const Chunk& c, const uint32_t* queries,
+                                     KeyRange keys, const Ahead* ahead) {
     constexpr int W = kPairLanes;
     const int64_t half = pairs_of(w.q.D);
     for (int64_t j = keys.low / kPairPanel * kPairPanel; j < keys.high; j += W) {
         ask_for<R>(ahead, j, W);
         Vec<float> sum[R];
         for (int r = 0; r < R; r++) sum[r] = Vec<float>{};
-        for_turned_pairs(w.q, c, j, w.key_rows, [&](int64_t d, Two pairs) REGARD_INLINED {
+        for_turned_pairs(w.q, c, j, w.key_rows, [&](int64_t d, Two pairs) REGARD_LAMBDA {
             ask_for_line(w.q.value, c, j, d);
             for (int r = 0; r < R; r++)
                 sum[r] = dot(sum[r], pairs, all_pairs(queries + r * half + d));

@@ -154,6 +154,8 @@ struct Kernel {
                    char* scratch, char* partial);
     size_t (*partial_bytes)(const Request&, int64_t rows, int64_t chunks);
     void (*merge)(const Request&, const Piece&, const char* partial, char* scratch);
+    // Ends rows whose states are in scratch, as `attend` and `merge` do by themselves.
+    void (*finish)(const Request&, const Piece&, char* scratch);
     // For measurements: rounds of independent multiply-adds, and operations (two each) in a round.
     double (*multiply_adds)(int64_t rounds);
     int64_t operations;
@@ -170,7 +172,8 @@ struct Kernel {
 
 constexpr size_t kReadBlock = 1024;
 
-// What one CPU target offers: the only symbol of its translation unit.
+// What one CPU target offers: the only symbol of its translation unit. One that is another with dot
+// instructions has only what these change; all else is nullptr.
 struct Target {
     const char* name;
     int32_t lanes;  // of float32

@@ -243,10 +243,11 @@ static void retry_in_extended_range(const Work<T>& w, const Retries& retries) {
     }
 }
 
-// Weights are numbers of N.
-template <class N>
+// Weights are numbers of the type that the call is computed in.
 static void retry_in_float64(const Request& q, const Piece& piece, const Retries& retries,
                              char* at) {
+    const auto keep = q.wide ? keep_exponentials<double, double> : keep_exponentials<float, double>;
+    const auto finish = q.wide ? finish_retry<double> : finish_retry<float>;
     const Work<double> w(q, piece.b, piece.g, retries.count, at, true);
     bool special_query[kTask] = {}, beyond[kTask] = {};
     for (int64_t r = 0; r < w.rows; r++) {
@@ -285,14 +286,14 @@ static void retry_in_float64(const Request& q, const Piece& piece, const Retries
                                              beyond[row + r]);
             accumulate_values<double>(w, t, {w.s.keys, (const char*)w.s.values, stride}, w.s.part);
             for (int64_t r = 0; r < t.height; r++) {
-                if (retries.list[row + r].whole) keep_exponentials<N>(w, t, r, parts[r]);
+                if (retries.list[row + r].whole) keep(w, t, r, parts[r]);
                 merge_part(w.s.states[row + r], w.s.out + (row + r) * w.wide, parts[r],
                            w.s.part + r * w.wide, w.wide, w.how.unit);
             }
         }
     }
     for (int64_t r = 0; r < w.rows; r++)
-        if (beyond[r] || !finish_retry<N>(w, r, retries.list[r].whole, retries.list[r].small))
+        if (beyond[r] || !finish(w, r, retries.list[r].whole, retries.list[r].small))
             q.extended_range_row(q, w.b, w.s.row[r].h, w.s.row[r].i, retries.list[r].whole);
 }
 

@@ -48,10 +48,11 @@ template <Kind K, class T> REGARD_INLINE void store_as(char* p, Vec<T> x) {
     else store((T*)p, x);
 }
 
-// A row of 2n numbers that are turned, in place or not: pairs p and n + p, or 2p and 2p + 1. Turning
-// (a, b) back is turning (b, a).
-template <Kind K, Kind To, bool Interleaved, bool Back>
-static void turn_row(const char* from, char* to, const double* c, const double* s, int64_t n) {
+// A row of 2n numbers that are turned, in place or not: pairs p and n + p, or 2p and 2p + 1. Sines are
+// multiplied by `way`: 1, or −1 to turn back.
+template <Kind K, Kind To, bool Interleaved>
+static void turn_row(const char* from, char* to, const double* c, const double* s, double way,
+                     int64_t n) {
     typedef Computed<K> T;
     constexpr int W = kLanes<T>, D = kLanes<double>;
     constexpr int64_t size = size_of(K), wide = size_of(To);
@@ -61,24 +62,24 @@ static void turn_row(const char* from, char* to, const double* c, const double* 
         Vec<T> x = load_as<T, K>(from + one * size), y = load_as<T, K>(from + other * size);
         if constexpr (Interleaved) part_pairs(x, y, LanesOf<T>{});
         Vec<double> a[kParts<T>], b[kParts<T>];
-        widen(Back ? y : x, a), widen(Back ? x : y, b);
+        widen(x, a), widen(y, b);
         for (int part = 0; part < kParts<T>; part++)
-            turn_pair(a[part], b[part], load(c + p + part * D), load(s + p + part * D));
+            turn_pair(a[part], b[part], load(c + p + part * D), load(s + p + part * D) * all(way));
         // A half type from float32 is rounded to float32 first.
-        x = rounded<K>(Back ? b : a), y = rounded<K>(Back ? a : b);
+        x = rounded<K>(a), y = rounded<K>(b);
         store_as<To, T>(to + one * wide, Interleaved ? low(x, y, LanesOf<T>{}) : x);
         store_as<To, T>(to + other * wide, Interleaved ? high(x, y, LanesOf<T>{}) : y);
     }
     for (; p < n; p++) {
         const int64_t one = Interleaved ? 2 * p : p, other = Interleaved ? 2 * p + 1 : n + p;
         double x = load_one<K>(from + one * size), y = load_one<K>(from + other * size);
-        turn_pair(Back ? y : x, Back ? x : y, c[p], s[p]);
+        turn_pair(x, y, c[p], s[p] * way);
         store_one(to, one, To, K == To ? x : double(T(x)));
         store_one(to, other, To, K == To ? y : double(T(y)));
     }
 }
 
-template <Kind K, Kind To, bool Interleaved, bool Back>
+template <Kind K, Kind To, bool Interleaved>
 static void turn_rows(const Turn& t, int64_t b, int64_t h, int64_t first, int64_t last, char* to) {
     constexpr int64_t size = size_of(K), wide = size_of(To);
     const int64_t n = t.pairs;
@@ -90,7 +91,8 @@ static void turn_rows(const Turn& t, int64_t b, int64_t h, int64_t first, int64_
             from = to;
         }
         const int64_t place = b * t.apart + i * n;
-        turn_row<K, To, Interleaved, Back>(from, to, t.cosines + place, t.sines + place, n);
+        turn_row<K, To, Interleaved>(from, to, t.cosines + place, t.sines + place, t.back ? -1 : 1,
+                                     n);
         if (from == to) continue;
         for (int64_t d = 2 * n; d < t.D; d++)
             store_one(to, d, To, double(load_one<K>(from + d * size)));
@@ -101,10 +103,7 @@ static void turn_rows(const Turn& t, int64_t b, int64_t h, int64_t first, int64_
 static void turn(const Turn& t, int64_t b, int64_t h, int64_t first, int64_t last, char* to) {
     const auto with = [&](auto of, auto result) {
         constexpr Kind K = decltype(of)::kind, To = decltype(result)::kind;
-        auto* rows = turn_rows<K, To, false, false>;
-        if (t.interleaved)
-            rows = t.back ? turn_rows<K, To, true, true> : turn_rows<K, To, true, false>;
-        else if (t.back) rows = turn_rows<K, To, false, true>;
+        const auto rows = t.interleaved ? turn_rows<K, To, true> : turn_rows<K, To, false>;
         rows(t, b, h, first, last, to);
     };
     with_kind(t.kind, [&](auto to_kind) {

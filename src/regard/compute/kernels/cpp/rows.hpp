@@ -65,10 +65,10 @@ template <int Most, class F> REGARD_INLINE void with_number(int64_t n, F f) {
 }
 
 // Calls f(Number<n>) for n = 0 … N − 1.
-template <class F, int... I> REGARD_INLINE void each(F f, std::integer_sequence<int, I...>) {
+template <class F, int... I> REGARD_NESTED void each(F f, std::integer_sequence<int, I...>) {
     (f(Number<I>{}), ...);
 }
-template <int N, class F> REGARD_INLINE void each(F f) {
+template <int N, class F> REGARD_NESTED void each(F f) {
     each(f, std::make_integer_sequence<int, N>{});
 }
 
@@ -116,7 +116,7 @@ template <Kind K>
 REGARD_INLINE void split(Vec<float> cells, Vec<float> (&to)[kInCell<K>]) {
     if constexpr (K == Kind::float16) split_half(cells, to[0], to[1]);
     else if constexpr (K == Kind::bfloat16) split_bfloat(cells, to[0], to[1]);
-    else each<4>([&](auto n) REGARD_INLINED { to[n.value] = bytes_at<n.value>(cells); });
+    else each<4>([&](auto n) REGARD_LAMBDA { to[n.value] = bytes_at<n.value>(cells); });
 }
 
 // The scale of a row that ends at p; 1 where the kind has none. Products with integers are exact.

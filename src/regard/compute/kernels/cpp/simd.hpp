@@ -46,6 +46,17 @@ template <class T> constexpr int kLanes = kBytes / int(sizeof(T));
 #define REGARD_ALWAYS_INLINE __attribute__((always_inline)) inline
 #define REGARD_INLINE static REGARD_ALWAYS_INLINE
 #define REGARD_INLINED __attribute__((always_inline))  // after the parameters of a lambda
+// For functions of lambdas of lambdas. GCC optimises what it must inline again at every level: a unit
+// compiles a quarter faster, to the same loops, where the outermost function takes in all it calls.
+#if defined(__clang__)
+#define REGARD_NESTED REGARD_INLINE
+#define REGARD_LAMBDA REGARD_INLINED
+#define REGARD_OUTERMOST static __attribute__((noinline))
+#else
+#define REGARD_NESTED static inline
+#define REGARD_LAMBDA
+#define REGARD_OUTERMOST static __attribute__((noinline, flatten))
+#endif
 
 // Whether results of T that would be subnormal are 0 while one lives; operands keep their values. An Intel CPU
 // takes 100 to 200 cycles over one instruction that makes such a number. In float64, which reaches far below

@@ -21,12 +21,39 @@ extern const regard::Target regard_target_avx512_bf16;
 
 namespace regard {
 
+#if defined(REGARD_X86_TARGETS)
+namespace {
+
+// A target with dot instructions, whose unit has little else, and the one without them.
+Target put_together(Target dots, const Target& rest) {
+    for (Kernel& kernel : dots.kernels) {
+        const Kernel own = kernel;
+        kernel = rest.kernels[&kernel == dots.kernels + 1];
+        if (!own.attend) continue;
+        kernel.scratch_bytes = own.scratch_bytes;
+        kernel.packed_bytes = own.packed_bytes;
+        kernel.pack = own.pack;
+        kernel.attend = own.attend;
+        if (!own.multiply_adds) continue;
+        kernel.multiply_adds = own.multiply_adds;
+        kernel.operations = own.operations;
+    }
+    dots.turn = rest.turn;
+    return dots;
+}
+const Target kAvx512Bf16 = put_together(regard_target_avx512_bf16, regard_target_avx512);
+
+}  // namespace
+#endif
+
 const Target* const kTargets[] = {
 #if defined(REGARD_X86_TARGETS)
-    &regard_target_avx512_bf16, &regard_target_avx512,
+    &kAvx512Bf16,
+    &regard_target_avx512,
     &regard_target_avx2,
 #endif
-    &regard_target_baseline,    nullptr,
+    &regard_target_baseline,
+    nullptr,
 };
 
 const Kernel& kernel_of(const Request& q, const Target& target) {
