@@ -21,6 +21,10 @@ TITLES = {
     "widths": "Values wider or narrower than keys",
     "odd": "Sizes that fit no tile",
     "long": "Long",
+    "spread": "Larger queries",
+    "positions": "Positions",
+    "tails": "One key more than a multiple of 16",
+    "range": "Rows that leave their range",
     "forward": "Forward pass",
     "backward": "Backward pass",
     "both": "Forward and backward pass",
@@ -63,8 +67,10 @@ def machine(report: dict[str, Any]) -> list[str]:
 
 def table(cases: list[dict[str, Any]]) -> list[str]:
     sides = list(cases[0]["sides"])
-    masked = any(case["cost_of_mask"] is not None for case in cases)
-    last = "× its time without mask" if masked else "of the limit"
+    last = "of the limit"
+    if any(case["cost"] is not None for case in cases):
+        masked = cases[0]["group"] == "masks"
+        last = "× its time without mask" if masked else "× the plain call, per score"
     units = {case["unit"] for case in cases}
     shape = "B,H,L,S,D" + (f" ({units.pop()})" if len(units) == 1 else "")
     lines = [
@@ -76,8 +82,8 @@ def table(cases: list[dict[str, Any]]) -> list[str]:
         cells = [cell(case["sides"][side], min(timed, default=0), case) for side in sides]
         ratio = "–" if case["ratio"] is None else f"{case['ratio']:.2f}"
         beside = "–"
-        if case["cost_of_mask"] is not None:
-            beside = f"{case['cost_of_mask']:.2f}"
+        if case["cost"] is not None:
+            beside = f"{case['cost']:.2f}"
         elif case["share"] is not None:
             beside = f"{case['share']:.0%}"
         lines.append(f"| {case['name']} | {' | '.join(cells)} | {ratio} | {beside} |")

@@ -102,6 +102,31 @@ def test_the_quick_grid_is_part_of_the_full_one():
     assert {one.name for one in grid("quick")} <= {one.name for one in grid("full")}
 
 
+def test_every_case_of_the_spread_but_ordinary_queries_is_beside_a_plain_call():
+    cases = grid("spread")
+    ordinary = [one for one in cases if one.plain is None]
+    assert {one.group for one in ordinary} == {"spread"}
+    spread = [one for one in cases if one.group == "spread"]
+    np.testing.assert_equal(len(ordinary) * 5, len(spread))
+    assert {one.plain for one in spread} == {None, *ordinary}
+    plain = {one.group: one.plain.name for one in cases if one.plain}
+    assert plain["positions"].startswith("both causal 1,")
+    np.testing.assert_equal(plain["masks"], "4,8,512,512,64")
+    np.testing.assert_equal(plain["tails"], "8,12,256,256,64")
+    assert not any(
+        one.plain for name in ("full", "quick") for one in grid(name) if one.mask is None
+    )
+
+
+def test_larger_queries_are_the_same_times_a_number_and_one_key_is_huge():
+    one = case("spread", 1, 2, 8, 8, 4, unit="ms", queries=20)
+    np.testing.assert_array_equal(make_inputs(one).query, 20 * make_inputs(one.plain).query)
+    np.testing.assert_array_equal(make_inputs(one).key, make_inputs(one.plain).key)
+    huge = make_inputs(replace(one.plain, huge_key=True)).key
+    largest = np.finfo(np.float32).max
+    np.testing.assert_equal((np.abs(huge) == largest).sum((0, 1, 3)), [0, 0, 0, 0, 8, 0, 0, 0])
+
+
 @pytest.mark.parametrize("mask", [None, *MASKS, *POSITIONS])
 @pytest.mark.parametrize("causal", [False, True])
 def test_useful_work_counts_the_visible_scores(mask, causal):
@@ -155,13 +180,14 @@ ANSWERED = [
         for mask in (None, *MASKS)
     ),
     *(case("positions", 2, 2, 300, 300, 8, mask=name, causal=True) for name in POSITIONS),
-    case("positions", 1, 2, 70, 70, 8, mask="rotary", direction="both"),
+    *(case("positions", 1, 2, 70, 70, 8, mask=name, direction="both") for name in POSITIONS),
     case("full", 1, 2, 5, 9, 8),
     case("decode", 2, 4, 1, 40, 8, G=2),
     case("backward", 2, 2, 70, 70, 8, causal=True, direction="backward"),
     case("backward", 1, 2, 70, 70, 8, mask="bias", direction="backward"),
     case("both", 1, 2, 70, 70, 8, mask="bias", direction="both"),
     case("both", 2, 4, 50, 60, 8, G=2, direction="both"),
+    case("spread", 1, 2, 70, 70, 8, direction="both", queries=200),
     *(case("both", 1, 2, 70, 70, 8, dtype=t, direction="both") for t in ("float16", "bfloat16")),
 ]
 
@@ -631,11 +657,30 @@ def test_a_share_is_of_what_the_machine_can_do_at_most():
 
 def test_a_mask_is_compared_with_the_same_call_without_it():
     masked = tiny_report().results[2]
-    assert masked.unmasked is not None
-    assert masked.unmasked.seconds is not None
-    assert masked.cost_of_mask is not None
-    np.testing.assert_allclose(masked.cost_of_mask, masked.seconds / masked.unmasked.seconds)
-    assert "regard without the mask" not in masked.outcomes
+    assert masked.plain is not None
+    assert masked.plain.seconds is not None
+    assert masked.cost is not None
+    np.testing.assert_allclose(masked.cost, masked.seconds / masked.plain.seconds)
+    assert "regard, the plain call" not in masked.outcomes
+
+
+@pytest.mark.parametrize(
+    ("more", "cost", "beside"),
+    [
+        ({"queries": 20}, 3.0, "3.00 × the time of queries×1"),
+        ({"huge_key": True}, 3.0, "3.00 × the time without it"),
+        ({"mask": "alibi", "causal": True}, 3.0, "3.00 × the time without positions"),
+        ({"group": "tails"}, 3 * 4**2 / 5**2, "1.92 × the time per score of 4 keys"),
+    ],
+)
+def test_what_a_case_costs_is_measured_beside_its_plain_call(more, cost, beside, monkeypatch):
+    monkeypatch.setattr("regard.bench.cases.WHOLE", 4)
+    one = replace(case("spread", 1, 2, 5, 5, 4, unit="ms"), **more)
+    found = result({"regard": 3e-3}, one, plain=LibraryResult(seconds=1e-3))
+    np.testing.assert_allclose(found.cost, cost)
+    assert beside in printed(report_of(found))
+    (timed,) = tiny_report(cases=(one,)).results
+    assert timed.cost is not None
 
 
 # --- the machine ---------------------------------------------------------------------------------
@@ -819,7 +864,7 @@ def test_the_table_shows_times_ratios_shares_and_reasons():
     text = printed(
         report_of(
             result({"regard": 1e-3, "torch": 4e-3}, limit=128e9),
-            result({"regard": 2e-3, "torch": None}, TINY[2], unmasked=LibraryResult(seconds=1e-3)),
+            result({"regard": 2e-3, "torch": None}, TINY[2], plain=LibraryResult(seconds=1e-3)),
         )
     )
     first = next(line for line in text.splitlines() if line.startswith("1,2,5,7,4"))
@@ -907,6 +952,23 @@ def test_saved_results_become_the_tables_and_verdicts_of_the_documentation():
 
 
 @pytest.mark.skipif(not (ROOT / "benchmarks").exists(), reason="needs the repository")
+@pytest.mark.parametrize(("seconds", "holds"), [(1.05e-3, True), (7e-3, False)])
+def test_promises_of_the_spread_ask_for_the_time_of_the_plain_call(seconds, holds):
+    results = [
+        result({"regard": seconds}, one, plain=LibraryResult(seconds=1e-3))
+        for one in grid("spread")
+        if one.plain
+    ]
+    data = json.loads(json.dumps(as_data(report_of(*results))))
+    kept = [one for one in script("promises").promises(data) if one.holds is not None]
+    words = ("larger queries", "ALiBi", "33 keys", "more odd keys", "one huge key", "masks cost")
+    asked = [one for one in kept if one.words.startswith(words)]
+    np.testing.assert_equal(len(asked), len(words) + 1)
+    np.testing.assert_equal({one.holds for one in asked}, {holds})
+    assert any("× the plain call, per score" in line for line in script("table").markdown(data))
+
+
+@pytest.mark.skipif(not (ROOT / "benchmarks").exists(), reason="needs the repository")
 def test_promises_of_the_backward_pass_are_of_that_direction_alone():
     sizes = (1, 8, 512, 512, 64)
     cases = [case(one, *sizes, direction=one) for one in ("forward", "backward", "both")]
@@ -959,7 +1021,7 @@ def test_the_command_prints_a_table_and_saves_everything(tiny_command):
     [
         (("--against", "tensorflow"), "'tensorflow'; known are torch, onnxruntime, openvino, jax"),
         (("--against", ""), "no peer ''"),
-        (("--grid", "huge"), "grid is 'huge'; known are full, gradients, quick"),
+        (("--grid", "huge"), "grid is 'huge'; known are full, gradients, quick, spread"),
         (("--threads", "0"), "--threads is 0; this process may use 1 to"),
         (("--threads", "100000"), "--threads is 100000; this process may use 1 to"),
         (("--plot", "plot.jpg"), "--plot is plot.jpg; it must end in .png, .svg or .pdf"),

@@ -6,7 +6,7 @@ Owns shapes, masks and the useful work of a case. Must not know the libraries.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,15 @@ POSITIONS = ("rotary", "alibi")  # named in the place of a mask, and compared wi
 DIRECTIONS = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 WINDOW = 256  # keys to the left in the window case
 BLOCK = 256  # rows and columns of a block of the block mask
+WHOLE = 16  # keys: as many lanes as the widest vector has, so that none is left over
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call to measure. `unit` is the unit of its printed speed."""
+    """One call to measure. `unit` is the unit of its printed speed.
+
+    Queries are normal numbers times `queries`; those of a `huge_key` are the largest there are.
+    """
 
     group: str
     B: int
@@ -42,20 +46,38 @@ class Case:
     mask: str | None = None
     unit: str = "GF/s"
     direction: str = "forward"
+    queries: int = 1
+    huge_key: bool = False
 
     @property
     def name(self) -> str:
         """The shape, after what differs from a plain forward call: `backward causal 1,8,77,77,64`.
 
-        What may differ: direction, mask, causal, and the dtype if it is not float32.
+        What may differ: direction, numbers, mask, causal, and the dtype if it is not float32.
         """
         heads = f"{self.H}" if self.G == self.H else f"{self.H}/{self.G}"
         width = f"{self.D}" if self.E == self.D else f"{self.D}/{self.E}"
         words = [None if self.direction == "forward" else self.direction]
+        words.append(f"queries×{self.queries}" if self.queries != 1 else None)
+        words.append("huge key" if self.huge_key else None)
         words += [self.mask, "causal" if self.causal else None]
         words.append(None if self.dtype == "float32" else self.dtype)
         words.append(f"{self.B},{heads},{self.L},{self.S},{width}")
         return " ".join(word for word in words if word)
+
+    @property
+    def plain(self) -> Case | None:
+        """What the cost of a mask, of numbers or of the last keys is measured beside, if anything.
+
+        >>> tails = [case("tails", 1, 8, keys, keys, 64, unit="ms") for keys in (33, 77)]
+        >>> [one.plain.name for one in tails]
+        ['1,8,32,32,64', '1,8,64,64,64']
+        """
+        if self.unit != "ms":
+            return None
+        odd = self.S % WHOLE if self.group == "tails" else 0
+        bare = replace(self, mask=None, queries=1, huge_key=False, L=self.L - odd, S=self.S - odd)
+        return None if bare == self else bare
 
     @property
     def bytes(self) -> int:
@@ -172,8 +194,10 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     """Random normal arrays with unit variance, and the mask of the case."""
     rng = np.random.default_rng(seed)
     B, H, G, L, S = case.B, case.H, case.G, case.L, case.S
-    shapes = (B, H, L, case.D), (B, G, S, case.D), (B, G, S, case.E)
-    query, key, value = (_normal(rng, shape, case.dtype) for shape in shapes)
+    query = _normal(rng, (B, H, L, case.D), case.dtype, case.queries)
+    key, value = (_normal(rng, (B, G, S, width), case.dtype) for width in (case.D, case.E))
+    if case.huge_key:
+        key[:, :, S // 2] = np.copysign(np.finfo(key.dtype).max, key[:, :, S // 2])
     options: dict[str, Any] = {"causal": case.causal}
     keep = bias = lengths = None
     match case.mask:
@@ -182,7 +206,7 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
             lengths = np.linspace(S, 3 * S // 4, B).astype(np.int64)
             keep = np.arange(S) < lengths[:, None, None, None]
         case "dense":
-            keep = rng.random((1, 1, L, S)) < 0.75
+            keep = rng.random((B, 1, L, S)) < 0.75
             keep[..., 0] = True
         case "bias":
             bias = _normal(rng, (1, H, L, S), case.dtype)
@@ -223,14 +247,15 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, times: int = 1) -> Array:
     """At an address that is a multiple of 64: some peers copy other arrays."""
     kind = dtype_of(dtype)
     size = int(np.prod(shape)) * kind.itemsize
     room = np.empty(size + 64, np.uint8)
     start = -room.ctypes.data % 64
     array = room[start : start + size].view(kind).reshape(shape)
-    array[...] = rng.standard_normal(shape, np.float64 if dtype == "float64" else np.float32)
+    numbers = rng.standard_normal(shape, np.float64 if dtype == "float64" else np.float32)
+    array[...] = numbers * times
     return array
 
 
@@ -318,6 +343,23 @@ def _gradients(direction: str) -> list[Case]:
     ]
 
 
+def _spread() -> list[Case]:
+    """What the time must not depend on: the numbers, and one key more."""
+    sizes, batch = (1, 8, 512, 512, 64), (4, 8, 512, 512, 64)
+    return [
+        *(
+            case("spread", *sizes, dtype=kind, unit="ms", direction=direction, queries=times)
+            for direction in ("forward", "backward")
+            for kind in ("float32", "float16", "bfloat16", "float64")
+            for times in (1, 5, 20, 50, 200)
+        ),
+        *(one for one in _positioned() if one.mask == "alibi"),
+        *(case("masks", *batch, mask=name, unit="ms") for name in ("padding", "lengths", "dense")),
+        *(case("tails", 8, 12, keys, keys, 64, unit="ms") for keys in (33, 77, 129, 197, 257)),
+        case("range", *sizes, unit="ms", huge_key=True),
+    ]
+
+
 def _quick() -> list[Case]:
     return [
         _small()[0],
@@ -338,4 +380,5 @@ GRIDS: dict[str, tuple[Case, ...]] = {
     "quick": tuple(_quick()),
     "full": tuple(_full()),
     "gradients": tuple(one for direction in DIRECTIONS for one in _gradients(direction)),
+    "spread": tuple(_spread()),
 }

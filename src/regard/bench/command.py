@@ -27,7 +27,12 @@ from regard.errors import OptionError, ProblemError
 if TYPE_CHECKING:
     from rich.console import Console
 
-BUDGETS = {"quick": Budget(seconds=0.4), "full": Budget(seconds=1.0), "gradients": Budget()}
+BUDGETS = {
+    "quick": Budget(seconds=0.4),
+    "full": Budget(seconds=1.0),
+    "gradients": Budget(),
+    "spread": Budget(rounds=10),  # each beside its plain call, whose ratio is wanted closely
+}
 
 
 def bench(

@@ -171,8 +171,8 @@ def tolerance(case: Case) -> float:
     """The largest allowed `Accuracy.error`.
 
     Rounding errors of sums grow like the square root of their lengths: over D and S, for gradients
-    also over E and L. Half types accumulate in float32 and round a few values to their own
-    precision.
+    also over E and L. Those of scores, which are exponents, grow like the queries. Half types
+    accumulate in float32 and round a few values to their own precision.
 
     >>> from regard.bench.cases import case
     >>> f"{tolerance(case('full', 1, 8, 1024, 1024, 64)):.1e}"
@@ -182,7 +182,7 @@ def tolerance(case: Case) -> float:
     terms = sum(map(math.sqrt, sums))
     half = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(case.dtype, 0.0)
     working = np.finfo(np.float64 if case.dtype == "float64" else np.float32).eps
-    return float(RANDOM_WALK * terms * working + ROUNDINGS_OF_HALF * half)
+    return float(RANDOM_WALK * terms * case.queries * working + ROUNDINGS_OF_HALF * half)
 
 
 def accuracy(answer: Mapping[str, Array], truth: Truth, case: Case) -> Accuracy:

@@ -211,7 +211,7 @@ def _load_torch(threads: int) -> Prepare:
         query, key, value = map(tensor, (inputs.query, inputs.key, inputs.value))
         mask, causal = tensor(inputs.keep_or_bias), inputs.case.causal
         grad, direction = tensor(inputs.grad_output), inputs.case.direction
-        followed = [query, key, value] + ([mask] if inputs.bias is not None else [])
+        followed = [query, key, value] + ([mask] if "bias" in inputs.case.answers else [])
 
         def forward() -> Any:
             return sdpa(query, key, value, attn_mask=mask, is_causal=causal)
@@ -376,7 +376,7 @@ def _load_jax(threads: int) -> Prepare:
             return Work(lambda: (attend(query, key, value, extra).block_until_ready(),), read)
 
         # Followed alone: a mask and lengths have no gradients.
-        followed = {"bias": extra.pop("bias")} if inputs.bias is not None else {}
+        followed = {"bias": extra.pop("bias")} if "bias" in inputs.case.answers else {}
 
         def both(query: Any, key: Any, value: Any, followed: Any, grad: Any) -> Any:
             output, back = pulled(query, key, value, followed)
@@ -429,7 +429,7 @@ def _load_numpy(_: int) -> Prepare:
             by_scores: Array = weights * (g @ v.swapaxes(-1, -2) - delta)
             made = [by_scores @ k * scale, by_scores.swapaxes(-1, -2) @ q * scale]
             made.append(weights.swapaxes(-1, -2) @ g)
-            if bias is not None:
+            if "bias" in case.answers:
                 made.append(by_scores.sum(0, keepdims=True) if case.B > 1 else by_scores)
             return made
 

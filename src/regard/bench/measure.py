@@ -19,7 +19,7 @@ from regard.bench.machine import KINDS, Limits, description, free_memory
 from regard.bench.timing import Budget, Samples, time_in_rotation
 from regard.bench.worker import METER, Elsewhere, Side, SideError
 
-UNMASKED = "regard without the mask"
+PLAIN = "regard, the plain call"
 # What this process takes beside the arrays of a case: some scores in float64, and their weights.
 OWN_MEMORY = 2**29
 # Starts a library with so many threads; a SideError if it cannot.
@@ -59,7 +59,7 @@ class LibraryResult:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case: `outcomes` by library; `unmasked` is regard without the mask.
+    """One case: `outcomes` by library; `plain` is regard in `case.plain`.
 
     `limit` is what the machine can do at most, in operations or bytes read per second.
     """
@@ -69,7 +69,7 @@ class CaseResult:
     rows_checked: int
     tolerance: float
     outcomes: Mapping[str, LibraryResult]
-    unmasked: LibraryResult | None = None
+    plain: LibraryResult | None = None
     limit: float | None = None
 
     @property
@@ -91,10 +91,12 @@ class CaseResult:
         return best / self.seconds if best and self.seconds else None
 
     @property
-    def cost_of_mask(self) -> float | None:
-        """Regard's time divided by its time without the mask."""
-        bare = self.unmasked.seconds if self.unmasked else None
-        return self.seconds / bare if bare and self.seconds else None
+    def cost(self) -> float | None:
+        """Regard's time per score, hidden or not, divided by that of the plain call."""
+        plain, bare = self.case.plain, self.plain.seconds if self.plain else None
+        if not plain or not bare or not self.seconds:
+            return None
+        return self.seconds / bare * plain.scores / self.case.scores
 
     def speed(self, seconds: float) -> float:
         """A time in the unit of the case: GF/s, GB/s, ms or µs."""
@@ -265,13 +267,13 @@ class _Sides:
                 self.end(name)
 
     def side(self, name: str) -> Side:
-        """The side of this name; `UNMASKED` is regard once more. A SideError if it cannot be."""
+        """The side of this name; `PLAIN` is regard once more. A SideError if it cannot be."""
         if name not in self._started:
             if name == METER:
                 assert self._meter is not None
                 self._started[name] = self._meter(self._threads)
             else:
-                wanted = REGARD.name if name == UNMASKED else name
+                wanted = REGARD.name if name == PLAIN else name
                 library = next(one for one in self.libraries if one.name == wanted)
                 self._started[name] = self._start(library, self._threads)
         return self._started[name]
@@ -295,9 +297,8 @@ def _measured(case: Case, sides: _Sides, budget: Budget) -> CaseResult:
     right = truth(inputs)
     ready: dict[str, Side] = {}
     tasks = [(name, case, right) for name in names if name not in outcomes]
-    if case.unit == "ms" and case.mask is not None:
-        bare = replace(case, mask=None)
-        tasks.append((UNMASKED, bare, truth(make_inputs(bare))))
+    if case.plain is not None:
+        tasks.append((PLAIN, case.plain, truth(make_inputs(case.plain))))
     for name, given, wanted in tasks:
         try:
             side = sides.side(name)
@@ -318,7 +319,7 @@ def _measured(case: Case, sides: _Sides, budget: Budget) -> CaseResult:
         right.rows,
         right.tolerance,
         {name: outcomes[name] for name in names},
-        outcomes.get(UNMASKED),
+        outcomes.get(PLAIN),
         None if fastest is None else 1 / min(fastest.seconds),
     )
 
@@ -352,7 +353,7 @@ def too_large(case: Case, libraries: Sequence[Library]) -> dict[str, str]:
     left = free_memory() - OWN_MEMORY - (1 + 8 / dtype_of(case.dtype).itemsize) * case.array_bytes
     refused = {}
     for library in libraries:
-        needed = library.memory(case) * (2 if library is REGARD and case.mask is not None else 1)
+        needed = library.memory(case) * (2 if library is REGARD and case.plain else 1)
         if needed > left:
             refused[library.name] = (
                 f"needs {needed / 1e9:.2g} GB of memory, of which {max(0, left) / 1e9:.2g} GB "
@@ -423,6 +424,6 @@ def _case_data(result: CaseResult) -> dict[str, Any]:
         "ratio": result.ratio,
         "limit": result.limit,
         "share": result.share,
-        "unmasked": None if result.unmasked is None else outcome(result.unmasked),
-        "cost_of_mask": result.cost_of_mask,
+        "plain": None if result.plain is None else outcome(result.plain),
+        "cost": result.cost,
     }

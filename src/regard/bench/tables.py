@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from regard.bench.cases import POSITIONS
+from regard.bench.cases import POSITIONS, Case
 from regard.bench.compare import Change, EarlierRun
 from regard.bench.correctness import HALF
 from regard.bench.libraries import REGARD
@@ -118,12 +118,22 @@ def _cell(result: CaseResult, outcome: LibraryResult) -> Text:
 
 
 def _beside(result: CaseResult) -> str:
-    if result.cost_of_mask is not None:
-        what = "positions" if result.case.mask in POSITIONS else "mask"
-        return f"{result.cost_of_mask:.2f} × the time without {what}"
+    if result.cost is not None:
+        return f"{result.cost:.2f} × {_plain_time(result.case)}"
     if result.share is None:
         return ""
     return f"{result.share:.0%} of {'reading' if result.case.unit == 'GB/s' else 'peak'}"
+
+
+def _plain_time(case: Case) -> str:
+    if case.mask is not None:
+        return f"the time without {'positions' if case.mask in POSITIONS else 'mask'}"
+    if case.huge_key:
+        return "the time without it"
+    if case.queries != 1:
+        return "the time of queries×1"
+    assert case.plain is not None
+    return f"the time per score of {case.plain.S} keys"
 
 
 def _summary(report: Report) -> list[str]:

@@ -23,8 +23,9 @@ def bench(
         show_default=False,
     ),
     grid: str = option(
-        "quick|full|gradients",
-        "quick: about a minute; full: half an hour; gradients: forward, backward, both.",
+        "quick|full|gradients|spread",
+        "quick: about a minute; full: half an hour; gradients: forward, backward, both; spread: "
+        "larger numbers, masks and odd keys, beside the plain call.",
         default="quick",
     ),
     as_json: str | None = option("FILE", "Save everything that was measured.", "--json"),
