@@ -107,6 +107,24 @@ def test_a_nan_under_a_softcap_is_never_hidden_whatever_its_bits(target):
 
 
 @every_target
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("keys", [1, 3, 7, 33, 250, 257, 1000])
+def test_an_output_is_the_nearest_number_to_its_quotient(target, dtype, keys):
+    # Equal scores, and one value that is not 0: the sum of the values is that number, and the
+    # divisor the number of keys. Numbers lie all over the range, but for those that are subnormal.
+    about = np.finfo(dtype)
+    rng = np.random.default_rng(keys)
+    value = np.zeros((keys, 4096), dtype)
+    powers = rng.integers(about.minexp, about.maxexp, value.shape[1])
+    number = np.ldexp(rng.uniform(1, 2, powers.shape).astype(dtype), powers)
+    value[keys // 2] = number
+    query, key = np.ones((1, 4), dtype), np.zeros((keys, 4), dtype)
+    with on_path(f"fused:{target}") as kernel:
+        output = regard.attention(query, key, value, kernel=kernel)
+    assert_same_bytes(output[0], number / dtype(keys))
+
+
+@every_target
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_hidden_bits_of_every_pattern_change_no_byte(target, dtype):
     q, k, v = inputs((3, 4), (300, 4), (300, 3), dtype=dtype)

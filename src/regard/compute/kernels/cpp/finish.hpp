@@ -12,12 +12,21 @@ template <class T> REGARD_INLINE bool stored_directly(const Request& q) {
     return q.kind == kind_of<T>() && q.E % kLanes<T> == 0;
 }
 
+// Quotients by a sum, which is at least 1. Long vectors are slow to divide: there a product with the
+// reciprocal, and one step to the nearest number, is the same as long as no bit of the rest is lost.
 template <class T> REGARD_INLINE void divide(const T* from, T by, T* to, int64_t wide) {
-    const Vec<T> whole = all(by);
+    const Vec<T> whole = all(by), inverse = all(T(1) / by);
+    const Vec<T> least = all(smallest_number<T>() * T(kNarrow<T> ? 0x1p25 : 0x1p54));
     for (int64_t e = 0; e < wide; e += kLanes<T>) {
-        const Vec<T> x = load(from + e) / whole;
-        // −0 becomes +0: no sign of a hidden value's tiny product.
-        store(to + e, (Vec<T>)((Bits<T>)x & (Bits<T>)(x != Vec<T>{})));
+        const Vec<T> x = load(from + e), near = x * inverse;
+        Vec<T> quotient = fma(fma(-near, whole, x), inverse, near);
+        const Bits<T> exact = (Bits<T>)(larger(quotient, -quotient) >= least);
+        if (kBytes < 64 || any<T>((Vec<T>)~exact)) {
+            quotient = x / whole;
+            // −0 becomes +0: no sign of a hidden value's tiny product.
+            quotient = (Vec<T>)((Bits<T>)quotient & (Bits<T>)(quotient != Vec<T>{}));
+        }
+        store(to + e, quotient);
     }
 }
 

@@ -201,10 +201,18 @@ template <class T>
 static void pack_panels(const Array& array, int64_t D, const Chunk& c, T* to, T* rows) {
     constexpr int64_t P = kPanel<T>;
     for (int64_t j = 0; j < padded(c.n, P); j += kLanes<T>) {
+        T* const panel = to + j / P * P * D + j % P;
+        const int64_t n = c.n - j;
+        if (n <= kLanes<T> / 8) {  // so few are not turned but put in place one by one
+            for (int64_t d = 0; d < D; d++) store(panel + d * P, Vec<T>{});
+            for (int64_t k = 0; k < n; k++) {
+                load_row(rows, array.at(c.b, c.g, c.k0 + j + k), array.column, array.kind, D);
+                for (int64_t d = 0; d < D; d++) panel[d * P + k] = rows[d];
+            }
+            continue;
+        }
         const KeyRows<T> from(array, D, c, j, rows);
-        with_kind_of(from, [&](auto of) {
-            pack_rows<T, decltype(of)::kind>(from, to + j / P * P * D + j % P);
-        });
+        with_kind_of(from, [&](auto of) { pack_rows<T, decltype(of)::kind>(from, panel); });
     }
 }
 template <class T> static void pack_keys(const Request& q, const Chunk& c, T* to, T* rows) {

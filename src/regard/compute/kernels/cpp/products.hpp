@@ -11,13 +11,13 @@ template <class T> REGARD_INLINE void add(T* to, Vec<T> sum, bool first) {
     store(to, first ? sum : load(to) + sum);
 }
 
-// Queries, `stride` numbers apart, against N vectors of keys of one panel; the strip's rows are
-// `Across` numbers apart. Sums of runs are in registers too where they fit.
+// Queries, `stride` numbers apart, against N vectors of keys of one panel or, from its beginning, of
+// two; the strip's rows are `Across` numbers apart. Sums of runs are in registers too where they fit.
 template <class T, int R, int N, int64_t Across>
 static __attribute__((noinline)) void meet(const T* queries, int64_t stride, int64_t D,
                                            const T* panel, T* strip) {
     constexpr int W = kLanes<T>;
-    constexpr bool in_registers = kTile == 12;
+    constexpr bool in_registers = kTile == 12 && R * N <= 12;
     const auto to = [&](int r, int n) { return strip + r * Across + n * W; };
     Vec<T> whole[R][N];
     for (int r = 0; r < R; r++)
@@ -31,7 +31,8 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t stride, int
             for (int n = 0; n < N; n++) sum[r][n] = Vec<T>{};
         for (; d < end; d++) {
             Vec<T> k[N];
-            for (int n = 0; n < N; n++) k[n] = load(panel + d * kPanel<T> + n * W);
+            for (int n = 0; n < N; n++)
+                k[n] = load(panel + (n / 2 * D + d) * kPanel<T> + n % 2 * W);
             for (int r = 0; r < R; r++) {
                 const Vec<T> x = all(queries[r * stride + d]);
                 for (int n = 0; n < N; n++) sum[r][n] = fma(x, k[n], sum[r][n]);
@@ -39,7 +40,7 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t stride, int
         }
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++)
-                if (in_registers) whole[r][n] += sum[r][n];
+                if (in_registers) whole[r][n] = first ? sum[r][n] : whole[r][n] + sum[r][n];
                 else add(to(r, n), sum[r][n], first);
     } while (d < D);
     for (int r = 0; in_registers && r < R; r++)
@@ -64,6 +65,16 @@ static __attribute__((noinline)) void scores(const T* queries, int64_t stride, i
     if (j % P) {
         panel(j, Number<1>{});
         j += W;
+    }
+    if constexpr (kBytes == 64) {
+        // Four at a time, and no single one at the end, whose sums would wait for each other.
+        const auto left = [&] { return padded(keys.high - j, W) / W; };
+        for (; left() == 4 || left() > 5; j += 2 * P) panel(j, Number<4>{});
+        if (left() == 5) {
+            panel(j, Number<2>{});
+            j += P;
+        }
+        if (left() == 3) return panel(j, Number<3>{});
     }
     for (; j + W < keys.high; j += P) panel(j, Number<2>{});
     if (j < keys.high) panel(j, Number<1>{});

@@ -185,6 +185,16 @@ template <class T> REGARD_INLINE T sum_of(Vec<T> v) {
 template <class T> REGARD_INLINE T largest_of(Vec<T> v) {
     return fold<T, kLanes<T> / 2>(v, [](Vec<T> a, Vec<T> b) { return larger(a, b); })[0];
 }
+// Whether a lane is NaN, as what compares true is; all others are 0.
+template <class T> REGARD_INLINE bool any(Vec<T> x) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)x, (__m256i)x);
+#else
+    return sum_of<T>(x) != 0;
+#endif
+}
 // Whether whole vectors of numbers are finite: x · 0 is NaN where x is not, and a sum keeps a NaN.
 template <class T> REGARD_INLINE bool finite(const T* x, int64_t n) {
     constexpr int W = kLanes<T>, N = 4;  // additions that do not wait for each other
@@ -194,19 +204,20 @@ template <class T> REGARD_INLINE bool finite(const T* x, int64_t n) {
         for (int part = 0; part < N; part++)
             rest[part] = fma(load(x + i + part * W), Vec<T>{}, rest[part]);
     for (; i < n; i += W) rest[0] = fma(load(x + i), Vec<T>{}, rest[0]);
-    return sum_of<T>((rest[0] + rest[1]) + (rest[2] + rest[3])) == 0;
+    return !any<T>((rest[0] + rest[1]) + (rest[2] + rest[3]));
 }
 
 // 2^x for x <= 0, at most 1 ulp off, down through the subnormal numbers to 0; NaN stays NaN.
-// Without scalef, the result is made 2^64 times too large and multiplied down: one rounding.
+// Without scalef, the result is made 2^24 or 2^53 times too large and multiplied down: one rounding.
+// What will be 0 is masked out, or 0 before: a lane that underflows takes some CPUs 200 cycles.
 REGARD_INLINE Vec<float> exp2(Vec<float> x) {
-    Vec<float> low = all(-190.0f);
-    x = larger(low, x);  // NaN passes: it is the second argument
 #if defined(__AVX512F__)
-    const Vec<float> whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
-    Vec<float> f = x - whole;  // exact, in [-0.5, 0.5]
+    const __mmask16 there = _mm512_cmp_ps_mask(x, all(-150.0f), _CMP_NLT_UQ);  // NaN is
+    const Vec<float> f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT);  // 0 of an infinity
+    const Vec<float> whole = x - f;
 #else
-    const Vec<float> magic = all(12582912.0f + 64.0f);  // 1.5 * 2^23: rounds to an integer
+    x = larger(all(-151.0f), x);  // whose exponent will be 0; NaN passes: it is the second argument
+    const Vec<float> magic = all(12582912.0f + 24.0f);  // 1.5 * 2^23: rounds to an integer
     Vec<float> r = x + magic;
     Vec<float> f = x - (r - magic);
 #endif
@@ -222,21 +233,21 @@ REGARD_INLINE Vec<float> exp2(Vec<float> x) {
     p = (all(1.0f) + coarse * all(0.693359375f)) + fine;
 #endif
 #if defined(__AVX512F__)
-    return _mm512_scalef_ps(p, whole);
+    return _mm512_maskz_scalef_ps(there, p, whole);
 #else
     Vec<float> scaled = (Vec<float>)(((Modular<float>)r << 23) + (Modular<float>)p);
     // Integer arithmetic alone could make a number of a NaN; f − f is 0, and NaN where x is.
-    return fma(scaled, all(0x1p-64f), f - f);
+    return fma(scaled, all(0x1p-24f), f - f);
 #endif
 }
 REGARD_INLINE Vec<double> exp2(Vec<double> x) {
-    Vec<double> low = all(-1500.0);
-    x = larger(low, x);
 #if defined(__AVX512F__)
-    const Vec<double> whole = _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT);
-    Vec<double> f = x - whole;
+    const __mmask8 there = _mm512_cmp_pd_mask(x, all(-1075.0), _CMP_NLT_UQ);
+    const Vec<double> f = _mm512_reduce_pd(x, _MM_FROUND_TO_NEAREST_INT);
+    const Vec<double> whole = x - f;
 #else
-    const Vec<double> magic = all(6755399441055744.0 + 600.0);  // 1.5 * 2^52
+    x = larger(all(-1076.0), x);
+    const Vec<double> magic = all(6755399441055744.0 + 53.0);  // 1.5 * 2^52
     Vec<double> r = x + magic;
     Vec<double> f = x - (r - magic);
 #endif
@@ -252,10 +263,10 @@ REGARD_INLINE Vec<double> exp2(Vec<double> x) {
     p = fma(p * g, g, rest) + g;  // e^g - 1
     p = p + all(1.0);
 #if defined(__AVX512F__)
-    return _mm512_scalef_pd(p, whole);
+    return _mm512_maskz_scalef_pd(there, p, whole);
 #else
     Vec<double> scaled = (Vec<double>)(((Modular<double>)r << 52) + (Modular<double>)p);
-    return fma(scaled, all(0x1p-600), f - f);
+    return fma(scaled, all(0x1p-53), f - f);
 #endif
 }
 

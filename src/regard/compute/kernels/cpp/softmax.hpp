@@ -96,9 +96,16 @@ template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
     store(x, select(seen, load(x), absent));
 }
 
+// All bits in the first n lanes.
+template <class T> REGARD_INLINE Bits<T> first_lanes(int64_t n) {
+    Bits<T> lane;
+    for (int i = 0; i < kLanes<T>; i++) lane[i] = i;
+    return Bits<T>(lane < typename VectorOf<T>::integer(n) - Bits<T>{});
+}
+
 // The largest of the scores [from, to) of one row, which become −∞ where hidden; whole vectors, from
 // the beginning of a panel. With a bias or a softcap scores become other numbers first; `odd` says
-// whether one of the numbers, hidden or not, is NaN or infinite.
+// whether one of the numbers, which may be a hidden one, is NaN or infinite.
 template <class T>
 REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, const Seen<T>& seen,
                         bool& odd) {
@@ -106,8 +113,30 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
     const Vec<T> absent = all(-infinity<T>());
     const uint8_t* const bytes = seen.bytes;
     const T* const bias = seen.bias;
-    const bool whole = !bytes && seen.low <= from && seen.high >= to;
+    const bool from_first = !bytes && seen.low <= from;
     Vec<T> most0 = absent, most1 = absent;
+    if (from_first && !how.general) {  // the last may be hidden: one pass
+        const int64_t end = larger_of(from, smaller_of(seen.high, to)), full = end / W * W;
+        Vec<T> rest0 = {}, rest1 = {};
+        const auto look = [](Vec<T> score, Vec<T>& rest, Vec<T>& most) REGARD_INLINED {
+            rest = fma(score, Vec<T>{}, rest);
+            most = larger(score, most);
+        };
+        int64_t j = from;
+        for (; j + W < full; j += 2 * W) {
+            look(load(x + j), rest0, most0);
+            look(load(x + j + W), rest1, most1);
+        }
+        if (j < full) look(load(x + j), rest0, most0);
+        if (full < end) {
+            rest1 = fma(load(x + full), Vec<T>{}, rest1);
+            keep(x + full, first_lanes<T>(end - full));
+            most1 = larger(load(x + full), most1);
+        }
+        for (j = padded(end, W); j < to; j += W) store(x + j, absent);
+        odd = any<T>(rest0 + rest1);
+        return largest_of<T>(larger(most0, most1));
+    }
     if (how.general) {
         const auto make_number = [&](int64_t j, Vec<T>& rest, Vec<T>& most) REGARD_INLINED {
             Vec<T> t = load(x + j);
@@ -134,12 +163,11 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
             make_number(j + W, rest1, most1);
         }
         if (j < to) make_number(j, rest0, most0);
-        odd = sum_of<T>(rest0 + rest1) != 0;
-        if (whole) return largest_of<T>(larger(most0, most1));
+        odd = any<T>(rest0 + rest1);
+        if (from_first && seen.high >= to) return largest_of<T>(larger(most0, most1));
         most0 = most1 = absent;
     }
-    const bool all_seen = !how.general && whole;
-    if (!how.general && !all_seen) odd = !finite(x + from, to - from);
+    if (!how.general) odd = !finite(x + from, to - from);
     if (bytes) {
         for (int64_t j = from; j < to; j += W) {
             Bits<T> seen;
@@ -148,28 +176,11 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
         }
     }
     // In whole vectors: they are read again at once, and parts of one are slow to put together.
-    typedef typename VectorOf<T>::integer Integer;
-    Bits<T> lane;
-    for (int i = 0; i < W; i++) lane[i] = i;
     const int64_t low = smaller_of(seen.low, to), high = larger_of(seen.high, from);
-    for (int64_t j = from; j < low; j += W)
-        keep(x + j, Bits<T>(lane >= Integer(low - j) - Bits<T>{}));
-    for (int64_t j = high / W * W; j < to; j += W)
-        keep(x + j, Bits<T>(lane < Integer(high - j) - Bits<T>{}));
+    for (int64_t j = from; j < low; j += W) keep(x + j, ~first_lanes<T>(low - j));
+    for (int64_t j = high / W * W; j < to; j += W) keep(x + j, first_lanes<T>(high - j));
 
     int64_t j = from;
-    if (all_seen) {
-        Vec<T> rest0 = {}, rest1 = {};
-        for (; j + W < to; j += 2 * W) {
-            const Vec<T> x0 = load(x + j), x1 = load(x + j + W);
-            most0 = larger(x0, most0);
-            most1 = larger(x1, most1);
-            rest0 = fma(x0, Vec<T>{}, rest0);
-            rest1 = fma(x1, Vec<T>{}, rest1);
-        }
-        odd = sum_of<T>(rest0 + rest1) != 0;
-        if (j < to) odd |= !finite(x + j, W);
-    }
     for (; j + W < to; j += 2 * W) {
         most0 = larger(load(x + j), most0);
         most1 = larger(load(x + j + W), most1);
