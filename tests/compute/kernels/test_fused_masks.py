@@ -162,6 +162,19 @@ def test_options_and_rules_that_mean_the_same_have_the_same_bytes(target, case):
     assert_same_result(by_bias, expected, "bias")
 
 
+@every_target
+@pytest.mark.parametrize("size", [63, 64, 65, 300])
+@pytest.mark.parametrize("step", [1, 3])
+def test_every_byte_of_a_mask_but_0_lets_a_key_through(target, size, step):
+    q, k, v = inputs((14, 8), (size, 8), (size, 5))
+    cells = np.random.default_rng(0).choice([0, 1, 2, 127, 128, 255], (14, size * step))
+    cells = cells.astype(np.uint8)[:, ::step]
+    with on_path(f"fused:{target}") as kernel:
+        result = run(kernel, q, k, v, mask=cells.view(bool))
+        assert_same_result(result, run(kernel, q, k, v, mask=cells != 0))
+    np.testing.assert_array_equal(result.weights > 0, cells != 0)
+
+
 # blocks that are skipped -------------------------------------------------------------------------
 
 HIDDEN = {

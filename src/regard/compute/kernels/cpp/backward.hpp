@@ -25,7 +25,7 @@ template <class T> struct BackwardScratch {
     T *queries, *grad_rows, *turning, *bias;
     double *d_scale, *checks;
     Row* row;
-    uint8_t* bytes;
+    uint64_t* bits;
     size_t size;
 
     BackwardScratch(const Backward& w, char* at) : size(0) {
@@ -52,7 +52,7 @@ template <class T> struct BackwardScratch {
         take(d_scale, R);
         take(checks, 2 * R);
         take(row, R);
-        take(bytes, padded(R, kTile) * stack_size(q));
+        take(bits, words_of(q, padded(R, kTile)));
     }
 };
 
@@ -248,16 +248,16 @@ template <class T> static void load_rows(BackwardWork<T>& k, RowBlock<T>& t) {
 // all that no row of the tile sees, 0.
 template <class T>
 REGARD_INLINE void gradient_row(BackwardWork<T>& k, const RowBlock<T>& t, int64_t r, KeyRange whole,
-                                const uint8_t* bytes) {
+                                const uint64_t* bits) {
     constexpr int64_t N = kBlockKeys<T>;
     const Row& row = k.s.row[r];
     T *p = k.s.weights + r * N, *d = k.s.grads + r * N;
-    const Seen<T> seen = {row.low - k.chunk.k0, smaller_of(row.high - k.chunk.k0, k.chunk.n), bytes,
+    const Seen<T> seen = {row.low - k.chunk.k0, smaller_of(row.high - k.chunk.k0, k.chunk.n), bits,
                           bias_of(k.q, row, k.chunk, k.s.bias)};
     const Gains<T> to = {k.s.before_softcap ? k.s.before_softcap + r * N : nullptr,
                          k.w.d_scale ? k.s.d_scale + r : nullptr,
                          k.w.checks ? k.s.checks + 2 * r : nullptr};
-    const bool hides = bytes || seen.low > whole.low || seen.high < whole.high;
+    const bool hides = bits || seen.low > whole.low || seen.high < whole.high;
     const bool bent = k.how.in_logits || k.how.sigmoid || k.sign != 1 || to.before_softcap ||
                       to.d_scale;
     const auto run = [&](auto extra) {
@@ -285,11 +285,11 @@ REGARD_INLINE void gradient_row(BackwardWork<T>& k, const RowBlock<T>& t, int64_
 template <class T> static void gradient_block(BackwardWork<T>& k, RowBlock<T>& t) {
     constexpr int64_t N = kBlockKeys<T>, P = kPanel<T>;
     Visible found[(kBlockRows + kTile - 1) / kTile];
-    uint8_t* bytes = k.s.bytes;
+    uint64_t* bits = k.s.bits;
     for (int64_t r = 0; r < t.rows; r += kTile) {
         const int64_t height = smaller_of(kTile, t.rows - r);
-        Visible& f = found[r / kTile] = visible_range(k.q, k.s.row + r, height, k.chunk, bytes, P);
-        bytes += kTile * stack_size(k.q);
+        Visible& f = found[r / kTile] = visible_range(k.q, k.s.row + r, height, k.chunk, bits);
+        bits += kTile * kWords;
         KeyRange& whole = t.visible[r / kTile];
         whole = f.keys;
         if (whole.low >= whole.high) {
@@ -327,8 +327,7 @@ template <class T> static void gradient_block(BackwardWork<T>& k, RowBlock<T>& t
     for (int64_t r = 0; r < t.rows; r++) {
         const Visible& f = found[r / kTile];
         if (t.visible[r / kTile].low < t.visible[r / kTile].high)
-            gradient_row(k, t, r, t.visible[r / kTile],
-                         f.bytes ? f.bytes + r % kTile * stack_size(k.q) : nullptr);
+            gradient_row(k, t, r, t.visible[r / kTile], f.of(r % kTile));
     }
 }
 

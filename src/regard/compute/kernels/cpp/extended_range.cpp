@@ -120,7 +120,7 @@ void extended_range_row(const Request& q, int64_t b, int64_t h, int64_t i, bool 
     const int64_t g = h / (q.H / q.G), row = (b * q.H + h) * q.L + i;
     const Kind weight = q.wide ? Kind::float64 : Kind::float32;
     std::vector<double> query(size_t(q.D)), key(size_t(q.D)), weights;
-    std::vector<uint8_t> stack(size_t(stack_size(q)));
+    std::vector<uint64_t> stack(size_t(words_of(q, 1)));
     std::vector<int64_t> keys;
     std::vector<Number> logits;
     Number most = -INFINITY;

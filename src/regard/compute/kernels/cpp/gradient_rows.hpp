@@ -150,15 +150,12 @@ static void gradients(Extra, const Softmax<T>& how, T sign, const RowConstants<T
     Vec<T> sum = {}, weights = {}, grads = {};
     for (int64_t j = keys.low; j < keys.high; j += W) {
         Bits<T> visible = ~Bits<T>{};
-        if (Extra::hides) {
+        if (Extra::hides && seen.bits) {
+            visible = lanes_of<T>(bits_from(seen.bits, j));
+        } else if (Extra::hides) {
             const Integer low = Integer(larger_of(-1, smaller_of(seen.low - j, W)));
             const Integer high = Integer(larger_of(-1, smaller_of(seen.high - j, W)));
             visible = Bits<T>(lane >= low - Bits<T>{}) & Bits<T>(lane < high - Bits<T>{});
-            if (seen.bytes) {
-                Bits<T> said;
-                for (int i = 0; i < W; i++) said[i] = -Integer(seen.bytes[j + i]);
-                visible &= said;
-            }
         }
         const auto kept = [&](Vec<T> x) {
             return Extra::hides || Extra::biased ? (Vec<T>)(visible & (Bits<T>)x) : x;

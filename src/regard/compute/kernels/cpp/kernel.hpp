@@ -198,7 +198,7 @@ static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t 
                 first &= nothing(w.s.states[r]);
             }
             if (given_up) continue;
-            t.visible = visible_range(q, w.s.row + row, t.height, chunk, w.s.bytes, kPanel<T>);
+            t.visible = visible_range(q, w.s.row + row, t.height, chunk, w.s.bits);
             if (t.visible.keys.low >= t.visible.keys.high) continue;
             if (!use.known()) use = operands_of(w, chunk, packed, few);
             State<T> parts[kTile];

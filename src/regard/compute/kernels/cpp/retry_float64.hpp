@@ -13,18 +13,12 @@ namespace {
 
 REGARD_INLINE bool special(double x) { return x - x != 0; }
 
-// Which of the numbers x … are smaller than kSmall; n of them are there.
+// Which of the first n numbers of x are smaller than kSmall.
 template <class T> REGARD_INLINE Bits<T> small_ones(Vec<T> x, int64_t n) {
-    Bits<T> lane;
-    for (int i = 0; i < kLanes<T>; i++) lane[i] = i;
     return Bits<T>(larger(x, -x) < all(kSmall<T>)) &
-           Bits<T>(lane < typename VectorOf<T>::integer(smaller_of(n, kLanes<T>)) - Bits<T>{});
+           first_lanes<T>(smaller_of(n, kLanes<T>));
 }
-template <class T> REGARD_INLINE bool some(Bits<T> bits) {
-    typename VectorOf<T>::integer found = 0;
-    for (int i = 0; i < kLanes<T>; i++) found |= bits[i];
-    return found;
-}
+template <class T> REGARD_INLINE bool some(Bits<T> bits) { return any<T>((Vec<T>)bits); }
 
 // Whether a sum of any row is smaller than kSmall: for nearly all calls none is.
 template <class T> static bool any_small(const Work<T>& w) {
@@ -74,8 +68,7 @@ static void find_small(const Work<T>& w, int64_t begin, int64_t end, bool (&foun
             }
             for (int64_t r = 0; some<T>(values) && r < w.rows; r++) {
                 if (!some<T>(of_row[r])) continue;
-                const Tile t = {r, 1, chunk,
-                                visible_range(q, w.s.row + r, 1, chunk, w.s.bytes, kPanel<T>)};
+                const Tile t = {r, 1, chunk, visible_range(q, w.s.row + r, 1, chunk, w.s.bits)};
                 const Seen<T> seen = seen_by(w, t, 0);
                 for (int64_t j = t.visible.keys.low; !found[r] && j < t.visible.keys.high; j++)
                     found[r] = some<T>(of_key[j] & of_row[r]) && seen(j);
@@ -195,7 +188,7 @@ template <class N> static void store_nan(const Work<double>& w, int64_t r) {
     if (!q.weights) return;
     N* weights = (N*)q.weights + index_of(q, row) * q.S;
     for (int64_t j = 0; j < q.S; j++) weights[j] = 0;
-    for_visible(q, row, w.s.bytes, [&](int64_t j) { return weights[j] = N(nan), false; });
+    for_visible(q, row, w.s.bits, [&](int64_t j) { return weights[j] = N(nan), false; });
 }
 
 // Ends one row; false if it left the range of float64 although no NaN and no infinity reaches it.
@@ -210,7 +203,7 @@ static bool finish_retry(const Work<double>& w, int64_t r, bool whole, bool smal
         clear(out, w.wide);
         // Empty is decided by the rules: visible scores that are all −∞ are no empty row.
         if (!q.sink)
-            for_visible(q, row, w.s.bytes, [&](int64_t) { return state = kAgain<double>, true; });
+            for_visible(q, row, w.s.bits, [&](int64_t) { return state = kAgain<double>, true; });
     }
     if (again(state)) return store_nan<N>(w, r), true;
     if (!finite(out, w.wide)) return false;
@@ -270,7 +263,7 @@ static void retry_in_float64(const Request& q, const Piece& piece, const Retries
             for (int64_t r = row; r < row + t.height; r++)
                 decided &= beyond[r] || again(w.s.states[r]);
             if (decided) continue;
-            t.visible = visible_range(q, w.s.row + row, t.height, chunk, w.s.bytes, kPanel<double>);
+            t.visible = visible_range(q, w.s.row + row, t.height, chunk, w.s.bits);
             if (t.visible.keys.low >= t.visible.keys.high) continue;
             if (!packed) {
                 pack_keys(q, chunk, w.s.keys, w.s.rows);

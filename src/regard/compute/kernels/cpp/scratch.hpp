@@ -16,7 +16,7 @@ template <class T> struct Scratch {
     T *queries, *out, *part, *strip, *bias, *keys, *values, *rows, *chunk_maxima;
     State<T>* states;
     Row* row;
-    uint8_t* bytes;
+    uint64_t* bits;
     Specials<T> specials;  // room for a retry
     size_t size;
 
@@ -39,7 +39,7 @@ template <class T> struct Scratch {
         take(chunk_maxima, q.weights ? kTask * q.chunks() : 0);
         take(states, kTask);
         take(row, kTask);
-        take(bytes, kTile * stack_size(q));
+        take(bits, words_of(q, kTile));
         if (!retry) return;
         take(specials.sums, kTask * wide);
         take(specials.chunk, wide);

@@ -106,6 +106,58 @@ template <class V, class B> REGARD_INLINE V select(B bits, V a, V b) {
     return (V)((bits & (B)a) | (~bits & (B)b));
 }
 
+// All bits of the lanes whose bit in a word is set, the lowest for the first.
+template <class T> REGARD_INLINE Bits<T> lanes_of(uint64_t word) {
+    typedef typename VectorOf<T>::integer Integer;
+    Bits<T> own;
+    for (int i = 0; i < kLanes<T>; i++) own[i] = Integer(1) << i;
+    return Bits<T>(((Integer(word) - Bits<T>{}) & own) == own);
+}
+// Of 64 integers, the bits of those that are x, the first the lowest.
+REGARD_INLINE uint64_t equal_bits(const int64_t* p, int64_t x) {
+    constexpr int W = kLanes<double>;
+    const Bits<double> wanted = x - Bits<double>{};
+    uint64_t bits = 0;
+    for (int i = 0; i < 64; i += W) {
+        const Bits<double> found = (Bits<double>)load((const double*)(p + i));
+#if defined(__AVX512F__)
+        bits |= uint64_t(_mm512_cmpeq_epi64_mask((__m512i)found, (__m512i)wanted)) << i;
+#elif defined(__SSE2__)
+        const Vec<double> same = (Vec<double>)(found == wanted);
+        bits |= uint64_t(REGARD_INTRINSIC(movemask_pd)(same)) << i;
+#else
+        for (int lane = 0; lane < W; lane++) bits |= uint64_t(found[lane] == x) << (i + lane);
+#endif
+    }
+    return bits;
+}
+// The same of 64 bytes that are not 0.
+REGARD_INLINE uint64_t nonzero_bits(const char* p) {
+#if defined(__AVX512F__)
+    const __m512i x = _mm512_loadu_si512(p);
+    return _mm512_test_epi8_mask(x, x);
+#elif defined(__SSE2__)
+    typedef char Bytes __attribute__((vector_size(kBytes)));
+    typedef long long Whole __attribute__((vector_size(kBytes)));
+    uint64_t zeros = 0;
+    for (int i = 0; i < 64; i += kBytes) {
+        const Whole zero = (Whole)((Bytes)load((const float*)(p + i)) == Bytes{});
+        zeros |= uint64_t(uint32_t(REGARD_INTRINSIC(movemask_epi8)(zero))) << i;
+    }
+    return ~zeros;
+#else
+    constexpr uint64_t ones = 0x0101010101010101, most = 0x7f * ones;
+    uint64_t bits = 0;
+    for (int i = 0; i < 8; i++) {
+        uint64_t x;
+        __builtin_memcpy(&x, p + 8 * i, 8);
+        x = ((((x & most) + most) | x) >> 7) & ones;
+        bits |= (x * 0x0102040810204080) >> 56 << 8 * i;  // each byte's 1 in a place of its own
+    }
+    return bits;
+#endif
+}
+
 template <int... I> using Indices = std::integer_sequence<int, I...>;
 template <class T> using LanesOf = std::make_integer_sequence<int, kLanes<T>>;
 

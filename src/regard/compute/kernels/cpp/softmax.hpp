@@ -91,9 +91,8 @@ template <class T> static bool any_seen_special(const Seen<T>& seen, const T* x,
 }
 
 // Numbers that are not seen become −∞.
-template <class T> REGARD_INLINE void keep(T* x, Bits<T> seen) {
-    const Vec<T> absent = all(-infinity<T>());
-    store(x, select(seen, load(x), absent));
+template <class T> REGARD_INLINE Vec<T> kept(Bits<T> seen, Vec<T> x) {
+    return select(seen, x, all(-infinity<T>()));
 }
 
 // All bits in the first n lanes.
@@ -104,41 +103,31 @@ template <class T> REGARD_INLINE Bits<T> first_lanes(int64_t n) {
 }
 
 // The largest of the scores [from, to) of one row, which become −∞ where hidden; whole vectors, from
-// the beginning of a panel. With a bias or a softcap scores become other numbers first; `odd` says
-// whether one of the numbers, which may be a hidden one, is NaN or infinite.
+// the beginning of a panel. With a bias or a softcap scores become other numbers first; `odd` becomes
+// true where one of the numbers, which may be a hidden one, is NaN or infinite.
 template <class T>
 REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, const Seen<T>& seen,
                         bool& odd) {
     constexpr int W = kLanes<T>;
     const Vec<T> absent = all(-infinity<T>());
-    const uint8_t* const bytes = seen.bytes;
+    const uint64_t* const bits = seen.bits;
     const T* const bias = seen.bias;
-    const bool from_first = !bytes && seen.low <= from;
-    Vec<T> most0 = absent, most1 = absent;
-    if (from_first && !how.general) {  // the last may be hidden: one pass
-        const int64_t end = larger_of(from, smaller_of(seen.high, to)), full = end / W * W;
-        Vec<T> rest0 = {}, rest1 = {};
-        const auto look = [](Vec<T> score, Vec<T>& rest, Vec<T>& most) REGARD_INLINED {
-            rest = fma(score, Vec<T>{}, rest);
-            most = larger(score, most);
-        };
+    const bool from_first = !bits && seen.low <= from;
+    // What step(key, rest, most) leaves in all vectors up to `end`, in two sequences: `rest` becomes NaN
+    // where a number is odd, and `most` passes over a NaN.
+    const auto largest = [&](int64_t end, auto step) REGARD_INLINED {
+        Vec<T> rest0 = {}, rest1 = {}, most0 = absent, most1 = absent;
         int64_t j = from;
-        for (; j + W < full; j += 2 * W) {
-            look(load(x + j), rest0, most0);
-            look(load(x + j + W), rest1, most1);
+        for (; j + W < end; j += 2 * W) {
+            step(j, rest0, most0);
+            step(j + W, rest1, most1);
         }
-        if (j < full) look(load(x + j), rest0, most0);
-        if (full < end) {
-            rest1 = fma(load(x + full), Vec<T>{}, rest1);
-            keep(x + full, first_lanes<T>(end - full));
-            most1 = larger(load(x + full), most1);
-        }
-        for (j = padded(end, W); j < to; j += W) store(x + j, absent);
-        odd = any<T>(rest0 + rest1);
+        if (j < end) step(j, rest0, most0);
+        odd |= any<T>(rest0 + rest1);
         return largest_of<T>(larger(most0, most1));
-    }
+    };
     if (how.general) {
-        const auto make_number = [&](int64_t j, Vec<T>& rest, Vec<T>& most) REGARD_INLINED {
+        const T most = largest(to, [&](int64_t j, Vec<T>& rest, Vec<T>& most) REGARD_INLINED {
             Vec<T> t = load(x + j);
             if (how.has_softcap) t = apply_softcap(how, t);
             else if (how.in_logits) t = t * all(how.scale);
@@ -147,46 +136,48 @@ REGARD_INLINE T prepare(const Softmax<T>& how, T* x, int64_t from, int64_t to, c
                 const Bits<T> hidden = (Bits<T>)(added == absent);
                 if (how.bias_rest != 0) t = fma(added, all(how.bias_rest), t);
                 t = fma(added, all(how.bias), t);
-                const Bits<T> kept = ~hidden & (Bits<T>)t;
-                rest = fma((Vec<T>)kept, Vec<T>{}, rest);
-                t = (Vec<T>)((hidden & (Bits<T>)absent) | kept);
+                const Bits<T> number = ~hidden & (Bits<T>)t;
+                rest = fma((Vec<T>)number, Vec<T>{}, rest);
+                t = (Vec<T>)((hidden & (Bits<T>)absent) | number);
             } else {
                 rest = fma(t, Vec<T>{}, rest);
             }
+            if (bits) t = kept<T>(lanes_of<T>(bits_from(bits, j)), t);
             store(x + j, t);
-            most = larger(t, most);  // a NaN is passed over
-        };
-        Vec<T> rest0 = {}, rest1 = {};
-        int64_t j = from;
-        for (; j + W < to; j += 2 * W) {
-            make_number(j, rest0, most0);
-            make_number(j + W, rest1, most1);
-        }
-        if (j < to) make_number(j, rest0, most0);
-        odd = any<T>(rest0 + rest1);
-        if (from_first && seen.high >= to) return largest_of<T>(larger(most0, most1));
-        most0 = most1 = absent;
-    }
-    if (!how.general) odd = !finite(x + from, to - from);
-    if (bytes) {
-        for (int64_t j = from; j < to; j += W) {
-            Bits<T> seen;
-            for (int i = 0; i < W; i++) seen[i] = -typename VectorOf<T>::integer(bytes[j + i]);
-            keep(x + j, seen);
-        }
+            most = larger(t, most);
+        });
+        if (bits || (from_first && seen.high >= to)) return most;
+    } else if (bits) {
+        return largest(to, [&](int64_t j, Vec<T>& rest, Vec<T>& most) REGARD_INLINED {
+            const Vec<T> score = load(x + j), t = kept<T>(lanes_of<T>(bits_from(bits, j)), score);
+            rest = fma(score, Vec<T>{}, rest);
+            store(x + j, t);
+            most = larger(t, most);
+        });
+    } else if (from_first) {  // the last may be hidden
+        const int64_t end = larger_of(from, smaller_of(seen.high, to)), full = end / W * W;
+        const T most = largest(full, [&](int64_t j, Vec<T>& rest, Vec<T>& most) REGARD_INLINED {
+            const Vec<T> score = load(x + j);
+            rest = fma(score, Vec<T>{}, rest);
+            most = larger(score, most);
+        });
+        for (int64_t j = padded(end, W); j < to; j += W) store(x + j, absent);
+        if (full == end) return most;
+        const Vec<T> last = load(x + full), t = kept<T>(first_lanes<T>(end - full), last);
+        odd |= any<T>(fma(last, Vec<T>{}, Vec<T>{}));
+        store(x + full, t);
+        return largest_of<T>(larger(t, all(most)));
+    } else {
+        odd = !finite(x + from, to - from);
     }
     // In whole vectors: they are read again at once, and parts of one are slow to put together.
+    const auto keep = [&](int64_t j, Bits<T> seen)
+                          REGARD_INLINED { store(x + j, kept<T>(seen, load(x + j))); };
     const int64_t low = smaller_of(seen.low, to), high = larger_of(seen.high, from);
-    for (int64_t j = from; j < low; j += W) keep(x + j, ~first_lanes<T>(low - j));
-    for (int64_t j = high / W * W; j < to; j += W) keep(x + j, first_lanes<T>(high - j));
-
-    int64_t j = from;
-    for (; j + W < to; j += 2 * W) {
-        most0 = larger(load(x + j), most0);
-        most1 = larger(load(x + j + W), most1);
-    }
-    if (j < to) most0 = larger(load(x + j), most0);
-    return largest_of<T>(larger(most0, most1));
+    for (int64_t j = from; j < low; j += W) keep(j, ~first_lanes<T>(low - j));
+    for (int64_t j = high / W * W; j < to; j += W) keep(j, first_lanes<T>(high - j));
+    return largest(to, [&](int64_t j, Vec<T>&, Vec<T>& most)
+                           REGARD_INLINED { most = larger(load(x + j), most); });
 }
 
 // Exponentials of what `prepare` left, 0 where hidden; returns their sum in lanes.

@@ -40,8 +40,7 @@ REGARD_INLINE const T* bias_of(const Request& q, const Row& row, const Chunk& ch
 
 template <class T> REGARD_INLINE Seen<T> seen_by(const Work<T>& w, const Tile& t, int64_t r) {
     const Row& row = w.s.row[t.row + r];
-    return {row.low - t.chunk.k0, smaller_of(row.high - t.chunk.k0, t.chunk.n),
-            t.visible.bytes ? t.visible.bytes + r * stack_size(w.q) : nullptr,
+    return {row.low - t.chunk.k0, smaller_of(row.high - t.chunk.k0, t.chunk.n), t.visible.of(r),
             bias_of(w.q, row, t.chunk, w.s.bias)};
 }
 

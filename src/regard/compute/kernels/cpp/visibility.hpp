@@ -52,60 +52,101 @@ template <class F> REGARD_INLINE void for_rows(const Request& q, const Piece& pi
     }
 }
 
-// Bytes that the program's stack takes for each row.
-REGARD_INLINE int64_t stack_size(const Request& q) {
-    return larger_of(1, q.program_depth) * kChunk;
+// Words of 64 bits, one for each key of a chunk, the lowest for the first.
+constexpr int64_t kWord = 64, kWords = kChunk / kWord;
+
+// The bits of key j and of those after it, in one word.
+REGARD_INLINE uint64_t bits_from(const uint64_t* bits, int64_t j) {
+    return bits[uint64_t(j) / kWord] >> (j & (kWord - 1));
 }
 
-// Whether the program's rules leave keys k0 … k0 + n to a row, as bytes at the start of `stack`.
-static void ask_program(const Request& q, const Row& row, int64_t k0, int64_t n, uint8_t* stack) {
-    uint8_t* top = stack;
-    const auto push = [&](auto visible) {
-        uint8_t* const to = top;
-        for (int64_t j = 0; j < n; j++) to[j] = visible(j);
-        top = to + kChunk;
+REGARD_INLINE uint64_t bits_below(int64_t n) {
+    return n <= 0 ? 0 : n >= kWord ? ~uint64_t(0) : ~(~uint64_t(0) << n);
+}
+// The word of a range of keys that begins with key j.
+REGARD_INLINE uint64_t range_word(KeyRange keys, int64_t j) {
+    return bits_below(keys.high - j) & ~bits_below(keys.low - j);
+}
+
+// The word of keys j …, of n in all, each asked on its own.
+template <class F> REGARD_INLINE uint64_t asked_word(int64_t j, int64_t n, F visible) {
+    char bytes[kWord] = {};
+    const int64_t count = smaller_of(kWord, n - j);
+    for (int64_t i = 0; i < count; i++) bytes[i] = visible(j + i);
+    return nonzero_bits(bytes);
+}
+
+// Words that the bits of some rows take, with what the program's stack needs beyond the last one.
+REGARD_INLINE int64_t words_of(const Request& q, int64_t rows) {
+    return (rows + q.program_depth) * kWords;
+}
+
+// Which of the keys k0 … k0 + n a row sees by its range and the program's rules, as bits at the
+// start of `stack`, up to the end of a word. Returns 0 if the program hides none of the range.
+static uint64_t ask_program(const Request& q, const Row& row, int64_t k0, int64_t n,
+                            uint64_t* stack) {
+    uint64_t* top = stack;
+    const int64_t words = padded(n, kWord) / kWord;
+    const auto push = [&](auto word) {
+        for (int64_t w = 0; w < words; w++) top[w] = word(w * kWord);
+        top += kWords;
     };
     for (int32_t step = 0; step < q.program_size; step++) {
         const Node& node = q.program[step];
-        uint8_t *second = top - kChunk, *first = second - kChunk;
+        uint64_t *second = top - kWords, *first = second - kWords;
         switch (node.rule) {
             case Rule::all:
-                for (int64_t j = 0; j < n; j++) first[j] &= second[j];
+                for (int64_t w = 0; w < words; w++) first[w] &= second[w];
                 top = second;
                 break;
             case Rule::any:
-                for (int64_t j = 0; j < n; j++) first[j] |= second[j];
+                for (int64_t w = 0; w < words; w++) first[w] |= second[w];
                 top = second;
                 break;
             case Rule::negate:
-                for (int64_t j = 0; j < n; j++) second[j] ^= 1;
+                for (int64_t w = 0; w < words; w++) second[w] = ~second[w];
                 break;
             case Rule::boolean: {
                 const int64_t stride = node.mask.column;
                 const char* from = node.mask.at(row.b, row.h, row.i) + k0 * stride;
-                if (stride == 1) push([=](int64_t j) { return from[j] != 0; });
-                else push([=](int64_t j) { return from[j * stride] != 0; });
+                const int64_t later = kTile * node.mask.row;  // rows lie far apart
+                push([=](int64_t j) {
+                    __builtin_prefetch(from + j * stride + later);
+                    if (stride == 0) return *from ? ~uint64_t(0) : 0;
+                    if (stride == 1 && j + kWord <= n) return nonzero_bits(from + j);
+                    return asked_word(j, n, [=](int64_t j) { return from[j * stride] != 0; });
+                });
                 break;
             }
             case Rule::segments: {
                 const int64_t mine = node.queries[row.b * q.L + row.i];
                 const int64_t* theirs = node.keys + row.b * q.S + k0;
-                push([=](int64_t j) { return theirs[j] == mine; });
+                push([=](int64_t j) {
+                    if (j + kWord <= n) return equal_bits(theirs + j, mine);
+                    return asked_word(j, n, [=](int64_t j) { return theirs[j] == mine; });
+                });
                 break;
             }
             case Rule::lengths: {
                 const int64_t length = node.lengths[row.b];
-                push([=](int64_t j) { return k0 + j < length; });
+                push([=](int64_t j) { return bits_below(length - k0 - j); });
                 break;
             }
             case Rule::window: {
                 const int64_t position = position_of(q, row.b, row.i);
                 const KeyRange range = window_range(position, node.left, node.right);
-                push([=](int64_t j) { return k0 + j >= range.low && k0 + j < range.high; });
+                push([=](int64_t j) { return range_word(range, k0 + j); });
                 break;
             }
         }
     }
+    uint64_t hidden = 0;
+    for (int64_t w = 0; w < words; w++) {
+        const uint64_t range = range_word({row.low, row.high}, k0 + w * kWord);
+        hidden |= range & ~stack[w];
+        stack[w] &= range;
+    }
+    return hidden;
 }
 
 // Which keys of a chunk rows of a tile may see, relative to the chunk, and whether each sees them all.
@@ -157,12 +198,16 @@ REGARD_INLINE Span program_span(const Request& q, const Row* rows, int64_t heigh
 // The keys of one chunk that the rows of a tile see.
 struct Visible {
     KeyRange keys;  // that any row may see, relative to the chunk; empty if there are none
-    const uint8_t* bytes;  // what the program says, stack_size bytes a row; nullptr: it hides none
+    const uint64_t* bits;  // those that each row sees; nullptr: the program hides none
+
+    REGARD_ALWAYS_INLINE const uint64_t* of(int64_t row) const {
+        return bits ? bits + row * kWords : nullptr;
+    }
 };
 
-// `bytes` has room for the program's stacks of all rows.
+// `bits` has room for words_of all rows.
 REGARD_INLINE Visible visible_range(const Request& q, const Row* rows, int64_t height,
-                                    const Chunk& chunk, uint8_t* bytes, int64_t panel) {
+                                    const Chunk& chunk, uint64_t* bits) {
     const int64_t k0 = chunk.k0, n = chunk.n;
     KeyRange keys = {n, 0};
     for (int64_t r = 0; r < height; r++) {
@@ -174,33 +219,38 @@ REGARD_INLINE Visible visible_range(const Request& q, const Row* rows, int64_t h
     const Span span = program_span(q, rows, height, chunk);
     keys = {larger_of(keys.low, span.keys.low), smaller_of(keys.high, span.keys.high)};
     if (span.seen || keys.low >= keys.high) return {keys, nullptr};
-    uint8_t any = 0, every = 1;
+    uint64_t any[kWords] = {}, hidden = 0;
     for (int64_t r = 0; r < height; r++) {
-        uint8_t* own = bytes + r * stack_size(q);
-        ask_program(q, rows[r], k0, n, own);
-        for (int64_t j = keys.low; j < keys.high; j++) any |= own[j], every &= own[j];
-        for (int64_t j = n; j < padded(n, panel); j++) own[j] = 0;
+        uint64_t* own = bits + r * kWords;
+        hidden |= ask_program(q, rows[r], k0, n, own);
+        for (int64_t w = 0; w * kWord < n; w++) any[w] |= own[w];
     }
-    if (!any) keys.high = keys.low;
-    return {keys, every ? nullptr : bytes};
+    keys = {n, 0};
+    for (int64_t w = 0; w < kWords; w++) {
+        if (!any[w]) continue;
+        keys.low = smaller_of(keys.low, w * kWord + __builtin_ctzll(any[w]));
+        keys.high = (w + 1) * kWord - __builtin_clzll(any[w]);
+    }
+    return {keys, hidden ? bits : nullptr};
 }
 
-// Which keys of a chunk one row sees, relative to the chunk. bytes, bias: nullptr if there are none.
+// Which keys of a chunk one row sees, relative to the chunk: those of its bits, or of its range
+// without any, but for −∞ in its bias. bits, bias: nullptr if there are none.
 template <class T> struct Seen {
     int64_t low, high;
-    const uint8_t* bytes;
+    const uint64_t* bits;
     const T* bias;
 
     bool operator()(int64_t j) const {
         bool all = (j >= low) & (j < high);  // no branches: a mask may look like chance
-        if (bytes) all &= bytes[j] != 0;
+        if (bits) all &= bits_from(bits, j) & 1;
         if (bias) all &= bias[j] != -infinity<T>();
         return all;
     }
 };
 
 // Calls f(j) for every key that a row sees, until f returns true or the call is stopped.
-template <class F> static void for_visible(const Request& q, const Row& row, uint8_t* stack, F f) {
+template <class F> static void for_visible(const Request& q, const Row& row, uint64_t* stack, F f) {
     for (int64_t k0 = row.low / kChunk * kChunk; k0 < row.high; k0 += kChunk) {
         if (q.stopped(q.state)) return;
         double bias[kChunk];
