@@ -154,6 +154,15 @@ def arm64(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def subnormals(session: nox.Session) -> None:
+    """The kernel's tests on a build that counts subnormal numbers: none but those given; x86."""
+    count = "--config-settings=cmake.define.REGARD_COUNT_SUBNORMALS=ON"
+    session.install("--no-cache-dir", ".[test]", count, env={"REGARD_REQUIRE_FUSED": "1"})
+    tests = session.posargs or ["tests/compute"]
+    session.run("pytest", "-p", "subnormal_counts", *tests, env={"PYTHONPATH": "tests/support"})
+
+
+@nox.session(python="3.11")
 def exhaustive(session: nox.Session) -> None:
     """2^x for every float32, on every target that this machine can run."""
     session.install(".[test]", env={"REGARD_REQUIRE_FUSED": "1"})

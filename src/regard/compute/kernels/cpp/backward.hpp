@@ -13,6 +13,7 @@
 // softcap or as 0: `beyond` then asks for the reference.
 #pragma once
 #include "gradient_rows.hpp"
+#include "subnormals.hpp"
 
 namespace {
 
@@ -322,8 +323,10 @@ template <class T> static void gradient_block(BackwardWork<T>& k, RowBlock<T>& t
             });
         }
     };
-    products(t.queries, k.q.D, k.s.key_panels, k.s.weights, k.q.bias);
+    REGARD_PASS(products) products(t.queries, k.q.D, k.s.key_panels, k.s.weights, k.q.bias);
+    REGARD_PASS(products)
     if (k.grads) products(t.grad_rows, k.q.E, k.s.value_panels, k.s.grads, k.w.d_bias);
+    REGARD_PASS(gradients)
     for (int64_t r = 0; r < t.rows; r++) {
         const Visible& f = found[r / kTile];
         if (t.visible[r / kTile].low < t.visible[r / kTile].high)
@@ -412,12 +415,12 @@ static void backward(const Backward& w, int64_t b, int64_t g, int64_t block, cha
         if (w.q.stopped(w.q.state)) return;
         RowBlock<T> t = row_block(k, number);
         gradient_block(k, t);
-        if (t.some()) sum_over_rows(k, t);
+        REGARD_PASS(row_sums) if (t.some()) sum_over_rows(k, t);
         // The first block of keys sets each row's sums to zero, the last one ends them.
         if (!k.in_turn || !(t.some() || !block || k.last())) continue;
         if (!k.wait(number + 1)) return;
         if (!block && w.d_query) clear(t.d_query, t.rows * k.wide_d);
-        if (t.some()) sum_over_keys(k, t);
+        REGARD_PASS(key_sums) if (t.some()) sum_over_keys(k, t);
         if (k.last() && w.d_query) finish_queries(k, t);
         k.done_with(number + 1);
     }

@@ -20,6 +20,7 @@
 #include "retry_float64.hpp"
 #include "rotate.hpp"
 #endif
+#include "subnormals.hpp"
 
 namespace {
 
@@ -204,11 +205,11 @@ static void attend(const Request& q, const Piece& piece, int64_t begin, int64_t 
             State<T> parts[kTile];
             // The first part of a whole tile needs no merging: it is the rows' output so far.
             T* part = first ? w.s.out + row * w.wide : w.s.part;
-            score_tile(w, t, queries + row * w.query_size(), use.panels);
-            softmax_tile(w, t, parts);
-            accumulate_values(w, t, use, part);
-            leave_out_hidden(w, t, parts, use, part);
-            merge_tile(w, t, parts, part, partial);
+            REGARD_PASS(scores) score_tile(w, t, queries + row * w.query_size(), use.panels);
+            REGARD_PASS(softmax) softmax_tile(w, t, parts);
+            REGARD_PASS(values) accumulate_values(w, t, use, part);
+            REGARD_PASS(values) leave_out_hidden(w, t, parts, use, part);
+            REGARD_PASS(merge) merge_tile(w, t, parts, part, partial);
         }
         if (q.apart) leave_states(w, number);
     }
@@ -225,6 +226,7 @@ static void merge(const Request& q, const Piece& piece, const char* partial_at, 
     for_rows(q, piece, [&](int64_t r, Row row) {
         w.s.row[r] = row;
         w.s.states[r] = kNothing<T>;
+        REGARD_PASS(merge)
         for (int64_t chunk = 0; chunk < w.chunks; chunk++) {
             merge_part(w.s.states[r], w.s.out + r * w.wide, partial.state(chunk, r),
                        partial.out(chunk, r), w.wide, w.how.unit);

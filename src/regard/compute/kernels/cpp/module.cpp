@@ -14,6 +14,7 @@
 #include "cpus.hpp"
 #include "fast_path.hpp"
 #include "measure.hpp"
+#include "subnormals.hpp"
 
 using namespace nanobind::literals;
 
@@ -316,6 +317,16 @@ NB_MODULE(_fused, module) {
         Unlocked unlocked;
         return clock_rate(threads, seconds);
     });
+#if defined(REGARD_COUNT_SUBNORMALS)
+    // How many times each pass met or made a subnormal number since this was asked.
+    module.def("subnormals", [] {
+        nb::dict counts;
+        for (size_t pass = 0; pass < std::size(kPasses); pass++)
+            counts[kPasses[pass]] = __atomic_exchange_n(&subnormal_counts[pass], 0,
+                                                        __ATOMIC_RELAXED);
+        return counts;
+    });
+#endif
     module.def("targets", [] {
         nb::list all;
         for (const Target* const* target = kTargets; *target; target++)
