@@ -77,10 +77,6 @@ static void store_results(const Work<T>& w, int64_t r, State<T> state, double to
     }
 }
 
-// Sums of weights and values below this size may have lost some: the passes over tiles leave no
-// subnormal numbers, and their errors must not show.
-template <class T> constexpr T kSmall = T(kNarrow<T> ? 0x1p-96 : 0);
-
 // Rows of a piece to compute again: all of a row, or of its output what is not finite, and what is
 // smaller than kSmall if that was asked for.
 struct Retries {

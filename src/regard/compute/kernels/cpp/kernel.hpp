@@ -12,6 +12,7 @@
 //   merge               (maximum, sum, O) with (maximum, sum, A)
 #pragma once
 #include "peak_flops.hpp"
+#include "small.hpp"
 #if defined(REGARD_DOTS)  // a unit that has the forward passes by dot instructions alone
 #include "integers.hpp"
 #include "pairs.hpp"
