@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from numpy import ndarray
 
 from regard.boundary import NOTHING, answering, refused, taking_names
-from regard.boundary.arrays import lend, untraced
+from regard.boundary.arrays import lend, unchanged, untraced
 from regard.compute.native import fast_path
 from regard.errors import naming_shapes
 
@@ -208,8 +208,9 @@ def attention(
                            placed)
         if answer is not None:
             return answer
-    return untraced(_answer)(query, key, value, mask, bias, causal, window, offset, scale, softcap,
-                    sink, precision, return_weights, return_lse, out, kernel, threads, **unknown)
+    return untraced(_answer)(query, key, value, out, kernel, threads, mask, bias, causal, window,
+                             offset, scale, softcap, sink, precision, return_weights, return_lse,
+                             **unknown)
     # fmt: on
 
 
@@ -231,20 +232,30 @@ def _placed(query: Any, key: Any, *, positions: Any = None, **others: Any) -> An
     return fast(positions, query, key)
 
 
-def _answer(query: Any, key: Any, value: Any, *options: Any, **parts: Any) -> Any:
+def _answer(
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    kernel: Any,
+    threads: Any,
+    *options: Any,
+    **parts: Any,
+) -> Any:
+    if value is NOTHING or key is NOTHING or query is NOTHING:
+        raise _refusal(query, key, value, NOTHING, {})
+    (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
+    if give_back is not unchanged:
+        again: Any = attention  # by position, which is no part of its type
+        return give_back(again(query, key, value, NOTHING, *options, out, kernel, threads, **parts))
     # Imports deferred: the fast path does not need them, and `import regard` stays quick.
     from regard.compute.dispatch import run_arrays
 
-    if value is NOTHING or key is NOTHING or query is NOTHING:
-        raise _refusal(query, key, value, NOTHING, {})
-    *most, out, kernel, threads = options
     declined = type(query) is ndarray or bool(parts.keys() - {"positions"})
-    (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
     with naming_shapes(query=query, key=key, value=value):
-        result = run_arrays(
-            query, key, value, *most, out, kernel, threads, declined=declined, **parts
+        return run_arrays(
+            query, key, value, *options, out, kernel, threads, declined=declined, **parts
         )
-    return give_back(result)
 
 
 @overload

@@ -425,6 +425,12 @@ TRACES = {
         lambda f: torch.fx.experimental.proxy_tensor.make_fx(f)(torch.ones(2, 3, 4)),
         "query is being traced.*constant.*torch.compile",
     ),
+    "make_fx_before_dispatch": (
+        lambda f: torch.fx.experimental.proxy_tensor.make_fx(f, pre_dispatch=True)(
+            torch.ones(2, 3, 4)
+        ),
+        "query is being traced.*constant.*torch.compile",
+    ),
     "symbolic_trace": (lambda f: torch.fx.symbolic_trace(f), r"query is a torch\.fx Proxy.*wrap"),
     "vmap": (
         lambda f: torch.func.vmap(f)(torch.ones(2, 3, 4)),
@@ -444,6 +450,10 @@ TRACES = {
     ),
     "functionalize": (
         lambda f: torch.func.functionalize(f)(torch.ones(2, 3, 4)),
+        r"query is followed by torch\.func\.functionalize.*outside",
+    ),
+    "functional": (
+        lambda f: f(torch._to_functional_tensor(torch.ones(2, 3, 4))),
         r"query is followed by torch\.func\.functionalize.*outside",
     ),
 }

@@ -42,25 +42,23 @@ def lend(**arrays: Any) -> tuple[list[Any], GiveBack]:
     An array of another library comes as a NumPy array on the same memory, anything else unchanged.
     The one named `out` is to be written into; it replaces the output in the result.
     """
-    if "torch" in sys.modules and (plain := _plain_tensors(arrays)) is not None:
-        to_torch = partial(_brought_home, sys.modules["torch"])
-        return plain, partial(_returned, to_torch, arrays.get("out"))
-    home = home_of(arrays)
+    given = _plain_tensors(arrays) if "torch" in sys.modules else None
+    home = home_of(arrays) if given is None else _home_in_torch
     if home is None:
-        return [*arrays.values()], _unchanged
-    lent_arrays = [lent(name, array, in_place=name == "out") for name, array in arrays.items()]
-    return lent_arrays, partial(_returned, home, arrays.get("out"))
+        return [*arrays.values()], unchanged
+    if given is None:
+        given = [lent(name, array, in_place=name == "out") for name, array in arrays.items()]
+    out = arrays.get("out")
+    return given, home if out is None else partial(_returned, home, out)
 
 
-def _unchanged(result: T, /) -> T:
+def unchanged(result: T, /) -> T:
+    """The result itself: nothing had to be lent."""
     return result
 
 
 def _returned(home: Callable[[Any], Any], out: Any, result: Any, /) -> Any:
-    if out is not None and not isinstance(result, tuple):
-        return out
-    returned = home(result)
-    return returned if out is None else returned._replace(output=out)
+    return home(result)._replace(output=out) if isinstance(result, tuple) else out
 
 
 def home_of(arrays: Mapping[str, Any]) -> GiveBack | None:
@@ -81,7 +79,10 @@ def home_of(arrays: Mapping[str, Any]) -> GiveBack | None:
                 "NumPy arrays go with either, but these do not go together: bring them to one"
             )
         owner, owned = library, name
-    return None if owner is None else partial(_brought_home, owner)
+    if owner is None:
+        return None
+    torch = owner is sys.modules.get("torch")
+    return _home_in_torch if torch else partial(_brought_home, partial(_to, owner))
 
 
 def as_numpy(name: str, value: Any) -> Array:
@@ -202,15 +203,15 @@ def _name(library: Any) -> str:
     return safe_text(getattr(library, "__name__", library), 60)
 
 
-def _brought_home(library: Any, result: Any) -> Any:
+def _brought_home(convert: Callable[[Array], Any], result: Any) -> Any:
     if isinstance(result, tuple):
-        return type(result)(*(_brought_home(library, array) for array in result))
+        return type(result)(*(_brought_home(convert, array) for array in result))
     if isinstance(result, dict):
-        return {name: _brought_home(library, array) for name, array in result.items()}
-    if result is None or isinstance(result, float):
-        return result
-    if library is sys.modules.get("torch"):
-        return _to_torch(result)
+        return {name: _brought_home(convert, array) for name, array in result.items()}
+    return result if result is None or isinstance(result, float) else convert(result)
+
+
+def _to(library: Any, result: Array) -> Any:
     try:
         return library.from_dlpack(result)
     except (BufferError, TypeError, ValueError):  # bfloat16, which NumPy does not hand over
@@ -236,44 +237,44 @@ def _is_torch(value: Any) -> bool:
 
 
 def _plain_tensors(arrays: Mapping[str, Any]) -> list[Any] | None:
-    """Tensors of a call as arrays on the same memory, where each is an ordinary one on the CPU that
-    nothing follows; None where `_of_torch` has to look closer, or there is no tensor.
+    """Tensors of a call as arrays on the same memory, if `_of_torch` has nothing to object to any.
+
+    None where it has to look closer, and where there is no tensor.
     """
     torch = sys.modules["torch"]
-    made, tensors = [], 0
     try:
-        for array in arrays.values():
-            if type(array) is torch.Tensor:
-                if array.requires_grad or _keys_of(torch, array) not in _plain_keys():
+        tensor_kind, functional = torch.Tensor, torch._is_functional_tensor
+        if tensor_kind not in map(type, arrays.values()):
+            return None
+        if torch._C._dispatch_tls_local_include_set().raw_repr() & ~_usual_keys():
+            return None
+        if torch.autograd.forward_ad._current_level >= 0:
+            return None
+        made = []
+        for name, array in arrays.items():
+            if type(array) is tensor_kind:
+                if array.requires_grad or functional(array):
                     return None
-                tensors += 1
-                array = array.numpy()
+                # either way refuses other devices and layouts, wrappers, and a sign put off
+                half = array.dtype is torch.bfloat16
+                array = _of_bfloat16(name, array) if half else array.numpy()
             elif array is not None and type(array) is not np.ndarray:
                 return None
             made.append(array)
-        if not tensors or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
-            return None
-        return None if torch.autograd.forward_ad._current_level >= 0 else made
-    except (AttributeError, RuntimeError, TypeError):  # a dtype that NumPy lacks; another torch
+        return made
+    except (AttributeError, RuntimeError, TypeError):  # AttributeError: another version of torch
         return None
 
 
-def _keys_of(torch: Any, tensor: Any) -> int:
-    """What a tensor's operations go through: its device, layout and transforms, as bits."""
-    return int(torch._C._dispatch_keys(tensor).raw_repr())
-
-
 @cache
-def _plain_keys() -> frozenset[int]:
-    """Those of an ordinary tensor on the CPU, also of one made in inference mode.
+def _usual_keys() -> int:
+    """What any operation goes through in a thread where no trace, mode or transform is open.
 
-    Not those of a tensor made now, which a transform may follow.
+    As bits, one for each; see PyTorch's `DispatchKeySet`.
     """
     torch = sys.modules["torch"]
     key, keys = torch._C.DispatchKey, torch._C.DispatchKeySet
-    bare = keys(key.CPU) | keys(key.AutocastCPU)
-    usual = bare | keys(key.ADInplaceOrView) | keys(key.AutogradCPU)
-    return frozenset(int(one.raw_repr()) for one in (bare, usual))
+    return int((keys(key.BackendSelect) | keys(key.ADInplaceOrView)).raw_repr())
 
 
 def _of_torch(name: str, tensor: Any, in_place: bool) -> Array:
@@ -307,15 +308,18 @@ def _of_torch(name: str, tensor: Any, in_place: bool) -> Array:
 
 
 def _numbers_of(name: str, tensor: Any, in_place: bool) -> Array:
-    torch = sys.modules["torch"]
     tensor = tensor.detach()
     if not in_place:
         tensor = tensor.resolve_neg()  # a sign that torch has put off; else the tensor itself
-    if tensor.dtype == torch.bfloat16:
-        bits: Array = tensor.view(torch.int16).numpy()
-        return bits.view(bfloat16(name))
+    if tensor.dtype == sys.modules["torch"].bfloat16:
+        return _of_bfloat16(name, tensor)
     array: Array = tensor.numpy()
     return array
+
+
+def _of_bfloat16(name: str, tensor: Any) -> Array:
+    bits: Array = tensor.view(sys.modules["torch"].int16).numpy()
+    return bits.view(bfloat16(name))
 
 
 def _followed(torch: Any, name: str, tensor: Any) -> str | None:
@@ -380,3 +384,6 @@ def _to_torch(array: Array) -> Any:
     if array.dtype.kind == "V":  # bfloat16
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+_home_in_torch: GiveBack = partial(_brought_home, _to_torch)
