@@ -622,7 +622,8 @@ def hidings() -> list[Any]:
     """Options that hide keys, and for each row of each head which keys they hide."""
     rows, keys = np.arange(ROWS)[:, np.newaxis], np.arange(KEYS)
     array = coins((2, ROWS, KEYS), 0.5, 5)
-    array[:, 2] = False
+    array[:, 2] = False  # a row that sees nothing
+    array[..., 4] = False  # a key between others
     ids, others = np.array([0, 1, 1, 2]), np.array([0, 0, 1, 3, 1, 1, 0, 2, 3])
     causal = keys <= rows + 2
     cases: list[tuple[str, dict[str, Any], np.ndarray]] = [
