@@ -25,15 +25,6 @@
 
 namespace {
 
-// Whether tiles of rows read values in place: not if every vector lies across two lines of memory and is
-// read so often that a copy is worth it.
-constexpr int64_t kOften = 96 * 128;  // rows times columns; measured
-template <class T> static bool read_in_place(const Request& q, bool often) {
-    const Array& v = q.value;
-    const int64_t place = (int64_t(uintptr_t(v.data)) + v.batch[0]) | v.head | v.row;
-    return in_place<T>(v, q.E) && !(often && kBytes == 64 && place % 64);
-}
-
 // A packed key head: keys in panels, values not read in place, and scratch rows for each chunk.
 template <class T> struct Packed {
     T *keys, *values, *rows;
@@ -45,7 +36,7 @@ template <class T> struct Packed {
             size += (size_t(rows) * size_t(columns) * sizeof(T) + 63) / 64 * 64;
         };
         take(keys, padded(q.S, kPanel<T>), q.D);
-        take(values, read_in_place<T>(q, true) ? 0 : q.chunks() * kChunk, padded(q.E, kLanes<T>));
+        take(values, in_place<T>(q.value, q.E) ? 0 : q.chunks() * kChunk, padded(q.E, kLanes<T>));
         take(rows, q.chunks() * kLanes<T>, padded(q.D, kLanes<T>));
     }
 };
@@ -55,7 +46,7 @@ static void pack(const Request& q, int64_t b, int64_t g, int64_t number, char* a
     const FlushToZero<T> passes;  // as where rows are made of integers on the way
     const Packed<T> packed(q, at);
     const Chunk chunk = chunk_of(q, b, g, number);
-    if (!read_in_place<T>(q, true))
+    if (!in_place<T>(q.value, q.E))
         pack_values(q, chunk, packed.values + chunk.k0 * padded(q.E, kLanes<T>));
     pack_keys(q, chunk, packed.keys + chunk.k0 * q.D,
               packed.rows + number * kLanes<T> * padded(q.D, kLanes<T>));
@@ -71,11 +62,15 @@ REGARD_INLINE Operands<T> operands_of(const Work<T>& w, const Chunk& chunk, cons
     Operands<T> use = {few ? nullptr : w.s.keys, (const char*)w.s.values, stride};
     if (packed) use.panels = head.keys + chunk.k0 * q.D;
     else if (!few) pack_keys(q, chunk, w.s.keys, w.s.rows);
-    if (few ? direct<T>(q.value, q.E) : read_in_place<T>(q, packed || w.rows * q.E >= kOften)) {
-        use.values = q.value.at(w.b, w.g, chunk.k0);
+    const char* const values = q.value.at(w.b, w.g, chunk.k0);
+    const bool there = few ? direct<T>(q.value, q.E) : in_place<T>(q.value, q.E);
+    // Where every vector lies across two lines of memory, a copy is worth it for so many rows.
+    const bool across = kBytes == 64 && (uintptr_t(values) | uintptr_t(q.value.row)) % 64;
+    if (there && !(across && !few && w.rows * q.E >= 96 * 128)) {
+        use.values = values;
         use.stride = q.value.row;
         use.kind = q.value.kind;
-    } else if (packed) {
+    } else if (packed && !there) {
         use.values = (const char*)(head.values + chunk.k0 * w.wide);
     } else {
         pack_values(q, chunk, w.s.values);

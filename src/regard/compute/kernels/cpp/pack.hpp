@@ -258,9 +258,15 @@ static void scores_unpacked(const Request& q, const Chunk& c, const T* queries, 
 
 template <class T> static void pack_values(const Request& q, const Chunk& c, T* to) {
     const int64_t wide = padded(q.E, kLanes<T>);
+    const bool as_they_are = in_place<T>(q.value, q.E);
     for (int64_t j = 0; j < c.n; j++) {
         T* row = to + j * wide;
-        load_row(row, q.value.at(c.b, c.g, c.k0 + j), q.value.column, q.value.kind, q.E);
+        const char* from = q.value.at(c.b, c.g, c.k0 + j);
+        if (as_they_are) {
+            for (int64_t e = 0; e < wide; e += kLanes<T>) store(row + e, load((const T*)from + e));
+            continue;
+        }
+        load_row(row, from, q.value.column, q.value.kind, q.E);
         for (int64_t e = q.E; e < wide; e++) row[e] = 0;
     }
 }

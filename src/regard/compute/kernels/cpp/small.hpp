@@ -10,8 +10,7 @@ template <class T> constexpr T kSmall = T(kNarrow<T> ? 0x1p-96 : 0);
 
 // Which of the first n numbers of x are smaller than kSmall.
 template <class T> REGARD_INLINE Bits<T> small_ones(Vec<T> x, int64_t n) {
-    return Bits<T>(larger(x, -x) < all(kSmall<T>)) &
-           first_lanes<T>(smaller_of(n, kLanes<T>));
+    return Bits<T>(larger(x, -x) < all(kSmall<T>)) & first_lanes<T>(smaller_of(n, kLanes<T>));
 }
 template <class T> REGARD_INLINE bool some(Bits<T> bits) { return any<T>((Vec<T>)bits); }
 

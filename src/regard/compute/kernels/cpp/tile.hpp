@@ -34,6 +34,9 @@ REGARD_INLINE const T* bias_of(const Request& q, const Row& row, const Chunk& ch
     if (!q.bias.data) return nullptr;
     const char* from = bias_at(q, q.bias, row) + chunk.k0 * q.bias.column;
     if (chunk.n % kPanel<T> == 0 && in_place<T>(q.bias, chunk.n)) return (const T*)from;
+    // Numbers after the last are read too: none may be a subnormal one that memory held before.
+    const int64_t whole = chunk.n / kPanel<T> * kPanel<T>;
+    clear(room + whole, padded(chunk.n, kPanel<T>) - whole);
     load_bias(room, from, q.bias.column, q.bias.kind, chunk.n);
     return room;
 }
