@@ -21,9 +21,9 @@ become p_j·exp(δ_j) / Σ p_k·exp(δ_k) with |δ_j| ≤ η_j, and since Σ p_j
 A kernel that adds n visible keys one after the other has c = n. The fused one adds chunks of 256
 keys from zero and merges them: c = min(n, 256) + 4·merges, an exp, a product and an addition each.
 
-What underflows is smaller than the least number there is. The fused kernel makes no subnormal number
-on x86-64 where it sums in float32: there it is smaller than 2⁻¹²⁶, in weights, too. Sums below 2⁻⁹⁶ of
-values that are smaller still are made again in float64.
+What underflows is smaller than the least number there is. The fused kernel makes no subnormal
+number on x86-64 where it sums in float32: there it is smaller than 2⁻¹²⁶, in weights, too. Sums
+below 2⁻⁹⁶ of values that are smaller still are made again in float64.
 
 By dot instructions on pairs of bfloat16, weights are rounded before they meet the values: η_j grows
 by 2⁻⁸/(1 − 2⁻⁸) in E_d, not in weights and lse. A number of the inputs that is smaller than 2⁻¹²⁶
