@@ -1,8 +1,9 @@
-"""What numbers that overflow, and NaN and infinity, cost: the time of a call with them over that of
-the plain call.
+"""What numbers cost that overflow or are subnormal, and NaN and infinity: the time of a call with
+them over that of the plain call.
 
-Rows that leave the range of float32, or that a NaN or an infinity reaches, are computed again in
-float64; rows of float64 whose numbers leave its range, one by one with exponents that do not end.
+Rows that leave the range of float32, that a NaN or an infinity reaches, or whose sums of small
+values are small are computed again in float64; rows of float64 whose numbers leave its range, one
+by one with exponents that do not end.
 
 python benchmarks/nonfinite.py [--kernel reference] [--dtype float64] [--threads 1]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,9 @@ def cases(arrays: Arrays) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "NaN keys", lambda: every("key", np.nan)
     yield "one infinite key", lambda: one("key", np.inf)
     yield "NaN queries", lambda: every("query", np.nan)
+    for name in ("query", "key", "value"):
+        yield f"subnormal {name}", partial(every, name, np.finfo(dtype).tiny / 64)
+    yield "values of 0", lambda: {"value": np.zeros_like(arrays["value"])}
 
 
 def main() -> None:
