@@ -4,6 +4,8 @@
 parameters is expensive, a test is marked with `@pytest.mark.sweep`: without `--full`, each value of
 each parameter then occurs at least once. A case or a test marked with `@pytest.mark.full` runs only
 then, because a cheaper one covers the same. `--full` needs every library beside which tests run.
+With `--but-passed=REPORT`, what passed in an earlier run, which `--junit-xml=REPORT` wrote, is left
+out: one run may go on where another has no more libraries.
 
 A test that needs a tool says so with `@pytest.mark.needs("node")`: it is skipped where the tool is
 absent, and fails there if REGARD_REQUIRE (a comma list, such as `fused,chromium`) names the tool.
@@ -31,6 +33,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -123,6 +126,8 @@ BEGINNINGS: dict[np.random.Generator, dict[str, Any]] = {}  # as importing its m
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "run every combination of the parameters, and the tests beside every library"
     parser.addoption("--full", action="store_true", help=text)
+    text = "leave out what passed in a run that wrote this --junit-xml"
+    parser.addoption("--but-passed", metavar="REPORT", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -155,9 +160,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif item.get_closest_marker("sweep"):
             tests.setdefault(test_of(item.nodeid), []).append(item)
     repeated.update(item for cases in tests.values() for item in repetitions(cases))
+    if report := config.getoption("but_passed"):
+        passed = passed_in(report)
+        repeated.update(item for item in items if place_in_report(item.nodeid) in passed)
     config.hook.pytest_deselected(items=list(repeated))
     items[:] = [item for item in items if item not in repeated]
     items.sort(key=lambda item: item.path.name not in {*ONE_BY_ONE, *TOGETHER})  # the longest begin
+
+
+def passed_in(report: str) -> set[tuple[str, str]]:
+    """The places of all tests that have no failure, no error, and were not skipped."""
+    cases = [case for case in ElementTree.parse(report).iter("testcase") if not len(case)]
+    return {(case.attrib["classname"], case.attrib["name"]) for case in cases}
+
+
+def place_in_report(nodeid: str) -> tuple[str, str]:
+    """What a report of JUnit's kind has for a test."""
+    file, _, name = nodeid.partition("::")
+    return file.removesuffix(".py").replace("/", "."), name
 
 
 def pytest_collection_finish() -> None:

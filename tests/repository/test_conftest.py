@@ -87,6 +87,31 @@ def test_full_does_not_demand_what_pip_cannot_install(run_with):
     run_with("absent", "", "--full").assert_outcomes(skipped=1)
 
 
+def test_what_passed_in_an_earlier_run_can_be_left_out(pytester):
+    pytester.makeconftest(CONFTEST + PRETENDED)
+    pytester.makepyfile(
+        test_some="""
+import pytest
+
+@pytest.mark.parametrize("case", ["a[b]::c", pytest.param("d", marks=pytest.mark.full)])
+def test_passes(case):
+    pass
+
+def test_fails():
+    assert False
+
+@pytest.mark.needs("absent")
+def test_skipped():
+    pass
+"""
+    )
+    alone = ("-p", "no:xdist", "-p", "no:cacheprovider")
+    first = pytester.runpytest(*alone, "--junit-xml=report.xml")
+    first.assert_outcomes(passed=1, failed=1, skipped=1, deselected=1)
+    second = pytester.runpytest(*alone, "--full", "--but-passed=report.xml")
+    second.assert_outcomes(passed=1, failed=1, skipped=1, deselected=1)
+
+
 RULES, WAYS = ("none-0", "causal-1", "window-2"), ("fast", "slow")
 ALL = [f"test_one[{rule}-{path}]" for rule in RULES for path in WAYS]
 
