@@ -183,22 +183,20 @@ def test_halves_between_two_numbers_are_rounded_to_the_nearest_even(target, dtyp
 @every_target
 @pytest.mark.parametrize("rows", [1, 40])  # taken as they are; packed
 def test_weights_below_the_smallest_normal_number_of_float32_are_zero(target, rows):
-    # Logits of 0 and -88: the weights 2^-127 of the others, which one kind of CPU is slow to make.
+    # Weights of 2^-127 in float32, of 2^-1039 in float64, which some CPUs are slow to make.
     keys = 300
-    q, k = np.ones((rows, 1), np.float32), np.full((keys, 1), -88, np.float32)
-    k[7] = 0
-    v = np.full((keys, 2), 2.0**100, np.float32)
-    v[7] = 0
-    for dtype in (np.float32, np.float64):
-        arrays = [x.astype(dtype) for x in (q, k, v)]
+    for dtype, logit, power in ((np.float32, -88, 100), (np.float64, -720, 1000)):
+        q, k = np.ones((rows, 1), dtype), np.full((keys, 1), logit, dtype)
+        v = np.full((keys, 2), dtype(2.0) ** power)
+        k[7] = v[7] = 0
         with on_path(f"fused:{target}") as kernel:
-            result, _ = check(kernel, *arrays, scale=1.0)
-            flushed = dtype is np.float32 and arithmetic_of(kernel, *arrays).flushed
-            grads = regard.gradients(*arrays, np.ones((rows, 2), dtype), scale=1.0)
+            result, _ = check(kernel, q, k, v, scale=1.0)
+            flushed = bool(dtype is np.float32 and arithmetic_of(kernel, q, k, v).flushed)
+            grads = regard.gradients(q, k, v, np.ones((rows, 2), dtype), scale=1.0)
         others = np.delete(result.weights, 7, axis=1)
-        np.testing.assert_array_equal(others == 0, bool(flushed))
-        np.testing.assert_array_equal(result.output == 0, bool(flushed))
-        np.testing.assert_array_equal(np.delete(grads.value, 7, axis=0) == 0, bool(flushed))
+        np.testing.assert_array_equal(others == 0, flushed)
+        np.testing.assert_array_equal(result.output == 0, flushed)
+        np.testing.assert_array_equal(np.delete(grads.value, 7, axis=0) == 0, flushed)
 
 
 def small_values(dtype: Any, keys: int) -> np.ndarray:
