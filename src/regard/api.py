@@ -245,17 +245,18 @@ def _answer(
     if value is NOTHING or key is NOTHING or query is NOTHING:
         raise _refusal(query, key, value, NOTHING, {})
     (query, key, value, out), give_back = lend(query=query, key=key, value=value, out=out)
-    if give_back is not unchanged:
-        again: Any = attention  # by position, which is no part of its type
-        return give_back(again(query, key, value, NOTHING, *options, out, kernel, threads, **parts))
+    # By position, which is no part of the type of `attention`; arrays begin anew at its fast path.
+    answer: Any = _answer_arrays if give_back is unchanged else attention
+    return give_back(answer(query, key, value, NOTHING, *options, out, kernel, threads, **parts))
+
+
+def _answer_arrays(query: Any, key: Any, value: Any, _: Any, *options: Any, **parts: Any) -> Any:
     # Imports deferred: the fast path does not need them, and `import regard` stays quick.
     from regard.compute.dispatch import run_arrays
 
     declined = type(query) is ndarray or bool(parts.keys() - {"positions"})
     with naming_shapes(query=query, key=key, value=value):
-        return run_arrays(
-            query, key, value, *options, out, kernel, threads, declined=declined, **parts
-        )
+        return run_arrays(query, key, value, *options, declined=declined, **parts)
 
 
 @overload
