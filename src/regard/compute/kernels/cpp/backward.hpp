@@ -317,9 +317,9 @@ template <class T> static void gradient_block(BackwardWork<T>& k, RowBlock<T>& t
                 ahead[i] = {bias_at(k.q, beside, row) + k.chunk.k0 * beside.column, beside.column};
             }
             by_height(height, [&](int64_t at, auto tall) {
-                scores<T, decltype(tall)::value, N>(rows.at + (r + at) * rows.stride, rows.stride,
-                                                    columns, panels, whole, to + (r + at) * N,
-                                                    ahead + at);
+                scores<T, decltype(tall)::value>(rows.at + (r + at) * rows.stride, rows.stride,
+                                                 columns, panels, whole, to + (r + at) * N, N,
+                                                 ahead + at);
             });
         }
     };

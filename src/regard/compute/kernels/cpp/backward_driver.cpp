@@ -12,7 +12,7 @@
 namespace regard {
 namespace {
 
-constexpr double kWorthAThread = 1e6;  // multiply-adds of one product
+constexpr double kGradientsWorth = 1e6;  // multiply-adds of one product
 
 // Sums of the queries' gradients, one set for each key head in progress.
 class Sums {
@@ -54,7 +54,7 @@ Ending attempt(Backward w, const Target& target, int threads,
                   blocks = (q.S + kernel.backward_keys - 1) / kernel.backward_keys;
     const double work = double(q.B) * double(q.H) * double(q.L) * double(q.S) * double(q.D + q.E);
     threads = int(
-        std::min<double>({double(threads), 1 + work / kWorthAThread, double(heads * blocks)}));
+        std::min<double>({double(threads), 1 + work / kGradientsWorth, double(heads * blocks)}));
     threads = call.inner() ? 1 : std::clamp(threads, 1, kMostThreads);
     const size_t scratch = whole_lines(kernel.backward_scratch_bytes(w));
     Buffer memory, rows, turns, counters;

@@ -12,13 +12,13 @@ template <class T> REGARD_INLINE void add(T* to, Vec<T> sum, bool first) {
 }
 
 // Queries, `stride` numbers apart, against N vectors of keys of one panel or, from its beginning, of
-// two; the strip's rows are `Across` numbers apart. Sums of runs are in registers too where they fit.
-template <class T, int R, int N, int64_t Across>
+// two; the strip's rows are `across` numbers apart. Sums of runs are in registers too where they fit.
+template <class T, int R, int N>
 static __attribute__((noinline)) void meet(const T* queries, int64_t stride, int64_t D,
-                                           const T* panel, T* strip) {
+                                           const T* panel, T* strip, int64_t across) {
     constexpr int W = kLanes<T>;
     constexpr bool in_registers = kTile == 12 && R * N <= 12;
-    const auto to = [&](int r, int n) { return strip + r * Across + n * W; };
+    const auto to = [&](int r, int n) { return strip + r * across + n * W; };
     Vec<T> whole[R][N];
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) whole[r][n] = Vec<T>{};
@@ -48,18 +48,18 @@ static __attribute__((noinline)) void meet(const T* queries, int64_t stride, int
 }
 
 // Scores of a range of keys, in whole vectors. Not inlined, so that its sums stay in registers.
-template <class T, int R, int64_t Across = kStrip<T>>
+template <class T, int R>
 static __attribute__((noinline)) void scores(const T* queries, int64_t stride, int64_t D,
                                              const T* panels, KeyRange keys, T* strip,
-                                             const Ahead* ahead) {
+                                             int64_t across, const Ahead* ahead) {
     constexpr int64_t W = kLanes<T>, P = kPanel<T>;
     constexpr int H = smaller_of(R, kRows);
     const auto panel = [&](int64_t j, auto vectors) {
         ask_for<R>(ahead, j, decltype(vectors)::value * W);
         for (int r = 0; r < R; r += H)
-            meet<T, H, decltype(vectors)::value, Across>(queries + r * stride, stride, D,
-                                                         panels + j / P * P * D + j % P,
-                                                         strip + r * Across + j);
+            meet<T, H, decltype(vectors)::value>(queries + r * stride, stride, D,
+                                                 panels + j / P * P * D + j % P,
+                                                 strip + r * across + j, across);
     };
     int64_t j = keys.low / W * W;
     if (j % P) {

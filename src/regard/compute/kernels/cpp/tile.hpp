@@ -72,7 +72,7 @@ REGARD_INLINE void score_tile(const Work<T>& w, const Tile& t, const T* queries,
         });
     by_height(t.height, [&](int64_t r, auto rows) {
         scores<T, decltype(rows)::value>(queries + r * q.D, q.D, q.D, panels, t.visible.keys,
-                                         w.s.strip + r * kStrip<T>, ahead + r);
+                                         w.s.strip + r * kStrip<T>, kStrip<T>, ahead + r);
     });
 }
 
