@@ -29,7 +29,12 @@ NO_THREADS = ["abc", "0", "00", "-1", "+3", "1.5", "1e3", " ", " 3", "3 ", "3\n"
 NO_THREADS += ["٣", "²", "３", "Ⅳ", "nan", "inf", "3,4", "\x1b[31m", "9" * 5000 + "x"]
 THREADS = {"1": 1, "3": 3, "007": 7, "0000000000003": 3, "256": 256, "257": 256}
 THREADS |= {"3000000000": 256, "9" * 20: 256, "9" * 5000: 256}
+NO_SPIN = ["abc", "-1", "1.5", "٣"]
+SPINS = {"": native.SPIN, "0": 0, "007": 7, "1000": 1000, "1001": 1000, "9" * 5000: 1000}
 NO_TARGETS = ["xyz", "sse9", "AVX2", "baseline ", "baseline,avx2", "\x1b[31m", "x" * 5000]
+
+
+NONE = {"REGARD_NUM_THREADS": NO_THREADS, "REGARD_SPIN_US": NO_SPIN, "REGARD_TARGET": NO_TARGETS}
 
 
 def commands(
@@ -72,15 +77,20 @@ print(call(), call(kernel="fused"))
 @functools.cache
 def called(variable: str) -> dict[str, subprocess.CompletedProcess[str]]:
     """What the calls above have answered for each value that the variable cannot have."""
-    values = {"REGARD_NUM_THREADS": NO_THREADS, "REGARD_TARGET": NO_TARGETS}[variable]
-    ended = many([((CALLS, variable), {variable: value}) for value in values])
-    return dict(zip(values, ended, strict=True))
+    ended = many([((CALLS, variable), {variable: value}) for value in NONE[variable]])
+    return dict(zip(NONE[variable], ended, strict=True))
 
 
 @pytest.mark.needs("fused")
-@pytest.mark.parametrize("given", NO_THREADS, ids=in_short)
-def test_a_number_of_threads_that_is_none_is_refused_by_the_first_call_that_needs_it(given):
-    done = called("REGARD_NUM_THREADS")[given]
+@pytest.mark.parametrize(
+    ("variable", "given"),
+    [(one, given) for one in sorted(native.OF_THREADS) for given in NONE[one]],
+    ids=in_short,
+)
+def test_a_number_of_threads_that_is_none_is_refused_by_the_first_call_that_needs_it(
+    variable, given
+):
+    done = called(variable)[given]
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "refused refused answered answered",
@@ -110,9 +120,15 @@ def test_a_number_of_threads_is_read():
     assert {given: int(done.stdout) for given, done in zip(THREADS, ended, strict=True)} == THREADS
 
 
+def test_how_long_threads_wait_for_a_call_is_read():
+    program = "from regard.compute import native; print(native.spin)"
+    ended = many([((program,), {"REGARD_SPIN_US": given}) for given in SPINS])
+    assert {given: int(done.stdout) for given, done in zip(SPINS, ended, strict=True)} == SPINS
+
+
 def test_an_empty_value_is_none():
     program = "from regard.compute import native; print(native.default_threads(), native.target)"
-    empty = {"REGARD_NUM_THREADS": "", "REGARD_TARGET": "", "REGARD_REQUIRE_FUSED": ""}
+    empty = dict.fromkeys([*NONE, "REGARD_REQUIRE_FUSED"], "")
     one, other = many([((program,), empty), ((program,), {})])
     assert one.stdout == other.stdout != ""
 
@@ -122,6 +138,7 @@ def test_an_empty_value_is_none():
     ("name", "value", "allowed"),
     [
         ("REGARD_NUM_THREADS", "abc", "1 or more, in the digits 0 to 9 alone"),
+        ("REGARD_SPIN_US", "-1", "0 or more, in the digits 0 to 9 alone"),
         ("REGARD_TARGET", "xyz", ", ".join(t for t, runs in native.targets().items() if runs)),
     ],
 )

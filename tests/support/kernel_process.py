@@ -105,7 +105,7 @@ class Module(types.ModuleType):
             found = [(self._receive(16), self._integer()) for _ in range(count)]
         return [(name.rstrip(b"\0").decode(), bool(runs)) for name, runs in found]
 
-    def use(self, target: str, threads: int) -> None:
+    def use(self, target: str, threads: int, spin: int) -> None:
         """The fast path is not answered here: there is nothing to remember."""
 
     def fast_path(self, *arguments: Any) -> None:

@@ -27,6 +27,8 @@ except ImportError:
         ) from None
 
 MOST_THREADS = 256
+MOST_SPIN, SPIN = 1000, 200  # µs that a thread waits for the next call before it sleeps
+OF_THREADS = {"REGARD_NUM_THREADS", "REGARD_SPIN_US"}
 
 
 def targets() -> dict[str, bool]:
@@ -53,22 +55,25 @@ def _target_of_environment() -> str:
     return ""
 
 
-def _threads_of_environment() -> int | None:
-    """REGARD_NUM_THREADS; None if it is not set, or refused."""
-    stated = os.environ.get("REGARD_NUM_THREADS", "")
-    digits = stated.lstrip("0")
-    if stated.isascii() and stated.isdecimal() and digits:
-        return min(int(digits[:9]), MOST_THREADS)
+def _number_of_environment(name: str, least: int, most: int) -> int | None:
+    """A whole number, at most the largest one; None if it is not set, or refused."""
+    stated = os.environ.get(name, "")
+    if stated.isascii() and stated.isdecimal():
+        number = int(stated.lstrip("0")[:9] or "0")
+        if number >= least:
+            return min(number, most)
     if stated:
-        refused["REGARD_NUM_THREADS"] = (
-            f"REGARD_NUM_THREADS is {safe_text(repr(stated), 60)}; it must be a whole number, "
-            "1 or more, in the digits 0 to 9 alone"
+        refused[name] = (
+            f"{name} is {safe_text(repr(stated), 60)}; it must be a whole number, "
+            f"{least} or more, in the digits 0 to 9 alone"
         )
     return None
 
 
 target = _target_of_environment()
-_stated = _threads_of_environment()
+_stated = _number_of_environment("REGARD_NUM_THREADS", 1, MOST_THREADS)
+_waiting = _number_of_environment("REGARD_SPIN_US", 0, MOST_SPIN)
+spin = SPIN if _waiting is None else _waiting
 _threads: int | None = None
 
 
@@ -106,8 +111,8 @@ def default_threads() -> int:
     """Threads of a call without `threads`: set, or REGARD_NUM_THREADS, or all usable CPUs."""
     if _threads is not None:
         return _threads
-    if "REGARD_NUM_THREADS" in refused:
-        raise OptionError(refused["REGARD_NUM_THREADS"])
+    for name in OF_THREADS & refused.keys():
+        raise OptionError(refused[name])
     return _stated or usable_cpus()
 
 
@@ -126,8 +131,8 @@ def set_default_threads(threads: int | None) -> None:
 def _tell() -> None:
     """Tell the fast path its threads (0: all CPUs) and target (without one, it never answers)."""
     if BUILT:
-        known = _threads is not None or "REGARD_NUM_THREADS" not in refused
-        module.use(target if known else "", _threads or _stated or 0)
+        known = _threads is not None or not OF_THREADS & refused.keys()
+        module.use(target if known else "", _threads or _stated or 0, spin)
 
 
 set_default_threads(None)

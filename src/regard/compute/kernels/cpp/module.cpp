@@ -14,6 +14,7 @@
 #include "cpus.hpp"
 #include "fast_path.hpp"
 #include "measure.hpp"
+#include "threads.hpp"
 #include "subnormals.hpp"
 
 using namespace nanobind::literals;
@@ -219,9 +220,10 @@ void run_backward(const nb::object& query, const nb::object& key, const nb::obje
     if (!complete) throw nb::python_error();
 }
 
-void use(const std::string& target, int threads) {
+void use(const std::string& target, int threads, int spin) {
     active = target.empty() ? nullptr : &target_named(target);
     default_threads = threads;
+    wait_for_calls(spin);
 }
 
 // Turns rows (…, H, L, D), for each (rows, output, cosines, sines); the output has the kind of the

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -16,7 +17,11 @@
 namespace regard {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
 std::atomic<unsigned> forked{0};
+std::atomic<microseconds> longest_wait{microseconds{0}};
 
 class Pool {
   public:
@@ -73,12 +78,12 @@ class Pool {
 
   private:
     // Falling asleep and waking cost as much as so long a wait.
-    static constexpr std::chrono::microseconds kPatience{100};
+    static constexpr microseconds kPatience{100};
 
     // Looks again and again until `done` or the time is over.
-    template <class Done> static void wait(std::chrono::microseconds longest, Done done) {
-        const auto until = std::chrono::steady_clock::now() + longest;
-        while (!done() && std::chrono::steady_clock::now() < until) relax();
+    template <class Done> static void wait(microseconds longest, Done done) {
+        const auto until = Clock::now() + longest;
+        while (!done() && Clock::now() < until) relax();
     }
 
     static void relax() {
@@ -122,16 +127,21 @@ class Pool {
     void serve(int number) {
         uint64_t seen = 0;
         Place place;
+        bool calls_come = false;
         for (;;) {
             const std::function<void(int)>* work;
             int caller;
-            // A call often follows a call: look for it a while before going to sleep.
-            wait(kPatience / 2,
+            // A call often follows a call: look for it a while before going to sleep, and longer
+            // where the last one came as soon as that. When calls stop, one wait is in vain.
+            const microseconds longest = longest_wait;
+            const auto free = Clock::now();
+            wait(calls_come ? longest : std::min(longest, kPatience / 2),
                  [&] { return generation_.load(std::memory_order_acquire) != seen; });
             {
                 std::unique_lock<std::mutex> lock(mutex_);
                 wake_.wait(lock, [&] { return generation_ != seen; });
                 seen = generation_;
+                calls_come = Clock::now() - free < longest;
                 if (number > helpers_) continue;
                 begun_++;
                 work = work_;
@@ -185,6 +195,8 @@ Pool* the_pool() {
 }  // namespace
 
 unsigned forks() { return forked.load(); }
+
+void wait_for_calls(int longest) { longest_wait = microseconds{longest}; }
 
 void run_on_threads(int threads, const std::function<void(int)>& work,
                     const std::function<void()>& pulse) {

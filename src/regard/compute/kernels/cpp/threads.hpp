@@ -15,4 +15,7 @@ unsigned forks();
 void run_on_threads(int threads, const std::function<void(int)>& work,
                     const std::function<void()>& pulse);
 
+// How many microseconds a thread looks for the next call, at most, before it sleeps.
+void wait_for_calls(int longest);
+
 }  // namespace regard
