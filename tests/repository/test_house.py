@@ -302,7 +302,7 @@ def test_no_test_imports_another_test():
 
 def test_tests_are_in_the_room_of_what_they_test():
     rooms = {path.relative_to(PACKAGE).parent for path in PACKAGE.rglob("*.py")}
-    rooms |= {Path("repository"), Path("support"), Path("attack")}
+    rooms |= {Path("repository"), Path("support"), Path("attack"), Path("corpus")}
     found = {path.relative_to(TESTS).parent for path in TESTS.rglob("test_*.py")}
     assert found - rooms == set()
 
