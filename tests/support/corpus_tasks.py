@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -257,7 +258,8 @@ def answers(
     def answer(seed: int, known: set[str]) -> Answer:
         task = Task(seed, library, stated, known)
         try:
-            with np.errstate(all="ignore"), ways_of(library):
+            with np.errstate(all="ignore"), warnings.catch_warnings(), ways_of(library):
+                warnings.simplefilter("ignore")
                 return Answer(task, call(function, task))
         except Exception as error:  # the code of a case may raise anything
             return Answer(task, None, f"{type(error).__name__}: {error}")
