@@ -16,6 +16,7 @@ from corpus.mutations import changed, changes, mutations_of
 from corpus.run import PAGE, judged, marks, page_with, recorded, recorded_tables, table
 from corpus.run import WRONG as COLUMNS
 from corpus_tasks import PLAIN, Task, answers, differs, expected, is_right, reading_of
+from failing_judges import endless, raising
 
 CASES = {case.name: case for case in cases()}
 WRONG = [case for case in CASES.values() if case.wrong]
@@ -198,17 +199,10 @@ def test_what_an_adapter_says_itself_is_not_stated_beside_it():
     assert stated_beside(replace(reads, stated={"causal": "end"})) == {"causal": "end"}
 
 
-def _by_name(case: Case, adapter: bool) -> Judged:
-    if case.name == "endless":
-        while True:
-            pass
-    raise KeyError(case.name)
-
-
 def test_a_case_that_needs_too_long_or_a_tool_that_raises_is_a_verdict(monkeypatch):
     monkeypatch.setattr("corpus.run.LOADED", ())
-    assert judged(replace(A_CASE, name="endless"), True, _by_name, seconds=1).verdict == "stopped"
-    assert judged(A_CASE, True, _by_name).verdict.startswith("raised KeyError")
+    assert judged(A_CASE, True, endless, seconds=1).verdict == "stopped"
+    assert judged(A_CASE, True, raising).verdict.startswith("raised KeyError")
 
 
 # --- what is recorded -----------------------------------------------------------------------------
